@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 
+from greenroom.actors.messages.protobuf import portable
 from greenroom.actors.messages.queries import (
     BINARY,
     END,
@@ -543,7 +544,7 @@ def dumps(value: Any, did: str) -> bytes:
     try:
         if _is_plain(value):
             return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)  # a tenth of cloudpickle's time
-        pickled: bytes = cloudpickle.dumps(value)
+        pickled: bytes = cloudpickle.dumps(portable(value))
     except Exception as error:  # the user's types may refuse in any way
         if isinstance(value, AsyncIterator) or inspect.isgenerator(value):
             text = f"it {did} a generator; call it with handle.options(stream=True)"

@@ -23,6 +23,7 @@ from typing_extensions import Self
 from greenroom.actors.caller.streams import NobodyListensError, Stream
 from greenroom.actors.caller.uploads import Feed
 from greenroom.actors.messages.admin import request_of
+from greenroom.actors.messages.protobuf import portable
 from greenroom.actors.messages.queries import (
     BINARY,
     FailedAnswer,
@@ -217,7 +218,7 @@ class _Call:
     async def _ask(self, endpoint: str) -> Any:
         streams_in = self._found.request_streaming
         try:
-            arguments = pickle.dumps(((() if streams_in else (self._request,)), {}))
+            arguments = pickle.dumps((() if streams_in else (portable(self._request),), {}))
         except pickle.PicklingError as error:
             text = f"a {type(self._request).__name__} cannot be passed on: {error}"
             await self._context.abort(Code.INTERNAL, text)
@@ -248,7 +249,7 @@ class _Call:
         with contextlib.suppress(NobodyListensError):
             try:
                 async for message in self._request:
-                    await feed.send(pickle.dumps(message), BINARY)
+                    await feed.send(pickle.dumps(portable(message)), BINARY)
                 feed.end()
             except grpc.RpcError as error:
                 feed.fail("RequestCancelledError", f"the client's stream broke off: {error}")

@@ -9,12 +9,13 @@ it has declared. Outputs are checked likewise; a mismatch there is the deploymen
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 import math
 import struct
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial, partialmethod
 from importlib.metadata import version as version_of
 from itertools import chain
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -30,6 +31,7 @@ from starlette.routing import Route
 from greenroom.core.errors import (
     PASSED_ON,
     BodyTooLargeError,
+    GrpcStatusError,
     InvalidRequestError,
 )
 from greenroom.core.validation import describe
@@ -124,10 +126,11 @@ def inference(
             raise ValueError(f"{kind}={{}}: a model has at least one of them")
 
     def decorate(cls: C) -> C:
-        make = partial(
-            _make_app, name or cls.__name__, version, declared["inputs"], declared["outputs"]
-        )
-        return give_app(cls, "serve.inference", ("infer",), make)
+        model = _Model(name or cls.__name__, version, declared["inputs"], declared["outputs"])
+        give_app(cls, "serve.inference", ("infer",), partial(_make_app, model))
+        for rpc, answer in _RPCS.items():
+            setattr(cls, rpc, partialmethod(answer, model))
+        return cls
 
     return decorate
 
@@ -143,10 +146,7 @@ def _spec(name: str, datatype: str, shape: Sequence[int]) -> Spec:
 # --- The app --------------------------------------------------------------------------------------
 
 
-def _make_app(
-    name: str, version: str, inputs: dict[str, Spec], outputs: dict[str, Spec]
-) -> Starlette:
-    model = _Model(name, version, inputs, outputs)
+def _make_app(model: _Model) -> Starlette:
     routes = [
         Route("/v2", _answers(model.server)),
         Route("/v2/health/live", _answers(model.health)),
@@ -178,6 +178,11 @@ def _error_response(error: Exception) -> Response:
         log_failure(error)
         status, text = 500, "the deployment raised an exception"
     return JSONResponse({"error": text}, status, headers)
+
+
+def _about_server() -> dict[str, Any]:
+    about = {"name": "greenroom", "version": version_of("greenroom")}
+    return about | {"extensions": ["binary_tensor_data"]}
 
 
 class _WrongRequestError(InvalidRequestError):
@@ -213,8 +218,7 @@ class _Model:
 
     async def server(self, _request: Request) -> Response:
         """Describe the server."""
-        about = {"name": "greenroom", "version": version_of("greenroom")}
-        return JSONResponse(about | {"extensions": ["binary_tensor_data"]})
+        return JSONResponse(_about_server())
 
     async def health(self, _request: Request) -> Response:
         """Say that it lives and is ready, as it answers."""
@@ -222,12 +226,16 @@ class _Model:
 
     async def ready(self, request: Request) -> Response:
         """Say whether the model is ready."""
-        self._check_name(request)
+        self.check_name(request.path_params["name"], request.path_params.get("version", ""))
         return JSONResponse({"name": self._name, "ready": True})
 
     async def metadata(self, request: Request) -> Response:
         """Describe the model."""
-        self._check_name(request)
+        self.check_name(request.path_params["name"], request.path_params.get("version", ""))
+        return JSONResponse(self.described())
+
+    def described(self) -> dict[str, Any]:
+        """Return the metadata of the model."""
         described = {
             kind: [
                 {"name": name, "datatype": spec.datatype, "shape": list(spec.shape)}
@@ -236,29 +244,40 @@ class _Model:
             for kind, specs in (("inputs", self._inputs), ("outputs", self._outputs))
         }
         about = {"name": self._name, "versions": [self._version], "platform": "greenroom"}
-        return JSONResponse(about | described)
+        return about | described
 
     async def infer(self, request: Request) -> Response:
         """Run the model."""
-        self._check_name(request)
+        self.check_name(request.path_params["name"], request.path_params.get("version", ""))
         asked, binary = await _read(request)
-        arrays = self._arrays(asked, binary)
-        wanted = self._wanted(asked)
-        function = instance().infer
-        if inspect.iscoroutinefunction(function):
-            made = await function(arrays)
-        else:
-            made = await asyncio.to_thread(function, arrays)
+        outputs, parts = await self.run(instance(), asked, binary)
         answer = {"model_name": self._name, "model_version": self._version}
         if asked.id:
             answer["id"] = asked.id
-        return self._response(answer, wanted, self._checked(made))
+        head = json.dumps({**answer, "outputs": outputs}, allow_nan=False).encode()
+        if not parts:
+            return Response(head, media_type="application/json")
+        headers = {HEADER: str(len(head))}
+        whole = b"".join((head, *parts))
+        return Response(whole, headers=headers, media_type="application/octet-stream")
 
-    def _check_name(self, request: Request) -> None:
-        name, version = request.path_params["name"], request.path_params.get("version")
+    async def run(
+        self, servable: Any, asked: _Inference, binary: memoryview
+    ) -> tuple[list[dict[str, Any]], list[bytes]]:
+        """Run the model; return the outputs as JSON has them, and the data of binary ones."""
+        arrays = self._arrays(asked, binary)
+        wanted = self._wanted(asked)
+        if inspect.iscoroutinefunction(servable.infer):
+            made = await servable.infer(arrays)
+        else:
+            made = await asyncio.to_thread(servable.infer, arrays)
+        return self._encoded(wanted, self._checked(made))
+
+    def check_name(self, name: str, version: str) -> None:
+        """Raise where this is another model, or another version; "" is any."""
         if name != self._name:
             raise _WrongNameError(f"no model {name[:100]!r}: this is {self._name!r}")
-        if version not in {None, self._version}:
+        if version not in {"", self._version}:
             raise _WrongNameError(
                 f"{name!r} has no version {version[:100]!r}: this is {self._version!r}"
             )
@@ -335,9 +354,9 @@ class _Model:
             arrays[name] = array
         return arrays
 
-    def _response(
-        self, answer: dict[str, Any], wanted: dict[str, bool], arrays: dict[str, Any]
-    ) -> Response:
+    def _encoded(
+        self, wanted: dict[str, bool], arrays: dict[str, Array]
+    ) -> tuple[list[dict[str, Any]], list[bytes]]:
         outputs: list[dict[str, Any]] = []
         parts: list[bytes] = []
         for name, is_binary in wanted.items():
@@ -351,7 +370,7 @@ class _Model:
             if is_binary:
                 part = array.tobytes()
                 if datatype == BYTES:
-                    part = b"".join(struct.pack("<I", len(each)) + each for each in strings)
+                    part = _prefixed(strings)
                 output["parameters"] = {"binary_data_size": len(part)}
                 parts.append(part)
             elif datatype == BYTES:
@@ -359,12 +378,113 @@ class _Model:
             else:
                 output["data"] = array.ravel().tolist()
             outputs.append(output)
-        head = json.dumps({**answer, "outputs": outputs}, allow_nan=False).encode()
-        if not parts:
-            return Response(head, media_type="application/json")
-        headers = {HEADER: str(len(head))}
-        whole = b"".join((head, *parts))
-        return Response(whole, headers=headers, media_type="application/octet-stream")
+        return outputs, parts
+
+
+# --- The service of gRPC: GRPCInferenceService ----------------------------------------------------
+#
+# The class gets its methods. Their messages are of the stubs that the gRPC server was started with,
+# such as Triton's or KServe's, so answers are made of what a request's own file describes.
+
+
+def _answer(request: Any, kind: str, /, **fields: Any) -> Any:
+    from google.protobuf import message_factory  # noqa: PLC0415  # of the extra
+
+    described = request.DESCRIPTOR.file.message_types_by_name[kind]
+    return message_factory.GetMessageClass(described)(**fields)
+
+
+def _server_live(_servable: Any, _model: _Model, request: Any) -> Any:
+    return _answer(request, "ServerLiveResponse", live=True)
+
+
+def _server_ready(_servable: Any, _model: _Model, request: Any) -> Any:
+    return _answer(request, "ServerReadyResponse", ready=True)
+
+
+def _server_metadata(_servable: Any, _model: _Model, request: Any) -> Any:
+    return _answer(request, "ServerMetadataResponse", **_about_server())
+
+
+def _model_ready(_servable: Any, model: _Model, request: Any) -> Any:
+    with _statuses():
+        model.check_name(request.name, request.version)
+    return _answer(request, "ModelReadyResponse", ready=True)
+
+
+def _model_metadata(_servable: Any, model: _Model, request: Any) -> Any:
+    with _statuses():
+        model.check_name(request.name, request.version)
+    return _answer(request, "ModelMetadataResponse", **model.described())
+
+
+async def _model_infer(servable: Any, model: _Model, request: Any) -> Any:
+    with _statuses():
+        model.check_name(request.model_name, request.model_version)
+        asked, binary = _asked(request)
+        outputs, parts = await model.run(servable, asked, binary)
+    names = ("name", "datatype", "shape")
+    return _answer(
+        request,
+        "ModelInferResponse",
+        model_name=request.model_name,
+        model_version=model.described()["versions"][0],
+        id=request.id,
+        outputs=[{name: output[name] for name in names} for output in outputs],
+        raw_output_contents=parts,
+    )
+
+
+def _asked(request: Any) -> tuple[_Inference, memoryview]:
+    """Return a request as REST has it; typed contents of byte strings become binary data."""
+    raw = list(request.raw_input_contents)
+    if raw and len(raw) != len(request.inputs):
+        raise _WrongRequestError(f"raw_input_contents: {len(raw)} for {len(request.inputs)} inputs")
+    inputs: list[dict[str, Any]] = []
+    parts: list[bytes] = []
+    for number, tensor in enumerate(request.inputs):
+        given = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+        typed = [list(values) for _, values in tensor.contents.ListFields()]
+        if raw and typed:
+            raise _WrongRequestError(f"input {tensor.name[:100]!r}: has contents, and raw ones")
+        if raw or tensor.datatype == BYTES:
+            part = raw[number] if raw else _prefixed(tensor.contents.bytes_contents)
+            given["parameters"] = {"binary_data_size": len(part)}
+            parts.append(part)
+        else:
+            given["data"] = typed[0] if typed else []
+        inputs.append(given)
+    outputs = [{"name": output.name} for output in request.outputs]
+    values = {
+        "id": request.id,
+        "inputs": inputs,
+        "outputs": outputs,
+        "parameters": {"binary_data_output": True},
+    }
+    try:
+        return _Inference.model_validate(values), memoryview(b"".join(parts))
+    except ValidationError as error:
+        raise _WrongRequestError(describe("inference request", error)) from None
+
+
+@contextlib.contextmanager
+def _statuses() -> Iterator[None]:
+    """Give a client's mistakes the statuses of gRPC."""
+    try:
+        yield
+    except _WrongRequestError as error:
+        code = "NOT_FOUND" if isinstance(error, _WrongNameError) else "INVALID_ARGUMENT"
+        raise GrpcStatusError(code, str(error)) from None
+
+
+_RPCS = {
+    "ServerLive": _server_live,
+    "ServerReady": _server_ready,
+    "ServerMetadata": _server_metadata,
+    "ModelReady": _model_ready,
+    "ModelMetadata": _model_metadata,
+    "ModelInfer": _model_infer,
+}
 
 
 # --- Tensors on the wire --------------------------------------------------------------------------
@@ -454,6 +574,10 @@ def _byte_strings(tensor: _Tensor, content: memoryview, number: int) -> Array:
     array: Array = np.empty(number, np.object_)
     array[:] = found
     return array
+
+
+def _prefixed(strings: Iterable[bytes]) -> bytes:
+    return b"".join(struct.pack("<I", len(each)) + each for each in strings)
 
 
 def _shaped(tensor: _Tensor, array: Array) -> Array:
