@@ -46,7 +46,7 @@ ASK_TIMEOUT_S = 5.0
 ASK_AGAIN_S = 2.0  # a lost request or answer is asked again; requests are idempotent
 LEAVE_TIMEOUT_S = 0.5
 OWN_SCRAPE_TIMEOUT_S = 3.0
-SCRAPE_TIMEOUT_S = 1.5  # for all that another host is asked
+SCRAPE_TIMEOUT_S = 1.5  # for each question to another host
 
 
 Outcome = HttpAnswer | FailedAnswer | Stream
@@ -66,7 +66,7 @@ class Link:
         self._port: Port | None = None
         self._caller: Caller | None = None
         self._finder: Finder | None = None
-        self._scrapes: Scrapes | None = None
+        self._asking: ProxyQuestions | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._records: RunRecords | None = None
         self._requests: ControllerRequests | None = None  # from the first one on
@@ -150,9 +150,14 @@ class Link:
         if self._caller is not None:
             self._caller.leases.report()  # so that the router has seen those of this worker
         found = self._finder.found if self._finder is not None else None
-        if found is None or self._scrapes is None:
+        if found is None or self._asking is None:
             return b""
-        return await self._scrapes.text(found[0], whole=whole)
+        return await self._asking.metrics(found[0], whole=whole)
+
+    async def ask_host(self, address: str, what: str, *arguments: Any) -> Any:
+        """Return what another host's proxy is asked for; None where it does not answer in time."""
+        await self._wait_connected()
+        return None if self._asking is None else await self._asking.host(address, what, *arguments)
 
     async def request(self, request: Request, timeout_s: float) -> Any:
         """Have the controller carry out an operation, and return its answer or raise its error.
@@ -222,7 +227,7 @@ class Link:
             await asyncio.sleep(CONNECT_RETRY_S)
         self._caller = caller = Caller(port.loop, self._process)
         caller.on_ready = self._met
-        self._scrapes = Scrapes(port, settings.own_address, self._hosts)
+        self._asking = ProxyQuestions(port, settings.own_address, self._hosts)
         self._finder = Finder(port, PROXY, caller.met_proxy, self._lost)
         caller.listen(port.on)
         self._finder.start()
@@ -247,8 +252,8 @@ class Link:
             return None
 
 
-class Scrapes:
-    """Asks the proxies of this host, or of all hosts, for their hosts' metrics.
+class ProxyQuestions:
+    """Asks the proxies of this host, or of others, for what is known there.
 
     A host that does not answer in time is left out: a scrape has no use for later answers.
 
@@ -260,26 +265,27 @@ class Scrapes:
         self._own = own
         self._hosts = hosts
 
-    async def text(self, proxy: Address, *, whole: bool) -> bytes:
+    async def metrics(self, proxy: Address, *, whole: bool) -> bytes:
         """Return the metrics of this host, or of the whole cluster, as Prometheus' text."""
-        own = self._of_proxy(proxy, OWN_SCRAPE_TIMEOUT_S)
+        own = self._proxy(proxy, OWN_SCRAPE_TIMEOUT_S, "metrics")
         others = self._others() if whole else _nothing()
         groups = await asyncio.gather(own, others)
-        return text([*groups[0], *groups[1]])
+        return text([*(groups[0] or []), *groups[1]])
+
+    async def host(self, address: str, what: str, *arguments: Any) -> Any:
+        """Return what another host's proxy answers, None where it does not in time."""
+        gate = self._port.loop.machine.address_of(address)
+        proxy = await self._wait(lambda found: self._port.locate(*PROXY, found, gate))
+        return proxy and await self._proxy(proxy, SCRAPE_TIMEOUT_S, what, *arguments)
 
     async def _others(self) -> list[Group]:
         addresses = await self._hosts()
-        every = [self._of_host(each) for each in addresses if each != self._own]
-        return [group for groups in await asyncio.gather(*every) for group in groups]
+        every = [self.host(each, "metrics") for each in addresses if each != self._own]
+        return [group for groups in await asyncio.gather(*every) for group in groups or []]
 
-    async def _of_host(self, address: str) -> list[Group]:
-        gate = self._port.loop.machine.address_of(address)
-        proxy = await self._wait(lambda found: self._port.locate(*PROXY, found, gate))
-        return [] if proxy is None else await self._of_proxy(proxy, SCRAPE_TIMEOUT_S)
-
-    async def _of_proxy(self, proxy: Address, timeout_s: float) -> list[Group]:
-        ask = partial(self._port.ask_proxy, proxy, "metrics")
-        return await self._wait(ask, timeout_s) or []
+    async def _proxy(self, proxy: Address, timeout_s: float, what: str, *arguments: Any) -> Any:
+        ask = lambda answered: self._port.ask_proxy(proxy, what, answered, *arguments)  # noqa: E731
+        return await self._wait(ask, timeout_s)
 
     async def _wait(
         self, ask: Callable[[Callable[[Any], None]], None], timeout_s: float = SCRAPE_TIMEOUT_S

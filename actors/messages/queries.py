@@ -511,12 +511,14 @@ class CompareAnswers(Message):
 class AskProxy(Message):
     """Anyone to the proxy: what is known there; AskProxyReply answers.
 
-    ``what`` is "routes", "unready", "metrics" (of the host, as core.metrics.Group), or
-    "controller": its address, process and epoch, if known.
+    ``what`` is "routes", "unready", "metrics" (of the host, as core.metrics.Group), "logs" (with
+    the name of one and an offset: runtime.logs.end_of_log), or "controller": its address, process
+    and epoch, if known.
     """
 
     request_id: str
     what: str
+    arguments: tuple[Any, ...] = ()
 
 
 @message

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from greenroom.actors.messages.control import Changed, MeetController
@@ -21,6 +23,7 @@ from greenroom.actors.proxy.controller_link import ControllerLink
 from greenroom.actors.proxy.dispatcher import Dispatcher, QueryFailedError
 from greenroom.actors.proxy.host_metrics import HostMetrics
 from greenroom.actors.runtime.actor import LoopActor
+from greenroom.actors.runtime.logs import end_of_log
 from greenroom.core.metrics import Group
 
 
@@ -108,6 +111,11 @@ class Proxy(LoopActor):
 
     def receiveMsg_AskProxy(self, message: AskProxy, sender: Address) -> None:
         """Answer questions of the HTTP front."""
+        if message.what == "logs":
+            read = partial(end_of_log, self.settings.logs_dir, *message.arguments)
+            answered = self.loop.asyncio.run_in_executor(None, read)  # a disk may be slow
+            answered.add_done_callback(partial(self._answer_read, message.request_id, sender))
+            return
         answers: dict[str, Callable[[], Any]] = {
             "routes": self.dispatcher.router.routes,
             "unready": self.dispatcher.router.unready,
@@ -117,3 +125,7 @@ class Proxy(LoopActor):
         }
         value = answers[message.what]() if message.what in answers else None
         self.loop.send(sender, AskProxyReply(request_id=message.request_id, value=value))
+
+    def _answer_read(self, request_id: str, sender: Address, read: asyncio.Future[Any]) -> None:
+        value = None if read.exception() is not None else read.result()
+        self.loop.send(sender, AskProxyReply(request_id=request_id, value=value))

@@ -13,6 +13,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime.settings import HostSettings
@@ -26,6 +27,8 @@ KEPT_PER_DEPLOYMENT = 20
 _REPLICA = "replica-"
 ACCESS_LOG = "access.log"
 _PIECE = 1024 * 1024
+MAX_END_BYTES = 128 * 1024
+MAX_NAMES = 500
 
 # Characters that end a line, control a terminal or cannot be encoded; not tabs and line feeds.
 _escapable = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -151,6 +154,41 @@ def _is_at(path: str, file: os.stat_result) -> bool:
         return os.path.samestat(os.lstat(path), file)
     except FileNotFoundError:
         return False
+
+
+def end_of_log(folder: Path, log: str | None, after: int | None) -> dict[str, Any]:
+    """Return the end of a log: whole lines, MAX_END_BYTES at most; empty without such a log.
+
+    ``next`` is the offset to go on from, as ``after``; ``skipped`` says whether there are earlier
+    lines that were not asked for. A log that is shorter than the offset was rotated, and begins
+    anew. Without a name the answer is the logs there are, those that were written last first.
+    """
+    if log is None:
+        return {"logs": _names(folder)}
+    if log not in {path.stem for path in folder.glob("*.log")}:
+        return {}
+    with (folder / f"{log}.log").open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        wanted = 0 if after is None or after > size else after
+        begin = max(wanted, size - MAX_END_BYTES)
+        file.seek(begin)
+        content = file.read(MAX_END_BYTES)
+    is_skipped = begin > wanted
+    if is_skipped:
+        begin += content.find(b"\n") + 1
+        content = content[content.find(b"\n") + 1 :]
+    whole = content[: content.rfind(b"\n") + 1]
+    lines = whole.decode("utf-8", "replace").splitlines()
+    return {"log": log, "lines": lines, "next": begin + len(whole), "skipped": is_skipped}
+
+
+def _names(folder: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for path in folder.glob("*.log"):
+        with contextlib.suppress(OSError):  # deleted meanwhile
+            state = path.stat()
+            found.append({"log": path.stem, "bytes": state.st_size, "written_at": state.st_mtime})
+    return sorted(found, key=lambda each: each["written_at"], reverse=True)[:MAX_NAMES]
 
 
 def prune_replica_logs(

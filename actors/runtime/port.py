@@ -168,10 +168,12 @@ class Port:
         request_id = self._await(secrets.token_hex(8), on_identified)
         self.loop.send(address, Identify(request_id=request_id))
 
-    def ask_proxy(self, proxy: Address, what: str, on_value: Callable[[Any], None]) -> None:
+    def ask_proxy(
+        self, proxy: Address, what: str, on_value: Callable[[Any], None], *arguments: Any
+    ) -> None:
         """Ask a proxy; see AskProxy. A dead one never answers."""
         request_id = self._await(secrets.token_hex(8), on_value)
-        self.loop.send(proxy, AskProxy(request_id=request_id, what=what))
+        self.loop.send(proxy, AskProxy(request_id=request_id, what=what, arguments=arguments))
 
     async def ask_until(
         self,

@@ -207,7 +207,7 @@ def admin_app(settings: HostSettings, link: Link) -> falcon.asgi.App[Any, Any]:
     app.add_route("/api/serve/applications/", applications)
     app.add_route(DASHBOARD, DashboardPage())
     app.add_route("/api/token", _TokenResource(access))
-    app.add_route("/api/logs", LogsResource(settings, access))
+    app.add_route("/api/logs", LogsResource(settings, controller, link))
     app.add_route("/api/openapi.json", _Document())
     app.set_error_serializer(serialize)
     app.add_error_handler(GreenroomError, answer_our_error)

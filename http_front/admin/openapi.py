@@ -24,6 +24,7 @@ _KEY = {
     "schema": {"type": "string"},
 }
 _LOG_FIELDS = {
+    "host": {"type": "string", "description": "Whose logs; without it, of the host that answers."},
     "log": {"type": "string", "description": "Its name; without one the names are answered."},
     "after": {"type": "integer", "minimum": 0, "description": "The `next` of an answer before."},
 }
@@ -38,9 +39,7 @@ def openapi() -> dict[str, Any]:
         if kind.role is not None
     }
     paths["/api/token"] = _read("token", "Answers the name, role and end of the token itself.", {})
-    paths["/api/logs"] = _read(
-        "logs", "Answers the logs of the host that answers, or lines of one.", _LOG_FIELDS
-    )
+    paths["/api/logs"] = _read("logs", "Answers the logs of a host, or lines of one.", _LOG_FIELDS)
     paths["/api/serve/applications/"] = _documents()
     return {
         "openapi": "3.1.0",

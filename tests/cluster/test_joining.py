@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,6 +65,29 @@ def test_a_scrape_of_any_host_has_all_and_can_be_of_one(serving: Cluster) -> Non
     wait_until(lambda: hosts("", metric) == {"a", "b", "c"}, 20, "each replica's queries")
     assert hosts("", "greenroom_build_info") == {"a", "b", "c"}
     assert hosts("?host=self", "greenroom_build_info") == {"b"}
+
+
+def test_any_host_shows_the_logs_of_all(serving: Cluster) -> None:
+    a, b, _ = serving.hosts
+    token = a.check("token", "create", "reader", "--role", "viewer").strip()
+
+    def asked(query: str) -> Any:
+        return json.loads(b.get(f"/-/api/logs{query}", token)[1])
+
+    names = {each["log"] for each in asked("?host=a")["logs"]}
+    (replica,) = [tag for tag, host in a.replicas("default#Who").items() if host == "a"]
+    assert {"controller", "proxy", "host", f"replica-{replica}"} <= names
+    assert "controller" not in {each["log"] for each in asked("?host=b")["logs"]}
+    first = asked("?host=a&log=controller")
+    assert any("create token 'reader'" in line for line in first["lines"])
+    a.check("token", "revoke", "reader")
+    token = a.check("token", "create", "another", "--role", "viewer").strip()
+    more = asked(f"?host=a&log=controller&after={first['next']}")["lines"]
+    assert any("create token 'another'" in line for line in more)
+    assert not any("create token 'reader'" in line for line in more)
+    assert asked("?host=a&log=../store/x")["status"] == 404
+    assert "there are: a, b, c" in asked("?host=d")["detail"]
+    a.check("token", "revoke", "another")
 
 
 def test_the_client_and_commands_work_against_any_host(serving: Cluster) -> None:

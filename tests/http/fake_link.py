@@ -63,6 +63,7 @@ class FakeLink:
         self.route_table = {"/": "echo"}
         self.missed: dict[str, tuple[str, ...]] | None = {}
         self.lacks: dict[str, tuple[str, ...] | None] | None = {}
+        self.of_hosts: dict[tuple[Any, ...], Any] = {}  # answers by what they are asked
 
     async def start(self) -> None:
         self.started = True
@@ -129,6 +130,9 @@ class FakeLink:
 
     async def lacking(self) -> dict[str, tuple[str, ...] | None] | None:
         return self.lacks
+
+    async def ask_host(self, address: str, what: str, *arguments: Any) -> Any:
+        return self.of_hosts.get((address, what, *arguments))
 
     async def metrics(self, *, whole: bool) -> bytes:
         return f"# TYPE greenroom_fake gauge\ngreenroom_fake {1 + whole}\n".encode()

@@ -376,6 +376,23 @@ def test_logs_are_listed_read_and_followed(api: Api) -> None:
     assert api.ask("GET", after).json["lines"] == ["new"]
 
 
+def test_logs_of_another_host_are_asked_of_it(api: Api) -> None:
+    tokens = api.link.cluster.tokens
+    api.link = link = StatusLink()
+    link.cluster.tokens = tokens
+    api.rebuild()
+    link.of_hosts["10.0.0.1:1900", "logs", None, None] = {"logs": []}
+    assert api.ask("GET", "/logs?host=one").json == {"host": "one", "logs": []}
+    read = {"log": "a", "lines": ["b"], "next": 9, "skipped": False}
+    link.of_hosts["10.0.0.1:1900", "logs", "a", 7] = read
+    assert api.ask("GET", "/logs?host=one&log=a&after=7").json == {"host": "one", **read}
+    link.of_hosts["10.0.0.1:1900", "logs", "b", None] = {}
+    assert api.problem("GET", "/logs?host=one&log=b") == (404, "no log is named 'b'")
+    assert api.problem("GET", "/logs?host=one&log=c")[0] == 503, "it does not answer"
+    assert api.problem("GET", "/logs?host=two")[0] == 404
+    assert api.ask("GET", "/logs?host=one", token="").status == 401
+
+
 def test_of_a_long_log_the_end_is_read(api: Api) -> None:
     folder = api.front.settings.logs_dir
     folder.mkdir(exist_ok=True)

@@ -46,11 +46,13 @@ def greenroom(environ: dict[str, str], *args: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def get(path: str, timeout_s: float = 10.0) -> tuple[int, str]:
+def get(path: str, token: str = "", timeout_s: float = 10.0) -> tuple[int, str]:
     """GET a path of the host's own front. Called on a host."""
+    headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
         url = f"http://127.0.0.1:{HTTP_PORT}{path}"
-        with urllib.request.urlopen(url, timeout=timeout_s) as response:
+        request = urllib.request.Request(url, headers=headers)
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -169,9 +171,9 @@ class ClusterHost(Host):
         shown = self.status()["backends"].get(backend, {"replicas": ()})
         return {r["tag"]: r["host"] for r in shown["replicas"] if r["state"] == state}
 
-    def get(self, path: str = "/") -> tuple[int, str]:
+    def get(self, path: str = "/", token: str = "") -> tuple[int, str]:
         """GET a path of its own front."""
-        return self.call(get, path)  # type: ignore[no-any-return]
+        return self.call(get, path, token)  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
     def load(

@@ -15,7 +15,7 @@ from tests.support.browser import Browser
 from tests.support.systems import RunningSystem, patched_environ, running_system
 
 NASTY = "<img src=x onerror=document.title='run'>"
-VIEWS = ("overview", "rollouts", "autoscaling", "history", "logs")
+VIEWS = ("overview", "deploy", "rollouts", "autoscaling", "history", "logs")
 
 
 def old() -> dict[str, str]:
@@ -177,6 +177,58 @@ def test_a_change_asks_first_and_names_its_author(
     page.click("#confirm-yes")
     page.wait("undo change", "#history")
     page.wait_for(lambda: system.get("/shop")[0] == 200, "it serves again")
+
+
+def test_a_rollout_is_started_promoted_and_undone(
+    page: Browser, tokens: dict[str, str], system: RunningSystem
+) -> None:
+    with patched_environ(system.environ), serve.Client.connect() as client:
+        client.create_endpoint("formed", backend="old", route="/formed")
+    sign_in(page, tokens["deployer"], "deployer")
+    go(page, "rollouts")
+    page.wait("formed", "#start-endpoint")
+
+    def start(steps: str) -> None:
+        for name, value in (("endpoint", "formed"), ("to", "new"), ("steps", steps)):
+            page.run(f"document.querySelector('#start-{name}').value = arguments[0]", value)
+        page.click("#start-run")
+
+    start("0.5, 0.2, 1")
+    page.wait("It gets 50 %, then 20 %, then 100 %", "#confirm")
+    page.click("#confirm-yes")
+    page.wait("that grow and end with 1", "#notice")
+    start("0.5, 1")
+    page.click("#confirm-no")
+    assert "formed" not in system.status()["rollouts"]
+    start("0.5, 1")
+    page.click("#confirm-yes")
+    page.wait_for(lambda: "formed" in system.status()["rollouts"], "it is under way")
+    page.wait_for(lambda: page.run("return document.querySelector('#notice').hidden"), "no notice")
+    page.click("[data-key='promote formed']")
+    page.wait("Give new all traffic of formed?", "#confirm")
+    page.click("#confirm-yes")
+    page.wait_for(lambda: system.get("/formed") == (200, b'{"answer":42}'), "it is promoted")
+    assert system.status()["rollouts"]["formed"]["state"] == "promoted"
+    go(page, "history")
+    page.wait("promote rollout 'formed'", "#history")
+    undo = page.run("return document.querySelector('#history td.num button').dataset.key")
+    page.click(f"[data-key='{undo}']")
+    page.wait("promote rollout 'formed'", "#confirm")
+    page.click("#confirm-yes")
+    page.wait_for(lambda: system.get("/formed")[1] != b'{"answer":42}', "it is undone")
+
+
+def test_a_replica_leads_to_its_log(
+    page: Browser, tokens: dict[str, str], system: RunningSystem
+) -> None:
+    sign_in(page, tokens["viewer"], "viewer")
+    page.click("[data-key='deployment shop#scaled']")
+    page.click("[data-key^='log shop#scaled#']")
+    page.wait(NASTY, "#lines")
+    chosen = page.run("return document.querySelector('#log').selectedOptions[0].text")
+    assert chosen.startswith("shop#scaled#")
+    (host,) = system.status()["hosts"]
+    assert page.run("return document.querySelector('#log-host').value") == host["name"]
 
 
 def test_a_revoked_token_is_forgotten(
