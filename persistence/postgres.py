@@ -195,6 +195,8 @@ class PostgresLocation:
                 )
             link.run(_TAKE, before.epoch + 1, OPENED_FOR_S, self._namespace)
             link.run("COMMIT")
+        if after is None:
+            self._looking.close()  # it need not look again
         taken = before._replace(epoch=before.epoch + 1)
         return self._store(taken, is_alone=after is None)
 

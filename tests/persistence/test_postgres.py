@@ -292,9 +292,9 @@ def test_a_writer_that_was_alone_and_died_is_replaced_once_its_lease_is_over(
 ) -> None:
     location = location_at(postgres.new_database(), "jobs")
     monkeypatch.setattr(module, "HOLD_EVERY_S", 0.1)
-    monkeypatch.setattr(module, "OPENED_FOR_S", 0.4)
+    monkeypatch.setattr(module, "OPENED_FOR_S", 1.0)
     first = location.open()
-    held_until = time.monotonic() + 1.0
+    held_until = time.monotonic() + 1.3
     while time.monotonic() < held_until:
         with pytest.raises(StoreLockedError, match="another process writes"):
             location.open()
