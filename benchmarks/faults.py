@@ -229,17 +229,7 @@ def slow_down(shared: SharedDatabase, leader: ClusterHost) -> Undo:
 
 def fill_disk(shared: SharedDatabase, leader: ClusterHost) -> Undo:
     """Fill the disk of the server, which may not survive that."""
-    ballast = shared.server.folder.with_name("ballast")
-    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-
-    def undo() -> None:
-        ballast.unlink()
-        if not shared.server.is_running():
-            shared.start_server()
-
-    return undo
+    return shared.fill_disk()
 
 
 FAULTS: dict[str, tuple[str, Callable[[SharedDatabase, ClusterHost], Undo]]] = {
@@ -295,17 +285,11 @@ def run_round(shared: SharedDatabase, make: Callable[[SharedDatabase, ClusterHos
         begun_at = time.time()
         undo = make(shared, leader)
         time.sleep(max(begun_at + FAULT_S - time.time(), 0))
-        survives = make is not kill_leader
-        tallies = (
-            []
-            if survives
-            else [end() for h, end in zip(hosts, ends, strict=True) if h is not leader]
-        )
         undone_at = time.time()
         undo()
         time.sleep(LATER_S)
-        tallies = tallies or [end() for end in ends]
-    living = hosts if survives else others
+        living = others if make is kill_leader else hosts
+        tallies = [end() for host, end in zip(hosts, ends, strict=True) if host in living]
     made = {host.label: changers[host.label].call(end_changes) for host in living}
     for changer in changers.values():
         changer.end()
@@ -326,9 +310,7 @@ def run_round(shared: SharedDatabase, make: Callable[[SharedDatabase, ClusterHos
         len(refused),
         count_lost(shared, made.values()),
         count_by_two(hosts),
-        str(
-            [*Counter(failures).items(), *Counter(texts).most_common(2), *Counter(refused).items()]
-        ),
+        str(Counter([*failures, *texts, *refused]).most_common(4)),
     )
 
 

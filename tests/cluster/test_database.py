@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from greenroom.core.errors import StateNotSavedError
+from greenroom.core.operations import CreateToken
 from tests.cluster.conftest import WHO
 from tests.cluster.test_takeover import controllers
+from tests.support.cluster import connection
 from tests.support.database import RUNNING, SharedDatabase, shared_database
 from tests.support.postgres import PASSWORD
 
@@ -125,3 +129,67 @@ def test_while_the_database_is_away_http_goes_on_and_changes_are_refused(
         tally = end_load()
     assert not tally.failures, tally
     shared.cluster.wait_for(lambda: len(controllers(shared.cluster)) == 1, 20, "one controller")
+
+
+def make_token(environ: dict[str, str], name: str) -> str:
+    """Make a small change; return why it was refused, or "". Called on a host."""
+    token = CreateToken(name=name, digest="0" * 64, holder_role="viewer")
+    try:
+        connection(environ).request(token, timeout_s=30)
+    except StateNotSavedError as refusal:
+        return str(refusal)
+    return ""
+
+
+def test_a_failover_to_the_standby_keeps_what_was_acknowledged(shared: SharedDatabase) -> None:
+    (one, _) = shared.followers()
+    with one.load(connections=8) as end_load:
+        before = [f"before-{number}" for number in range(10)]
+        assert [one.call(make_token, one.environ, name) for name in before] == [""] * 10
+        names = (f"after-{number}" for number in itertools.count())
+        shared.server.stop(now=True)
+        former = shared.promote()
+        try:
+            shared.cluster.wait_for(
+                lambda: not one.call(make_token, one.environ, next(names)), 30, "a change is made"
+            )
+        finally:
+            shared.follow(former)
+        tally = end_load()
+    assert set(before) <= set(one.check("token", "list").split())
+    assert not tally.failures, tally
+
+
+def test_with_a_full_disk_http_goes_on_and_changes_are_refused(shared: SharedDatabase) -> None:
+    (one, _) = shared.followers()
+    names = (f"full-{number}" for number in itertools.count())
+    with one.load(connections=8) as end_load:
+        make_room = shared.fill_disk()
+        try:
+            told = shared.cluster.wait_for(
+                lambda: one.call(make_token, one.environ, next(names)), 30, "a change is refused"
+            )
+            assert "cannot use the store postgresql://postgres@" in told
+        finally:
+            make_room()
+        shared.cluster.wait_for(
+            lambda: not one.call(make_token, one.environ, next(names)), 30, "a change is made"
+        )
+        tally = end_load()
+    assert not tally.failures, tally
+
+
+def test_changes_are_made_while_each_takes_the_database_two_seconds(shared: SharedDatabase) -> None:
+    (one, _) = shared.followers()
+    machine = shared.machine
+    with one.load(connections=8) as end_load:
+        machine.link(sent={"delay_s": 1.0})  # and as much to the standby, which is waited for
+        try:
+            begun = time.monotonic()
+            assert not one.call(make_token, one.environ, "slow")
+            assert time.monotonic() - begun > 1.5
+        finally:
+            machine.heal()
+        tally = end_load()
+    assert not tally.failures, tally
+    assert "slow" in one.check("token", "list").split()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,20 @@ class SharedDatabase:
         self._sql(self.server, "SELECT pg_promote()")
         return former
 
+    def fill_disk(self) -> Callable[[], None]:
+        """Leave no room on the server's disk, and so perhaps end it; returns what undoes it."""
+        ballast = self.server.folder.with_name("ballast")
+        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+
+        def undo() -> None:
+            ballast.unlink()
+            if not self.server.is_running():
+                self.start_server()
+
+        return undo
+
     def _sql(self, server: PostgresServer, sql: str) -> list[Any]:
         return self._machines[id(server)].call(run_sql, server.url, sql)  # type: ignore[no-any-return]
 
@@ -119,9 +133,11 @@ class SharedDatabase:
         return [host for host in self.cluster.hosts if host is not leader]
 
     def runs_on_all(self) -> bool:
-        """Return whether a controller answers, and tells that all hosts run."""
+        """Return whether a controller that can save answers, and tells that all hosts run."""
         with contextlib.suppress(AssertionError):
-            return self.leader().hosts() == RUNNING
+            told = self.leader().status()
+            states = {host["name"]: host["state"] for host in told["hosts"]}
+            return states == RUNNING and told["saving"]["failing_since"] is None
         return False
 
 
