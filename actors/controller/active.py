@@ -504,7 +504,8 @@ def log_changes(changes: Changes) -> None:
     """Log the request, its user, and how it ended."""
     for (kind, name), record in changes.puts.items():
         if kind == "history":
-            who = f"{record.user or 'a user'} at {record.address}"
+            where = f" at {record.address}" if record.address else ""
+            who = f"{record.user or 'a user'}{where}"
             logger.info("change %d by %s: %s", record.id, who, record.what)
         elif kind == "goal" and record.state != "pending":
             told = f"goal {name} ({record.what} {record.subject[1]!r}) {record.state}"
