@@ -23,7 +23,7 @@ from greenroom.actors.messages import admin as am
 from greenroom.core import operations as ops
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.config import ActorOptions, BackendConfig
-from greenroom.core.effects import Check
+from greenroom.core.effects import Check, Effect
 from greenroom.core.records import BackendRecord, EndpointRecord, Release, ReplicaRecord
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.filesystem import FileStore
@@ -46,10 +46,15 @@ class Client:
 
 
 class Bench:
-    """A cluster of so many backends, one replica and one endpoint each, that is at rest."""
+    """A cluster of so many backends, so many replicas and one endpoint each, that is at rest."""
 
     def __init__(
-        self, backends: int, hosts: int, disk: Path | None, clock: Callable[[], float]
+        self,
+        backends: int,
+        hosts: int,
+        disk: Path | None,
+        clock: Callable[[], float],
+        replicas: int = 1,
     ) -> None:
         self.now = 1000.0
         self.clock = clock
@@ -60,11 +65,13 @@ class Bench:
             store = FileStore.open(disk / str(backends), namespace="controller")
         self.checkpoints = Checkpoints(store)
         self.checkpoints.save({}, code=[CODE])
-        self.cluster = Cluster(_records(backends), 1, self.now)
+        self.cluster = Cluster(_records(backends, replicas), 1, self.now)
         self.requests = Requests(self.cluster, {})
         self.turn()
         for number in range(backends):
-            self.report(f"b{number}#0")
+            for replica in range(replicas):
+                self.report(f"b{number}#{replica}")
+        self.answer_checks(self.cluster.advance(self.now, 0.0))  # which tell them their ranks
         self.turn()
         self.cluster.advance(self.now + 2.5, 0.0)  # past its recovery
         for host in self.hosts:
@@ -72,7 +79,7 @@ class Bench:
         self.proxies_take_news()
         self.turn()
 
-    def report(self, tag: str) -> None:
+    def report(self, tag: str, check_id: int = 0) -> None:
         self.cluster.replica_reported(
             tag,
             self.now,
@@ -80,7 +87,7 @@ class Bench:
             address=tag,
             process=(tag, 1),
             config_id=10,
-            check_id=0,
+            check_id=check_id,
             ongoing=0,
             error="",
             exception=None,
@@ -135,32 +142,23 @@ class Bench:
         return self.clock() - began
 
     def checks(self) -> float:
-        """Return the seconds of the health checks of all replicas, with their answers."""
+        """Return the seconds of the health checks of all replicas; each answer takes a turn."""
+        self.now += BackendConfig().health_check_period_s
         began = self.clock()
-        later = self.now + BackendConfig().health_check_period_s
-        for effect in self.cluster.advance(later, 0.0):
-            if not isinstance(effect, Check):
-                continue  # replicas of the backends just made
-            tag, check_id = effect.replica, effect.check_id
-            self.cluster.replica_reported(
-                tag,
-                later,
-                state="running",
-                address=tag,
-                process=(tag, 1),
-                config_id=10,
-                check_id=check_id,
-                ongoing=0,
-                error="",
-                exception=None,
-            )
-        self.now = later
-        self.turn()
+        self.answer_checks(self.cluster.advance(self.now, 0.0))
         return self.clock() - began
 
+    def answer_checks(self, effects: list[Effect]) -> None:
+        """Report of each replica that was asked that it is well."""
+        for effect in effects:
+            if isinstance(effect, Check):
+                self.report(effect.replica, effect.check_id)
+                self.turn()
 
-def _records(backends: int) -> dict[str, dict[str, Any]]:
-    config, options = BackendConfig().model_dump(), ActorOptions().model_dump()
+
+def _records(backends: int, replicas: int = 1) -> dict[str, dict[str, Any]]:
+    config = BackendConfig(num_replicas=replicas).model_dump()
+    options = ActorOptions().model_dump()
     digest = hashlib.sha256(CODE).hexdigest()
     release = Release(
         code_hash="hash", code_digest=digest, config=config, actor_options=options, ran=True
@@ -170,7 +168,7 @@ def _records(backends: int) -> dict[str, dict[str, Any]]:
             f"b{number}": BackendRecord(
                 tag=f"b{number}",
                 releases=(release,),
-                replicas={f"b{number}#0": ReplicaRecord()},
+                replicas={f"b{number}#{each}": ReplicaRecord() for each in range(replicas)},
             )
             for number in range(backends)
         },
@@ -231,6 +229,8 @@ def measure(backends: int, hosts: int, disk: Path | None) -> dict[str, float]:
     }
     figures["health checks of all"] = bench.checks() * 1e3
     figures["start, recovery included"] = start_ms
+    alone = Bench(1, 1, None, clock, replicas=backends)
+    figures["health checks of as many replicas of one backend"] = alone.checks() * 1e3
     figures |= proxy_updates(backends, ROUNDS)
     return figures
 

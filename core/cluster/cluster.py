@@ -49,6 +49,11 @@ class Schedule:
             self._due_at[name] = due_at  # an entry of the heap with another time counts no more
             heapq.heappush(self._heap, (due_at, name))
 
+    def put_earlier(self, name: str, due_at: float) -> None:
+        """Make a name due at a time, unless it is due before."""
+        if due_at < self._due_at.get(name, float("inf")):
+            self.put(name, due_at)
+
     def take(self, now: float) -> set[str]:
         """Return, and drop, what is due."""
         names = set()
@@ -117,8 +122,11 @@ class Cluster:
         backend_tag = self._by_replica.get(tag)
         if backend_tag is None:
             return False
-        self.backends[backend_tag].reported(tag, Report(**report), now)
-        self.state.touched.add(backend_tag)
+        due_at = self.backends[backend_tag].reported(tag, Report(**report), now)
+        if due_at <= now:
+            self.state.touched.add(backend_tag)
+        else:
+            self._schedule.put_earlier(backend_tag, due_at)
         return True
 
     def replica_exited(self, tag: str, now: float) -> None:

@@ -61,6 +61,7 @@ RELEASE_TIMEOUT_S = 5.0  # how long a slow proxy may hold up a stop
 MAX_UNUSABLE_TRIES = 3  # of code that cannot be loaded; max_constructor_retry_count is for the rest
 MAX_ENDS_PER_UPDATE = 3  # of replicas that ran, one after the other; then the update is taken back
 MAX_MISSED_CHECKS = 3
+CHECKED_TOGETHER = 0.1  # of the period: a check may be early by this, to be sent with another
 NEVER = float("inf")
 
 
@@ -334,11 +335,36 @@ class Backend:
 
     # --- What is observed -----------------------------------------------------------------------
 
-    def reported(self, tag: str, report: Report, now: float) -> None:
-        """Take a replica's report of itself."""
+    def reported(self, tag: str, report: Report, now: float) -> float:
+        """Take a replica's report of itself; return when to reconcile, at the latest.
+
+        That is the time of the next check after a check that tells nothing new. A look at all
+        replicas for each of those would cost the square of their number.
+        """
         replica = self.replicas.get(tag)
         if replica is None or replica.state in {ReplicaState.STOPPED, ReplicaState.LOST}:
-            return
+            return now
+        before = self._facts(replica)
+        self._take_report(replica, report, now)
+        is_routine = bool(report.check_id) and self._facts(replica) == before
+        return self._due_at(replica) if is_routine else now
+
+    def _facts(self, replica: Replica) -> tuple[Any, ...]:
+        """Return all that a check may change and the next steps depend on."""
+        return (
+            replica.state,
+            replica.address,
+            replica.process,
+            replica.config_id,
+            replica.told_config_id,
+            replica.missed_checks,
+            replica.check_error,
+            replica.recovering,
+            self.retries.unhealthy.count,
+            self.retries.check_error,
+        )
+
+    def _take_report(self, replica: Replica, report: Report, now: float) -> None:
         replica.reported, replica.recovering = True, False
         replica.address, replica.process = report.address, report.process
         replica.ongoing, replica.trouble = report.ongoing, report.trouble
@@ -772,7 +798,9 @@ class Backend:
         if self._is_newest(replica) and not is_told:
             replica.told_config_id = config_id
             effects.append(Reconfigure(replica.tag, self.record.tag))
-        is_due = now >= replica.ask_at or replica.told_rank != replica.known_rank
+        # A check that is due soon is sent with those that are due now: a look costs more than it.
+        ask_at = replica.ask_at - CHECKED_TOGETHER * self.config.health_check_period_s
+        is_due = now >= ask_at or replica.told_rank != replica.known_rank
         if replica.check_sent_at is None and is_due:
             replica.check_id += 1
             replica.check_sent_at = now

@@ -327,6 +327,37 @@ def test_health_is_checked_every_period() -> None:
     assert states(world) == ["RUNNING"]
 
 
+def test_a_check_that_tells_nothing_new_takes_no_look_at_the_other_replicas() -> None:
+    world = running_world(num_replicas=3, health_check_period_s=10)
+    well, sick, _ = world.running("b")
+    for process in (well, sick):
+        world.cluster.state.touched.clear()
+        check_id = backend(world).replicas[process.tag].check_id + 1
+        while backend(world).replicas[process.tag].check_id < check_id:
+            world.now += 1.0
+            world.cluster.advance(world.now)
+        process.sick = process is sick
+        world.cluster.replica_reported(process.tag, world.now, **process.report(check_id))
+        assert world.cluster.state.touched == ({"b"} if process is sick else set())
+
+
+def test_checks_that_are_due_soon_are_sent_together() -> None:
+    world = running_world(num_replicas=20, health_check_period_s=10)
+    for number, replica in enumerate(backend(world).replicas.values()):
+        replica.ask_at = world.now + 10 + number / 20  # as after starts one after the other
+    for _ in range(3):
+        world.effects.clear()
+        ends_at = world.now + 30
+        sent: dict[float, int] = {}
+        while world.now < ends_at:
+            world.wait(0.05)
+            if count := len(world.sent(Check)):
+                sent[world.now] = count
+                world.effects.clear()
+        assert set(sent.values()) == {20}, sent
+        assert len(sent) in {2, 3}, sent
+
+
 def test_three_failed_checks_replace_a_replica() -> None:
     world = running_world(health_check_period_s=2)
     sick = world.running("b")[0]
