@@ -116,7 +116,7 @@ def _known(key: str) -> type[Operation]:
 
 def _wait(text: str | None) -> float:
     try:
-        seconds = float(text or 0)
+        seconds = 0.0 if text is None else float(text)
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= MAX_WAIT_S:

@@ -145,6 +145,7 @@ def test_wait_waits_for_the_goal(api: Api) -> None:
     assert api.problem(*repeat) == (422, "the constructor raised")
     assert api.problem("GET", f"/v1/wait_for_goal?goal_id={goal}&wait=1e9")[0] == 400
     assert api.problem("GET", f"/v1/wait_for_goal?goal_id={goal}&wait=nan")[0] == 400
+    assert api.problem("GET", f"/v1/wait_for_goal?goal_id={goal}&wait=")[0] == 400
 
 
 def test_the_same_request_with_the_same_key_is_carried_out_once(api: Api) -> None:
