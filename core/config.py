@@ -256,6 +256,8 @@ __all__ = [
 MAX_BODY_BYTES = 100 * 1024 * 1024
 MAX_WAITING_BODY_BYTES = 256 * 1024 * 1024  # of all that a worker has not had answered
 MIN_WAITING_BODY_BYTES = 1024 * 1024
+MAX_GRPC_MESSAGE_BYTES = 4 * 1024 * 1024  # grpc's own limit
+MAX_GRPC_RPCS = 1_000
 MAX_WEBSOCKET_MESSAGE_BYTES = 16 * 1024 * 1024  # of one from a client
 _OF_THEIR_OWN = ("num_cpus", "num_gpus", "memory")
 LOOPBACK = "127.0.0.1"
@@ -695,14 +697,18 @@ ServicerFunction = Annotated[str, AfterValidator(_names_a_function)]
 
 
 class GrpcOptions(Settings):
-    """Where gRPC is served, and what; nothing is without a function that adds a servicer."""
+    """Where gRPC is served, and what; nothing is without a function that adds a servicer.
 
-    hints: ClassVar[Mapping[str, str]] = {
-        "request_timeout_s": "clients give deadlines, and deployments have a request_timeout_s"
-    }
+    ``max_receive_message_length`` is in bytes. With ``ssl_ca_certs`` clients need a certificate
+    of an authority in that PEM file.
+    """
 
     port: int = Field(default=9000, ge=1, le=65535)
     grpc_servicer_functions: tuple[ServicerFunction, ...] = ()
+    request_timeout_s: float | None = Field(default=None, gt=0)
+    max_receive_message_length: int = Field(default=MAX_GRPC_MESSAGE_BYTES, ge=1, le=2**31 - 1)
+    maximum_concurrent_rpcs: int = Field(default=MAX_GRPC_RPCS, ge=1)
+    ssl_ca_certs: str | None = None
 
 
 # --- What is shown of settings --------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from typing_extensions import Never
 
 from greenroom.actors.replica import context as user_context
+from greenroom.actors.runtime.settings import GRPC_NAMES
 from greenroom.core.config import GrpcOptions, HTTPOptions, LoggingConfig, RuntimeEnv, validated
 from greenroom.core.errors import InvalidRequestError, NotRunningError
 from greenroom.serve import absent, local_testing
@@ -130,7 +131,7 @@ def start(
         names += [f"http_{name}" for name in _named(http_options)]
     if grpc_options is not None:
         wanted = wanted.with_grpc(_grpc_options(grpc_options))
-        names += ["grpc_port", "grpc_servicer_functions"]
+        names += [*GRPC_NAMES]
     if wanted != ours.settings and not ours.is_running:
         ours = session.use(wanted)
     ours.ensure_running()

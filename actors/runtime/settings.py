@@ -35,7 +35,13 @@ from greenroom.actors.transport.cluster_key import ClusterKeyError, ensure_key
 from greenroom.actors.transport.endpoints import Way
 from greenroom.core.cluster.devices import VARIABLES
 from greenroom.core.cluster.placement import STORE_LABEL
-from greenroom.core.config import GrpcOptions, HTTPOptions, ServicerFunction
+from greenroom.core.config import (
+    MAX_GRPC_MESSAGE_BYTES,
+    MAX_GRPC_RPCS,
+    GrpcOptions,
+    HTTPOptions,
+    ServicerFunction,
+)
 from greenroom.core.errors import InvalidRequestError, NotRunningError, StartError
 from greenroom.core.validation import MAX_TAG_BYTES, describe, wrong_with
 from greenroom.persistence.locations import is_database, location_at
@@ -49,6 +55,9 @@ BUILT_IN_RESOURCES = ("num_cpus", "num_gpus", "memory")
 LEADS = "Greenroom Leads"  # the capability of hosts on which the controller may be
 MAY_LEAD = "Greenroom May Lead"  # of those on which one may be that has its host's word
 _HTTP = "http_"
+GRPC_NAMES = frozenset(  # what GrpcOptions give
+    name if name.startswith("grpc_") else f"grpc_{name}" for name in GrpcOptions.model_fields
+)
 
 
 def _default_state_dir() -> Path:
@@ -99,6 +108,22 @@ class HostSettings(BaseSettings):
     grpc_dir: str | None = Field(
         default=None,
         description="Folder of servicers that are not installed [where it is started].",
+    )
+    grpc_request_timeout_s: float | None = Field(
+        default=None, gt=0, description="Seconds that an RPC may take [no limit]."
+    )
+    grpc_max_receive_message_length: int = Field(
+        default=MAX_GRPC_MESSAGE_BYTES,
+        ge=1,
+        le=2**31 - 1,
+        description="Bytes of a client's message; larger ones are RESOURCE_EXHAUSTED.",
+    )
+    grpc_maximum_concurrent_rpcs: int = Field(
+        default=MAX_GRPC_RPCS, ge=1, description="RPCs at a time; more are RESOURCE_EXHAUSTED."
+    )
+    grpc_ssl_ca_certs: str | None = Field(
+        default=None,
+        description="PEM: gRPC clients need a certificate of one of these authorities [none].",
     )
     bind: str | None = Field(
         default=None, description="This host's IPv4 address for other hosts [they cannot reach it]."
@@ -220,6 +245,8 @@ class HostSettings(BaseSettings):
     def _has_a_grpc_port(self) -> Self:
         if self.grpc_servicer_functions and self.grpc_port is None:
             raise ValueError("grpc_servicer_functions: grpc_port must be given, too")
+        if self.grpc_ssl_ca_certs is not None and self.http.ssl_certfile is None:
+            raise ValueError("grpc_ssl_ca_certs: HTTP must have a certificate, which gRPC has too")
         return self
 
     @field_validator("address")
@@ -329,11 +356,15 @@ class HostSettings(BaseSettings):
 
     def with_grpc(self, options: GrpcOptions) -> HostSettings:
         """Return a copy with other options of gRPC; its servicers are in the current folder."""
-        functions = options.grpc_servicer_functions
+        functions, authorities = options.grpc_servicer_functions, options.ssl_ca_certs
         changes = {
             "grpc_port": options.port if functions else None,
             "grpc_servicer_functions": functions,
             "grpc_dir": os.getcwd() if functions else None,
+            "grpc_request_timeout_s": options.request_timeout_s,
+            "grpc_max_receive_message_length": options.max_receive_message_length,
+            "grpc_maximum_concurrent_rpcs": options.maximum_concurrent_rpcs,
+            "grpc_ssl_ca_certs": None if authorities is None else os.path.abspath(authorities),
         }
         return self.model_copy(update=changes)
 

@@ -35,6 +35,7 @@ from greenroom.actors.messages.queries import (
 )
 from greenroom.actors.runtime.asking import new_id
 from greenroom.core.errors import GreenroomError
+from greenroom.core.metrics import Family, Registry
 from greenroom.core.operations import GetStatus
 from greenroom.core.routing.tickets import BODY
 from greenroom.http_front.link import Link
@@ -52,6 +53,7 @@ _CODES = {
     "InvalidRequestError": Code.INVALID_ARGUMENT,
     "UnknownNameError": Code.NOT_FOUND,
 }
+_NAMES = {code.value[0]: code.name for code in Code}
 
 
 class Applications:
@@ -89,11 +91,25 @@ class Applications:
 class Servicers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no types
     """The methods of all servicers; what their functions take in place of a server."""
 
-    def __init__(self, link: Link, applications: Applications) -> None:
+    def __init__(
+        self, link: Link, applications: Applications, request_timeout_s: float | None
+    ) -> None:
         self.names: list[str] = []  # of the services
         self._link = link
         self._applications = applications
         self._declared: list[Any] = []
+        self._request_timeout_s = request_timeout_s
+        self._registry = registry = Registry()
+        self._ended = registry.counter(
+            "greenroom_grpc_requests_total", "RPCs ended, by status", "service", "method", "code"
+        )
+        self._seconds = registry.histogram(
+            "greenroom_grpc_request_seconds", "RPCs: how long they took", "service", "method"
+        )
+
+    def metrics(self) -> list[Family]:
+        """Return what was counted of RPCs of these servicers."""
+        return self._registry.families()
 
     def add(self, function: Callable[[Any, Any], None]) -> None:
         """Take the methods of a servicer from its ``add_XServicer_to_server``."""
@@ -113,16 +129,27 @@ class Servicers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no 
         for declared in self._declared:
             found = declared.service(details)
             if found is not None:
-                return self._handler(found, details.method.rpartition("/")[2])
+                _, service, method = details.method.split("/")
+                return self._handler(found, service, method)
         return None
 
-    def _handler(self, found: Any, method: str) -> Any:
+    def _handler(self, found: Any, service: str, method: str) -> Any:
+        def call_of(request: Any, context: Any) -> _Call:
+            began_at = time.monotonic()
+
+            def ended(code: str) -> None:
+                self._ended.add(1, service, method, code)
+                self._seconds.observe(time.monotonic() - began_at, service, method)
+
+            limit_s = self._request_timeout_s
+            return _Call(self._link, method, found, request, context, limit_s, ended)
+
         async def whole(request: Any, context: Any) -> Any:
-            async with _Call(self._link, method, found, request, context) as call:
+            async with call_of(request, context) as call:
                 return await call.value(await self._endpoint(context))
 
         async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-            async with _Call(self._link, method, found, request, context) as call:
+            async with call_of(request, context) as call:
                 async for value in call.values(await self._endpoint(context)):
                     yield value
 
@@ -171,7 +198,18 @@ async def metadata_of(context: Any, key: str) -> str:
 class _Call:
     """One RPC on its way; a context manager, so that nothing of it is left at its end."""
 
-    def __init__(self, link: Link, method: str, found: Any, request: Any, context: Any) -> None:
+    def __init__(
+        self,
+        link: Link,
+        method: str,
+        found: Any,
+        request: Any,
+        context: Any,
+        limit_s: float | None,
+        ended: Callable[[str], None],
+    ) -> None:
+        self._limit_s = limit_s
+        self._ended = ended
         self._link = link
         self._method = method
         self._found = found
@@ -183,7 +221,9 @@ class _Call:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        is_cut_off = kind is not None and issubclass(kind, asyncio.CancelledError | GeneratorExit)
+        self._ended("CANCELLED" if is_cut_off else _NAMES.get(self._context.code(), "OK"))
         if self._sending is not None:
             self._sending.cancel()
         if self._stream is not None:
@@ -233,7 +273,7 @@ class _Call:
             call_method=self._method,
             call=beside(pickle.dumps(call, protocol=pickle.HIGHEST_PROTOCOL)),
             request_id=request_id,
-            timeout_s=self._context.time_remaining(),
+            timeout_s=_shorter(self._context.time_remaining(), self._limit_s),
             retryable=None,
             shard_key=None,
             multiplexed_model_id=await metadata_of(self._context, "multiplexed_model_id"),
@@ -266,6 +306,10 @@ class _Call:
                 text = "the deployment raised an exception"
         await self._context.abort(code, text[:1000])
         raise AssertionError("abort raises")
+
+
+def _shorter(one: float | None, other: float | None) -> float | None:
+    return min((each for each in (one, other) if each is not None), default=None)
 
 
 def _wake(arrival: asyncio.Future[None]) -> None:

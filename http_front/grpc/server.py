@@ -19,13 +19,13 @@ from greenroom.actors.host.records import GRPC_ROLE, show_title
 from greenroom.actors.runtime.actor import keep_freed_memory
 from greenroom.actors.runtime.processes import raise_limit
 from greenroom.actors.runtime.settings import HostSettings, read_settings
+from greenroom.actors.runtime.shared_metrics import SharedMetrics
 from greenroom.core.errors import InvalidRequestError
 from greenroom.http_front.grpc.calls import Applications, Servicers
 from greenroom.http_front.grpc.services import Services
 from greenroom.http_front.link import Link
 
 DRAIN_S = 20
-MAX_RPCS = 1000  # at a time; more get RESOURCE_EXHAUSTED
 
 
 def servicer_function(path: str) -> Any:
@@ -45,17 +45,30 @@ def credentials(settings: HostSettings) -> Any:
     if http.ssl_certfile is None or http.ssl_keyfile is None:
         return None
     pair = Path(http.ssl_keyfile).read_bytes(), Path(http.ssl_certfile).read_bytes()
-    return grpc.ssl_server_credentials([pair])
+    if settings.grpc_ssl_ca_certs is None:
+        return grpc.ssl_server_credentials([pair])
+    try:
+        authorities = Path(settings.grpc_ssl_ca_certs).read_bytes()
+    except OSError as error:
+        path = settings.grpc_ssl_ca_certs
+        raise InvalidRequestError(f"grpc_ssl_ca_certs={path!r}: cannot be read: {error}") from None
+    return grpc.ssl_server_credentials([pair], authorities, require_client_auth=True)
 
 
 async def serve(settings: HostSettings) -> None:
     """Serve until SIGTERM or SIGINT; InvalidRequestError where that cannot begin."""
     link = Link(settings, GRPC_ROLE)
     applications = Applications(link)
-    servicers = Servicers(link, applications)
+    servicers = Servicers(link, applications, settings.grpc_request_timeout_s)
     for path in settings.grpc_servicer_functions:
         servicers.add(servicer_function(path))
-    server = grpc.aio.server(maximum_concurrent_rpcs=MAX_RPCS, options=[("grpc.so_reuseport", 0)])
+    server = grpc.aio.server(
+        maximum_concurrent_rpcs=settings.grpc_maximum_concurrent_rpcs,
+        options=[
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", settings.grpc_max_receive_message_length),
+        ],
+    )
     server.add_generic_rpc_handlers((servicers,))
     services = Services(server, servicers, applications)
     host = f"[{settings.http.host}]" if ":" in settings.http.host else settings.http.host
@@ -74,6 +87,8 @@ async def serve(settings: HostSettings) -> None:
     await server.start()
     await services.serving()
     show_title(GRPC_ROLE)  # it means that the server is ready
+    metrics = SharedMetrics(lambda: [({}, servicers.metrics())])
+    metrics.keep_showing(asyncio.get_running_loop().call_later)
     await told.wait()
     await services.draining()
     await server.stop(DRAIN_S)

@@ -165,6 +165,9 @@ def _host_problems(report: Mapping[str, Any]) -> Iterator[str]:
             )
         if not (host.get("proxy") or {}).get("pid"):
             yield f"host {host['name']}: its proxy does not run"
+        grpc = host.get("grpc")
+        if grpc is not None and not grpc.get("pid"):
+            yield f"host {host['name']}: its gRPC server does not run; see logs/grpc.log"
         front = host.get("front") or {}
         if not (front.get("pid") and front.get("workers")):
             yield f"host {host['name']}: its HTTP front does not run"

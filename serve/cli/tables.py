@@ -133,6 +133,7 @@ def _host(host: Mapping[str, Any], controller: Mapping[str, Any]) -> tuple[Any, 
         "proxy": (host.get("proxy") or {}).get("pid"),
         "front": front.get("pid"),
         "workers": " ".join(map(str, front.get("workers") or ())),
+        "gRPC": (host.get("grpc") or {}).get("pid"),
     }
     processes = ", ".join(f"{role} {pid}" for role, pid in pids.items() if pid)
     release = host.get("release")

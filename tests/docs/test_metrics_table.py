@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from greenroom.actors.controller import metrics as of_cluster
 from greenroom.actors.host.records import RunRecords
@@ -16,6 +17,7 @@ from greenroom.actors.runtime.processes import this_process
 from greenroom.core.metrics import Group
 from greenroom.http_front.access_log import AccessLog
 from greenroom.http_front.exchange import Exchanges
+from greenroom.http_front.grpc.calls import Applications, Servicers
 from tests.core.worlds import World
 
 PAGE = Path(__file__).parents[2] / "docs/monitoring.md"
@@ -45,7 +47,9 @@ def test_the_table_has_all_metrics_and_no_other(tmp_path: Path) -> None:
     records.add(process, "proxy")
     host = HostMetrics(records, "h").groups(Metrics().families({}, {}))
     worker = Exchanges("", AccessLog(tmp_path / "access.log")).metrics()
+    link: Any = None  # it asks nothing
+    rpcs: Group = ({}, Servicers(link, Applications(link), None).metrics())
     of_controller = of_cluster.collect(World().cluster, "h")
     rows = ROW.findall(PAGE.read_text())
     table = {name: set(filter(None, labels.split(", "))) for name, labels in rows}
-    assert table == labels_by_name([*of_replicas, *host, *worker, *of_controller])
+    assert table == labels_by_name([*of_replicas, *host, *worker, rpcs, *of_controller])

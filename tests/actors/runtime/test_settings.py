@@ -30,6 +30,10 @@ SAMPLES = {
     "grpc_port": "9001",
     "grpc_servicer_functions": "a_pb2_grpc.add_a,b.c.add_b",
     "grpc_dir": "/srv",
+    "grpc_request_timeout_s": "2.5",
+    "grpc_max_receive_message_length": "100",
+    "grpc_maximum_concurrent_rpcs": "7",
+    "grpc_ssl_ca_certs": "/srv/ca.pem",
     "bind": "10.0.0.1",
     "advertise": "192.0.2.1",
     "join": "leader:1900,other:1900",
@@ -72,6 +76,7 @@ NEEDS = {
     "leaders": HERE,
     "store": HERE,
     "grpc_servicer_functions": {"grpc_port": "9001"},
+    "grpc_ssl_ca_certs": {"http_ssl_certfile": "/srv/c.pem", "http_ssl_keyfile": "/srv/k.pem"},
 }
 
 
@@ -148,6 +153,8 @@ def test_the_environment_of_the_process_counts(monkeypatch: pytest.MonkeyPatch) 
         ("grpc_port", "0", "grpc_port='0': must be greater than 0"),
         ("grpc_servicer_functions", "add", ".0='add': must be module.add_XServicer_to_server"),
         ("grpc_servicer_functions", "a.add_b", "grpc_port must be given, too"),
+        ("grpc_ssl_ca_certs", "ca.pem", "HTTP must have a certificate"),
+        ("grpc_maximum_concurrent_rpcs", "0", "must be greater than or equal to 1"),
         ("log_format", "xml", "log_format='xml': must be 'text' or 'json'"),
         ("log_files", "-1", "log_files='-1': must be greater than or equal to 0"),
         *(

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+import urllib.request
 
 import grpc
 import pytest
@@ -35,6 +36,7 @@ service Shop {
 }
 """
 CODE = grpc.StatusCode
+MIB = 1024 * 1024
 ERRORS = {
     "own": GrpcStatusError("NOT_FOUND", "no such item: x"),
     "busy": BackPressureError("all are busy"),
@@ -107,6 +109,8 @@ def running(tmp_path_factory):
         GREENROOM_GRPC_PORT=str(port),
         GREENROOM_GRPC_SERVICER_FUNCTIONS="shop_pb2_grpc.add_ShopServicer_to_server",
         GREENROOM_GRPC_DIR=str(folder),
+        GREENROOM_GRPC_MAX_RECEIVE_MESSAGE_LENGTH=str(5 * MIB),
+        GREENROOM_GRPC_REQUEST_TIMEOUT_S="50",
     )
     system.start()
     try:
@@ -270,7 +274,36 @@ def test_rays_api_service(channel):
     assert ask("Healthz").message == "success"
 
 
-def test_the_server_has_the_certificate_of_https(tmp_path):
+def test_messages_and_calls_have_the_limits_of_the_settings(running, shop, item):
+    unlimited = [("grpc.max_receive_message_length", -1)]
+    with grpc.insecure_channel(running.target, unlimited) as channel:
+        answer = running.stubs.ShopStub(channel).Price(item(name="x" * (4 * MIB + 1)))
+    assert len(answer.name) == 4 * MIB + 1
+    with pytest.raises(grpc.RpcError) as caught:
+        shop.Price(item(name="x" * (5 * MIB)))
+    assert caught.value.code() is CODE.RESOURCE_EXHAUSTED
+    assert 45 < shop.Price(item(name="context")).number <= 50
+    assert shop.Price(item(name="context"), timeout=20).number <= 20
+
+
+def test_calls_are_counted_by_method_and_status(running, shop, item):
+    shop.Price(item(name="salt"))
+    with pytest.raises(grpc.RpcError):
+        shop.Price(item(name="own"))
+
+    def counted():
+        page = urllib.request.urlopen(f"{running.system.url}/-/metrics").read().decode()
+        lines = [each for each in page.splitlines() if each.startswith("greenroom_grpc_requests_")]
+        codes = ("OK", "NOT_FOUND")
+        return all(
+            any('method="Price"' in each and f'code="{code}"' in each for each in lines)
+            for code in codes
+        )
+
+    wait_until(counted, 10, "both are counted")
+
+
+def test_the_server_has_the_certificate_of_https_and_asks_for_one_of_clients(tmp_path):
     made = certificate(tmp_path, "localhost")
     port = free_port()
     system = RunningSystem(
@@ -278,16 +311,23 @@ def test_the_server_has_the_certificate_of_https(tmp_path):
         GREENROOM_GRPC_PORT=str(port),
         GREENROOM_HTTP_SSL_KEYFILE=str(made.key),
         GREENROOM_HTTP_SSL_CERTFILE=str(made.certificate),
+        GREENROOM_GRPC_SSL_CA_CERTS=str(made.ca),
     )
     system.start()
     try:
-        trusted = grpc.ssl_channel_credentials(made.ca.read_bytes())
+        own = made.key.read_bytes(), made.certificate.read_bytes()
+        trusted = grpc.ssl_channel_credentials(made.ca.read_bytes(), *own)
+        stranger = grpc.ssl_channel_credentials(made.ca.read_bytes())
         name = (("grpc.ssl_target_name_override", "localhost"),)
         with grpc.secure_channel(f"127.0.0.1:{port}", trusted, name) as channel:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError):
-            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        for channel in (
+            grpc.secure_channel(f"127.0.0.1:{port}", stranger, name),
+            grpc.insecure_channel(f"127.0.0.1:{port}"),
+        ):
+            with channel, pytest.raises(grpc.RpcError):
+                health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
     finally:
         system.stop()
 
@@ -301,6 +341,23 @@ def test_a_start_says_which_servicer_cannot_be_imported(tmp_path):
     text = "grpc_servicer_functions='nonesuch.add_servicer': cannot be imported: ModuleNotFound"
     with pytest.raises(StartError, match=text):
         system.start()
+
+
+def test_calls_go_on_when_a_proxy_or_a_replica_is_killed(running, shop, item):
+    server, seen = running.status()["pid"], set()
+    for victim in (running.system.pid_of("proxy"), *running.system.replica_pids()):
+        os.kill(victim, signal.SIGKILL)
+
+        def answers():
+            try:
+                return shop.Price(item(name="salt", number=4), timeout=10).number == 8
+            except grpc.RpcError as error:
+                seen.add(error.code())
+                return False
+
+        wait_until(answers, 10, "calls are answered again")
+    assert seen <= {CODE.UNAVAILABLE, CODE.DEADLINE_EXCEEDED}
+    assert running.status()["pid"] == server
 
 
 def test_a_killed_server_comes_back(running, shop, item):
