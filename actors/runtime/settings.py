@@ -213,9 +213,9 @@ class HostSettings(BaseSettings):
         # The host's processes leave the folder that they are started in.
         return {"grpc_dir": "."} | values if values.get("grpc_servicer_functions") else values
 
-    @field_validator("grpc_dir")
+    @field_validator("grpc_dir", "grpc_ssl_ca_certs")
     @classmethod
-    def _is_absolute_folder(cls, path: str | None) -> str | None:
+    def _has_absolute_path(cls, path: str | None) -> str | None:
         return None if path is None else os.path.abspath(path)
 
     @field_validator("state_dir", "key_file")
