@@ -223,7 +223,9 @@ class _Call:
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         is_cut_off = kind is not None and issubclass(kind, asyncio.CancelledError | GeneratorExit)
-        self._ended("CANCELLED" if is_cut_off else _NAMES.get(self._context.code(), "OK"))
+        code = self._context.code()  # grpc has a number or a StatusCode, by the way it was set
+        name = code.name if isinstance(code, Code) else _NAMES.get(code, "OK")
+        self._ended("CANCELLED" if is_cut_off else name)
         if self._sending is not None:
             self._sending.cancel()
         if self._stream is not None:
