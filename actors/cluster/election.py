@@ -24,8 +24,9 @@ from functools import partial
 from greenroom.actors.cluster.leader_lease import (
     Bidding,
     SeenLease,
+    is_known,
     leave_word,
-    place_of,
+    note_store,
     read_lease,
 )
 from greenroom.actors.messages.queries import Address, Process
@@ -39,7 +40,6 @@ logger = logging.getLogger(__name__)
 
 LEADING_CONTROLLER = ("greenroom.actors.controller.actor.LeadingController", CONTROLLER[1])
 ELSEWHERE_S = 0.5  # how often to ask the hosts for a later controller
-FIRST_S = 1.0  # for which the first leader looks whether another host leads from another folder
 
 
 class LeaderElection:
@@ -60,21 +60,19 @@ class LeaderElection:
         self._on_lost = on_lost
         self._silent_s = silent_s
         self._hosts = hosts  # the addresses of all others that were heard of
-        rank = place_of(settings)
         self._location = location_at(settings.store_name)
-        self._succession = Succession(settings.host_name, rank)
-        self._bidding = Bidding(port, settings, rank)
+        self._succession = Succession(settings.host_name)
+        self._bidding = Bidding(port, settings)
         self._bid: Bid | None = None
-        self._others = [port.loop.machine.address_of(gate) for gate in settings.gates]
         self._seen = SeenLease(Lease(), b"")
         self._leader: tuple[str, ...] = ()  # its address, as the lease says
         self._finder: Finder | None = None
         self._elsewhere: Finder | None = None  # of a later controller, while this host is to lead
         self._stopped = threading.Event()
-        self._begun_at = time.monotonic()
         self._ended_at = float("-inf")  # when the last controller here did
         self._trouble = ""  # why word could not be left
         self._unseen = ""  # why the lease could not be seen
+        self.refusal = ""  # why this host begins nothing where there is no state
         self.leads = False
 
     @property
@@ -89,14 +87,8 @@ class LeaderElection:
 
     @property
     def never_led(self) -> bool:
-        """Whether there never was a leader in this state dir, as far as is known."""
+        """Whether there never was a leader in this store, as far as is known."""
         return self._succession.seen.epoch == 0
-
-    @property
-    def refusal(self) -> str:
-        """Why another host that may lead does not talk to this one; "" where none has said so."""
-        troubles = [self._port.trouble(other) for other in self._others]
-        return next((each.reason for each in troubles if each.is_refusal), "")
 
     def start(self) -> None:
         """Begin to look."""
@@ -129,8 +121,29 @@ class LeaderElection:
             self._port.loop.post(self._could_not_look)
             return
         self._unseen = ""
+        self._compare_with_known(seen.lease)
         self._port.loop.post(partial(self._looked, seen, begun_at, time.monotonic()))
         self._show_bid()
+
+    def _compare_with_known(self, lease: Lease) -> None:
+        """Begin nothing where this host has seen a state: the folder may not be mounted."""
+        if lease.epoch == self._succession.seen.epoch and lease.epoch:
+            return
+        refusal = ""
+        try:
+            if lease.epoch:
+                note_store(self._settings, self._location)
+            elif is_known(self._settings, self._location):
+                refusal = (
+                    f"the store {self._location} is empty, and this host has seen a state in it. "
+                    "Mount it or restore it; to begin anew, delete "
+                    f"{self._settings.known_store_file}"
+                )
+        except OSError as error:
+            logger.warning("cannot remember the store: %s", error)
+        if refusal and refusal != self.refusal:
+            logger.error(refusal)
+        self.refusal = refusal
 
     def _show_bid(self) -> None:
         try:
@@ -178,12 +191,7 @@ class LeaderElection:
         if lease.address and lease.address != self._settings.own_address:
             self._leader = (lease.address,)
         leads = self._succession.look(lease, at, self._silent_s(), is_over=seen.is_over)
-        if (
-            not self._settings.store
-            and lease.epoch == 0
-            and (self.found is not None or at - self._begun_at < FIRST_S or self.refusal)
-        ):
-            leads = self.leads
+        leads = leads and not self.refusal
         if leads != self.leads or self._finder is None:
             self._turn(leads=leads)
         if self._finder is None:
@@ -192,8 +200,7 @@ class LeaderElection:
             self.doubt()
         self._bid = None
         if not leads and lease.address and self._silent_s() > BEATS_S:
-            hosts = [*self._settings.gates, *self._hosts()]
-            self._bid = self._bidding.bid(hosts, lease.address)
+            self._bid = self._bidding.bid(self._hosts(), lease.address)
 
     def _turn(self, *, leads: bool) -> None:
         if leads != self.leads:
@@ -225,7 +232,7 @@ class LeaderElection:
     def _may_know(self) -> list[Address]:
         """Return where the controller may be: anywhere, as long as the lease is not seen."""
         hosts = self._hosts() if self._unseen else ()
-        known = dict.fromkeys((*self._settings.gates, *self._leader, *hosts))
+        known = dict.fromkeys((*self._leader, *hosts))
         known.pop(self._settings.own_address, None)
         return [self._port.loop.machine.address_of(each) for each in known]
 

@@ -17,7 +17,6 @@ import contextlib
 import json
 import logging
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -47,11 +46,10 @@ GIVE_UP_S = 2.0  # that giving the lease up may take
 class Bidding:
     """What this host bids; all but ``write`` and ``withdraw`` on the port's loop."""
 
-    def __init__(self, port: Port, settings: HostSettings, place: int) -> None:
+    def __init__(self, port: Port, settings: HostSettings) -> None:
         self._port = port
         self._host = settings.host_name
         self._own = settings.own_address
-        self._place = place
         self._location = location_at(settings.store_name)
         self._number = 0
         self._is_written = False
@@ -71,7 +69,7 @@ class Bidding:
                 self._ask(host)
         reached = {host for host, at in self._answered.items() if now - at <= HEARD_S}
         self._number += 1
-        return None if leader in reached else Bid(self._number, len(reached), self._place)
+        return None if leader in reached else Bid(self._number, len(reached))
 
     def write(self, bid: Bid) -> None:
         """Show a bid to the leader; raises OSError or StoreError. Blocks."""
@@ -108,11 +106,6 @@ def read_bids(location: StoreLocation) -> dict[str, Bid]:
     return bids
 
 
-def place_of(settings: HostSettings) -> int:
-    """Return the place of this host in the list of those that may lead; 0 where there is none."""
-    return 0 if settings.store else settings.leader_addresses.index(settings.own_address)
-
-
 class SeenLease(NamedTuple):
     """The lease in the store, its bytes there, and whether it is over by the store's clock."""
 
@@ -131,20 +124,17 @@ def read_lease(location: StoreLocation) -> SeenLease:
     return SeenLease(Lease(**own), written, is_over)
 
 
-def store_id(settings: HostSettings) -> str:
-    """Return what tells the leaders' state dir from any other; "" where there is one leader."""
-    if settings.store:
-        return "a database"  # by which they found each other
-    if not settings.leaders:
-        return ""
-    path = settings.state_dir / "shared.id"
-    if not path.exists():
-        temporary = path.with_name(f".shared.{secrets.token_hex(8)}")
-        write_private(temporary, secrets.token_hex(16))
-        with contextlib.suppress(FileExistsError):  # another host was quicker
-            os.link(temporary, path)
-        temporary.unlink()
-    return path.read_text(encoding="ascii")
+def note_store(settings: HostSettings, location: StoreLocation) -> None:
+    """Remember that there is a state in this store; raises OSError. Blocks."""
+    if not is_known(settings, location):
+        write_private(settings.known_store_file, str(location))
+
+
+def is_known(settings: HostSettings, location: StoreLocation) -> bool:
+    """Return whether this host has seen a state in this store. Blocks."""
+    with contextlib.suppress(FileNotFoundError):
+        return settings.known_store_file.read_text(encoding="utf-8") == str(location)
+    return False
 
 
 def word_file(settings: HostSettings) -> Path:
@@ -185,10 +175,7 @@ class LeaderLease:
         except StaleWriterError as error:
             self._step_down(str(error))
         self._lease = Lease(
-            self._store.epoch,
-            self._settings.host_name,
-            place=place_of(self._settings),
-            address=self._settings.own_address,
+            self._store.epoch, self._settings.host_name, address=self._settings.own_address
         )
         self.renew()
         if self._store.renews_apart:

@@ -46,10 +46,8 @@ class Members:
         process: Process,
         changed: Callable[[], None],
         epoch: int = 0,
-        store_id: str = "",
     ) -> None:
         self.epoch = epoch  # that orders carry: 0 where no other host could lead
-        self._store_id = store_id
         self._loop = loop
         self._cluster = cluster
         self._settings = settings
@@ -79,10 +77,7 @@ class Members:
     def reported(self, message: cm.HostReported, sender: Address) -> bool:
         """Take a host's report; return whether what status shows has changed."""
         name = message.host
-        if message.store_id and (refusal := self._not_shared(message)):
-            self._answer(sender, refusal)
-            return False
-        if message.store_id and name != self._own:
+        if message.may_lead and name != self._own:
             self._electable[name] = message.address
         record = HostRecord(
             name=name,
@@ -102,7 +97,7 @@ class Members:
                 self._answer(sender, str(error))
                 return False
             self.listen_to(message.process.incarnation, name, message.address)
-        self._answer(sender, hosts=self.addresses() if message.store_id else self._may_lead())
+        self._answer(sender, hosts=self.addresses() if message.may_lead else self._may_lead())
         self._know(name, message.process, sender)
         self._stop_orphans(message)
         self.keys.reported(name, message.keys, sender)
@@ -121,30 +116,7 @@ class Members:
         return (self._settings.own_address, *others)
 
     def _may_lead(self) -> tuple[str, ...]:
-        own = self._settings.own_address
-        return self._settings.leader_addresses or (own, *self._electable.values())
-
-    def _not_shared(self, message: cm.HostReported) -> str:
-        """Return why a host that may lead cannot be one of those who take turns here."""
-        name, ours = message.host, self._settings.leader_addresses
-        if message.store_id == self._store_id:
-            if message.leaders == ours:
-                return ""
-            return (
-                f"host {name!r} is started with --leaders {','.join(message.leaders)}, and "
-                f"{self._own!r}, which leads, with {','.join(ours)}; start all that may lead with "
-                "the same list, in the same order"
-            )
-        if not self._store_id:
-            return (
-                f"host {name!r} is started with --leaders, and {self._own!r}, which leads, is not; "
-                "start all that may lead with the same --leaders, or this one with --join"
-            )
-        return (
-            f"the state dir of host {name!r} is not the one of {self._own!r}, which leads: they "
-            "hold different ids; --state-dir of all leaders must be one folder, on a file system "
-            "that they share"
-        )
+        return (self._settings.own_address, *self._electable.values())
 
     def _is_of_another_host(self, message: cm.HostReported) -> bool:
         return message.address != self._settings.own_address

@@ -12,7 +12,6 @@ from greenroom.actors.cluster.election import LeaderElection
 from greenroom.actors.cluster.epoch_fence import EpochFence
 from greenroom.actors.cluster.heartbeats import Beater
 from greenroom.actors.cluster.key_rotation import KeyHolder
-from greenroom.actors.cluster.leader_lease import store_id
 from greenroom.actors.host.capacity import capacity_of
 from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.admin import RequestReply, request_of
@@ -60,7 +59,6 @@ class Membership:
         self._controller: Address | None = None
         self._beater: Beater | None = None
         self._has_left = False
-        self._store_id = store_id(settings)
         self._obedience = EpochFence(port.loop)
         self.obeys = self._obedience.accepts
         self.on_silence: Callable[[], None] = lambda: None
@@ -110,8 +108,7 @@ class Membership:
             replicas=tuple((each["tag"], each["address"]) for each in replicas if "tag" in each),
             report=self._describe(),
             keys=self._keys.ids(),
-            store_id=self._store_id,
-            leaders=self._settings.leader_addresses,
+            may_lead=self._settings.may_lead,
         )
         self._port.loop.send(self._controller, report)
 
@@ -225,25 +222,34 @@ def leads(settings: HostSettings, controller: Finder | LeaderElection) -> bool:
     return controller.leads if isinstance(controller, LeaderElection) else settings.join is None
 
 
+def is_hopeless(
+    settings: HostSettings, controller: Finder | LeaderElection, membership: Membership
+) -> bool:
+    """Return whether it is no use to wait: the only host to join by, or the store, says no."""
+    if isinstance(controller, LeaderElection):
+        return bool(controller.refusal)
+    return membership.is_hopeless and len(settings.gates) == 1
+
+
 def obstacle(
     settings: HostSettings, controller: Finder | LeaderElection, membership: Membership
 ) -> str:
     """Return why this host will not join or lead; "" while it still may."""
     trouble = membership.trouble
-    if isinstance(controller, LeaderElection) and controller.never_led:
-        trouble = controller.refusal or trouble
+    if isinstance(controller, LeaderElection) and controller.refusal:
+        return controller.refusal
     if not trouble:
         return ""
-    if isinstance(controller, LeaderElection) and not membership.is_refused:
-        if not controller.never_led:
-            return ""  # it will lead itself, if no other host does
-        if settings.store:
-            return f"cannot join the hosts that share {location_at(settings.store)}: {trouble}"
-        first = settings.leader_addresses[0]
-        begin = "" if first == settings.own_address else f"start {first} first, or "
-        trouble += (
-            f"; and no host has led from the state dir {settings.state_dir} yet, where only the "
-            f"first of --leaders may begin: {begin}name the folder that all leaders share with "
-            "--state-dir"
-        )
-    return f"cannot join {', '.join(settings.gates)}: {trouble}"
+    if (
+        isinstance(controller, LeaderElection)
+        and not membership.is_refused
+        and not controller.never_led
+    ):
+        return ""  # it will lead itself, if no other host does
+    return f"cannot join {others(settings)}: {trouble}"
+
+
+def others(settings: HostSettings) -> str:
+    """Return which hosts this one joins, as a message names them."""
+    shared = f"the hosts that share {location_at(settings.store_name)}"
+    return shared if settings.may_lead else ", ".join(settings.gates)

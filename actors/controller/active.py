@@ -18,7 +18,7 @@ from typing import Any
 
 from thespian.actors import ChildActorExited
 
-from greenroom.actors.cluster.leader_lease import LeaderLease, store_id
+from greenroom.actors.cluster.leader_lease import LeaderLease
 from greenroom.actors.cluster.members import Members
 from greenroom.actors.controller.policies import Policies
 from greenroom.actors.controller.read_only import saving
@@ -114,7 +114,6 @@ class ActiveController:
             process,
             self._changed,
             epoch=self.epoch,
-            store_id=store_id(settings),
         )
         self._supervisor = Supervisor(
             loop,

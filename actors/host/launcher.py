@@ -80,6 +80,13 @@ def begin(
 ) -> Callable[[], bool]:
     """Begin to start as :func:`start` does; return what waits for it, on any thread, once."""
     check_state_dir(settings.state_dir)
+    if settings.shared_dir is not None:
+        if not settings.shared_dir.is_dir():  # perhaps not mounted, so it is not made here
+            raise StartError(
+                f"store={settings.store}: there is no such folder; make it, or mount it, where all "
+                "hosts that may lead share it"
+            )
+        check_state_dir(settings.shared_dir)
     _check_state(settings)
     outcome = _attempt(settings, on_progress, is_command=is_command)
 
@@ -104,7 +111,7 @@ def _attempt(
     if _wait_for_another_start(settings, on_progress):
         return None
     _prepare_folders(settings)
-    may_fork = is_command and forking.can_fork() and can_mark(settings.own_dir)
+    may_fork = is_command and forking.can_fork() and can_mark(settings.state_dir)
     return _start_host(settings, _fork if may_fork else _spawn, on_progress)
 
 
@@ -132,7 +139,7 @@ def _start_host(
     output = open_log(settings, "host")
     try:
         environ = {**settings.to_environ(), "GREENROOM_READY_FD": str(write_fd)}
-        environ[MARK] = mark_of(settings.own_dir)  # last, where no long title reaches
+        environ[MARK] = mark_of(settings.state_dir)  # last, where no long title reaches
         launch(environ, output, write_fd)
     finally:
         os.close(output)

@@ -39,7 +39,14 @@ from typing import Any, NoReturn
 
 from thespian.actors import ActorSystem, ActorSystemException
 
-from greenroom.actors.cluster.membership import Membership, find_controller, leads, obstacle
+from greenroom.actors.cluster.membership import (
+    Membership,
+    find_controller,
+    is_hopeless,
+    leads,
+    obstacle,
+    others,
+)
 from greenroom.actors.environments import folders, packages
 from greenroom.actors.host.capacity import count_gpus
 from greenroom.actors.host.front import Front, answers_http, url_of
@@ -131,7 +138,7 @@ def main() -> int:
     if lock_fd is None:
         tell_starter("running")
         return 0
-    mark(settings.own_dir)
+    mark(settings.state_dir)
     configure_logging(settings, HOST_ROLE)
     if (
         settings.num_gpus is None and not settings.no_replicas
@@ -361,7 +368,7 @@ class Host:
                 raise StartError(
                     f"{url_of(settings)}/-/healthz does not answer 200"
                     if self._is_in_cluster()
-                    else f"cannot join {', '.join(settings.gates)}: no controller answers"
+                    else f"cannot join {others(settings)}: no controller answers"
                 )
             await asyncio.sleep(READY_POLL_S)
         if not starts_over:
@@ -372,7 +379,8 @@ class Host:
         self._port.loop.guarded(self._membership.report)
 
     def _is_in_cluster(self) -> bool:
-        return not self._settings.gates or self._membership.has_joined
+        is_alone = not (self._settings.gates or self._settings.may_lead)
+        return is_alone or self._membership.has_joined
 
     def _check_progress(self, passed_s: float) -> None:
         """Raise StartError where waiting is no use: the front has ended, or we cannot join."""
@@ -380,8 +388,8 @@ class Host:
             raise StartError(f"the HTTP front ended: {last_line(self._settings, 'front.log')}")
         if self._grpc.has_ended:
             raise StartError(f"the gRPC server ended: {last_line(self._settings, 'grpc.log')}")
-        is_hopeless = self._membership.is_hopeless and len(self._settings.gates) == 1
-        if not self._is_in_cluster() and (is_hopeless or passed_s > JOIN_TIMEOUT_S):
+        no_hope = is_hopeless(self._settings, self._controller, self._membership)
+        if not self._is_in_cluster() and (no_hope or passed_s > JOIN_TIMEOUT_S):
             reason = obstacle(self._settings, self._controller, self._membership)
             if reason:
                 raise StartError(reason)

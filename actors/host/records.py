@@ -124,13 +124,13 @@ def _show_mark() -> None:
         ctypes.memmove(block.stop - len(entry), entry, len(entry))
 
 
-def is_marked(pid: int, folders: Iterable[Path]) -> bool:
-    """Return whether a process, of this user and PID namespace, belongs to one of these systems."""
+def is_marked(pid: int, folder: Path) -> bool:
+    """Return whether a process, of this user and PID namespace, belongs to this folder's system."""
     try:
         if os.stat(f"/proc/{pid}").st_uid != os.geteuid():
             return False
         environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        return not {_entry(folder) for folder in folders}.isdisjoint(environ) and (
+        return _entry(folder) in environ and (
             os.readlink(f"/proc/{pid}/ns/pid") == os.readlink("/proc/self/ns/pid")
         )
     except OSError:  # it has ended, or shows nothing of itself
@@ -142,16 +142,10 @@ def _entry(folder: Path) -> bytes:
 
 
 class RunRecords:
-    """The processes of one host's system; ``folder`` is the ``run/`` of the host's own files.
+    """The processes of one host's system; ``folder`` is the ``run/`` of its state dir."""
 
-    ``others`` are further folders that the system's processes may be marked with.
-    """
-
-    def __init__(
-        self, folder: Path, *others: Path, call_later: Callable[..., object] | None = None
-    ) -> None:
+    def __init__(self, folder: Path, *, call_later: Callable[..., object] | None = None) -> None:
         self._folder = folder
-        self._marks = (folder.parent, *others)
         self._owed: dict[Process, dict[str, object]] = {}  # records that the disk has not taken
         self._call_later = call_later
 
@@ -213,7 +207,7 @@ class RunRecords:
         found = self.alive()
         known = {(process.pid, process.start_ticks) for process in found}
         for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-            process = identify(pid) if is_marked(pid, self._marks) else None
+            process = identify(pid) if is_marked(pid, self._folder.parent) else None
             if process is not None and (process.pid, process.start_ticks) not in known:
                 found[process] = role_of(pid)
         return {process: role for process, role in found.items() if process.pid != os.getpid()}
@@ -288,20 +282,19 @@ class RunRecords:
 
 def records_of(settings: HostSettings) -> RunRecords:
     """Return the processes of this host's system."""
-    # Where leaders share the state dir, and all of it is gone, own_dir cannot be determined.
-    return RunRecords(settings.run_dir, settings.state_dir / "hosts" / settings.host_name)
+    return RunRecords(settings.run_dir)
 
 
 def forget_state(settings: HostSettings) -> None:
     """Delete the state on disk of a system that has ended, as far as the disk lets it."""
-    if settings.store:
-        location_at(settings.store).forget()
+    location_at(settings.store_name).forget()
     for folder in (
         *(settings.store_dir, settings.run_dir, settings.logs_dir),
         *(settings.folders_dir, settings.environments_dir),
     ):
         shutil.rmtree(folder, ignore_errors=True)
-    for left in (being_written(settings.status_file), settings.host_id_file):
+    files = (being_written(settings.status_file), settings.host_id_file, settings.known_store_file)
+    for left in files:
         with contextlib.suppress(OSError):
             left.unlink(missing_ok=True)
 

@@ -275,8 +275,7 @@ class HostReported(Message):
     replicas: tuple[tuple[str, str], ...]
     report: dict[str, Any]  # for status
     keys: tuple[str, str, str] = ("", "", "")  # core.key_rotation.KeyIds of what it holds
-    store_id: str = ""  # of the state dir that leaders share, on one of them
-    leaders: tuple[str, ...] = ()  # those that may lead, as it was told, on one of them
+    may_lead: bool = False
 
 
 @message

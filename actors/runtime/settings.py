@@ -138,16 +138,11 @@ class HostSettings(BaseSettings):
         description="HOST:PORT of the cluster's leader, or of all leaders with commas, for a host "
         "that joins; needs --bind.",
     )
-    leaders: str | None = Field(
-        default=None,
-        description="IP:PORT of all hosts that may lead, in order, with commas; they share one "
-        "state dir.",
-    )
     store: str | None = Field(
         default=None,
         repr=False,  # it may have a password
-        description="postgresql://USER@HOST/DATABASE where the cluster's state is kept; each host "
-        "with it may lead [a folder in the state dir].",
+        description="Where hosts that may lead keep the cluster's state: postgresql://USER@HOST/"
+        "DATABASE, or the absolute path of a folder that they share [the state dir].",
     )
     host_name: str = Field(
         default_factory=lambda: socket.gethostname() or "localhost",
@@ -281,29 +276,11 @@ class HostSettings(BaseSettings):
             _check_host_and_port(each, "HOST:PORT of a system that runs")
         return join
 
-    @field_validator("leaders")
-    @classmethod
-    def _names_leaders(cls, leaders: str | None) -> str | None:
-        each = leaders.split(",") if leaders else []
-        for address in each:
-            wanted = (
-                "IP:PORT; name each host that may lead by its --bind address and admin port, in "
-                "order, with commas"
-            )
-            host, _ = _check_host_and_port(address, wanted)
-            try:
-                ipaddress.IPv4Address(host)
-            except ValueError:
-                raise ValueError(f"{address!r}: expected {wanted}") from None
-        if leaders and (len(each) < 2 or len(set(each)) < len(each)):
-            raise ValueError("expected two different hosts or more; a single leader needs no list")
-        return leaders
-
     @field_validator("host_name")
     @classmethod
     def _can_name_a_folder(cls, name: str) -> str:
         wrong = wrong_with(name, MAX_TAG_BYTES)
-        if wrong is None and ("/" in name or name in (".", "..")):  # leaders have such folders
+        if wrong is None and ("/" in name or name in (".", "..")):  # its notes in a store are files
             wrong = "expected a name that a folder can have"
         if wrong:
             raise ValueError(wrong)
@@ -380,37 +357,34 @@ class HostSettings(BaseSettings):
         return labels if self.join else {**labels, STORE_LABEL: "yes"}
 
     @property
-    def own_dir(self) -> Path:
-        """The folder of what is this host's alone: part of a state dir that leaders share."""
-        own = self.state_dir / "hosts" / self.host_name
-        # Unlike Path.is_dir, os.path.isdir does not raise where the folder may not be read; the
-        # process that opens a file there gives the better error.
-        return own if self.leaders or os.path.isdir(own) else self.state_dir
-
-    @property
     def logs_dir(self) -> Path:
         """The folder of all logs."""
-        return self.own_dir / "logs"
+        return self.state_dir / "logs"
 
     @property
     def run_dir(self) -> Path:
         """The folder of the records of running processes."""
-        return self.own_dir / "run"
+        return self.state_dir / "run"
 
     @property
     def store_dir(self) -> Path:
-        """The folder of the key-value store."""
-        return self.state_dir / "store"
+        """The folder of the key-value store, where that is not in a database."""
+        return (self.shared_dir or self.state_dir) / "store"
+
+    @property
+    def shared_dir(self) -> Path | None:
+        """The folder that this host's ``store`` names; None for a database, and without one."""
+        return Path(self.store) if self.store and not is_database(self.store) else None
 
     @property
     def store_name(self) -> str | Path:
         """The name of the key-value store, for location_at."""
-        return self.store or self.store_dir
+        return self.store if self.store and is_database(self.store) else self.store_dir
 
     @property
     def may_lead(self) -> bool:
         """Whether this host is one of several that may lead."""
-        return bool(self.leaders or self.store)
+        return self.store is not None
 
     @property
     def folders_dir(self) -> Path:
@@ -420,12 +394,12 @@ class HostSettings(BaseSettings):
     @property
     def environments_dir(self) -> Path:
         """Where the virtual environments of this host's replicas are."""
-        return self.own_dir / "environments"
+        return self.state_dir / "environments"
 
     @property
     def status_file(self) -> Path:
         """The status snapshot, beside the store."""
-        return self.own_dir / "status.json"
+        return self.state_dir / "status.json"
 
     @property
     def cluster_key(self) -> Path:
@@ -435,7 +409,12 @@ class HostSettings(BaseSettings):
     @property
     def host_id_file(self) -> Path:
         """The file with the id that distinguishes this host from another of its name."""
-        return self.own_dir / "host.id"
+        return self.state_dir / "host.id"
+
+    @property
+    def known_store_file(self) -> Path:
+        """The file that names the shared store in which this host has seen a state."""
+        return self.state_dir / "store.known"
 
     @property
     def remote_addresses(self) -> tuple[str, ...]:
@@ -444,15 +423,8 @@ class HostSettings(BaseSettings):
         return () if any(map(_is_of_this_host, each)) else each
 
     @property
-    def leader_addresses(self) -> tuple[str, ...]:
-        """IP:PORT of each host that may lead, in order; empty where only one may."""
-        return tuple(self.leaders.split(",")) if self.leaders else ()
-
-    @property
     def gates(self) -> tuple[str, ...]:
-        """HOST:PORT of each other host that may know the leader; empty on the only host."""
-        if self.leaders:
-            return tuple(each for each in self.leader_addresses if each != self.own_address)
+        """HOST:PORT of each host that it joins by."""
         return tuple(self.join.split(",")) if self.join else ()
 
     @property
@@ -483,8 +455,8 @@ def _is_of_this_host(address: str) -> bool:
 
 
 def _check_place_in_cluster(settings: HostSettings) -> None:
-    """Raise ValueError where ``join`` or ``leaders`` do not fit a host that is bound so."""
-    join, leaders, own = settings.join, settings.leaders, settings.own_address
+    """Raise ValueError where ``join`` or ``store`` does not fit a host that is bound so."""
+    join, own = settings.join, settings.own_address
     if settings.store is not None:
         _check_store(settings)
     if settings.advertise is not None and not is_bound(settings):
@@ -500,33 +472,23 @@ def _check_place_in_cluster(settings: HostSettings) -> None:
             f"join={join!r}: {own} is this host itself; name others, or leave --join out on the "
             "host that leads"
         )
-    if leaders is not None and join is not None:
-        raise ValueError(
-            f"leaders={leaders!r} and join={join!r}: a host may lead, or joins the hosts that do; "
-            "give one of them"
-        )
-    if leaders is not None and own not in settings.leader_addresses:
-        raise ValueError(
-            f"leaders={leaders!r}: this host, {settings.bind or 'without --bind'}:"
-            f"{settings.admin_port}, is not among them; name it, or let it join with --join"
-        )
 
 
 def _check_store(settings: HostSettings) -> None:
     """Raise ValueError, without a password, where ``store`` does not fit."""
-    if not is_database(settings.store or ""):
+    if settings.shared_dir is not None and not settings.shared_dir.is_absolute():
         raise ValueError(
-            f"store={settings.store!r}: must be postgresql://USER@HOST/DATABASE; for a folder, use "
-            "--state-dir"
+            f"store={settings.store!r}: must be the absolute path of a folder, or "
+            "postgresql://USER@HOST/DATABASE"
         )
     try:
-        shown = f"store={location_at(settings.store or '')}"
+        shown = f"store={location_at(settings.store_name)}"
     except ValueError as error:
         raise ValueError(f"store={error}") from None
-    if settings.leaders or settings.join:
+    if settings.join:
         raise ValueError(
-            f"{shown}: hosts find each other there; leave out --leaders and --join, or --store on "
-            "a host that is never to lead"
+            f"{shown}: hosts find each other there; leave out --join, or --store on a host that is "
+            "never to lead"
         )
 
 

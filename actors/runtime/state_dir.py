@@ -25,8 +25,8 @@ _OTHERS_WRITE = 0o022
 _OTHERS_ENTER = 0o011
 _ALL_USERS = ["0", "0", "4294967295"]  # the map of a user namespace that has them all
 # What we leave in a state dir; anything else in it is not ours to judge.
-_FOLDERS = ("store", "run", "logs", "folders", "hosts")
-_FILES = ("cluster.key", "status.", "host.", "shared.id", ".shared.")
+_FOLDERS = ("store", "run", "logs", "folders")
+_FILES = ("cluster.key", "status.", "host.", "store.")
 _USERS = "folders"  # users' code works in what is in there, and may leave there what it likes
 
 
@@ -132,8 +132,7 @@ def _sees_all_users() -> bool:
 def _refuse(folder: Path, reason: str) -> NoReturn:
     raise StartError(
         f"the state dir {folder} is not safe to use: {reason}. Anyone who can write there can run "
-        "code as this user: choose another with --state-dir or GREENROOM_STATE_DIR, or run this as "
-        "its owner"
+        "code as this user: choose another with --state-dir or --store, or run this as its owner"
     )
 
 

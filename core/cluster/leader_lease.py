@@ -8,8 +8,8 @@ it every :data:`LOOK_S`. Both count time by their own clock:
     renewed within TERM_S               acts                       follows
     not renewed for TERM_S              does nothing until it has  follows
                                         renewed
-    unchanged for OVER_S, and RANK_S    is refused by the store,   takes the lease over, with a
-    for each host that comes first      and ends                   higher epoch
+    unchanged for OVER_S                is refused by the store,   takes the lease over, with a
+                                        and ends                   higher epoch
     given up for an heir                acts no more               the heir takes it over at once,
                                                                    another one after OVER_S
 
@@ -25,7 +25,7 @@ answers heartbeats, the others wait twice as long, because it may just be late.
 
 A leader gives the lease up when its host is stopped, and when another host *reaches* more hosts
 than it does. To show that, a host that may lead but does not hear the leader leaves a *bid* in the
-shared folder: the number of other hosts that answer it. If no bid is higher than its own number,
+store: the number of other hosts that answer it. If no bid is higher than its own number,
 the leader stays: a cut between two hosts does not show which of them is better connected.
 """
 
@@ -39,7 +39,6 @@ TERM_S = 2.6
 OVER_S = 2.8  # must be longer than the term
 LOOK_S = 0.2
 PAUSE_S = 1.0  # between two looks: the looking host was away itself
-RANK_S = 0.4  # by which each later one of the leaders waits longer, so that the first goes first
 BEATS_S = 1.5  # a leader that was heard of within this may just be late in renewing
 BID_FRESH_S = 1.5  # a bid that has not changed for longer is an old one
 SETTLED_S = 10.0  # for which a leader keeps the lease, so that leading does not go to and fro
@@ -51,7 +50,6 @@ class Lease(NamedTuple):
     epoch: int = 0  # of the store's last writer; 0 when there never was one
     holder: str = ""  # the name of its host
     number: int = 0  # grows with each renewal
-    place: int = 0  # of that host in the list of those that may lead
     heir: str = ""  # the host that it was given up for; "" while it is held
     leaves: bool = False  # whether its host was stopped, so that it need not be waited for
     address: str = ""  # of that host
@@ -62,7 +60,6 @@ class Bid(NamedTuple):
 
     number: int  # grows with each
     reach: int  # how many other hosts answer it
-    place: int  # in the list of those that may lead
 
 
 class Tenure:
@@ -85,11 +82,10 @@ class Tenure:
 
 
 class Succession:
-    """Decides whether this host should lead; ``rank`` is its place among those that may."""
+    """Decides whether this host should lead."""
 
-    def __init__(self, own: str, rank: int) -> None:
+    def __init__(self, own: str) -> None:
         self._own = own
-        self._rank = rank
         self.seen = Lease()
         self._changed_at: float | None = None
         self._looked_at = 0.0
@@ -100,24 +96,21 @@ class Succession:
         """Take what the store says; return whether this host is to lead.
 
         ``silent_s`` is for how long the leader has not answered heartbeats. The holder leads on
-        until it gives the lease up. Where there never was a leader only the first host begins.
-        ``is_over`` is what the store's own clock says; None where it has none.
+        until it gives the lease up. Where there never was a leader any host begins: of those that
+        try at the same time the store takes one. ``is_over`` is what the store's own clock says;
+        None where it has none.
         """
         if lease != self.seen or self._changed_at is None or now - self._looked_at > PAUSE_S:
             self.seen, self._changed_at = lease, now
         self._looked_at = now
         if lease.epoch == 0:
-            return self._rank == 0
+            return True
         if self._own == (lease.heir or lease.holder):
             return True
         if is_over is not None and not lease.heir:
             return is_over
-        return now - self._changed_at > self._patience_s(lease, silent_s)
-
-    def _patience_s(self, lease: Lease, silent_s: float) -> float:
-        first = self._rank - (lease.place < self._rank)  # the leader itself does not count
-        patience_s = OVER_S + first * RANK_S
-        return patience_s if lease.heir or silent_s > BEATS_S else 2 * patience_s
+        may_be_late = not lease.heir and silent_s <= BEATS_S
+        return now - self._changed_at > (2 * OVER_S if may_be_late else OVER_S)
 
 
 class Contest:
@@ -141,8 +134,8 @@ class Contest:
         if now - self._begun_at < SETTLED_S:
             return ""
         higher = [
-            (-bid.reach, bid.place, host)
+            (-bid.reach, host)
             for host, (bid, changed_at) in self._seen.items()
             if bid.reach > reach and now - changed_at <= BID_FRESH_S
         ]
-        return min(higher)[2] if higher else ""
+        return min(higher)[1] if higher else ""

@@ -38,7 +38,7 @@ def settings_of(number: int, shape: str, leaders: int) -> HostSettings:
         state_dir=STATE_DIR,
         host_name=f"host {number}",
         bind=ip_of(number),
-        leaders=",".join(addresses) if shape == LEADERS and number < leaders else None,
+        store="/shared" if shape == LEADERS and number < leaders else None,
         join=",".join(addresses) if number >= leaders else None,
     )
 

@@ -344,27 +344,24 @@ def _classes(simulation: Simulation) -> dict[str, Any]:
     def here() -> int:
         return 0 if world.current is None else world.current.host
 
-    def store_id(settings: Any) -> str:
-        return "shared" if settings.leaders else ""
-
     def without_effect(*methods: str) -> Any:
         return lambda *_: SimpleNamespace(**dict.fromkeys(methods, nothing))
 
     in_actors = {
         "cluster.election.location_at": lambda _: disk,
         "cluster.key_rotation.KeyFiles": hosts.Keys,
+        "cluster.election.note_store": nothing,
+        "cluster.election.is_known": lambda *_: False,
         "cluster.leader_lease.location_at": lambda _: disk,
         "cluster.leader_lease.word_file": lambda _: simulation.word_files[here()],
         "cluster.leader_lease.write_private": lambda path, text: path.write_text(text),
         "cluster.membership.capacity_of": lambda _: CAPACITY,
         "cluster.membership.host_id": lambda settings: f"the id of {settings.host_name}",
-        "cluster.membership.store_id": store_id,
         "controller.active.location_at": lambda _: disk,
         "controller.actor.location_at": lambda _: disk,
         "controller.active.Policies": without_effect("tidy", "close"),
         "controller.active.StatusFile": without_effect("changed", "close"),
         "controller.active.capacity_of": lambda _: CAPACITY,
-        "controller.active.store_id": store_id,
         "controller.read_only.location_at": lambda _: disk,
         "cluster.membership.LeaderElection": hosts.LeaderElection,
         "proxy.dispatcher.Router": lambda draw, host: CheckedRouter(Router(draw, host), simulation),

@@ -113,9 +113,8 @@ class ClusterHost(Host):
         self.cluster, self.number = cluster, number
         self.label = "abcdefghij"[number]
         self.leads = number < cluster.leaders
-        self.state_dir = cluster.folder / ("shared" if self.leads else self.label)
-        self.own_dir = self.state_dir / "hosts" / self.label if self.leads else self.state_dir
-        logs.begin(self.own_dir / "logs")
+        self.state_dir = cluster.folder / self.label
+        logs.begin(self.state_dir / "logs")
         super().__init__(name, f"{NETWORK}.{number + 1}")
         self._loads: Host | None = None  # what makes requests, once there is a load
 
@@ -141,21 +140,20 @@ class ClusterHost(Host):
     def start(self, *flags: str, key_file: Path | None = None, **environ: str) -> str:
         """Start its system: the first host leads, the others join it."""
         args = ["start", "--bind", self.address, *flags]
-        leaders = [f"{NETWORK}.{n + 1}:1900" for n in range(self.cluster.leaders)]
-        if self.cluster.store:
-            args += ["--store", self.cluster.store]
+        store = self.cluster.store or (self.leads and self.cluster.make_shared())
+        if store:
+            args += ["--store", str(store)]
             args += ["--key-file", str(key_file or self.cluster.make_key())]
-        elif self.leads:
-            args += ["--leaders", ",".join(leaders)]
         elif self.number:
             key_file = key_file or self.cluster.hosts[0].state_dir / "cluster.key"
-            join = ",".join(leaders or [f"{NETWORK}.1:1900"])
+            leaders = range(max(self.cluster.leaders, 1))
+            join = ",".join(f"{NETWORK}.{n + 1}:1900" for n in leaders)
             args += ["--join", join, "--key-file", str(key_file)]
         return self.check(*args, **environ)
 
     def log(self, name: str) -> str:
         """Return a log's text, "" when there is none."""
-        path = self.own_dir / "logs" / name
+        path = self.state_dir / "logs" / name
         return path.read_text(errors="replace") if path.exists() else ""
 
     def status(self) -> dict[str, Any]:
@@ -236,7 +234,7 @@ class Cluster:
 
     def __init__(self, folder: Path, leaders: int = 0) -> None:
         self.folder = folder
-        self.leaders = leaders  # so many of the first hosts may lead; they share a state dir
+        self.leaders = leaders  # so many of the first hosts may lead; they share a folder
         self.store = ""  # the URL of the database that they share
         self.stem = f"greenroom-{os.getpid()}-{next(_numbers)}"
         self.hosts: list[ClusterHost] = []
@@ -277,6 +275,12 @@ class Cluster:
         first.start(**environ)
         with ThreadPoolExecutor(len(others)) as pool:
             list(pool.map(lambda host: host.start(**environ), others))
+
+    def make_shared(self) -> Path:
+        """Return the folder with the store that hosts share, made at the first call."""
+        path = self.folder / "shared"
+        path.mkdir(mode=0o700, exist_ok=True)
+        return path
 
     def make_key(self) -> Path:
         """Return the cluster file, made at the first call."""

@@ -23,8 +23,6 @@ from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import StoreNotWritableError
 from greenroom.persistence.locations import location_at
 
-LEADERS = "10.0.0.1:1900,10.0.0.2:1900"
-
 
 class Ended(BaseException):
     """The process has ended."""
@@ -62,7 +60,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> HostSettings:
-    given = {"leaders": LEADERS, "state_dir": str(tmp_path), "host_name": "one"}
+    given = {"store": str(tmp_path / "shared"), "state_dir": str(tmp_path), "host_name": "one"}
     made = read_settings({}, bind="10.0.0.1", **given)
     made.run_dir.mkdir(parents=True)
     word_file(made).write_text("0")
@@ -116,7 +114,7 @@ def test_a_leader_that_misses_hosts_gives_way_to_a_higher_bid_and_ends(
 
     def bid(reach: int) -> tuple[int, int]:
         """Bid, whenever the leader looks how many hosts it reaches."""
-        location.note("two", json.dumps(Bid(next(bids), reach, 1)))
+        location.note("two", json.dumps(Bid(next(bids), reach)))
         return 1, 2
 
     world.pass_time(SETTLED_S)
@@ -133,8 +131,8 @@ def test_what_is_no_bid_is_none(settings: HostSettings) -> None:
     location = location_at(settings.store_name)
     location.try_to_write()  # which makes the folder
     assert read_bids(location) == {}
-    notes = {"two": "[1, 2, 3]", "three": "[1]", "four": "{", "five": "7", "six": "[6, 6, 6]"}
+    notes = {"two": "[1, 2]", "three": "[1]", "four": "{", "five": "7", "six": "[6, 6]"}
     for name, text in notes.items():
         location.note(name, text)
     location.note("six", "")
-    assert read_bids(location) == {"two": Bid(1, 2, 3)}
+    assert read_bids(location) == {"two": Bid(1, 2)}

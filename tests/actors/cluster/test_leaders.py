@@ -1,4 +1,4 @@
-"""Leaders that cannot be: each is refused before it does harm, naming what and why."""
+"""Hosts that may lead, by a folder that they share; and folders that cannot be shared."""
 
 from __future__ import annotations
 
@@ -6,73 +6,62 @@ from pathlib import Path
 
 import pytest
 
+from greenroom.actors.transport.cluster_key import ensure_key
 from greenroom.core.errors import StartError
-from tests.support.systems import RunningSystem, free_port, running_system
+from tests.support.systems import RunningSystem, free_port
 
-OWN, OTHER = "127.0.0.8", "127.0.0.9"
-
-
-def leader(tmp_path: Path, name: str, bind: str, port: int, **more: str) -> RunningSystem:
-    leaders = ",".join(sorted({f"{OWN}:{port}", f"{OTHER}:{port}"}, reverse=True))
-    environ = {
-        "GREENROOM_BIND": bind,
-        "GREENROOM_ADMIN_PORT": str(port),
-        "GREENROOM_LEADERS": leaders,
-        "GREENROOM_HOST_NAME": name,
-    }
-    return RunningSystem(tmp_path, **{**environ, **more})
+ONE, TWO = "127.0.0.8", "127.0.0.9"
 
 
-def test_who_is_not_first_does_not_begin_alone_with_a_state_dir_nobody_led_from(
-    tmp_path: Path,
-) -> None:
-    alone = leader(tmp_path, "two", OWN, free_port())
-    with pytest.raises(StartError, match="no host has led from the state dir") as refused:
+def leader(tmp_path: Path, name: str, bind: str, port: int, store: Path) -> RunningSystem:
+    key = tmp_path / "cluster.key"
+    ensure_key(key)
+    return RunningSystem(
+        tmp_path / name,
+        GREENROOM_BIND=bind,
+        GREENROOM_ADMIN_PORT=str(port),
+        GREENROOM_HOST_NAME=name,
+        GREENROOM_KEY_FILE=str(key),
+        GREENROOM_STORE=str(store),
+    )
+
+
+def test_a_host_leads_and_the_next_one_finds_it_by_the_folder(tmp_path: Path) -> None:
+    port, store = free_port(), tmp_path / "store of all"
+    store.mkdir()
+    one = leader(tmp_path, "one", ONE, port, store)
+    two = leader(tmp_path, "two", TWO, port, store)
+    one.start()
+    try:
+        two.start()
+        assert {host["name"] for host in two.status()["hosts"]} == {"one", "two"}
+        assert two.status()["controller"]["host"] == "one"
+    finally:
+        two.stop()
+        one.stop()
+    assert {path.name for path in store.iterdir()} == {"store"}, "each has its own logs"
+
+
+def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    alone = leader(tmp_path, "one", ONE, free_port(), tmp_path / "not mounted")
+    with pytest.raises(StartError, match="not mounted: there is no such folder; make it, or mount"):
         alone.start()
-    told = str(refused.value)
-    first = alone.settings.leader_addresses[0]
-    assert first.startswith(OTHER)
-    assert f"cannot join {first}: nothing listens at its port" in told
-    assert f"start {first} first, or name the folder that all leaders share" in told
+    assert not (tmp_path / "not mounted").exists()
+
+
+def test_a_host_does_not_begin_anew_in_a_folder_that_has_lost_its_state(tmp_path: Path) -> None:
+    """As when the folder is not mounted: it would serve none of what was deployed."""
+    store = tmp_path / "store of all"
+    store.mkdir()
+    alone = leader(tmp_path, "one", ONE, free_port(), store)
+    alone.start()
+    alone.stop()
+    (store / "store").rename(tmp_path / "elsewhere")
+    with pytest.raises(StartError, match="is empty, and this host has seen a state in it") as told:
+        alone.start()
     assert not alone.pids()
-
-
-def test_leaders_with_different_lists_are_told_so(tmp_path: Path) -> None:
-    port = free_port()
-    first = leader(tmp_path, "one", OTHER, port)
-    first.start()
-    try:
-        other_way_round = f"{OWN}:{port},{OTHER}:{port}"
-        second = leader(tmp_path, "two", OWN, port, GREENROOM_LEADERS=other_way_round)
-        with pytest.raises(StartError, match=r"the same list, in the same order"):
-            second.start()
-        assert [host["name"] for host in first.status()["hosts"]] == ["one"]
-    finally:
-        first.stop()
-
-
-def test_the_first_does_not_begin_anew_where_another_holds_another_key(tmp_path: Path) -> None:
-    """As when the shared folder is not mounted: it would serve none of what was deployed."""
-    port = free_port()
-    with running_system(tmp_path / "other", GREENROOM_BIND=OWN, GREENROOM_ADMIN_PORT=str(port)):
-        alone = leader(tmp_path / "alone", "one", OTHER, port)
-        with pytest.raises(StartError, match="it has another cluster's file") as refused:
-            alone.start()
-    assert "name the folder that all leaders share" in str(refused.value)
-    assert not alone.pids()
-
-
-def test_leaders_whose_state_dirs_are_not_one_folder_are_told_so(tmp_path: Path) -> None:
-    port = free_port()
-    first = leader(tmp_path / "one", "one", OTHER, port)
-    first.start()
-    try:
-        key = str(first.settings.cluster_key)
-        second = leader(tmp_path / "two", "two", OWN, port, GREENROOM_KEY_FILE=key)
-        with pytest.raises(StartError, match="they hold different ids"):
-            second.start()
-        assert not second.pids()
-        assert first.status()["controller"]["host"] == "one"
-        assert [host["name"] for host in first.status()["hosts"]] == ["one"]
-    finally:
-        first.stop()
+    known = alone.settings.known_store_file
+    assert f"to begin anew, delete {known}" in str(told.value)
+    known.unlink()
+    alone.start()
+    alone.stop()

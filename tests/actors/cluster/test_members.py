@@ -102,7 +102,6 @@ def reported(tmp_path: Path, host: str, epoch: int, **led: str) -> list[tuple[st
         replicas=(("t#1", "10.0.0.2:2000"),),
         report={},
         keys=KeyIds("a key"),
-        store_id="",
     )
     members.reported(report, ActorAddress(ProcessAddress("10.0.0.2", 2001)))
     members.close()
@@ -116,10 +115,9 @@ def stopped(tmp_path: Path, host: str, epoch: int) -> list[str]:
 
 
 def test_a_host_that_may_not_lead_is_told_of_those_that_may(tmp_path: Path) -> None:
-    leaders = "10.0.0.1:1900,10.0.0.2:1900"
-    sent = reported(tmp_path, "c", 1, leaders=leaders)
+    sent = reported(tmp_path, "c", 1)
     (told,) = [message for _, message in sent if isinstance(message, cm.HostAnswered)]
-    assert told.hosts == tuple(leaders.split(","))
+    assert told.hosts == ("127.0.0.1:1900",)
 
 
 def test_replicas_that_are_nobodys_go_also_on_the_host_of_who_leads_after_another(

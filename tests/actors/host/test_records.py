@@ -72,7 +72,7 @@ def test_a_title_does_not_overwrite_the_mark_of_another_program(tmp_path: Path) 
             assert child.stdout is not None
             assert child.stdout.readline() == b"titled\n"
             assert role_of(child.pid) == "http master"
-            assert is_marked(child.pid, [tmp_path])
+            assert is_marked(child.pid, tmp_path)
         finally:
             child.kill()
 
@@ -87,8 +87,8 @@ def test_a_process_of_another_user_is_not_ours_whatever_its_environment_says(
         subprocess.Popen(["sleep", "600"], env=environ) as ours,
     ):
         try:
-            wait_until(lambda: is_marked(ours.pid, [tmp_path]), 5, "its start")
-            assert not is_marked(other.pid, [tmp_path])
+            wait_until(lambda: is_marked(ours.pid, tmp_path), 5, "its start")
+            assert not is_marked(other.pid, tmp_path)
             found = {process.pid for process in RunRecords(tmp_path / "run").found()}
             assert found == {ours.pid}
         finally:
@@ -101,7 +101,7 @@ def test_stop_ends_what_is_on_no_record(tmp_path: Path) -> None:
     settings = read_settings({"GREENROOM_STATE_DIR": str(tmp_path / "state")})
     assert not system.stop(settings)
     with started("sleep", "600", **{MARK: mark_of(tmp_path / "state")}) as left:
-        wait_until(lambda: is_marked(left.pid, [tmp_path / "state"]), 5, "its start")
+        wait_until(lambda: is_marked(left.pid, tmp_path / "state"), 5, "its start")
         assert system.stop(settings)
         assert not alive(left.pid)
 

@@ -37,7 +37,6 @@ SAMPLES = {
     "bind": "10.0.0.1",
     "advertise": "192.0.2.1",
     "join": "leader:1900,other:1900",
-    "leaders": "10.0.0.1:1900,10.0.0.2:1900",
     "store": "postgresql://greenroom@db.example/greenroom",
     "host_name": "one",
     "num_cpus": "0.5",
@@ -73,7 +72,6 @@ SAMPLES = {
 NEEDS = {
     "join": HERE,
     "advertise": HERE,
-    "leaders": HERE,
     "store": HERE,
     "grpc_servicer_functions": {"grpc_port": "9001"},
     "grpc_ssl_ca_certs": {"http_ssl_certfile": "/srv/c.pem", "http_ssl_keyfile": "/srv/k.pem"},
@@ -174,15 +172,9 @@ def test_the_environment_of_the_process_counts(monkeypatch: pytest.MonkeyPatch) 
         ),
         ("join", "10.0.0.1:1900", "10.0.0.1:1900 is this host itself"),
         ("join", "10.0.0.2:1900,10.0.0.1:1900", "10.0.0.1:1900 is this host itself"),
-        ("leaders", "10.0.0.1:1900,10.0.0.2", "'10.0.0.2' is not IP:PORT"),
-        ("leaders", "10.0.0.1:1900,two:1900", "'two:1900': expected IP:PORT"),
-        ("leaders", "10.0.0.1:1900,10.0.0.2:0", "'10.0.0.2:0' is not IP:PORT"),
-        ("leaders", "10.0.0.1:1900", "expected two different hosts"),
-        ("leaders", "10.0.0.1:1900,10.0.0.1:1900", "expected two different hosts"),
-        ("store", "/srv/shared", "store='/srv/shared': must be postgresql://USER@HOST/DATABASE"),
+        ("store", "srv/shared", "store='srv/shared': must be the absolute path of a folder, or"),
         ("store", "mysql://db/x", "store=mysql://...: must be"),
         ("store", "postgresql://me@db/x?sslmod=1", "store=postgresql://me@db/x: must be"),
-        ("leaders", "10.0.0.2:1900,10.0.0.3:1900", "this host, 10.0.0.1:1900, is not among them"),
     ],
 )
 def test_bad_values_are_refused_naming_the_field_and_the_value(
@@ -200,18 +192,15 @@ def test_all_bad_values_are_named_at_once() -> None:
 
 
 @pytest.mark.parametrize("environ", [{}, {"GREENROOM_BIND": "127.0.0.1"}])
-def test_only_a_bound_host_can_join_or_lead(environ: dict[str, str]) -> None:
+def test_only_a_bound_host_can_join(environ: dict[str, str]) -> None:
     with pytest.raises(InvalidRequestError, match="name its address with --bind"):
         read_settings({"GREENROOM_JOIN": "10.0.0.1:1900", **environ})
-    with pytest.raises(InvalidRequestError, match=":1900, is not among them"):
-        read_settings({"GREENROOM_LEADERS": "10.0.0.1:1900,10.0.0.2:1900", **environ})
 
 
 def test_a_store_is_named_without_its_password() -> None:
     store = "postgresql://me:se-cret@db/x"
     for given, told in (
-        ({**HERE, "join": "10.0.0.2:1900"}, "leave out --leaders and --join"),
-        ({**HERE, "leaders": "10.0.0.1:1900,10.0.0.2:1900"}, "leave out --leaders and --join"),
+        ({**HERE, "join": "10.0.0.2:1900"}, "leave out --join"),
         ({**HERE, "host_name": "a/b"}, "host_name='a/b'"),
     ):
         with pytest.raises(InvalidRequestError) as caught:
@@ -225,23 +214,13 @@ def test_a_store_is_named_without_its_password() -> None:
     assert unlike == "store is not set, not postgresql://me@db/x"
 
 
-def test_a_host_either_leads_or_joins() -> None:
-    leaders = "10.0.0.1:1900,10.0.0.2:1900"
-    with pytest.raises(InvalidRequestError, match=r"and join='10\.0\.0\.2:1900'"):
-        read_settings({}, **HERE, leaders=leaders, join="10.0.0.2:1900")
-
-
-def test_leaders_keep_their_own_files_apart_in_the_folder_that_they_share(tmp_path: Path) -> None:
-    given = {"leaders": "10.0.0.1:1900,10.0.0.2:1900", "state_dir": str(tmp_path)}
-    one = read_settings({}, bind="10.0.0.1", host_name="one", **given)
-    two = read_settings({}, bind="10.0.0.2", host_name="two", **given)
-    assert (one.store_dir, one.cluster_key) == (two.store_dir, two.cluster_key)
-    for each in ("run_dir", "logs_dir", "status_file", "host_id_file"):
-        assert getattr(one, each) != getattr(two, each)
-    assert one.gates == ("10.0.0.2:1900",)
-    one.run_dir.mkdir(parents=True)
-    command = read_settings({}, host_name="one", state_dir=str(tmp_path))
-    assert command.run_dir == one.run_dir, "`greenroom stop` needs no --leaders"
+def test_a_folder_that_hosts_share_has_the_store_and_nothing_else(tmp_path: Path) -> None:
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    settings = read_settings({}, store=str(shared), state_dir=str(own), **HERE)
+    assert settings.may_lead
+    assert settings.store_name == settings.store_dir == shared / "store"
+    for each in ("run_dir", "logs_dir", "status_file", "host_id_file", "cluster_key"):
+        assert getattr(settings, each).is_relative_to(own)
 
 
 def test_relative_paths_start_in_the_folder_of_the_command() -> None:

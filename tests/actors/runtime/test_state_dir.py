@@ -25,7 +25,7 @@ from tests.support.systems import RunningSystem
 def state(tmp_path: Path) -> Path:
     """A state dir as a host leaves it."""
     state = tmp_path / "state"
-    for folder in ("logs", "run", "store/controller/values", "folders/abc", "hosts/one/logs"):
+    for folder in ("logs", "run", "store/controller/values", "folders/abc"):
         make_private(state / folder)
     for file in ("host.id", "status.json", "logs/access.log", "store/controller/values/a"):
         write_private(state / file, "x")
@@ -63,9 +63,7 @@ def test_a_folder_that_others_may_write_is_refused(state: Path, mode: int) -> No
     check_state_dir(state)
 
 
-@pytest.mark.parametrize(
-    "inside", ["logs", "logs/access.log", "store/controller/values/a", "run", "hosts/one/logs"]
-)
+@pytest.mark.parametrize("inside", ["logs", "logs/access.log", "store/controller/values/a", "run"])
 def test_what_another_user_left_in_it_is_refused(state: Path, inside: str) -> None:
     os.chown(state / inside, NOBODY, NOBODY)
     told = refusal(state)
@@ -73,9 +71,7 @@ def test_what_another_user_left_in_it_is_refused(state: Path, inside: str) -> No
     assert str(NOBODY) in told
 
 
-@pytest.mark.parametrize(
-    "inside", ["logs/access.log", "logs", "store", "host.id", "run/x.json", "hosts/one"]
-)
+@pytest.mark.parametrize("inside", ["logs/access.log", "logs", "store", "host.id", "run/x.json"])
 def test_a_link_in_it_is_refused(state: Path, tmp_path: Path, inside: str) -> None:
     aim = tmp_path / "aim"
     aim.write_text("x")

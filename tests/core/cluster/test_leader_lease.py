@@ -10,7 +10,6 @@ from greenroom.core.cluster.leader_lease import (
     LOOK_S,
     OVER_S,
     PAUSE_S,
-    RANK_S,
     RENEW_S,
     SETTLED_S,
     TERM_S,
@@ -27,10 +26,10 @@ LONG = 100.0
 class World:
     """A leader, a store, and a candidate that looks at it; ``skew`` is between their clocks."""
 
-    def __init__(self, skew: float = 0.0, rank: int = 1) -> None:
+    def __init__(self, skew: float = 0.0) -> None:
         self.now, self.skew = 0.0, skew
         self.tenure = Tenure()
-        self.succession = Succession("b", rank)
+        self.succession = Succession("b")
         self.lease = Lease(1, "a", 0)
         self.renew()
 
@@ -79,10 +78,8 @@ def takes_over_after(world: World, silent_s: float) -> float:
     return world.now - begun
 
 
-def test_a_dead_leader_is_succeeded_within_the_term_and_a_bit_in_the_order_of_leaders() -> None:
-    first, second = takes_over_after(World(rank=1), LONG), takes_over_after(World(rank=2), LONG)
-    assert TERM_S < first < OVER_S + 2 * LOOK_S < 3.5
-    assert second > first
+def test_a_dead_leader_is_succeeded_within_the_term_and_a_bit() -> None:
+    assert TERM_S < takes_over_after(World(), LONG) < OVER_S + 2 * LOOK_S < 3.5
 
 
 def test_a_leader_that_is_heard_and_does_not_renew_is_given_twice_the_time() -> None:
@@ -100,23 +97,23 @@ def test_a_candidate_that_was_stopped_itself_begins_to_wait_anew() -> None:
 
 
 def given_up(heir: str, leaves: bool = False) -> Lease:
-    return Lease(1, "a", 9, place=0, heir=heir, leaves=leaves)
+    return Lease(1, "a", 9, heir=heir, leaves=leaves)
 
 
 def test_a_lease_that_is_given_up_goes_to_its_heir_at_once_and_to_others_if_that_is_gone() -> None:
-    assert Succession("b", 1).look(given_up("b"), 0.0, LONG)
-    world = World(rank=2)
+    assert Succession("b").look(given_up("b"), 0.0, LONG)
+    world = World()
     world.lease = given_up("c")
-    assert OVER_S < takes_over_after(world, 0.0) <= OVER_S + 2 * RANK_S
-    former = World(rank=0)
-    former.succession = Succession("a", 0)
+    assert OVER_S < takes_over_after(world, 0.0) <= OVER_S + 2 * LOOK_S
+    former = World()
+    former.succession = Succession("a")
     former.lease = given_up("b")
     assert takes_over_after(former, LONG) > OVER_S
 
 
 def test_a_clock_of_the_store_does_not_let_others_come_before_the_heir() -> None:
-    assert Succession("b", 0).look(given_up("b"), 0.0, LONG, is_over=True)
-    former = Succession("a", 0)
+    assert Succession("b").look(given_up("b"), 0.0, LONG, is_over=True)
+    former = Succession("a")
     assert not former.look(given_up("b"), 0.0, LONG, is_over=True)
     assert not former.look(given_up("b"), PAUSE_S, LONG, is_over=True)
     looks = [former.look(given_up("b"), n * LOOK_S, LONG, is_over=True) for n in range(5, 20)]
@@ -132,13 +129,10 @@ class Bidders:
         self.number = 0
 
     def heir(self, reach: int, **reaches: int) -> str:
-        """Let all bid anew, in the order of leaders, and the leader look."""
+        """Let all bid anew, and the leader look."""
         self.now += RENEW_S
         self.number += 1
-        bids = {
-            name: Bid(self.number, each, place)
-            for place, (name, each) in enumerate(reaches.items(), 1)
-        }
+        bids = {name: Bid(self.number, each) for name, each in reaches.items()}
         return self.contest.heir(bids, reach, self.now)
 
 
@@ -156,7 +150,7 @@ def test_bids_that_change_no_more_count_for_nothing() -> None:
     bidders = Bidders()
     bidders.heir(5, b=1)
     assert bidders.heir(5, b=1) == ""
-    left = {"b": Bid(bidders.number, 1, 1)}
+    left = {"b": Bid(bidders.number, 1)}
     assert bidders.contest.heir(left, 0, bidders.now + BID_FRESH_S) == "b"
     assert bidders.contest.heir(left, 0, bidders.now + BID_FRESH_S + 0.01) == ""
     assert bidders.contest.heir({}, 0, bidders.now + LONG) == ""
@@ -181,7 +175,7 @@ def test_whatever_links_are_cut_one_leads_and_soon_no_bid_is_higher(
 ) -> None:
     """Of the hosts the first three may lead; each cut stays for as long as three of them take."""
     places = {"a": 0, "b": 1, "c": 2}
-    successions = {name: Succession(name, place) for name, place in places.items()}
+    successions = {name: Succession(name) for name in places}
     lease, contest, now = Lease(1, "a"), Contest(0.0), 0.0
 
     def reach(place: int, cut: frozenset[tuple[int, int]]) -> int:
@@ -190,9 +184,9 @@ def test_whatever_links_are_cut_one_leads_and_soon_no_bid_is_higher(
 
     def bids(cut: frozenset[tuple[int, int]]) -> dict[str, Bid]:
         return {
-            name: Bid(int(now / LOOK_S), reach(place, cut), place)
+            name: Bid(int(now / LOOK_S), reach(place, cut))
             for name, place in places.items()
-            if (min(place, lease.place), max(place, lease.place)) in cut
+            if tuple(sorted((place, places[lease.holder]))) in cut
         }
 
     for cut in cuts:
@@ -202,22 +196,21 @@ def test_whatever_links_are_cut_one_leads_and_soon_no_bid_is_higher(
             leading = [name for name, each in successions.items() if each.look(lease, now, LONG)]
             assert leading == [lease.heir or lease.holder]
             if lease.heir:
-                lease = Lease(lease.epoch + 1, lease.heir, 0, places[lease.heir])
+                lease = Lease(lease.epoch + 1, lease.heir)
                 contest = Contest(now)
-            heir = contest.heir(bids(cut), reach(lease.place, cut), now)
+            heir = contest.heir(bids(cut), reach(places[lease.holder], cut), now)
             lease = lease._replace(number=lease.number + 1, heir=heir)
         assert not lease.heir
-        assert all(bid.reach <= reach(lease.place, cut) for bid in bids(cut).values())
+        led = reach(places[lease.holder], cut)
+        assert all(bid.reach <= led for bid in bids(cut).values())
 
 
-def test_where_no_host_ever_led_only_the_first_does() -> None:
-    assert Succession("a", 0).look(Lease(), 0.0, LONG)
-    second = Succession("b", 1)
-    assert not any(second.look(Lease(), now * LOOK_S, LONG) for now in range(1000))
+def test_where_no_host_ever_led_any_begins() -> None:
+    assert Succession("a").look(Lease(), 0.0, LONG)
 
 
 def test_a_host_that_holds_the_lease_leads_on_at_once() -> None:
-    assert Succession("b", 1).look(Lease(4, "b", 17), 0.0, LONG)
+    assert Succession("b").look(Lease(4, "b", 17), 0.0, LONG)
 
 
 def test_a_tenure_counts_from_before_its_renewal_until_it_is_given_up() -> None:
