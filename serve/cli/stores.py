@@ -40,8 +40,8 @@ def copy(source: str, target: str) -> None:
 
 def _location(settings: HostSettings) -> StoreLocation:
     """Return the store of this host's system as it was started, or as the settings say."""
-    running = system.running_environ(settings) or {}
-    return location_at(running.get(variable("store")) or settings.store_name)
+    store = (system.running_environ(settings) or {}).get(variable("store"))
+    return _named(store) if store else location_at(settings.store_name)
 
 
 def _named(name: str) -> StoreLocation:
