@@ -59,7 +59,7 @@ def test_another_takes_over_amid_the_replacing_of_the_key(led: Cluster) -> None:
     assert "c" in away or read_key(c.state_dir / "cluster.key") == new
     a.reboot()
     (a.state_dir / "cluster.key").write_bytes(key.read_bytes())  # as an operator of a lost host
-    a.start()
+    a.start(key_file=key)
     cluster.wait_for(lambda: c.hosts() == ALL and a.hosts() == ALL, 20, "all are back")
     assert c.status()["controller"]["host"] == "b"
     assert {host.get("/")[0] for host in cluster.hosts} == {200}
