@@ -6,9 +6,9 @@ over only if both are unchanged, so a leader that was only slow, and has renewed
 From then on the controller does nothing while its term may be over, and ends when the store refuses
 a renewal.
 
-A *bid* is a note in the store that the leaders share, so it reaches even a leader that no message
-reaches. It contains the number of other hosts whose
-proxies have answered lately. They are asked only while there is a bid.
+A *bid* is a note in the store that the hosts share, so it reaches even a leader that no message
+reaches. It contains the number of other hosts whose proxies have answered lately. They are asked
+only while there is a bid.
 """
 
 from __future__ import annotations
