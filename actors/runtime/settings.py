@@ -647,7 +647,7 @@ def _try_address(bind: str) -> None:
 def convention_of(settings: HostSettings) -> dict[str, str]:
     """Return Thespian's capability that makes a bound host join another, or lead."""
     if not is_bound(settings) or settings.may_lead or len(settings.gates) > 1:
-        return {}  # where leaders take turns, this host's own processes look for them (membership.py)
+        return {}  # where leaders take turns, each host looks for them itself (membership.py)
     # Once: the admin would look it up again and again, and wait for it.
     address = resolved_gates(settings)[0] if settings.join else settings.own_address
     return {"Convention Address.IPv4": address}
