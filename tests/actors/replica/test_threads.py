@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import sqlite3
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -13,7 +14,12 @@ import cloudpickle
 import pytest
 
 from greenroom.actors.replica.threads import Threads
-from greenroom.actors.replica.user_code import UserCode
+from greenroom.actors.replica.user_code import (
+    PR_SET_TIMERSLACK,
+    USERS_SLACK_NS,
+    UserCode,
+    UserLoop,
+)
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess
 
@@ -159,6 +165,32 @@ def test_results_that_come_while_the_loop_is_busy_wake_it_once() -> None:
     finally:
         loop.close()
     assert 1 <= loop.woken <= 2
+
+
+def test_threads_ask_for_the_interpreter_with_the_slack_of_user_code() -> None:
+    user_loop = UserLoop()
+    timer_slack(set_to=1)  # as the thread has that starts it in a replica
+    user_loop.start()
+
+    async def slacks() -> list[int]:
+        threads = Threads(user_loop.loop, 1)
+        try:
+            return [timer_slack(), await threads.run(timer_slack, ())]
+        finally:
+            threads.end()
+
+    try:
+        found = asyncio.run_coroutine_threadsafe(slacks(), user_loop.loop).result(LIMIT_S)
+    finally:
+        user_loop.end()
+        timer_slack(set_to=0)  # what it was
+    assert found == [USERS_SLACK_NS] * 2
+
+
+def timer_slack(set_to: int | None = None) -> int:
+    option = 30 if set_to is None else PR_SET_TIMERSLACK  # 30 is PR_GET_TIMERSLACK
+    slack: int = ctypes.CDLL(None).prctl(option, set_to or 0, 0, 0, 0)
+    return slack
 
 
 # --- Code that is bound to its thread ---------------------------------------------------------
