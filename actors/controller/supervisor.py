@@ -217,6 +217,7 @@ class Supervisor:
                 devices=dict(backend.replicas[effect.replica].devices),
                 rank=self._rank_of(effect.replica),
                 epoch=self._epoch,
+                num_cpus=release.actor_options.get("num_cpus", 0.0),
             ),
         )
 

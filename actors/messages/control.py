@@ -124,6 +124,7 @@ class StartReplica(Message):
     devices: dict[str, tuple[int, ...]] = field(default_factory=dict)  # see core.cluster.devices
     rank: tuple[int, int, int, int] | None = None  # see core.lifecycle.replicas.Rank
     epoch: int = 0
+    num_cpus: float = 0.0  # that it takes of its host
 
 
 @message

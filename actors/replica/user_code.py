@@ -82,9 +82,9 @@ END_TIMEOUT_S = 1.0  # for cancelled tasks to end; those that will not are dropp
 # with 1 ms, control messages were 4 s late; with 20 us, below 20 ms. Shorter intervals cost
 # computing threads a third of their speed.
 SWITCH_INTERVAL_S = 0.00002
-# A thread asks for the lock after the interval and its timer slack. User code's threads have Linux's
-# own slack: with as little as the message thread, the loop and short sync calls took the lock from
-# each other so often that 16 connections cost the replica a sixth more CPU time.
+# A thread asks for the lock after the interval and its timer slack. User code's threads have the
+# slack that Linux gives: with as little as the message thread, the loop and short sync calls took
+# the lock from each other so often that 16 connections cost a sixth more CPU time.
 MESSAGES_SLACK_NS, USERS_SLACK_NS = 1, 50_000
 PR_SET_TIMERSLACK = 29  # prctl(2); for this thread, and for those that it starts
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None)})

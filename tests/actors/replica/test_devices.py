@@ -31,7 +31,7 @@ def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
     (folder / "code").mkdir()
     (folder / "code" / "seen.py").write_text(SEEN)
     path = f"{folder}:{os.environ['PATH']}"
-    with running_system(folder / "state", PATH=path) as system:
+    with running_system(folder / "state", PATH=path, GREENROOM_NUM_CPUS="8") as system:
         yield system
 
 
@@ -116,3 +116,21 @@ def test_gpus_that_the_variable_of_the_host_does_not_name_fail_the_start(tmp_pat
         with pytest.raises(DeployFailedError, match="not among CUDA_VISIBLE_DEV"):
             serve.run(app, route_prefix=None)
         assert "not among" in json.dumps(system.status()["applications"])
+
+
+@serve.deployment
+def threads_of_libraries() -> str:
+    return os.environ["OMP_NUM_THREADS"]
+
+
+def test_libraries_compute_on_as_many_threads_as_a_replica_has_cpus(gpus: RunningSystem) -> None:
+    def told(**actor_options: Any) -> Any:
+        app = threads_of_libraries.options(actor_options=actor_options).bind()
+        return serve.run(app, name="threads", route_prefix=None).remote().result(10)
+
+    with gpus.as_default():
+        assert told() == "1"
+        assert told(num_cpus=0.5) == "1"
+        assert told(num_cpus=2) == "2"
+        set_by_user = {"env_vars": {"OMP_NUM_THREADS": "7"}}
+        assert told(num_cpus=2, runtime_env=set_by_user) == "7"
