@@ -20,6 +20,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -227,7 +228,7 @@ class LeaderLease:
         if self._apart is None:
             self._write()  # where that fails, the others see it end
         else:  # after the renewal that may be under way, which it must not come before
-            with contextlib.suppress(TimeoutError, StoreError):
+            with contextlib.suppress(FutureTimeoutError, StoreError):
                 self._apart.submit(self._store.renew, self._written(), 0.0).result(GIVE_UP_S)
 
     def _write(self) -> bool:
