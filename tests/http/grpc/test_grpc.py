@@ -343,6 +343,23 @@ def test_a_start_says_which_servicer_cannot_be_imported(tmp_path):
         system.start()
 
 
+def test_calls_go_on_when_a_proxy_or_a_replica_is_killed(running, shop, item):
+    server, seen = running.status()["pid"], set()
+    for victim in (running.system.pid_of("proxy"), *running.system.replica_pids("shop")):
+        os.kill(victim, signal.SIGKILL)
+
+        def answers():
+            try:
+                return shop.Price(item(name="salt", number=4), timeout=10).number == 8
+            except grpc.RpcError as error:
+                seen.add(error.code())
+                return False
+
+        wait_until(answers, 10, "calls are answered again")
+    assert seen <= {CODE.UNAVAILABLE, CODE.DEADLINE_EXCEEDED}
+    assert running.status()["pid"] == server
+
+
 def test_a_killed_server_comes_back(running, shop, item):
     pid = running.status()["pid"]
     os.kill(pid, signal.SIGKILL)
