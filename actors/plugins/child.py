@@ -21,7 +21,13 @@ from collections.abc import Callable
 
 from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.queries import Process
-from greenroom.actors.plugins.process import HEADER, MAX_FRAME_BYTES, frame
+from greenroom.actors.plugins.process import (
+    HEADER,
+    MAX_FRAME_BYTES,
+    POLICY,
+    REQUEST_ROUTER,
+    frame,
+)
 from greenroom.actors.runtime.logs import open_log
 from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.processes import identify
@@ -34,7 +40,8 @@ LOAD_TIMEOUT_S = 30.0  # for the first answer: it imports what the code needs
 BACKOFF_S = 1.0
 MAX_BACKOFF_S = 60.0
 REAP_POLL_S = 0.01
-_PROGRAM = "import sys; from greenroom.actors.plugins.process import main; sys.exit(main())"
+_PROGRAM = "import sys; from greenroom.actors.plugins.{} import main; sys.exit(main())"
+_MODULES = {POLICY: "policy", REQUEST_ROUTER: "routing"}
 MAX_UNSENT_BYTES = 4 * 1024 * 1024  # of what it does not read
 
 
@@ -137,7 +144,7 @@ class Child:
                 fds = (theirs.fileno(), code_fd)
                 self._popen = subprocess.Popen(
                     [
-                        *(sys.executable, "-c", _PROGRAM, self._role),
+                        *(sys.executable, "-c", _PROGRAM.format(_MODULES[self._role]), self._role),
                         *map(str, (*fds, os.getpid())),
                     ],
                     stdin=subprocess.DEVNULL,

@@ -1,15 +1,12 @@
-"""The program of a child process with code of the user's: an autoscaling policy or request router.
+"""What child processes with code of the user's begin with: see policy.py and routing.py.
 
-It finds the pickled code in one descriptor and gets frames on another, each with its length before
-it. A policy's questions and answers are JSON; for a request router's see routing.py. It ends when
-its parent closes the connection or is gone.
+Such a process finds the pickled code in one descriptor and gets frames on another, each with its
+length before it. It ends when its parent closes the connection or is gone.
 """
 
 from __future__ import annotations
 
 import ctypes
-import inspect
-import json
 import os
 import pickle
 import signal
@@ -18,11 +15,9 @@ import struct
 import sys
 import traceback
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 from greenroom.actors.replica.callables import users_traceback
-from greenroom.core.autoscaling.config import AutoscalingContext
 
 POLICY, REQUEST_ROUTER = "policy", "request-router"  # roles
 BEGUN, ASKED, ROUTED = "begun", "asked", "routed"  # frames to a request router: see routing.py
@@ -36,28 +31,16 @@ def frame(body: bytes) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
-def main() -> int:
-    """Answer until the other end closes; argv has role, descriptors and the parent's pid."""
-    role, *numbers = sys.argv[1:]
-    connection_fd, code_fd, parent = map(int, numbers)
+def begin() -> tuple[socket.socket, Callable[[], Any]] | None:
+    """Return the connection, and what loads the code; None where the parent has gone.
+
+    argv has the role, both descriptors and the parent's pid.
+    """
+    connection_fd, code_fd, parent = map(int, sys.argv[2:])
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        return 1  # it went before it could be said that we go with it
-    connection = socket.socket(fileno=connection_fd)
-    if role == REQUEST_ROUTER:
-        from greenroom.actors.plugins import routing  # noqa: PLC0415  # policies do without
-
-        return routing.serve(connection, lambda: _load(code_fd))
-    stream = connection.makefile("rb")
-    function: Callable[..., Any] | None = None
-    while (question := read_frame(stream)) is not None:
-        try:
-            function = function or _load(code_fd)
-            answer = _answer(function, json.loads(question))
-        except BaseException as error:  # sys.exit() of user code is a failed answer too
-            answer = {"error": told_of(error)}
-        connection.sendall(_encoded(answer))
-    return 0
+        return None  # it went before it could be said that we go with it
+    return socket.socket(fileno=connection_fd), lambda: _load(code_fd)
 
 
 def told_of(error: BaseException) -> str:
@@ -67,49 +50,10 @@ def told_of(error: BaseException) -> str:
     return "".join(traceback.format_exception_only(type(error), error)).strip()[-2000:]
 
 
-def read_frame(stream: Any) -> bytes | None:
-    """Return the next frame's content; None at the end."""
-    header = stream.read(HEADER.size)
-    if len(header) < HEADER.size:
-        return None
-    body: bytes = stream.read(HEADER.unpack(header)[0])
-    return body
-
-
-def _load(fd: int) -> Callable[..., Any]:
+def _load(fd: int) -> Any:
     os.lseek(fd, 0, os.SEEK_SET)
     with os.fdopen(fd, "rb", closefd=False) as stored:
         code = stored.read()
     if not code:
         raise ValueError("it came without its code; set it through greenroom.serve")
-    function: Callable[..., Any] = pickle.loads(code)[0]
-    return function
-
-
-def _answer(function: Callable[..., Any], question: dict[str, Any]) -> dict[str, Any]:
-    given = question["context"]
-    config = SimpleNamespace(**given.pop("config"))
-    context = AutoscalingContext(config=config, **given)
-    result = function(context, **question["kwargs"])
-    if inspect.isawaitable(result):
-        raise TypeError("it is async; a policy is a plain function")
-    if isinstance(result, tuple) and len(result) == 2:
-        return {"replicas": _plain(result[0]), "state": result[1]}
-    return {"replicas": _plain(result)}
-
-
-def _plain(number: Any) -> Any:
-    """Make a Python number of one of numpy's."""
-    item = getattr(number, "item", None)
-    return item() if callable(item) else number
-
-
-def _encoded(answer: dict[str, Any]) -> bytes:
-    try:
-        body = json.dumps(answer).encode()
-    except (TypeError, ValueError) as error:
-        body = json.dumps({"error": f"its answer is not JSON-able: {error}"}).encode()
-    if len(body) > MAX_FRAME_BYTES:
-        text = f"its answer takes {len(body)} bytes; at most {MAX_FRAME_BYTES} are let through"
-        body = json.dumps({"error": text}).encode()
-    return frame(body)
+    return pickle.loads(code)[0]

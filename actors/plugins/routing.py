@@ -35,6 +35,7 @@ from greenroom.actors.plugins.process import (
     HEADER,
     MAX_FRAME_BYTES,
     ROUTED,
+    begin,
     frame,
     told_of,
 )
@@ -202,8 +203,12 @@ class MultiplexMixin:
 # --- In the child process -------------------------------------------------------------------------
 
 
-def serve(connection: socket.socket, load: Callable[[], Any]) -> int:
+def main() -> int:
     """Answer questions until the other end closes; return the exit code."""
+    begun = begin()
+    if begun is None:
+        return 1
+    connection, load = begun
     return asyncio.run(_Asker(load).run(connection))
 
 

@@ -13,6 +13,7 @@ import cloudpickle
 from greenroom.actors.caller import client as query_client
 from greenroom.actors.caller.caller import Caller
 from greenroom.actors.caller.client import CallerClient
+from greenroom.actors.host.records import records_of
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.proxy.actor import Proxy
 from greenroom.actors.replica import context as user_context
@@ -129,6 +130,7 @@ class OneProcess:
         proxy = Proxy()
         proxy._loop, proxy.process = place.loop, place.process
         proxy.settings = read_settings({})
+        proxy.records = records_of(proxy.settings)
         proxy._myRef = SimpleNamespace(address=place)
         proxy.started()
         place.arrived = proxy.receiveMessage  # type: ignore[method-assign]
