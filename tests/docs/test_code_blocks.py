@@ -21,7 +21,7 @@ import click
 import pytest
 
 from greenroom.serve.cli.main import main
-from tests.support.systems import RunningSystem
+from tests.support.systems import PATIENCE, RunningSystem
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
@@ -29,7 +29,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
 FILE = re.compile(r"# (\w+\.py)\n")
 LANGUAGES = {"python", "bash", "console", "text", "json", "toml", "yaml", "ini"}
-TIMEOUT_S = 60
+TIMEOUT_S = 30 * PATIENCE
 
 
 def blocks(page: Path, language: str) -> list[str]:
