@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from typing_extensions import Never
 
 from greenroom.actors.replica import context as user_context
-from greenroom.actors.runtime.settings import GRPC_NAMES
+from greenroom.actors.runtime.settings import grpc_names
 from greenroom.core.config import GrpcOptions, HTTPOptions, LoggingConfig, RuntimeEnv, validated
 from greenroom.core.errors import InvalidRequestError, NotRunningError
 from greenroom.serve import absent, local_testing
@@ -130,8 +130,9 @@ def start(
         wanted = wanted.with_http(_http_options(http_options))
         names += [f"http_{name}" for name in _named(http_options)]
     if grpc_options is not None:
-        wanted = wanted.with_grpc(_grpc_options(grpc_options))
-        names += [*GRPC_NAMES]
+        options = _grpc_options(grpc_options)
+        wanted = wanted.with_grpc(options)
+        names += grpc_names(options)
     if wanted != ours.settings and not ours.is_running:
         ours = session.use(wanted)
     ours.ensure_running()

@@ -55,9 +55,6 @@ BUILT_IN_RESOURCES = ("num_cpus", "num_gpus", "memory")
 LEADS = "Greenroom Leads"  # the capability of hosts on which the controller may be
 MAY_LEAD = "Greenroom May Lead"  # of those on which one may be that has its host's word
 _HTTP = "http_"
-GRPC_NAMES = frozenset(  # what GrpcOptions give
-    name if name.startswith("grpc_") else f"grpc_{name}" for name in GrpcOptions.model_fields
-)
 
 
 def _default_state_dir() -> Path:
@@ -567,6 +564,12 @@ def given_fields(environ: Mapping[str, str] | None = None, /, **flags: Any) -> f
 # The state dir says which system is meant, the key is copied at the start, and the others are
 # settings of the command, not of the system.
 _OF_NO_SYSTEM = ("state_dir", "address", "key_file", "log_format")
+
+
+def grpc_names(options: GrpcOptions) -> list[str]:
+    """Return the names of fields to which the options that were given belong."""
+    given = [name for name in GrpcOptions.model_fields if name in options.model_fields_set]
+    return [name if name.startswith("grpc_") else f"grpc_{name}" for name in given]
 
 
 def unlike(

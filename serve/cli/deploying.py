@@ -14,7 +14,7 @@ import click
 
 from greenroom.actors.host import launcher as system
 from greenroom.actors.runtime.connection import Connection
-from greenroom.actors.runtime.settings import GRPC_NAMES, HostSettings, unlike
+from greenroom.actors.runtime.settings import HostSettings, grpc_names, unlike
 from greenroom.core.config import GrpcOptions, HTTPOptions, validated
 from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.core.rollouts.settings import DEFAULT_STEPS, Canary
@@ -143,7 +143,7 @@ def _tell_options(settings: HostSettings, document: ServeDeploySchema) -> None:
         names |= {f"http_{name}" for name in given}
     if document.grpc_options is not None and document.grpc_options.grpc_servicer_functions:
         wanted = wanted.with_grpc(document.grpc_options)
-        names |= GRPC_NAMES
+        names.update(grpc_names(document.grpc_options))
     if found := unlike(wanted, running, names):
         lines = ["options of the file are not taken, for the system runs already with others:"]
         flags = []

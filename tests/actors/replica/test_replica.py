@@ -595,15 +595,18 @@ class Measured:
 def test_what_it_records_for_autoscaling_is_reported_and_failures_change_nothing(
     replica_of: Any, tmp_path: Any
 ) -> None:
-    path = tmp_path / "stats"
+    path, ids = tmp_path / "stats", itertools.count(1)
     path.write_text("{'gpu': 0.5, 'n': 3}")
     replica = replica_of(Measured, str(path), autoscaling_config={"max_replicas": 2})
-    replica.check(1)
-    replica.heard_report(lambda report: report.stats == {"gpu": 0.5, "n": 3.0})
+
+    def reports(stats: dict[str, float]) -> bool:
+        checked, _ = replica.check(next(ids))  # asks for the numbers, unless they are on their way
+        assert not checked.error, "health is another matter"
+        return bool(checked.stats == stats)
+
+    wait_until(lambda: reports({"gpu": 0.5, "n": 3.0}), 10, "numbers in a report")
     for bad in ("[1]", "{'gpu': float('nan')}", "{i: i for i in range(99)}", "1 / 0"):
         path.write_text(bad)
-        checked, _ = replica.check(2)
-        assert not checked.error, "health is another matter"
-    path.write_text("{'gpu': 1}")
-    replica.check(3)
-    replica.heard_report(lambda report: report.stats == {"gpu": 1.0})
+        wait_until(lambda: reports({}), 10, f"none for {bad}")
+        path.write_text("{'gpu': 1}")
+        wait_until(lambda: reports({"gpu": 1.0}), 10, "numbers again")
