@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from greenroom import serve
-from tests.support.systems import RunningSystem, free_port, patched_environ
+from tests.support.systems import RunningSystem, free_port
 
 FUNCTION = "tritonclient.grpc.service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server"
 
@@ -39,8 +39,7 @@ def target(tmp_path_factory):
     )
     system.start()
     try:
-        with patched_environ(system.environ):
-            serve.run(Summing.bind())
+        system.deploy(Summing.bind())
         yield f"127.0.0.1:{port}"
     finally:
         system.stop()
