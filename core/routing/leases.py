@@ -178,13 +178,24 @@ def share_of(limit: int, callers: int) -> int:
 
     A quarter stays with the router, of a few slots at least one.
     """
-    return max((limit - max(limit // 4, 1)) // max(callers, 1), 0)
+    return max((limit - _kept(limit)) // max(callers, 1), 0)
+
+
+def _kept(limit: int) -> int:
+    return max(limit // 4, 1)
 
 
 def _room(replica: RoutedReplica, most: int, limit: int) -> int:
-    """Return how many more slots of a replica may be leased, up to ``most``."""
-    leasable = limit - max(limit // 4, 1)
-    return min(most, leasable - replica.leased, limit - replica.load)
+    """Return how many more slots of a replica may be leased, up to ``most``.
+
+    Where the router has more queries there than it keeps slots, it keeps as many free ones besides:
+    the next query would wait, and have the lease revoked.
+    """
+    kept = _kept(limit)
+    free = limit - replica.load
+    if replica.load - replica.leased > kept:
+        free -= kept
+    return min(most, limit - kept - replica.leased, free)
 
 
 class Leases:

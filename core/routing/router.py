@@ -519,8 +519,10 @@ class Router:
         if not backend.queue.size:
             return []
         tag = backend.table.tag
-        self._leases.pause(tag, now)
-        return self._revoke_of(tag) + self._fill(backend, now)
+        if leases := self._leases.of_backend(tag):
+            # Without any, a wait is often short: a slot is heard to be free later than its answer.
+            self._leases.pause(tag, now)
+        return self._revoke(leases) + self._fill(backend, now)
 
     def _revoke_of(self, backend: str) -> Effects:
         return self._revoke(self._leases.of_backend(backend))

@@ -202,6 +202,28 @@ def test_after_queries_had_to_wait_leases_pause() -> None:
     assert grants[0] >= 1.0 + PAUSE_S
 
 
+def test_a_wait_beside_no_lease_keeps_none_away() -> None:
+    router = leasing(4)
+    router.submit("c1", Query(1), 0.0)
+    assigned = [e for n in range(2, 7) for e in router.submit("c2", Query(n), 0.0)]
+    assert [type(each) for each in assigned] == [Assign] * 3, "two wait"
+    done = [(number, 200) for number in range(1, 5)]
+    effects = router.finished("b#1", done, 0.0)
+    router.finished("b#1", [(e.ticket.number, 200) for e in effects], 0.0)
+    granted(router, "c1", SOON_S)
+
+
+def test_a_lease_beside_many_queries_of_the_router_leaves_it_room_for_more() -> None:
+    router = leasing(100)
+    for number in range(60):
+        router.submit("has none", Query(number), 0.0)
+    effects = [e for number in range(60, 62) for e in router.submit("c1", Query(number), SOON_S)]
+    (lease,) = [each.lease for each in effects if isinstance(each, Grant)]
+    assert lease.slots == {"b#1": 13}, "of 100 beside 62 there, with 25 kept for others"
+    effects = [e for number in range(62, 87) for e in router.submit("has none", Query(number), 0.1)]
+    assert {type(each) for each in effects} == {Assign}, "nothing waits"
+
+
 def test_queries_that_a_replica_refused_go_before_all_others_in_their_order() -> None:
     router = leasing(2)
     first = [router.submit("c2", Query(number), 0.0) for number in (1, 2)]
