@@ -21,7 +21,7 @@ from thespian.actors import ChildActorExited
 from greenroom.actors.cluster.leader_lease import LeaderLease
 from greenroom.actors.cluster.members import Members
 from greenroom.actors.controller.policies import Policies
-from greenroom.actors.controller.read_only import saving
+from greenroom.actors.controller.read_only import STORE_PATIENCE_S, saving
 from greenroom.actors.controller.requests import PENDING, Later, Requests, failure
 from greenroom.actors.controller.status_file import StatusFile
 from greenroom.actors.controller.supervisor import Supervisor
@@ -71,7 +71,6 @@ _OF_MORE = frozenset(
 _ROUTINE = (fx.Check, AskPolicy)  # effects that are of no interest outside
 KINDS = ("backend", "endpoint", "application", *SOFT)
 SETTLE_S = 0.1  # between two pieces of the store's work that no change waits for
-SAVE_PATIENCE_S = 60.0  # a disk, or a lock on a shared one, may be slow; nothing was sent meanwhile
 
 
 class ActiveController:
@@ -450,7 +449,7 @@ class ActiveController:
     def _save(self, changes: Changes) -> None:
         _crash_for_a_test("BEFORE")
         try:
-            with self._pulse.patience(SAVE_PATIENCE_S):
+            with self._pulse.patience(STORE_PATIENCE_S):
                 self._checkpoints.save(changes.puts, changes.deletes, code=changes.code.values())
         except (StoreError, OSError) as error:
             # What is in memory is not what is on disk: start again from the disk. Nothing was sent,
@@ -470,7 +469,7 @@ class ActiveController:
         if self._has_ended or not self._may_act():
             return  # the next save begins it again
         try:
-            with self._pulse.patience(SAVE_PATIENCE_S):
+            with self._pulse.patience(STORE_PATIENCE_S):
                 has_more = self._checkpoints.settle()
         except StoreError as error:
             logger.warning("the store's values do not follow: %s", error)

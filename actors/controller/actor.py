@@ -15,7 +15,7 @@ from thespian.actors import ActorExitRequest
 from greenroom.actors.cluster.leader_lease import LeaderLease
 from greenroom.actors.controller import metrics
 from greenroom.actors.controller.active import ActiveController
-from greenroom.actors.controller.read_only import ReadOnlyController
+from greenroom.actors.controller.read_only import STORE_PATIENCE_S, ReadOnlyController
 from greenroom.actors.controller.requests import failure
 from greenroom.actors.messages import admin as am
 from greenroom.actors.messages import control as cm
@@ -54,7 +54,8 @@ class Controller(LoopActor):
 
     def started(self) -> None:
         """Take the store's lock and recover, or wait for a store that can be written."""
-        self._recover()
+        with self.pulse.patience(STORE_PATIENCE_S):
+            self._recover()
         SharedMetrics(self._metrics).keep_showing(self.loop.call_later)
 
     def _recover(self) -> None:
@@ -94,7 +95,9 @@ class Controller(LoopActor):
     def _wait(self, error: StoreError, look: Callable[[], object] | None = None) -> None:
         """Go on without a store, until ``look`` raises no more that it cannot be used."""
         self.active = None
-        self._read_only = ReadOnlyController(self.loop, self.settings, self.process, error, look)
+        self._read_only = ReadOnlyController(
+            self.loop, self.settings, self.process, self.pulse, error, look
+        )
 
     def _find_replica(self, tag: str) -> Address:
         """Return where a replica is, by global name, for one that has not been heard of yet.

@@ -20,6 +20,7 @@ from typing import Any
 from greenroom.actors.controller.requests import not_saved
 from greenroom.actors.messages import admin as am
 from greenroom.actors.messages.queries import Address, Process
+from greenroom.actors.runtime.liveness import Pulse
 from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.operations import GetStatus, StopCluster
@@ -30,6 +31,7 @@ from greenroom.persistence.locations import location_at
 logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
+STORE_PATIENCE_S = 60.0  # that a store may take: a disk or a database is slow, a lock is held
 _NOTHING_KNOWN: dict[str, Any] = {
     "hosts": [],
     "applications": {},
@@ -50,6 +52,7 @@ class ReadOnlyController:
         loop: Loop,
         settings: HostSettings,
         process: Process,
+        pulse: Pulse,
         error: StoreError,
         look: Callable[[], object] | None = None,
     ) -> None:
@@ -57,10 +60,12 @@ class ReadOnlyController:
         self._loop = loop
         self._settings = settings
         self._shown = {"pid": process.pid, "host": settings.host_name}
+        self._pulse = pulse
         self._error = error
         self._try = look or self._try_to_write
         self._since = time.time()
-        self._saved = self._requests_on_disk()
+        with pulse.patience(STORE_PATIENCE_S):
+            self._saved = self._requests_on_disk()
         logger.error("the state cannot be saved, so this controller only waits: %s", error)
         self._loop.call_later(LOOK_S, self._look)
 
@@ -84,7 +89,8 @@ class ReadOnlyController:
 
     def _look(self) -> None:
         try:
-            self._try()
+            with self._pulse.patience(STORE_PATIENCE_S):
+                self._try()
         except StoreError as error:
             self._error = error
             self._loop.call_later(LOOK_S, self._look)

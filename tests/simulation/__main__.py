@@ -40,24 +40,30 @@ def main() -> int:
     parser.add_argument("--digest", action="store_true", help="print one of each run")
     parser.add_argument("--hosts", type=int, default=0, help="how many; 0: as the seed says")
     parser.add_argument(
+        "--store", default="", choices=["database"], help="that all hosts share; needs psycopg"
+    )
+    parser.add_argument(
         "--lying-disk", action="store_true", help="lose a save now and then, which must be noticed"
     )
     parser.add_argument(
         "--outages", action="store_true", help="instead: break one thing for hours or days"
     )
     options = parser.parse_args()
+    if options.store:
+        options.hosts = options.hosts or 3
     if options.lying_disk:
         options.hosts = 1  # hosts that share a store have another disk
     if os.environ.get("PYTHONHASHSEED") != HASH_SEED:
         os.environ["PYTHONHASHSEED"] = HASH_SEED
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
+    gc.disable()  # it would close connections of the database that are left, at any time
     return _run_outages(options.processes) if options.outages else _run_all(options)
 
 
 def _run_outages(count: int) -> int:
     longest_first = [(kind, hours) for hours in reversed(outages.HOURS) for kind in outages.KINDS]
     began, failures = time.perf_counter(), 0
-    with multiprocessing.get_context("fork").Pool(count, gc.disable) as pool:
+    with multiprocessing.get_context("fork").Pool(count) as pool:
         for failure, tries in pool.starmap(outages.outcome, longest_first, chunksize=1):
             kind, hours = longest_first.pop(0)
             print(f"{kind} broken for {hours} h: {failure or f'healed, after {tries} tries'}")
@@ -91,19 +97,21 @@ def _replay(seed: int, options: argparse.Namespace) -> str:
     command = f"python -m tests.simulation --seeds 1 --from {seed}"
     if options.hosts:
         command += f" --hosts {options.hosts}"
+    if options.store:
+        command += f" --store {options.store}"
     return f"{command} --lying-disk" if options.lying_disk else command
 
 
 def _outcomes(seeds: Sequence[int], options: argparse.Namespace) -> Iterator[Outcome]:
-    run = functools.partial(outcome, hosts=options.hosts, lying_disk=options.lying_disk)
-    if options.processes == 1 or len(seeds) == 1:
+    run = functools.partial(
+        outcome, hosts=options.hosts, lying_disk=options.lying_disk, store=options.store
+    )
+    if len(seeds) == 1:
         yield from map(run, seeds)
         return
     # What a run leaves is in cycles: to end the process costs less than to look for them.
     fork = multiprocessing.get_context("fork")
-    with fork.Pool(
-        options.processes, gc.disable, maxtasksperchild=RUNS_OF_A_PROCESS // CHUNK
-    ) as pool:
+    with fork.Pool(options.processes, maxtasksperchild=RUNS_OF_A_PROCESS // CHUNK) as pool:
         yield from pool.imap_unordered(run, seeds, chunksize=CHUNK)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tests.simulation.hosts import LEADERS
+from tests.simulation.database import Database
+from tests.simulation.hosts import DATABASE, LEADERS
 from tests.simulation.shared_disk import SharedDisk
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ class HostFaults:
             self._vanish,
             self._stop_host,
         ]
-        if self._simulation.shape == LEADERS:
+        if self._simulation.shape == DATABASE:
+            kinds += [self._restart_database, self._restart_database, self._lose_disk]
+        if self._simulation.shape in {LEADERS, DATABASE}:
             kinds += [self._stop_leader, self._stop_leader, self._stop_leader, self._lose_disk]
         return kinds
 
@@ -52,8 +55,10 @@ class HostFaults:
         """Let all hosts reach each other, and the disk."""
         self._world.links.heal_all()
         disk = self._simulation.disk
-        if isinstance(disk, SharedDisk):
+        if isinstance(disk, SharedDisk | Database):
             disk.out_of_reach.clear()
+        if isinstance(disk, Database):
+            disk.away_until = disk.full_until = 0.0
         for process in self._world.processes.values():
             process.stands_in = None
 
@@ -122,7 +127,13 @@ class HostFaults:
 
     def _lose_disk(self) -> None:
         disk, host = self._simulation.disk, self._host()
-        if isinstance(disk, SharedDisk):
-            self._world.note("faults", f"host {host} does not reach the file system")
+        if isinstance(disk, SharedDisk | Database):
+            self._world.note("faults", f"host {host} does not reach the store")
             disk.out_of_reach.add(host)
             self._world.after(self._duration_s(), lambda: disk.out_of_reach.discard(host))
+
+    def _restart_database(self) -> None:
+        disk, duration_s = self._simulation.disk, self._duration_s()
+        if isinstance(disk, Database):
+            self._world.note("faults", f"the database is away for {duration_s:.1f} s")
+            disk.restart(duration_s)

@@ -19,13 +19,14 @@ from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.cluster.key_rotation import KeyIds
 from greenroom.core.cluster.leader_lease import LOOK_S
 from tests.simulation.channels import Address
+from tests.simulation.database import URL
 from tests.simulation.links import PORT, ip_of
 from tests.simulation.world import SimProcess
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
-ALONE, JOINED, LEADERS = "alone", "joined", "leaders"
+ALONE, JOINED, LEADERS, DATABASE = "alone", "joined", "leaders", "database"
 STATE_DIR = Path("/nowhere")
 
 
@@ -33,6 +34,10 @@ def settings_of(number: int, shape: str, leaders: int) -> HostSettings:
     """Return the settings of a host; ``leaders`` is how many of the first may lead."""
     if shape == ALONE:
         return HostSettings(state_dir=STATE_DIR, host_name="localhost")
+    if shape == DATABASE:
+        return HostSettings(
+            state_dir=STATE_DIR, host_name=f"host {number}", bind=ip_of(number), store=URL
+        )
     addresses = [f"{ip_of(host)}:{PORT}" for host in range(leaders)]
     return HostSettings(
         state_dir=STATE_DIR,
@@ -113,9 +118,12 @@ class RunDir:
 
 
 class LeaderElection(candidate.LeaderElection):
-    """The real one, that looks by a timer and not on a thread."""
+    """The real one, that looks by a timer and not on a thread, unless a database is waited for."""
 
     def start(self) -> None:
+        if self._settings.store == URL:
+            super().start()
+            return
         self._look_again()
 
     def _look_again(self) -> None:

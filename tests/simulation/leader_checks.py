@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from greenroom.persistence.checkpoints import Checkpoints
-from greenroom.persistence.layout import unframe
 
 if TYPE_CHECKING:
     from tests.simulation.checks import Checks
+    from tests.simulation.database import Database
     from tests.simulation.shared_disk import SharedDisk
     from tests.simulation.world import SimProcess
 
@@ -25,9 +25,8 @@ class LeaderChecks:
         self._writer: SimProcess | None = None  # of that epoch
         self._heard: dict[int, int] = {}  # by pid: the latest epoch of an order
 
-    def claims(self, process: SimProcess, claim: bytes, path: Any) -> None:
+    def claims(self, process: SimProcess, epoch: int) -> None:
         """A process becomes the store's writer; the one before it must know, or be gone."""
-        epoch = int(unframe(claim, path).split()[0])
         before = self._writer
         self._expect(epoch > self._epoch, f"{process} claims epoch {epoch} after {self._epoch}")
         self._epoch, self._writer = epoch, process
@@ -59,7 +58,7 @@ class LeaderChecks:
             self._expect(_state(process) == before, told)
         self._heard[process.pid] = max(heard, order.epoch)
 
-    def at_the_end(self, disk: SharedDisk, kinds: tuple[str, ...]) -> None:
+    def at_the_end(self, disk: SharedDisk | Database, kinds: tuple[str, ...]) -> None:
         """Compare what the next controller would read with what was acknowledged."""
         checkpoints = Checkpoints(disk.reader())
         kept = {(kind, n): r for kind in kinds for n, r in checkpoints.load(kind).items()}

@@ -29,10 +29,12 @@ from greenroom.actors.transport.admission import Trouble
 from greenroom.core.cluster.state import State
 from greenroom.core.routing.router import Router
 from greenroom.core.silence import TICK_S, Doing
-from tests.simulation import hosts
+from greenroom.persistence.locations import location_at
+from tests.simulation import hosts, threads
 from tests.simulation.channels import Address
 from tests.simulation.checked_router import CheckedRouter
 from tests.simulation.coroutines import running_loop, yield_turn
+from tests.simulation.database import Database
 from tests.simulation.links import BeatLink, host_of
 from tests.simulation.scripted_code import ScriptedCode
 from tests.simulation.shared_disk import ChangeLock
@@ -222,8 +224,10 @@ class OwnPulse:
     @contextlib.contextmanager
     def patience(self, seconds: float) -> Iterator[None]:
         before, self._seen = self._seen, self._seen._replace(patience_s=seconds)
-        yield
-        self._seen = self._seen._replace(patience_s=before.patience_s)
+        try:
+            yield
+        finally:
+            self._seen = self._seen._replace(patience_s=before.patience_s)
 
     def read(self) -> Seen:
         return self._seen
@@ -347,22 +351,24 @@ def _classes(simulation: Simulation) -> dict[str, Any]:
     def without_effect(*methods: str) -> Any:
         return lambda *_: SimpleNamespace(**dict.fromkeys(methods, nothing))
 
+    is_database = isinstance(disk, Database)
+    location = location_at if is_database else lambda _: disk
     in_actors = {
-        "cluster.election.location_at": lambda _: disk,
+        "cluster.election.location_at": location,
         "cluster.key_rotation.KeyFiles": hosts.Keys,
         "cluster.election.note_store": nothing,
         "cluster.election.is_known": lambda *_: False,
-        "cluster.leader_lease.location_at": lambda _: disk,
+        "cluster.leader_lease.location_at": location,
         "cluster.leader_lease.word_file": lambda _: simulation.word_files[here()],
         "cluster.leader_lease.write_private": lambda path, text: path.write_text(text),
         "cluster.membership.capacity_of": lambda _: CAPACITY,
         "cluster.membership.host_id": lambda settings: f"the id of {settings.host_name}",
-        "controller.active.location_at": lambda _: disk,
-        "controller.actor.location_at": lambda _: disk,
+        "controller.active.location_at": location,
+        "controller.actor.location_at": location,
         "controller.active.Policies": without_effect("tidy", "close"),
         "controller.active.StatusFile": without_effect("changed", "close"),
         "controller.active.capacity_of": lambda _: CAPACITY,
-        "controller.read_only.location_at": lambda _: disk,
+        "controller.read_only.location_at": location,
         "cluster.membership.LeaderElection": hosts.LeaderElection,
         "proxy.dispatcher.Router": lambda draw, host: CheckedRouter(Router(draw, host), simulation),
         "replica.actor.UserCode": partial(ScriptedCode, simulation),
@@ -376,10 +382,22 @@ def _classes(simulation: Simulation) -> dict[str, Any]:
         "caller.streams.WINDOW": WINDOW,
         "caller.streams.BODY_WINDOW": WINDOW,
     }
-    return {f"greenroom.actors.{name}": new for name, new in in_actors.items()} | {
-        "greenroom.core.cluster.cluster.State": _fallible_state(simulation),
-        "greenroom.persistence.writer.ChangeLock": lambda _: ChangeLock(disk),
-    }
+    if is_database:
+        in_actors |= {
+            "cluster.election.threading": SimpleNamespace(
+                Thread=partial(threads.Thread, world), Event=partial(threads.Event, world)
+            ),
+            "cluster.leader_lease.ThreadPoolExecutor": lambda *_: threads.SimThread(world),
+        }
+    stand_ins = disk.stand_ins() if is_database else {}
+    return (
+        stand_ins
+        | {f"greenroom.actors.{name}": new for name, new in in_actors.items()}
+        | {
+            "greenroom.core.cluster.cluster.State": _fallible_state(simulation),
+            "greenroom.persistence.writer.ChangeLock": lambda _: ChangeLock(disk),
+        }
+    )
 
 
 @contextlib.contextmanager

@@ -12,13 +12,13 @@ LIES = 0.02  # of the saves are lost where a lying disk is asked for
 
 
 def outcome(
-    seed: int, hosts: int = 0, lying_disk: bool = False
+    seed: int, hosts: int = 0, lying_disk: bool = False, store: str = ""
 ) -> tuple[int, str, str, Counter[str]]:
     """Run a seed; return it, how it failed ("" if it did not), a digest, counts of what happened.
 
     The digest is that of the last steps: the same for the same code, seed and Python.
     """
-    simulation = Simulation(seed, hosts)
+    simulation = Simulation(seed, hosts, store)
     simulation.disk.lies = LIES if lying_disk else 0.0
     failure = ""
     try:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import NothingSavedError, Standing, StoreLockedError
-from greenroom.persistence.layout import Disk
+from greenroom.persistence.layout import Disk, unframe
 from greenroom.persistence.locations import NAMESPACE
 
 if TYPE_CHECKING:
@@ -186,7 +186,8 @@ class Files(Disk):
         elif new.name == "epoch":
             claim = self.process, self._shared.files[str(old)]
             if claim != self._shared.claim:  # else the writer repairs the file
-                self._shared.simulation.checks.leaders.claims(*claim, new)
+                epoch = int(unframe(claim[1], new).split()[0])
+                self._shared.simulation.checks.leaders.claims(self.process, epoch)
             self._shared.claim = claim
         else:
             self._changes(new)

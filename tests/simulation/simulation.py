@@ -24,10 +24,12 @@ from tests.simulation.callers import SimCaller
 from tests.simulation.channels import Address, Message
 from tests.simulation.checks import Checks
 from tests.simulation.clients import Client
+from tests.simulation.database import Database
 from tests.simulation.disks import Disk
 from tests.simulation.faults import Faults
 from tests.simulation.hosts import (
     ALONE,
+    DATABASE,
     JOINED,
     LEADERS,
     HostProcess,
@@ -41,6 +43,7 @@ from tests.simulation.shared_disk import SharedDisk
 from tests.simulation.world import InvariantError, SimProcess, World
 
 SIZES = (*[1] * 8, 2, 3, *[1] * 6)  # several hosts take twice the time
+EACH_WITH_DATABASE = 5  # of the runs with several hosts, every fifth
 SETTLE_S = 200.0  # how long coming to rest may take
 _CLASSES = {
     CONTROLLER[0]: Controller,
@@ -57,7 +60,7 @@ class Simulation(logging.Handler):
     The seed decides how many hosts there are, where ``hosts`` is 0.
     """
 
-    def __init__(self, seed: int, hosts: int = 0) -> None:
+    def __init__(self, seed: int, hosts: int = 0, store: str = "") -> None:
         super().__init__(logging.ERROR)
         self.world = world = World(seed)
         self.machine = SimMachine(self)
@@ -65,6 +68,8 @@ class Simulation(logging.Handler):
         self.deliveries_at_once = rng.choice([1, 3, 256])
         self.size = hosts or rng.choice(SIZES)
         self.shape = ALONE if self.size == 1 else rng.choice([JOINED, LEADERS, LEADERS])
+        if store == DATABASE or (self.size > 1 and seed % EACH_WITH_DATABASE == 0):
+            self.shape = DATABASE
         self.leaders = rng.randint(2, self.size) if self.shape == LEADERS else 1
         self.settings = {n: settings_of(n, self.shape, self.leaders) for n in range(self.size)}
         self.settings[OUTSIDE] = self.settings[0]
@@ -72,7 +77,9 @@ class Simulation(logging.Handler):
         self.run_dirs = {number: RunDir() for number in range(self.size)}
         if self.size > 1:
             self._set_clocks()
-        self.disk = SharedDisk(self) if self.shape == LEADERS else Disk(world)
+        self.disk: SharedDisk | Database | Disk = {LEADERS: SharedDisk, DATABASE: Database}.get(
+            self.shape, lambda _: Disk(world)
+        )(self)
         self.checks = Checks(self)
         self.disk.on_applied = self.checks.saved
         self.routers: dict[int, Any] = {}  # by the proxy's pid
@@ -106,6 +113,8 @@ class Simulation(logging.Handler):
             with replaced(self):
                 self._run()
         finally:
+            for thread in self.world.threads:
+                thread.end()
             _ERRORS.handlers[:], _ERRORS.propagate = handlers, propagate
             _ERRORS.setLevel(level)
 
@@ -236,7 +245,7 @@ class Simulation(logging.Handler):
         """Return the actor of that name, made where there is none; None where it may not be."""
         known = self.names.get((host, name))
         if known is None:
-            if actor_class is Controller and self.shape == LEADERS:
+            if actor_class is Controller and self.shape in {LEADERS, DATABASE}:
                 return None
             known = self.names[host, name] = self.spawn(actor_class.role, host)
             actor = known.actor = actor_class()
@@ -248,6 +257,8 @@ class Simulation(logging.Handler):
     def _died(self, process: SimProcess) -> None:
         """Tell the processes that look after this one of its death."""
         self.routers.pop(process.pid, None)
+        if isinstance(self.disk, Database):
+            self.disk.died(process)
         rng = self.world.rng
         if process in self.admins:
             number = self.admins.index(process)

@@ -64,9 +64,11 @@ def test_what_is_broken_for_hours_or_days_heals_and_nothing_has_grown_meanwhile(
         assert int(count[1]) > 1_050, "more often than the exponent of a float can count"
 
 
-def test_a_seed_replays_exactly_in_whatever_process() -> None:
-    first = simulate("--seeds", "3", "--from", "5", "--digest", "--processes", "1")
-    again = simulate("--seeds", "3", "--from", "5", "--digest", PYTHONHASHSEED="77")
+@pytest.mark.parametrize("options", [(), ("--store", "database")])
+def test_a_seed_replays_exactly_in_whatever_process(options: tuple[str, ...]) -> None:
+    options = ("--seeds", "3", "--from", "5", "--digest", *options)
+    first = simulate(*options, "--processes", "1")
+    again = simulate(*options, PYTHONHASHSEED="77")
     digests = re.findall(r"^\d+ [0-9a-f]{64}$", first, re.MULTILINE)
     assert len(digests) == 3
     assert sorted(digests) == sorted(re.findall(r"^\d+ [0-9a-f]{64}$", again, re.MULTILINE))
@@ -90,3 +92,9 @@ def test_seeds_that_found_defects_find_none() -> None:
 def test_a_claim_that_the_first_of_three_hosts_left_half_made_is_no_end() -> None:
     told = simulate("--only", "102", "--hosts", "3")
     assert "1 seeds from 102: 0 failed" in told
+
+
+def test_a_controller_that_waits_for_a_slow_database_is_not_killed_for_its_silence() -> None:
+    told = simulate("--only", "11", "42", "44", "49", "--store", "database")
+    assert "4 seeds from 11: 0 failed" in told
+    assert "epoch begun" in told

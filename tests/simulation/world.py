@@ -22,11 +22,14 @@ import itertools
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from greenroom.actors.messages.queries import Process
 from tests.simulation.channels import Address, Channel, Message
 from tests.simulation.links import HOST, Links, Watch, host_of
+
+if TYPE_CHECKING:
+    from tests.simulation.threads import SimThread
 
 Step = Callable[[], None]
 SOON_S = 0.002
@@ -174,6 +177,11 @@ class SimProcess:
             if not chosen:
                 left.remove(chosen)
 
+    def go_on(self) -> None:
+        """Take what has gathered when the turn is over."""
+        if not self._woken:
+            self._wake_at(self.blocked_until)
+
     def resume(self) -> None:
         """Go on, if it is stopped."""
         self.blocked_until = min(self.blocked_until, self.world.now)
@@ -236,6 +244,8 @@ class World:
         self.elapsed = 0.0  # within the present turn
         self.wall_offset = 1.7e9
         self.current: SimProcess | None = None
+        self.thread: SimThread | None = None  # of the current process, if it is not its main one
+        self.threads: list[SimThread] = []
         self.processes: dict[int, SimProcess] = {}  # alive
         self.handlers: dict[int, tuple[SimProcess, Callable[[Any, Address], None]]] = {}
         self.watched: dict[int, SimProcess] = {}
@@ -310,9 +320,14 @@ class World:
         finally:
             process.blocked_until = max(process.blocked_until, self.now + self.elapsed)
             self.current, self.elapsed = None, 0.0
+            if queue:  # it stood still at the turn's end
+                process.go_on()
 
     def stand_still(self, process: SimProcess, seconds: float) -> None:
-        """Stop the running process where it is, and let all others go on meanwhile."""
+        """Stop the running process where it is, and let all others go on meanwhile.
+
+        It stands for longer where another one does too by then: that one goes on first.
+        """
         if seconds:
             self.note(process, f"is stopped in the midst of a turn, for {seconds:.3f} s")
             process.was_stopped = True
@@ -330,6 +345,19 @@ class World:
     def catch_up(self, process: SimProcess) -> None:
         """Let all other processes catch up with the running one's time."""
         if self.elapsed > SOON_S:
+            self.stand_still(process, 0.0)
+
+    def stand_until(
+        self, process: SimProcess, is_over: Callable[[], bool], deadline: float
+    ) -> None:
+        """Let all others go on until something has come about, or until then."""
+
+        def ends_at() -> float:
+            return max(process.stopped[1], self.now if is_over() else deadline)
+
+        while self.clock() < (until := ends_at()):
+            coming = self._heap[0][0] if self._heap else until
+            self.elapsed = max(self.elapsed, min(coming, until) + 2e-6 - self.now)
             self.stand_still(process, 0.0)
 
     def run_as(self, process: SimProcess, call: Step) -> None:
