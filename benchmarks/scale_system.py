@@ -110,12 +110,13 @@ def _write_state(settings: HostSettings, backends: int) -> None:
     store.close()
 
 
-def _cpu_ms(pid: int) -> float:
+def cpu_ms(pid: int) -> float:
     """Return what a process has run for on its main thread, which has all of the controller."""
     return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[0]) / 1e6
 
 
-def _controller_pid(settings: HostSettings) -> int:
+def controller_pid(settings: HostSettings) -> int:
+    """Return the pid of this host's controller."""
     records = RunRecords(settings.run_dir).alive()
     return next(process.pid for process, role in records.items() if role == "controller")
 
@@ -137,24 +138,24 @@ class _Meter:
         """Make a change so many times; ``finish`` gets its answer, and does not count."""
         times, cpu = [], []
         for number in range(self._rounds):
-            used, began = _cpu_ms(self._pid), time.perf_counter()
+            used, began = cpu_ms(self._pid), time.perf_counter()
             answer = call(number)
             times.append((time.perf_counter() - began) * 1e3)
-            cpu.append(_cpu_ms(self._pid) - used)
+            cpu.append(cpu_ms(self._pid) - used)
             finish(answer)
         self.figures[what] = statistics.median(times)
         self.figures[f"{what}: the controller's CPU"] = statistics.median(cpu)
 
     def rest(self) -> None:
         """Measure what it costs to be idle."""
-        used = _cpu_ms(self._pid)
+        used = cpu_ms(self._pid)
         time.sleep(IDLE_S)  # what is measured is what is spent meanwhile
-        self.figures["a second of rest: its CPU"] = (_cpu_ms(self._pid) - used) / IDLE_S
+        self.figures["a second of rest: its CPU"] = (cpu_ms(self._pid) - used) / IDLE_S
 
 
 def _measure(client: Client, settings: HostSettings, rounds: int) -> dict[str, float]:
     splits = [{"b0": 0.5, "b1": 0.5}, {"b0": 1.0}]
-    meter = _Meter(_controller_pid(settings), rounds)
+    meter = _Meter(controller_pid(settings), rounds)
     meter.measure("set_traffic", lambda n: client.set_traffic("e0", splits[n % 2]))
     meter.measure(
         "update_backend_config",

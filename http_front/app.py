@@ -446,16 +446,18 @@ def _check_odd_target(target: str, method: str, host: bytes | None) -> None:
 class Page:
     """A page under ``/-/``: its content type, and a function that makes its content.
 
-    The function gets the application that the request names, "" for none.
+    The function gets the query's parameters.
     """
 
-    def __init__(self, content_type: str, make: Callable[[str], Awaitable[bytes]]) -> None:
+    def __init__(
+        self, content_type: str, make: Callable[[Mapping[str, object]], Awaitable[bytes]]
+    ) -> None:
         self._content_type = content_type
         self._make = make
 
     async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """Answer with the content."""
-        resp.data = await self._make(req.get_param("application") or "")
+        resp.data = await self._make(req.params)
         resp.content_type = self._content_type
 
     on_head = on_get
@@ -480,14 +482,15 @@ class MetricsPage:
 
 
 def _pages(link: Link) -> dict[str, Page | MetricsPage]:
-    async def health(_: str) -> bytes:
+    async def health(_: object) -> bytes:
         """Say whether this worker can take queries."""
         if not link.ready:
             raise NotRunningError(_UNHEALTHY)
         return b"success"
 
-    async def readiness(application: str) -> bytes:
+    async def readiness(parameters: Mapping[str, object]) -> bytes:
         """Say whether every application that was RUNNING once can serve; or whether one can."""
+        application = _application_in(parameters)
         asked = _lacking_of(link, application) if application else link.unready()
         unready = await _within_patience(asked)
         if unready is None or not link.ready:
@@ -496,7 +499,7 @@ def _pages(link: Link) -> dict[str, Page | MetricsPage]:
             raise NotRunningError(_missing(unready))
         return b"ready"
 
-    async def routes(_: str) -> bytes:
+    async def routes(_: object) -> bytes:
         return json.dumps(await _within_patience(link.routes())).encode()
 
     text = "text/plain; charset=utf-8"
@@ -506,6 +509,15 @@ def _pages(link: Link) -> dict[str, Page | MetricsPage]:
         "/-/routes": Page("application/json", routes),
         "/-/metrics": MetricsPage(link),
     }
+
+
+def _application_in(parameters: Mapping[str, object]) -> str:
+    """Return the application that is asked for, "" for all; InvalidRequestError for another key."""
+    for name, value in parameters.items():
+        if name != "application" or not isinstance(value, str):
+            told = f"{name}={value!r}"[:200]
+            raise InvalidRequestError(f"{told}: must be one application=NAME, or left out for all")
+    return str(parameters.get("application", ""))
 
 
 async def _lacking_of(link: Link, application: str) -> dict[str, tuple[str, ...]] | None:

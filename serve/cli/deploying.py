@@ -250,6 +250,8 @@ def build(words: Sequence[str], app_dir: Path, output: Path | None) -> None:
         targets = declarative.read_targets(words)
         if output is not None and output.exists():
             raise InvalidRequestError(f"-o {output}: it exists; remove it, or name another file")
+        if output is not None and not output.parent.is_dir():
+            raise InvalidRequestError(f"-o {output}: there is no folder {output.parent}; make it")
     try:
         text = config_file.written(declarative.described(targets, app_dir))
     except ImportFailedError as error:

@@ -408,6 +408,10 @@ def test_readiness_of_one_application_is_its_own_and_new_ones_count(app):
     assert asked("lost") == (503, "cannot serve: application 'lost' (its record is damaged)")
     assert asked("sho") == (503, "there is no application 'sho'")
     assert asked("")[1].startswith("cannot serve: application 'other'")
+    for query in ("app=shop", "application=shop&application=new", "application=shop&x"):
+        refused = app.ask(target=f"/-/readyz?{query}")
+        assert refused.status == 400, query
+        assert "must be one application=NAME" in refused.text
     app.link.lacks = None
     assert "no route table yet" in asked("shop")[1]
 

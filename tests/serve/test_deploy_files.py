@@ -179,6 +179,8 @@ def test_build_writes_a_file_that_deploys_to_the_same(invoke, running, app_dir):
     assert invoke("deploy", "made.yaml").stdout == "no change (version 2)\n"
     again = invoke("build", "filed:app", "-o", "made.yaml")
     assert (again.exit_code, "made.yaml: it exists" in again.stderr) == (2, True)
+    nowhere = invoke("build", "filed:app", "-o", "no/made.yaml")
+    assert (nowhere.exit_code, "there is no folder no" in nowhere.stderr) == (2, True)
     assert invoke("build", "filed:app").stdout == (app_dir / "made.yaml").read_text()
 
 

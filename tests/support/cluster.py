@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import signal
+import string
 import subprocess
 import sys
 import urllib.error
@@ -111,7 +112,7 @@ class ClusterHost(Host):
 
     def __init__(self, cluster: Cluster, number: int, name: str) -> None:
         self.cluster, self.number = cluster, number
-        self.label = "abcdefghij"[number]
+        self.label = string.ascii_lowercase[number]
         self.leads = number < cluster.leaders
         self.state_dir = cluster.folder / self.label
         logs.begin(self.state_dir / "logs")
@@ -245,7 +246,7 @@ class Cluster:
         """Make the hosts and what is between them."""
         middle = self._namespace("switch")
         for number in range(count):
-            name = self._namespace("abcdefghij"[number])
+            name = self._namespace(string.ascii_lowercase[number])
             run_ip("-n", name, "link", "add", "cable", "type", "veth", "peer", "name",
                    f"port{number}", "netns", middle)  # fmt: skip
             address = f"{NETWORK}.{number + 1}/24"
