@@ -59,7 +59,7 @@ class SimCaller:
         query = m.Query(
             id=query_id,
             endpoint=None if http else endpoint,
-            path=f"/{endpoint}",
+            path=f"/{endpoint.partition('#')[0]}",
             http_method=rng.choice(["GET", "POST"]) if http else "",
             call_method="",
             call=uid.encode(),

@@ -15,6 +15,7 @@ from greenroom.core import operations as ops
 from greenroom.core.routing.tables import EndpointTable
 from greenroom.core.silence import TICK_S
 from greenroom.persistence.kv import StoreError
+from tests.simulation.applications import FRONT, ApplicationChecks, Deployer, is_of_application
 from tests.simulation.clients import SHARED
 from tests.simulation.database import Database
 from tests.simulation.expected import Owned
@@ -65,6 +66,7 @@ class Checks:
         self.rollouts = RolloutChecks(self)
         self.history = HistoryChecks(self)
         self.leaders = LeaderChecks(self)
+        self.applications = ApplicationChecks(self)
         simulation.world.on_order = self.leaders.handles
 
     # --- Failing ----------------------------------------------------------------------------------
@@ -99,14 +101,14 @@ class Checks:
             if record is None:
                 del self.on_disk[key]
         self.recorded |= {name for kind, name in changed if kind == "listener"}
+        self.applications.saved(before)
+        changed = {key: each for key, each in changed.items() if not is_of_application(key[1])}
         for name in sorted({name for kind, name in changed if kind in {"endpoint", "rollout"}}):
             self._follow_rollout(name, before)
         entries = [
             each for (kind, _), each in sorted(changed.items()) if kind == "history" and each
         ]
-        things = {
-            key: record for key, record in before.items() if key[0] in {"backend", "endpoint"}
-        }
+        things = {key: before[key] for key in changed if key[0] in {"backend", "endpoint"}}
         self.history.saved(entries, things)
         for entry in entries:
             self._follow_undo(entry)
@@ -159,6 +161,8 @@ class Checks:
         self._asked_with[client] = request_id
         self._asked[client] = request
         self._blocked[client] = self._is_blocked(client, request)
+        if isinstance(request, ops.DeployApplications):
+            self.applications.asked(request)
         code = getattr(request, "code", None) or getattr(
             getattr(request, "spec", None), "code", None
         )
@@ -190,6 +194,10 @@ class Checks:
         self.counts[f"{request.key} {reply.error_kind or 'done'}"] += 1
         if isinstance(request, ops.WaitForGoal):
             self._goal_ended(request, reply)
+            if isinstance(self.simulation.clients[client], Deployer):
+                self.applications.goal_ended(reply)
+        elif isinstance(self.simulation.clients[client], Deployer):
+            self.applications.told(request, reply)
         elif isinstance(request, ops.Deploy) and request.spec.name == SHARED:
             self._share_told(request, reply)
             self.history.told(request, reply, changed=True)
@@ -259,7 +267,7 @@ class Checks:
         if tag is None or reply.error_kind or ("backend", tag) in self.on_disk:
             return
         left = [p for p in self.simulation.replicas() if tag_of(p).rpartition("#")[0] == tag]
-        left = [p for p in left if not (p.was_stopped or self._is_lost(p))]
+        left = [p for p in left if not (p.was_stopped or self.is_lost(p))]
         self.expect(not left, f"backend {tag} is deleted, and {left} live")
 
     def _is_held(self, request: ops.Operation) -> None:
@@ -270,7 +278,7 @@ class Checks:
             router = self.simulation.routers.get(process.pid)
             if router is None or not process.actor.dispatcher.ready:
                 continue
-            if self._is_lost(process):
+            if self.is_lost(process):
                 continue
             table: EndpointTable | None = router.endpoints.get(name)
             wanted = record and (dict(record.traffic), dict(record.shadows))
@@ -289,7 +297,7 @@ class Checks:
         replicas = {tag_of(each): each for each in self.simulation.replicas()}
         for sim in self.simulation.callers:
             lease = None if sim is None else sim.caller.leases.held.get(name)
-            if sim is None or lease is None or self._is_lost(sim.process):
+            if sim is None or lease is None or self.is_lost(sim.process):
                 continue
             for share in lease.shares:
                 replica = replicas.get(share.replica)
@@ -315,7 +323,7 @@ class Checks:
         self.expect(is_long and since <= now and was_stopped, told)
         self.counts["killed for silence"] += 1
 
-    def _is_lost(self, process: SimProcess) -> bool:
+    def is_lost(self, process: SimProcess) -> bool:
         """Return whether a process's host may count as lost; then nothing waits for it."""
         return self.simulation.faults.of_hosts.is_troubled(process.host, BACK_S)
 
@@ -327,6 +335,8 @@ class Checks:
     def endpoint_names(self) -> list[str]:
         """Return what callers may ask for."""
         there = [name for owned in self._owned.values() for name in owned.endpoints]
+        if ("endpoint", FRONT) in self.on_disk:
+            there += [FRONT] * 2
         return [*there, *there, *there, SHARED, f"c{len(self._owned) - 1}e", "none"]
 
     # --- At rest ----------------------------------------------------------------------------------

@@ -17,9 +17,11 @@ from tests.simulation.coroutines import Task, pause
 from tests.simulation.world import Killed, Timer
 
 if TYPE_CHECKING:
+    from tests.simulation.applications import Composer
     from tests.simulation.simulation import Simulation
 
 PLAIN, SLOW, BROKEN, FLAKY, DEADLY = b"plain", b"slow", b"broken", b"flaky", b"deadly"
+COMPOSED = b"composed"  # calls another deployment
 DEPENDENT = b"dependent"  # on what an outage breaks
 FAILING = b"failing"  # starts, and fails every query
 PICKLED = b"\x80"
@@ -53,6 +55,7 @@ class ScriptedCode:
         self.digest = ""
         self.kind = b""
         self.user_config: Any = None
+        self.composer: Composer | None = None  # of code that calls another deployment
         self._rate = simulation.world.rng.choice([20.0, 300.0])  # queries per second
 
     def set_max_ongoing_requests(self, number: int) -> None:
@@ -77,6 +80,9 @@ class ScriptedCode:
             if self.kind in {FLAKY, DEADLY} and rng.random() < 0.2:
                 self._die()
             self.user_config = user_config
+            if self.kind == COMPOSED:
+                applications = self._simulation.checks.applications
+                self.composer = applications.composer(self.process, self.digest)
             return BOOM if fails else None
 
         self._change(rng.uniform(0.01, 3.0 if self.kind == SLOW else 0.3), loaded, on_done)
@@ -129,6 +135,11 @@ class ScriptedCode:
         queries.began(self, reply.assignment, len(self._running) + 1)
         if reply.key[0] == reply.assignment.caller_incarnation:
             self._simulation.checks.counts["run under a lease"] += 1
+        if self.composer is not None:
+            self._running[reply.key] = _Running(reply, Timer(None), is_sync=True)
+            self.composer.call(lambda is_answered: self._ended(reply, fails=not is_answered))
+            return
+        self._simulation.checks.applications.ran(reply.assignment.query.call.decode(), self.digest)
         long = self.kind == SLOW or rng.random() < 0.1
         seconds = rng.uniform(0.2, 4.0) if long else rng.expovariate(self._rate)
         if self._simulation.quiet:
@@ -176,12 +187,12 @@ class ScriptedCode:
     def _fails(self) -> bool:
         return self.kind == FAILING or self._simulation.world.rng.random() < 0.05
 
-    def _ended(self, reply: Any) -> None:
+    def _ended(self, reply: Any, *, fails: bool = False) -> None:
         running = self._running.pop(reply.key)
         query = reply.assignment.query
         if not running.cancelled:
             uid = query.call.decode()
-            if self._fails():
+            if fails or self._fails():
                 reply.answer(FailedAnswer(query.id, "UserCodeError", uid))
             elif reply.assignment.caller is None and self._simulation.world.rng.random() < 0.2:
                 reply.answer(ValueAnswer(query.id, pickle.dumps(b"another")))

@@ -20,6 +20,7 @@ from greenroom.actors.proxy.actor import Proxy
 from greenroom.actors.replica.actor import Replica
 from greenroom.actors.runtime import liveness as silence
 from greenroom.actors.runtime.port import CONTROLLER, PROXY
+from tests.simulation.applications import Deployer
 from tests.simulation.callers import SimCaller
 from tests.simulation.channels import Address, Message
 from tests.simulation.checks import Checks
@@ -44,6 +45,7 @@ from tests.simulation.world import InvariantError, SimProcess, World
 
 SIZES = (*[1] * 8, 2, 3, *[1] * 6)  # several hosts take twice the time
 EACH_WITH_DATABASE = 5  # of the runs with several hosts, every fifth
+EACH_WITH_APPLICATION = 4
 SETTLE_S = 200.0  # how long coming to rest may take
 _CLASSES = {
     CONTROLLER[0]: Controller,
@@ -126,6 +128,8 @@ class Simulation(logging.Handler):
             self.start_host(number)
         for number in range(world.rng.randint(1, 3)):
             self.clients.append(Client(self, number))
+        if world.seed % EACH_WITH_APPLICATION == 2:
+            self.clients.append(Deployer(self, len(self.clients)))
         for number in range(world.rng.randint(1, 2)):
             self.callers.append(None)
             self.start_caller(number)

@@ -26,6 +26,8 @@ TRIED = (
     "rollout went back by itself",
     "link cut",
     "epoch begun",
+    "canary promoted",
+    "composed answer",
 )
 
 

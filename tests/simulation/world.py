@@ -331,7 +331,7 @@ class World:
         if seconds:
             self.note(process, f"is stopped in the midst of a turn, for {seconds:.3f} s")
             process.was_stopped = True
-            process.stopped = (self.clock(), self.clock() + seconds)
+            process.stopped = (self.now, self.clock() + seconds)  # its turn has just begun
         process.stands = True
         process.blocked_until = self.clock() + seconds
         self.current, self.elapsed = None, 0.0
