@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from greenroom.serve.measuring.tuning import Objective, Setting, Trial, read_obj
 __all__ = ["TuneFlags", "read_objective", "tune"]
 
 SETTLE_TIMEOUT_S = 60.0
+SEARCH = 0.6  # of the time; the rest is for the finals
 _NAME = "default"
 
 
@@ -114,12 +116,16 @@ def tune(flags: TuneFlags) -> bool:
             goal = client.update_backend_config(f"{_NAME}#{deployment}", options)
             client.wait_for_goal(goal, SETTLE_TIMEOUT_S)
 
-        trials = tuning.search(
-            lambda setting: _measured(settings, setting, change, flags),
+        measure = partial(_measured, settings, change, flags)
+        began_at, seconds = time.monotonic(), 60 * flags.max_minutes
+        found = tuning.search(
+            measure,
             begin,
             most_replicas=flags.max_replicas or 2 * (os.cpu_count() or 1),
-            ends_at=time.monotonic() + 60 * flags.max_minutes,
+            ends_at=began_at + SEARCH * seconds,
         )
+        click.echo("again, in turns:", err=True)
+        trials = tuning.finals(measure, found, flags.objective, ends_at=began_at + seconds)
     print_lines(_told(trials, flags.objective))
     flags.picture.write_text(tuning.drawn(trials, flags.objective), encoding="utf-8")
     options = trials[0].setting.options(user_config)
@@ -146,7 +152,7 @@ def _own_system() -> Iterator[HostSettings]:
 
 
 def _measured(
-    settings: HostSettings, setting: Setting, change: Callable[[Setting], None], flags: TuneFlags
+    settings: HostSettings, change: Callable[[Setting], None], flags: TuneFlags, setting: Setting
 ) -> Trial:
     change(setting)
     before, began_at = _cpu_s(settings), time.monotonic()
@@ -171,17 +177,29 @@ def _cpu_s(settings: HostSettings) -> dict[int, float]:
 def _row(trial: Trial) -> str:
     errors = f", {trial.errors:.1%} without an answer" if trial.errors else ""
     mark = "meets" if trial.is_met else "fails"
-    told = f"{trial.latency_s * 1000:9.1f} ms  {trial.cpus:6.2f} CPUs"
-    return f"  {mark}  {told}  {trial.setting}{errors}"
+    shown = f"{trial.latency_s * 1000:9.1f} ms  {trial.cpus:6.2f} CPUs"
+    row = f"  {mark}  {shown}  {trial.setting}{errors}"
+    if not trial.runs:
+        return row
+    low_s, high_s = tuning.span(run.latency_s for run in trial.runs)
+    low, high = tuning.span(run.cpus for run in trial.runs)
+    return (
+        f"{row}; median of {len(trial.runs)}: {low_s * 1000:.1f} to {high_s * 1000:.1f} ms, "
+        f"{low:.2f} to {high:.2f} CPUs"
+    )
 
 
 def _told(trials: list[Trial], objective: Objective) -> Iterator[str]:
+    best, *others = trials
     yield f"p{objective.percent:g} and CPUs in use, the best first:"
     yield from map(_row, trials)
-    if trials[0].is_met:
-        yield f"{objective} is met by: {trials[0].setting}"
+    if best.is_met:
+        yield f"{objective} is met by: {best.setting}"
     else:
-        yield f"{objective} was not met; the best found: {trials[0].setting}"
+        yield f"{objective} was not met; the best found: {best.setting}"
+    for trial in others:
+        if trial.runs and trial.is_met == best.is_met and not best.clearly_beats(trial):
+            yield f"perhaps as good: {trial.setting}"
 
 
 def _document(flags: TuneFlags, deployment: str, options: dict[str, Any]) -> str:

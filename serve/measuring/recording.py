@@ -206,10 +206,11 @@ def _take_all(
                 queries += 1
             out.flush()
             on_progress(queries, out.tell())
-            if not rows and ends_at is not None and time.monotonic() >= ends_at:
+            if len(rows) == MAX_TAKEN:
+                continue  # there may be more
+            if ends_at is not None and time.monotonic() >= ends_at:
                 return Recorded(queries, out.tell(), dropped, "the time is over")
-            if len(rows) < MAX_TAKEN:
-                time.sleep(TAKE_EVERY_S)
+            time.sleep(TAKE_EVERY_S)
     except KeyboardInterrupt:
         return Recorded(queries, out.tell(), dropped, "it was interrupted")
 

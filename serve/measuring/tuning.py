@@ -10,6 +10,12 @@ until the objective is met, then each other setting's values, then fewer replica
 batches may need fewer. Each step is kept if it is better: by the objective first, then by CPU. That
 finds a good neighbour of the start and not always the best of all, in some twenty trials instead of
 thousands.
+
+One trial proves little, and the best of many is the best by luck, too. So the finals measure the
+best and those next to it anew, in turns, since a host's other work comes and goes. Medians count,
+and one setting is clearly better where each of its trials beats each of the other's: with three of
+each, chance alone does that once in 20 times (the rank sum test of Mann and Whitney, "On a test of
+whether one of two random variables is stochastically larger than the other", 1947).
 """
 
 from __future__ import annotations
@@ -23,6 +29,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from greenroom.core.comparing.latencies import percentile
@@ -38,6 +45,9 @@ MAX_ERRORS = 0.001
 AT_ONCE = 1_000
 REQUEST_TIMEOUT_S = 10.0
 WARM_UP = 0.25  # of a trial's time, before it counts
+FINALISTS = 3
+LEAST_ROUNDS, MOST_ROUNDS = 3, 7
+NEARLY = 1.25  # of the limit: what is below it may have had bad luck
 
 
 class Objective(NamedTuple):
@@ -96,13 +106,14 @@ class Load(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One setting, measured."""
+    """One setting, measured; the medians where it was measured several times."""
 
     setting: Setting
     latency_s: float
     errors: float  # share
     cpus: float
     is_met: bool
+    runs: tuple[Trial, ...] = ()  # those whose medians these are
 
     def beats(self, other: Trial) -> bool:
         """Return whether this one is to be preferred."""
@@ -111,6 +122,13 @@ class Trial:
         if self.is_met:
             return self.cpus < other.cpus * LESS_CPU
         return (self.errors, self.latency_s) < (other.errors, other.latency_s)
+
+    def clearly_beats(self, other: Trial) -> bool:
+        """Return whether each of its trials beats each of the other's, and they are enough."""
+        fewest = min(len(self.runs), len(other.runs))
+        return fewest >= LEAST_ROUNDS and all(
+            one.beats(another) for one in self.runs for another in other.runs
+        )
 
 
 def judged(setting: Setting, load: Load, objective: Objective) -> Trial:
@@ -154,6 +172,64 @@ def search(
     at = best.setting
     best = better(best, (replace(at, replicas=n) for n in ladder if n < at.replicas))
     return [best, *(each for each in trials.values() if each is not best)]
+
+
+def finals(
+    measure: Callable[[Setting], Trial],
+    trials: Sequence[Trial],
+    objective: Objective,
+    *,
+    ends_at: float,
+) -> list[Trial]:
+    """Measure the best of a search again until the choice is clear; return all, these first.
+
+    Where those fail the objective now, the next ones follow. No trial begins after ``ends_at``.
+    """
+    within_s = objective.limit_s * NEARLY
+
+    def promise(trial: Trial) -> tuple[float, ...]:
+        if trial.errors <= MAX_ERRORS and trial.latency_s <= within_s:
+            return (0, trial.cpus)
+        return (1, trial.errors, trial.latency_s)
+
+    best, waiting = trials[0], [trials[0], *sorted(trials[1:], key=promise)]
+    results = {trial.setting: trial for trial in trials}
+    while waiting and time.monotonic() < ends_at:
+        left, waiting = waiting[:FINALISTS], waiting[FINALISTS:]
+        for number in range(1, MOST_ROUNDS + 1):
+            for setting in [trial.setting for trial in left]:
+                if time.monotonic() < ends_at:
+                    runs = (*results[setting].runs, measure(setting))
+                    results[setting] = _medians(runs)
+            left = [results[trial.setting] for trial in left]
+            best = _best(left)
+            left = [trial for trial in left if not best.clearly_beats(trial)]
+            if number >= LEAST_ROUNDS and len(left) == 1:
+                break
+        if best.is_met:
+            break
+    again = [trial for trial in results.values() if trial.runs]
+    best = _best(again or [best])
+    rest = [trial for trial in results.values() if trial is not best]
+    return [best, *sorted(rest, key=lambda trial: not trial.runs)]
+
+
+def _medians(runs: tuple[Trial, ...]) -> Trial:
+    return Trial(
+        setting=runs[0].setting,
+        latency_s=median(run.latency_s for run in runs),
+        errors=median(run.errors for run in runs),
+        cpus=median(run.cpus for run in runs),
+        is_met=2 * sum(run.is_met for run in runs) > len(runs),
+        runs=runs,
+    )
+
+
+def _best(trials: Sequence[Trial]) -> Trial:
+    best = trials[0]
+    for trial in trials[1:]:
+        best = trial if trial.beats(best) else best
+    return best
 
 
 # --- Traffic --------------------------------------------------------------------------------------
@@ -272,13 +348,22 @@ async def _closed(writer: asyncio.StreamWriter) -> None:
         await writer.wait_closed()
 
 
+def span(values: Iterator[float]) -> tuple[float, float]:
+    """Return the least and the most."""
+    ordered = sorted(values)
+    return ordered[0], ordered[-1]
+
+
 # --- The curve ------------------------------------------------------------------------------------
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM, RIGHT = 900, 420, 70, 30, 50, 30
 
 
 def drawn(trials: Sequence[Trial], objective: Objective) -> str:
-    """Return a drawing of latency by CPU, the best trial first and marked, the limit as a line."""
+    """Return a drawing of latency by CPU, the best trial first and marked, the limit as a line.
+
+    Settings of the finals are crosses from the least to the most of what was measured.
+    """
     shown = [trial for trial in trials if trial.latency_s < math.inf]
     most_cpus = max((trial.cpus for trial in shown), default=1.0) * 1.05 or 1.0
     values = [objective.limit_s, *(max(trial.latency_s, 1e-4) for trial in shown)]
@@ -288,7 +373,7 @@ def drawn(trials: Sequence[Trial], objective: Objective) -> str:
         return LEFT + (WIDTH - LEFT - RIGHT) * cpus / most_cpus
 
     def up(seconds: float) -> float:
-        part = (high - math.log10(max(seconds, 1e-4))) / (high - low)
+        part = (high - math.log10(min(max(seconds, 1e-4), 10**high))) / (high - low)
         return TOP + (HEIGHT - TOP - BOTTOM) * part
 
     limit = up(objective.limit_s)
@@ -305,15 +390,28 @@ def drawn(trials: Sequence[Trial], objective: Objective) -> str:
         cpus = most_cpus * number / 5
         text = f'<text x="{across(cpus):.1f}" y="{HEIGHT - 28}" text-anchor="middle">{cpus:.2f}'
         parts.append(f"{text}</text>")
+    for milliseconds in (n * 10**power for power in range(-1, 5) for n in (1, 2, 5)):
+        if low < math.log10(milliseconds / 1000) < high:
+            place = f'x="{LEFT - 8}" y="{up(milliseconds / 1000) + 4:.1f}" text-anchor="end"'
+            parts.append(f"<text {place}>{milliseconds:g}</text>")
     for trial in reversed(shown):
         colour = "#009e73" if trial.is_met else "#999999"
         radius = 7 if trial is trials[0] else 4
         x, y = across(trial.cpus), up(trial.latency_s)
+        if trial.runs:
+            left, right = (across(cpus) for cpus in span(run.cpus for run in trial.runs))
+            bottom, top = (up(seconds) for seconds in span(run.latency_s for run in trial.runs))
+            parts.append(
+                f'<path d="M{left:.1f} {y:.1f}H{right:.1f}M{x:.1f} {bottom:.1f}V{top:.1f}" '
+                f'stroke="{colour}"/>'
+            )
         told = f"{trial.setting}: {trial.latency_s * 1000:.1f} ms, {trial.cpus:.2f} CPUs"
         parts.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{colour}"><title>{told}</title>'
             "</circle>"
         )
         if trial is trials[0]:
-            parts.append(f'<text x="{x + 10:.1f}" y="{y + 4:.1f}">{trial.setting}</text>')
+            anchor = "start" if x < WIDTH / 2 else "end"
+            place = f'x="{x:.1f}" y="{y - 10:.1f}" text-anchor="{anchor}"'
+            parts.append(f"<text {place}>{trial.setting}</text>")
     return "\n".join([*parts, "</svg>"]) + "\n"

@@ -138,7 +138,7 @@ def test_bad_flags_are_told(
     assert told in done.stderr
 
 
-def test_a_recording_ends_at_its_limit_and_is_not_written_over(
+def test_a_recording_ends_at_its_limits_and_is_not_written_over(
     system: RunningSystem, recorded: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "small.jsonl"
@@ -162,9 +162,13 @@ def test_a_recording_ends_at_its_limit_and_is_not_written_over(
         thread.start()
         try:
             done = recording.record(client, "answer", file, sample=1, max_bytes=3_000, seconds=60)
+            in_time = recording.record(
+                client, "answer", tmp_path / "timed", sample=1, max_bytes=10**8, seconds=0.5
+            )
         finally:
             over.set()
             thread.join()
+        assert in_time.reason == "the time is over", "though queries still come"
         assert done.reason == "the file is full"
         assert file.stat().st_size == done.size <= 3_000
         client.wait_for_goal(client.create_backend(recorder_of("answer"), old))  # of a killed one

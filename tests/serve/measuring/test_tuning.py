@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import math
+import random
 import subprocess
 import sys
 import time
@@ -17,11 +18,13 @@ import yaml
 
 from greenroom.core.errors import InvalidRequestError
 from greenroom.serve.measuring.tuning import (
+    MOST_ROUNDS,
     Load,
     Objective,
     Setting,
     Trial,
     drawn,
+    finals,
     judged,
     load,
     read_objective,
@@ -99,6 +102,70 @@ def test_no_trial_begins_when_the_time_is_over_but_the_first() -> None:
     assert len(search(model.measure, Setting(1, 1), most_replicas=4, ends_at=0)) == 1
 
 
+class Noisy:
+    """Settings with a latency and CPUs of their own, which each trial meets to some percent."""
+
+    def __init__(self, truths: dict[int, tuple[float, float]]) -> None:
+        self.truths = truths
+        self.measured: list[int] = []
+        self._random = random.Random(5)
+
+    def measure(self, setting: Setting, noise: float = 0.1) -> Trial:
+        latency_s, cpus = (
+            value * self._random.uniform(1 - noise, 1 + noise)
+            for value in self.truths[setting.replicas]
+        )
+        self.measured.append(setting.replicas)
+        return judged(setting, Load([latency_s], 0, cpus), OBJECTIVE)
+
+    def found(self, *replicas: int) -> list[Trial]:
+        """Return a search that has found the first of them best."""
+        trials = [self.measure(Setting(each, 1), noise=0.0) for each in replicas]
+        self.measured.clear()
+        return trials
+
+
+def test_the_finals_measure_in_turns_until_one_is_clearly_the_best() -> None:
+    noisy = Noisy({1: (0.5, 0.5), 2: (0.1, 1.0), 4: (0.05, 1.5), 8: (0.04, 3.0)})
+    trials = finals(noisy.measure, noisy.found(2, 1, 4, 8), OBJECTIVE, ends_at=LATER)
+    assert noisy.measured == [2, 4, 8] * 3
+    assert [trial.setting.replicas for trial in trials] == [2, 4, 8, 1]
+    assert [len(trial.runs) for trial in trials] == [3, 3, 3, 0]
+    assert trials[0].clearly_beats(trials[1])
+    assert not trials[0].clearly_beats(trials[3]), "which was measured once"
+    assert trials[0].cpus == sorted(run.cpus for run in trials[0].runs)[1]
+
+
+def test_the_finals_correct_what_one_trial_had_found_by_luck() -> None:
+    noisy = Noisy({1: (0.15, 0.5), 2: (0.1, 1.0)})
+    found = noisy.found(1, 2)
+    noisy.truths[1] = (0.24, 0.5)
+    assert finals(noisy.measure, found, OBJECTIVE, ends_at=LATER)[0].setting.replicas == 2
+    noisy.truths[1], noisy.truths[2] = (0.15, 0.5), (0.1, 0.4)
+    assert finals(noisy.measure, found, OBJECTIVE, ends_at=LATER)[0].setting.replicas == 2
+
+
+def test_the_next_settings_follow_when_the_first_fail_in_the_finals() -> None:
+    noisy = Noisy({n: (0.15, float(n)) for n in range(1, 6)})
+    found = noisy.found(1, 2, 3, 4, 5)
+    noisy.truths.update({n: (0.3, float(n)) for n in (1, 2, 3)})
+    best = finals(noisy.measure, found, OBJECTIVE, ends_at=LATER)[0]
+    assert (best.setting.replicas, best.is_met) == (4, True)
+
+
+def test_settings_alike_end_the_finals_after_some_rounds() -> None:
+    noisy = Noisy({1: (0.1, 1.0), 2: (0.1, 1.0)})
+    best, other = finals(noisy.measure, noisy.found(1, 2), OBJECTIVE, ends_at=LATER)
+    assert noisy.measured == [1, 2] * MOST_ROUNDS
+    assert not best.clearly_beats(other)
+
+
+def test_finals_without_time_leave_what_was_found() -> None:
+    noisy = Noisy({1: (0.1, 1.0), 2: (0.1, 2.0)})
+    found = noisy.found(1, 2)
+    assert finals(noisy.measure, found, OBJECTIVE, ends_at=0) == found
+
+
 def test_requests_without_an_answer_are_beyond_any_limit() -> None:
     trial = judged(Setting(1, 1), Load([0.01] * 98, 2, 1.0), OBJECTIVE)
     assert (trial.is_met, trial.latency_s, trial.errors) == (False, math.inf, 0.02)
@@ -112,6 +179,18 @@ def test_the_drawing_is_svg_with_a_point_for_each_trial() -> None:
         root = ET.fromstring(drawn(shown, OBJECTIVE))
         assert len(root.findall("{*}circle")) == points
     assert "p99=200ms" in drawn(trials, OBJECTIVE)
+    written = [each.text for each in ET.fromstring(drawn(trials, OBJECTIVE)).findall("{*}text")]
+    assert {"50", "100", "200"} <= set(written), "milliseconds at the left"
+
+
+def test_the_drawing_has_a_cross_for_what_was_measured_again() -> None:
+    runs = [judged(Setting(1, 8), Load([s], 0, 0.5), OBJECTIVE) for s in (0.1, 0.2)]
+    runs.append(judged(Setting(1, 8), Load([], 1, 0.5), OBJECTIVE))
+    left = iter(runs)
+    trials = finals(lambda _: next(left), runs[:1], OBJECTIVE, ends_at=LATER)
+    root = ET.fromstring(drawn(trials, OBJECTIVE))
+    [_, cross] = root.findall("{*}path")
+    assert "inf" not in cross.attrib["d"]
 
 
 # --- Traffic --------------------------------------------------------------------------------------
@@ -202,10 +281,11 @@ def tune(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 def test_the_command_measures_and_writes_a_configuration_file(tmp_path: Path) -> None:
     done = tune(
         tmp_path,
-        *("--slo", "p50=9s", "--traffic", "20/s", "--seconds", "1", "--max-minutes", "0.02"),
+        *("--slo", "p50=9s", "--traffic", "20/s", "--seconds", "1", "--max-minutes", "0.06"),
     )
     assert done.returncode == 0, done.stderr
     assert "p50=9000ms is met by: replicas 1" in done.stdout
+    assert "; median of " in done.stdout
     document = yaml.safe_load((tmp_path / "tuned.yaml").read_text())
     [deployment] = document["applications"][0]["deployments"]
     assert deployment["num_replicas"] == 1
