@@ -20,7 +20,7 @@ from greenroom.core.cluster.key_rotation import KeyIds
 from greenroom.core.cluster.leader_lease import LOOK_S
 from tests.simulation.channels import Address
 from tests.simulation.database import URL
-from tests.simulation.links import PORT, ip_of
+from tests.simulation.links import PORT, host_at, ip_of
 from tests.simulation.world import SimProcess
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def settings_of(number: int, shape: str, leaders: int) -> HostSettings:
 def parse_address(text: str) -> Address:
     """Stand in for the transport's: an admin's address, or a process's."""
     ip, _, number = text.rpartition(":")
-    host = int(ip.rpartition(".")[2]) - 1
+    host = host_at(ip)
     return Address(-1 - host if int(number) == PORT else int(number))
 
 

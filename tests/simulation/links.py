@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Answered = Callable[[bytes], None]
 
 HOST = 1_000_000  # of numbers of addresses; those of a host's admin are below zero
-OUTSIDE = 90  # where clients are, whose links nobody cuts
+OUTSIDE = 100_000  # where clients are, whose links nobody cuts
 PORT = 1900
 GIVE_UP_S = (1.6, 3.7)  # after which a process counts another as unreachable
 LATE_S = (0.0, 2.0)  # for which the system of a dead process tries to deliver what that had sent
@@ -38,7 +38,13 @@ def host_of(number: int) -> int:
 
 
 def ip_of(host: int) -> str:
-    return f"10.0.0.{1 + host}"
+    return f"10.0.{(1 + host) // 256}.{(1 + host) % 256}"
+
+
+def host_at(ip: str) -> int:
+    """Return the host that has an address."""
+    _, _, high, low = map(int, ip.split("."))
+    return 256 * high + low - 1
 
 
 class Watch:
@@ -282,8 +288,7 @@ class Links:
         if number > 0:
             entry = self._world.handlers.get(number)
             return entry[0] if entry is not None and entry[0].alive else None
-        here = (p for p in self._world.processes.values() if p.host == host_of(number))
-        return next((p for p in here if p.role == "proxy"), None)
+        return self._world.proxies.get(host_of(number))
 
     def _carry_beat(self, source: int, target: int, arrived: Step, *, again: bool = True) -> None:
         world = self._world

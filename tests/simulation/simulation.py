@@ -59,10 +59,11 @@ _ERRORS = logging.getLogger("greenroom")
 class Simulation(logging.Handler):
     """One seed's run. As a log handler it takes note of what handlers were not to raise.
 
-    The seed decides how many hosts there are, where ``hosts`` is 0.
+    The seed decides how many hosts there are, where ``hosts`` is 0, and what they share, where
+    ``shape`` is "".
     """
 
-    def __init__(self, seed: int, hosts: int = 0, store: str = "") -> None:
+    def __init__(self, seed: int, hosts: int = 0, shape: str = "") -> None:
         super().__init__(logging.ERROR)
         self.world = world = World(seed)
         self.machine = SimMachine(self)
@@ -70,9 +71,11 @@ class Simulation(logging.Handler):
         self.deliveries_at_once = rng.choice([1, 3, 256])
         self.size = hosts or rng.choice(SIZES)
         self.shape = ALONE if self.size == 1 else rng.choice([JOINED, LEADERS, LEADERS])
-        if store == DATABASE or (self.size > 1 and seed % EACH_WITH_DATABASE == 0):
+        if shape:
+            self.shape = shape
+        elif self.size > 1 and seed % EACH_WITH_DATABASE == 0:
             self.shape = DATABASE
-        self.leaders = rng.randint(2, self.size) if self.shape == LEADERS else 1
+        self.leaders = rng.randint(2, min(self.size, 3)) if self.shape == LEADERS else 1
         self.settings = {n: settings_of(n, self.shape, self.leaders) for n in range(self.size)}
         self.settings[OUTSIDE] = self.settings[0]
         self.word_files = {number: WordFile() for number in range(self.size)}

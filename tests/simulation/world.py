@@ -98,6 +98,8 @@ class SimProcess:
         self.answer_beat: Callable[[bytes], bytes] = lambda beat: beat
         self._woken = False
         world.processes[self.pid] = self
+        if role == "proxy":
+            world.proxies[host] = self
 
     def __repr__(self) -> str:
         return f"{self.role}({self.pid})"
@@ -247,6 +249,7 @@ class World:
         self.thread: SimThread | None = None  # of the current process, if it is not its main one
         self.threads: list[SimThread] = []
         self.processes: dict[int, SimProcess] = {}  # alive
+        self.proxies: dict[int, SimProcess] = {}  # of these, by host
         self.handlers: dict[int, tuple[SimProcess, Callable[[Any, Address], None]]] = {}
         self.watched: dict[int, SimProcess] = {}
         self.pids = itertools.count(100)
@@ -389,6 +392,8 @@ class World:
         process.alive = False
         process.died_at = self.now
         del self.processes[process.pid]
+        if self.proxies.get(process.host) is process:
+            del self.proxies[process.host]
         for number in process.numbers:
             self.handlers.pop(number, None)
         for what in process.queue:
