@@ -19,7 +19,6 @@ from greenroom.actors.host import launcher as system
 from tests.support.kills import (
     SETTLED_WITHIN_S,
     assert_nothing_leaked,
-    footprint_in_use,
     kill,
     kill_under_load,
     settled,
@@ -28,7 +27,6 @@ from tests.support.kills import (
 from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, wait_until
 
-ROUNDS = 3
 BACK_WITHIN_S = {
     "replica": 1.0,
     "controller": 2.0,
@@ -48,42 +46,25 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]
 
 
 @pytest.fixture
-def running(started: RunningSystem) -> RunningSystem:
-    """The system, with everything as it should be."""
-    wait_until(lambda: settled(started), SETTLED_WITHIN_S, "all as it should be")
-    return started
-
-
-@pytest.fixture(scope="module")
-def in_use(started: RunningSystem) -> dict[str, int]:
-    """How many descriptors each role has before anything was killed."""
-    return footprint_in_use(started)
-
-
-@pytest.fixture
 def leak_free(running: RunningSystem, in_use: dict[str, int]) -> Iterator[None]:
     """Check that this test and those before left nothing over."""
     yield
     assert_nothing_leaked(running, in_use)
 
 
-def any_pid(running: RunningSystem, role: str, number: int = 0) -> int:
-    pids = sorted(pid for each, pid in running.pids() if each == role)
-    return pids[number % len(pids)]
+def any_pid(running: RunningSystem, role: str) -> int:
+    return min(pid for each, pid in running.pids() if each == role)
 
 
 def victims(running: RunningSystem) -> list[tuple[str, int]]:
     return [each for each in running.pids() if each[0] in BACK_WITHIN_S]
 
 
-@pytest.mark.parametrize("number", range(ROUNDS))
 @pytest.mark.parametrize("role", BACK_WITHIN_S)
 @pytest.mark.usefixtures("leak_free")
-def test_a_killed_process_costs_no_response(running: RunningSystem, role: str, number: int) -> None:
+def test_a_killed_process_costs_no_response(running: RunningSystem, role: str) -> None:
     before = dict(running.pids())
-    tally = kill_under_load(
-        running, role, lambda: any_pid(running, role, number), BACK_WITHIN_S[role]
-    )
+    tally = kill_under_load(running, role, lambda: any_pid(running, role), BACK_WITHIN_S[role])
     assert not tally.failures, tally.summary()
     if role != "thespian admin":  # its actors are started anew
         lost = {each for each, pid in before.items() if (each, pid) not in running.pids()}
@@ -106,14 +87,9 @@ def test_a_killed_proxy_costs_no_pause_where_callers_have_leases(running: Runnin
     assert went_on > 20, f"{went_on} answers within {AT_ONCE_S:g} s"
 
 
-@pytest.mark.parametrize("number", range(ROUNDS))
 @pytest.mark.usefixtures("leak_free")
-def test_a_killed_worker_costs_only_its_own_connections(
-    running: RunningSystem, number: int
-) -> None:
-    tally = kill_under_load(
-        running, "http worker", lambda: any_pid(running, "http worker", number), 1.0
-    )
+def test_a_killed_worker_costs_only_its_own_connections(running: RunningSystem) -> None:
+    tally = kill_under_load(running, "http worker", lambda: any_pid(running, "http worker"), 1.0)
     # Its connections are cut, each at most once; no answer of another worker is an error.
     assert not [what for _, _, what in tally.failures if what.isdigit()]
     connections = [number for _, number, _ in tally.failures]

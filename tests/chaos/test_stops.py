@@ -20,7 +20,6 @@ from greenroom.actors.runtime.processes import identify
 from tests.support.kills import (
     SETTLED_WITHIN_S,
     assert_nothing_leaked,
-    footprint_in_use,
     settled,
     system_to_kill,
 )
@@ -42,18 +41,6 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]
     folder = tmp_path_factory.mktemp("stops")
     with system_to_kill(folder, GREENROOM_SILENCE_TIMEOUT_S=str(LIMIT_S)) as started:
         yield started
-
-
-@pytest.fixture
-def running(started: RunningSystem) -> RunningSystem:
-    """The system, with everything as it should be."""
-    wait_until(lambda: settled(started), SETTLED_WITHIN_S, "all as it should be")
-    return started
-
-
-@pytest.fixture(scope="module")
-def in_use(started: RunningSystem) -> dict[str, int]:
-    return footprint_in_use(started)
 
 
 def first(running: RunningSystem, role: str) -> int:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 from tests.cluster.conftest import WHO
 from tests.support.cluster import Cluster
 
@@ -28,21 +25,6 @@ def test_without_its_leader_a_cluster_serves_on_and_all_is_as_before_when_it_is_
         tallies = [end_at_b(), end_at_c()]
     assert not [tally.failures for tally in tallies if tally.failures], tallies
     assert a.get("/")[0] == 200
-
-
-def test_the_death_of_the_controller_alone_is_noticed_by_nobody(serving: Cluster) -> None:
-    a, b, c = serving.hosts
-    before = a.replicas("default#Who")
-    with b.load() as end:
-        pid = a.status()["controller"]["pid"]
-        os.kill(pid, signal.SIGKILL)
-        serving.wait_for(lambda: c.status()["controller"]["pid"] != pid, 20, "there is another")
-        serving.wait_for(
-            lambda: b.hosts() == {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}, 20, "all are"
-        )
-        serving.wait_for(lambda: b.replicas("default#Who") == before, 20, "nothing has moved")
-        tally = end()
-    assert not tally.failures, tally.summary()
 
 
 def test_a_shutdown_on_any_host_stops_all_and_deletes_their_state(three: Cluster) -> None:

@@ -122,18 +122,3 @@ def test_a_suspicion_that_was_wrong_costs_nothing(serving: Cluster) -> None:
         assert a.hosts()["b"] == "RUNNING"
         check(end_at_a())
     assert a.replicas("default#Who") == replicas
-
-
-def test_thirty_percent_loss_neither_flaps_hosts_nor_doubles_replicas(serving: Cluster) -> None:
-    a, b, _ = serving.hosts
-    before = a.replicas("default#Who")
-    b.link(sent={"loss": 0.3}, received={"loss": 0.3})
-    with a.load(connections=4) as end:
-        begun = time.monotonic()
-        while time.monotonic() - begun < 15:
-            assert a.hosts() == {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}
-            assert a.replicas("default#Who") == before
-        tally = end()
-    assert not tally.failures, tally.summary()
-    b.heal()
-    assert b.get("/")[0] == 200

@@ -6,27 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from greenroom.serve.cli.main import main
+from tests.serve.test_cli import SOURCE
 
-SOURCE = """
-from greenroom import serve
-
-@serve.deployment
-class Model:
-    def __init__(self, args=None):
-        self.args = args
-    def __call__(self):
-        return self.args
-
-@serve.deployment
-class Broken:
-    def __init__(self):
-        raise LookupError("no weights")
-    def __call__(self): ...
-
-app = Model.bind(1)
-broken = Broken.bind()
-build = lambda args: Model.bind(args)
-"""
 TWO = """
 applications:
 - {name: a, route_prefix: /a, import_path: "filed:build", args: {pw: "${PW}"}}

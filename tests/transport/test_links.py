@@ -80,16 +80,6 @@ def test_answers_use_the_connection_that_the_question_came_over(world):
     assert len(one.links.connections()) == len(other.links.connections()) == 1
 
 
-def test_both_dialing_at_once_lose_and_repeat_nothing(world):
-    for _ in range(50):
-        one, other = world.process(), world.process()
-        for number in range(10):
-            one.send(other, b"%d" % number)
-            other.send(one, b"%d" % number)
-        world.until(lambda a=one, b=other: len(a.done) == len(b.done) == 10)
-        assert one.bodies == other.bodies == [b"%d" % number for number in range(10)]
-
-
 def test_many_patient_messages_do_not_wait_for_the_time_to_acknowledge_them(world, monkeypatch):
     monkeypatch.setattr("greenroom.actors.transport.links.PATIENCE_S", 3600)
     one, other = world.process(), world.process()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 from contextlib import closing
 
@@ -66,14 +65,6 @@ def test_nothing_but_the_hello_passes_through_the_gate(world, hosts):
     there.links.close()
     one.send(other, b"still")
     world.until(lambda: other.bodies == [b"hello", b"still"])
-
-
-def test_a_large_message_arrives_whole(world, hosts):
-    _, one, _, other = hosts
-    body = secrets.token_bytes(1024) * 20 * 1024
-    one.send(other, body)
-    world.until(lambda: one.done)
-    assert other.bodies == [body]
 
 
 def test_a_process_that_is_not_there_is_dead_at_once(world, hosts, port):

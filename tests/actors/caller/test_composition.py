@@ -267,14 +267,6 @@ class Finds:
         return int(await self.handle.double.remote(4))
 
 
-def test_deployments_find_those_of_their_own_application_by_name(
-    deployed: Callable[..., Any], tmp_path: Path
-) -> None:
-    leaf = serve.deployment(Leaf).bind(str(tmp_path))
-    handle = deployed(Finds.bind(leaf, "Leaf"))
-    assert handle.remote().result(timeout_s=10) == 8
-
-
 def test_a_deployment_that_is_not_there_fails_the_deploy_with_its_name(
     deployed: Callable[..., Any], name: str, tmp_path: Path
 ) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,12 +189,6 @@ def test_a_constructor_that_ends_its_process_fails_the_deployment(
     assert application["status"] == "DEPLOY_FAILED"
 
 
-def test_a_deployment_that_failed_can_be_deployed_again(deployed: Deployed) -> None:
-    with pytest.raises(LostWeightsError):
-        deployed(Raises.bind("/weights"))
-    assert deployed(Adder.bind(1)).remote(1).result(10) == 2
-
-
 @serve.deployment(num_replicas=2, max_constructor_retry_count=2)
 class Versioned:
     def __init__(self, version: str) -> None:
@@ -256,55 +248,6 @@ def test_a_replica_that_fails_its_health_checks_is_replaced(deployed: Deployed) 
     wait_until(lambda: not alive(first), 10, "the ill replica is gone")
 
 
-def test_a_replica_that_does_not_answer_its_health_checks_is_replaced(deployed: Deployed) -> None:
-    handle = deployed(Sickly.options(health_check_timeout_s=1.0).bind())
-    first = handle.remote().result(10)
-    os.kill(first, signal.SIGSTOP)
-    wait_until(lambda: not alive(first), 15, "the stuck replica is killed")
-    assert handle.remote().result(10) != first
-
-
-@serve.deployment
-class Ends:
-    """Ends its process while ``path`` does not exist, and makes it then."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def once(self) -> str:
-        if not os.path.exists(self.path):
-            open(self.path, "w").close()
-            os._exit(3)
-        return "survived"
-
-    def __call__(self) -> None:
-        os._exit(3)
-
-
-def test_a_query_that_ended_its_replica_is_repeated_only_if_it_may_be(
-    deployed: Deployed, tmp_path: Path
-) -> None:
-    handle = deployed(Ends.bind(str(tmp_path / "ended")))
-    with pytest.raises(GreenroomError, match="replica died"):
-        handle.once.remote().result(15)
-    (tmp_path / "ended").unlink()
-    assert handle.options(method_name="once", retryable=True).remote().result(15) == "survived"
-
-
-def test_a_get_that_kills_every_replica_that_runs_it_is_refused_at_last(
-    deployed: Deployed, running: RunningSystem, name: str
-) -> None:
-    deployed(Ends.options(num_replicas=2).bind(""))
-    status, body = running.get(f"/{name}")
-    assert status == 503
-    assert b"died" in body
-    wait_until(
-        lambda: running.status()["applications"][name]["status"] == "RUNNING",
-        DEADLINE_S,
-        "the replicas are back",
-    )
-
-
 def test_a_slot_is_free_for_the_next_query_as_soon_as_the_answer_is_out(
     deployed: Deployed, running: RunningSystem, name: str
 ) -> None:
@@ -324,24 +267,6 @@ def test_a_slot_is_free_for_the_next_query_as_soon_as_the_answer_is_out(
         return took_s
 
     check_within(2, attempt)
-
-
-def test_reconfigure_reaches_running_replicas_without_restarting_them(
-    deployed: Deployed, running: RunningSystem, name: str
-) -> None:
-    @serve.deployment(user_config={"threshold": 1})
-    class Configurable:
-        def reconfigure(self, config: dict[str, int]) -> None:
-            self.threshold = config["threshold"]
-
-        def __call__(self) -> tuple[int, int]:
-            return self.threshold, os.getpid()
-
-    handle = deployed(Configurable.bind())
-    threshold, pid = handle.remote().result(10)
-    assert threshold == 1
-    deployed(Configurable.options(user_config={"threshold": 2}).bind())
-    assert handle.remote().result(10) == (2, pid)
 
 
 def test_a_deleted_application_frees_its_route_and_its_processes(

@@ -25,7 +25,6 @@ from greenroom.core.formats import FORMAT, OLDEST
 from greenroom.persistence.filesystem import FileStore
 from greenroom.serve.exceptions import NotRunningError
 from tests.actors.conftest import deploy
-from tests.support.load import GetLoad
 from tests.support.systems import (
     RunningSystem,
     alive,
@@ -208,52 +207,6 @@ def test_shutdown_forgets_the_state(tmp_path: Path) -> None:
         assert running.get()[0] == 404
     finally:
         running.stop()
-
-
-def test_a_killed_host_process_is_replaced_by_start_which_leaves_the_rest_alone(
-    own_system: RunningSystem,
-) -> None:
-    deploy(own_system, Counting.bind(7))
-    with GetLoad(own_system.settings.http.port, connections=8) as load:
-        before = {pid: role for role, pid in own_system.pids()}
-        host = own_system.pid_of("host")
-        os.kill(host, signal.SIGKILL)
-        wait_until(lambda: not alive(host), 5, "the host process is dead")
-        with patched_environ(own_system.environ):
-            assert system.start(own_system.settings)
-        answered = load.tally.ok
-        wait_until(lambda: load.tally.ok > answered + 50, 10, "requests are answered")
-    assert load.tally.failures == []
-    after = {pid: role for role, pid in own_system.pids()}
-    new = own_system.pid_of("host")
-    assert new != host
-    assert {**after, host: "host"} == {**before, new: "host"}
-    shown = wait_until(
-        lambda: [h for h in own_system.status()["hosts"] if h["host_pid"] == new],
-        5,
-        "the new host process reports itself",
-    )
-    assert shown[0]["front"]["pid"] == own_system.pid_of("http master")
-
-
-def test_start_clears_the_remains_of_a_system_whose_host_and_admin_were_killed(
-    own_system: RunningSystem,
-) -> None:
-    deploy(own_system, Counting.bind(7))
-    before = dict(own_system.pids())
-    pids = [pid for _, pid in own_system.pids()]
-    for role in ("host", "thespian admin"):
-        os.kill(before[role], signal.SIGKILL)
-    for role in ("host", "thespian admin"):
-        wait_until(lambda pid=before[role]: not alive(pid), 5, f"the {role} is dead")
-    own_system.disconnect()
-    with patched_environ(own_system.environ):
-        assert system.start(own_system.settings)
-    assert own_system.get() == (200, b"7")
-    kept = {before["http master"], *(p for r, p in own_system.pids() if r == "http worker")}
-    wait_until(
-        lambda: not [pid for pid in pids if alive(pid) and pid not in kept], 5, "all others' end"
-    )
 
 
 def test_status_shows_host_application_deployment_and_replicas_with_pids(

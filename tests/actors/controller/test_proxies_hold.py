@@ -17,7 +17,6 @@ from greenroom.actors.runtime.port import CONTROLLER
 from greenroom.core.cluster.long_poll import NOTHING_SEEN
 from greenroom.serve.exceptions import GreenroomError
 from tests.actors.by_hand import Hand
-from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, wait_until
 
 
@@ -100,22 +99,6 @@ def test_a_proxy_that_is_silent_is_named_as_the_reason_after_a_while(
     with pytest.raises(GreenroomError, match="saved, but not every proxy has taken it yet"):
         client.create_endpoint("e", backend="b", route="/e")
     assert own_system.get("/e") == (200, b"hello"), "the others have"
-
-
-def test_a_route_answers_when_the_call_returns_and_is_gone_when_the_next_does(
-    own_system: RunningSystem,
-) -> None:
-    client = serve.Client(own_system.connection, own_system.settings)
-    for tag in ("b", "c"):
-        client.wait_for_goal(client.create_backend(tag, hello), 20)
-    client.create_endpoint("busy", backend="c", route="/busy")
-    with GetLoad(own_system.settings.http.port, "/busy", connections=4) as load:
-        for _ in range(25):
-            client.create_endpoint("e", backend="b", route="/e")
-            assert own_system.get("/e") == (200, b"hello")
-            client.delete_endpoint("e")
-            assert own_system.get("/e")[0] == 404
-    assert not load.tally.failures, load.tally.summary()
 
 
 @pytest.mark.parametrize("role", ["proxy", "controller"])

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.core.errors import DeployFailedError, UnknownNameError
+from greenroom.core.errors import DeployFailedError
 from greenroom.core.operations import DeployApplications
 from greenroom.core.rollouts.settings import Canary
 from greenroom.serve.admin.session import wait_for_goal
@@ -210,10 +210,3 @@ def test_a_composed_application_is_new_or_old_as_a_whole_though_the_controller_d
     assert counts.keys() <= known | {(500, "")}
     gone = lambda: set(own_system.status()["applications"]) == {"whole"}  # noqa: E731
     wait_until(gone, 20, "the new version's end")
-
-
-def test_bad_values_are_refused_by_name_and_value(client: serve.Client) -> None:
-    with pytest.raises(ValueError, match=r"steps=.*must be at most 50 numbers.*'p99'.: no such"):
-        client.rollout("e", to="b", steps=[2], abort_if={"p99": 1})
-    with pytest.raises(UnknownNameError, match="no endpoint is named ''"):
-        client.rollout("", to="b")

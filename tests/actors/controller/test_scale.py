@@ -8,7 +8,6 @@ from pathlib import Path
 
 from greenroom import serve
 from greenroom.core.operations import DeployApplications
-from greenroom.serve.admin import applications
 from greenroom.serve.admin.session import wait_for_goal
 from greenroom.serve.build import build
 from tests.support.systems import alive, running_system
@@ -68,21 +67,3 @@ def test_fifty_deployments_deployed_in_one_go_all_answer_and_stop_cleanly(tmp_pa
         assert not any(map(alive, replicas))
         running.start()
         assert running.get("/49") == (200, b"49")
-
-
-def test_an_application_of_fifty_deployments_comes_up_whole(tmp_path: Path) -> None:
-    @serve.deployment
-    class Front:
-        def __init__(self, *others: object) -> None:
-            self.others = others
-
-        async def __call__(self) -> int:
-            return sum([int(await other.remote()) for other in self.others])
-
-    with running_system(tmp_path / "state") as running:
-        others = [One.options(name=f"One{n}").bind(n) for n in range(DEPLOYMENTS - 1)]
-        begun = time.monotonic()
-        applications.deploy(running.connection, Front.bind(*others), "all", "/")
-        print(f"one application of {DEPLOYMENTS} deployments: {time.monotonic() - begun:.2f} s")
-        total = sum(range(DEPLOYMENTS - 1))
-        assert running.get() == (200, str(total).encode())

@@ -129,22 +129,6 @@ def test_settings_alone_are_changed_in_place_and_reach_each_replica_once(
     assert answers == {pid: [{"limit": 1}, {"limit": 2}] for pid in before}
 
 
-def test_settings_that_reconfigure_refuses_go_back_to_those_before(
-    running: RunningSystem, client: serve.Client, deployed: Any, name: str
-) -> None:
-    deployed("1", user_config="good")
-    pid = answer(running, name)["pid"]
-    with pytest.raises(LookupError, match="no such limits"):
-        deployed("1", user_config="bad")
-    wait_until(
-        lambda: answer(running, name)["calls"] == ["good", "bad", "good"], 10, "back to the first"
-    )
-    assert answer(running, name)["pid"] == pid
-    info = client.get_deployment_info(name)
-    assert (info["status"], info["config"]["user_config"]) == ("DEPLOY_FAILED", "good")
-    assert "no such limits" in info["message"]
-
-
 class Slow:
     """Returns when there is a file."""
 
@@ -237,45 +221,6 @@ def test_a_deployments_own_options_count_where_none_are_given(
     client.wait_for_goal(goal, DEADLINE_S)
     info = client.get_deployment_info(name)
     assert (info["version"], info["config"]["max_ongoing_requests"]) == ("8", 100)
-    client.wait_for_goal(client.delete_deployment(name), DEADLINE_S)
-
-
-def test_a_hundred_deployers_at_once_lose_no_update(client: serve.Client, name: str) -> None:
-    def answer(_request: Any) -> str:
-        return "here"
-
-    client.wait_for_goal(client.deploy(name, answer, version="0"), DEADLINE_S)
-    won: list[int] = []
-    refused: list[str] = []
-
-    def count_up() -> None:
-        while True:
-            version = client.get_deployment_info(name)["version"]
-            mine = str(int(version) + 1)
-            try:
-                client.deploy(name, answer, version=mine, prev_version=version)
-            except ValueError as error:
-                refused.append(str(error))
-                continue
-            won.append(int(mine))
-            return
-
-    deployers = [threading.Thread(target=count_up) for _ in range(100)]
-    for deployer in deployers:
-        deployer.start()
-    for deployer in deployers:
-        deployer.join(100)
-    print(f"100 deployers: {len(refused)} refused meanwhile")
-    assert sorted(won) == list(range(1, 101))
-    assert client.get_deployment_info(name)["version"] == "100"
-    assert all("prev_version is" in text for text in refused)
-    steps = [
-        change["fields"]["version"]
-        for entry in client.history()
-        for change in entry["changes"]
-        if (change["kind"], change["name"]) == ("backend", name)
-    ]
-    assert steps[-100:] == [[str(n), str(n + 1)] for n in range(100)]
     client.wait_for_goal(client.delete_deployment(name), DEADLINE_S)
 
 

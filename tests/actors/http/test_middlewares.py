@@ -5,7 +5,6 @@ import asyncio
 import gzip
 import http.client
 import json
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from greenroom import serve
-from tests.support.systems import RunningSystem, running_system, wait_until
+from tests.support.systems import RunningSystem, running_system
 
 ROOT = Path(__file__).parents[3]
 HERE = "tests.support.middlewares"
@@ -135,16 +134,6 @@ def test_a_stream_that_fails_midway_is_cut_behind_them_too(
         assert response.headers["x-stamp"] == "GET"
         with pytest.raises(http.client.IncompleteRead):
             response.read()
-
-
-def test_a_client_that_leaves_cancels_its_query_behind_them_too(
-    guarded: RunningSystem, folder: Path
-) -> None:
-    address = ("127.0.0.1", guarded.settings.http.port)
-    with socket.create_connection(address, timeout=20) as client:
-        client.sendall(b"GET /hang HTTP/1.1\r\nHost: x\r\nAuthorization: open\r\n\r\n")
-        wait_until((folder / "hangs").exists, 10, "it runs")
-    wait_until((folder / "cancelled").exists, 10, "it is cancelled")
 
 
 def test_a_large_body_passes_through_them(guarded: RunningSystem) -> None:

@@ -160,15 +160,3 @@ def test_a_new_controller_hears_again_what_was_found(own_system: RunningSystem) 
         lambda: dict(own_system.pids()).get("controller") not in {None, pid}, 20, "a controller"
     )
     shop.wait_for(lambda f: f["different"] == 1, "it to be heard again")
-
-
-def test_without_a_comparison_there_is_nothing_to_show(shop: Shop) -> None:
-    shop.begin(Scorer, True)
-    shop.client.shadow_traffic(shop.name, shop.shadow, 1.0)
-    shop.get()
-    assert shop.client.diff(shop.name) == {}
-    shown = shop.running.greenroom("diff", shop.name)
-    assert "no shadow of" in shown.stdout
-    assert shop.running.greenroom("diff", "nope").returncode == 1
-    with pytest.raises(ValueError, match="compare=3: must be 'status', 'json', a dict"):
-        shop.client.shadow_traffic(shop.name, shop.shadow, 1.0, 3)  # type: ignore[arg-type]

@@ -71,29 +71,3 @@ def test_the_id_comes_through_a_handle_and_models_are_unloaded_at_the_end(
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     deployed(Many.options(num_replicas=1).bind())  # in its place
     wait_until(lambda: len(list(tmp_path.iterdir())) == 3, 10, "the others are unloaded")
-
-
-def test_queries_for_different_models_share_no_batch(deployed: Callable[..., Any]) -> None:
-    handle = deployed(Many.options(num_replicas=1).bind())
-    calls = [
-        handle.options(multiplexed_model_id=model_id).batched.remote(item)
-        for item, model_id in enumerate(["a", "b", "a", "b"])
-    ]
-    assert [each.result(timeout_s=20) for each in calls] == [
-        ("a", [0, 2]),
-        ("b", [1, 3]),
-        ("a", [0, 2]),
-        ("b", [1, 3]),
-    ]
-
-
-def test_no_other_header_with_an_underscore_reaches_user_code(
-    deployed: Callable[..., Any], running: RunningSystem, name: str
-) -> None:
-    @serve.deployment
-    def names(request: Any) -> list[str]:
-        return [name for name in request.headers if "_" in name]
-
-    deployed(names.bind())
-    headers = {"serve_multiplexed_model_id": "a", "X_Forwarded_For": "1.2.3.4"}
-    assert json.loads(running.get(f"/{name}", headers=headers)[1]) == ["serve_multiplexed_model_id"]

@@ -308,16 +308,3 @@ def test_a_stream_outlives_the_router(
     for number in range(3):
         (tmp_path / f"gate{number}").touch()
     assert response.read() == b"1\n2\n"
-
-
-def test_without_its_first_router_a_stream_still_ends_with_its_replica(
-    own_system: RunningSystem, own_get: Get
-) -> None:
-    pid = int(own_get("pid").read())
-    response = own_get("gated")
-    assert response.readline() == b"0\n"
-    os.kill(own_system.pid_of("proxy"), signal.SIGKILL)
-    assert own_get("pid").status == 200
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(http.client.IncompleteRead):
-        response.read()

@@ -119,18 +119,6 @@ def test_what_is_not_read_to_its_end_ends(
     wait_until(lambda: ongoing(running, name) == 0, 5, "all slots are free")
 
 
-def test_a_stream_outlives_no_deadline(source: Any, running: RunningSystem, name: str) -> None:
-    tag = f"{name}#Source"
-    serve.Client(running.connection, running.settings).update_backend_config(
-        tag, {"request_timeout_s": 1.5}
-    )
-    response = source.then_waits.remote()
-    assert next(response) == 1
-    with pytest.raises(TimeoutError, match=r"no answer within 1\.5 s"):
-        next(response)
-    wait_until(lambda: ongoing(running, name) == 0, 5, "all slots are free")
-
-
 def test_values_before_the_death_of_a_replica_are_there_then_an_error(source: Any) -> None:
     pid = source.options(stream=False).pid.remote().result(timeout_s=10)
     response = source.then_waits.remote()

@@ -110,25 +110,6 @@ def test_a_replica_log_has_a_name_that_file_systems_take() -> None:
     assert replica_log("app#My/Model v2#c0de#1") == "replica-app#My_Model_v2#c0de#1"
 
 
-def test_all_logs_of_a_running_system_are_for_their_owner_only(
-    running: RunningSystem, name
-) -> None:
-    @serve.deployment
-    def hello(_request: object) -> str:
-        return "hello"
-
-    running.deploy(hello.bind(), name=name, route_prefix=f"/{name}")
-    assert running.get(f"/{name}")[0] == 200
-    access_log = running.settings.logs_dir / "access.log"
-    wait_until(access_log.exists, 10, "the request's line, which is written soon")
-    modes = {
-        path.name: oct(stat.S_IMODE(path.stat().st_mode))
-        for path in running.settings.logs_dir.iterdir()
-    }
-    assert {"host.log", "front.log", "proxy.log", "access.log"} <= modes.keys()
-    assert set(modes.values()) == {"0o600"}, modes
-
-
 def test_a_log_that_a_process_prints_to_is_rotated_and_stays_its(logs_dir: Path) -> None:
     path = logs_dir / "replica-a#b#c#d.log"
     program = "for line in iter(input, 'end'): print(line, flush=True)"

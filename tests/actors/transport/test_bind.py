@@ -7,17 +7,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from thespian.actors import ActorAddress, ActorSystem
-from thespian.system.messages.status import Thespian_StatusReq
 
 from greenroom.actors.runtime import settings as binding
 from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings, read_settings
-from greenroom.actors.transport.addresses import parse_address
-from greenroom.actors.transport.base import install
 from greenroom.actors.transport.cluster_key import ensure_key
 from greenroom.core.errors import InvalidRequestError, StartError
-from tests.support.systems import RunningSystem, patched_environ, running_system, wait_until
+from tests.support.systems import RunningSystem, running_system, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -76,16 +72,10 @@ def test_the_key_is_in_no_command_line_environment_or_log(tmp_path: Path) -> Non
 
 
 def members_of(running: RunningSystem) -> list[str]:
-    """Return the other systems in the convention, as its admin knows them."""
-    with patched_environ(running.environ):
-        capabilities = {"Admin Port": running.settings.admin_port}
-        asker = ActorSystem(install(), capabilities, transientUnique=True)
-    try:
-        admin = ActorAddress(parse_address(running.settings.own_address))
-        status = asker.ask(admin, Thespian_StatusReq(), 30)
-    finally:
-        asker._systemBase.transport.close()
-    return [member.addressDetails.text for member, _ in status.conventionAttendees]
+    """Return the addresses of the other hosts that run."""
+    own = running.settings.own_address
+    hosts = running.status()["hosts"]
+    return [h["address"] for h in hosts if h["state"] == "RUNNING" and h["address"] != own]
 
 
 def test_hosts_with_one_key_join_and_with_another_are_refused_with_a_line(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import urllib.request
 
 import grpc
 import pytest
-from google.protobuf import descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_tools import protoc
@@ -258,20 +257,12 @@ def test_health_and_reflection(channel):
 
 
 def test_rays_api_service(channel):
-    importlib.import_module("greenroom.http_front.grpc.services")._message_classes()
-    pool = descriptor_pool.Default()
-
     def ask(method):
-        request, answer = (
-            message_factory.GetMessageClass(pool.FindMessageTypeByName(f"ray.serve.{method}{end}"))
-            for end in ("Request", "Response")
-        )
-        path = f"/ray.serve.RayServeAPIService/{method}"
-        call = channel.unary_unary(path, request.SerializeToString, answer.FromString)
-        return call(request())
+        return channel.unary_unary(f"/ray.serve.RayServeAPIService/{method}")(b"")
 
-    assert list(ask("ListApplications").application_names) == ["shop"]
-    assert ask("Healthz").message == "success"
+    # Each has one field, a string, with the number 1.
+    assert ask("ListApplications") == b"\x0a\x04shop"
+    assert ask("Healthz") == b"\x0a\x07success"
 
 
 def test_messages_and_calls_have_the_limits_of_the_settings(running, shop, item):
