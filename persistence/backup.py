@@ -22,6 +22,7 @@ from greenroom.persistence.kv import (
     StoreMissingError,
     StoreNotWritableError,
 )
+from greenroom.persistence.locations import NAMESPACE
 from greenroom.persistence.memory import MemoryStore
 
 _MAGIC = b"greenroom backup 1\n"
@@ -30,10 +31,19 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 def copy_store(source: StoreLocation, target: StoreLocation) -> int:
-    """Copy all values as of one moment into an empty store; return their number, or StoreError."""
-    values = source.read_all()
-    _fill(target, values)
-    return len(values)
+    """Copy the controller's state and all jobs to an empty place; return the number of values.
+
+    Each store is copied as of one moment. Raises StoreError.
+    """
+    values = {NAMESPACE: source.read_all()}
+    for name in source.namespaces():
+        if name != NAMESPACE:
+            values[name] = source.beside(name).read_all()
+    for name in values:
+        _check_empty(target.beside(name))
+    for name, some in reversed(values.items()):  # the controller's last: it makes it a state
+        _fill(target.beside(name), some)
+    return sum(map(len, values.values()))
 
 
 def write_backup(source: StoreLocation, path: Path) -> int:
@@ -70,6 +80,7 @@ def restore_backup(path: Path, target: StoreLocation) -> int:
     with closing(MemoryStore()) as checked:
         checked.apply(values)
         Checkpoints(checked).check_formats()
+    _check_empty(target)
     _fill(target, values)
     return len(values)
 
@@ -93,12 +104,15 @@ def _read(path: Path) -> dict[str, bytes]:
     return values
 
 
-def _fill(target: StoreLocation, values: dict[str, bytes]) -> None:
+def _check_empty(target: StoreLocation) -> None:
     with suppress(StoreMissingError), closing(target.open_reader()) as reader:
         if reader.list():
             raise StoreNotWritableError(
                 f"{target} has a state already, which is never overwritten: name an empty store, "
                 "or end that cluster with `greenroom shutdown` first"
             )
+
+
+def _fill(target: StoreLocation, values: dict[str, bytes]) -> None:
     with closing(target.open()) as store:
         store.apply(values)

@@ -123,6 +123,14 @@ class StoreLocation(Protocol):
         """Return all values as of one moment, beside a writer too; raises StoreError."""
         ...
 
+    def namespaces(self) -> builtins.list[str]:
+        """Return the namespaces that have stores in this place; raises StoreError."""
+        ...
+
+    def beside(self, namespace: str) -> StoreLocation:
+        """Return where the store of another namespace is, in the same place."""
+        ...
+
     def look(self) -> Standing:
         """Return what the store says of its last writer. Raises StoreError."""
         ...

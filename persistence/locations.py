@@ -8,6 +8,7 @@ from pathlib import Path
 
 from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import Standing, StoreLocation, StoreNotReadableError
+from greenroom.persistence.layout import key_of
 
 NAMESPACE = "controller"  # of its state
 READINGS = 20  # to find a moment without a change
@@ -41,6 +42,15 @@ class FileLocation:
                 if store.last_change() == before:
                     return {key: value for key, value in values.items() if value is not None}
         raise StoreNotReadableError(f"{self} changed at each of {READINGS} readings: try later")
+
+    def namespaces(self) -> list[str]:
+        """Return the namespaces that have stores here; see StoreLocation."""
+        names = [path.name for path in self.folder.glob("*/") if path.name != "notes"]
+        return sorted(filter(None, map(key_of, names)))
+
+    def beside(self, namespace: str) -> FileLocation:
+        """Return where the store of another namespace is; see StoreLocation."""
+        return FileLocation(self.folder, namespace)
 
     def look(self) -> Standing:
         """Return what the store says of its last writer; see StoreLocation."""

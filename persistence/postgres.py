@@ -156,6 +156,7 @@ class PostgresLocation:
                 f"{redacted(url)}: must be postgresql://USER@HOST[:PORT][,HOST...]/DATABASE, "
                 "with special characters of a password as %XX"
             ) from None
+        self._url = url
         self._text = redacted(url)
         self._namespace = namespace
         options = {
@@ -215,6 +216,14 @@ class PostgresLocation:
             ((size,),) = link.run(_SIZE, self._namespace)
             rows = link.run(_ALL, self._namespace, size=int(size or 0))
         return {key.decode(): value for key, value in rows}
+
+    def namespaces(self) -> list[str]:
+        """Return the namespaces that have stores here; see StoreLocation."""
+        return sorted(name for (name,) in self._looked("SELECT namespace FROM greenroom_store"))
+
+    def beside(self, namespace: str) -> PostgresLocation:
+        """Return where the store of another namespace is; see StoreLocation."""
+        return PostgresLocation(self._url, namespace)
 
     def look(self) -> Standing:
         """Return what the store says of its last writer; see StoreLocation."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,29 @@ def test_a_state_goes_from_files_to_a_database_and_back_by_copy_and_by_backup(
     again = location_at(tmp_path / "again")
     assert restore_backup(file, again) == 3
     assert again.read_all() == values
+
+
+def test_a_copy_has_the_jobs_and_a_backup_has_none(
+    files: StoreLocation, rows: StoreLocation, tmp_path: Path
+) -> None:
+    _save(files)
+    name = "jobs default#Slow mail/ü"
+    with closing(files.beside(name).open()) as store:
+        store.apply({"job 1": b"call"})
+    files.note("host", "is no store")
+    assert copy_store(files, rows) == 4
+    again = location_at(tmp_path / "again")
+    assert copy_store(rows, again) == 4
+    assert again.beside(name).read_all() == {"job 1": b"call"}
+    assert files.namespaces() == rows.namespaces() == again.namespaces() == ["controller", name]
+    assert write_backup(files, tmp_path / "backup") == 3
+
+    third = location_at(tmp_path / "third")
+    with closing(third.beside(name).open()) as store:
+        store.apply({"job 7": b"other"})
+    with pytest.raises(StoreNotWritableError, match="has a state already"):
+        copy_store(files, third)
+    assert third.namespaces() == [name]
 
 
 def test_nothing_is_overwritten(files: StoreLocation, rows: StoreLocation, tmp_path: Path) -> None:
