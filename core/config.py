@@ -20,7 +20,6 @@ from greenroom.core.cluster.devices import VARIABLES, amount_problem
 from greenroom.core.validation import (
     Settings,
     UserCode,
-    describe,
     jsonable,
     names_code,
     validated,
@@ -235,23 +234,6 @@ def _middleware(value: Any) -> Any:
         return {"path": f"{cls.__module__}:{cls.__qualname__}", "options": dict(value.kwargs)}
     return value
 
-
-__all__ = [
-    "MAX_BODY_BYTES",
-    "ActorOptions",
-    "BackendConfig",
-    "CorsOptions",
-    "GrpcOptions",
-    "HTTPOptions",
-    "LoggingConfig",
-    "MiddlewareOptions",
-    "RequestRouterConfig",
-    "RuntimeEnv",
-    "SessionAffinity",
-    "Settings",
-    "describe",
-    "validated",
-]
 
 MAX_BODY_BYTES = 100 * 1024 * 1024
 MAX_WAITING_BODY_BYTES = 256 * 1024 * 1024  # of all that a worker has not had answered

@@ -25,7 +25,7 @@ import select
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -179,7 +179,7 @@ class PostgresLocation:
         if after is None:
             self._check_alone(self.look())  # without another connection
         link = self._link()
-        with link.errors(NothingSavedError, "Nothing was changed"), link.closed():
+        with link.errors(NothingSavedError, "Nothing was changed"), closing(link):
             link.run("BEGIN")
             before = _claim(link, self._namespace)
             if after is None:
@@ -212,7 +212,7 @@ class PostgresLocation:
         """Return all values as of one moment; see StoreLocation."""
         self.open_reader().close()
         link = self._link()
-        with link.errors(StoreNotReadableError), link.closed():
+        with link.errors(StoreNotReadableError), closing(link):
             ((size,),) = link.run(_SIZE, self._namespace)
             rows = link.run(_ALL, self._namespace, size=int(size or 0))
         return {key.decode(): value for key, value in rows}
@@ -263,7 +263,7 @@ class PostgresLocation:
     def try_to_write(self) -> None:
         """Write some of nothing, and take it back; see StoreLocation."""
         link = self._link()
-        with link.errors(NothingSavedError, "Nothing was changed"), link.closed():
+        with link.errors(NothingSavedError, "Nothing was changed"), closing(link):
             link.run("BEGIN")  # and what is not committed is undone
             _claim(link, self._namespace)
             link.run("INSERT INTO greenroom_values VALUES ('', '', %s)", os.urandom(_TRIED_BYTES))
@@ -392,7 +392,6 @@ class PostgresStore:
         if self._holding.is_alive():
             self._holding.join(CONNECT_TIMEOUT_S + CALL_TIMEOUT_S)
         self._lease_link.close()
-        self._lease_link.close()
 
     def _check_open(self) -> None:
         if self._closed.is_set() or self._link.is_of_other_process:
@@ -478,14 +477,6 @@ class _Link:
             remedy = remedy or "see whether the database runs and this host reaches it"
             then = f". {consequence}: {remedy}, then repeat it" if consequence else f"; {remedy}"
             raise kind(f"cannot use the store {self._text}: {told}{then}") from None
-
-    @contextmanager
-    def closed(self) -> Iterator[None]:
-        """Close the connection after a block."""
-        try:
-            yield
-        finally:
-            self.close()
 
     def __del__(self) -> None:
         """Close it, as a file is closed."""

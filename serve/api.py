@@ -16,8 +16,9 @@ from typing_extensions import Never
 
 from greenroom.actors.replica import context as user_context
 from greenroom.actors.runtime.settings import grpc_names
-from greenroom.core.config import GrpcOptions, HTTPOptions, LoggingConfig, RuntimeEnv, validated
+from greenroom.core.config import GrpcOptions, HTTPOptions, LoggingConfig, RuntimeEnv
 from greenroom.core.errors import InvalidRequestError, NotRunningError
+from greenroom.core.validation import validated
 from greenroom.serve import absent, local_testing
 from greenroom.serve.admin import applications, session
 from greenroom.serve.admin.checks import check_name, check_path

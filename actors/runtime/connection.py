@@ -28,6 +28,7 @@ from greenroom.core.operations import ListHosts, Operation
 GONE_POLL_S = 0.05
 GONE_S = 15.0  # longer than any restart of the actor system takes
 LEAVE_TIMEOUT_S = 1.0
+OPEN_TIMEOUT_S = 5.0
 UNMANAGED_TIMEOUT_S = 0.5  # without a host process nothing is about to come up
 LIST_EVERY_S = 30.0
 LISTED = 8  # so many other hosts that one of them is there, whatever has happened
@@ -51,21 +52,20 @@ class Connection:
         self._caller.listen(port.on)
 
     @classmethod
-    def open(cls, settings: HostSettings, *, timeout_s: float = 5.0, user: str = "") -> Connection:
+    def open(cls, settings: HostSettings, *, user: str = "") -> Connection:
         """Connect to this host's system; NotRunningError when none answers in time.
 
         InvalidRequestError when the cluster file cannot be used. ``user`` is who changes things, by
         default the user of this process.
         """
-        if settings.address is None and not is_running(settings):
-            timeout_s = min(timeout_s, UNMANAGED_TIMEOUT_S)
+        is_unmanaged = settings.address is None and not is_running(settings)
         way = way_to(settings)
         try:
             port = ThreadPort(settings.admin_port, this_process(), way)
         except ClusterKeyError as error:
             raise InvalidRequestError(str(error)) from None
         connection = cls(port, is_remote=way is not None and bool(way.gates), user=user)
-        port.open(timeout_s)
+        port.open(UNMANAGED_TIMEOUT_S if is_unmanaged else OPEN_TIMEOUT_S)
         connection.start()
         return connection
 

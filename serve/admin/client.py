@@ -13,7 +13,7 @@ from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core import operations as ops
 from greenroom.core.comparing.comparing import Compare, Response, check_compare
-from greenroom.core.config import ActorOptions, BackendConfig, Settings, validated
+from greenroom.core.config import ActorOptions, BackendConfig
 from greenroom.core.errors import GreenroomError, InvalidRequestError, UnknownNameError
 from greenroom.core.rollouts.settings import (
     DEFAULT_ALPHA,
@@ -22,6 +22,7 @@ from greenroom.core.rollouts.settings import (
     DEFAULT_READY_TIMEOUT_S,
     DEFAULT_STEPS,
 )
+from greenroom.core.validation import Settings, validated
 from greenroom.serve.admin import applications
 from greenroom.serve.admin.checks import (
     check_answers_http,

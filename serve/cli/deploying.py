@@ -15,9 +15,10 @@ import click
 from greenroom.actors.host import launcher as system
 from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings, grpc_names, unlike
-from greenroom.core.config import GrpcOptions, HTTPOptions, validated
+from greenroom.core.config import GrpcOptions, HTTPOptions
 from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.core.rollouts.settings import DEFAULT_STEPS, Canary
+from greenroom.core.validation import validated
 from greenroom.serve.admin import applications, declarative
 from greenroom.serve.cli import config_file
 from greenroom.serve.cli.commands import (

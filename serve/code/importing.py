@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from greenroom.actors.replica.callables import is_users, users_traceback
-from greenroom.core.config import validated
 from greenroom.core.errors import GreenroomError, InvalidRequestError
+from greenroom.core.validation import validated
 from greenroom.serve.build import not_an_application
 from greenroom.serve.deployments import Application, Deployment
 

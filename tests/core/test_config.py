@@ -5,7 +5,8 @@ import math
 import pytest
 
 from greenroom.core import errors
-from greenroom.core.config import ActorOptions, BackendConfig, HTTPOptions, validated
+from greenroom.core.config import ActorOptions, BackendConfig, HTTPOptions
+from greenroom.core.validation import validated
 
 
 def test_settings_have_the_contracts_defaults() -> None:

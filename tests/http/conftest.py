@@ -22,7 +22,8 @@ import psutil
 import pytest
 
 from greenroom.actors.runtime.settings import HostSettings, read_settings
-from greenroom.core.config import HTTPOptions, validated
+from greenroom.core.config import HTTPOptions
+from greenroom.core.validation import validated
 from greenroom.http_front.app import Front
 from tests.http.fake_link import FakeLink
 from tests.http.wire import HAS_SHORT_WAY, Conversation, connected, turn_over

@@ -19,7 +19,8 @@ from typing import NamedTuple
 import atheris
 
 from greenroom.actors.runtime.settings import read_settings
-from greenroom.core.config import HTTPOptions, validated
+from greenroom.core.config import HTTPOptions
+from greenroom.core.validation import validated
 from tests.http import test_smuggling as cases
 
 with atheris.instrument_imports(include=["greenroom.http_front"]):

@@ -10,8 +10,9 @@ from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 
 from greenroom.actors.runtime.settings import read_settings
-from greenroom.core.config import HTTPOptions, validated
+from greenroom.core.config import HTTPOptions
 from greenroom.core.errors import InvalidRequestError
+from greenroom.core.validation import validated
 from greenroom.http_front.middlewares import check
 from tests.support import middlewares
 

@@ -9,8 +9,9 @@ import pytest
 
 from greenroom.actors.host.http_port import bind_http
 from greenroom.actors.runtime.settings import read_settings
-from greenroom.core.config import HTTPOptions, validated
+from greenroom.core.config import HTTPOptions
 from greenroom.core.errors import InvalidRequestError, StartError
+from greenroom.core.validation import validated
 
 PAGES = ("/-/healthz", "/-/readyz", "/-/routes", "/-/metrics")
 HEALTH = PAGES[:2]
