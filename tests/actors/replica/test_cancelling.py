@@ -1,4 +1,4 @@
-"""What is left of a hundred thousand cancelled calls: nothing, anywhere."""
+"""What is left of tens of thousands of cancelled calls: nothing, anywhere."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess
 from tests.support.systems import RunningSystem, wait_until
 
-CALLS = 100_000
+CALLS = 30_000
 KINDS = (PendingQuery, Stream, Ticket, Future, asyncio.Future, asyncio.Task)
 # asyncio keeps a hundred cancelled timers, or half of all there are, with their contexts, which
 # hold the queries that set them.
@@ -129,7 +129,7 @@ def all_of(kind: str) -> list[Any]:
 
 
 @pytest.mark.timeout(400)  # it takes 15 s of computing
-def test_nothing_is_left_of_a_hundred_thousand_cancelled_calls(
+def test_nothing_is_left_of_thirty_thousand_cancelled_calls(
     one: OneProcess, of_others: list[Any]
 ) -> None:
     handle = DeploymentHandle("e", None, client=one.client)
@@ -148,6 +148,7 @@ def test_nothing_is_left_of_a_hundred_thousand_cancelled_calls(
 
     one.loop.run_until_complete(rounds(1000))
     before = counted(KINDS)
+    timers_before = len(all_of("TimerHandle"))  # also those of earlier tests
     one.loop.run_until_complete(rounds(CALLS))
     assert counted(KINDS) - before == Counter(), "objects that were left over"
     assert counted(HELD_BY_TIMERS).most_common(1)[0][1] < 300
@@ -156,7 +157,7 @@ def test_nothing_is_left_of_a_hundred_thousand_cancelled_calls(
     assert caller.is_idle
     assert (replica.running, replica.undelivered) == (0, 0)
     assert router.next_deadline_at() is None
-    assert len(all_of("TimerHandle")) < 1000
+    assert len(all_of("TimerHandle")) - timers_before < 1000
     ours = [each for each in all_of("Batches") if each not in of_others]
     assert [each.is_idle for each in ours] == [True]
     assert all(outbox.is_idle for outbox in all_of("Outbox") if outbox not in of_others)
