@@ -102,6 +102,22 @@ class Standing(NamedTuple):
     lease: bytes = b""
     is_over: bool | None = None  # by the store's own clock; None where it has none
 
+    def check_as_seen(self, store: object, after: int | None, lease: bytes | None) -> None:
+        """Raise StaleWriterError unless this is what the host that takes over has seen.
+
+        ``after`` is the epoch, and ``lease`` the lease, that it has seen; None for any.
+        """
+        if after not in {None, self.epoch}:
+            raise StaleWriterError(
+                f"{store} was to be taken over from epoch {after}, and is at {self.epoch}: another "
+                "host was quicker"
+            )
+        if lease not in {None, self.lease}:
+            raise StaleWriterError(
+                f"{store} was to be taken over, and its lease was renewed since it was looked at: "
+                "its writer was only slow"
+            )
+
 
 class StoreLocation(Protocol):
     """Where a store is. Its text says so to people, without a password."""

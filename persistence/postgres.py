@@ -184,16 +184,7 @@ class PostgresLocation:
             before = _claim(link, self._namespace)
             if after is None:
                 self._check_alone(before)
-            if after is not None and after != before.epoch:
-                raise StaleWriterError(
-                    f"{self} was to be taken over from epoch {after}, and is at {before.epoch}: "
-                    "another host was quicker"
-                )
-            if lease is not None and lease != before.lease:
-                raise StaleWriterError(
-                    f"{self} was to be taken over, and its lease was renewed since it was looked "
-                    "at: its writer was only slow"
-                )
+            before.check_as_seen(self, after, lease)
             link.run(_TAKE, before.epoch + 1, OPENED_FOR_S, self._namespace)
             link.run("COMMIT")
         if after is None:

@@ -26,6 +26,7 @@ from typing import NamedTuple
 from greenroom.persistence.kv import (
     CorruptValueError,
     StaleWriterError,
+    Standing,
     StoreClosedError,
     StoreLockedError,
 )
@@ -176,9 +177,10 @@ class Writer:
         change = ChangeLock(folder.change)
         try:
             with change.held():
-                before = _claim_to_follow(folder, disk, after)
-                if lease is not None:
-                    _check_lease(folder, disk, lease)
+                before = claim_on_disk(folder, disk)
+                lease_now = b"" if lease is None else lease_on_disk(folder, disk)
+                found = Standing(before.epoch, before.store_id, lease_now)
+                found.check_as_seen(folder.root, after, lease)
                 writer = cls(folder, disk, lock, change, before)
                 writer._fence()
             writer._remove_leftovers()
@@ -285,24 +287,6 @@ class Writer:
         finally:
             self._disk.close(fd)
         return temporary
-
-
-def _claim_to_follow(folder: Folder, disk: Disk, after: int | None) -> Claim:
-    before = claim_on_disk(folder, disk)
-    if after not in {None, before.epoch}:
-        raise StaleWriterError(
-            f"{folder.root} was to be taken over from epoch {after}, and {folder.epoch} names "
-            f"{before.epoch}: another host was quicker"
-        )
-    return before
-
-
-def _check_lease(folder: Folder, disk: Disk, lease: bytes) -> None:
-    if lease_on_disk(folder, disk) != lease:
-        raise StaleWriterError(
-            f"{folder.root} was to be taken over, and {folder.lease} was renewed since it was "
-            "looked at: its writer was only slow"
-        )
 
 
 def lease_on_disk(folder: Folder, disk: Disk) -> bytes:
