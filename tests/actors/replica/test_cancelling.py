@@ -151,7 +151,7 @@ def test_nothing_is_left_of_thirty_thousand_cancelled_calls(
     timers_before = len(all_of("TimerHandle"))  # also those of earlier tests
     one.loop.run_until_complete(rounds(CALLS))
     assert counted(KINDS) - before == Counter(), "objects that were left over"
-    assert counted(HELD_BY_TIMERS).most_common(1)[0][1] < 300
+    assert max(counted(HELD_BY_TIMERS).values(), default=0) < 300
 
     replica, caller, router = one.queries, one.caller, one.proxy.dispatcher.router
     assert caller.is_idle
