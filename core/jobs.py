@@ -59,7 +59,6 @@ class TaskProcessorConfig(Settings):
     max_job_bytes: int = Field(default=1024**2, ge=1)
     max_kept_bytes: int = Field(default=256 * 1024**2, ge=1)
     callback_hosts: tuple[str, ...] = ()
-    callback_secret_env: str = "GREENROOM_CALLBACK_SECRET"
 
     hints: ClassVar[Mapping[str, str]] = {
         "adapter_config": "leave it out: jobs are in the system's own store, without a broker",

@@ -22,6 +22,7 @@ from urllib.parse import SplitResult, urlsplit
 from greenroom.core.errors import InvalidRequestError
 
 ANY = "*"
+SECRET_VARIABLE = "GREENROOM_CALLBACK_SECRET"
 MAX_URL_CHARACTERS = 2_000
 TIMEOUT_S = 10.0
 _UNICAST = ipaddress.IPv6Network("2000::/3")  # without mapped IPv4 and NAT64
@@ -49,7 +50,7 @@ def target_of(url: str, allowed: tuple[str, ...], secret: str) -> Target:
         raise InvalidRequestError(f"{shown}: callbacks are off; set callback_hosts to allow some")
     if not secret:
         raise InvalidRequestError(
-            f"{shown}: callbacks are signed; set the variable that callback_secret_env names"
+            f"{shown}: callbacks are signed; set {SECRET_VARIABLE} for the queue's replica"
         )
     try:
         parts: SplitResult = urlsplit(url)

@@ -50,7 +50,12 @@ from greenroom.persistence.kv import StoreError
 from greenroom.persistence.locations import location_at
 from greenroom.persistence.memory import MemoryStore
 from greenroom.serve.handle import DeploymentHandle, DeploymentResponse
-from greenroom.serve.tasks.callbacks import CallbackRefusedError, call_back, target_of
+from greenroom.serve.tasks.callbacks import (
+    SECRET_VARIABLE,
+    CallbackRefusedError,
+    call_back,
+    target_of,
+)
 from greenroom.serve.tasks.consumers import RUN, Consumer
 from greenroom.serve.tasks.log import CALL, RESULT, JobLog, values_of
 
@@ -79,7 +84,7 @@ class TaskQueue:
                 "it without --canary"
             )
         self._consumer, self._tasks, self._config = consumer, known.tasks, known.config
-        self._secret = os.environ.get(known.config.callback_secret_env, "")
+        self._secret = os.environ.get(SECRET_VARIABLE, "")
         name = known.config.queue_name or f"{replica.app_name}#{replica.deployment}"
         is_local = user_context.local_replica.get() is not None  # see serve.local_testing
         location = location_at(read_settings().store_name, f"jobs {name}")

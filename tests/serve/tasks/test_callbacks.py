@@ -46,7 +46,7 @@ def test_urls_that_are_not_allowed_are_refused(
 
 
 def test_callbacks_without_a_secret_are_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="callback_secret_env"):
+    with pytest.raises(InvalidRequestError, match="set GREENROOM_CALLBACK_SECRET"):
         target_of("https://a.example/", ("*",), "")
 
 
