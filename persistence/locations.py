@@ -45,8 +45,8 @@ class FileLocation:
 
     def namespaces(self) -> list[str]:
         """Return the namespaces that have stores here; see StoreLocation."""
-        names = [path.name for path in self.folder.glob("*/") if path.name != "notes"]
-        return sorted(filter(None, map(key_of, names)))
+        folders = [path for path in self.folder.glob("*") if path.is_dir()]
+        return sorted(filter(None, (key_of(path.name) for path in folders if path.name != "notes")))
 
     def beside(self, namespace: str) -> FileLocation:
         """Return where the store of another namespace is; see StoreLocation."""

@@ -61,6 +61,7 @@ def test_a_copy_has_the_jobs_and_a_backup_has_none(
     with closing(files.beside(name).open()) as store:
         store.apply({"job 1": b"call"})
     files.note("host", "is no store")
+    (tmp_path / "store" / "no folder").touch()
     assert copy_store(files, rows) == 4
     again = location_at(tmp_path / "again")
     assert copy_store(rows, again) == 4
