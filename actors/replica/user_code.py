@@ -84,7 +84,7 @@ END_TIMEOUT_S = 1.0  # for cancelled tasks to end; those that will not are dropp
 SWITCH_INTERVAL_S = 0.00002
 # A thread asks for the lock after the interval and its timer slack. User code's threads have the
 # slack that Linux gives: with as little as the message thread, the loop and short sync calls took
-# the lock from each other so often that 16 connections cost a sixth more CPU time.
+# the lock from each other so often that 16 connections cost half as much CPU time again.
 MESSAGES_SLACK_NS, USERS_SLACK_NS = 1, 50_000
 PR_SET_TIMERSLACK = 29  # prctl(2); for this thread, and for those that it starts
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
