@@ -262,7 +262,7 @@ class BackendDefinition:
     """The code and settings that a backend should run."""
 
     code_hash: str
-    code_digest: str
+    code_digest: str = field(compare=False)  # equal code may come as other bytes
     config: Mapping[str, Any]
     actor_options: Mapping[str, Any]
     version: str | None = None

@@ -42,7 +42,8 @@ class Spec(NamedTuple):
 
     @property
     def code_hash(self) -> str:
-        return f"hash-of-{self.code.decode()}"
+        """Of all before "as", such as that of ``b"one as other bytes"``."""
+        return f"hash-of-{self.code.decode().partition(' as ')[0]}"
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -288,6 +288,17 @@ def test_a_plan_tells_what_a_deploy_would_change_and_changes_nothing(world: Worl
     assert world.request(plan) == []
 
 
+def test_equal_code_as_other_bytes_is_no_change(world: World) -> None:
+    # Code that was just compiled may be pickled as other bytes than the same code from a .pyc.
+    spec = Spec("d", b"one", {})
+    world.request(ask.deploy("app", spec))
+    before, count = picture(world), len(entries(world))
+    other = spec._replace(code=b"one as other bytes")
+    assert world.request(ask.plan("app", other)) == []
+    world.request(ask.deploy("app", other))
+    assert (picture(world), len(entries(world))) == (before, count)
+
+
 # --- Deployments that stand alone -----------------------------------------------------------------
 
 
