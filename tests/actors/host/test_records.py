@@ -55,9 +55,9 @@ def test_a_process_marks_itself_and_its_children_without_another_program(tmp_pat
         try:
             assert parent.stdout is not None
             assert parent.stdout.readline() == b"marked\n"
-            found = records.found()
-            assert len(found) == 2
-            assert parent.pid in {process.pid for process in found}
+            # Within the child's exec, /proc shows neither the old environment nor the new one.
+            wait_until(lambda: len(records.found()) == 2, 5, "the child's exec")
+            assert parent.pid in {process.pid for process in records.found()}
             assert RunRecords(tmp_path / "other/run").found() == {}
             ended = records.kill()
             assert len(ended) == 2
