@@ -34,12 +34,8 @@ from greenroom.actors.replica import logging as user_logging
 from greenroom.actors.replica import metrics
 from greenroom.actors.replica.comparisons import Comparisons
 from greenroom.actors.replica.data_plane import Queries
-from greenroom.actors.replica.user_code import (
-    Failure,
-    UserCode,
-    give_way_to_messages,
-    import_starlette,
-)
+from greenroom.actors.replica.threads import give_way_to_messages
+from greenroom.actors.replica.user_code import Failure, UserCode, import_starlette
 from greenroom.actors.runtime import tracing
 from greenroom.actors.runtime.actor import LoopActor
 from greenroom.actors.runtime.logs import redirect_output, replica_log

@@ -1,8 +1,14 @@
-"""The threads of sync user code.
+"""The threads of user code: the event loop's, and those of sync calls.
 
 Theory of operation. Calls go to the threads in a queue, and their results come back in another:
 the first result that is put into an empty one wakes the event loop, and the loop takes all that
 are there by then. So under load a call costs no wake-up of its own in either direction.
+
+A call that takes less time than this way to another thread and back is run by the loop's thread,
+between two turns of the loop. The mean of the calls before tells what to expect, and a *watcher*
+is there for when that was wrong: it takes over the loop while the thread that had it goes on with
+its call (Leader/Followers: Schmidt et al., Pattern-Oriented Software Architecture 2). A loop that
+may change its thread is nothing for async code, so this is for deployments that have none.
 
 With room for a single call at a time there is a single thread, for all that is ever called on it.
 Code that is bound to its thread, such as CUDA contexts and sqlite3 connections, then needs no care.
@@ -12,17 +18,49 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import inspect
+import os
 import queue
+import sys
 import threading
 import time
+import traceback
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextvars import copy_context
 from typing import Any, NamedTuple
 
+from greenroom.actors.runtime.logs import one_record
+
 MAX_THREADS = 32
 NO_KWARGS: dict[str, Any] = {}
+SHORT_S = 0.0001  # about what it costs to have a call run by another thread
+TURN_S = 0.001  # after which the loop has a turn, whatever short calls there are
+COUNTED = 16  # the share of a call in the mean is one of so many
+WATCH_S = 0.005  # a call that the watcher finds running twice is not short
+END_TIMEOUT_S = 1.0  # for cancelled tasks to end; those that will not are dropped
+# The message thread waits for the interpreter lock at each of its twenty or so system calls per
+# message, and asks for it only after a switch interval in which no thread released it. User code
+# that releases it for a moment more often than that, say with a stat() per millisecond, starves it:
+# with 1 ms, control messages were 4 s late; with 20 us, below 20 ms. Shorter intervals cost
+# computing threads a third of their speed.
+SWITCH_INTERVAL_S = 0.00002
+# A thread asks for the lock after the interval and its timer slack. User code's threads have the
+# slack that Linux gives: with as little as the message thread, the loop and short sync calls took
+# the lock from each other so often that 16 connections cost half as much CPU time again.
+MESSAGES_SLACK_NS, USERS_SLACK_NS = 1, 50_000
+PR_SET_TIMERSLACK = 29  # prctl(2); for this thread, and for those that it starts
+
+
+def give_way_to_messages() -> None:
+    """Let this thread, the message loop's, have the interpreter soon whatever user code does."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    _set_timer_slack(MESSAGES_SLACK_NS)
+
+
+def _set_timer_slack(nanoseconds: int) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, nanoseconds, 0, 0, 0)
 
 
 class Stuck(NamedTuple):
@@ -61,8 +99,11 @@ class Threads:
     def __init__(self, loop: asyncio.AbstractEventLoop, size: int = MAX_THREADS) -> None:
         self.size = size  # may grow, and may be set by any thread
         self.taken = 0  # calls that run, or wait for a thread
+        self.mean_s = 1.0  # how long calls take, the latest counting most; at first not short
         self._loop = loop
+        self.takes_short_calls = False  # for run_short_call, for which the loop has to be stopped
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._short: deque[_Call] = deque()
         self._results: deque[_Call] = deque()
         self._is_loop_told = False  # of results that it has not taken
         self._started = 0
@@ -75,11 +116,11 @@ class Threads:
         self.taken += 1
         if self.taken == self.size + 1:
             self._full_at = time.monotonic()
-        if self._started < min(self.taken, self.size):  # never more than were let in
-            self._started += 1
-            name = f"user_{self._started}"
-            threading.Thread(target=self._work, name=name, daemon=True).start()
-        self._calls.put(call)
+        if self.mean_s < SHORT_S and self.takes_short_calls and self.size > 1:
+            self._short.append(call)
+            self._loop.stop()
+        else:
+            self._hand_over(call)
         try:
             result, error = await call.result
         except asyncio.CancelledError:
@@ -91,6 +132,13 @@ class Threads:
         if error is not None:
             raise error
         return await result if inspect.isawaitable(result) else result
+
+    def _hand_over(self, call: _Call) -> None:
+        if self._started < min(self.taken, self.size):  # never more than were let in
+            self._started += 1
+            name = f"user_{self._started}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+        self._calls.put(call)
 
     async def _end_of(self, call: _Call) -> None:
         """Wait for a call that runs, though its result is no longer wanted."""
@@ -132,24 +180,155 @@ class Threads:
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
-            if call.claimed.acquire(blocking=False):
-                call.run()
-                self._ended_at = time.monotonic()
-                self._results.append(call)
-                # Whoever finds this False has appended before the loop looked, or tells it.
-                if not self._is_loop_told:
-                    self._is_loop_told = True
-                    with contextlib.suppress(RuntimeError):  # the loop is closed
-                        self._loop.call_soon_threadsafe(self._take_results)
+            self._run(call)
+            self.tell_loop()
             del call  # nothing of it is kept until the next one comes
 
-    def _take_results(self) -> None:
+    def _run(self, call: _Call) -> None:
+        if call.claimed.acquire(blocking=False):
+            began_at = time.monotonic()
+            call.run()
+            self._ended_at = time.monotonic()
+            self.mean_s += (self._ended_at - began_at - self.mean_s) / COUNTED
+            self._results.append(call)
+
+    def tell_loop(self) -> None:
+        """Have the loop take the results; from any thread."""
+        # Whoever finds this False has appended before the loop looked, or tells it.
+        if self._results and not self._is_loop_told:
+            self._is_loop_told = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self.take_results)
+
+    def take_results(self) -> None:
+        """Tell those who wait for calls that have returned."""
         self._is_loop_told = False
         while self._results:
             call = self._results.popleft()
             call.is_over = True
             if not call.result.done():
                 call.result.set_result(call.outcome)
+
+    # --- Calls that the loop's thread runs between turns: see UserLoop --------------------------
+
+    def run_short_call(self) -> bool:
+        """Run a call that is to be short, if there is one, and return whether there was."""
+        try:
+            call = self._short.popleft()
+        except IndexError:  # perhaps to hand_over_short_calls on another thread
+            return False
+        self._run(call)
+        return True
+
+    def has_short_calls(self) -> bool:
+        """Return whether there are calls for :meth:`run_short_call`."""
+        return bool(self._short)
+
+    def hand_over_short_calls(self) -> None:
+        """Give those to the threads: calls are not short any more."""
+        self.mean_s = max(self.mean_s, 1.0)
+        while self._short:
+            self._hand_over(self._short.popleft())
+
+
+class UserLoop:
+    """An event loop, the thread that has it, and the threads of sync calls.
+
+    The process ends when user code closes the loop.
+    """
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.threads = Threads(self.loop)
+        self.has_thread = False
+        self._is_over = False
+        self._is_taken = threading.Lock()  # held by the thread that has the loop
+        self._begun = 0  # short calls, and looks for them
+        self._watcher: threading.Thread | None = None
+        self._is_watched = False
+        self._to_watch: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def start(self) -> None:
+        """Start the loop's thread."""
+        self.has_thread = self._is_taken.acquire()
+        threading.Thread(target=self._have_loop, name="user-loop", daemon=True).start()
+
+    def end(self) -> None:
+        """End the threads; whatever runs on the loop is cancelled. For a process that lives on."""
+        self.loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        self._is_over = True
+        self.threads.takes_short_calls = False
+        self.loop.stop()
+
+    def _have_loop(self) -> None:
+        _set_timer_slack(USERS_SLACK_NS)
+        while not (self._is_over or self.loop.is_closed()):
+            self._run_until(None)
+            if self.threads.has_short_calls() and not self._run_short_calls():
+                return  # the watcher has the loop now
+        if not self._is_over:
+            os._exit(1)  # closed by user code: nothing can be answered any more
+        if tasks := asyncio.all_tasks(self.loop):
+            for task in tasks:
+                task.cancel()
+            self._run_until(asyncio.wait(tasks, timeout=END_TIMEOUT_S))
+        self._run_until(self.loop.shutdown_asyncgens())
+        self.threads.end()
+        self.loop.close()
+        self._to_watch.put(None)
+
+    def _run_short_calls(self) -> bool:
+        """Run short calls for a while; return whether this thread still has the loop then."""
+        self._begun += 1  # before it looks whether it is watched: see _watch
+        if not self._is_watched:
+            self._is_watched = True
+            self._to_watch.put(None)
+            if self._watcher is None:
+                self._watcher = threading.Thread(target=self._watch, name="user-loop", daemon=True)
+                self._watcher.start()
+        self._is_taken.release()
+        until = time.monotonic() + TURN_S
+        while time.monotonic() < until and self.threads.run_short_call():
+            self._begun += 1
+        if not self._is_taken.acquire(blocking=False):
+            self.threads.tell_loop()
+            return False
+        self.threads.take_results()
+        if self.threads.has_short_calls():
+            self.loop.stop()  # after the next turn
+        return True
+
+    def _watch(self) -> None:
+        """Take over the loop when its thread does not come back from a call."""
+        while not self.loop.is_closed():
+            self._to_watch.get()
+            self._is_watched = True
+            while self._is_watched:
+                begun = self._begun
+                time.sleep(WATCH_S)
+                self._is_watched = False
+                if begun != self._begun:  # what begins after this look finds that it is unwatched
+                    self._is_watched = True
+            if self._is_taken.acquire(blocking=False):
+                self._watcher = None
+                self.threads.take_results()
+                self.threads.hand_over_short_calls()
+                self._have_loop()
+                return
+
+    def _run_until(self, end: Coroutine[Any, Any, Any] | None) -> None:
+        # A task of the user's own may raise SystemExit through the loop, or stop it.
+        try:
+            if end is None:
+                self.loop.run_forever()
+            else:
+                self.loop.run_until_complete(end)
+        except BaseException:
+            # The disk of the log may be full, and user code may have closed the file.
+            with contextlib.suppress(OSError, ValueError):
+                print(one_record(traceback.format_exc()), file=sys.stderr)  # noqa: T201
 
 
 def outcome_of(function: Any, args: Any, kwargs: Any) -> tuple[Any, BaseException | None]:

@@ -2,10 +2,10 @@
 
 Theory of operation. The actor's message loop must answer within 100 ms whatever user code does, so
 user code never runs on it. Async code runs as tasks on the event loop of :class:`UserLoop`, sync
-code on at most min(32, max_ongoing_requests) threads (threads.py), ``check_health`` on a thread of
-its own. A class without async methods and with ``max_ongoing_requests=1`` lives on a single thread,
-its constructor and ``check_health`` included. Whatever user code raises, SystemExit and
-CancelledError too, ends its own call and nothing else.
+code on at most min(32, max_ongoing_requests) threads, or between the turns of the loop (all in
+threads.py), ``check_health`` on a thread of its own. A class without async methods and with
+``max_ongoing_requests=1`` lives on a single thread, its constructor and ``check_health`` included.
+Whatever user code raises, SystemExit and CancelledError too, ends its own call and nothing else.
 
 The life of a query: :meth:`UserCode.run` makes a task of it, which reads the call, finds the method
 (:meth:`UserCode._method`), calls it on the loop or on a thread (:meth:`UserCode._invoke`), and
@@ -17,15 +17,10 @@ call cannot be stopped. Cancelling it only drops its answer, and it holds its sl
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
 import importlib
 import inspect
 import math
-import os
 import pickle
-import sys
-import threading
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -54,9 +49,8 @@ from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica import logging as user_logging
 from greenroom.actors.replica.callables import Manners, http_methods, is_async, users_traceback
 from greenroom.actors.replica.context import Reply
-from greenroom.actors.replica.threads import MAX_THREADS, NO_KWARGS, Stuck, Threads, outcome_of
+from greenroom.actors.replica.threads import MAX_THREADS, NO_KWARGS, Stuck, UserLoop, outcome_of
 from greenroom.actors.runtime import tracing
-from greenroom.actors.runtime.logs import one_record
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.config import SessionAffinity
 from greenroom.core.errors import (
@@ -75,18 +69,6 @@ if TYPE_CHECKING:
     from greenroom.actors.runtime.tracing import Span, Tracing
 
 ASGI_APP = "__greenroom_asgi_app__"  # the attribute of a class whose requests an app answers
-END_TIMEOUT_S = 1.0  # for cancelled tasks to end; those that will not are dropped
-# The message thread waits for the interpreter lock at each of its twenty or so system calls per
-# message, and asks for it only after a switch interval in which no thread released it. User code
-# that releases it for a moment more often than that, say with a stat() per millisecond, starves it:
-# with 1 ms, control messages were 4 s late; with 20 us, below 20 ms. Shorter intervals cost
-# computing threads a third of their speed.
-SWITCH_INTERVAL_S = 0.00002
-# A thread asks for the lock after the interval and its timer slack. User code's threads have the
-# slack that Linux gives: with as little as the message thread, the loop and short sync calls took
-# the lock from each other so often that 16 connections cost half as much CPU time again.
-MESSAGES_SLACK_NS, USERS_SLACK_NS = 1, 50_000
-PR_SET_TIMERSLACK = 29  # prctl(2); for this thread, and for those that it starts
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 _NO_SOCKETS = (
     "this takes no WebSockets: they are for ASGI apps with such routes, deployed by serve.ingress"
@@ -97,16 +79,6 @@ def import_starlette() -> None:
     """Import what user code reaches as starlette.requests after ``import starlette`` alone."""
     import starlette.requests  # noqa: PLC0415  # 2.5 MB and 50 ms that not every replica needs
     import starlette.responses  # noqa: F401, PLC0415
-
-
-def give_way_to_messages() -> None:
-    """Let this thread, the message loop's, have the interpreter soon whatever user code does."""
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    _set_timer_slack(MESSAGES_SLACK_NS)
-
-
-def _set_timer_slack(nanoseconds: int) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, nanoseconds, 0, 0, 0)
 
 
 def named_target(module: str, qualname: str) -> Any:
@@ -165,7 +137,7 @@ class UserCode:
         self._post = post
         self._user_loop = UserLoop()
         self.loop = self._user_loop.loop
-        self._threads = Threads(self.loop)
+        self._threads = self._user_loop.threads
         self._health_pool = ThreadPoolExecutor(1, "health")
         self._changing = asyncio.Lock()  # load, reconfigure and close come one after the other
         self._callable: Any = None
@@ -183,6 +155,11 @@ class UserCode:
         """What user code has made of itself; None before."""
         return self._callable
 
+    @property
+    def takes_short_calls(self) -> bool:
+        """Return whether the loop's thread may run sync calls: there is no async code, then."""
+        return self._threads.takes_short_calls
+
     def start(self) -> None:
         """Start the loop's thread."""
         self._user_loop.start()
@@ -191,7 +168,6 @@ class UserCode:
         """End the threads, for a process that lives on; what runs is cancelled."""
         self.loop.call_soon_threadsafe(self._cancel_all)
         self._user_loop.end()
-        self._threads.end()
         self._health_pool.shutdown(wait=False)
 
     def set_max_ongoing_requests(self, number: int) -> None:
@@ -267,6 +243,7 @@ class UserCode:
     async def _load(self, code: bytes, user_config: Any) -> None:
         async with self._changing:
             target, args, kwargs = _unpickled(code)
+            self._threads.takes_short_calls = self._user_loop.has_thread and _is_sync(target)
             if not inspect.isclass(target):
                 self._callable = target
             elif inspect.iscoroutinefunction(target.__init__):
@@ -618,13 +595,14 @@ def _unpickled(code: bytes) -> Any:
         ) from error
 
 
-def _is_sync(cls: type) -> bool:
-    """Return whether all methods of a class are sync, so that it needs no event loop."""
-    methods = [inspect.getattr_static(cls, name) for name in dir(cls)]
+def _is_sync(target: Any) -> bool:
+    """Return whether a function, or each method of a class, is sync, so it needs no event loop."""
+    methods = [target]
+    if inspect.isclass(target):
+        methods = [inspect.getattr_static(target, name) for name in dir(target)]
     functions = [getattr(method, "__func__", method) for method in methods]  # of staticmethods too
-    return not hasattr(cls, ASGI_APP) and not any(
-        inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
-        for function in functions
+    return not hasattr(target, ASGI_APP) and not any(
+        is_async(function) or inspect.isasyncgenfunction(function) for function in functions
     )
 
 
@@ -643,53 +621,6 @@ def _raise_lost(text: str) -> None:
 def lost_code(text: str) -> bytes:
     """Return what stands for code that is lost: to load it raises UnusableCodeError(``text``)."""
     return pickle.dumps(_Lost(text))
-
-
-# --- Threads ----------------------------------------------------------------------------------
-
-
-class UserLoop:
-    """An event loop and its thread. The process ends when user code closes the loop."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._is_over = False
-        self._thread = threading.Thread(target=self._run, name="user-loop", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def end(self) -> None:
-        """End the thread; whatever runs on the loop is cancelled. For a process that lives on."""
-        self._is_over = True
-        self.loop.call_soon_threadsafe(self.loop.stop)
-
-    def _run(self) -> None:
-        _set_timer_slack(USERS_SLACK_NS)
-        asyncio.set_event_loop(self.loop)
-        while not (self._is_over or self.loop.is_closed()):
-            self._run_until(None)
-        if not self._is_over:
-            os._exit(1)  # closed by user code: nothing can be answered any more
-        if tasks := asyncio.all_tasks(self.loop):
-            for task in tasks:
-                task.cancel()
-            self._run_until(asyncio.wait(tasks, timeout=END_TIMEOUT_S))
-        self._run_until(self.loop.shutdown_asyncgens())
-        self.loop.close()
-
-    def _run_until(self, end: Coroutine[Any, Any, Any] | None) -> None:
-        # A task of the user's own may raise SystemExit through the loop, or stop it.
-        try:
-            if end is None:
-                self.loop.run_forever()
-            else:
-                self.loop.run_until_complete(end)
-        except BaseException:
-            # The disk of the log may be full, and user code may have closed the file.
-            with contextlib.suppress(OSError, ValueError):
-                print(one_record(traceback.format_exc()), file=sys.stderr)  # noqa: T201
 
 
 def _numbers(stats: Any) -> dict[str, float]:

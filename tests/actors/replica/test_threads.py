@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -13,15 +14,17 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from greenroom.actors.replica.threads import Threads
-from greenroom.actors.replica.user_code import (
+from greenroom.actors.replica import threads as threads_module
+from greenroom.actors.replica.threads import (
     PR_SET_TIMERSLACK,
     USERS_SLACK_NS,
-    UserCode,
+    Threads,
     UserLoop,
 )
+from greenroom.actors.replica.user_code import UserCode
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess
+from tests.support.systems import wait_until
 
 LIMIT_S = 10
 
@@ -50,13 +53,14 @@ def test_calls_begin_in_their_order() -> None:
 def test_no_more_threads_than_calls_or_the_limit() -> None:
     together = threading.Barrier(3)
 
+    def meet() -> int:
+        together.wait(LIMIT_S)
+        return threading.get_ident()
+
     async def test(threads: Threads) -> None:
-        before = threading.active_count()
-        for _ in range(5):
-            await threads.run(len, ("",))
-        assert threading.active_count() == before + 1
-        await asyncio.gather(*(threads.run(together.wait, (LIMIT_S,)) for _ in range(6)))
-        assert threading.active_count() == before + 3
+        assert len({await threads.run(threading.get_ident, ()) for _ in range(5)}) == 1
+        used = await asyncio.gather(*(threads.run(meet, ()) for _ in range(6)))
+        assert len(set(used)) == 3
 
     run(test, 3)
 
@@ -191,6 +195,182 @@ def timer_slack(set_to: int | None = None) -> int:
     option = 30 if set_to is None else PR_SET_TIMERSLACK  # 30 is PR_GET_TIMERSLACK
     slack: int = ctypes.CDLL(None).prctl(option, set_to or 0, 0, 0, 0)
     return slack
+
+
+# --- Short calls, between turns of the loop ---------------------------------------------------
+
+
+@pytest.fixture
+def user_loop() -> Iterator[UserLoop]:
+    """Yield a loop that expects calls to be short, though it has seen none."""
+    user_loop = UserLoop()
+    user_loop.start()
+    user_loop.threads.takes_short_calls = True
+    user_loop.threads.mean_s = 0.0
+    yield user_loop
+    if not user_loop.loop.is_closed():
+        user_loop.end()
+    wait_until(user_loop.loop.is_closed, LIMIT_S, "the loop's end")
+    wait_until(lambda: "user-loop" not in thread_names(), LIMIT_S, "the end of its threads")
+
+
+def on_loop(user_loop: UserLoop, test: Coroutine[Any, Any, Any]) -> Any:
+    limited = asyncio.wait_for(test, LIMIT_S)
+    return asyncio.run_coroutine_threadsafe(limited, user_loop.loop).result(2 * LIMIT_S)
+
+
+def thread_names() -> list[str]:
+    return [thread.name for thread in threading.enumerate()]
+
+
+def test_short_calls_run_on_the_loops_thread(
+    user_loop: UserLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads_module, "SHORT_S", LIMIT_S)  # on a busy machine they are not
+    monkeypatch.setattr(threads_module, "WATCH_S", 1.0)
+    threads, order = user_loop.threads, []
+
+    async def called(number: int) -> str:
+        await threads.run(order.append, (number,))
+        with pytest.raises(RuntimeError):  # as on any other thread: asyncio.run() works there
+            await threads.run(asyncio.get_running_loop, ())
+        with pytest.raises(KeyError):
+            await threads.run({}.__getitem__, ("a",))
+        return (await threads.run(threading.current_thread, ())).name
+
+    async def test() -> list[str]:
+        return await asyncio.gather(*(called(number) for number in range(200)))
+
+    assert set(on_loop(user_loop, test())) == {"user-loop"}
+    assert order == list(range(200))
+    assert threads.taken == 0
+
+
+def test_short_calls_leave_turns_to_the_loop(user_loop: UserLoop) -> None:
+    threads, turns = user_loop.threads, 0
+
+    async def counting() -> None:
+        nonlocal turns
+        while threads.taken:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def test() -> None:
+        calls = [threads.run(time.sleep, (0.00002,)) for _ in range(500)]
+        await asyncio.gather(*calls, counting())
+
+    on_loop(user_loop, test())
+    assert turns > 5  # 10 ms of calls at the least, and a turn after each of them
+
+
+def test_a_call_that_is_not_short_does_not_hold_the_loop(user_loop: UserLoop) -> None:
+    threads = user_loop.threads
+
+    async def test() -> None:
+        for number in range(3):  # the thread that has taken over the loop may lose it in turn
+            threads.mean_s = 0.0
+            gate, seen = threading.Event(), []
+            before = asyncio.ensure_future(threads.run(seen.append, (number,)))
+            long = asyncio.ensure_future(threads.run(gate.wait, (LIMIT_S,)))
+            behind = asyncio.ensure_future(threads.run(threading.current_thread, ()))
+            await before  # their answers do not wait for the long one's
+            assert (await behind).name != "user-loop"
+            assert seen == [number]
+            assert threads.mean_s >= 0.5, "calls are given to other threads for a while"
+            assert not long.done()
+            gate.set()
+            assert await long
+
+    on_loop(user_loop, test())
+
+
+def test_short_calls_may_wait_for_each_other(user_loop: UserLoop) -> None:
+    together = threading.Barrier(3)
+
+    async def test() -> list[int]:
+        waits = [user_loop.threads.run(together.wait, (LIMIT_S,)) for _ in range(3)]
+        return await asyncio.gather(*waits)
+
+    assert sorted(on_loop(user_loop, test())) == [0, 1, 2]
+
+
+def test_a_call_that_is_not_short_is_cancelled_as_others_are(user_loop: UserLoop) -> None:
+    threads, gate, begun = user_loop.threads, threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        gate.wait(LIMIT_S)
+
+    async def test() -> None:
+        call = asyncio.ensure_future(threads.run(wait, ()))
+        while not begun.is_set():
+            await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.sleep(0)
+        assert not call.done()
+        gate.set()
+        await asyncio.wait([call])
+        assert call.cancelled()
+        assert threads.taken == 0
+
+    on_loop(user_loop, test())
+
+
+def test_a_loop_ends_while_a_call_has_its_thread(user_loop: UserLoop) -> None:
+    gate, begun = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        gate.wait(LIMIT_S)
+
+    call = asyncio.run_coroutine_threadsafe(user_loop.threads.run(wait, ()), user_loop.loop)
+    assert begun.wait(LIMIT_S)
+    user_loop.end()
+    wait_until(user_loop.loop.is_closed, LIMIT_S, "the loop's end")
+    assert not call.done()
+    gate.set()
+
+
+class Sync:
+    """Has no async code."""
+
+    def __call__(self) -> str:
+        return threading.current_thread().name
+
+
+class Mixed(Sync):
+    """Has async code, which may be bound to the loop's thread."""
+
+    async def other(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("target", "limit", "expected"),
+    [(Sync, 100, True), (Sync.__call__, 100, True), (Mixed, 100, False), (Mixed.other, 9, False)],
+)
+def test_only_code_without_async_parts_has_short_calls(
+    target: Any, limit: int, expected: bool
+) -> None:
+    loaded = threading.Event()
+    code = UserCode(lambda callback: callback())
+    code.set_max_ongoing_requests(limit)
+    code.start()
+    try:
+        code.load(cloudpickle.dumps((target, (), {})), None, lambda _: loaded.set())
+        assert loaded.wait(LIMIT_S)
+        assert code.takes_short_calls is expected
+    finally:
+        code.end()
+
+
+def test_one_at_a_time_has_no_short_calls(user_loop: UserLoop) -> None:
+    user_loop.threads.size = 1
+    name = on_loop(user_loop, user_loop.threads.run(thread_name, ()))
+    assert name == "user_1"
+
+
+def thread_name() -> str:
+    return threading.current_thread().name
 
 
 # --- Code that is bound to its thread ---------------------------------------------------------
