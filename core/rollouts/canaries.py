@@ -9,7 +9,8 @@ rollout moves the traffic of the running ingress to the candidate's, and goes ba
     rollout ended  promoted: the definitions of the new version     "taking over"
                    else: nothing                                    "went back"
     new version up the traffic is its own again, history entry      "promoted"
-    at the end     the candidate is deleted
+    at the end     the candidate is deleted, its ingress first: it may still call the others
+    candidate gone the goal ends; only then may the next canary use its names
 
 While it takes over, the candidate has all traffic, so the update behind it costs no query. The
 record is saved with each of these steps, so another controller goes on.
@@ -125,8 +126,11 @@ class Canaries:
             to=definitions.qualified(candidate_of(name), new.ingress),
         )
         self._rollouts.check_traffic(record.endpoint)  # before anything is written
-        if candidate_of(name) in self._retiring:
-            self._delete(candidate_of(name))
+        if candidate_of(name) in state.applications:
+            raise ConflictError(
+                f"the last new version of application {name!r} has queries to finish; deploy "
+                f"again when greenroom status no longer shows {candidate_of(name)!r}"
+            )
         bring_about(state, self._rollouts, _candidate(name, wanted), code)
         if settings.compare is not None:
             shadow = ShadowTraffic(
@@ -223,12 +227,8 @@ class Canaries:
         self._take_traffic(to)
         bring_about(self._state, self._rollouts, {(ENDPOINT, to): None, (BACKEND, to): None})
         if to not in self._state.backends:
-            self._delete(name)
-
-    def _delete(self, name: str) -> None:
-        self._retiring.discard(name)
-        wanted = definitions.without_application(self._state, name)
-        bring_about(self._state, self._rollouts, wanted)
+            wanted = definitions.without_application(self._state, name)
+            bring_about(self._state, self._rollouts, wanted)
 
     def _take_traffic(self, to: str) -> None:
         """Take a candidate's ingress out of all endpoints."""
@@ -268,10 +268,12 @@ class Canaries:
     def progress(self, name: str) -> Progress | None:
         """Tell how far an application's canary is; None where the application itself tells."""
         record = self._records.get(name)
-        if record is None or record.state == PROMOTED:
+        if record is None:
             return None
-        if record.state in UNDER_WAY:
+        if record.state in UNDER_WAY or candidate_of(name) in self._state.applications:
             return Progress()
+        if record.state == PROMOTED:
+            return None
         return Progress(error=f"the new version of application {name!r} went back: {record.reason}")
 
     def status(self, name: str) -> dict[str, Any] | None:

@@ -215,6 +215,29 @@ def test_it_can_be_aborted_and_promoted_by_hand(world: World) -> None:
     assert codes(world) == {("app#d", b"two"), ("app#inner", b"inner")}
 
 
+def test_the_next_one_begins_once_the_last_new_version_has_ended(world: World) -> None:
+    goal = begin(world)
+    wait(world)
+    (ingress,) = world.running(NEW)
+    ingress.stuck = True  # it drains, and may still call its inner deployment
+    world.change(ask.do(ops.AbortRollout, endpoint=INGRESS))
+    wait(world, 0.1)
+    assert traffic(world) == {INGRESS: 1.0}
+    for _ in range(2):
+        with pytest.raises(ConflictError, match="again when greenroom status no longer shows"):
+            begin(world, code=b"three", inner=b"other")
+        wait(world, 0.1)
+        assert ("app~new#inner", b"inner") in codes(world)
+        assert world.goal_state(goal) == "pending"
+        world.boot()
+    world.thaw()
+    wait(world)
+    assert (codes(world), world.goal_state(goal)) == (OLD, "failed")
+    begin(world, code=b"three", inner=b"other")
+    wait(world)
+    assert codes(world) == OLD | {("app~new#d", b"three"), ("app~new#inner", b"other")}
+
+
 def test_its_start_can_be_undone(world: World) -> None:
     goal = begin(world)
     world.change(ask.undo())
