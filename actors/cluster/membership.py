@@ -222,31 +222,16 @@ def leads(settings: HostSettings, controller: Finder | LeaderElection) -> bool:
     return controller.leads if isinstance(controller, LeaderElection) else settings.join is None
 
 
-def is_hopeless(
-    settings: HostSettings, controller: Finder | LeaderElection, membership: Membership
-) -> bool:
-    """Return whether it is no use to wait: the only host to join by, or the store, says no."""
-    if isinstance(controller, LeaderElection):
-        return bool(controller.refusal)
-    return membership.is_hopeless and len(settings.gates) == 1
-
-
 def obstacle(
     settings: HostSettings, controller: Finder | LeaderElection, membership: Membership
-) -> str:
-    """Return why this host will not join or lead; "" while it still may."""
-    trouble = membership.trouble
-    if isinstance(controller, LeaderElection) and controller.refusal:
-        return controller.refusal
-    if not trouble:
-        return ""
-    if (
-        isinstance(controller, LeaderElection)
-        and not membership.is_refused
-        and not controller.never_led
-    ):
-        return ""  # it will lead itself, if no other host does
-    return f"cannot join {others(settings)}: {trouble}"
+) -> tuple[str, bool]:
+    """Return why this host will not join or lead, "" while it still may; and whether that lasts."""
+    trouble = membership.trouble and f"cannot join {others(settings)}: {membership.trouble}"
+    if not isinstance(controller, LeaderElection):
+        return trouble, membership.is_hopeless and len(settings.gates) == 1
+    if not (membership.is_refused or controller.never_led):
+        trouble = ""  # it will lead itself, if no other host does
+    return controller.refusal or trouble, bool(controller.refusal)
 
 
 def others(settings: HostSettings) -> str:

@@ -42,7 +42,6 @@ from thespian.actors import ActorSystem, ActorSystemException
 from greenroom.actors.cluster.membership import (
     Membership,
     find_controller,
-    is_hopeless,
     leads,
     obstacle,
     others,
@@ -388,11 +387,9 @@ class Host:
             raise StartError(f"the HTTP front ended: {last_line(self._settings, 'front.log')}")
         if self._grpc.has_ended:
             raise StartError(f"the gRPC server ended: {last_line(self._settings, 'grpc.log')}")
-        no_hope = is_hopeless(self._settings, self._controller, self._membership)
-        if not self._is_in_cluster() and (no_hope or passed_s > JOIN_TIMEOUT_S):
-            reason = obstacle(self._settings, self._controller, self._membership)
-            if reason:
-                raise StartError(reason)
+        reason, lasts = obstacle(self._settings, self._controller, self._membership)
+        if reason and not self._is_in_cluster() and (lasts or passed_s > JOIN_TIMEOUT_S):
+            raise StartError(reason)
 
     async def run(self) -> None:
         """Look after the system until it is to stop, and stop it."""
