@@ -120,7 +120,7 @@ class CallerLeases:
             self._report_soon()
 
     def cancel(self, query_id: int, status: int) -> bool:
-        """Have a query dropped; return False if no replica has it under a lease."""
+        """Ask to drop a query; return False if no replica has it under a lease."""
         leased = self._leased.get(query_id)
         if leased is None:
             return False

@@ -136,6 +136,7 @@ class Dispatcher:
             tickets.Grant: self.leases.grant,
             tickets.TellGranted: self.leases.tell_granted,
             tickets.Revoke: self.leases.revoke,
+            tickets.Reclaim: self.leases.reclaim,
             tickets.CloseLease: self.leases.close,
         }
 
@@ -270,7 +271,7 @@ class Dispatcher:
             self._try_later(replica)
 
     def _host_changed(self, host: str, is_silent: bool) -> None:
-        """Have the router do without the replicas of a host while it does not answer."""
+        """Keep the router from using the replicas of a host while it does not answer."""
         change = self.router.host_silent if is_silent else self.router.host_answers
         self._run(change(host, time.monotonic()))
 

@@ -22,7 +22,7 @@ from greenroom.actors.messages.queries import (
 )
 from greenroom.actors.runtime.loop import Callback, Loop, Timer, nothing
 from greenroom.core.routing import tickets
-from greenroom.core.routing.leases import FENCE_S, ORPHAN_S, Used
+from greenroom.core.routing.leases import FENCE_S, ORPHAN_S, WAIT_S, Used
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import ReplicaTable
 
@@ -134,13 +134,21 @@ class LeaseDesk:
         self._loop.send(pickle.loads(lessee.address), message)
 
     def revoke(self, effect: tickets.Revoke) -> None:
-        """Have the caller return a lease, or after a while its replicas refuse it."""
+        """Ask the caller to return a lease, or after a while its replicas refuse it."""
         lease = effect.lease
         lessee = self._lessee(lease.caller)
         self._fencing[lease.number] = self._loop.call_later(FENCE_S, partial(self._fence, lease))
         if lessee is not None:
             message = RevokeLeases(proxy=self._process, numbers=(lease.number,))
             self._loop.send(pickle.loads(lessee.address), message)
+
+    def reclaim(self, effect: tickets.Reclaim) -> None:
+        """Make the router look soon whether queries still wait."""
+
+        def look() -> None:
+            self._run(self._router.reclaim(effect.backend, time.monotonic()))
+
+        self._loop.call_later(WAIT_S, look)
 
     def _fence(self, lease: tickets.Lease) -> None:
         if self._fencing.pop(lease.number, None) is None:

@@ -16,11 +16,11 @@ so that no lease needs a time limit.
     RETURNED  no query may begin; slots count until those in them have ended
     gone      its replicas are told, and refuse what they get of it
 
-A lease is revoked when anything waits for its backend, when the tables of its endpoint or backend
-change, when any path may lead elsewhere than before, and when its caller has more than its share of
-slots while another asks for its own. The proxy tells the controller that it holds a table when no
-lease that the table has revoked is *unconfirmed*: the caller has returned it or is dead, or the
-replicas refuse it. So nothing begins against an acknowledged change.
+A lease is revoked when a query has waited for its backend for WAIT_S, when the tables of its
+endpoint or backend change, when any path may lead elsewhere than before, and when its caller has
+more than its share of slots while another asks for its own. The proxy tells the controller that it
+holds a table when no lease that the table has revoked is *unconfirmed*: the caller has returned it
+or is dead, or the replicas refuse it. So nothing begins against an acknowledged change.
 
 Each caller that has lately used a backend has an equal *share* of its leasable slots, a quarter of
 which stay with the router: the first query of another caller finds room. Callers return what they
@@ -38,10 +38,21 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from greenroom.core.routing.balancing import RoutedBackend, RoutedReplica
-from greenroom.core.routing.tickets import Effects, Grant, Lease, LeaseState, Revoke, TellGranted
+from greenroom.core.routing.tickets import (
+    Effects,
+    Grant,
+    Lease,
+    LeaseState,
+    Reclaim,
+    Revoke,
+    TellGranted,
+)
 
 ASK_WITHIN_S = 0.05  # two queries that come so soon after each other are worth a lease
 RECENT_S = 1.0  # for so long a caller that used a backend has a share of it
+# Shorter waits are common: a slot is heard to be free later than its answer, and the queries that a
+# caller has sent before it hears of a lease find the slots taken that they will not use.
+WAIT_S = 0.01
 PAUSE_S = 0.1  # without grants, after queries had to wait
 IDLE_S = 0.02  # after which a caller returns what it does not use
 REPORT_S = 0.1
@@ -209,6 +220,7 @@ class Leases:
         self._asked_at: dict[Hashable, dict[str, float]] = {}  # caller -> endpoint -> when
         self._used_at: defaultdict[str, dict[Hashable, float]] = defaultdict(dict)  # by backend
         self._paused_until: dict[str, float] = {}  # by backend
+        self._watched: set[str] = set()  # backends that Reclaim was asked for
 
     # --- Grants ---------------------------------------------------------------------------------
 
@@ -294,6 +306,17 @@ class Leases:
     def all(self) -> list[Lease]:
         """Return all that are not returned."""
         return list(self._of.values())
+
+    def watch(self, backend: str) -> Effects:
+        """Have the router look soon whether queries still wait."""
+        if backend in self._watched or not self.of_backend(backend):
+            return []
+        self._watched.add(backend)
+        return [Reclaim(backend)]
+
+    def watched(self, backend: str) -> None:
+        """Note that the router looks now."""
+        self._watched.discard(backend)
 
     def pause(self, backend: str, now: float) -> None:
         """Grant nothing of a backend for a while: queries wait there."""

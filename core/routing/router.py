@@ -26,7 +26,7 @@ from greenroom.core.errors import (
     RouteNotFoundError,
 )
 from greenroom.core.routing.balancing import ReplicaSlots, RoutedBackend, RoutedReplica
-from greenroom.core.routing.leases import Leases, Used
+from greenroom.core.routing.leases import WAIT_S, Leases, Used
 from greenroom.core.routing.retries import MAX_ATTEMPTS, may_retry
 from greenroom.core.routing.sessions import session_of
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
@@ -372,7 +372,13 @@ class Router:
             effects += self._fail(refused, BackPressureError, text, now)
         if starved and not effects:
             self._starved(table.tag)
-        return effects + self._reclaim(backend, now)
+        return effects + self._waits(backend, now)
+
+    def _waits(self, backend: RoutedBackend, now: float) -> Effects:
+        """Have leases given back that something waits beside; assign what need not wait."""
+        if not backend.queue.size:
+            return []
+        return self._leases.watch(backend.table.tag) + self._fill(backend, now)
 
     def _place(self, ticket: Ticket, endpoint: RoutedEndpoint) -> RoutedBackend | None:
         """Choose the backend, whose time limit holds; None where there is none."""
@@ -514,15 +520,17 @@ class Router:
                 effects += self._after_release(replica, now, count)
         return effects
 
-    def _reclaim(self, backend: RoutedBackend, now: float) -> Effects:
-        """Have all leases of a backend returned when queries wait there."""
-        if not backend.queue.size:
+    def reclaim(self, tag: str, now: float) -> Effects:
+        """Have all leases of a backend returned where queries have waited for WAIT_S."""
+        self._leases.watched(tag)
+        backend = self._backends.get(tag)
+        first = None if backend is None else backend.queue.first()
+        if backend is None or first is None:
             return []
-        tag = backend.table.tag
-        if leases := self._leases.of_backend(tag):
-            # Without any, a wait is often short: a slot is heard to be free later than its answer.
-            self._leases.pause(tag, now)
-        return self._revoke(leases) + self._fill(backend, now)
+        if now < first.submitted_at + WAIT_S:
+            return self._leases.watch(tag)
+        self._leases.pause(tag, now)
+        return self._revoke(self._leases.of_backend(tag)) + self._fill(backend, now)
 
     def _revoke_of(self, backend: str) -> Effects:
         return self._revoke(self._leases.of_backend(backend))
@@ -636,7 +644,7 @@ class Router:
         for ticket, backend in reversed(back):
             backend.put_first(ticket, now)
         for backend in dict.fromkeys(backend for _, backend in back):
-            effects += self._fill(backend, now) + self._reclaim(backend, now)
+            effects += self._fill(backend, now) + self._waits(backend, now)
         return effects
 
     # --- A replica tells of a query -------------------------------------------------------------

@@ -231,6 +231,12 @@ class Revoke(NamedTuple):
     lease: Lease
 
 
+class Reclaim(NamedTuple):
+    """Call :meth:`Router.reclaim` after WAIT_S: queries wait beside leases."""
+
+    backend: str
+
+
 class CloseLease(NamedTuple):
     """Tell the replicas to refuse what comes of a lease."""
 
@@ -238,7 +244,18 @@ class CloseLease(NamedTuple):
     replicas: tuple[str, ...]
 
 
-Effect = Assign | Cancel | Withdraw | Compare | Refuse | Grant | TellGranted | Revoke | CloseLease
+Effect = (
+    Assign
+    | Cancel
+    | Withdraw
+    | Compare
+    | Refuse
+    | Grant
+    | TellGranted
+    | Revoke
+    | Reclaim
+    | CloseLease
+)
 Effects = list[Effect]
 
 

@@ -13,6 +13,7 @@ from greenroom.core.routing.leases import (
     ASK_WITHIN_S,
     IDLE_S,
     PAUSE_S,
+    WAIT_S,
     HeldLease,
     HeldShare,
     Used,
@@ -27,6 +28,7 @@ from greenroom.core.routing.tickets import (
     Grant,
     Lease,
     Observer,
+    Reclaim,
     Refuse,
     Revoke,
     TellGranted,
@@ -107,8 +109,7 @@ def test_leased_slots_count_as_taken() -> None:
     granted(router)
     for number in (10, 11):
         assert any(isinstance(e, Assign) for e in router.submit("c2", Query(number), 1.0))
-    effects = router.submit("c2", Query(12), 1.0)
-    assert [type(each) for each in effects] == [Revoke], "and a query that waits needs them"
+    assert router.submit("c2", Query(12), 1.0) == [Reclaim("b")], "a query that waits needs them"
 
 
 def test_a_greedy_caller_returns_what_is_above_its_share_when_another_asks() -> None:
@@ -173,11 +174,27 @@ def test_a_lease_is_gone_with_its_caller_and_when_its_replicas_refuse_it() -> No
     assert router.returned("c1", lease.number, {}, 2.0) == [], "it may come after all"
 
 
+def test_a_lease_beside_which_a_query_waits_is_revoked_unless_the_wait_is_short() -> None:
+    router = leasing(4)
+    lease = granted(router)
+    (assigned,) = router.submit("c2", Query(1), 1.0)
+    assert router.submit("c2", Query(2), 1.0) == [Reclaim("b")]
+    assert router.submit("c2", Query(3), 1.0) == [], "once is enough"
+    assert router.reclaim("b", 1.0 + WAIT_S / 2) == [Reclaim("b")], "not yet"
+    (second,) = router.finished("b#1", [(assigned.ticket.number, 200)], 1.0 + WAIT_S / 2)
+    router.finished("b#1", [(second.ticket.number, 200)], 1.0 + WAIT_S / 2)
+    assert router.reclaim("b", 1.0 + WAIT_S) == [], "nothing waits any more"
+    assert router.submit("c2", Query(4), 2.0) == [Reclaim("b")]
+    assert router.reclaim("b", 2.0 + WAIT_S) == [Revoke(lease)]
+    assert router.reclaim("gone", 2.0) == []
+
+
 def test_what_waits_gets_the_slots_that_are_returned() -> None:
     router = leasing(4)
     lease = granted(router)
     submitted = [router.submit("c2", Query(number), 1.0) for number in range(5)]
-    assert [type(each) for effects in submitted for each in effects] == [Assign, Revoke]
+    assert [type(each) for effects in submitted for each in effects] == [Assign, Reclaim]
+    assert router.reclaim("b", 1.0 + WAIT_S) == [Revoke(lease)]
     effects = router.returned("c1", lease.number, {"b#1": 2}, 1.0)
     assert [each.ticket.query.id for each in effects] == [1], "the first that waits"
     effects = router.returned("c1", lease.number, {}, 1.0)
@@ -190,6 +207,7 @@ def test_after_queries_had_to_wait_leases_pause() -> None:
     tickets = []
     for number in range(5):
         tickets += [e.ticket for e in router.submit("c2", Query(number), 1.0) if type(e) is Assign]
+    assert router.reclaim("b", 1.0 + WAIT_S) == [Revoke(lease)]
     tickets += [e.ticket for e in router.returned("c1", lease.number, {}, 1.0) if type(e) is Assign]
     router.finished("b#1", [(ticket.number, 200) for ticket in tickets], 1.0)
     router.finished("b#1", [(number, 200) for number in range(1, 50)], 1.0)
@@ -199,7 +217,7 @@ def test_after_queries_had_to_wait_leases_pause() -> None:
         at += PAUSE_S / 20
         grants += [at for e in run(router, "c1", number, at) if isinstance(e, Grant)]
     assert grants
-    assert grants[0] >= 1.0 + PAUSE_S
+    assert grants[0] >= 1.0 + WAIT_S + PAUSE_S
 
 
 def test_a_wait_beside_no_lease_keeps_none_away() -> None:
@@ -312,6 +330,7 @@ class LeasesModel(RuleBasedStateMachine):
         self.to_caller: dict[str, deque[Any]] = {caller: deque() for caller in CALLERS}
         self.to_router: dict[str, deque[Any]] = {caller: deque() for caller in CALLERS}
         self.opening: list[Lease] = []
+        self.reclaims: list[float] = []  # when they are due
         self.tickets: dict[int, Any] = {}  # that the replica has
         self.leased: list[tuple[str, HeldShare]] = []  # queries that it has under leases
         self.newest = dict.fromkeys(CALLERS, 0)
@@ -325,6 +344,8 @@ class LeasesModel(RuleBasedStateMachine):
             elif isinstance(effect, TellGranted):
                 slots = dict(effect.lease.slots)
                 self.to_caller[effect.lease.caller].append(("granted", effect.lease.number, slots))
+            elif isinstance(effect, Reclaim):
+                self.reclaims.append(self.now + WAIT_S)
             elif isinstance(effect, Revoke):
                 self.to_caller[effect.lease.caller].append(("revoked", effect.lease.number, {}))
 
@@ -387,9 +408,14 @@ class LeasesModel(RuleBasedStateMachine):
         if self.opening:
             self.perform(self.router.opened(self.opening.pop(0).number, self.now))
 
-    @rule(seconds=st.sampled_from([0.001, 0.01, PAUSE_S, 2.0]))
+    @rule(seconds=st.sampled_from([0.001, WAIT_S, PAUSE_S, 2.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
+        due = [at for at in self.reclaims if at <= self.now]
+        self.reclaims = [at for at in self.reclaims if at > self.now]
+        assert len(due) + len(self.reclaims) <= 1, "one timer is enough"
+        for _ in due:
+            self.perform(self.router.reclaim("b", self.now))
         for caller, lease in self.held.items():
             if lease is not None and lease.is_to_be_returned(self.now, 100.0):
                 self.give_back(caller)
@@ -409,6 +435,8 @@ class LeasesModel(RuleBasedStateMachine):
     @invariant()
     def nothing_waits_for_ever(self) -> None:
         queued = self.router.busy().get("b", (0, 0))[0]
+        if self.reclaims:
+            return
         if queued and not any(self.to_caller.values()) and not any(self.to_router.values()):
             assert all(lease is None for lease in self.held.values()), "all were revoked"
             assert len(self.tickets) + len(self.leased) == LIMIT
