@@ -38,7 +38,7 @@ setup(
         "typing_extensions>=4.6",
     ],
     extras_require={
-        "uvloop": ["uvloop>=0.21"],  # the gunicorn workers use it where it is installed
+        "uvloop": ["uvloop>=0.21"],  # workers and replicas use it where it is installed
         "cluster": ["cryptography>=44"],  # makes cluster files: keygen, start --bind, rotate-key
         "postgres": ["psycopg[binary]>=3.2"],  # start --store postgresql://...
         "otel": [

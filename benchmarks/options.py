@@ -62,7 +62,7 @@ def prepare(options: argparse.Namespace) -> dict[System, Venv]:
     if options.greenroom_python and not options.skip_greenroom:
         venvs[GREENROOM] = existing_greenroom(options.greenroom_python)
     elif not options.skip_greenroom:
-        venvs[GREENROOM] = builds[()] = prepare_greenroom(root)
+        venvs[GREENROOM] = builds[GREENROOM.requirements] = prepare_greenroom(root)
     for peer in options.peers:
         if not peer.is_greenroom:
             venvs[peer] = prepare_peer(peer, root)

@@ -58,7 +58,7 @@ SERVE_COMMAND = ("{bin}/python", "{apps}/serve_requests.py")
 OURS = replace(
     GREENROOM,
     name="greenroom-requests",
-    requirements=("fastapi", "numpy"),
+    requirements=("fastapi", "numpy", "uvloop"),
     command=(*SERVE_COMMAND, "greenroom", "{port}"),
     echo_path="/fastapi/echo",
 )

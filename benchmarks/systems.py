@@ -48,6 +48,7 @@ class System:
 
 GREENROOM = System(
     name="greenroom",
+    requirements=("uvloop",),  # as our image has it, and as peers bring it
     command=(
         "{bin}/greenroom",
         "run",
@@ -79,6 +80,7 @@ def _running(app: str) -> tuple[str, ...]:
     return tuple(app if word == "greenroom_app:app" else word for word in GREENROOM.command)
 
 
+WITHOUT_UVLOOP = replace(GREENROOM, name="greenroom-asyncio", requirements=())
 SYNC = replace(GREENROOM, name="greenroom-sync", command=_running("greenroom_app:sync"))
 # Without the short way, so that Falcon answers.
 THROUGH_FALCON = replace(
@@ -89,7 +91,7 @@ THROUGH_FALCON = replace(
 FASTAPI = replace(
     GREENROOM,
     name="greenroom-fastapi",
-    requirements=("fastapi",),
+    requirements=("fastapi", "uvloop"),
     command=_running("greenroom_fastapi:app"),
     echo_path="/echo",
     alive_path="/echo",
@@ -187,6 +189,7 @@ PEERS = {
         MOSEC,
         FALCON,
         UVICORN,
+        WITHOUT_UVLOOP,
         SYNC,
         THROUGH_FALCON,
         FASTAPI,

@@ -5,9 +5,6 @@
   flight the worker is gone within 0.1 s or so. SIGINT and SIGQUIT stop without draining.
 - A worker whose master has died serves on, where a host process has the port, until that one has
   another master whose workers are ready, and says so by SIGTERM: then it hands over to them.
-
-The loop is uvloop's where that is installed: 1.10 and 1.13 times the requests/s at 64 and 16
-connections, for 0.94 and 0.85 of the worker's CPU time (docs/transport.md).
 """
 
 from __future__ import annotations
@@ -27,6 +24,7 @@ from typing import Any
 from gunicorn.workers.base import Worker
 
 from greenroom.actors.host.http_port import bind_pages
+from greenroom.actors.runtime.loop import new_event_loop
 from greenroom.actors.runtime.processes import MOST, raise_limit
 from greenroom.http_front import short_way
 from greenroom.http_front.app import Front
@@ -34,14 +32,6 @@ from greenroom.http_front.connections import Connections, Listener
 from greenroom.http_front.protocol import FrontProtocol
 from greenroom.http_front.server import FD_VARIABLE
 from greenroom.http_front.websocket import FrontSocket
-
-_new_loop: Callable[[], asyncio.AbstractEventLoop]
-try:
-    import uvloop
-except ImportError:
-    _new_loop = asyncio.SelectorEventLoop
-else:
-    _new_loop = uvloop.new_event_loop
 
 _logger = logging.getLogger(__name__)
 
@@ -60,11 +50,6 @@ def most_connections(limit: int) -> int:
     return max(1, files - max(64, files // 8))
 
 
-def new_loop() -> asyncio.AbstractEventLoop:
-    """Make the event loop of a worker."""
-    return _new_loop()
-
-
 class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
     """The worker process; its app is a :class:`.app.Front`."""
 
@@ -80,7 +65,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
 
     def init_process(self) -> None:
         """Begin; returns when the worker ends."""
-        self._loop = new_loop()
+        self._loop = new_event_loop()
         self._told = asyncio.Event()
         asyncio.set_event_loop(self._loop)
         super().init_process()

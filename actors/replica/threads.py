@@ -32,6 +32,7 @@ from contextvars import copy_context
 from typing import Any, NamedTuple
 
 from greenroom.actors.runtime.logs import one_record
+from greenroom.actors.runtime.loop import new_event_loop
 
 MAX_THREADS = 32
 NO_KWARGS: dict[str, Any] = {}
@@ -238,7 +239,7 @@ class UserLoop:
     """
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop = new_event_loop()
         self.threads = Threads(self.loop)
         self.has_thread = False
         self._is_over = False

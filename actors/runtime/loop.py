@@ -46,6 +46,16 @@ STARVED_S = 5.0
 MAX_OUTBOXES = 256  # before idle ones are dropped
 
 
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Make a loop for what serves requests: uvloop's, where that is installed."""
+    try:
+        import uvloop  # noqa: PLC0415  # an extra, and 20 ms
+    except ImportError:
+        return asyncio.SelectorEventLoop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
 class Transport(Protocol):
     """What a :class:`Loop` needs of the transport of its process."""
 
@@ -69,10 +79,6 @@ class Transport(Protocol):
 
     def write(self, target: Address) -> None:
         """Write what was sent to ``target`` now, where that is cheap."""
-
-    @property
-    def is_quiet(self) -> bool:
-        """Whether nothing else is to run before the turn's end, so that nothing can gather."""
 
     @property
     def starved_s(self) -> float:
@@ -185,11 +191,6 @@ class Loop:
     def write(self, target: Address) -> None:
         """Write what was sent to ``target`` now, not at the turn's end."""
         self._transport.write(target)
-
-    @property
-    def is_quiet(self) -> bool:
-        """Return whether what is sent now would wait for nothing but the turn's end."""
-        return self._transport.is_quiet
 
     def post(self, callback: Callback) -> None:
         """Run ``callback`` on the loop soon; callable from any thread; dropped after its end."""
@@ -401,13 +402,9 @@ class Outbox:
     def put(self, item: Any, gathered: int = GATHERED) -> None:
         """Add an item; it leaves at the end of this turn, or when enough deliveries are done.
 
-        It leaves earlier once there are ``gathered`` items, or when nothing else can gather.
+        It leaves earlier once there are ``gathered`` items.
         """
         self._items.append(item)
-        if self._loop.is_quiet:
-            self._flush()
-            self._loop.write(self._target)
-            return
         if not self._flush_due:
             self._flush_due = True
             self._loop.at_turn_end(self._flush)

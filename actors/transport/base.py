@@ -173,12 +173,12 @@ class Interrupts:
         return list(self._wakeups.values())
 
     def wake_after(self, timer: Any, payload: Any) -> None:
-        """Have a WakeupMessage arrive when the timer is over."""
+        """Deliver a WakeupMessage when the timer is over."""
         self._wakeups[id(timer)] = timer
         self._loop.call_later(timer.view().remainingSeconds(), self._wake, timer, payload)
 
     def watch(self, numbers: list[int]) -> None:
-        """Have a WatchMessage arrive when one of these, and no other, is readable."""
+        """Deliver a WatchMessage when one of these, and no other, is readable."""
         # Anew each time: a number that was closed and opened again is another file.
         for fd in self._watches:
             self._loop.remove_reader(fd)
@@ -394,11 +394,6 @@ class Transport(Naming):
         return True
 
     @property
-    def is_quiet(self) -> bool:
-        """See :class:`greenroom.actors.runtime.loop.Transport`."""
-        return self.links.is_quiet
-
-    @property
     def starved_s(self) -> float:
         """See :class:`greenroom.actors.runtime.loop.Transport`."""
         return self.links.shortage.lasted_s(self.loop.time())
@@ -552,7 +547,7 @@ class Transport(Naming):
     # --- Wake-ups, watches, signals -----------------------------------------------------------
 
     def addWakeup(self, period: Any, payload: Any) -> None:
-        """Have a WakeupMessage arrive after ``period``; from any thread."""
+        """Deliver a WakeupMessage after ``period``; from any thread."""
         timer = ExpirationTimer(period)
         if threading.get_ident() == self._thread:
             self._interrupts.wake_after(timer, payload)
@@ -560,13 +555,13 @@ class Transport(Naming):
             self._post(self._interrupts.wake_after, timer, payload)
 
     def set_watch(self, numbers: list[int]) -> None:
-        """Have a WatchMessage arrive when one of these descriptors is readable."""
+        """Deliver a WatchMessage when one of these descriptors is readable."""
         if numbers or self._is_watching:
             self._is_watching = bool(numbers)
             self._interrupts.watch(numbers)
 
     def interrupt_wait(self, signal_shutdown: bool = False, check_children: bool = False) -> None:
-        """Have the loop look for exit requests and dead children; from signal handlers too."""
+        """Make the loop look for exit requests and dead children; from signal handlers too."""
         self._interrupts.note_signal(exits=signal_shutdown, checks_children=check_children)
         with contextlib.suppress(RuntimeError):  # closed, or inherited from the parent
             self._post(self._interrupts.check_signals)

@@ -167,7 +167,7 @@ def create_key(path: Path, text: bytes) -> bool:
 
 
 def write_key(path: Path, text: bytes) -> None:
-    """Have a file hold this, whatever it held; ClusterKeyError when that cannot be."""
+    """Write this to a file, whatever it held; ClusterKeyError when that fails."""
     try:
         _write_beside(path, text).replace(path)
         _sync_folder(path.parent)

@@ -207,7 +207,7 @@ class Session:
 READ_SIZE = 64 * 1024
 LARGE_READ_SIZE = 1024 * 1024
 CHUNK_HEADER = HEADER.size + 1  # after the last byte of the chunk before
-WRITE_SIZE = 512 * 1024  # per pass of the loop, so that a large message delays nobody
+WRITE_SIZE = 512 * 1024  # per pass of the loop, so that a large message delays no other
 BUFFERS_AT_ONCE = 512  # the kernel takes 1024
 
 Stream: TypeAlias = socket.socket | TlsStream
@@ -272,7 +272,7 @@ class Connection:
         self._control.append(frame)
 
     def write_loose(self, body: Buffer) -> bool:
-        """Write a message that is kept by nobody, behind all others; False where it has to wait."""
+        """Write a message that is kept nowhere, behind all others; False where it has to wait."""
         session = self.session
         if session is None or session.has_unwritten or self.writer.is_inside:
             return False

@@ -244,7 +244,7 @@ class RepairedMultiProcAdmin(_Repaired, MultiProcAdmin):  # type: ignore[misc]  
         self.transport.on_host_lost = self._host_lost
 
     def _host_lost(self, admin: Any) -> None:
-        """Have a host whose admin is dead leave the convention at once; it waited for minutes."""
+        """Remove a host whose admin is dead from the convention at once, not after minutes."""
         if self._cstate._conventionMembers.find(admin) is not None and not self.isShuttingDown():
             logger.warning("lost the actor system at %s", admin)
             self._performIO(self._cstate._remote_system_cleanup(admin))
@@ -407,7 +407,7 @@ def place_of(init: TransportInit__Base, args: tuple[Any, ...]) -> Place:
 def _place_outside(gate: ProcessAddress, environ: Mapping[str, str]) -> Place:
     """Return the place of a process that belongs to another host's system.
 
-    Replicas answer straight to whoever asked, so it has a gate of its own, at a port of its own.
+    Replicas answer the asking process directly, so it has a gate of its own, at a port of its own.
     """
     host = addresses.host_towards(gate)
     listener = None if host == addresses.LOOPBACK else tcp_listener(host, 0)

@@ -34,8 +34,8 @@ MESSAGES, BEATS = 1, 2  # what a connection is for
 _WANTED = struct.Struct(">QB")  # number of the process, what for
 _READ_SIZE = 1024  # more than the record of either; nothing follows it
 ACCEPTS_PER_PASS = 32
-# Half a processor at most, whoever comes: a TLS handshake costs some 300 us. But a burst is taken
-# without pauses, because an honest peer may be the last in it.
+# Half a processor at most, however many connect: a TLS handshake costs some 300 us. But a burst is
+# taken without pauses, because an honest peer may be the last in it.
 ACCEPTS_AT_ONCE, ACCEPTS_PER_S = 512, 1_500.0
 
 # A lost SYN is sent again after a second; together with SILENCE_S this is how long it takes until a

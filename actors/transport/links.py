@@ -337,12 +337,6 @@ class Links:
 
     # --- Turns --------------------------------------------------------------------------------
 
-    @property
-    def is_quiet(self) -> bool:
-        """Return whether nothing else runs in this pass of the loop, as far as can be known."""
-        # asyncio's own queue, which uvloop does not show: at its end a batch is complete.
-        return not (self._in_turn or getattr(self.loop, "_ready", True))
-
     def at_turn_end(self, callback: Callable[[], None]) -> None:
         """Call back, once, before what this turn sends is written."""
         self._at_end.append(callback)

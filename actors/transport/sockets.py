@@ -70,7 +70,7 @@ def own_listener(name: bytes) -> socket.socket:
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
-        holder = _holder_of(name)
+        holder = holder_of(name)
         if holder is not None and holder.is_ours:
             raise
         who = "another process" if holder is None else f"user {holder.uid}, process {holder.pid}"
@@ -148,7 +148,7 @@ def _names_beside(name: bytes) -> Iterator[bytes]:
     return (each for each in names_taken() if each.startswith(name + b"/"))
 
 
-def _holder_of(name: bytes) -> Credentials | None:
+def holder_of(name: bytes) -> Credentials | None:
     """Return who listens at a name, None where that cannot be told; may block for ``ASK_S``."""
     deadline = time.monotonic() + ASK_S
     while time.monotonic() < deadline:
@@ -189,7 +189,7 @@ def prepare_tcp(sock: socket.socket) -> None:
 
 
 def resend_evenly(sock: socket.socket) -> None:
-    """Have the kernel send lost beats again each 200 ms; for others it doubles the pause."""
+    """Make the kernel send lost beats again each 200 ms; for others it doubles the pause."""
     sock.setsockopt(socket.IPPROTO_TCP, _TCP_THIN_LINEAR_TIMEOUTS, 1)
 
 

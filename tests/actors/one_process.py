@@ -64,7 +64,6 @@ class Place:
 
 class _Transport:
     deliveries_at_once = 4
-    is_quiet = False
     starved_s = 0.0
     carry: Callable[[Any], Any] = staticmethod(lambda message: message)
 

@@ -11,6 +11,7 @@ import struct
 
 import pytest
 
+from greenroom.actors.runtime.loop import new_event_loop
 from greenroom.core.config import HTTPOptions
 from greenroom.http_front import connections as module
 from greenroom.http_front.connections import (
@@ -19,7 +20,7 @@ from greenroom.http_front.connections import (
     Listener,
     TrustedProxies,
 )
-from greenroom.http_front.worker import most_connections, new_loop
+from greenroom.http_front.worker import most_connections
 from tests.http.wire import Conversation, turn_over
 
 HEADERS_TIMEOUT_S = 30.0
@@ -76,7 +77,7 @@ class Server:
 
 @pytest.fixture
 def loop():
-    loop = new_loop()
+    loop = new_event_loop()
     asyncio.set_event_loop(loop)
     yield loop
     asyncio.set_event_loop(None)

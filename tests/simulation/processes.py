@@ -54,7 +54,6 @@ def nothing(*_args: Any, **_kwargs: Any) -> None:
 class Transport:
     """What loops and ports need of a transport, for one address of a process."""
 
-    is_quiet = False
     starved_s = 0.0
 
     def __init__(

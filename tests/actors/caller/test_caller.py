@@ -24,7 +24,6 @@ class _Loop:
     """Keeps what is sent; turns end at once."""
 
     deliveries_at_once = 256
-    is_quiet = False
 
     def __init__(self) -> None:
         self.sent: list[tuple[Any, Any]] = []

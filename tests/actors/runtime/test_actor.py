@@ -64,7 +64,6 @@ class Transport:
     """Keeps what is sent."""
 
     deliveries_at_once = 1
-    is_quiet = False
     starved_s = 0.0
 
     def __init__(self) -> None:

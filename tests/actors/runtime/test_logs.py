@@ -1,4 +1,4 @@
-"""The log files: whom they are for, and how long they stay."""
+"""The log files: who reads them, and how long they stay."""
 
 from __future__ import annotations
 

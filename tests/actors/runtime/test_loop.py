@@ -33,7 +33,6 @@ class Recorder:
     """In the place of a transport; keeps the deliveries, for the test to end."""
 
     deliveries_at_once = 1
-    is_quiet = False
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -244,17 +243,6 @@ def test_an_outbox_sends_on_without_waiting_where_that_is_cheap(recorder):
     assert recorder.messages == [[0], [1]]
     recorder.end(0)
     assert recorder.messages == [[0], [1], [2, 3]]
-
-
-def test_what_has_nothing_to_wait_for_leaves_at_once(outbox, loop, recorder):
-    recorder.is_quiet = True
-    outbox.put(1)
-    assert (recorder.messages, recorder.written) == ([[1]], ["target"])
-    outbox.put(2)  # the target takes one at a time
-    assert recorder.messages == [[1]]
-    recorder.is_quiet = False
-    recorder.end(0)
-    assert recorder.messages == [[1], [2]]
 
 
 def test_what_gathers_in_one_turn_leaves_before_its_end(recorder):

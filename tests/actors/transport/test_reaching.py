@@ -35,7 +35,6 @@ class FakeTransport:
     """Lets others watch; ``end`` is what happens when the host cannot be reached."""
 
     deliveries_at_once = 1
-    is_quiet = False
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
