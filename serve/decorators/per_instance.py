@@ -87,13 +87,14 @@ class PerInstance(Generic[S]):
         by_loop = self._own
         if owner:
             try:
-                by_loop = vars(owner[0]).setdefault(self._key, _ByLoop())
+                kept = vars(owner[0])
             except TypeError:
                 kind = type(owner[0]).__name__
                 raise TypeError(
                     f"@{self._decorator} needs an instance with a __dict__: "
                     f"remove __slots__ from {kind}"
                 ) from None
+            by_loop = kept.get(self._key) or kept.setdefault(self._key, _ByLoop())
         state = by_loop.states.get(loop)
         if state is None:
             state = by_loop.states[loop] = make(loop)
