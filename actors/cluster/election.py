@@ -155,7 +155,7 @@ class LeaderElection:
             logger.warning("cannot bid for the lease: %s", error)
 
     def _could_not_look(self) -> None:
-        """Have a controller say why nothing can be done, where the one that led has ended."""
+        """Start a controller that says why nothing can be done where the leading one has ended."""
         if self._stopped.is_set() or not self.leads:
             return
         if self._finder is None:

@@ -464,7 +464,7 @@ class ActiveController:
             self._settling = self._loop.call_later(SETTLE_S, self._settle)
 
     def _settle(self) -> None:
-        """Have the store do a piece of what it left for later; nothing depends on when."""
+        """Let the store do a piece of what it left for later; nothing depends on when."""
         self._settling = None
         if self._has_ended or not self._may_act():
             return  # the next save begins it again

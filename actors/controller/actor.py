@@ -102,8 +102,8 @@ class Controller(LoopActor):
     def _find_replica(self, tag: str) -> Address:
         """Return where a replica is, by global name, for one that has not been heard of yet.
 
-        The admin makes the process, so that it outlives this controller, and whoever asks for the
-        name again gets the same process: nothing that a crash left behind can be missed.
+        The admin makes the process, so that it outlives this controller, and a later request for
+        the name gets the same process: nothing that a crash left behind can be missed.
         """
         return self.createActor(Replica, globalName=f"replica {tag}")
 

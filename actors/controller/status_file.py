@@ -41,7 +41,7 @@ class StatusFile:
         self._failing = False
 
     def changed(self) -> None:
-        """Have the file written soon."""
+        """Schedule a write of the file."""
         self._write_at(max(time.monotonic() + DELAY_S, self._not_before))
 
     def close(self) -> None:

@@ -150,7 +150,7 @@ class Supervisor:
     # --- The end of the system ------------------------------------------------------------------
 
     def stop_all(self) -> None:
-        """Have all replicas drain and exit, without a word to the core: they are to come back."""
+        """Make all replicas drain and exit, without a word to the core: they are to come back."""
         self._stopping = True
         for tag, address in self._addresses.items():
             backend = self._cluster.backend_of(tag)

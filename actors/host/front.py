@@ -153,7 +153,7 @@ class Front:
         changed()
 
     def stop(self) -> None:
-        """Have the master and all workers finish what they have, and end. Blocks."""
+        """Let the master and all workers finish what they have, and end them. Blocks."""
         processes = [*self._old_workers(), *([] if self.process is None else [self.process])]
         for process in processes:
             send_signal(process, signal.SIGTERM)

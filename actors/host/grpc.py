@@ -91,7 +91,7 @@ class GrpcServer:
         await asyncio.Event().wait()
 
     def stop(self) -> None:
-        """Have it finish what it has, and end. Blocks."""
+        """Let it finish what it has, and end it. Blocks."""
         if self.process is not None:
             send_signal(self.process, signal.SIGTERM)
             wait_gone([self.process], STOP_TIMEOUT_S)

@@ -84,7 +84,8 @@ from greenroom.actors.runtime.processes import (
 )
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.actors.transport import base
-from greenroom.actors.transport.addresses import own_release
+from greenroom.actors.transport.addresses import ProcessAddress, host_of_admin, own_release
+from greenroom.actors.transport.sockets import holder_of, names_taken
 from greenroom.core.errors import StartError
 from greenroom.core.operations import StopCluster
 from greenroom.persistence.kv import StoreError, StoreMissingError
@@ -255,7 +256,7 @@ def _check_store(settings: HostSettings) -> None:
 
 def _start_actor_system(settings: HostSettings, process: Process) -> ActorSystemProcesses:
     port = settings.admin_port
-    holder = describe_holder(port, settings.bind)
+    holder = describe_holder(port, settings.bind) or _describe_admin(port)
     if holder is not None:
         raise StartError(
             f"admin port {port} is in use by {holder}; stop it, or choose another port with "
@@ -284,6 +285,15 @@ def _start_actor_system(settings: HostSettings, process: Process) -> ActorSystem
             raise StartError("the actor system's admin died at its start; see logs/host.log")
         time.sleep(READY_POLL_S)
     return ActorSystemProcesses(admin, _child_of(admin, LOGGER_ROLE))
+
+
+def _describe_admin(port: int) -> str | None:
+    """Return "pid N (command)" of another system's admin, which on one host has no TCP port."""
+    name = ProcessAddress(host_of_admin(port), port).socket_name
+    holder = holder_of(name) if name in names_taken() else None
+    if holder is None or not holder.is_ours:
+        return None
+    return f"pid {holder.pid} ({command_line(holder.pid)[:80]})"
 
 
 def _child_of(parent: Process, role: str) -> Process | None:
@@ -578,7 +588,7 @@ class Host:
     async def _stop_controller(self) -> None:
         if self._controller.found is not None:
             controller = self._controller.found[0]
-            self._controller.stop()  # whoever leads next is not for this host to follow
+            self._controller.stop()  # this host does not follow the next leader
             request = request_of(StopCluster(), self._process.incarnation)
             await self._port.ask_until(lambda: controller, request, RequestReply, DRAIN_TIMEOUT_S)
 

@@ -48,7 +48,7 @@ MAX_UNSENT_BYTES = 4 * 1024 * 1024  # of what it does not read
 class Child:
     """One process, as far as there is one.
 
-    ``role`` is what it does (see process.py), ``name`` whom it does that for. ``heard`` gets each
+    ``role`` is what it does (see process.py), ``name`` what it does that for. ``heard`` gets each
     frame that it sends, ``lost`` why it has ended or was given up; neither follows :meth:`end`.
     """
 

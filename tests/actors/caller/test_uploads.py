@@ -211,14 +211,14 @@ def test_a_small_body_in_chunks_goes_whole(path: str, connect: Connect) -> None:
 def test_user_code_that_does_not_read_holds_the_client_back(
     own_path: str, connect: Connect, noted: Callable[..., Any], tmp_path: Path
 ) -> None:
-    length = 50 * WHOLE
+    length = 90 * WHOLE  # the kernel alone may keep 32 MiB for the reader, 4 MiB for the writer
     body = begin(connection := connect(), "PUT", f"{own_path}/stuck", length)
     body.settimeout(1)
     sent = 0
     with contextlib.suppress(TimeoutError):
         while sent < length:
             sent += body.send(b"x" * min(WHOLE, length - sent))
-    assert sent < 20 * WHOLE
+    assert sent < 60 * WHOLE
     noted("began")
     (tmp_path / "gate").touch()
     body.settimeout(DEADLINE_S)

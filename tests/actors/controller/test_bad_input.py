@@ -255,6 +255,16 @@ def test_an_admin_port_in_use_names_the_process_that_has_it(
     assert "--admin-port" in text
 
 
+def test_an_admin_port_of_another_system_names_its_process(
+    victim: RunningSystem, tmp_path: Path
+) -> None:
+    port = victim.settings.admin_port
+    text = failed_start(RunningSystem(tmp_path / "state", GREENROOM_ADMIN_PORT=str(port)))
+    assert f"admin port {port} is in use by pid " in text
+    assert "Admin" in text
+    assert "--admin-port" in text
+
+
 def test_a_state_dir_below_a_regular_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     text = failed_start(RunningSystem(tmp_path / "file" / "state"))
