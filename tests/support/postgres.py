@@ -61,6 +61,7 @@ class PostgresServer:
             "fsync": "off",
             "min_wal_size": "2MB",
             "max_wal_size": "8MB",
+            "wal_keep_size": "16MB",  # else a restarted primary may lack what its standby needs
             "wal_retrieve_retry_interval": "200ms",  # else a standby is back after 5 s
         }
         settings = [f"-c{name}={value}" for name, value in given.items()]
