@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import re
 import threading
 from collections.abc import Iterator
@@ -173,15 +174,18 @@ class Scaled:
 def test_autoscaling_goes_on_and_no_request_fails(crashing: RunningSystem) -> None:
     restarts_before = restarts(crashing)
     crashing.deploy(Scaled.bind())
-    for _ in range(2):
+    for round_number in itertools.count(1):
         with GetLoad(crashing.settings.http.port, connections=8) as load:
             wait_until(lambda: len(crashing.replica_pids()) == 3, 60, "three replicas")
             tally = load.stop()
         assert tally.ok > 0
         assert tally.failures == []
         wait_until(lambda: crashing.replica_pids() == [], 60, "none when idle")
-    print(f"{restarts(crashing) - restarts_before} controllers")
-    assert restarts(crashing) > restarts_before + 3
+        died = restarts(crashing) - restarts_before
+        if round_number >= 2 and died > 3:  # by chance a round can have no death at all
+            break
+        assert round_number < 10, f"only {died} controllers died in {round_number} rounds"
+    print(f"{died} controllers in {round_number} rounds")
 
 
 def _finish(client: serve.Client, goal: str | None) -> None:
