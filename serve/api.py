@@ -7,9 +7,10 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from typing_extensions import Never
@@ -30,6 +31,7 @@ from greenroom.serve.schema import ServeStatus
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R")
+Options = TypeVar("Options", HTTPOptions, GrpcOptions, LoggingConfig, RuntimeEnv)
 
 
 def run(
@@ -61,13 +63,17 @@ def run(
     if not isinstance(target, Application):
         raise InvalidRequestError(not_an_application(target))
     applications.check_target(name, route_prefix)
-    logging = None if logging_config is None else _logging_config(logging_config)
+    logging = (
+        None
+        if logging_config is None
+        else _options("logging_config", LoggingConfig, logging_config)
+    )
     if _local_testing_mode:
         return local_testing.run(target, name)
     ours = session.current()
     connection = ours.ensure_running()
     ours.deployed(name)
-    env = None if runtime_env is None else _runtime_env(runtime_env)
+    env = None if runtime_env is None else _options("runtime_env", RuntimeEnv, runtime_env)
     if working_dir is not None:
         env = working_in(check_path("working_dir", working_dir), env)
     handle = applications.deploy(
@@ -128,12 +134,15 @@ def start(
     ours = session.current()
     wanted, names = ours.settings, []
     if http_options is not None:
-        wanted = wanted.with_http(_http_options(http_options))
-        names += [f"http_{name}" for name in _named(http_options)]
+        http = _options("http_options", HTTPOptions, http_options, wanted.http.model_dump())
+        wanted = wanted.with_http(http)
+        given = http_options
+        named = given.model_fields_set if isinstance(given, HTTPOptions) else given
+        names += [f"http_{name}" for name in named]
     if grpc_options is not None:
-        options = _grpc_options(grpc_options)
-        wanted = wanted.with_grpc(options)
-        names += grpc_names(options)
+        grpc = _options("grpc_options", GrpcOptions, grpc_options)
+        wanted = wanted.with_grpc(grpc)
+        names += grpc_names(grpc)
     if wanted != ours.settings and not ours.is_running:
         ours = session.use(wanted)
     ours.ensure_running()
@@ -205,41 +214,19 @@ def get_deployment_handle(deployment_name: str, app_name: str | None = None) -> 
     return DeploymentHandle(deployment_name, app_name)
 
 
-def _http_options(given: HTTPOptions | Mapping[str, Any]) -> HTTPOptions:
-    if isinstance(given, HTTPOptions):
+def _options(
+    argument: str,
+    model: type[Options],
+    given: Options | Mapping[str, Any],
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> Options:
+    """Return the options that an argument gives, as an instance or a dict, over the defaults."""
+    if isinstance(given, model):
         return given
     if not isinstance(given, Mapping):
-        raise InvalidRequestError(f"http_options={given!r}: must be HTTPOptions or a dict")
-    current = session.current().settings.http.model_dump()
-    return validated(HTTPOptions, {**current, **given})
-
-
-def _grpc_options(given: GrpcOptions | Mapping[str, Any]) -> GrpcOptions:
-    if isinstance(given, GrpcOptions):
-        return given
-    if not isinstance(given, Mapping):
-        raise InvalidRequestError(f"grpc_options={given!r}: must be gRPCOptions or a dict")
-    return validated(GrpcOptions, given)
-
-
-def _named(given: HTTPOptions | Mapping[str, Any]) -> Iterable[str]:
-    return given.model_fields_set if isinstance(given, HTTPOptions) else given
-
-
-def _logging_config(given: LoggingConfig | Mapping[str, Any]) -> LoggingConfig:
-    if isinstance(given, LoggingConfig):
-        return given
-    if not isinstance(given, Mapping):
-        raise InvalidRequestError(f"logging_config={given!r}: must be a LoggingConfig or a dict")
-    return validated(LoggingConfig, given)
-
-
-def _runtime_env(given: RuntimeEnv | Mapping[str, Any]) -> RuntimeEnv:
-    if isinstance(given, RuntimeEnv):
-        return given
-    if not isinstance(given, Mapping):
-        raise InvalidRequestError(f"runtime_env={given!r}: must be a RuntimeEnv or a dict")
-    return validated(RuntimeEnv, given)
+        public = "gRPCOptions" if model is GrpcOptions else model.__name__
+        raise InvalidRequestError(f"{argument}={given!r}: must be {public} or a dict")
+    return validated(model, {**defaults, **given})
 
 
 def _wait_for_interrupt(*names: str) -> None:

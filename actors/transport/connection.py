@@ -180,11 +180,6 @@ class Session:
             raise RefusedError(f"message {number} where {self.received + 1} is due")
 
     @property
-    def ack_is_due(self) -> bool:
-        """Return whether the other end does not yet know what has arrived."""
-        return self.told != self.received
-
-    @property
     def ack_is_urgent(self) -> bool:
         """Return whether it waits to know, or its window may run full."""
         return (

@@ -14,13 +14,10 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from greenroom.core.config import RuntimeEnv
 from greenroom.core.records import BackendDefinition, BackendRecord, Release
-
-NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
 def digests_of(release: Release | BackendDefinition) -> set[str]:

@@ -13,7 +13,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from greenroom.actors.host import launcher as system
@@ -64,7 +64,7 @@ class Session:
                 self._connection = Connection.open(self.settings)
             return self._connection
 
-    def ensure_running(self, on_progress: Callable[[str], None] = lambda _: None) -> Connection:
+    def ensure_running(self) -> Connection:
         """Return the connection to a system that runs, starting one on this host if none does.
 
         A system named by an address is never started from here.
@@ -72,7 +72,7 @@ class Session:
         with self._lock:
             if not self.is_running:
                 self.disconnect()  # it belonged to a system that is gone
-                if system.start(self.settings, on_progress=on_progress):
+                if system.start(self.settings):
                     self._started = True
                     atexit.register(self.undo)
             return self.connect()

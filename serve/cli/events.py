@@ -46,9 +46,9 @@ class Event(NamedTuple):
         return f"{self.time} {self.level} {self.part}: {one_line(self.message)}"
 
 
-def event(part: str, message: str, level: str = "INFO") -> Event:
+def event(part: str, message: str) -> Event:
     """Return what happens now."""
-    return Event(_iso(datetime.now(timezone.utc)), level, part, None, message)
+    return Event(_iso(datetime.now(timezone.utc)), "INFO", part, None, message)
 
 
 def events_of(lines: list[Line]) -> list[Event]:

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -149,7 +149,6 @@ def record(
     max_bytes: int,
     seconds: float | None = None,
     redact: tuple[str, ...] = (),
-    on_progress: Callable[[int, int], None] = lambda _queries, _size: None,
 ) -> Recorded:
     """Record a share of an endpoint's queries until the file is full or the time is over.
 
@@ -179,7 +178,7 @@ def record(
             )
             client.create_endpoint(name, backend=name)
             client.shadow_traffic(endpoint, name, sample, compare=answered)
-            return _take_all(client, name, out, max_bytes, seconds, on_progress)
+            return _take_all(client, name, out, max_bytes, seconds)
         finally:
             stop(client, endpoint)
 
@@ -190,7 +189,6 @@ def _take_all(
     out: Any,
     max_bytes: int,
     seconds: float | None,
-    on_progress: Callable[[int, int], None],
 ) -> Recorded:
     take = client.get_handle(name).take
     ends_at = None if seconds is None else time.monotonic() + seconds
@@ -205,7 +203,6 @@ def _take_all(
                 out.write(line)
                 queries += 1
             out.flush()
-            on_progress(queries, out.tell())
             if len(rows) == MAX_TAKEN:
                 continue  # there may be more
             if ends_at is not None and time.monotonic() >= ends_at:

@@ -243,7 +243,7 @@ def steady(rate: float, request: bytes) -> Iterator[tuple[float, bytes]]:
         number += 1
 
 
-def recorded(file: Path, *, speed: float = 1.0) -> Iterator[tuple[float, bytes]]:
+def recorded(file: Path) -> Iterator[tuple[float, bytes]]:
     """Yield a recording's requests at their times, again and again; InvalidRequestError for none.
 
     Their paths are those below the recorded endpoint's route.
@@ -255,7 +255,7 @@ def recorded(file: Path, *, speed: float = 1.0) -> Iterator[tuple[float, bytes]]
             if row["method"] == "HEAD":
                 continue  # whose answer says a length that does not come
             first_at = row["at"] if first_at is None else first_at
-            last, count = max(row["at"] - first_at, 0.0) / speed, count + 1
+            last, count = max(row["at"] - first_at, 0.0), count + 1
             prefix = row["root_path"].encode().decode("latin-1")
             target = row["raw_path"].removeprefix(prefix) or "/"
             target += f"?{row['query']}" if row["query"] else ""
