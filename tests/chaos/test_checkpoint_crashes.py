@@ -24,7 +24,6 @@ from tests.support.systems import RunningSystem, running_system, wait_until
 
 CRASHES = {
     "after every checkpoint": {"GREENROOM_TEST_CRASH_AFTER_CHECKPOINT": "1"},
-    "before every other checkpoint": {"GREENROOM_TEST_CRASH_BEFORE_CHECKPOINT": "0.5"},
     "on both sides": {
         "GREENROOM_TEST_CRASH_AFTER_CHECKPOINT": "0.5",
         "GREENROOM_TEST_CRASH_BEFORE_CHECKPOINT": "0.3",

@@ -26,7 +26,7 @@ from greenroom.actors.runtime.processes import identify
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core.operations import GetStatus
 from greenroom.serve.admin import session
-from tests.support import logs
+from tests.support import logs, template
 
 # The factor by which every deadline is longer than on a quiet machine. Beside two programs that
 # compute, everything takes two to three times as long.
@@ -108,7 +108,7 @@ class RunningSystem:
         """Start; the crash settings for tests reach the actors by environment."""
         logs.begin(self.settings.logs_dir)
         with patched_environ(self.environ):
-            assert system.start(self.settings)
+            assert template.start(self.settings)
 
     def stop(self, *, forget: bool = False) -> None:
         """Stop the system, and check that nothing of it is left."""
