@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterable
 
 from greenroom.actors.messages.queries import Process
-from greenroom.actors.runtime.processes import command_line
+from greenroom.actors.runtime.processes import describe_process
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.errors import StartError
 
@@ -158,5 +158,5 @@ def describe_holder(port: int, address: str | None = None) -> str | None:
         if addresses is None or connection.laddr.ip in addresses:
             if connection.pid is None:
                 return "a process of another user"
-            return f"pid {connection.pid} ({command_line(connection.pid)[:80]})"
+            return describe_process(connection.pid)
     return None

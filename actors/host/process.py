@@ -76,6 +76,7 @@ from greenroom.actors.runtime.port import PROXY, Finder, Port
 from greenroom.actors.runtime.processes import (
     child_pids,
     command_line,
+    describe_process,
     identify,
     is_alive,
     require_open_files,
@@ -291,9 +292,7 @@ def _describe_admin(port: int) -> str | None:
     """Return "pid N (command)" of another system's admin, which on one host has no TCP port."""
     name = ProcessAddress(host_of_admin(port), port).socket_name
     holder = holder_of(name) if name in names_taken() else None
-    if holder is None or not holder.is_ours:
-        return None
-    return f"pid {holder.pid} ({command_line(holder.pid)[:80]})"
+    return describe_process(holder.pid) if holder is not None and holder.is_ours else None
 
 
 def _child_of(parent: Process, role: str) -> Process | None:

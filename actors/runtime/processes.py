@@ -143,6 +143,11 @@ def command_line(pid: int) -> str:
     return command.replace(b"\0", b" ").decode(errors="replace").strip()
 
 
+def describe_process(pid: int) -> str:
+    """Return "pid N (command)", for messages."""
+    return f"pid {pid} ({command_line(pid)[:80]})"
+
+
 def child_pids(pid: int) -> list[int]:
     """Return the pids of the direct children, of all the process's threads."""
     pids: list[int] = []

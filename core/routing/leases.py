@@ -308,7 +308,7 @@ class Leases:
         return list(self._of.values())
 
     def watch(self, backend: str) -> Effects:
-        """Have the router look soon whether queries still wait."""
+        """Make the router look soon whether queries still wait, unless it will anyway."""
         if backend in self._watched or not self.of_backend(backend):
             return []
         self._watched.add(backend)

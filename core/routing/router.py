@@ -372,13 +372,14 @@ class Router:
             effects += self._fail(refused, BackPressureError, text, now)
         if starved and not effects:
             self._starved(table.tag)
-        return effects + self._waits(backend, now)
+        return effects + self._wait(backend, now)
 
-    def _waits(self, backend: RoutedBackend, now: float) -> Effects:
-        """Have leases given back that something waits beside; assign what need not wait."""
+    def _wait(self, backend: RoutedBackend, now: float) -> Effects:
+        """Assign what is queued; where some of it has to wait, look at the leases soon."""
         if not backend.queue.size:
             return []
-        return self._leases.watch(backend.table.tag) + self._fill(backend, now)
+        effects = self._fill(backend, now)
+        return effects + self._leases.watch(backend.table.tag) if backend.queue.size else effects
 
     def _place(self, ticket: Ticket, endpoint: RoutedEndpoint) -> RoutedBackend | None:
         """Choose the backend, whose time limit holds; None where there is none."""
@@ -521,7 +522,7 @@ class Router:
         return effects
 
     def reclaim(self, tag: str, now: float) -> Effects:
-        """Have all leases of a backend returned where queries have waited for WAIT_S."""
+        """Revoke all leases of a backend where queries have waited for WAIT_S."""
         self._leases.watched(tag)
         backend = self._backends.get(tag)
         first = None if backend is None else backend.queue.first()
@@ -644,7 +645,7 @@ class Router:
         for ticket, backend in reversed(back):
             backend.put_first(ticket, now)
         for backend in dict.fromkeys(backend for _, backend in back):
-            effects += self._fill(backend, now) + self._waits(backend, now)
+            effects += self._wait(backend, now)
         return effects
 
     # --- A replica tells of a query -------------------------------------------------------------

@@ -1,25 +1,27 @@
 """Starts systems from one process that has imported what a start needs.
 
 These imports take more than half of a start's CPU time, and tests start some hundreds of systems.
-So a process beside them forks a host as ``greenroom start`` does, once for each system.
+So a process beside them forks a host as ``greenroom start`` does, once for each system. It is not
+multiprocessing's fork server, whose forks would have the tests' modules and path.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
-import pickle
 import resource
-import socket
 import subprocess
 import sys
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 from greenroom.actors.host import launcher
+from greenroom.actors.runtime import forking
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.errors import StartError
 
-MAX_BYTES = 1 << 17  # of a message
 ROOM = {"GREENROOM_TEST_ROOM": "-" * 4096}  # in its environment, for the titles and marks of forks
 
 
@@ -28,7 +30,7 @@ class Template:
 
     def __init__(self) -> None:
         self.kind = kind()
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._pipe, theirs = Pipe()
         with theirs:
             fd = theirs.fileno()
             self._process = subprocess.Popen(
@@ -44,22 +46,22 @@ class Template:
 
     def start(self, settings: HostSettings) -> bool:
         """Start a system as launcher.start does, with this process's environment."""
-        self._socket.send(pickle.dumps((dict(os.environ), settings)))
-        answer: bool | str = pickle.loads(self._socket.recv(MAX_BYTES))
+        self._pipe.send((dict(os.environ), settings))
+        answer: bool | str = self._pipe.recv()
         if isinstance(answer, str):
             raise StartError(answer)
         return answer
 
     def close(self) -> None:
         """End it."""
-        self._socket.close()
+        self._pipe.close()
         self._process.wait()
 
 
 def kind() -> Any:
     """Return what a process inherits at its start, and a fork from another would not have."""
     python = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
-    return python, [resource.getrlimit(which) for which in (resource.RLIMIT_NOFILE,)]
+    return python, resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 _made: list[Template] = []  # one at most
@@ -80,15 +82,17 @@ def end() -> None:
         _made.pop().close()
 
 
-def _serve(server: socket.socket) -> None:
-    with launcher.forking.uncollected():
+def _serve(pipe: Connection) -> None:
+    with forking.uncollected():
         from greenroom.actors.host import process  # noqa: F401, PLC0415  # what a host imports
-    while message := server.recv(MAX_BYTES):
-        pid = os.fork()
-        if pid == 0:
-            server.send(pickle.dumps(_outcome(*pickle.loads(message))))
-            os._exit(0)
-        os.waitpid(pid, 0)
+    with contextlib.suppress(EOFError):
+        while True:
+            environ, settings = pipe.recv()
+            pid = os.fork()
+            if pid == 0:
+                pipe.send(_outcome(environ, settings))
+                os._exit(0)
+            os.waitpid(pid, 0)
 
 
 def _outcome(environ: dict[str, str], settings: HostSettings) -> bool | str:
@@ -101,5 +105,5 @@ def _outcome(environ: dict[str, str], settings: HostSettings) -> bool | str:
 
 
 if __name__ == "__main__":
-    with socket.socket(fileno=int(sys.argv[1])) as ours:
+    with Connection(int(sys.argv[1])) as ours:
         _serve(ours)
