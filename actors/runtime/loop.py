@@ -43,6 +43,8 @@ GATHERED_PARTS = 64  # of streams, which cost their receiver little: half the CP
 MAX_BATCH_BYTES = 1_000_000  # a message occupies its connection for as long as it takes
 MAX_BYTES_UNDER_WAY = 8_000_000  # to one target
 STARVED_S = 5.0
+# By how much uvloop's timers can be early: they count whole milliseconds, of a clock read before.
+EARLY_S = 0.002
 MAX_OUTBOXES = 256  # before idle ones are dropped
 
 
@@ -126,6 +128,7 @@ class Loop:
         machine: Machine = MACHINE,
     ) -> None:
         self.asyncio = transport.loop  # for coroutines
+        self._early_s = 0.0 if isinstance(self.asyncio, asyncio.BaseEventLoop) else EARLY_S
         self.machine = machine
         self.on_error = on_error
         self._is_stopped = False
@@ -217,8 +220,9 @@ class Loop:
         self._transport.at_turn_end(partial(self.guarded, callback))
 
     def call_later(self, delay_s: float, callback: Callback) -> Timer:
-        """Run ``callback`` in ``delay_s`` seconds; a millisecond late at worst when idle."""
-        return self.asyncio.call_later(max(delay_s, 0), self.guarded, callback)
+        """Run ``callback`` in ``delay_s`` seconds, never before; when idle, a few ms late at most."""
+        at_least_s = delay_s + self._early_s if delay_s > 0 else 0.0
+        return self.asyncio.call_later(at_least_s, self.guarded, callback)
 
     def watch_process(
         self,

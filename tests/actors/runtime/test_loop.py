@@ -22,6 +22,7 @@ from greenroom.actors.runtime.loop import (
     Loop,
     Outbox,
     Outboxes,
+    new_event_loop,
 )
 from greenroom.actors.runtime.processes import identify, send_signal
 from tests.support.systems import wait_until
@@ -35,7 +36,7 @@ class Recorder:
     deliveries_at_once = 1
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop = new_event_loop()  # uvloop's, where that is installed
         self.sent: list[Any] = []
         self.written: list[Any] = []
 
@@ -143,6 +144,29 @@ def test_a_callback_that_raises_does_not_stop_the_others(loop, caplog):
     assert len(caplog.records) == 3
     loop.asyncio.close()
     loop.post(lambda: 1 / 0)  # dropped
+
+
+def test_no_timer_is_early(loop):
+    early = []
+
+    def begin(delay_s, left):
+        since = time.monotonic()
+
+        def due():
+            early.append(delay_s - (time.monotonic() - since))
+            if left:
+                begin(delay_s + 0.0001, left - 1)
+            else:
+                loop.asyncio.stop()
+
+        loop.call_later(delay_s, due)
+        while time.monotonic() < since + 0.0005:  # the turn goes on
+            pass
+
+    loop.post(lambda: begin(0.0003, 60))
+    loop.asyncio.run_forever()
+    assert len(early) == 61
+    assert max(early) < 1e-6  # asyncio's own allow for the clock's grain
 
 
 def test_the_end_of_a_watched_process_is_noticed_once(loop):
