@@ -22,23 +22,18 @@ from tests.support.kept import Kept
 from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, running_system, wait_until
 
-CRASHES = {
-    "after every checkpoint": {"GREENROOM_TEST_CRASH_AFTER_CHECKPOINT": "1"},
-    "on both sides": {
-        "GREENROOM_TEST_CRASH_AFTER_CHECKPOINT": "0.5",
-        "GREENROOM_TEST_CRASH_BEFORE_CHECKPOINT": "0.3",
-    },
+ON_BOTH_SIDES = {
+    "GREENROOM_TEST_CRASH_AFTER_CHECKPOINT": "0.5",
+    "GREENROOM_TEST_CRASH_BEFORE_CHECKPOINT": "0.3",
 }
 
 
-@pytest.fixture(scope="module", params=CRASHES.values(), ids=CRASHES.keys())
-def kept(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Kept[RunningSystem]]:
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept[RunningSystem]]:
     @contextlib.contextmanager
     def make() -> Iterator[RunningSystem]:
         folder = tmp_path_factory.mktemp("crashing")
-        with running_system(folder / "state", **request.param) as started:
+        with running_system(folder / "state", **ON_BOTH_SIDES) as started:
             client = serve.Client(started.connection, started.settings)
             policies.put_in_force(client, "/policies")
             yield started
@@ -174,7 +169,7 @@ def test_autoscaling_goes_on_and_no_request_fails(crashing: RunningSystem) -> No
     restarts_before = restarts(crashing)
     crashing.deploy(Scaled.bind())
     for round_number in itertools.count(1):
-        with GetLoad(crashing.settings.http.port, connections=8) as load:
+        with GetLoad(crashing.settings.http.port, connections=8, pause_s=0.0) as load:
             wait_until(lambda: len(crashing.replica_pids()) == 3, 60, "three replicas")
             tally = load.stop()
         assert tally.ok > 0

@@ -35,7 +35,7 @@ BACK_WITHIN_S = {
     "thespian logger": 5.0,
     "thespian admin": 5.0,
 }
-KILLED_AT_RANDOM_S = 20.0
+KILLED_AT_RANDOM_S = 10.0
 AT_ONCE_S = 0.1  # in which no proxy is back with tables
 
 
@@ -75,7 +75,7 @@ def test_a_killed_process_costs_no_response(running: RunningSystem, role: str) -
 def test_a_killed_proxy_costs_no_pause_where_callers_have_leases(running: RunningSystem) -> None:
     client = serve.Client(running.connection, running.settings)
     client.create_endpoint("plain", backend="v1", route="/plain")  # which needs no decisions
-    with GetLoad(running.settings.http.port, "/plain", connections=4) as load:
+    with GetLoad(running.settings.http.port, "/plain", connections=4, pause_s=0.0) as load:
         wait_until(lambda: load.tally.ok > 2_000, 15, "load on its way, and leases with it")
         os.kill(any_pid(running, "proxy"), signal.SIGKILL)
         at_once = load.tally.ok

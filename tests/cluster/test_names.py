@@ -13,7 +13,8 @@ import pytest
 
 from tests.support import logs
 from tests.support.namespaces import Host, run_ip, two_hosts
-from tests.support.systems import CLI_TIMEOUT_S, wait_until
+from tests.support.systems import wait_until
+from tests.support.template import COMMAND_TIMEOUT_S
 
 NAME = "leader.greenroom.test"
 WHERE = """
@@ -52,7 +53,7 @@ class Pod:
             ],
             capture_output=True,
             text=True,
-            timeout=CLI_TIMEOUT_S,
+            timeout=COMMAND_TIMEOUT_S,
             stdin=subprocess.DEVNULL,
             check=False,
         )

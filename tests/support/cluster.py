@@ -22,29 +22,27 @@ from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import GreenroomError
 from greenroom.core.operations import GetStatus
-from tests.support import logs, switch
+from tests.support import logs, switch, template
 from tests.support.load import GetLoad, Tally
 from tests.support.namespaces import Host, forks, run_ip
 from tests.support.systems import wait_until
 
 NETWORK = "10.77.0"
 HTTP_PORT = 8000
-CLI_TIMEOUT_S = 90
 _numbers = itertools.count(1)
 
 
-def greenroom(environ: dict[str, str], *args: str) -> tuple[int, str, str]:
-    """Run the command line; returns exit code, stdout and stderr. Called on a host."""
-    done = subprocess.run(
+def run_afresh(environ: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line of the release that PYTHONPATH names. Called on a host."""
+    return subprocess.run(
         [sys.executable, "-m", "greenroom.serve.cli.main", *args],
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
-        timeout=CLI_TIMEOUT_S,
+        timeout=template.COMMAND_TIMEOUT_S,
         check=False,
         stdin=subprocess.DEVNULL,
     )
-    return done.returncode, done.stdout, done.stderr
 
 
 def get(path: str, token: str = "", timeout_s: float = 10.0) -> tuple[int, str]:
@@ -129,8 +127,16 @@ class ClusterHost(Host):
         }
 
     def run(self, *args: str, **environ: str) -> tuple[int, str, str]:
-        """Run ``greenroom``; returns exit code, stdout, stderr."""
-        return self.call(greenroom, {**self.environ, **environ}, *args)  # type: ignore[no-any-return]
+        """Run ``greenroom``, of another release if given its PYTHONPATH.
+
+        Returns exit code, stdout, stderr.
+        """
+        every = {**self.environ, **environ}
+        if "PYTHONPATH" in environ:
+            done = self.call(run_afresh, every, *args)
+        else:
+            done = template.greenroom(*args, environ=every, namespace=self.name)
+        return done.returncode, done.stdout, done.stderr
 
     def check(self, *args: str, **environ: str) -> str:
         """Run ``greenroom``, which must succeed; returns stdout."""
@@ -176,7 +182,7 @@ class ClusterHost(Host):
 
     @contextlib.contextmanager
     def load(
-        self, path: str = "/", connections: int = 32, pause_s: float = 0.0
+        self, path: str = "/", connections: int = 32, pause_s: float = 0.02
     ) -> Iterator[Callable[[], Tally]]:
         """GET a path of its front meanwhile; yields a function that ends this and counts."""
         self._loads = loads = self._loads or self.another()

@@ -22,7 +22,8 @@ import pytest
 
 from greenroom.actors.runtime.processes import child_pids
 from tests.support import logs
-from tests.support.systems import CLI_TIMEOUT_S, free_port, wait_until
+from tests.support.systems import free_port, wait_until
+from tests.support.template import COMMAND_TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]
 _BEGIN = r"""
@@ -135,7 +136,7 @@ class Container:
             ],
             capture_output=True,
             text=True,
-            timeout=CLI_TIMEOUT_S,
+            timeout=COMMAND_TIMEOUT_S,
             stdin=subprocess.DEVNULL,
             check=False,
         )
@@ -164,7 +165,7 @@ class Container:
         """Send its process 1 SIGTERM, as ``docker stop`` does; return the exit code."""
         assert self._process is not None
         os.kill(self.pid, signal.SIGTERM)
-        return self._process.wait(CLI_TIMEOUT_S)
+        return self._process.wait(COMMAND_TIMEOUT_S)
 
     def kill(self) -> None:
         """End its process 1, and with it, by the kernel, all others."""

@@ -77,7 +77,7 @@ def kill_under_load(
     Both that and the longest time without an answer may last PATIENCE times ``back_within_s``.
     """
     wait_until(lambda: settled(running), SETTLED_WITHIN_S, "all as it should be")
-    with GetLoad(running.settings.http.port) as load:
+    with GetLoad(running.settings.http.port, pause_s=0.0) as load:
         wait_until(lambda: load.tally.ok > 300, 15, "load on its way")
         pid = choose()
         killed_at = time.monotonic()

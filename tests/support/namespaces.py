@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import multiprocessing
 import os
@@ -15,11 +14,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.template import enter_namespace
+
 CALL_TIMEOUT_S = 120.0
 # A host's process is a fork of one that has imported what tests call there: that takes a second.
 forks = multiprocessing.get_context("forkserver")
 forks.set_forkserver_preload(["tests.support.cluster"])
-CLONE_NEWNET = 0x40000000  # setns(2)
 _numbers = itertools.count(1)
 
 
@@ -102,9 +102,7 @@ class Host:
 def _serve(pipe: Any, name: str, environ: dict[str, str]) -> None:
     os.environ.clear()  # what it is forked from has that of its own start
     os.environ.update(environ)
-    with open(f"/run/netns/{name}") as namespace:
-        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), "setns")
+    enter_namespace(name)
     with contextlib.suppress(EOFError):
         while True:
             function, args = pipe.recv()

@@ -9,7 +9,6 @@ import os
 import secrets
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -31,7 +30,6 @@ from tests.support import logs, template
 # The factor by which every deadline is longer than on a quiet machine. Beside two programs that
 # compute, everything takes two to three times as long.
 PATIENCE = float(os.environ.get("GREENROOM_TEST_PATIENCE", "4"))
-CLI_TIMEOUT_S = 100  # on a busy machine importing scikit-learn, say, can take a minute
 PORTS = range(10_000, 32_768)  # the kernel gives clients ports above these
 
 
@@ -184,18 +182,10 @@ class RunningSystem:
         with self.as_default():
             return serve.run(app, **options)
 
-    def greenroom(self, *args: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    def greenroom(self, *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         """Run the command line against this system."""
         logs.begin(self.settings.logs_dir)
-        return subprocess.run(
-            [sys.executable, "-m", "greenroom.serve.cli.main", *args],
-            env={**os.environ, **self.environ},
-            capture_output=True,
-            text=True,
-            timeout=CLI_TIMEOUT_S,
-            check=False,
-            **kwargs,
-        )
+        return template.greenroom(*args, environ=self.environ, cwd=cwd)
 
     def status_json(self) -> dict[str, Any]:
         """Return ``greenroom status --json`` through the command line."""

@@ -9,6 +9,8 @@ import resource
 import secrets
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -320,15 +322,26 @@ def test_a_system_starts_and_is_found_where_another_user_has_taken_its_names(
         assert f"is of user {NOBODY}, and answers only that user" in told.stderr
 
 
-def allow_open_files(soft: int, hard: int) -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+def start_with_open_files(
+    running: RunningSystem, soft: int, hard: int, inherited: tuple[int, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run ``greenroom start`` where so many files may be open, with some open already."""
+    return subprocess.run(
+        [sys.executable, "-m", "greenroom.serve.cli.main", "start"],
+        env={**os.environ, **running.environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        pass_fds=inherited,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
+    )
 
 
 def test_too_few_open_files_are_an_error_that_says_how_many_and_what_is_needed(
     tmp_path: Path,
 ) -> None:
     running = RunningSystem(tmp_path / "state")
-    done = running.greenroom("start", preexec_fn=lambda: allow_open_files(100, 128))
+    done = start_with_open_files(running, 100, 128)
     assert done.returncode == 1
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
     assert "may have 128 files open at once" in said
@@ -340,9 +353,7 @@ def test_the_limit_of_open_files_is_raised_where_it_may_be(tmp_path: Path) -> No
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     inherited = os.dup2(2, 200)  # of who calls, beyond the limit that the command begins with
     try:
-        done = running.greenroom(
-            "start", pass_fds=[inherited], preexec_fn=lambda: allow_open_files(128, hard)
-        )
+        done = start_with_open_files(running, 128, hard, (inherited,))
         assert done.returncode == 0, done.stderr
         limits = {
             role: resource.prlimit(pid, resource.RLIMIT_NOFILE) for role, pid in running.pids()

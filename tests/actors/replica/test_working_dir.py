@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import pytest
 
 from greenroom import serve
 from greenroom.serve.exceptions import ConflictError, InvalidRequestError
-from tests.support.systems import RunningSystem, patched_environ
+from tests.support.systems import RunningSystem
 
 MAIN = """
 from pathlib import Path
@@ -46,15 +44,7 @@ def write(folder: Path, word: str) -> None:
 
 
 def deploy(system: RunningSystem, *args: str) -> tuple[int, str]:
-    with patched_environ(system.environ):
-        done = subprocess.run(
-            [sys.executable, "-m", "greenroom.serve.cli.main", *args],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=90,
-            cwd=system.settings.state_dir.parent,
-        )
+    done = system.greenroom(*args, cwd=system.settings.state_dir.parent)
     return done.returncode, done.stdout + done.stderr
 
 
