@@ -220,7 +220,7 @@ class Loop:
         self._transport.at_turn_end(partial(self.guarded, callback))
 
     def call_later(self, delay_s: float, callback: Callback) -> Timer:
-        """Run ``callback`` in ``delay_s`` seconds, never before; when idle, a few ms late at most."""
+        """Run ``callback`` in ``delay_s`` seconds, never before; when idle, 3 ms late at most."""
         at_least_s = delay_s + self._early_s if delay_s > 0 else 0.0
         return self.asyncio.call_later(at_least_s, self.guarded, callback)
 
