@@ -1,8 +1,9 @@
-"""Who may ask for what over HTTP: bearer tokens, and no help for a browser that was led here.
+"""Who may ask the controller for what over HTTP, and asking it in their name.
 
-Every request bears its token in the Authorization header, which browsers never add by themselves,
-so no page of another site can act in an operator's name. Besides, requests that such a page makes
-are refused, and so are names that a page could have given this address (DNS rebinding).
+Theory of operation. Every request bears its token in the Authorization header, which browsers never
+add by themselves, so no page of another site can act in an operator's name. Besides, requests that
+such a page makes are refused, and so are names that a page could have given this address (DNS
+rebinding).
 
 The tokens' hashes are the controller's. A worker keeps a copy for REVOKED_WITHIN_S.
 """
@@ -14,11 +15,12 @@ import ipaddress
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 from greenroom.actors.messages.admin import Request
 from greenroom.core.errors import ForbiddenError, UnauthorizedError
-from greenroom.core.operations import ListTokens
+from greenroom.core.operations import ListTokens, Operation, WaitForGoal
 from greenroom.core.records import TokenRecord
 from greenroom.core.tokens import Role, holder, may
 from greenroom.http_front.link import Link
@@ -26,13 +28,14 @@ from greenroom.http_front.link import Link
 REVOKED_WITHIN_S = 2.0
 CREATED_WITHIN_S = 0.2  # a token that is not known is looked for this often at most
 TIMEOUT_S = 5.0
+ANSWER_S = 30.0  # how long an operation may take that does not wait for a goal
 MAX_TOKEN_BYTES = 200
 
 Head = Mapping[bytes, bytes]
 
 
-class Access:
-    """Knows the tokens, as of lately; one in each worker."""
+class Controller:
+    """Knows the tokens, as of lately, and asks in the name of a holder; one in each worker."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -74,6 +77,37 @@ class Access:
             self._tokens = [TokenRecord(**each) for each in listed]
             self._read_at = time.monotonic()
 
+    async def request(
+        self,
+        operation: Operation,
+        author: str,
+        *,
+        request_id: str = "",
+        timeout_s: float = ANSWER_S,
+    ) -> Any:
+        """Return the operation's answer, or raise its error."""
+        return await self._link.request(
+            Request(
+                request_id=request_id or secrets.token_hex(16),
+                operation=operation.key,
+                fields=operation.fields,
+                user=f"token {author}",
+            ),
+            timeout_s,
+        )
+
+    async def reached(self, goals: list[str], author: str, within_s: float) -> bool:
+        """Return whether all goals are reached; raise why one has failed."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + within_s
+        for goal in goals:
+            left_s = max(0.0, ends_at - loop.time())
+            try:
+                await self.request(WaitForGoal(goal_id=goal), author, timeout_s=left_s)
+            except TimeoutError:
+                return False
+        return True
+
 
 def _bearer(head: Head) -> str:
     scheme, _, token = head.get(b"authorization", b"").partition(b" ")
@@ -84,6 +118,9 @@ def _bearer(head: Head) -> str:
             "`greenroom token create`"
         )
     return token.decode("latin-1")
+
+
+# --- Pages of other sites -------------------------------------------------------------------------
 
 
 def check_name(head: Head, own_names: Sequence[str], *, is_local: bool) -> None:

@@ -26,7 +26,7 @@ from greenroom.core.errors import (
 )
 from greenroom.core.operations import OPERATIONS, Operation, WaitForGoal
 from greenroom.core.validation import problems_in
-from greenroom.http_front.admin.access import Access, check_name, check_origin
+from greenroom.http_front.admin.access import Controller, check_name, check_origin
 from greenroom.http_front.admin.answers import (
     answer_our_error,
     answer_timeout,
@@ -35,7 +35,6 @@ from greenroom.http_front.admin.answers import (
     write,
 )
 from greenroom.http_front.admin.applications import ApplicationsResource
-from greenroom.http_front.admin.controller import Controller
 from greenroom.http_front.admin.dashboard import DashboardPage
 from greenroom.http_front.admin.logs import LogsResource
 from greenroom.http_front.admin.openapi import openapi
@@ -67,7 +66,7 @@ class OperationResource:
 
     async def _answer(self, req: Any, resp: falcon.asgi.Response, kind: type[Operation]) -> None:
         request = asked(req)
-        author = (await self._controller.access.holder(request.head, kind.role)).name
+        author = (await self._controller.holder(request.head, kind.role)).name
         query = request.query()
         wait_s = _wait(query.pop("wait", None))
         if req.method == "GET":
@@ -150,12 +149,12 @@ def goals_in(kind: type[Operation], answer: Any) -> list[str]:
 class _TokenResource:
     """``/api/token``: what the token is that a request bears."""
 
-    def __init__(self, access: Access) -> None:
-        self._access = access
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
 
     async def on_get(self, req: Any, resp: falcon.asgi.Response) -> None:
         """Answer with its name, role and end."""
-        found = await self._access.holder(asked(req).head, "viewer")
+        found = await self._controller.holder(asked(req).head, "viewer")
         write(resp, {"name": found.name, "role": found.role, "expires_at": found.expires_at})
 
 
@@ -199,14 +198,13 @@ class _Guard:
 def admin_app(settings: HostSettings, link: Link) -> falcon.asgi.App[Any, Any]:
     """Return the Falcon app of the dashboard and all below ``/api/``; one in each worker."""
     app: falcon.asgi.App[Any, Any] = falcon.asgi.App(middleware=[_Guard(settings)])
-    access = Access(link)
-    controller = Controller(link, access)
+    controller = Controller(link)
     app.add_route("/api/v1/{operation}", OperationResource(controller))
     applications = ApplicationsResource(settings, controller)
     app.add_route("/api/serve/applications", applications)
     app.add_route("/api/serve/applications/", applications)
     app.add_route(DASHBOARD, DashboardPage())
-    app.add_route("/api/token", _TokenResource(access))
+    app.add_route("/api/token", _TokenResource(controller))
     app.add_route("/api/logs", LogsResource(settings, controller, link))
     app.add_route("/api/openapi.json", _Document())
     app.set_error_serializer(serialize)

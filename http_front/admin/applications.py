@@ -22,8 +22,8 @@ from greenroom.core.errors import GreenroomError, InvalidRequestError, error_fro
 from greenroom.core.operations import DeployApplications, GetStatus
 from greenroom.core.records import TokenRecord
 from greenroom.core.validation import problems_in
+from greenroom.http_front.admin.access import Controller
 from greenroom.http_front.admin.answers import asked, write
-from greenroom.http_front.admin.controller import Controller
 
 PUT_TIMEOUT_S = 150.0
 _KINDS = {
@@ -77,14 +77,14 @@ class ApplicationsResource:
 
     async def on_get(self, req: Any, resp: Any) -> None:
         """Answer with all applications and where they run."""
-        holder = await self._controller.access.holder(asked(req).head, "viewer")
+        holder = await self._controller.holder(asked(req).head, "viewer")
         status = await self._controller.request(GetStatus(), holder.name)
         write(resp, instance_details(status, self._settings))
 
     async def on_put(self, req: Any, resp: Any) -> None:
         """Make the applications be those of the document, or answer what that would change."""
         request = asked(req)
-        holder = await self._controller.access.holder(request.head, "deployer")
+        holder = await self._controller.holder(request.head, "deployer")
         try:
             query = PutQuery.model_validate_strings(request.query())
         except ValidationError as error:
@@ -97,7 +97,7 @@ class ApplicationsResource:
 
     async def on_delete(self, req: Any, resp: Any) -> None:
         """Delete all applications."""
-        holder = await self._controller.access.holder(asked(req).head, "deployer")
+        holder = await self._controller.holder(asked(req).head, "deployer")
         answer = await self._controller.request(DeployApplications(applications=()), holder.name)
         write(resp, answer, is_accepted=bool(answer["goals"]))
 

@@ -12,8 +12,8 @@ from greenroom.actors.runtime.logs import end_of_log
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.errors import InvalidRequestError, NotRunningError, UnknownNameError
 from greenroom.core.operations import GetStatus
+from greenroom.http_front.admin.access import Controller
 from greenroom.http_front.admin.answers import asked, write
-from greenroom.http_front.admin.controller import Controller
 from greenroom.http_front.link import Link
 
 
@@ -29,7 +29,7 @@ class LogsResource:
     async def on_get(self, req: Any, resp: Any) -> None:
         """Answer with the names of the logs, or with lines of one."""
         request = asked(req)
-        holder = await self._controller.access.holder(request.head, "viewer")
+        holder = await self._controller.holder(request.head, "viewer")
         query = request.query()
         host, log, after = (query.pop(name, None) for name in ("host", "log", "after"))
         if query:
