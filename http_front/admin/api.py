@@ -1,16 +1,21 @@
-"""The admin API: every operation of the table over HTTP, and Ray Serve's REST resource.
+"""The admin API over HTTP: every operation of the table, the logs, and the dashboard.
 
 Theory of operation. ``/api/v1/OPERATION`` is one resource for the whole table
 (:mod:`greenroom.core.operations`): the body is the operation's fields as JSON, bytes in base64;
 one that only reads takes them from the query, too. In this order: is the request from a page of
 another site, whose token is it, what may that ask for; only then is the body read. The controller
-gets the same request as from a Python client, with the token's name as its author.
+gets the same request as from a Python client, with the token's name as its author. Ray Serve's REST
+resource is apart, in :mod:`.applications`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import hashlib
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import falcon
@@ -18,13 +23,16 @@ import falcon.asgi
 from pydantic import ValidationError
 from pydantic_core import to_json
 
+from greenroom.actors.runtime.logs import end_of_log
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.config import is_loopback
 from greenroom.core.errors import (
     GreenroomError,
     InvalidRequestError,
+    NotRunningError,
+    UnknownNameError,
 )
-from greenroom.core.operations import OPERATIONS, Operation, WaitForGoal
+from greenroom.core.operations import OPERATIONS, GetStatus, Operation, WaitForGoal
 from greenroom.core.validation import problems_in
 from greenroom.http_front.admin.access import Controller, check_name, check_origin
 from greenroom.http_front.admin.answers import (
@@ -35,14 +43,13 @@ from greenroom.http_front.admin.answers import (
     write,
 )
 from greenroom.http_front.admin.applications import ApplicationsResource
-from greenroom.http_front.admin.dashboard import DashboardPage
-from greenroom.http_front.admin.logs import LogsResource
 from greenroom.http_front.admin.openapi import openapi
 from greenroom.http_front.link import Link
 
 GOAL_S = 0.5  # how long to wait for a goal's state without ?wait=
 MAX_WAIT_S = 300.0
 DASHBOARD = "/dashboard"
+_PAGE = Path(__file__).with_name("dashboard.html")
 _IDEMPOTENCY_KEY = b"idempotency-key"
 
 
@@ -146,6 +153,9 @@ def goals_in(kind: type[Operation], answer: Any) -> list[str]:
     return [goal for goal in named if goal is not None]
 
 
+# --- Tokens, logs and the document ----------------------------------------------------------------
+
+
 class _TokenResource:
     """``/api/token``: what the token is that a request bears."""
 
@@ -156,6 +166,51 @@ class _TokenResource:
         """Answer with its name, role and end."""
         found = await self._controller.holder(asked(req).head, "viewer")
         write(resp, {"name": found.name, "role": found.role, "expires_at": found.expires_at})
+
+
+class _LogsResource:
+    """``/api/logs``: the log files of any host, as they grow.
+
+    It answers their names, or with ``log=NAME`` its end, and with ``after=OFFSET`` what follows.
+    Logs stay where they are written. Those of this host are read here, those of another by its
+    proxy.
+    """
+
+    def __init__(self, settings: HostSettings, controller: Controller, link: Link) -> None:
+        self._folder = settings.logs_dir
+        self._own = settings.host_name
+        self._controller = controller
+        self._link = link
+
+    async def on_get(self, req: Any, resp: Any) -> None:
+        """Answer with the names of the logs, or with lines of one."""
+        request = asked(req)
+        holder = await self._controller.holder(request.head, "viewer")
+        query = request.query()
+        host, log, after = (query.pop(name, None) for name in ("host", "log", "after"))
+        if query:
+            raise InvalidRequestError(f"query {', '.join(query)}: expected host, log and after")
+        if after is not None and not (after.isascii() and after.isdecimal() and len(after) < 20):
+            raise InvalidRequestError(f"after={after!r}: must be the next of an earlier answer")
+        offset = None if after is None else int(after)
+        if host in {None, self._own}:
+            read = await asyncio.to_thread(end_of_log, self._folder, log, offset)
+        else:
+            address = await self._address(host, holder.name)
+            read = await self._link.ask_host(address, "logs", log, offset)
+            if read is None:
+                raise NotRunningError(f"host {host!r} does not answer")
+        if not read:
+            raise UnknownNameError(f"no log is named {str(log)[:200]!r}")
+        write(resp, {"host": host or self._own, **read})
+
+    async def _address(self, host: str, author: str) -> str:
+        status = await self._controller.request(GetStatus(), author)
+        addresses: dict[str, str] = {each["name"]: each["address"] for each in status["hosts"]}
+        if host not in addresses:
+            known = ", ".join(sorted(addresses))
+            raise UnknownNameError(f"no host is named {host[:200]!r}; there are: {known}")
+        return addresses[host]
 
 
 class _Document:
@@ -170,6 +225,60 @@ class _Document:
             self._document = to_json(openapi())
         resp.content_type = "application/json"
         resp.data = self._document
+
+
+# --- The dashboard --------------------------------------------------------------------------------
+
+
+class _DashboardPage:
+    """``/-/dashboard``: one file of HTML, CSS and JavaScript, which asks the API for all it shows.
+
+    The page itself holds no data, so it takes no token. Its policy lets it run its own script and
+    talk to its own origin, and nothing else: no other script, style, frame or form.
+    """
+
+    def __init__(self) -> None:
+        self._content = _PAGE.read_bytes()
+        self._policy = _policy_of(self._content.decode())
+
+    async def on_get(self, _req: Any, resp: Any) -> None:
+        """Answer with the page."""
+        resp.content_type = "text/html; charset=utf-8"
+        resp.data = self._content
+        resp.set_header("content-security-policy", self._policy)
+        resp.set_header("referrer-policy", "no-referrer")
+        resp.set_header("x-frame-options", "DENY")
+        resp.set_header("cross-origin-opener-policy", "same-origin")
+
+
+def _policy_of(html: str) -> str:
+    """Return the Content-Security-Policy that allows a page what is inside it."""
+    (script,), (style,) = _all_in(html, "script"), _all_in(html, "style")
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {_hash(script)}",
+            f"style-src {_hash(style)}",
+            "img-src data:",  # its icon
+            "connect-src 'self'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
+        )
+    )
+
+
+def _all_in(html: str, tag: str) -> list[str]:
+    return re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+# --- The application ------------------------------------------------------------------------------
 
 
 class _Guard:
@@ -203,9 +312,9 @@ def admin_app(settings: HostSettings, link: Link) -> falcon.asgi.App[Any, Any]:
     applications = ApplicationsResource(settings, controller)
     app.add_route("/api/serve/applications", applications)
     app.add_route("/api/serve/applications/", applications)
-    app.add_route(DASHBOARD, DashboardPage())
+    app.add_route(DASHBOARD, _DashboardPage())
     app.add_route("/api/token", _TokenResource(controller))
-    app.add_route("/api/logs", LogsResource(settings, controller, link))
+    app.add_route("/api/logs", _LogsResource(settings, controller, link))
     app.add_route("/api/openapi.json", _Document())
     app.set_error_serializer(serialize)
     app.add_error_handler(GreenroomError, answer_our_error)
