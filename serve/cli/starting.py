@@ -23,8 +23,8 @@ from greenroom.actors.runtime.liveness import SilenceWatch
 from greenroom.actors.runtime.settings import HostSettings, differences, read_settings
 from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.core.silence import TICK_S
-from greenroom.serve.cli import events
 from greenroom.serve.cli.display import Progress
+from greenroom.serve.cli.logs import Event, event, show_events
 
 
 def settings_from(flags: dict[str, Any]) -> HostSettings:
@@ -90,16 +90,16 @@ def start(settings: HostSettings, *, block: bool, given: Collection[str] = ()) -
         click.echo(_start(settings, given)[1])
         return
     interrupt_on_terminate()
-    last: events.Event | None = None
-    with events.shown(settings) as show:
+    last: Event | None = None
+    with show_events(settings) as show:
         started, told = _start(settings, given)
-        show(events.event("host", told))
+        show(event("host", told))
         try:
             _wait_while_running(settings, notify)
         except KeyboardInterrupt:
             if started:
-                show(events.event("host", "stopping"))
-                last = events.event("host", _stop(settings))
+                show(event("host", "stopping"))
+                last = event("host", _stop(settings))
     if last is not None:  # when all that led to it is printed
         click.echo(last.shown(settings.log_format))
 

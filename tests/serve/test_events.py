@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from greenroom.serve.cli.events import Event, event, events_of
-from greenroom.serve.cli.logs import Line
+from greenroom.serve.cli.logs import Event, Line, event, events_of
 
 
 @pytest.fixture(autouse=True)
