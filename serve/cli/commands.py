@@ -6,6 +6,8 @@ import contextlib
 import datetime as dt
 import json
 import logging
+import re
+import secrets
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,20 +23,10 @@ from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport import admission
 from greenroom.actors.transport.cluster_key import ClusterKeyError, create_key, make_key
+from greenroom.core import operations as ops
 from greenroom.core.errors import GreenroomError, InvalidRequestError, UnknownNameError
-from greenroom.core.operations import (
-    AbortRollout,
-    EvictHost,
-    GetDifferences,
-    ListHistory,
-    PromoteRollout,
-    RebalanceHosts,
-    RotateKey,
-    StartRollout,
-    StopCluster,
-    UndoChange,
-)
 from greenroom.core.rollouts.judging import RULES
+from greenroom.core.tokens import PREFIX, Role, digest_of
 from greenroom.serve.admin import applications
 from greenroom.serve.admin.session import delete_everything, wait_for_goal
 from greenroom.serve.cli.display import Progress, note_silent, problems_of
@@ -98,7 +90,7 @@ def delete(settings: HostSettings, name: str) -> None:
 def history(settings: HostSettings, *, as_json: bool, most: int) -> None:
     """Print the changes that are kept, the newest last."""
     with connected(settings) as connection:
-        entries = list(connection.request(ListHistory()))[-most:]
+        entries = list(connection.request(ops.ListHistory()))[-most:]
     if as_json:
         _print_json(entries)
         return
@@ -114,7 +106,7 @@ def history(settings: HostSettings, *, as_json: bool, most: int) -> None:
 def undo(settings: HostSettings, change_id: int | None) -> None:
     """Undo a change, say what that changed, and wait until it is done."""
     with connected(settings) as connection:
-        undone = connection.request(UndoChange(change_id=change_id))
+        undone = connection.request(ops.UndoChange(change_id=change_id))
         print_lines(lines_of(undone["changes"]))
         failed = f"change {undone['id']} could not be undone"
         with constructor_errors(failed), Progress(f"undoing change {undone['id']}"):
@@ -159,11 +151,11 @@ def _short(value: Any) -> str:
 
 def rollout_from(
     endpoint: str, to: str, steps: str, abort_if: Sequence[str], **numbers: Any
-) -> StartRollout:
+) -> ops.StartRollout:
     """Read a rollout from flags; InvalidRequestError naming what is wrong."""
     shares = read_shares("--steps", steps)
     rules = dict(map(read_rule, abort_if)) or None
-    return StartRollout.of(endpoint=endpoint, to=to, steps=shares, abort_if=rules, **numbers)
+    return ops.StartRollout.of(endpoint=endpoint, to=to, steps=shares, abort_if=rules, **numbers)
 
 
 def read_shares(flag: str, steps: str) -> list[float]:
@@ -187,7 +179,7 @@ def read_rule(text: str) -> tuple[str, float]:
         ) from None
 
 
-def start_rollout(settings: HostSettings, rollout: StartRollout, *, wait: bool) -> None:
+def start_rollout(settings: HostSettings, rollout: ops.StartRollout, *, wait: bool) -> None:
     """Begin a rollout; with ``wait`` also see it through, and fail when it goes back."""
     with connected(settings) as connection:
         goal = connection.request(rollout)
@@ -203,7 +195,7 @@ def start_rollout(settings: HostSettings, rollout: StartRollout, *, wait: bool) 
 
 def end_rollout(settings: HostSettings, endpoint: str, *, promote: bool) -> None:
     """End a rollout now, one way or the other."""
-    kind = PromoteRollout if promote else AbortRollout
+    kind = ops.PromoteRollout if promote else ops.AbortRollout
     with connected(settings) as connection:
         connection.request(kind(endpoint=endpoint))
     click.echo(f"{'promoted' if promote else 'went back'} at {endpoint!r}")
@@ -212,7 +204,7 @@ def end_rollout(settings: HostSettings, endpoint: str, *, promote: bool) -> None
 def diff(settings: HostSettings, endpoint: str, *, as_json: bool) -> None:
     """Print how the answers of an endpoint's shadows differ."""
     with connected(settings) as connection:
-        found: dict[str, Any] = connection.request(GetDifferences(endpoint=endpoint))
+        found: dict[str, Any] = connection.request(ops.GetDifferences(endpoint=endpoint))
     if as_json:
         _print_json(found)
         return
@@ -317,7 +309,7 @@ def autoscaling(settings: HostSettings, *, as_json: bool) -> None:
 def evict(settings: HostSettings, host: str) -> None:
     """Make the cluster forget a host that is lost."""
     with connected(settings) as connection:
-        connection.request(EvictHost(host=host), timeout_s=STATUS_TIMEOUT_S)
+        connection.request(ops.EvictHost(host=host), timeout_s=STATUS_TIMEOUT_S)
     click.echo(f"forgot host {host!r}")
 
 
@@ -336,7 +328,7 @@ def rotate_key(settings: HostSettings) -> None:
     """Replace the key of all hosts."""
     with connected(settings) as connection, Progress("replacing the cluster's key"):
         try:
-            done = connection.request(RotateKey(), timeout_s=ROTATE_TIMEOUT_S)
+            done = connection.request(ops.RotateKey(), timeout_s=ROTATE_TIMEOUT_S)
         except TimeoutError:
             raise GreenroomError(
                 f"not all hosts had stored the new key after {ROTATE_TIMEOUT_S:g} s; until they "
@@ -355,7 +347,7 @@ def rotate_key(settings: HostSettings) -> None:
 def rebalance(settings: HostSettings) -> None:
     """Move replicas to hosts that have fewer."""
     with connected(settings) as connection:
-        moved = connection.request(RebalanceHosts(), timeout_s=STATUS_TIMEOUT_S)
+        moved = connection.request(ops.RebalanceHosts(), timeout_s=STATUS_TIMEOUT_S)
     click.echo(f"moving {moved} replicas" if moved else "nothing to move")
 
 
@@ -365,7 +357,7 @@ def shutdown(settings: HostSettings) -> None:
         with contextlib.suppress(GreenroomError, TimeoutError), connected(settings) as connection:
             delete_everything(connection, system.STOP_TIMEOUT_S)
             if len(applications.read_report(connection).get("hosts") or ()) > 1:
-                connection.request(StopCluster(forget=True), timeout_s=STATUS_TIMEOUT_S)
+                connection.request(ops.StopCluster(forget=True), timeout_s=STATUS_TIMEOUT_S)
         stopped = system.stop(settings, forget=True)
     click.echo("stopped; its state is deleted" if stopped else "nothing was running")
 
@@ -387,3 +379,63 @@ def logs(settings: HostSettings, name: str | None, *, follow: bool, lines: int) 
 def print_line(line: Line) -> None:
     """Print a line of a log, with its origin."""
     click.echo(f"{click.style(line.log.removeprefix('replica-'), dim=True)} | {line.text}")
+
+
+# --- Tokens for the HTTP API, made here and kept as hashes ---------------------------------------
+
+_NEVER = "never"
+_MAX_TOKEN_DAYS = 3650
+_TOKEN_DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0}
+
+
+def create_token(settings: HostSettings, name: str | None, role: Role, expires: str) -> None:
+    """Make a token and print it, which nothing does again."""
+    expires_at = _expiry(expires)
+    name = name or f"{role}-{secrets.token_hex(3)}"
+    token = PREFIX + secrets.token_urlsafe(32)
+    asked = ops.CreateToken(
+        name=name, digest=digest_of(token), holder_role=role, expires_at=expires_at
+    )
+    with connected(settings) as connection:
+        connection.request(asked)
+    click.echo(f"token {name!r}, role {role}, {_until(expires_at)}; shown only now:", err=True)
+    click.echo(token)
+
+
+def list_tokens(settings: HostSettings) -> None:
+    """Print the tokens' names, roles and ends."""
+    with connected(settings) as connection:
+        listed = connection.request(ops.ListTokens())
+    if not listed:
+        click.echo("there are no tokens")
+    for each in sorted(listed, key=lambda each: str(each["name"])):
+        made_at = dt.datetime.fromtimestamp(each["created_at"]).astimezone()
+        until = _until(each["expires_at"])
+        click.echo(f"{each['name']}  {each['role']}  made {made_at:%Y-%m-%d %H:%M}, {until}")
+
+
+def revoke_token(settings: HostSettings, name: str) -> None:
+    """Forget a token."""
+    with connected(settings) as connection:
+        connection.request(ops.RevokeToken(name=name))
+    click.echo(f"revoked {name!r}; requests with it are refused within two seconds")
+
+
+def _expiry(expires: str) -> float | None:
+    if expires == _NEVER:
+        return None
+    match = re.fullmatch(r"([0-9]{1,6})([hdw])", expires)
+    days = int(match[1]) * _TOKEN_DAYS[match[2]] if match else 0.0
+    if not 0 < days <= _MAX_TOKEN_DAYS:
+        raise InvalidRequestError(
+            f"--expires {expires!r}: expected hours, days or weeks, such as 12h, 30d or 8w, "
+            f"{_MAX_TOKEN_DAYS} days at most; or {_NEVER}"
+        )
+    return time.time() + days * 86_400
+
+
+def _until(expires_at: float | None) -> str:
+    if expires_at is None:
+        return "never expires"
+    at = dt.datetime.fromtimestamp(expires_at).astimezone()
+    return f"{'expired' if expires_at <= time.time() else 'expires'} {at:%Y-%m-%d %H:%M}"

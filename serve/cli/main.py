@@ -585,26 +585,26 @@ def create_token(name: str | None, role: Any, expires: str, settings: HostSettin
 
     Only its hash is kept. A deployer's runs code as the system's user.
     """
-    from greenroom.serve.cli import tokens
+    from greenroom.serve.cli import commands
 
-    tokens.create(settings, name, role, expires)
+    commands.create_token(settings, name, role, expires)
 
 
 @_token_command(name="list")
 def list_tokens(settings: HostSettings) -> None:
     """Show the tokens: names, roles and when they end."""
-    from greenroom.serve.cli import tokens
+    from greenroom.serve.cli import commands
 
-    tokens.show(settings)
+    commands.list_tokens(settings)
 
 
 @_token_command(name="revoke")
 @click.argument("name")
 def revoke_token(name: str, settings: HostSettings) -> None:
     """Forget the token NAME: requests with it are refused from now on."""
-    from greenroom.serve.cli import tokens
+    from greenroom.serve.cli import commands
 
-    tokens.revoke(settings, name)
+    commands.revoke_token(settings, name)
 
 
 @_command(*_ANYWHERE)
