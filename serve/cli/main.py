@@ -173,12 +173,12 @@ def run(
     MODULE:ATTRIBUTE names what Deployment.bind() returned, or a function that returns it and gets
     the KEY=VALUE arguments; ATTRIBUTE is "app" if not given. Ctrl-C undoes what this has started.
     """
-    from greenroom.serve.cli import deploying, running
+    from greenroom.serve.cli import deploying
 
     if reload and non_blocking:
         raise click.UsageError("--reload watches until Ctrl-C, so it excludes --non-blocking")
     source = deploying.Source(**named)
-    running.run(settings, source, reload=reload, non_blocking=non_blocking, given=given)
+    deploying.run(settings, source, reload=reload, non_blocking=non_blocking, given=given)
 
 
 @_command(*_ANYWHERE)

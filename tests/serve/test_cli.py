@@ -14,8 +14,7 @@ from click.testing import CliRunner
 
 from greenroom import serve
 from greenroom.actors.runtime.settings import FIELDS
-from greenroom.serve.cli import commands, display, starting
-from greenroom.serve.cli import running as run_command
+from greenroom.serve.cli import commands, deploying, display, starting
 from greenroom.serve.cli.main import main
 from greenroom.serve.exceptions import StartError
 
@@ -47,7 +46,7 @@ def invoke(system, app_dir, monkeypatch):
     (app_dir / "demo.py").write_text(SOURCE)
     monkeypatch.chdir(app_dir)
     monkeypatch.setattr(starting, "interrupt_on_terminate", lambda: None)
-    monkeypatch.setattr(run_command, "interrupt_on_terminate", lambda: None)
+    monkeypatch.setattr(deploying, "interrupt_on_terminate", lambda: None)
     return lambda *words: CliRunner().invoke(main, words)
 
 
@@ -58,7 +57,7 @@ def interrupted(monkeypatch):
     def interrupt():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_command, "_wait_for_interrupt", interrupt)
+    monkeypatch.setattr(deploying, "_wait_for_interrupt", interrupt)
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["--version"]])
@@ -299,7 +298,7 @@ def test_run_prints_the_logs_of_its_replicas(invoke, system, monkeypatch, tmp_pa
         (logs / "replica-default#Model.log").write_text("before\nanswered\n")
         (logs / "replica-other#Model.log").write_text("elsewhere\n")
 
-    monkeypatch.setattr(run_command, "_wait_for_interrupt", serve_for_a_while)
+    monkeypatch.setattr(deploying, "_wait_for_interrupt", serve_for_a_while)
     result = invoke("run", "demo")
     assert "default#Model | answered\n" in result.stdout
     assert "before" not in result.stdout
@@ -318,7 +317,7 @@ def test_reload_deploys_again_and_keeps_the_old_when_the_new_is_broken(
         assert system.controller.instances["default#Model"]() == 2
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_command.Watcher, "changes", edit_twice)
+    monkeypatch.setattr(deploying.Watcher, "changes", edit_twice)
     result = invoke("run", "demo", "--reload")
     assert result.exit_code == 0, result.output
     assert result.stdout.count("files have changed; deploying again") == 2

@@ -1,8 +1,8 @@
 import itertools
 import os
 
+from greenroom.serve.cli.deploying import Watcher
 from greenroom.serve.cli.logs import Line, Logs
-from greenroom.serve.cli.running import Watcher
 
 
 def texts(lines):
