@@ -1,7 +1,7 @@
 """The command ``greenroom``: its commands and flags.
 
 Only click is imported here, and everything else when a command runs, so that ``--help`` and shell
-completion answer at once.
+completion answer at once. ``cli.commands`` and the like are imported when they are first used.
 """
 # ruff: noqa: PLC0415
 
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from greenroom.core.errors import GreenroomError
+from greenroom.serve import cli
 
 if TYPE_CHECKING:
     from greenroom.actors.runtime.settings import HostSettings
@@ -75,10 +76,9 @@ class _Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Read the settings; in ``ctx.obj`` are the names of those that are given."""
         from greenroom.actors.runtime.settings import given_fields
-        from greenroom.serve.cli.starting import settings_from
 
         flags = {name: ctx.params.pop(name) for name in self._names()}
-        ctx.params["settings"] = settings_from(flags)
+        ctx.params["settings"] = cli.starting.settings_from(flags)
         ctx.obj = given_fields(**flags)
         return super().invoke(ctx)
 
@@ -109,11 +109,8 @@ def _command(
 
 def _names(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """Complete the name of an application that runs on the system of the environment."""
-    from greenroom.serve.cli import commands
-    from greenroom.serve.cli.starting import settings_from
-
     try:
-        names = commands.application_names(settings_from({}))
+        names = cli.commands.application_names(cli.starting.settings_from({}))
     except (GreenroomError, TimeoutError, OSError):
         return []  # none runs
     return [name for name in names if name.startswith(incomplete)]
@@ -151,9 +148,7 @@ def _application(function: Callable[..., None]) -> Callable[..., None]:
 @click.pass_obj
 def start(given: Collection[str], block: bool, settings: HostSettings) -> None:
     """Start this host's system, unless it runs."""
-    from greenroom.serve.cli import starting
-
-    starting.start(settings, block=block, given=given)
+    cli.starting.start(settings, block=block, given=given)
 
 
 @_command(leaves_out=("log_format",))
@@ -173,12 +168,10 @@ def run(
     MODULE:ATTRIBUTE names what Deployment.bind() returned, or a function that returns it and gets
     the KEY=VALUE arguments; ATTRIBUTE is "app" if not given. Ctrl-C undoes what this has started.
     """
-    from greenroom.serve.cli import deploying
-
     if reload and non_blocking:
         raise click.UsageError("--reload watches until Ctrl-C, so it excludes --non-blocking")
-    source = deploying.Source(**named)
-    deploying.run(settings, source, reload=reload, non_blocking=non_blocking, given=given)
+    source = cli.deploying.Source(**named)
+    cli.deploying.run(settings, source, reload=reload, non_blocking=non_blocking, given=given)
 
 
 @_command(*_ANYWHERE)
@@ -215,27 +208,22 @@ def deploy(
 
     FILE is YAML or JSON with Ray Serve's schema. Applications that it does not name are removed.
     """
-    from pathlib import Path
-
-    from greenroom.serve.cli import deploying
-    from greenroom.serve.cli.starting import usage
-
     if canary is None and any(rules.values()):
         raise click.UsageError("--compare, --hold-s, --abort-if, --min-samples are for --canary")
-    with usage():
-        flags = deploying.DeployFlags(
+    with cli.starting.usage():
+        flags = cli.deploying.DeployFlags(
             plan=plan,
             keep_others=keep_others,
             if_version=if_version,
             timeout_s=timeout,
-            canary=None if canary is None else deploying.read_canary(canary, **rules),
+            canary=None if canary is None else cli.deploying.read_canary(canary, **rules),
         )
-    if deploying.is_file(named["target"]):
+    if cli.deploying.is_file(named["target"]):
         _refuse_with_file(ctx)
         app_dir = Path(named["app_dir"] or ".")
-        has_changes = deploying.deploy_file(settings, Path(named["target"]), app_dir, flags)
+        has_changes = cli.deploying.deploy_file(settings, Path(named["target"]), app_dir, flags)
     else:
-        has_changes = deploying.deploy(settings, deploying.Source(**named), flags)
+        has_changes = cli.deploying.deploy(settings, cli.deploying.Source(**named), flags)
     if has_changes:
         sys.exit(EXIT_CHANGES)
 
@@ -255,11 +243,7 @@ def _refuse_with_file(ctx: click.Context) -> None:
 @click.option("--app-dir", default=".", metavar="DIR", help="Where to import from [.].")
 def build(words: tuple[str, ...], output: str | None, app_dir: str) -> None:
     """Write a configuration file of applications, for greenroom deploy FILE."""
-    from pathlib import Path
-
-    from greenroom.serve.cli import deploying
-
-    deploying.build(words, Path(app_dir), None if output is None else Path(output))
+    cli.deploying.build(words, Path(app_dir), None if output is None else Path(output))
 
 
 @main.command()
@@ -284,27 +268,22 @@ def tune(*, slo: str, app_dir: str, output: str, picture: str, **flags: Any) -> 
 
     Exit code 3 when no setting has met it; the best found is written all the same.
     """
-    from greenroom.serve.cli import tuning
-    from greenroom.serve.cli.starting import usage
-
-    with usage():
-        asked = tuning.TuneFlags(
-            objective=tuning.read_objective(slo),
+    with cli.starting.usage():
+        asked = cli.tuning.TuneFlags(
+            objective=cli.tuning.read_objective(slo),
             app_dir=Path(app_dir),
             output=Path(output),
             picture=Path(picture),
             **flags,
         )
-    if not tuning.tune(asked):
+    if not cli.tuning.tune(asked):
         sys.exit(EXIT_CHANGES)
 
 
 @main.command()
 def schema() -> None:
     """Print the JSON schema of configuration files, for editors."""
-    from greenroom.serve.cli import deploying
-
-    deploying.schema()
+    cli.deploying.schema()
 
 
 @_command(*_ANYWHERE)
@@ -312,9 +291,7 @@ def schema() -> None:
 @click.option("-n", "most", type=click.IntRange(1), default=20, help="How many changes [20].")
 def history(as_json: bool, most: int, settings: HostSettings) -> None:
     """Show the last changes: when, which user, and what they changed."""
-    from greenroom.serve.cli import commands
-
-    commands.history(settings, as_json=as_json, most=most)
+    cli.commands.history(settings, as_json=as_json, most=most)
 
 
 @_command(*_ANYWHERE)
@@ -324,18 +301,14 @@ def undo(change_id: int | None, settings: HostSettings) -> None:
 
     This is a change of its own, which can be undone too. ID is what history shows.
     """
-    from greenroom.serve.cli import commands
-
-    commands.undo(settings, change_id)
+    cli.commands.undo(settings, change_id)
 
 
 @_command(*_ANYWHERE)
 @click.argument("name", shell_complete=_names)
 def delete(name: str, settings: HostSettings) -> None:
     """Delete an application."""
-    from greenroom.serve.cli import commands
-
-    commands.delete(settings, name)
+    cli.commands.delete(settings, name)
 
 
 @_command(*_ANYWHERE)
@@ -343,9 +316,7 @@ def delete(name: str, settings: HostSettings) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def diff(endpoint: str, as_json: bool, settings: HostSettings) -> None:
     """Show how the answers of ENDPOINT's shadows differ from those that clients get."""
-    from greenroom.serve.cli import commands
-
-    commands.diff(settings, endpoint, as_json=as_json)
+    cli.commands.diff(settings, endpoint, as_json=as_json)
 
 
 @_command(*_ANYWHERE)
@@ -372,13 +343,11 @@ def record(
 
     Credentials in headers are not recorded. FILE is ENDPOINT.jsonl if not given.
     """
-    from greenroom.serve.cli import measuring
-
     if stop:
-        measuring.stop_recording(settings, endpoint)
+        cli.measuring.stop_recording(settings, endpoint)
         return
     file = file or Path(endpoint.replace("/", "_") + ".jsonl")
-    measuring.record(
+    cli.measuring.record(
         settings, endpoint, file, sample=sample, max_mb=max_mb, seconds=seconds, redact=redact
     )
 
@@ -416,12 +385,9 @@ def replay(
 
     Exit code 3 when more answers differ than may, or none could be compared.
     """
-    from greenroom.serve.cli import measuring
-    from greenroom.serve.cli.starting import usage
-
-    with usage():
-        how = measuring.read_compare(compare, tolerance, ignore)
-    if not measuring.replay(
+    with cli.starting.usage():
+        how = cli.measuring.read_compare(compare, tolerance, ignore)
+    if not cli.measuring.replay(
         settings,
         file,
         to=to,
@@ -475,16 +441,13 @@ def rollout(
 
     With --replay it does not begin where the backend answers recorded queries otherwise.
     """
-    from greenroom.serve.cli import commands
-    from greenroom.serve.cli.starting import usage
-
     if sum((to is not None, abort, promote)) != 1:
         raise click.UsageError("give one of --to BACKEND, --abort, --promote")
     if to is None:
-        commands.end_rollout(settings, endpoint, promote=promote)
+        cli.commands.end_rollout(settings, endpoint, promote=promote)
         return
-    with usage():
-        asked = commands.rollout_from(
+    with cli.starting.usage():
+        asked = cli.commands.rollout_from(
             endpoint,
             to,
             steps,
@@ -495,13 +458,11 @@ def rollout(
             ready_timeout_s=ready_timeout_s,
         )
     if replay is not None:
-        from greenroom.serve.cli import measuring
-
-        how = measuring.read_compare("json", 0.0, ())
-        measuring.pass_gate(
+        how = cli.measuring.read_compare("json", 0.0, ())
+        cli.measuring.pass_gate(
             settings, replay, endpoint=endpoint, to=to, compare=how, most=max_different
         )
-    commands.start_rollout(settings, asked, wait=wait)
+    cli.commands.start_rollout(settings, asked, wait=wait)
 
 
 @_command(*_ANYWHERE)
@@ -516,16 +477,14 @@ def status(
 
     The exit code is 0 only when all that is shown is healthy; always, with --autoscaling.
     """
-    from greenroom.serve.cli import commands
-
     if autoscaling:
         if name or watch:
             raise click.UsageError("--autoscaling shows all backends, once")
-        commands.autoscaling(settings, as_json=as_json)
+        cli.commands.autoscaling(settings, as_json=as_json)
         return
     if watch:
-        commands.watch_status(settings, name, as_json=as_json)
-    elif not commands.status(settings, name, as_json=as_json):
+        cli.commands.watch_status(settings, name, as_json=as_json)
+    elif not cli.commands.status(settings, name, as_json=as_json):
         sys.exit(1)
 
 
@@ -533,18 +492,14 @@ def status(
 @click.argument("host")
 def evict(host: str, settings: HostSettings) -> None:
     """Forget HOST, which is lost and does not come back."""
-    from greenroom.serve.cli import commands
-
-    commands.evict(settings, host)
+    cli.commands.evict(settings, host)
 
 
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def keygen(file: Path) -> None:
     """Make FILE, the cluster file that all hosts of a cluster need: see --key-file."""
-    from greenroom.serve.cli import commands
-
-    commands.keygen(file)
+    cli.commands.keygen(file)
 
 
 @_command(*_ANYWHERE, name="rotate-key")
@@ -553,9 +508,7 @@ def rotate_key(settings: HostSettings) -> None:
 
     A host that is away needs the new one by hand; one that was evicted cannot come back.
     """
-    from greenroom.serve.cli import commands
-
-    commands.rotate_key(settings)
+    cli.commands.rotate_key(settings)
 
 
 @main.group()
@@ -585,26 +538,20 @@ def create_token(name: str | None, role: Any, expires: str, settings: HostSettin
 
     Only its hash is kept. A deployer's runs code as the system's user.
     """
-    from greenroom.serve.cli import commands
-
-    commands.create_token(settings, name, role, expires)
+    cli.commands.create_token(settings, name, role, expires)
 
 
 @_token_command(name="list")
 def list_tokens(settings: HostSettings) -> None:
     """Show the tokens: names, roles and when they end."""
-    from greenroom.serve.cli import commands
-
-    commands.list_tokens(settings)
+    cli.commands.list_tokens(settings)
 
 
 @_token_command(name="revoke")
 @click.argument("name")
 def revoke_token(name: str, settings: HostSettings) -> None:
     """Forget the token NAME: requests with it are refused from now on."""
-    from greenroom.serve.cli import commands
-
-    commands.revoke_token(settings, name)
+    cli.commands.revoke_token(settings, name)
 
 
 @_command(*_ANYWHERE)
@@ -613,9 +560,7 @@ def rebalance(settings: HostSettings) -> None:
 
     Each goes when another runs in its place.
     """
-    from greenroom.serve.cli import commands
-
-    commands.rebalance(settings)
+    cli.commands.rebalance(settings)
 
 
 @_command(*_HERE)
@@ -633,27 +578,21 @@ def logs(name: str | None, follow: bool, lines: int, settings: HostSettings) -> 
 
     NAME can be an application, a deployment, a replica, or "controller".
     """
-    from greenroom.serve.cli import commands
-
-    commands.logs(settings, name, follow=follow, lines=lines)
+    cli.commands.logs(settings, name, follow=follow, lines=lines)
 
 
 @_command(*_HERE, "store")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def backup(file: Path, settings: HostSettings) -> None:
     """Write the cluster's state to a new FILE, also while it runs."""
-    from greenroom.serve.cli import stores
-
-    stores.backup(settings, file)
+    cli.stores.backup(settings, file)
 
 
 @_command(*_HERE, "store")
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 def restore(file: Path, settings: HostSettings) -> None:
     """Put the state of FILE into an empty store; then start the hosts."""
-    from greenroom.serve.cli import stores
-
-    stores.restore(settings, file)
+    cli.stores.restore(settings, file)
 
 
 @main.group()
@@ -670,25 +609,19 @@ def copy_store(source: str, target: str) -> None:
     Each is a state dir, or postgresql://USER@HOST/DATABASE. Stop all hosts first: what changes
     later is not copied.
     """
-    from greenroom.serve.cli import stores
-
-    stores.copy(source, target)
+    cli.stores.copy(source, target)
 
 
 @_command(*_HERE)
 def stop(settings: HostSettings) -> None:
     """Drain and stop this host's system; "start" resumes it."""
-    from greenroom.serve.cli import starting
-
-    starting.stop(settings)
+    cli.starting.stop(settings)
 
 
 @_command(*_HERE)
 def shutdown(settings: HostSettings) -> None:
     """Stop the whole cluster, every host of it, and delete its state."""
-    from greenroom.serve.cli import commands
-
-    commands.shutdown(settings)
+    cli.commands.shutdown(settings)
 
 
 if __name__ == "__main__":
