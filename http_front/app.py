@@ -24,7 +24,6 @@ from functools import lru_cache, partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
-import falcon
 import falcon.asgi
 
 from greenroom.actors.caller.streams import StreamFailedError

@@ -16,13 +16,7 @@ from typing import TYPE_CHECKING, Any
 from greenroom.actors.caller.caller import Caller, OnFed
 from greenroom.actors.caller.streams import Stream
 from greenroom.actors.host.records import WORKER_ROLE, RunRecords
-from greenroom.actors.messages.queries import (
-    Address,
-    FailedAnswer,
-    HttpAnswer,
-    Process,
-    Query,
-)
+from greenroom.actors.messages.queries import Address, FailedAnswer, HttpAnswer, Process, Query
 from greenroom.actors.runtime.liveness import Pulse
 from greenroom.actors.runtime.loop import end_where_starved
 from greenroom.actors.runtime.port import PROXY, Finder, Port

@@ -25,13 +25,7 @@ from greenroom.http_front.exchange import (
     query_for,
 )
 from greenroom.http_front.protocol import Begin, Request
-from greenroom.http_front.responses import (
-    Answer,
-    end_body,
-    error_reply_for,
-    reply_to,
-    unexpected,
-)
+from greenroom.http_front.responses import Answer, end_body, error_reply_for, reply_to, unexpected
 
 
 def beginning(front: Front) -> Begin | None:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
-import falcon
 import falcon.asgi
 from pydantic_core import to_json
 

@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import falcon
 import falcon.asgi
 from pydantic import ValidationError
 from pydantic_core import to_json

@@ -31,12 +31,7 @@ from greenroom.actors.replica.callables import is_users
 from greenroom.actors.replica.user_code import ASGI_APP
 from greenroom.core.config import BackendConfig
 from greenroom.core.errors import InvalidRequestError
-from greenroom.serve.code.fingerprint import (
-    PROTOCOL,
-    app_part,
-    deployed_reference,
-    fingerprint,
-)
+from greenroom.serve.code.fingerprint import PROTOCOL, app_part, deployed_reference, fingerprint
 from greenroom.serve.code.runtime_env import PackedEnv, with_modules
 
 _app_dirs: set[Path] = set()

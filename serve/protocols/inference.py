@@ -28,12 +28,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from greenroom.core.errors import (
-    PASSED_ON,
-    BodyTooLargeError,
-    GrpcStatusError,
-    InvalidRequestError,
-)
+from greenroom.core.errors import PASSED_ON, BodyTooLargeError, GrpcStatusError, InvalidRequestError
 from greenroom.core.validation import describe
 from greenroom.serve.protocols.apps import give_app, instance, log_failure, read_body
 

@@ -32,13 +32,7 @@ from starlette.routing import Route
 from greenroom.actors.replica import context as user_context
 from greenroom.core.errors import PASSED_ON, BackPressureError
 from greenroom.core.validation import problems_in
-from greenroom.serve.protocols.apps import (
-    ClosingStream,
-    give_app,
-    instance,
-    log_failure,
-    read_body,
-)
+from greenroom.serve.protocols.apps import ClosingStream, give_app, instance, log_failure, read_body
 
 __all__ = [
     "ChatRequest",
