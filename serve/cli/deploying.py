@@ -24,30 +24,14 @@ from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.core.rollouts.settings import DEFAULT_STEPS, Canary
 from greenroom.core.validation import validated
 from greenroom.serve.admin import applications, declarative
-from greenroom.serve.cli import config_file
-from greenroom.serve.cli.commands import (
-    connected,
-    constructor_errors,
-    lines_of,
-    print_line,
-    print_lines,
-    read_rule,
-    read_shares,
-)
+from greenroom.serve.cli import commands, config_file
 from greenroom.serve.cli.display import Progress, front_url
 from greenroom.serve.cli.logs import Logs
 from greenroom.serve.cli.starting import Starting, interrupt_on_terminate, usage
-from greenroom.serve.code.importing import (
-    ImportFailedError,
-    forget_modules,
-    load_application,
-    read_arguments,
-)
+from greenroom.serve.code import importing
 from greenroom.serve.code.runtime_env import working_in
 from greenroom.serve.deployments import Application
 from greenroom.serve.schema import ServeDeploySchema, read_document
-
-STATUS_TIMEOUT_S = 10.0
 
 
 class Source:
@@ -69,7 +53,7 @@ class Source:
         self.name = name
         self.route_prefix = None if route_prefix.lower() in ("", "none") else route_prefix
         with usage():
-            self.arguments = read_arguments(arguments)
+            self.arguments = importing.read_arguments(arguments)
             applications.check_target(name, self.route_prefix)
             if working_dir is not None and not Path(working_dir).is_dir():
                 raise InvalidRequestError(f"--working-dir {working_dir!r}: no such folder")
@@ -79,8 +63,8 @@ class Source:
     def load(self) -> Application:
         """Import it; where the user's code fails, its traceback is shown."""
         try:
-            return load_application(self.target, self.app_dir, self.arguments)
-        except ImportFailedError as error:
+            return importing.load_application(self.target, self.app_dir, self.arguments)
+        except importing.ImportFailedError as error:
             click.echo(error.traceback, err=True)
             raise
 
@@ -112,10 +96,10 @@ def read_canary(
     shares: str, compare: str | None, abort_if: Sequence[str], **numbers: Any
 ) -> Canary:
     """Read the flags of a canary: the first share, or all of them with commas between."""
-    steps = read_shares("--canary", shares)
+    steps = commands.read_shares("--canary", shares)
     if len(steps) == 1:
         steps += [step for step in DEFAULT_STEPS if step > steps[0]]
-    rules = {"abort_if": dict(map(read_rule, abort_if))} if abort_if else {}
+    rules = {"abort_if": dict(map(commands.read_rule, abort_if))} if abort_if else {}
     given = {name: value for name, value in numbers.items() if value is not None}
     return validated(Canary, {"steps": steps, "compare": compare, **rules, **given})
 
@@ -136,7 +120,7 @@ def deploy_file(settings: HostSettings, path: Path, app_dir: Path, flags: Deploy
         with file.located():
             built = declarative.build_document(document, app_dir, path.parent)
     except InvalidRequestError as error:
-        if isinstance(error.__cause__, ImportFailedError):
+        if isinstance(error.__cause__, importing.ImportFailedError):
             click.echo(error.__cause__.traceback, err=True)
         raise
     _tell_options(settings, document)
@@ -180,10 +164,10 @@ def _deploy(
     settings: HostSettings, what: str, built: declarative.Built, flags: DeployFlags
 ) -> bool:
     keep_others = flags.keep_others
-    with connected(settings) as connection:
+    with commands.connected(settings) as connection:
         if flags.plan:
             planned = declarative.plan(connection, built, keep_others=keep_others)
-            print_lines(lines_of(planned["changes"]))
+            commands.print_lines(commands.lines_of(planned["changes"]))
             told = "; nothing was changed yet" if planned["changes"] else " would change nothing"
             click.echo(f"deploying {what}{told} (version {planned['version']})")
             return bool(planned["changes"])
@@ -212,14 +196,14 @@ def _wait_for_all(
     """Wait for every application; the errors of all that fail are told."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     routes = {spec.name: spec.route_prefix for spec in built.applications}
-    url = front_url(applications.read_report(connection, STATUS_TIMEOUT_S)) or ""
+    url = front_url(applications.read_report(connection, commands.STATUS_TIMEOUT_S)) or ""
     failed: list[str] = []
     for name, goal in goals.items():
         does, did = ("deploy", "deployed") if name in routes else ("delet", "deleted")
-        text = f"{does}ing {name!r}"
+        text, problem = f"{does}ing {name!r}", f"{name!r} could not be {did}"
         left = None if deadline is None else max(deadline - time.monotonic(), 0.1)
         try:
-            with constructor_errors(f"{name!r} could not be {did}"), Progress(text) as progress:
+            with commands.constructor_errors(problem), Progress(text) as progress:
                 on_wait = _teller(progress, text)
                 applications.wait(connection, goal, name, on_wait, left)
         except (GreenroomError, TimeoutError) as error:
@@ -233,7 +217,7 @@ def _wait_for_all(
 
 
 def _of_canary(connection: Connection, name: str) -> str:
-    report = applications.read_report(connection, STATUS_TIMEOUT_S)
+    report = applications.read_report(connection, commands.STATUS_TIMEOUT_S)
     canary = (report["applications"].get(name) or {}).get("canary") or {}
     return f"; {canary['why']}" if canary.get("why") else ""
 
@@ -311,7 +295,7 @@ def _follow(connection: Connection, source: Source, logs: Logs, *, reload: bool)
 def redeploy(connection: Connection, source: Source) -> None:
     """Import and deploy again; what fails is shown, and the earlier version serves on."""
     click.echo("files have changed; deploying again")
-    forget_modules(source.app_dir)
+    importing.forget_modules(source.app_dir)
     try:
         bring_up(connection, source.build())
     except (GreenroomError, TimeoutError) as error:
@@ -324,7 +308,7 @@ def _wait_for_interrupt() -> None:
 
 def _print(logs: Logs, over: threading.Event) -> None:
     for line in logs.follow(over.wait):
-        print_line(line)
+        commands.print_line(line)
 
 
 def _exists(connection: Connection, name: str) -> bool:
@@ -396,7 +380,7 @@ def build(words: Sequence[str], app_dir: Path, output: Path | None) -> None:
             raise InvalidRequestError(f"-o {output}: there is no folder {output.parent}; make it")
     try:
         text = config_file.written(declarative.described(targets, app_dir))
-    except ImportFailedError as error:
+    except importing.ImportFailedError as error:
         click.echo(error.traceback, err=True)
         raise
     if output is None:
