@@ -1,11 +1,13 @@
-"""The HTTP front of a host: the gunicorn master, kept up by the host process.
+"""The HTTP front and the gRPC server of a host: processes that the host process keeps up.
 
-The first master is forked, with everything that the host process has imported. A later one is a
-program of its own, because by then the host process has threads.
+The front is a gunicorn master. The first one is forked, with everything that the host process has
+imported. A later one is a program of its own, because by then the host process has threads.
 
 Workers outlive their master and go on serving. So a master that dies costs no request: the host
 process starts another on the same listening socket, and once that has workers, tells those of the
 dead one to finish. A host process that finds a front running borrows the socket from a worker.
+
+The gRPC server is one process, where one is asked for, and always a program of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import importlib.util
 import logging
 import os
 import signal
@@ -25,7 +28,13 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from greenroom.actors.host.http_port import bind_http, borrow
-from greenroom.actors.host.records import FRONT_ROLE, WORKER_ROLE, RunRecords, role_of
+from greenroom.actors.host.records import (
+    FRONT_ROLE,
+    GRPC_ROLE,
+    WORKER_ROLE,
+    RunRecords,
+    role_of,
+)
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime import forking
 from greenroom.actors.runtime.logs import open_log_or_stderr
@@ -44,19 +53,21 @@ from greenroom.core.errors import StartError
 
 logger = logging.getLogger(__name__)
 
-STABLE_S = 10.0  # a master that ran this long did not die of its start
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 10.0  # where one master after the other dies
+STABLE_S = 10.0  # a master or server that ran this long did not die of its start
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 10.0  # where one after the other dies
 BIND_RETRY_S = 1.0
 BIND_TIMEOUT_S = 5.0
 BIND_POLL_S = 0.02
 BORROW_RETRY_S = 1.0
 WORKERS_POLL_S = 0.05
 STOP_TIMEOUT_S = 30.0
+STOP_GRPC_TIMEOUT_S = 25.0
 _PROGRAM = """
 import sys
 from greenroom.actors.host.front import be_front
 be_front(int(sys.argv[1]))
 """
+_GRPC_PROGRAM = "from greenroom.http_front.grpc.server import main; main()"
 
 
 class Front:
@@ -231,3 +242,72 @@ def answers_http(settings: HostSettings) -> bool:
         return False
     finally:
         connection.close()
+
+
+class GrpcServer:
+    """The gRPC server's process, in the host process; does nothing where none is asked for."""
+
+    def __init__(self, settings: HostSettings, records: RunRecords) -> None:
+        self._settings = settings
+        self._records = records
+        self.process: Process | None = next(iter(records.find(GRPC_ROLE)), None)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Return whether the settings ask for one."""
+        return self._settings.grpc_port is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether it takes calls, or none has to."""
+        return not self.is_wanted or (
+            self.process is not None and role_of(self.process.pid) == GRPC_ROLE
+        )
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether it should be there and is not."""
+        return self.is_wanted and (self.process is None or not is_alive(self.process))
+
+    def start(self) -> None:
+        """Start it unless it runs; StartError where the extra is missing."""
+        if not self.has_ended:
+            return
+        if importlib.util.find_spec("grpc_health") is None:
+            raise StartError("gRPC needs the extra 'grpc': pip install 'greenroom[grpc]'")
+        output = open_log_or_stderr(self._settings, "grpc")
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-c", _GRPC_PROGRAM],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        finally:
+            os.close(output)
+        self.process = identify(child.pid)
+        if self.process is not None:  # else it has ended already
+            self._records.add(self.process, GRPC_ROLE)
+
+    async def keep_up(self, ended: Callable[[Process], Awaitable[None]]) -> None:
+        """Start another whenever one has ended, later where they end one after the other."""
+        failures = 0
+        while self.is_wanted:
+            started_at = time.monotonic()
+            try:
+                self.start()
+            except StartError as error:  # the extra was uninstalled meanwhile
+                logger.warning("the gRPC server cannot start: %s", error)
+            if self.process is not None:
+                await ended(self.process)
+            failures = 1 if time.monotonic() - started_at > STABLE_S else failures + 1
+            delay_s = 0.0 if failures == 1 else pause_s(failures - 1, FIRST_PAUSE_S, MAX_PAUSE_S)
+            logger.error("the gRPC server died (see grpc.log); another starts in %g s", delay_s)
+            await asyncio.sleep(delay_s)
+        await asyncio.Event().wait()
+
+    def stop(self) -> None:
+        """Let it finish what it has, and end it. Blocks."""
+        if self.process is not None:
+            send_signal(self.process, signal.SIGTERM)
+            wait_gone([self.process], STOP_GRPC_TIMEOUT_S)

@@ -48,8 +48,7 @@ from greenroom.actors.cluster.membership import (
 )
 from greenroom.actors.environments import folders, packages
 from greenroom.actors.host.capacity import count_gpus
-from greenroom.actors.host.front import Front, answers_http, url_of
-from greenroom.actors.host.grpc import GrpcServer
+from greenroom.actors.host.front import Front, GrpcServer, answers_http, url_of
 from greenroom.actors.host.http_port import describe_holder
 from greenroom.actors.host.records import (
     ADMIN_ROLE,
