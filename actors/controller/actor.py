@@ -13,7 +13,6 @@ from typing import Any
 from thespian.actors import ActorExitRequest
 
 from greenroom.actors.cluster.leader_lease import LeaderLease
-from greenroom.actors.controller import metrics
 from greenroom.actors.controller.active import ActiveController
 from greenroom.actors.controller.read_only import STORE_PATIENCE_S, ReadOnlyController
 from greenroom.actors.controller.requests import failure
@@ -24,6 +23,7 @@ from greenroom.actors.replica.actor import Replica
 from greenroom.actors.runtime.actor import LoopActor
 from greenroom.actors.runtime.settings import LEADS, MAY_LEAD
 from greenroom.actors.runtime.shared_metrics import SharedMetrics
+from greenroom.core.cluster import status
 from greenroom.core.metrics import Group
 from greenroom.persistence.kv import (
     LeasedStore,
@@ -80,7 +80,7 @@ class Controller(LoopActor):
 
     def _metrics(self) -> list[Group]:
         cluster = None if self.active is None else self.active.cluster
-        return metrics.collect(cluster, self.settings.host_name)
+        return status.metrics(cluster, self.settings.host_name)
 
     def _open_store(self) -> LeasedStore:
         deadline = time.monotonic() + LOCK_TIMEOUT_S

@@ -1,4 +1,8 @@
-"""The cluster as ``greenroom status --json`` shows it: plain values made from the core's state."""
+"""The cluster as it is shown: plain values made from the core's state.
+
+Most are what ``greenroom status --json`` prints; :func:`metrics` makes what Prometheus gets, from
+a proxy of the controller's host.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from greenroom.core.config import config_shown, options_shown
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.definitions import deployment_names, deployment_record, qualified
 from greenroom.core.lifecycle.replicas import LIVE, Replica
+from greenroom.core.metrics import Family, Group, Values
 from greenroom.core.operations import GetSeries
 from greenroom.core.records import BACKEND, ApplicationRecord, EndpointRecord
 from greenroom.core.rollouts.canaries import UNDER_WAY
@@ -218,6 +223,34 @@ def series(cluster: Cluster, asked: GetSeries, wall_now: float) -> dict[str, Any
         if tag in cluster.backends
     ]
     return shown
+
+
+def metrics(cluster: Cluster | None, own_host: str) -> list[Group]:
+    """Return the cluster's metrics; ``cluster`` is None while the state cannot be saved."""
+    is_saved: dict[Values, float] = {(): 0.0 if cluster is None else 1.0}
+    families = [
+        _gauge("greenroom_state_saved", "Whether changes of the state can be saved", (), is_saved)
+    ]
+    if cluster is not None:
+        names = (own_host, *cluster.hosts.records)
+        hosts: dict[Values, float] = {(n, cluster.hosts.state(n).value): 1.0 for n in names}
+        rollouts: dict[Values, float] = dict.fromkeys(cluster.rollouts.states().items(), 1.0)
+        families += [
+            _gauge("greenroom_hosts", "1 for each host of the cluster", ("name", "state"), hosts),
+            _gauge(
+                "greenroom_rollouts",
+                "1 for the last rollout of each endpoint",
+                ("endpoint", "state"),
+                rollouts,
+            ),
+        ]
+    return [({}, families)]
+
+
+def _gauge(
+    name: str, description: str, labels: tuple[str, ...], samples: dict[Values, float]
+) -> Family:
+    return Family(name, "gauge", description, labels, (), {**samples})
 
 
 def _replica(backend: Backend, replica: Replica) -> Mapping[str, Any]:

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from greenroom.actors.controller import metrics as of_cluster
 from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.proxy.host_metrics import HostMetrics
@@ -14,6 +13,7 @@ from greenroom.actors.proxy.metrics import Metrics
 from greenroom.actors.replica import context
 from greenroom.actors.replica import metrics as of_replica
 from greenroom.actors.runtime.processes import this_process
+from greenroom.core.cluster import status
 from greenroom.core.metrics import Group
 from greenroom.http_front.access_log import AccessLog
 from greenroom.http_front.exchange import Exchanges
@@ -49,7 +49,7 @@ def test_the_table_has_all_metrics_and_no_other(tmp_path: Path) -> None:
     worker = Exchanges("", AccessLog(tmp_path / "access.log")).metrics()
     link: Any = None  # it asks nothing
     rpcs: Group = ({}, Servicers(link, Applications(link), None).metrics())
-    of_controller = of_cluster.collect(World().cluster, "h")
+    of_controller = status.metrics(World().cluster, "h")
     rows = ROW.findall(PAGE.read_text())
     table = {name: set(filter(None, labels.split(", "))) for name, labels in rows}
     assert table == labels_by_name([*of_replicas, *host, *worker, rpcs, *of_controller])
