@@ -1,6 +1,6 @@
 """One host's system: its processes and records, and how commands start and stop it.
 
-Commands and ``serve`` call ``launcher``; the host process is ``process``, and ``front`` keeps up the
+Commands and ``serve`` call ``launcher``. The host process is ``process``; ``front`` keeps up the
 HTTP front and the gRPC server. This package may signal processes, bind the HTTP port, and write
 ``run/`` in the state dir.
 """

@@ -1,13 +1,27 @@
-"""What a proxy counts of the queries that its router has."""
+"""The metrics that a proxy shows: of its router's queries, and of the processes of its host.
+
+Each process shows what it counts itself in shared memory (runtime/shared_metrics.py); the proxy
+reads that when it is asked for a scrape, with what the kernel says of the process.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
 
-from greenroom.core.metrics import Family, Registry
+from greenroom.actors.host.records import RunRecords
+from greenroom.actors.messages.queries import Process
+from greenroom.actors.runtime.processes import stat_fields
+from greenroom.actors.runtime.shared_metrics import OtherMetrics
+from greenroom.core.metrics import Family, Group, Kind, Registry
 from greenroom.core.routing.tickets import LoadByEndpoint, Observer, Ticket
 
 _PAIR = ("endpoint", "backend")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_UTIME, _STIME, _START, _RSS = 11, 12, 19, 21  # of proc(5), counted after the command
 
 
 class Metrics(Observer):
@@ -19,8 +33,8 @@ class Metrics(Observer):
 
     def __init__(self) -> None:
         self._registry = registry = Registry()
-        self._queries = _Kind(registry, "greenroom", "Queries")
-        self._mirrored = _Kind(registry, "greenroom_shadow", "Mirrored queries")
+        self._queries = _Queries(registry, "greenroom", "Queries")
+        self._mirrored = _Queries(registry, "greenroom_shadow", "Mirrored queries")
         self._waits = registry.histogram(
             "greenroom_queue_seconds",
             "Queries: from their arrival at the router until a replica had room",
@@ -108,7 +122,7 @@ class Metrics(Observer):
         return self._registry.families()
 
 
-class _Kind:
+class _Queries:
     """The metrics of queries, or of mirrored queries."""
 
     def __init__(self, registry: Registry, prefix: str, what: str) -> None:
@@ -137,3 +151,63 @@ class _Kind:
             metric.forget(lambda pair: pair not in load)
             for pair, counts in load.items():
                 metric.set(counts[place], *pair)
+
+
+class HostMetrics:
+    """Gathers all metrics of one host: the router's, and those of its processes.
+
+    Reading a process costs a few system calls and asks it nothing.
+    """
+
+    def __init__(self, records: RunRecords, host_name: str) -> None:
+        self._records = records
+        self._host = {"host": host_name}
+        self._shown = OtherMetrics()
+        self._booted_at = _booted_at()
+        self._version = version("greenroom")
+
+    def groups(self, router: list[Family]) -> list[Group]:
+        """Return all metrics of this host, given the router's."""
+        processes = self._records.described()
+        self._shown.keep({process for process, _, _ in processes})
+        groups: list[Group] = [(self._host, [*router, *self._of_processes(processes)])]
+        for process, _, _ in processes:
+            for labels, families in self._shown.read(process):
+                groups.append(({**labels, **self._host}, families))
+        return groups
+
+    def _of_processes(self, processes: list[tuple[Process, str, dict[str, str]]]) -> list[Family]:
+        starts = _family("gauge", "start_time_seconds", "When it started, since the epoch")
+        cpu = _family("counter", "cpu_seconds_total", "CPU time that it has used")
+        memory = _family(
+            "gauge", "resident_memory_bytes", "Its memory, with what it shares with others"
+        )
+        for process, role, more in processes:
+            fields = stat_fields(process.pid)
+            if fields:
+                values = (role, str(process.pid), more.get("tag", ""))
+                used = int(fields[_UTIME]) + int(fields[_STIME])
+                starts.samples[values] = self._booted_at + int(fields[_START]) / _TICKS_PER_S
+                cpu.samples[values] = used / _TICKS_PER_S
+                memory.samples[values] = float(int(fields[_RSS]) * _PAGE_BYTES)
+        build = Family(
+            "greenroom_build_info",
+            "gauge",
+            "1; its label says which version runs",
+            ("version",),
+            (),
+            {(self._version,): 1.0},
+        )
+        return [build, starts, cpu, memory]
+
+
+def _family(kind: Kind, name: str, description: str) -> Family:
+    labels = ("role", "pid", "replica")
+    return Family(f"greenroom_process_{name}", kind, description, labels, (), {})
+
+
+def _booted_at() -> float:
+    for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
+        if line.startswith("btime "):
+            return float(line.split()[1])
+    return 0.0

@@ -8,8 +8,7 @@ from typing import Any
 
 from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.queries import Process
-from greenroom.actors.proxy.host_metrics import HostMetrics
-from greenroom.actors.proxy.metrics import Metrics
+from greenroom.actors.proxy.metrics import HostMetrics, Metrics
 from greenroom.actors.replica import context
 from greenroom.actors.replica import metrics as of_replica
 from greenroom.actors.runtime.processes import this_process
