@@ -11,9 +11,8 @@ import hmac
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
-from greenroom.core.cluster.changes import Changes
 from greenroom.core.errors import ConflictError, UnknownNameError
-from greenroom.core.records import TokenRecord
+from greenroom.core.records import Changes, TokenRecord
 
 Role = Literal["viewer", "deployer", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)  # each may do what those before it may

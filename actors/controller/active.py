@@ -37,7 +37,6 @@ from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core import effects as fx
 from greenroom.core import operations as ops
 from greenroom.core.cluster import status
-from greenroom.core.cluster.changes import Changes
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.leader_lease import RENEW_S
 from greenroom.core.cluster.long_poll import News, epoch_of
@@ -45,6 +44,7 @@ from greenroom.core.cluster.placement import Placement
 from greenroom.core.cluster.state import SOFT
 from greenroom.core.effects import AskPolicy
 from greenroom.core.errors import StateNotSavedError
+from greenroom.core.records import Changes
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.kv import (
     LeasedStore,

@@ -18,10 +18,10 @@ from greenroom.actors.messages.admin import Request, RequestReply
 from greenroom.actors.messages.queries import Address
 from greenroom.core import operations as ops
 from greenroom.core.cluster.admin import Now, carry_out
-from greenroom.core.cluster.changes import Changes
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.errors import DeployFailedError, GreenroomError, StateNotSavedError
 from greenroom.core.lifecycle.history import Author
+from greenroom.core.records import Changes
 from greenroom.core.routing.tables import ENDPOINT_PREFIX
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,6 @@ from typing import Any
 
 from greenroom.core.autoscaling.autoscaler import Autoscaler
 from greenroom.core.autoscaling.decision import Loads
-from greenroom.core.cluster.changes import Changes
 from greenroom.core.cluster.hosts import EXPECTED_S, HOST, Hosts, prepare
 from greenroom.core.cluster.long_poll import LISTENER, Listeners
 from greenroom.core.cluster.placement import Placement, anywhere
@@ -25,7 +24,7 @@ from greenroom.core.lifecycle import definitions
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.goals import Progress, Subject
 from greenroom.core.lifecycle.replicas import Report
-from greenroom.core.records import APPLICATION, ENDPOINT, Key
+from greenroom.core.records import APPLICATION, ENDPOINT, Changes, Key
 from greenroom.core.rollouts.canaries import CANARY, Canaries
 from greenroom.core.rollouts.rollouts import ROLLOUT, Rollouts
 from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, BackendTable

@@ -21,8 +21,7 @@ import itertools
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
-from greenroom.core.cluster.changes import Changes
-from greenroom.core.records import ListenerRecord
+from greenroom.core.records import Changes, ListenerRecord
 
 IDS_PER_EPOCH = 2**32
 NOTHING_SEEN = 0  # less than the first id of the first epoch, which is 1

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from greenroom.core.cluster.changes import Changes
 from greenroom.core.cluster.long_poll import LongPoll
 from greenroom.core.cluster.placement import Placement
 from greenroom.core.errors import UnknownNameError
@@ -30,6 +29,7 @@ from greenroom.core.records import (
     ENDPOINT,
     ApplicationRecord,
     BackendRecord,
+    Changes,
     Definition,
     EndpointRecord,
     GoalRecord,

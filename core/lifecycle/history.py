@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from greenroom.core.cluster.changes import Changes
 from greenroom.core.errors import UnknownNameError
 from greenroom.core.lifecycle.releases import digests_of
 from greenroom.core.records import (
     BackendDefinition,
+    Changes,
     Definitions,
     HistoryRecord,
     Key,
