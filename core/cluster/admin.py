@@ -16,7 +16,6 @@ from greenroom.core import operations as ops
 from greenroom.core.cluster import status
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.state import State
-from greenroom.core.cluster.writing import NO_CODE, bring_about, drop_endpoint
 from greenroom.core.config import as_written
 from greenroom.core.errors import ConflictError, InvalidRequestError
 from greenroom.core.lifecycle import definitions
@@ -184,7 +183,7 @@ def _delete_endpoint(cluster: Cluster, asked: ops.DeleteEndpoint, _now: Now) -> 
         return
     if owner := owner_of(present):
         raise ConflictError(f"endpoint {asked.name!r} belongs to {owner}; delete that")
-    drop_endpoint(cluster.state, cluster.rollouts, asked.name)
+    definitions.drop_endpoint(cluster.state, cluster.rollouts, asked.name)
 
 
 def _set_traffic(cluster: Cluster, asked: ops.SetTraffic, _now: Now) -> None:
@@ -296,7 +295,7 @@ def _delete_everything(cluster: Cluster, _asked: ops.DeleteEverything, now: Now)
         if name == served_as(name)
     ]
     for name in list(cluster.endpoints):
-        drop_endpoint(cluster.state, cluster.rollouts, name)
+        definitions.drop_endpoint(cluster.state, cluster.rollouts, name)
     for tag in sorted(cluster.backends):
         record = cluster.backends[tag].record
         if not record.application:
@@ -359,10 +358,10 @@ def _bring_about(
     wanted: Definitions,
     subject: Subject,
     what: str,
-    code: Mapping[str, bytes] = NO_CODE,
+    code: Mapping[str, bytes] = definitions.NO_CODE,
 ) -> str | None:
     """Bring about definitions; return the goal of that, None where nothing changes."""
-    if not bring_about(cluster.state, cluster.rollouts, wanted, code):
+    if not definitions.bring_about(cluster.state, cluster.rollouts, wanted, code):
         return cluster.goals.pending_for(subject)
     return cluster.state.new_goal(subject, what)
 

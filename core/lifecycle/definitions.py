@@ -1,9 +1,10 @@
-"""The definitions that a deploy, a deletion or an undo asks for.
+"""The definitions that a deploy, a deletion or an undo asks for, and how they become records.
 
 A *definition* is what clients ask for of a backend, an endpoint or an application, as opposed to
-how far it has come. The functions here return the definitions that a request asks for, with None
+how far it has come. Most functions here return the definitions that a request asks for, with None
 for each one to delete, or raise ConflictError or InvalidRequestError. They change nothing, so a
-plan and a deploy differ only in that the caller of a deploy then writes the definitions.
+plan and a deploy differ only in that the caller of a deploy then calls :func:`bring_about`, the one
+way by which definitions that have been found valid become records.
 
 A deployment is a versioned backend together with the endpoint of the same name. In an application
 both are named ``application#deployment``.
@@ -12,15 +13,16 @@ both are named ``application#deployment``.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from greenroom.core.cluster.state import State
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
 from greenroom.core.lifecycle.endpoints import check_free, told_uses
 from greenroom.core.lifecycle.goals import Progress
 from greenroom.core.lifecycle.history import CODE_KEPT
-from greenroom.core.lifecycle.releases import digests_of
+from greenroom.core.lifecycle.releases import digests_of, folders_of
 from greenroom.core.operations import (
     ApplicationSpec,
     Deploy,
@@ -40,12 +42,15 @@ from greenroom.core.records import (
     EndpointRecord,
     HistoryRecord,
     Key,
+    Release,
     candidate_of,
     served_as,
 )
+from greenroom.core.rollouts.rollouts import Rollouts
 from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX
 
 Wanted = dict[Key, Definition | None]
+NO_CODE: Mapping[str, bytes] = MappingProxyType({})
 
 # --- Applications ---------------------------------------------------------------------------------
 
@@ -383,3 +388,75 @@ def _endpoints_then(state: State, wanted: Definitions) -> Iterator[EndpointRecor
     for definition in wanted.values():
         if isinstance(definition, EndpointRecord):
             yield definition
+
+
+# --- From definitions to records ------------------------------------------------------------------
+
+
+def bring_about(
+    state: State, rollouts: Rollouts, wanted: Definitions, code: Mapping[str, bytes] = NO_CODE
+) -> bool:
+    """Bring about definitions that have been found valid; return whether that changed anything.
+
+    ``code`` has by its digest what may not be stored yet.
+    """
+    changed = [_define(state, rollouts, key, each, code) for key, each in wanted.items()]
+    return any(changed)
+
+
+def drop_endpoint(state: State, rollouts: Rollouts, name: str) -> None:
+    """Remove an endpoint, and its rollout."""
+    state.drop_endpoint(name)
+    rollouts.forget(name)
+
+
+def _define(
+    state: State,
+    rollouts: Rollouts,
+    key: Key,
+    wanted: Definition | None,
+    code: Mapping[str, bytes],
+) -> bool:
+    kind, name = key
+    if isinstance(wanted, BackendDefinition):
+        return _define_backend(state, name, wanted, code)
+    if state.definition(key) == wanted:
+        return False
+    if isinstance(wanted, EndpointRecord):
+        state.put_endpoint(wanted)
+    elif isinstance(wanted, ApplicationRecord):
+        state.put_application(wanted)
+    elif kind == ENDPOINT:
+        drop_endpoint(state, rollouts, name)
+    elif kind == APPLICATION:
+        state.put_application(replace(state.applications[name], deleting=True))
+    else:
+        state.note(key)
+        state.backends[name].delete()
+        state.touch(name)
+    return True
+
+
+def _define_backend(
+    state: State, tag: str, wanted: BackendDefinition, code: Mapping[str, bytes]
+) -> bool:
+    for folder in folders_of(wanted) & code.keys():
+        state.keep_code(folder, code[folder])
+    backend = state.backends.get(tag)
+    content = code.get(wanted.code_digest)
+    if backend is None:
+        record = BackendRecord(
+            tag=tag,
+            releases=(Release(**wanted.release),),
+            application=wanted.application,
+            deployment=wanted.deployment,
+        )
+        state.add_backend(record, content)
+        return True
+    state.note((BACKEND, tag))
+    changed = backend.deploy(**wanted.release)
+    # Equal code may have come as other bytes; then what is stored already is kept.
+    if content is not None and backend.record.newest.code_digest == wanted.code_digest:
+        state.keep_code(wanted.code_digest, content)
+    state.touch(tag)
+    return changed

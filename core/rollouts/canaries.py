@@ -23,7 +23,6 @@ from dataclasses import replace
 from typing import Any
 
 from greenroom.core.cluster.state import State
-from greenroom.core.cluster.writing import bring_about
 from greenroom.core.comparing.differences import AllDifferences
 from greenroom.core.errors import ConflictError, GreenroomError
 from greenroom.core.lifecycle import definitions
@@ -131,7 +130,7 @@ class Canaries:
                 f"the last new version of application {name!r} has queries to finish; deploy "
                 f"again when greenroom status no longer shows {candidate_of(name)!r}"
             )
-        bring_about(state, self._rollouts, _candidate(name, wanted), code)
+        definitions.bring_about(state, self._rollouts, _candidate(name, wanted), code)
         if settings.compare is not None:
             shadow = ShadowTraffic(
                 endpoint=record.endpoint,
@@ -192,7 +191,7 @@ class Canaries:
         found = self._compared(record)
         wanted, name = dict(record.wanted), self._ingress(record)
         wanted[ENDPOINT, name] = replace(wanted[ENDPOINT, name], traffic={record.to: 1.0})
-        bring_about(self._state, self._rollouts, wanted)
+        definitions.bring_about(self._state, self._rollouts, wanted)
         self._put(replace(record, state=TAKING_OVER, reason=found))
 
     def _ingress(self, record: CanaryRecord) -> str:
@@ -225,10 +224,12 @@ class Canaries:
             return
         to = definitions.qualified(name, application.ingress)
         self._take_traffic(to)
-        bring_about(self._state, self._rollouts, {(ENDPOINT, to): None, (BACKEND, to): None})
+        definitions.bring_about(
+            self._state, self._rollouts, {(ENDPOINT, to): None, (BACKEND, to): None}
+        )
         if to not in self._state.backends:
             wanted = definitions.without_application(self._state, name)
-            bring_about(self._state, self._rollouts, wanted)
+            definitions.bring_about(self._state, self._rollouts, wanted)
 
     def _take_traffic(self, to: str) -> None:
         """Take a candidate's ingress out of all endpoints."""
