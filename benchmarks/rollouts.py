@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import quantiles
 
+from greenroom.core.operations import DEFAULT_ALPHA, DEFAULT_HOLD_S, DEFAULT_MIN_SAMPLES
 from greenroom.core.rollouts import judging
 from greenroom.core.rollouts.judging import Tally
-from greenroom.core.rollouts.settings import DEFAULT_ALPHA, DEFAULT_HOLD_S, DEFAULT_MIN_SAMPLES
 from tests.support.judged import STEPS, Version, count
 
 LONGEST_S = 100_000

@@ -169,7 +169,7 @@ class CanaryRecord:
     application: str
     wanted: Mapping[tuple[str, str], Any]
     before: Mapping[tuple[str, str], Any]
-    settings: Mapping[str, Any]  # fields of core.rollouts.settings.Canary
+    settings: Mapping[str, Any]  # fields of core.operations.Canary
     endpoint: str  # the ingress', whose traffic is moved
     to: str  # the new version's ingress
     state: str = "rolling out"  # or taking over, promoted, went back

@@ -29,7 +29,7 @@ from greenroom.core.lifecycle import definitions
 from greenroom.core.lifecycle.endpoints import with_shadow
 from greenroom.core.lifecycle.goals import Progress
 from greenroom.core.lifecycle.releases import digests_of
-from greenroom.core.operations import ShadowTraffic, StartRollout
+from greenroom.core.operations import Canary, ShadowTraffic, StartRollout
 from greenroom.core.records import (
     APPLICATION,
     BACKEND,
@@ -45,7 +45,6 @@ from greenroom.core.records import (
 )
 from greenroom.core.rollouts.rollouts import BY_ITSELF, Rollouts
 from greenroom.core.rollouts.rollouts import PROMOTED as ROLLED_OUT
-from greenroom.core.rollouts.settings import Canary
 
 CANARY = "canary"
 ROLLING_OUT, TAKING_OVER = UNDER_WAY = ("rolling out", "taking over")

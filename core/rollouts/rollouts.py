@@ -43,7 +43,6 @@ from greenroom.core.operations import StartRollout
 from greenroom.core.records import EndpointRecord, RolloutRecord
 from greenroom.core.rollouts import judging
 from greenroom.core.rollouts.judging import DIFFERENCE_RATE, PlainTally, Sample, total
-from greenroom.core.rollouts.settings import others_of, weights_at
 from greenroom.core.routing.tables import ENDPOINT_PREFIX, ROLLOUT_PREFIX
 
 ROLLOUT = "rollout"
@@ -125,7 +124,7 @@ class Rollouts:
             raise ConflictError(f"{_named(run.record)} is under way; {_advice(endpoint)}")
         known = state.usable_backends(present.application)
         check_known(f"rollout of endpoint {endpoint!r}", "to", [to], known)
-        if others_of(present.traffic, to) == {}:
+        if _others_of(present.traffic, to) == {}:
             return None
         if DIFFERENCE_RATE in asked.abort_if:
             present = _compared_anew(present, to)
@@ -140,7 +139,7 @@ class Rollouts:
         self._runs[endpoint] = _Run(record)
         self._put(record)
         # With its weight of 0 the new backend is in use, and cannot be deleted.
-        state.put_endpoint(replace(present, traffic=weights_at(record)))
+        state.put_endpoint(replace(present, traffic=_weights_at(record)))
         return state.new_goal((ROLLOUT, endpoint), f"roll out to {to}")
 
     def abort(self, endpoint: str, wall_now: float) -> None:
@@ -207,7 +206,7 @@ class Rollouts:
     def _advance(self, run: _Run, now: float, wall_now: float) -> None:
         record = run.record
         run.answers = self._answers(record)
-        if self._state.endpoints[record.endpoint].traffic != weights_at(record):
+        if self._state.endpoints[record.endpoint].traffic != _weights_at(record):
             self._interrupt(run, "the traffic was changed otherwise")
         elif reason := self._broken(run, now):
             self._end(run, WENT_BACK, reason, wall_now)
@@ -327,7 +326,7 @@ class Rollouts:
         record = replace(run.record, step=step, held_s=0.0, counted={}, slowness=None)
         self._runs[record.endpoint] = _Run(record)
         told = f"step {step + 1} of {len(record.steps)}, {record.steps[step]:.4g}"
-        self._change(record, weights_at(record), told, wall_now)
+        self._change(record, _weights_at(record), told, wall_now)
         self._publish(record)
 
     def _end(self, run: _Run, state: str, reason: str, wall_now: float) -> None:
@@ -487,3 +486,20 @@ def _advice(endpoint: str) -> str:
 
 def _last_line(text: str) -> str:
     return text.strip().rpartition("\n")[2]
+
+
+def _weights_at(record: RolloutRecord) -> dict[str, float]:
+    """Return the traffic of a rollout under way: the old backends share what the new one leaves."""
+    if record.step < 0:
+        return {record.to: 0.0} | dict(record.before)
+    share = record.steps[record.step]
+    others = _others_of(record.before, record.to)
+    of_all = sum(others.values())
+    return {tag: weight / of_all * (1 - share) for tag, weight in others.items()} | {
+        record.to: share
+    }
+
+
+def _others_of(traffic: Mapping[str, float], to: str) -> dict[str, float]:
+    """Return the weights of the backends that a rollout takes traffic from."""
+    return {tag: weight for tag, weight in traffic.items() if tag != to and weight > 0}

@@ -17,7 +17,7 @@ from typing import Any, TypedDict
 from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import ERRORS_BY_KIND, GreenroomError, InvalidRequestError
-from greenroom.core.rollouts.settings import Canary
+from greenroom.core.operations import Canary
 from greenroom.serve.admin import declarative
 from greenroom.serve.cli.config_file import ConfigFile
 from greenroom.serve.cli.deploying import read_canary

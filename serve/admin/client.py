@@ -15,13 +15,6 @@ from greenroom.core import operations as ops
 from greenroom.core.comparing.comparing import Compare, Response, check_compare
 from greenroom.core.config import ActorOptions, BackendConfig
 from greenroom.core.errors import GreenroomError, InvalidRequestError, UnknownNameError
-from greenroom.core.rollouts.settings import (
-    DEFAULT_ALPHA,
-    DEFAULT_HOLD_S,
-    DEFAULT_MIN_SAMPLES,
-    DEFAULT_READY_TIMEOUT_S,
-    DEFAULT_STEPS,
-)
 from greenroom.core.validation import Settings, validated
 from greenroom.serve.admin import applications
 from greenroom.serve.admin.checks import (
@@ -232,12 +225,12 @@ class Client:
         endpoint: str,
         *,
         to: str,
-        steps: Sequence[float] = DEFAULT_STEPS,
-        hold_s: float = DEFAULT_HOLD_S,
+        steps: Sequence[float] = ops.DEFAULT_STEPS,
+        hold_s: float = ops.DEFAULT_HOLD_S,
         abort_if: Mapping[str, float] | None = None,
-        alpha: float = DEFAULT_ALPHA,
-        min_samples: int = DEFAULT_MIN_SAMPLES,
-        ready_timeout_s: float = DEFAULT_READY_TIMEOUT_S,
+        alpha: float = ops.DEFAULT_ALPHA,
+        min_samples: int = ops.DEFAULT_MIN_SAMPLES,
+        ready_timeout_s: float = ops.DEFAULT_READY_TIMEOUT_S,
     ) -> str | None:
         """Move an endpoint's traffic to a backend step by step; returns the goal's id.
 

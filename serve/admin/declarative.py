@@ -23,7 +23,6 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from greenroom.core import operations as ops
 from greenroom.core.config import RuntimeEnv
 from greenroom.core.errors import GreenroomError, InvalidRequestError
-from greenroom.core.rollouts.settings import Canary
 from greenroom.serve.admin import applications
 from greenroom.serve.build import BuiltApplication
 from greenroom.serve.code.importing import forget_modules, load_application, read_arguments
@@ -144,7 +143,7 @@ def apply(
     *,
     keep_others: bool = False,
     if_version: int | None = None,
-    canary: Canary | None = None,
+    canary: ops.Canary | None = None,
 ) -> dict[str, Any]:
     """Make the applications be these, in one change; answers as ``DeployApplications`` does.
 

@@ -21,7 +21,7 @@ from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings, grpc_names, unlike
 from greenroom.core.config import GrpcOptions, HTTPOptions
 from greenroom.core.errors import GreenroomError, InvalidRequestError
-from greenroom.core.rollouts.settings import DEFAULT_STEPS, Canary
+from greenroom.core.operations import DEFAULT_STEPS, Canary
 from greenroom.core.validation import validated
 from greenroom.serve.admin import applications, declarative
 from greenroom.serve.cli import commands, config_file

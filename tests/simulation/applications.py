@@ -18,9 +18,9 @@ from greenroom.actors.messages import queries as m
 from greenroom.actors.runtime.port import PROXY, Finder, Port
 from greenroom.core import operations as ops
 from greenroom.core.config import BackendConfig
+from greenroom.core.operations import Canary
 from greenroom.core.records import served_as
 from greenroom.core.rollouts.canaries import ROLLING_OUT, WENT_BACK
-from greenroom.core.rollouts.settings import Canary
 from tests.simulation.clients import Client, Script
 from tests.simulation.links import PORT
 from tests.simulation.scripted_code import COMPOSED, FAILING, PLAIN

@@ -16,8 +16,7 @@ import pytest
 
 from greenroom import serve
 from greenroom.core.errors import DeployFailedError
-from greenroom.core.operations import DeployApplications
-from greenroom.core.rollouts.settings import Canary
+from greenroom.core.operations import Canary, DeployApplications
 from greenroom.serve.admin.session import wait_for_goal
 from greenroom.serve.build import build
 from tests.support.systems import RunningSystem, wait_until
