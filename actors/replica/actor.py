@@ -43,7 +43,7 @@ from greenroom.actors.runtime.loop import end_where_starved
 from greenroom.actors.runtime.port import Port
 from greenroom.actors.runtime.shared_metrics import SharedMetrics
 from greenroom.core.cluster import devices
-from greenroom.core.comparing.differences import Place, Plain
+from greenroom.core.comparing.comparing import Place, Plain
 from greenroom.core.config import RuntimeEnv, SessionAffinity
 from greenroom.core.errors import DeployFailedError
 from greenroom.core.metrics import Group

@@ -44,12 +44,14 @@ from greenroom.core.comparing.comparing import (
     MAX_BODY_BYTES,
     SAME,
     Compare,
+    Differences,
     Function,
     Outcome,
+    Place,
+    Plain,
     Response,
     compare,
 )
-from greenroom.core.comparing.differences import Differences, Place, Plain
 from greenroom.core.formats import fit
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from greenroom.core.cluster.hosts import EXPECTED_S, HOST, Hosts, prepare
 from greenroom.core.cluster.long_poll import LISTENER, Listeners
 from greenroom.core.cluster.placement import Placement, anywhere
 from greenroom.core.cluster.state import State
-from greenroom.core.comparing.differences import AllDifferences
+from greenroom.core.comparing.comparing import AllDifferences
 from greenroom.core.effects import Effect
 from greenroom.core.lifecycle import definitions
 from greenroom.core.lifecycle.backend import Backend

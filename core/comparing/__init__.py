@@ -1,5 +1,4 @@
-"""Whether two answers are the same, and how they differ if not.
+"""Comparing the answers of two versions (``comparing``), and their latencies (``latencies``).
 
-Replicas of a shadow compare answers (``comparing``) and count the differences (``differences``);
-the controller adds up their reports. Pure, except for the user's compare function.
+Pure, except for the user's compare function.
 """

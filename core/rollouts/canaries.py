@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 from greenroom.core.cluster.state import State
-from greenroom.core.comparing.differences import AllDifferences
+from greenroom.core.comparing.comparing import AllDifferences
 from greenroom.core.errors import ConflictError, GreenroomError
 from greenroom.core.lifecycle import definitions
 from greenroom.core.lifecycle.endpoints import with_shadow

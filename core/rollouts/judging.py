@@ -46,7 +46,7 @@ from functools import lru_cache
 from math import ceil, exp, log, log1p, log2
 from typing import Any, NamedTuple
 
-from greenroom.core.comparing.differences import Counts
+from greenroom.core.comparing.comparing import Counts
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.formats import travels
 from greenroom.core.routing.tickets import Observer, Ticket

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from greenroom.core.cluster.state import State
-from greenroom.core.comparing.differences import AllDifferences, Counts
+from greenroom.core.comparing.comparing import AllDifferences, Counts
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.endpoints import check_known

@@ -31,8 +31,7 @@ from greenroom.actors.messages.queries import (
     beside,
     status_of,
 )
-from greenroom.core.comparing.comparing import Compare, Outcome, Response, compare
-from greenroom.core.comparing.differences import Differences
+from greenroom.core.comparing.comparing import Compare, Differences, Outcome, Response, compare
 from greenroom.core.comparing.latencies import Interval, percentile, ratio, share
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
 from greenroom.core.operations import HTTP_METHODS

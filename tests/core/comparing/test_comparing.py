@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
-from greenroom.core.comparing.comparing import Compare, Outcome, Response, check_compare, compare
-from greenroom.core.comparing.differences import (
+from greenroom.core.comparing.comparing import (
     OTHER_CAUSES,
     AllDifferences,
+    Compare,
     Differences,
+    Outcome,
+    Response,
+    check_compare,
+    compare,
     from_plain,
 )
 from greenroom.core.errors import InvalidRequestError

@@ -6,7 +6,7 @@ import pytest
 
 from greenroom.core import operations as ops
 from greenroom.core.cluster import status
-from greenroom.core.comparing.differences import Differences
+from greenroom.core.comparing.comparing import Differences
 from greenroom.core.errors import ConflictError, InvalidRequestError
 from greenroom.core.rollouts.judging import Tally
 from tests.core import requests as ask

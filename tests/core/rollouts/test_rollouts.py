@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from greenroom.core import operations as ops
-from greenroom.core.comparing.differences import Differences
+from greenroom.core.comparing.comparing import Differences
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
 from greenroom.core.rollouts.judging import DEFAULT_RULES, Tally
 from tests.core import requests as ask
