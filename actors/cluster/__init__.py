@@ -1,6 +1,6 @@
 """Several hosts as one cluster: membership, heartbeats, leadership, and the cluster's keys.
 
-Each subject has two ends: the controller's (``members``, ``leader_lease``) and the host process's
-(``membership``, ``election``). The decisions are in core/cluster; this package has the files,
-sockets and clocks. Proxies and replicas use ``epoch_fence``.
+Each subject has two ends, the controller's and the host process's: those of membership are
+``members`` and ``membership``, the others are in one module. The decisions are in core/cluster;
+this package has the files, sockets and clocks. Proxies and replicas use ``epoch_fence``.
 """

@@ -8,10 +8,10 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from greenroom.actors.cluster.election import LeaderElection
 from greenroom.actors.cluster.epoch_fence import EpochFence
 from greenroom.actors.cluster.heartbeats import Beater
 from greenroom.actors.cluster.key_rotation import KeyHolder
+from greenroom.actors.cluster.leader_lease import LeaderElection
 from greenroom.actors.host.capacity import capacity_of
 from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.admin import RequestReply, request_of

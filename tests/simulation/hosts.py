@@ -1,7 +1,7 @@
 """What is one host's: its settings, its records of processes, and its host process.
 
 The host process is a short driver of what actors/host/process.py has do the work: the real
-membership, finders and candidate. Only the candidate's thread is a timer here.
+membership, finders and leader election. Only the election's thread is a timer here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from greenroom.actors.cluster import election as candidate
+from greenroom.actors.cluster import leader_lease
 from greenroom.actors.cluster.membership import Membership, find_controller
 from greenroom.actors.host.process import PRUNE_EVERY_S, Unasked
 from greenroom.actors.messages import control as cm
@@ -117,7 +117,7 @@ class RunDir:
         return self.files.setdefault(name, WordFile())
 
 
-class LeaderElection(candidate.LeaderElection):
+class LeaderElection(leader_lease.LeaderElection):
     """The real one, that looks by a timer and not on a thread, unless a database is waited for."""
 
     def start(self) -> None:

@@ -353,10 +353,9 @@ def _classes(simulation: Simulation) -> dict[str, Any]:
     is_database = isinstance(disk, Database)
     location = location_at if is_database else lambda _: disk
     in_actors = {
-        "cluster.election.location_at": location,
         "cluster.key_rotation.KeyFiles": hosts.Keys,
-        "cluster.election.note_store": nothing,
-        "cluster.election.is_known": lambda *_: False,
+        "cluster.leader_lease.note_store": nothing,
+        "cluster.leader_lease.is_known": lambda *_: False,
         "cluster.leader_lease.location_at": location,
         "cluster.leader_lease.word_file": lambda _: simulation.word_files[here()],
         "cluster.leader_lease.write_private": lambda path, text: path.write_text(text),
@@ -383,7 +382,7 @@ def _classes(simulation: Simulation) -> dict[str, Any]:
     }
     if is_database:
         in_actors |= {
-            "cluster.election.threading": SimpleNamespace(
+            "cluster.leader_lease.threading": SimpleNamespace(
                 Thread=partial(threads.Thread, world), Event=partial(threads.Event, world)
             ),
             "cluster.leader_lease.ThreadPoolExecutor": lambda *_: threads.SimThread(world),
