@@ -17,13 +17,7 @@ from typing_extensions import Self
 
 from greenroom.core.autoscaling.config import AUTO, MAX_REPLICAS, AutoscalingConfig
 from greenroom.core.cluster.devices import VARIABLES, amount_problem
-from greenroom.core.validation import (
-    Settings,
-    UserCode,
-    jsonable,
-    names_code,
-    validated,
-)
+from greenroom.core.validation import Settings, UserCode, jsonable, names_code, validated
 
 # --- Logging of replicas, under the names of Ray Serve --------------------------------------------
 

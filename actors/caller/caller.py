@@ -51,11 +51,7 @@ from greenroom.actors.messages.queries import (
     status_of,
 )
 from greenroom.actors.runtime.loop import Callback, Loop, Outbox, Timer, nothing
-from greenroom.core.errors import (
-    DeploymentUnavailableError,
-    ReplicaUnavailableError,
-    error_status,
-)
+from greenroom.core.errors import DeploymentUnavailableError, ReplicaUnavailableError, error_status
 from greenroom.core.routing.retries import RetryBudget
 from greenroom.core.routing.tickets import CANCELLED_STATUS, SOCKET
 

@@ -30,7 +30,6 @@ from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages import admin as am
 from greenroom.actors.messages import control as cm
 from greenroom.actors.messages import queries as m
-from greenroom.actors.messages.queries import Address
 from greenroom.actors.runtime.liveness import Pulse
 from greenroom.actors.runtime.loop import Loop, Timer
 from greenroom.actors.runtime.settings import HostSettings
@@ -42,7 +41,6 @@ from greenroom.core.cluster.leader_lease import RENEW_S
 from greenroom.core.cluster.long_poll import News, epoch_of
 from greenroom.core.cluster.placement import Placement
 from greenroom.core.cluster.state import SOFT
-from greenroom.core.effects import AskPolicy
 from greenroom.core.errors import StateNotSavedError
 from greenroom.core.records import Changes
 from greenroom.persistence.checkpoints import Checkpoints
@@ -68,7 +66,7 @@ _OF_MORE = frozenset(
         ops.RebalanceHosts,
     )
 )
-_ROUTINE = (fx.Check, AskPolicy)  # effects that are of no interest outside
+_ROUTINE = (fx.Check, fx.AskPolicy)  # effects that are of no interest outside
 KINDS = ("backend", "endpoint", "application", *SOFT)
 SETTLE_S = 0.1  # between two pieces of the store's work that no change waits for
 
@@ -90,7 +88,7 @@ class ActiveController:
         store: LeasedStore,
         lease: LeaderLease | None,
         *,
-        find: Callable[[str], Address],
+        find: Callable[[str], m.Address],
         give_way: Callable[[StoreError, Callable[[], object]], None],
     ) -> None:
         """Recover: load every record, and ask every recorded replica."""
@@ -135,7 +133,7 @@ class ActiveController:
             },
         )
         self._status_file = StatusFile(loop, settings.status_file, self._status)
-        self._handlers: dict[type, Callable[[Any, Address], None]] = {
+        self._handlers: dict[type, Callable[[Any, m.Address], None]] = {
             am.Request: self._request,
             cm.Superseded: self._superseded,
             cm.HostReported: self._host_reported,
@@ -151,7 +149,7 @@ class ActiveController:
                 message.childAddress
             ),
         }
-        self._proxies: dict[Hashable, Address] = {}  # by the incarnation of each
+        self._proxies: dict[Hashable, m.Address] = {}  # by the incarnation of each
         self._watched: set[str] = set()  # proxies
         self._news: dict[Hashable, News] = {}  # by proxy: sent to it once all is saved
         self._wake: Timer | None = None
@@ -186,7 +184,7 @@ class ActiveController:
             lost=self._checkpoints.lost,
         )
 
-    def take(self, message: Any, sender: Address) -> None:
+    def take(self, message: Any, sender: m.Address) -> None:
         """Handle a message, unless another host's controller may lead by now."""
         if not self._may_act():
             self._refuse(message, sender)
@@ -220,11 +218,11 @@ class ActiveController:
 
     # --- Requests -------------------------------------------------------------------------------
 
-    def _request(self, message: am.Request, sender: Address) -> None:
+    def _request(self, message: am.Request, sender: m.Address) -> None:
         self._requests.take(message, sender)
         self._changed()
 
-    def _refuse(self, message: Any, sender: Address) -> None:
+    def _refuse(self, message: Any, sender: m.Address) -> None:
         """Say why nothing is done; otherwise the sender asks again, of the host that leads then."""
         trouble = "" if self._lease is None else self._lease.trouble()
         if trouble and isinstance(message, am.Request):
@@ -260,12 +258,12 @@ class ActiveController:
 
     # --- Hosts ----------------------------------------------------------------------------------
 
-    def _host_reported(self, message: cm.HostReported, sender: Address) -> None:
+    def _host_reported(self, message: cm.HostReported, sender: m.Address) -> None:
         if self._members.reported(message, sender):
             self._status_file.changed()
         self._changed()
 
-    def _superseded(self, message: cm.Superseded, _sender: Address) -> None:
+    def _superseded(self, message: cm.Superseded, _sender: m.Address) -> None:
         """Look whether there is a later controller, and step down if so.
 
         Where this one is the last that the store knows of, the store is not what it was.
@@ -328,7 +326,7 @@ class ActiveController:
 
     # --- Proxies --------------------------------------------------------------------------------
 
-    def _listen(self, message: cm.Listen, sender: Address) -> None:
+    def _listen(self, message: cm.Listen, sender: m.Address) -> None:
         """Answer a proxy with what it lacks, or keep its call until there is news."""
         listener = message.listener
         if self._is_of_other_store(message):
@@ -359,7 +357,7 @@ class ActiveController:
             return epoch_of(message.seen) > self._store.epoch
         return self._members.is_here(message.host) or self.cluster.state.is_empty
 
-    def _watch_proxy(self, process: m.Process, at: Address | None = None) -> None:
+    def _watch_proxy(self, process: m.Process, at: m.Address | None = None) -> None:
         if process.incarnation not in self._watched:
             self._watched.add(process.incarnation)
             gone = lambda: self._proxy_gone(process)  # noqa: E731
@@ -374,25 +372,25 @@ class ActiveController:
         self.cluster.autoscaler.proxy_gone(process, time.monotonic())
         self._changed()
 
-    def _load_reported(self, message: cm.LoadReported, _sender: Address) -> None:
+    def _load_reported(self, message: cm.LoadReported, _sender: m.Address) -> None:
         """Take a proxy's load; one that is not known as a listener may be dead already."""
         if message.proxy.incarnation in self._proxies:
             now = time.monotonic()
             self.cluster.autoscaler.load_reported(message.proxy, message.load, now)
             self._changed()
 
-    def _tallies_reported(self, message: cm.TalliesReported, _sender: Address) -> None:
+    def _tallies_reported(self, message: cm.TalliesReported, _sender: m.Address) -> None:
         """Take what a proxy has counted for rollouts."""
         for endpoint, (token, tallies) in message.tallies.items():
             proxy = message.proxy.incarnation
             self.cluster.rollouts.reported(endpoint, token, proxy, tallies)
         self._changed()
 
-    def _traffic_reported(self, message: cm.TrafficReported, _sender: Address) -> None:
+    def _traffic_reported(self, message: cm.TrafficReported, _sender: m.Address) -> None:
         """Add what a proxy has counted to the time series."""
         self.cluster.series.reported(message.traffic, time.time())
 
-    def _comparisons_reported(self, message: cm.ComparisonsReported, _sender: Address) -> None:
+    def _comparisons_reported(self, message: cm.ComparisonsReported, _sender: m.Address) -> None:
         """Keep what a shadow's replica has found by comparing."""
         self.cluster.differences.reported(message.process.incarnation, message.found)
 
@@ -420,7 +418,7 @@ class ActiveController:
             self._save(changes)
         self._requests.saved()
         for effect in effects:
-            if isinstance(effect, AskPolicy):
+            if isinstance(effect, fx.AskPolicy):
                 self._policies.ask(effect)
             else:
                 self._supervisor.perform(effect)

@@ -13,7 +13,6 @@ from greenroom.actors.cluster.members import Members
 from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages import control as cm
 from greenroom.actors.messages import queries as m
-from greenroom.actors.messages.queries import Address, LargeBytes
 from greenroom.actors.replica.user_code import lost_code
 from greenroom.actors.runtime.loop import Loop, Repeats
 from greenroom.core import effects as fx
@@ -46,7 +45,7 @@ class Supervisor:
         records: RunRecords,
         *,
         members: Members,
-        find: Callable[[str], Address],
+        find: Callable[[str], m.Address],
         changed: Callable[[], None],
     ) -> None:
         self._loop = loop
@@ -58,7 +57,7 @@ class Supervisor:
         self._find = find
         self._changed = changed
         self._stopping = False
-        self._addresses: dict[str, Address] = {}  # where to send to, also before the first report
+        self._addresses: dict[str, m.Address] = {}  # where to send to, also before the first report
         self._processes: dict[str, m.Process] = {}
         self._hosts: dict[str, str] = {}  # by tag, of those that were asked for
         self._unwatch: dict[str, Callable[[], None]] = {}
@@ -75,7 +74,7 @@ class Supervisor:
 
     # --- What is observed -----------------------------------------------------------------------
 
-    def reported(self, message: cm.ReplicaReported, sender: Address) -> None:
+    def reported(self, message: cm.ReplicaReported, sender: m.Address) -> None:
         """Take a replica's report; tell the replica to go if it is not wanted."""
         tag, process = message.replica, message.process
         if tag and self._processes.get(tag) != process:
@@ -120,7 +119,7 @@ class Supervisor:
             reason = message.error.strip().rpartition("\n")[2]
             logger.error("replica %s (pid %d) could not start: %s", tag, process.pid, reason)
 
-    def child_exited(self, address: Address) -> None:
+    def child_exited(self, address: m.Address) -> None:
         """Take note of a replica that ended before it reported; the others are watched by pid."""
         for tag, known in list(self._addresses.items()):
             if known == address and tag not in self._processes:
@@ -221,11 +220,11 @@ class Supervisor:
             ),
         )
 
-    def fetch(self, message: cm.FetchFolder, sender: Address) -> None:
+    def fetch(self, message: cm.FetchFolder, sender: m.Address) -> None:
         """Send a replica the zip of the folder that it works in."""
         logger.info("sending folder %s to replica %s", message.digest, message.replica)
         try:
-            content = LargeBytes(self._checkpoints.load_code(message.digest))
+            content = m.LargeBytes(self._checkpoints.load_code(message.digest))
             answer = cm.FolderFetched(digest=message.digest, content=content)
         except StoreError as error:
             logger.exception("a folder is lost")
@@ -302,17 +301,17 @@ class Supervisor:
         else:
             self._members.locate(tag, host, lambda address: self._located(tag, address, message))
 
-    def _located(self, tag: str, address: Address, message: m.Message) -> None:
+    def _located(self, tag: str, address: m.Address, message: m.Message) -> None:
         self._send_to(self._addresses.setdefault(tag, address), tag, message)
 
-    def _send_to(self, address: Address, tag: str, message: m.Message) -> None:
+    def _send_to(self, address: m.Address, tag: str, message: m.Message) -> None:
         failed = partial(self._unreachable, tag, address)
         if isinstance(message, cm.StartReplica):
             self._starts.send(tag, address, message, failed)
         else:
             self._loop.send(address, message, on_failed=failed)
 
-    def _unreachable(self, tag: str, address: Address) -> None:
+    def _unreachable(self, tag: str, address: m.Address) -> None:
         """Look for the replica anew next time: the admin may have named one that just died."""
         if tag not in self._processes and self._addresses.get(tag) == address:
             del self._addresses[tag]

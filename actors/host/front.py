@@ -28,13 +28,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from greenroom.actors.host.http_port import bind_http, borrow
-from greenroom.actors.host.records import (
-    FRONT_ROLE,
-    GRPC_ROLE,
-    WORKER_ROLE,
-    RunRecords,
-    role_of,
-)
+from greenroom.actors.host.records import FRONT_ROLE, GRPC_ROLE, WORKER_ROLE, RunRecords, role_of
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime import forking
 from greenroom.actors.runtime.logs import open_log_or_stderr

@@ -30,12 +30,7 @@ from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime import forking
 from greenroom.actors.runtime.liveness import silent_among
 from greenroom.actors.runtime.logs import open_log
-from greenroom.actors.runtime.processes import (
-    is_alive,
-    kill_all,
-    send_signal,
-    wait_gone,
-)
+from greenroom.actors.runtime.processes import is_alive, kill_all, send_signal, wait_gone
 from greenroom.actors.runtime.settings import DEFAULT_SILENCE_TIMEOUT_S, HostSettings
 from greenroom.actors.runtime.state_dir import check_state_dir, make_private
 from greenroom.core.errors import GreenroomError, StartError

@@ -39,13 +39,7 @@ from typing import Any, NoReturn
 
 from thespian.actors import ActorSystem, ActorSystemException
 
-from greenroom.actors.cluster.membership import (
-    Membership,
-    find_controller,
-    leads,
-    obstacle,
-    others,
-)
+from greenroom.actors.cluster.membership import Membership, find_controller, leads, obstacle, others
 from greenroom.actors.environments import folders, packages
 from greenroom.actors.host.capacity import count_gpus
 from greenroom.actors.host.front import Front, GrpcServer, answers_http, url_of

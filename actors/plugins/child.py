@@ -21,13 +21,7 @@ from collections.abc import Callable
 
 from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.queries import Process
-from greenroom.actors.plugins.process import (
-    HEADER,
-    MAX_FRAME_BYTES,
-    POLICY,
-    REQUEST_ROUTER,
-    frame,
-)
+from greenroom.actors.plugins.process import HEADER, MAX_FRAME_BYTES, POLICY, REQUEST_ROUTER, frame
 from greenroom.actors.runtime.logs import open_log
 from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.processes import identify

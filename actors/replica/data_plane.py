@@ -23,7 +23,6 @@ from typing import Any
 
 from greenroom.actors.caller import client as query_client
 from greenroom.actors.caller.caller import Caller
-from greenroom.actors.caller.client import CallerClient
 from greenroom.actors.caller.streams import MOST_JOINED, Parts, Sender
 from greenroom.actors.messages.closing import RESTARTING, close_frame
 from greenroom.actors.messages.control import MeetProxy
@@ -219,7 +218,7 @@ class Queries:
         self._fed_numbers = itertools.count(1)
         self._feeding: dict[str, Callback] = {}  # watched callers, by incarnation: what unwatches
         self._caller = caller = Caller(port.loop, port.process)
-        query_client.install(CallerClient(caller))
+        query_client.install(query_client.CallerClient(caller))
         user_context.on_models_changed(self._models_changed)
         port.on(RunQueries, self._run)
         port.on(FeedQueries, self._feed)

@@ -23,12 +23,7 @@ from functools import partial
 from typing import Any
 
 from thespian.system import isInternalActorSystemMessage
-from thespian.system.messages.admin import (
-    PendingActor,
-    PendingActorResponse,
-    QueryAck,
-    QueryExists,
-)
+from thespian.system.messages.admin import PendingActor, PendingActorResponse, QueryAck, QueryExists
 
 from greenroom.actors.messages.control import Identify, IdentifyReply
 from greenroom.actors.messages.queries import Address, AskProxy, AskProxyReply, Process

@@ -30,10 +30,7 @@ from thespian.system.transport import (
 )
 
 from greenroom.actors.transport import addresses
-from greenroom.actors.transport.addresses import (
-    ProcessAddress,
-    drawn_address,
-)
+from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
 from greenroom.actors.transport.cluster_key import ClusterKeyError, KeyFiles
 from greenroom.actors.transport.envelopes import Envelope
 from greenroom.actors.transport.sockets import is_listening, keep_listeners, tcp_listener

@@ -58,14 +58,7 @@ from greenroom.actors.transport.frames import (
     read_hello,
     split_body,
 )
-from greenroom.actors.transport.gate import (
-    BEATS,
-    MESSAGES,
-    Arrivals,
-    Gate,
-    UnreachableError,
-    dial,
-)
+from greenroom.actors.transport.gate import BEATS, MESSAGES, Arrivals, Gate, UnreachableError, dial
 from greenroom.actors.transport.sockets import (
     Credentials,
     discard,

@@ -18,7 +18,7 @@ from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.state import State
 from greenroom.core.config import as_written
 from greenroom.core.errors import ConflictError, InvalidRequestError
-from greenroom.core.lifecycle import definitions
+from greenroom.core.lifecycle import definitions, history
 from greenroom.core.lifecycle.endpoints import (
     check_free,
     check_known,
@@ -30,8 +30,6 @@ from greenroom.core.lifecycle.endpoints import (
     with_shadow,
 )
 from greenroom.core.lifecycle.goals import Subject
-from greenroom.core.lifecycle.history import Author, described_changes
-from greenroom.core.lifecycle.history import described as described_entry
 from greenroom.core.lifecycle.releases import folders_of
 from greenroom.core.records import (
     APPLICATION,
@@ -57,7 +55,7 @@ class Now(NamedTuple):
 Carry = Callable[[Cluster, Any, Now], Any]
 
 
-def carry_out(cluster: Cluster, asked: ops.Operation, author: Author, now: Now) -> Any:
+def carry_out(cluster: Cluster, asked: ops.Operation, author: history.Author, now: Now) -> Any:
     """Carry out an operation of the table, and return its answer.
 
     A repeat of a request that was carried out changes nothing, and gets the same answer.
@@ -259,7 +257,7 @@ def _plan_applications(cluster: Cluster, asked: ops.PlanApplications, _now: Now)
     before = {key: cluster.state.definition(key) for key in wanted}
     return {
         "version": cluster.history.last_id,
-        "changes": described_changes(before, wanted),
+        "changes": history.described_changes(before, wanted),
     }
 
 
@@ -321,7 +319,7 @@ def _undo_change(cluster: Cluster, asked: ops.UndoChange, _now: Now) -> dict[str
     return {
         "id": entry.id,
         "what": entry.what,
-        "changes": described_changes(before, wanted),
+        "changes": history.described_changes(before, wanted),
         "goal": goal,
     }
 
@@ -419,7 +417,7 @@ CARRIED_OUT: dict[type[ops.Operation], Carry] = {
     ops.GetDeployment: lambda c, asked, _: status.deployment(c, asked.name),
     ops.ListDeployments: lambda c, _asked, _: status.deployments(c),
     ops.DeleteEverything: _delete_everything,
-    ops.ListHistory: lambda c, _asked, _: [described_entry(entry) for entry in c.history],
+    ops.ListHistory: lambda c, _asked, _: [history.described(entry) for entry in c.history],
     ops.UndoChange: _undo_change,
     ops.CreateToken: _create_token,
     ops.RevokeToken: lambda c, asked, _: c.tokens.revoke(asked.name),

@@ -21,7 +21,6 @@ from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.endpoints import Endpoints, table_of
 from greenroom.core.lifecycle.goals import Goals, Subject
 from greenroom.core.lifecycle.history import Author, History
-from greenroom.core.lifecycle.releases import CodeUse
 from greenroom.core.records import (
     APPLICATION,
     BACKEND,
@@ -92,7 +91,7 @@ class State:
             for tag, record in records.get("backend", {}).items()
         }
         self.lost = set(lost)
-        self.code_use = CodeUse()
+        self.code_use = releases.CodeUse()
         is_recovering = any(not backend.recovered for backend in self.backends.values())
         self.long_poll = LongPoll(epoch, closed=is_recovering)
         self.touched = set(self.backends)  # to be looked at in the next step
