@@ -8,13 +8,7 @@ from pathlib import Path
 
 from benchmarks import BenchmarkError
 from benchmarks.systems import GREENROOM, PEERS, System
-from benchmarks.venvs import (
-    Venv,
-    default_root,
-    existing_greenroom,
-    prepare_greenroom,
-    prepare_peer,
-)
+from benchmarks.venvs import Venv, default_root, existing_greenroom, prepare_greenroom, prepare_peer
 
 
 def _peers(text: str) -> list[System]:

@@ -83,10 +83,7 @@ class Tracing:
         from opentelemetry.propagate import extract, inject  # noqa: PLC0415
         from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
-        from opentelemetry.sdk.trace.export import (  # noqa: PLC0415
-            BatchSpanProcessor,
-            ConsoleSpanExporter,
-        )
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter  # noqa: PLC0415
 
         attributes = dict(resource)
         if "service.name" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):

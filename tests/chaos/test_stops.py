@@ -17,12 +17,7 @@ import pytest
 from greenroom.actors.host import launcher as system
 from greenroom.actors.runtime.liveness import silent_among
 from greenroom.actors.runtime.processes import identify
-from tests.support.kills import (
-    SETTLED_WITHIN_S,
-    assert_nothing_leaked,
-    settled,
-    system_to_kill,
-)
+from tests.support.kills import SETTLED_WITHIN_S, assert_nothing_leaked, settled, system_to_kill
 from tests.support.load import GetLoad, Tally
 from tests.support.systems import PATIENCE, RunningSystem, alive, wait_until
 

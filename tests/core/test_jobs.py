@@ -15,14 +15,7 @@ from greenroom.core.errors import (
     TooManyJobsError,
     UnknownNameError,
 )
-from greenroom.core.jobs import (
-    CALLBACK_TRIES,
-    ENDED,
-    MAX_CUT,
-    Job,
-    Jobs,
-    TaskProcessorConfig,
-)
+from greenroom.core.jobs import CALLBACK_TRIES, ENDED, MAX_CUT, Job, Jobs, TaskProcessorConfig
 
 
 def job(name: str = "a", **fields: Any) -> Job:

@@ -15,14 +15,7 @@ from greenroom.persistence.filesystem import UNNAMED, FileStore
 from greenroom.persistence.kv import CorruptValueError, OtherFormatError
 from greenroom.persistence.layout import frame, key_of
 
-from .disks import (  # noqa: TID251 - the tests' own folder
-    Death,
-    DyingDisk,
-    copy_with_damage,
-    files_under,
-    open_store,
-    state_of,
-)
+from .disks import Death, DyingDisk, copy_with_damage, files_under, open_store, state_of  # noqa: TID251 - the tests' own folder
 
 VALUE = b"the value"
 WHOLE = frame(VALUE)

@@ -21,14 +21,7 @@ from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import NothingSavedError, StoreNotWritableError
 from greenroom.persistence.layout import Disk
 
-from .disks import (  # noqa: TID251 - the tests' own folder
-    Death,
-    DyingDisk,
-    FullDisk,
-    KillingDisk,
-    open_store,
-    state_of,
-)
+from .disks import Death, DyingDisk, FullDisk, KillingDisk, open_store, state_of  # noqa: TID251 - the tests' own folder
 
 Change = tuple[dict[str, bytes], list[str]]
 

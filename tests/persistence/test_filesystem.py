@@ -22,14 +22,7 @@ from greenroom.persistence.kv import (
     StoreNotWritableError,
 )
 
-from .disks import (  # noqa: TID251 - the tests' own folder
-    FullDisk,
-    SteppingDisk,
-    UnsyncedDisk,
-    WatchedDisk,
-    open_store,
-    state_of,
-)
+from .disks import FullDisk, SteppingDisk, UnsyncedDisk, WatchedDisk, open_store, state_of  # noqa: TID251 - the tests' own folder
 
 NOBODY = 65534
 

@@ -6,11 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from greenroom.persistence.checkpoints import Checkpoints
-from greenroom.persistence.kv import (
-    NothingSavedError,
-    StoreLockedError,
-    StoreNotWritableError,
-)
+from greenroom.persistence.kv import NothingSavedError, StoreLockedError, StoreNotWritableError
 from greenroom.persistence.memory import MemoryStore
 from tests.simulation.world import Killed, World
 

@@ -15,13 +15,7 @@ from greenroom.actors.runtime.processes import parent_pid
 from greenroom.core.errors import GreenroomError
 from tests.support import footprint, policies
 from tests.support.load import GetLoad, Tally
-from tests.support.systems import (
-    PATIENCE,
-    RunningSystem,
-    alive,
-    running_system,
-    wait_until,
-)
+from tests.support.systems import PATIENCE, RunningSystem, alive, running_system, wait_until
 
 WORKERS = 2
 REPLICAS = len(policies.BACKENDS)

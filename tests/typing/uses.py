@@ -13,11 +13,7 @@ from typing_extensions import assert_type
 
 from greenroom import serve
 from greenroom.serve.config import AutoscalingConfig
-from greenroom.serve.handle import (
-    DeploymentHandle,
-    DeploymentResponse,
-    DeploymentResponseGenerator,
-)
+from greenroom.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
 
 
 class Adder:

@@ -25,13 +25,7 @@ from greenroom.core.formats import FORMAT, OLDEST
 from greenroom.persistence.filesystem import FileStore
 from greenroom.serve.exceptions import NotRunningError
 from tests.actors.conftest import deploy
-from tests.support.systems import (
-    RunningSystem,
-    alive,
-    patched_environ,
-    running_system,
-    wait_until,
-)
+from tests.support.systems import RunningSystem, alive, patched_environ, running_system, wait_until
 
 MINE = """
 from greenroom import serve

@@ -15,12 +15,7 @@ import cloudpickle
 import pytest
 
 from greenroom.actors.replica import threads as threads_module
-from greenroom.actors.replica.threads import (
-    PR_SET_TIMERSLACK,
-    USERS_SLACK_NS,
-    Threads,
-    UserLoop,
-)
+from greenroom.actors.replica.threads import PR_SET_TIMERSLACK, USERS_SLACK_NS, Threads, UserLoop
 from greenroom.actors.replica.user_code import UserCode
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess
