@@ -59,12 +59,12 @@ from greenroom.http_front.exchange import (
 from greenroom.http_front.link import Link
 from greenroom.http_front.responses import (
     STATUS_LINES,
+    TEXT as TEXT_TYPE,
     BadHeaderError,
     error_reply,
     passed_on,
     reply_to,
 )
-from greenroom.http_front.responses import TEXT as TEXT_TYPE
 
 _logger = logging.getLogger(__name__)
 _wire_logger = logging.getLogger(f"{__name__}.wire")

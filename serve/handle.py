@@ -9,8 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Generator
-from concurrent.futures import CancelledError
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import CancelledError, TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, overload

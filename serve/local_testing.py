@@ -13,8 +13,10 @@ import itertools
 import pickle
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
+from concurrent.futures import (
+    Future,
+    TimeoutError as FutureTimeoutError,  # its own class until 3.11
+)
 from contextvars import Context, copy_context
 from dataclasses import replace
 from functools import partial

@@ -35,8 +35,8 @@ from greenroom.core.metrics import (
     bounds_problem,
     label_problem,
     name_problem,
+    text as as_text,
 )
-from greenroom.core.metrics import text as as_text
 from greenroom.core.validation import is_number
 
 __all__ = ["CONTENT_TYPE", "Counter", "Gauge", "Histogram", "text"]

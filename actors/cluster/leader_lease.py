@@ -31,8 +31,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
+from concurrent.futures import (
+    Future,
+    ThreadPoolExecutor,
+    TimeoutError as FutureTimeoutError,  # its own class until 3.11
+)
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -27,14 +27,11 @@ from greenroom.actors.controller.status_file import StatusFile
 from greenroom.actors.controller.supervisor import Supervisor
 from greenroom.actors.host.capacity import capacity_of
 from greenroom.actors.host.records import RunRecords
-from greenroom.actors.messages import admin as am
-from greenroom.actors.messages import control as cm
-from greenroom.actors.messages import queries as m
+from greenroom.actors.messages import admin as am, control as cm, queries as m
 from greenroom.actors.runtime.liveness import Pulse
 from greenroom.actors.runtime.loop import Loop, Timer
 from greenroom.actors.runtime.settings import HostSettings
-from greenroom.core import effects as fx
-from greenroom.core import operations as ops
+from greenroom.core import effects as fx, operations as ops
 from greenroom.core.cluster import status
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.leader_lease import RENEW_S

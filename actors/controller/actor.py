@@ -16,8 +16,7 @@ from greenroom.actors.cluster.leader_lease import LeaderLease
 from greenroom.actors.controller.active import ActiveController
 from greenroom.actors.controller.read_only import STORE_PATIENCE_S, ReadOnlyController
 from greenroom.actors.controller.requests import failure
-from greenroom.actors.messages import admin as am
-from greenroom.actors.messages import control as cm
+from greenroom.actors.messages import admin as am, control as cm
 from greenroom.actors.messages.queries import Address
 from greenroom.actors.replica.actor import Replica
 from greenroom.actors.runtime.actor import LoopActor

@@ -11,8 +11,7 @@ from typing import Any
 
 from greenroom.actors.cluster.members import Members
 from greenroom.actors.host.records import RunRecords
-from greenroom.actors.messages import control as cm
-from greenroom.actors.messages import queries as m
+from greenroom.actors.messages import control as cm, queries as m
 from greenroom.actors.replica.user_code import lost_code
 from greenroom.actors.runtime.loop import Loop, Repeats
 from greenroom.core import effects as fx

@@ -61,8 +61,7 @@ from greenroom.actors.host.records import (
 from greenroom.actors.messages.admin import RequestReply, request_of
 from greenroom.actors.messages.control import MeetController, StopHost
 from greenroom.actors.messages.queries import Address, Process
-from greenroom.actors.runtime import forking
-from greenroom.actors.runtime import settings as binding
+from greenroom.actors.runtime import forking, settings as binding
 from greenroom.actors.runtime.liveness import Pulse
 from greenroom.actors.runtime.logs import configure_logging, prune_replica_logs, rotate_logs
 from greenroom.actors.runtime.port import PROXY, Finder, Port

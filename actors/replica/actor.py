@@ -29,9 +29,7 @@ from greenroom.actors.messages.control import (
     StopReplica,
 )
 from greenroom.actors.messages.queries import Address
-from greenroom.actors.replica import context as user_context
-from greenroom.actors.replica import logging as user_logging
-from greenroom.actors.replica import metrics
+from greenroom.actors.replica import context as user_context, logging as user_logging, metrics
 from greenroom.actors.replica.comparisons import Comparisons
 from greenroom.actors.replica.data_plane import Queries
 from greenroom.actors.replica.threads import give_way_to_messages

@@ -61,8 +61,7 @@ from greenroom.actors.messages.queries import (
     size_of,
     status_of,
 )
-from greenroom.actors.replica import context as user_context
-from greenroom.actors.replica import metrics
+from greenroom.actors.replica import context as user_context, metrics
 from greenroom.actors.replica.comparisons import Comparisons, ResponseSampler
 from greenroom.actors.replica.context import Reply
 from greenroom.actors.replica.user_code import UserCode

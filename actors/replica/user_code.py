@@ -45,8 +45,7 @@ from greenroom.actors.messages.queries import (
     arguments_of,
     call_of,
 )
-from greenroom.actors.replica import context as user_context
-from greenroom.actors.replica import logging as user_logging
+from greenroom.actors.replica import context as user_context, logging as user_logging
 from greenroom.actors.replica.callables import Manners, http_methods, is_async, users_traceback
 from greenroom.actors.replica.context import Reply
 from greenroom.actors.replica.threads import MAX_THREADS, NO_KWARGS, Stuck, UserLoop, outcome_of

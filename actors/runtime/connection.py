@@ -6,8 +6,11 @@ import os
 import pwd
 import threading
 import time
-from concurrent.futures import CancelledError, Future
-from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
+from concurrent.futures import (
+    CancelledError,
+    Future,
+    TimeoutError as FutureTimeoutError,  # its own class until 3.11
+)
 from functools import partial
 from typing import Any
 

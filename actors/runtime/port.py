@@ -17,8 +17,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
+from concurrent.futures import (
+    Future,
+    TimeoutError as FutureTimeoutError,  # its own class until 3.11
+)
 from functools import partial
 from typing import Any
 

@@ -42,8 +42,7 @@ from thespian.system.transport import (
 from thespian.system.utilis import thesplog_control
 
 from greenroom.actors.runtime.liveness import Pulse
-from greenroom.actors.transport import endpoints as descriptors
-from greenroom.actors.transport import envelopes
+from greenroom.actors.transport import endpoints as descriptors, envelopes
 from greenroom.actors.transport.addresses import ProcessAddress, parse_address
 from greenroom.actors.transport.admission import Trouble
 from greenroom.actors.transport.beats import BeatLink

@@ -9,8 +9,7 @@ only then, so a refused change writes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set as AbstractSet
 from typing import Any
 
 from greenroom.core.cluster.long_poll import LongPoll

@@ -43,8 +43,7 @@ from greenroom.core.records import (
     candidate_of,
     served_as,
 )
-from greenroom.core.rollouts.rollouts import BY_ITSELF, Rollouts
-from greenroom.core.rollouts.rollouts import PROMOTED as ROLLED_OUT
+from greenroom.core.rollouts.rollouts import BY_ITSELF, PROMOTED as ROLLED_OUT, Rollouts
 
 CANARY = "canary"
 ROLLING_OUT, TAKING_OVER = UNDER_WAY = ("rolling out", "taking over")

@@ -65,8 +65,7 @@ class Progress:
 
     def _show(self) -> None:
         from rich.console import Console  # noqa: PLC0415
-        from rich.progress import Progress as Bar  # noqa: PLC0415
-        from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+        from rich.progress import Progress as Bar, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
         text = TextColumn("{task.description}", markup=False)
         columns = (SpinnerColumn(), text, TimeElapsedColumn())

@@ -23,8 +23,7 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 
 from typing_extensions import Self
 
-from greenroom.actors.replica import context as user_context
-from greenroom.actors.replica import metrics
+from greenroom.actors.replica import context as user_context, metrics
 from greenroom.actors.replica.context import RunningQuery
 from greenroom.actors.runtime import tracing
 from greenroom.core.batching import Batches

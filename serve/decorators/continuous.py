@@ -20,8 +20,7 @@ from collections.abc import AsyncGenerator
 from contextvars import Context
 from typing import Any, Generic, TypeVar
 
-from greenroom.actors.replica import context as user_context
-from greenroom.actors.replica import metrics
+from greenroom.actors.replica import context as user_context, metrics
 from greenroom.core.batching import ContinuousBatch
 from greenroom.core.errors import BackPressureError, GreenroomError, QueryTimeoutError
 from greenroom.serve.decorators.per_instance import Outcome, PerInstance

@@ -19,8 +19,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, overload
 
-from greenroom.actors.replica import context as user_context
-from greenroom.actors.replica import metrics
+from greenroom.actors.replica import context as user_context, metrics
 from greenroom.actors.replica.callables import users_traceback
 from greenroom.serve.decorators.per_instance import Outcome, PerInstance
 

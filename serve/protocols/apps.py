@@ -13,8 +13,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Send
 
-from greenroom.actors.replica import context as user_context
-from greenroom.actors.replica import logging as user_logging
+from greenroom.actors.replica import context as user_context, logging as user_logging
 from greenroom.actors.replica.asgi import AppSource
 from greenroom.actors.replica.user_code import ASGI_APP
 from greenroom.core.errors import BodyTooLargeError

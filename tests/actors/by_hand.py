@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from greenroom.actors.messages import admin as am
-from greenroom.actors.messages import control as cm
-from greenroom.actors.messages import queries as m
+from greenroom.actors.messages import admin as am, control as cm, queries as m
 from greenroom.actors.runtime.port import ThreadPort
 from greenroom.actors.runtime.processes import this_process
 from greenroom.core.config import BackendConfig

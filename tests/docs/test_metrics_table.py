@@ -9,8 +9,7 @@ from typing import Any
 from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.proxy.metrics import HostMetrics, Metrics
-from greenroom.actors.replica import context
-from greenroom.actors.replica import metrics as of_replica
+from greenroom.actors.replica import context, metrics as of_replica
 from greenroom.actors.runtime.processes import this_process
 from greenroom.core.cluster import status
 from greenroom.core.metrics import Group

@@ -12,8 +12,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from greenroom import serve
 from greenroom.core.errors import GreenroomError, InvalidRequestError

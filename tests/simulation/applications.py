@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from greenroom.actors.caller.caller import Caller
-from greenroom.actors.messages import admin as am
-from greenroom.actors.messages import queries as m
+from greenroom.actors.messages import admin as am, queries as m
 from greenroom.actors.runtime.port import PROXY, Finder, Port
 from greenroom.core import operations as ops
 from greenroom.core.config import BackendConfig

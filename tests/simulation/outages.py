@@ -17,8 +17,7 @@ from typing import Any
 from greenroom.actors.cluster import membership
 from greenroom.actors.controller import read_only as unsaved
 from greenroom.actors.proxy import controller_link
-from greenroom.actors.runtime import actor as crash_loop
-from greenroom.actors.runtime import loop, port
+from greenroom.actors.runtime import actor as crash_loop, loop, port
 from greenroom.core import operations as ops
 from greenroom.core.config import BackendConfig
 from greenroom.core.lifecycle import replicas as retries

@@ -7,8 +7,7 @@ import os
 import struct
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from greenroom.actors.transport import frames
 from greenroom.actors.transport.frames import (

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 import pytest
 from thespian.actors import ActorAddress
 
-from greenroom.actors.transport import admission
-from greenroom.actors.transport import admission as strangers
+from greenroom.actors.transport import admission, admission as strangers
 from greenroom.actors.transport.addresses import ProcessAddress, host_of_admin
 from greenroom.actors.transport.endpoints import Naming
 from greenroom.actors.transport.sockets import own_listener

@@ -8,8 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from greenroom.actors.transport import admission
-from greenroom.actors.transport import admission as strangers
+from greenroom.actors.transport import admission, admission as strangers
 from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
 from greenroom.actors.transport.cluster_key import KeyFiles
 from greenroom.actors.transport.frames import HEADER, LOOSE

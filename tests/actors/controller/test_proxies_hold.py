@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.actors.messages import control as cm
-from greenroom.actors.messages import queries as m
+from greenroom.actors.messages import control as cm, queries as m
 from greenroom.actors.runtime.port import CONTROLLER
 from greenroom.core.cluster.long_poll import NOTHING_SEEN
 from greenroom.serve.exceptions import GreenroomError

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors.messages import control as cm
-from greenroom.actors.messages import queries as m
+from greenroom.actors.messages import control as cm, queries as m
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
 from tests.actors.by_hand import Hand, ReplicaByHand
 from tests.support.queries import python_call, query

@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors.messages import control as cm
-from greenroom.actors.messages import queries as m
+from greenroom.actors.messages import control as cm, queries as m
 from greenroom.actors.runtime.logs import replica_log
 from greenroom.actors.runtime.loop import STARVED_S
 from greenroom.actors.runtime.processes import is_alive

@@ -12,8 +12,7 @@ import pytest
 from thespian.actors import ActorExitRequest
 
 from greenroom import serve
-from greenroom.actors.messages import control as cm
-from greenroom.actors.messages import queries as m
+from greenroom.actors.messages import control as cm, queries as m
 from greenroom.actors.runtime import actor as base_module
 from greenroom.actors.runtime.actor import (
     ANSWER_S,

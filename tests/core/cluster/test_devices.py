@@ -6,8 +6,7 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from greenroom.core.cluster import status
 from greenroom.core.cluster.devices import choose, variables

@@ -6,8 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from greenroom.core.cluster.long_poll import IDS_PER_EPOCH, NOTHING_SEEN, LongPoll, News

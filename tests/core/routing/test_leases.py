@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Any
 
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from greenroom.core.routing.leases import (

@@ -7,8 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from greenroom.core.routing.tables import BackendTable, EndpointTable
 from greenroom.core.routing.tickets import Assign, Cancel, Compare, Pairing, Refuse

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from greenroom.core.routing.balancing import SATURATED_S
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from greenroom.core.routing.queues import MEMORY_S, DrainRate, FairQueue
 from greenroom.core.routing.tickets import Ticket

@@ -6,8 +6,7 @@ import random
 from collections import Counter
 from typing import Any
 
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from greenroom.core.routing.balancing import SATURATED_S

@@ -7,8 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from greenroom.core.config import SessionAffinity
 from greenroom.core.routing.sessions import Session, new_cookie, session_of

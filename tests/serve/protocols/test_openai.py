@@ -12,8 +12,7 @@ from collections.abc import AsyncIterator
 
 import openai
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from greenroom import serve
 from greenroom.serve.exceptions import BackPressureError
