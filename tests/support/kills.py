@@ -90,7 +90,7 @@ def kill_under_load(
 def footprint_in_use(running: RunningSystem) -> dict[str, int]:
     """Return how many descriptors each role has once every worker and replica is in use."""
     wait_until(lambda: settled(running), SETTLED_WITHIN_S, "all as it should be")
-    with GetLoad(running.settings.http.port) as load:
+    with GetLoad(running.settings.http.port, pause_s=0.0) as load:
         wait_until(lambda: load.tally.ok > 300, 15, "load on its way")
     return footprint.descriptors(running)
 
