@@ -101,7 +101,7 @@ def test_kills_at_random_every_second_cost_no_response(running: RunningSystem) -
     seed = random.randrange(2**32)
     chance = random.Random(seed)
     killed = []
-    with GetLoad(running.settings.http.port) as load:
+    with GetLoad(running.settings.http.port, pause_s=0.0) as load:
         wait_until(lambda: load.tally.ok > 300, 15, "load on its way")
         ends_at = time.monotonic() + KILLED_AT_RANDOM_S
         while time.monotonic() < ends_at:

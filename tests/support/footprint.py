@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from greenroom.actors.host.records import MARK, mark_of
-from greenroom.actors.runtime.processes import identify
+from greenroom.actors.runtime.processes import command_line, identify
 from tests.support.systems import RunningSystem
 
 SLACK = 3  # descriptors of what may be under way: a connection being dialed, a file being written
@@ -53,6 +55,26 @@ def descriptors(running: RunningSystem) -> dict[str, int]:
     for role, pid in running.pids():
         most[role] = max(most[role], _count(pid))
     return dict(most)
+
+
+def listed(running: RunningSystem, roles: Iterable[str]) -> str:
+    """Return what the descriptors of processes of these roles are, for a failure's message."""
+    lines = []
+    for role, pid in running.pids():
+        if role in roles:
+            kinds = Counter(link.partition("[")[0] for link in _links(pid))
+            watched = [_title(info) for info in Path(f"/proc/{pid}/fdinfo").iterdir()]
+            lines.append(f"{role} {pid}: {dict(kinds)}, watches {sorted(filter(None, watched))}")
+    return "\n".join(lines)
+
+
+def _title(info: Path) -> str:
+    """Return the title of the process that a pidfd is of, "dead" without one; "" for others."""
+    try:
+        found = re.search(r"^Pid:\s*(-?\d+)", info.read_text(), re.MULTILINE)
+    except FileNotFoundError:  # closed meanwhile
+        return ""
+    return (command_line(int(found[1])) or "dead") if found else ""
 
 
 def shared_listeners(running: RunningSystem) -> dict[str, list[int]]:

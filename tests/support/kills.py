@@ -112,4 +112,6 @@ def assert_nothing_leaked(running: RunningSystem, before: dict[str, int]) -> Non
     try:
         wait_until(lambda: not leaks(running, before), 5, "nothing leaked")
     except AssertionError as error:
-        raise AssertionError(f"{error}: {leaks(running, before)}") from None
+        found = leaks(running, before)
+        told = footprint.listed(running, found.get("more descriptors", ()))
+        raise AssertionError(f"{error}: {found}\n{told}") from None
