@@ -12,9 +12,10 @@ from greenroom.actors.host.records import MARK, mark_of
 from greenroom.actors.runtime.processes import command_line, identify
 from tests.support.systems import RunningSystem
 
-# Descriptors of what may be under way, as a file being written, and of a second connection with
-# each of six peers: where two processes dial each other at once, both connections stay.
-SLACK = 3 + 6
+# What may be under way: a connection being dialed, a file being written. Of sockets also a second
+# connection with each of six peers: where two processes dial each other at once, both stay
+# (tests/transport/test_links.py).
+SLACK = {"sockets": 3 + 6, "others": 3}
 
 
 def pids_of(running: RunningSystem) -> list[int]:
@@ -49,18 +50,22 @@ def unrecorded(running: RunningSystem) -> list[int]:
 
 
 def descriptors(running: RunningSystem) -> dict[str, int]:
-    """Return how many descriptors the process of each role has; of several, the most.
+    """Return how many sockets and others the process of each role has; of several, the most.
 
     Without those to /dev/null: a forked process has as many of them as its parent had descriptors.
     """
     most: Counter[str] = Counter()
     for role, pid in running.pids():
-        most[role] = max(most[role], _count(pid))
+        held = _held(pid)
+        sockets = sum(link.startswith("socket:") for link in held)
+        for kind, count in (("sockets", sockets), ("others", len(held) - sockets)):
+            most[f"{role}'s {kind}"] = max(most[f"{role}'s {kind}"], count)
     return dict(most)
 
 
-def listed(running: RunningSystem, roles: Iterable[str]) -> str:
-    """Return what the descriptors of processes of these roles are, for a failure's message."""
+def listed(running: RunningSystem, grown: Iterable[str]) -> str:
+    """Return what the descriptors are of processes that hold more, for a failure's message."""
+    roles = {name.partition("'")[0] for name in grown}
     lines = []
     for role, pid in running.pids():
         if role in roles:
@@ -103,17 +108,17 @@ def stale_records(running: RunningSystem) -> list[str]:
 
 
 def grown(before: dict[str, int], after: dict[str, int]) -> dict[str, tuple[int, int]]:
-    """Return the roles whose processes hold more descriptors than before."""
+    """Return whose descriptors are more than before."""
     return {
-        role: (before[role], count)
-        for role, count in after.items()
-        if role in before and count > before[role] + SLACK
+        name: (before[name], count)
+        for name, count in after.items()
+        if name in before and count > before[name] + SLACK[name.rpartition(" ")[2]]
     }
 
 
-def _count(pid: int) -> int:
+def _held(pid: int) -> list[str]:
     # Whose pulses a process holds depends on who is there; it lets go of them within a second.
-    return sum(link != os.devnull and "greenroom-pulse" not in link for link in _links(pid))
+    return [link for link in _links(pid) if link != os.devnull and "greenroom-pulse" not in link]
 
 
 def _links(pid: int) -> list[str]:

@@ -80,6 +80,16 @@ def test_answers_use_the_connection_that_the_question_came_over(world):
     assert len(one.links.connections()) == len(other.links.connections()) == 1
 
 
+def test_two_that_dial_each_other_at_once_keep_both_connections_and_no_more(world):
+    one, other = world.process(), world.process()
+    for _ in range(10):
+        tags = one.send(other), other.send(one)
+        world.until(lambda tags=tags: tags[0] in one.done and tags[1] in other.done)
+    assert len(one.inbox) == len(other.inbox) == 10
+    assert len(one.links.connections(other.address)) == 2
+    assert len(other.links.connections(one.address)) == 2
+
+
 def test_many_patient_messages_do_not_wait_for_the_time_to_acknowledge_them(world, monkeypatch):
     monkeypatch.setattr("greenroom.actors.transport.links.PATIENCE_S", 3600)
     one, other = world.process(), world.process()
