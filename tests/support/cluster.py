@@ -8,7 +8,6 @@ import os
 import signal
 import string
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -34,15 +33,7 @@ _numbers = itertools.count(1)
 
 def run_afresh(environ: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
     """Run the command line of the release that PYTHONPATH names. Called on a host."""
-    return subprocess.run(
-        [sys.executable, "-m", "greenroom.serve.cli.main", *args],
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        timeout=template.COMMAND_TIMEOUT_S,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
+    return template.afresh(*args, environ=environ)
 
 
 def get(path: str, token: str = "", timeout_s: float = 10.0) -> tuple[int, str]:

@@ -8,7 +8,6 @@ each. It is not multiprocessing's fork server, whose forks would have the tests'
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import os
 import resource
@@ -31,7 +30,6 @@ from greenroom.serve.cli.main import main
 ROOM = {"GREENROOM_TEST_ROOM": "-" * 4096}  # in its environment, for the titles and marks of forks
 COMMAND_TIMEOUT_S = 100  # on a busy machine importing scikit-learn, say, can take a minute
 CLONE_NEWNET = 0x40000000  # setns(2)
-
 
 Command = tuple[tuple[str, ...], str, str]  # its arguments, folder, and network namespace or ""
 
@@ -107,6 +105,22 @@ def greenroom(
     if code == -signal.SIGALRM:
         raise subprocess.TimeoutExpired(["greenroom", *args], COMMAND_TIMEOUT_S, out, err)
     return subprocess.CompletedProcess(["greenroom", *args], code, out, err)
+
+
+def afresh(
+    *args: str, environ: Mapping[str, str], **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own, which imports all that it needs."""
+    return subprocess.run(
+        [sys.executable, "-m", "greenroom.serve.cli.main", *args],
+        env={**os.environ, **environ},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_S,
+        check=False,
+        **options,
+    )
 
 
 @atexit.register
@@ -198,7 +212,7 @@ def enter_namespace(name: str) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.closing(socket.socket(fileno=int(sys.argv[1]))) as ours:
+    with socket.socket(fileno=int(sys.argv[1])) as ours:
         is_command = _serve(ours)
     if is_command:
         main()

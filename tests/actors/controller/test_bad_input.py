@@ -10,7 +10,6 @@ import secrets
 import socket
 import stat
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from greenroom.actors.runtime.port import CONTROLLER, PROXY
 from greenroom.serve.exceptions import StartError
 from tests.actors.by_hand import Hand
 from tests.actors.conftest import deploy
+from tests.support import template
 from tests.support.another_user import NOBODY, another_user
 from tests.support.systems import RunningSystem, running_system, wait_until
 
@@ -324,12 +324,9 @@ def start_with_open_files(
     running: RunningSystem, soft: int, hard: int, inherited: tuple[int, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
     """Run ``greenroom start`` where so many files may be open, with some open already."""
-    return subprocess.run(
-        [sys.executable, "-m", "greenroom.serve.cli.main", "start"],
-        env={**os.environ, **running.environ},
-        capture_output=True,
-        text=True,
-        check=False,
+    return template.afresh(
+        "start",
+        environ=running.environ,
         pass_fds=inherited,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
     )

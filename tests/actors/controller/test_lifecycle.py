@@ -25,6 +25,7 @@ from greenroom.core.formats import FORMAT, OLDEST
 from greenroom.persistence.filesystem import FileStore
 from greenroom.serve.exceptions import NotRunningError
 from tests.actors.conftest import deploy
+from tests.support import template
 from tests.support.systems import RunningSystem, alive, patched_environ, running_system, wait_until
 
 MINE = """
@@ -65,12 +66,11 @@ def test_a_start_with_other_settings_than_those_that_run_fails_and_says_which(
     state = ["--state-dir", str(own_system.settings.state_dir)]
 
     def start(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "greenroom.serve.cli.main", "start", *state, *words]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        environ = own_system.settings.to_environ()
+        return template.greenroom("start", *state, *words, environ=environ)
 
-    with patched_environ(own_system.settings.to_environ()):
-        assert start("--http-port", str(port)).stdout == "already running\n"
-        other = start("--http-port", "9", "--http-workers", "7")
+    assert start("--http-port", str(port)).stdout == "already running\n"
+    other = start("--http-port", "9", "--http-workers", "7")
     assert other.returncode == 1
     told = f"http_port is {port}, not 9; http_workers is {own_system.settings.http.workers}, not 7"
     assert told in other.stderr
