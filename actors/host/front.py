@@ -64,6 +64,20 @@ be_front(int(sys.argv[1]))
 _GRPC_PROGRAM = "from greenroom.http_front.grpc.server import main; main()"
 
 
+class _Deaths:
+    """Counts deaths in a row, for the pause before the next start."""
+
+    def __init__(self) -> None:
+        self.in_a_row = 0
+
+    def pause_s(self, ran_s: float) -> float:
+        """Count a death after so long; return how long to wait: not at all after the first one."""
+        self.in_a_row = 1 if ran_s > STABLE_S else self.in_a_row + 1
+        if self.in_a_row == 1:
+            return 0.0
+        return pause_s(self.in_a_row - 1, FIRST_PAUSE_S, MAX_PAUSE_S)
+
+
 class Front:
     """The front's master process and listening socket, in the host process."""
 
@@ -100,7 +114,7 @@ class Front:
 
         ``ended`` returns with the end of a process; ``changed`` is called once another has workers.
         """
-        failures = 0
+        deaths = _Deaths()
         while True:
             started_at = time.monotonic()
             taking_over = asyncio.ensure_future(self._take_over(changed))
@@ -109,15 +123,14 @@ class Front:
                     await ended(self.process)
             finally:
                 taking_over.cancel()
-            failures = 1 if time.monotonic() - started_at > STABLE_S else failures + 1
-            if failures == 1:
+            delay_s = deaths.pause_s(time.monotonic() - started_at)
+            if not delay_s:
                 logger.error("the HTTP front died; starting another")
             else:
-                delay_s = pause_s(failures - 1, FIRST_PAUSE_S, MAX_PAUSE_S)
                 logger.error(
                     "the HTTP front died, the %dth time in a row (see front.log); starting another "
                     "in %g s",
-                    failures,
+                    deaths.in_a_row,
                     delay_s,
                 )
                 await asyncio.sleep(delay_s)
@@ -285,7 +298,7 @@ class GrpcServer:
 
     async def keep_up(self, ended: Callable[[Process], Awaitable[None]]) -> None:
         """Start another whenever one has ended, later where they end one after the other."""
-        failures = 0
+        deaths = _Deaths()
         while self.is_wanted:
             started_at = time.monotonic()
             try:
@@ -294,8 +307,7 @@ class GrpcServer:
                 logger.warning("the gRPC server cannot start: %s", error)
             if self.process is not None:
                 await ended(self.process)
-            failures = 1 if time.monotonic() - started_at > STABLE_S else failures + 1
-            delay_s = 0.0 if failures == 1 else pause_s(failures - 1, FIRST_PAUSE_S, MAX_PAUSE_S)
+            delay_s = deaths.pause_s(time.monotonic() - started_at)
             logger.error("the gRPC server died (see grpc.log); another starts in %g s", delay_s)
             await asyncio.sleep(delay_s)
         await asyncio.Event().wait()

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from greenroom.actors.messages.admin import Request
+from greenroom.actors.messages.admin import request_of
+from greenroom.actors.runtime.asking import new_id
 from greenroom.core.errors import ForbiddenError, UnauthorizedError
 from greenroom.core.operations import ListTokens, Operation, WaitForGoal
 from greenroom.core.records import TokenRecord
@@ -72,8 +72,7 @@ class Controller:
         async with self._reading:
             if time.monotonic() - self._read_at < within_s:
                 return
-            request = Request(request_id=secrets.token_hex(16), operation=ListTokens.key, fields={})
-            listed = await self._link.request(request, TIMEOUT_S)
+            listed = await self._link.request(request_of(ListTokens(), new_id()), TIMEOUT_S)
             self._tokens = [TokenRecord(**each) for each in listed]
             self._read_at = time.monotonic()
 
@@ -86,15 +85,8 @@ class Controller:
         timeout_s: float = ANSWER_S,
     ) -> Any:
         """Return the operation's answer, or raise its error."""
-        return await self._link.request(
-            Request(
-                request_id=request_id or secrets.token_hex(16),
-                operation=operation.key,
-                fields=operation.fields,
-                user=f"token {author}",
-            ),
-            timeout_s,
-        )
+        request = request_of(operation, request_id or new_id(), f"token {author}")
+        return await self._link.request(request, timeout_s)
 
     async def reached(self, goals: list[str], author: str, within_s: float) -> bool:
         """Return whether all goals are reached; raise why one has failed."""
