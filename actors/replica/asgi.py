@@ -26,7 +26,7 @@ from starlette.websockets import WebSocketDisconnect
 from greenroom.actors.caller.streams import NobodyListensError, Parts
 from greenroom.actors.messages.closing import ABNORMAL, NORMAL, check_code, close_frame, close_of
 from greenroom.actors.messages.queries import BINARY, END, TEXT, HttpAnswer, HttpCall, StreamEnded
-from greenroom.actors.replica import string_annotations
+from greenroom.actors.replica import fastapi_routes, string_annotations
 from greenroom.actors.replica.context import Reply
 from greenroom.actors.replica.responses import AsgiReply, make_scope
 from greenroom.core.errors import (
@@ -204,8 +204,8 @@ class AppSource:
         string_annotations.evaluate(self._app_or_factory)
         return string_annotations.unresolved(self._app_or_factory)
 
-    def app(self) -> ASGIApp:
-        """Return the app; UnusableCodeError when what a factory made is none."""
+    def app(self, cls: type) -> ASGIApp:
+        """Return the app for a class; UnusableCodeError when what a factory made is none."""
         app = self._app_or_factory() if self.is_factory else self._app_or_factory
         if not is_app(app):
             raise UnusableCodeError(
@@ -214,7 +214,7 @@ class AppSource:
             )
         if wrong := string_annotations.unresolved(app):
             raise UnusableCodeError(wrong)
-        return app
+        return fastapi_routes.without_other_classes(app, cls)  # type: ignore[no-any-return]
 
 
 def is_app(value: Any) -> bool:

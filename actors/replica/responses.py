@@ -14,10 +14,11 @@ from greenroom.actors.caller.streams import Parts
 from greenroom.actors.messages.queries import END, HttpAnswer, HttpCall, StreamEnded
 from greenroom.actors.replica.context import Reply
 from greenroom.actors.replica.jsonable import to_json
-from greenroom.core.errors import UnsupportedResultError
+from greenroom.core.errors import PASSED_ON, UnsupportedResultError
 
 HELD_S = 0.01
 HELD_PASSES = 60  # five layers of BaseHTTPMiddleware take 52
+ERROR = 500
 
 _JSON = ((b"content-type", b"application/json"),)
 _TEXT = ((b"content-type", b"text/plain; charset=utf-8"),)
@@ -161,9 +162,11 @@ class AsgiReply:
 
     Events that the protocol does not allow where they come raise UnsupportedResultError in the app.
 
-    The end of parts without a declared length is held until the app returns, for at most HELD_S and
-    HELD_PASSES of the loop: Starlette's BaseHTTPMiddleware ends an answer that broke off inside of
-    it as a good one, and raises then. Not for longer: background tasks run before it returns, too.
+    Two ends are held until the app returns, for at most HELD_S and HELD_PASSES of the loop. That of
+    parts without a declared length: Starlette's BaseHTTPMiddleware ends an answer that broke off
+    inside of it as a good one, and raises then. And a 500: Starlette sends it for an exception and
+    raises that, which has a status of its own where it is one of PASSED_ON. Not for longer:
+    background tasks run before it returns, too.
     """
 
     def __init__(self, reply: Reply) -> None:
@@ -173,22 +176,27 @@ class AsgiReply:
         self._headers: tuple[tuple[bytes, bytes], ...] = ()
         self._has_begun = False
         self._is_complete = False
+        self._end: HttpAnswer | StreamEnded | None = None  # that is held
         self._held: asyncio.Handle | None = None
 
     async def run(self, app: ASGIApp, request: Request) -> None:
         """Let the app answer; UnsupportedResultError when it returns before the end."""
         try:
             await app(request.scope, request.receive, self.send)
+        except PASSED_ON:
+            raise
+        except Exception:
+            if isinstance(self._end, HttpAnswer):
+                self._release()
+            raise
         finally:
-            held, self._held = self._held, None
-            if held is not None:
-                held.cancel()
+            if self._held is not None:
+                self._held.cancel()
         if not self._status:
             raise UnsupportedResultError("the ASGI app returned without a response")
         if not self._is_complete:
             raise UnsupportedResultError("the response ended without its last part")
-        if held is not None:
-            self._end()
+        self._release()
 
     async def send(self, event: Message) -> None:
         """Take an event of the response."""
@@ -230,7 +238,11 @@ class AsgiReply:
         reply, query_id = self._reply, self._query_id
         if not (more or self._has_begun):
             self._is_complete = True
-            reply.answer(HttpAnswer(query_id, self._status, self._headers, body))
+            whole = HttpAnswer(query_id, self._status, self._headers, body)
+            if self._status == ERROR:
+                self._hold(whole)
+            else:
+                reply.answer(whole)
             return
         if not self._has_begun:
             self._has_begun = True
@@ -239,22 +251,28 @@ class AsgiReply:
             await reply.send(body)
         if not more:
             self._is_complete = True
+            end = StreamEnded(query_id, self._status)
             if any(name.lower() == b"content-length" for name, _ in self._headers):
-                self._end()
+                reply.answer(end)
             else:
-                loop = asyncio.get_running_loop()
-                self._held = loop.call_later(HELD_S, self._hold, HELD_PASSES)
+                self._hold(end)
 
-    def _hold(self, passes: int) -> None:
-        """End it after some passes of the loop, in which the app would have raised."""
+    def _hold(self, end: HttpAnswer | StreamEnded) -> None:
+        """End it after some time and passes of the loop, in which the app would have raised."""
+        self._end = end
+        loop = asyncio.get_running_loop()
+        self._held = loop.call_later(HELD_S, self._pass, HELD_PASSES)
+
+    def _pass(self, passes: int) -> None:
         if passes:
-            self._held = asyncio.get_running_loop().call_soon(self._hold, passes - 1)
+            self._held = asyncio.get_running_loop().call_soon(self._pass, passes - 1)
         else:
-            self._held = None
-            self._end()
+            self._release()
 
-    def _end(self) -> None:
-        self._reply.answer(StreamEnded(self._query_id, self._status))
+    def _release(self) -> None:
+        end, self._end = self._end, None
+        if end is not None:
+            self._reply.answer(end)
 
 
 def _bytes(value: Any) -> bytes:

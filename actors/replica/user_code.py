@@ -260,7 +260,7 @@ class UserCode:
             if source is not None:
                 from greenroom.actors.replica.asgi import AsgiHost  # noqa: PLC0415  # as above
 
-                self._asgi = AsgiHost(source.app())
+                self._asgi = AsgiHost(source.app(type(self._callable)))
                 await self._asgi.start()
             if user_config is not None:
                 await self._call_reconfigure(user_config)

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 import pytest
 from fastapi import Depends, FastAPI
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from greenroom import serve
+from greenroom.core import errors as exceptions
 from greenroom.serve.exceptions import DeployFailedError
 from tests.support.systems import RunningSystem, wait_until
 
@@ -132,6 +134,93 @@ def test_routes_of_a_class_see_self_and_other_handles(
     assert broken.status == 500
     assert b"broken on purpose" not in broken.body
     assert handle.by_handle.remote(4).result(timeout_s=20) == 7
+
+
+shared_app = FastAPI()
+inner_app = FastAPI()
+
+
+@shared_app.get("/function")
+def function() -> str:
+    return "the app's"
+
+
+class Base:
+    @shared_app.get("/inherited")
+    def inherited(self) -> str:
+        return type(self).__name__
+
+
+@serve.ingress(shared_app)
+class One(Base):
+    @shared_app.get("/")
+    def root(self) -> str:
+        return f"one {type(self).__name__}"
+
+    @shared_app.get("/only-one")
+    def only_one(self) -> int:
+        return 1
+
+
+@serve.ingress(shared_app)
+class Two(Base):
+    @shared_app.get("/")
+    def root(self) -> str:
+        return f"two {type(self).__name__}"
+
+    @shared_app.get("/only-two")
+    def only_two(self) -> int:
+        return 2
+
+
+@pytest.mark.parametrize(("cls", "other"), [(One, "two"), (Two, "one")])
+def test_two_classes_share_an_app_and_each_serves_its_own_routes(
+    deployed: Callable[..., Any], ask: Ask, cls: type, other: str
+) -> None:
+    deployed(serve.deployment(cls).bind())
+    own = cls.__name__.lower()
+    assert ask("/").json == f"{own} {cls.__name__}"
+    assert ask(f"/only-{own}").status == 200
+    assert ask(f"/only-{other}").status == 404
+    assert ask("/inherited").json == cls.__name__
+    assert ask("/function").json == "the app's"
+    paths = ask("/openapi.json").json["paths"]
+    assert set(paths) == {"/function", "/inherited", "/", f"/only-{own}"}
+    assert ask("/docs").status == 200
+
+
+@serve.deployment
+@serve.ingress(shared_app)
+class Caller:
+    def __init__(self) -> None:
+        shared_app.mount("/inner", inner_app)
+
+    @shared_app.get("/raises/{kind}")
+    async def raises(self, kind: str) -> None:
+        raise getattr(exceptions, kind)("of a call")
+
+    @staticmethod
+    @inner_app.get("/raises/{kind}")
+    async def raises_below(kind: str) -> None:
+        raise getattr(exceptions, kind)("of a call")
+
+    @shared_app.get("/answers")
+    async def answers(self) -> Response:
+        return PlainTextResponse("the app's own", 500, background=BackgroundTask(asyncio.sleep, 60))
+
+
+def test_what_a_call_of_a_handler_raises_keeps_its_status(
+    deployed: Callable[..., Any], ask: Ask
+) -> None:
+    deployed(Caller.bind())
+    for kind in ["BackPressureError", "DeploymentUnavailableError", "ReplicaUnavailableError"]:
+        for place in ["", "/inner"]:
+            got = ask(f"{place}/raises/{kind}")
+            assert (got.status, got.headers["Retry-After"] is not None) == (503, True), got
+    assert ask("/raises/QueryTimeoutError").status == 408
+    broken = ask("/raises/GreenroomError")
+    assert (broken.status, broken.body) == (500, b"Internal Server Error")
+    assert ask("/answers").body == b"the app's own"
 
 
 def test_a_lifespan_runs_around_it_and_leaves_state(
