@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from greenroom.actors.messages.queries import Query
 from greenroom.actors.replica import context as user_context
+from greenroom.actors.replica.callables import users_traceback
 from greenroom.actors.runtime import tracing
 from greenroom.actors.runtime.logs import LineFormatter, one_line, replica_log
 from greenroom.actors.runtime.state_dir import open_private
@@ -84,7 +85,17 @@ class ContextFilter(logging.Filter):
         return True
 
 
-class TextFormatter(LineFormatter):
+class _UsersTracebacks(logging.Formatter):
+    """Leaves our own frames out of tracebacks, unless the level is DEBUG."""
+
+    def formatException(self, ei: Any) -> str:
+        """Return the traceback of an exception as text."""
+        if ei[1] is None or logging.getLogger(OURS).isEnabledFor(logging.DEBUG):
+            return super().formatException(ei)
+        return users_traceback(ei[1]).rstrip("\n")
+
+
+class TextFormatter(_UsersTracebacks, LineFormatter):
     """``INFO 2026-01-31 12:00:00,000 replica request-id -- message``."""
 
     def __init__(self, attributes: tuple[str, ...]) -> None:
@@ -102,7 +113,7 @@ class TextFormatter(LineFormatter):
         return super().formatMessage(record)
 
 
-class JsonFormatter(logging.Formatter):
+class JsonFormatter(_UsersTracebacks):
     """One object per line: time, level, logger, message, CONTEXT, and what ``extra`` added."""
 
     def __init__(self, attributes: tuple[str, ...]) -> None:

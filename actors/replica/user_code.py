@@ -48,6 +48,7 @@ from greenroom.actors.messages.queries import (
 from greenroom.actors.replica import context as user_context, logging as user_logging
 from greenroom.actors.replica.callables import Manners, http_methods, is_async, users_traceback
 from greenroom.actors.replica.context import Reply
+from greenroom.actors.replica.pickling import dumps as by_value
 from greenroom.actors.replica.threads import MAX_THREADS, NO_KWARGS, Stuck, UserLoop, outcome_of
 from greenroom.actors.runtime import tracing
 from greenroom.actors.runtime.settings import read_settings
@@ -108,7 +109,7 @@ class Failure(NamedTuple):
         pickled = None
         if isinstance(error, Exception):
             try:
-                pickled = cloudpickle.dumps(error)
+                pickled = by_value(error)
                 pickle.loads(pickled)  # many exceptions pickle and then cannot be made again
             except Exception:  # any user type may fail in any way; the text goes without it
                 pickled = None
@@ -528,14 +529,13 @@ def dumps(value: Any, did: str) -> bytes:
     try:
         if _is_plain(value):
             return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)  # a tenth of cloudpickle's time
-        pickled: bytes = cloudpickle.dumps(portable(value))
+        return by_value(portable(value))
     except Exception as error:  # the user's types may refuse in any way
         if isinstance(value, AsyncIterator) or inspect.isgenerator(value):
             text = f"it {did} a generator; call it with handle.options(stream=True)"
         else:
             text = f"it {did} a {type(value).__name__}, which cannot be pickled: {error}"
         raise UnsupportedResultError(text) from error
-    return pickled
 
 
 def _is_plain(value: Any) -> bool:

@@ -37,6 +37,7 @@ from typing import Any
 import cloudpickle
 from cloudpickle import cloudpickle as internals
 
+from greenroom.actors.replica.pickling import PROTOCOL
 from greenroom.actors.replica.user_code import named_target
 
 # --- Pickling parts of user code that do not pickle by themselves ---------------------------------
@@ -142,7 +143,6 @@ def with_locks(cls: type, names: tuple[tuple[str, bool], ...]) -> Any:
     return made
 
 
-PROTOCOL = 5
 _ids = getattr(internals, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})
 _classes = getattr(internals, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
 _PLACE = ("__file__", "__path__", "__cached__", "__loader__", "__spec__", "__warningregistry__")

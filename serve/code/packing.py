@@ -28,10 +28,11 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from greenroom.actors.replica.callables import is_users
+from greenroom.actors.replica.pickling import PROTOCOL, ByValuePickler, dumps
 from greenroom.actors.replica.user_code import ASGI_APP
 from greenroom.core.config import BackendConfig
 from greenroom.core.errors import InvalidRequestError
-from greenroom.serve.code.fingerprint import PROTOCOL, app_part, deployed_reference, fingerprint
+from greenroom.serve.code.fingerprint import app_part, deployed_reference, fingerprint
 from greenroom.serve.code.runtime_env import PackedEnv, with_modules
 
 _app_dirs: set[Path] = set()
@@ -183,11 +184,10 @@ def pack_arguments(what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return pickle.dumps((args, kwargs), protocol=PROTOCOL)  # a third of cloudpickle's time
     refresh()
     try:
-        pickled: bytes = cloudpickle.dumps((args, kwargs), protocol=PROTOCOL)
+        return dumps((args, kwargs))
     except Exception as error:  # any object may refuse in any way
         blame = _blame(_named(args, kwargs), error)
         raise InvalidRequestError(f"a call to {what} cannot be pickled: {blame}") from error
-    return pickled
 
 
 def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -228,7 +228,9 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".{name}", part) for name, part in attributes.items() if name not in skip)
 
 
-class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
+class _CodePickler(ByValuePickler):
+    has_source = True
+
     def reducer_override(self, obj: Any) -> Any:
         reduced = app_part(obj) or deployed_reference(obj)
         return super().reducer_override(obj) if reduced is None else reduced
@@ -236,7 +238,7 @@ class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
 
 def _dumps(value: Any) -> bytes:
     buffer = io.BytesIO()
-    _CodePickler(buffer, protocol=PROTOCOL).dump(value)
+    _CodePickler(buffer).dump(value)
     return buffer.getvalue()
 
 

@@ -8,8 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 from weakref import WeakValueDictionary
 
-import cloudpickle
-
 from greenroom.actors.caller import client as query_client
 from greenroom.actors.caller.caller import Caller
 from greenroom.actors.caller.client import CallerClient
@@ -19,6 +17,7 @@ from greenroom.actors.proxy.actor import Proxy
 from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica.comparisons import Comparisons
 from greenroom.actors.replica.data_plane import Queries
+from greenroom.actors.replica.pickling import dumps
 from greenroom.actors.replica.user_code import UserCode
 from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.processes import this_process
@@ -137,7 +136,7 @@ class OneProcess:
 
     async def _begin(self, target: Any, limit: int, port: Place, table: dict[str, Any]) -> None:
         loaded: asyncio.Future[Any] = self.loop.create_future()
-        self.user_code.load(cloudpickle.dumps((target, (), {})), None, loaded.set_result)
+        self.user_code.load(dumps((target, (), {})), None, loaded.set_result)
         assert await loaded is None
         self.queries.accepting = True
         process: Process = port.process

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from greenroom import serve
+from greenroom.actors.replica.logging import JsonFormatter, TextFormatter
 from greenroom.core.errors import InvalidRequestError
 from greenroom.serve import schema
 from greenroom.serve.context import ContextFilter
@@ -319,3 +320,22 @@ def test_bad_settings_are_refused_naming_them(config: Any, told: str) -> None:
     with pytest.raises(InvalidRequestError) as raised:
         serve.deployment(logging_config=config)(Talker)
     assert told in str(raised.value)
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(()), JsonFormatter(())])
+@pytest.mark.parametrize(("level", "has_ours"), [("INFO", False), ("DEBUG", True)])
+def test_tracebacks_show_frames_of_ours_in_debug_alone(
+    formatter: logging.Formatter, level: str, has_ours: bool
+) -> None:
+    logger = logging.getLogger("greenroom.serve")
+    before = logger.level
+    try:
+        serve.get_deployment_handle("")
+    except InvalidRequestError as error:
+        logger.setLevel(level)
+        try:
+            told = formatter.formatException((type(error), error, error.__traceback__))
+        finally:
+            logger.setLevel(before)
+    assert "test_logging.py" in told
+    assert ("in get_deployment_handle" in told) == has_ours

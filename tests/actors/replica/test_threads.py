@@ -11,10 +11,10 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from greenroom.actors.replica import threads as threads_module
+from greenroom.actors.replica.pickling import dumps
 from greenroom.actors.replica.threads import PR_SET_TIMERSLACK, USERS_SLACK_NS, Threads, UserLoop
 from greenroom.actors.replica.user_code import UserCode
 from greenroom.serve.handle import DeploymentHandle
@@ -351,7 +351,7 @@ def test_only_code_without_async_parts_has_short_calls(
     code.set_max_ongoing_requests(limit)
     code.start()
     try:
-        code.load(cloudpickle.dumps((target, (), {})), None, lambda _: loaded.set())
+        code.load(dumps((target, (), {})), None, lambda _: loaded.set())
         assert loaded.wait(LIMIT_S)
         assert code.takes_short_calls is expected
     finally:
@@ -499,7 +499,7 @@ def test_what_a_constructor_raises_on_its_thread_is_told() -> None:
     code.set_max_ongoing_requests(1)
     code.start()
     try:
-        code.load(cloudpickle.dumps((Refuses, (), {})), None, take)
+        code.load(dumps((Refuses, (), {})), None, take)
         assert heard.wait(LIMIT_S)
         assert told[0].text == "ValueError: no model here"
         assert "in __init__" in told[0].traceback

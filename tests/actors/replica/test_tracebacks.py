@@ -5,11 +5,11 @@ import importlib
 import json
 import threading
 
-import cloudpickle
 import pytest
 
 from greenroom import serve
 from greenroom.actors.replica.callables import users_traceback
+from greenroom.actors.replica.pickling import dumps
 from greenroom.actors.replica.user_code import UserCode
 from greenroom.serve.exceptions import InvalidRequestError
 
@@ -56,7 +56,7 @@ def failure_of(target):
         failed.append(failure)
         done.set()
 
-    code.load(cloudpickle.dumps((target, (), {})), None, loaded)
+    code.load(dumps((target, (), {})), None, loaded)
     assert done.wait(10)
     code.end()
     return failed[0]

@@ -1,0 +1,114 @@
+"""Code by value keeps its file's name and its source lines, wherever it is loaded."""
+
+import linecache
+import pickle
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from greenroom.actors.replica.callables import users_traceback
+from greenroom.actors.replica.pickling import dumps
+from greenroom.serve.code.packing import pack_arguments, pack_code
+
+SCRIPT = """
+import sys
+from greenroom.serve.code.packing import pack_code
+
+def main(answer):
+    class Local:
+        def __call__(self):
+            return [1 / answer for _ in range(1)]  # a frame of its own
+
+    return Local
+
+if sys.argv[2] == "closure":
+    target = main(0)
+else:
+    class target:
+        def __call__(self):
+            return 1 / 0  # of __main__
+
+open(sys.argv[1], "wb").write(pack_code("it", target, (), {}, None).pickled)
+"""
+LOAD = """
+import inspect, pickle, sys
+from greenroom.actors.replica.callables import users_traceback
+target, _, _ = pickle.load(open(sys.argv[1], "rb"))
+print(inspect.getsource(target.__call__))
+try:
+    target()()
+except ZeroDivisionError as error:
+    print(users_traceback(error))
+"""
+
+
+def python(*arguments):
+    process = subprocess.run(
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("closure", "return [1 / answer for _ in range(1)]  # a frame of its own"),
+        ("main", "return 1 / 0  # of __main__"),
+    ],
+)
+def test_a_traceback_shows_lines_of_a_file_that_is_gone(tmp_path, kind, line):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    python(script, tmp_path / "code", kind)
+    script.unlink()
+    told = python("-c", LOAD, tmp_path / "code")
+    assert told.count(line) >= 2, told  # in getsource and in the traceback
+    assert f'File "{script}", line ' in told
+
+
+def test_a_traceback_shows_the_lines_that_run_and_not_those_of_the_edited_file(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    python(script, tmp_path / "code", "main")
+    script.write_text(SCRIPT.replace("# of __main__", "# edited"))
+    told = python("-c", LOAD, tmp_path / "code")
+    assert "# of __main__" in told
+    assert "edited" not in told
+
+
+def cell(source, number):
+    """Define what a notebook's cell does: its lines are in linecache alone."""
+    name = f"/tmp/ipykernel_1/{number}.py"
+    text = textwrap.dedent(source)
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    names = {"__name__": "__main__"}
+    exec(compile(text, name, "exec"), names)  # as IPython does
+    return name, names
+
+
+def test_a_notebooks_cell_travels_with_its_lines():
+    name, names = cell("def fails():\n    raise LookupError('cell')\n", 1)
+    pickled = pack_code("it", names["fails"], (), {}, None).pickled
+    del linecache.cache[name]
+    with pytest.raises(LookupError) as caught:
+        pickle.loads(pickled)[0]()
+    told = users_traceback(caught.value)
+    assert f"File \"{name}\", line 2, in fails\n    raise LookupError('cell')" in told
+    assert "pickling.py" not in told
+
+
+def test_the_same_cell_run_again_is_the_same_code():
+    source = "def fails():\n    raise LookupError('cell')\n"
+    first, again = (cell(source, number)[1]["fails"] for number in (2, 3))
+    assert pack_code("it", first, (), {}, None).hash == pack_code("it", again, (), {}, None).hash
+
+
+def test_what_a_call_takes_has_the_files_name_but_not_its_text():
+    name, names = cell("secret = 'in the file'\nfails = lambda: 1 / 0\n", 4)
+    for pickled in (pack_arguments("it", (names["fails"],), {}), dumps(((names["fails"],), {}))):
+        assert b"in the file" not in pickled
+        (fails,), _ = pickle.loads(pickled)
+        assert fails.__code__.co_filename == name
