@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 from greenroom.core.config import ActorOptions, LoggingConfig, RuntimeEnv
@@ -16,6 +17,10 @@ from greenroom.serve.deployments import Application, Deployment, name_problem
 from greenroom.serve.handle import DeploymentHandle
 
 logger = logging.getLogger(__name__)
+
+
+_CONTAINERS = (list, tuple, set, frozenset)
+_CODE = (type, ModuleType, FunctionType, MethodType)  # travels as it is
 
 
 class BuiltApplication(NamedTuple):
@@ -155,7 +160,7 @@ class _Builder:
             raise InvalidRequestError(f"bad argument of deployment {owner!r}: {problem}")
         if isinstance(value, DeploymentHandle):
             self._given.append((owner, value))
-        elif isinstance(value, dict | list | tuple) and _has_deployments(value, set()):
+        elif _has_deployments(value):
             self._enter(value, owner)
             value = self._with_handles(value, owner)
             self._path.pop()
@@ -164,8 +169,21 @@ class _Builder:
     def _with_handles(self, value: Any, owner: str) -> Any:
         if isinstance(value, dict):
             return {key: self._resolved(part, owner) for key, part in value.items()}
-        parts = [self._resolved(part, owner) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        if isinstance(value, list | tuple | set | frozenset):
+            parts = [self._resolved(part, owner) for part in value]
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        changed = {n: self._resolved(part, owner) for n, part in _attributes(value).items()}
+        try:
+            copied = copy.copy(value)
+            for name, part in changed.items():
+                object.__setattr__(copied, name, part)  # those of a frozen dataclass, too
+        except Exception as error:  # the user's type may refuse in any way
+            raise InvalidRequestError(
+                f"bad argument of deployment {owner!r}: a {type(value).__name__} that has an "
+                f"application cannot be copied, to hold a handle instead ({error}); give the "
+                "application as an argument of its own, or in a list or dict"
+            ) from error
+        return copied
 
     def _enter(self, value: Any, owner: str) -> None:
         """Go on to what ``value`` is made of; InvalidRequestError where it is made of itself."""
@@ -207,15 +225,30 @@ class _Builder:
         return name
 
 
-def _has_deployments(value: Any, seen: set[int]) -> bool:
-    """Return whether ``value`` is, or contains, what is to be resolved; ``seen`` are containers."""
-    if isinstance(value, Application | Deployment | DeploymentHandle):
-        return True
-    if not isinstance(value, dict | list | tuple) or id(value) in seen:
-        return False
-    seen.add(id(value))
-    return any(_has_deployments(part, seen) for part in _items(value))
+def _has_deployments(value: Any) -> bool:
+    """Return whether ``value`` contains, at any depth, what is to be resolved."""
+    seen: set[int] = set()
+    left = [value]
+    while left:  # without recursion: the user's objects may be a long chain
+        value = left.pop()
+        if isinstance(value, Application | Deployment | DeploymentHandle):
+            return True
+        if id(value) not in seen:
+            seen.add(id(value))
+            left += _parts_of(value)
+    return False
 
 
-def _items(value: Any) -> Iterator[Any]:
-    return iter(value.values() if isinstance(value, dict) else value)
+def _parts_of(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, _CONTAINERS) else _attributes(value).values()
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object itself, those in slots included."""
+    if isinstance(value, _CODE):
+        return {}
+    slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
+    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return found | getattr(value, "__dict__", {})

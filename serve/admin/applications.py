@@ -12,7 +12,7 @@ from greenroom.core import operations as ops
 from greenroom.core.config import LoggingConfig, RuntimeEnv
 from greenroom.core.errors import DeployFailedError, InvalidRequestError, UnknownNameError
 from greenroom.serve.admin.checks import check_answers_http
-from greenroom.serve.admin.session import wait_for_goal
+from greenroom.serve.admin.session import raising_users_own, wait_for_goal
 from greenroom.serve.build import BuiltApplication, Options, build
 from greenroom.serve.deployments import Application, name_problem
 from greenroom.serve.handle import DeploymentHandle
@@ -54,7 +54,8 @@ def deploy(
         applications=(built.served_at(route_prefix),), keep_others=True, folders=missing
     )
     goal = connection.request(operation)["goals"].get(name)
-    wait(connection, goal, name, on_wait)
+    with raising_users_own():
+        wait(connection, goal, name, on_wait)
     return DeploymentHandle(built.ingress, name, client=connection.queries)
 
 

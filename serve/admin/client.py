@@ -25,9 +25,9 @@ from greenroom.serve.admin.checks import (
     check_path,
     check_timeout,
 )
-from greenroom.serve.admin.session import delete_everything, wait_for_goal
+from greenroom.serve.admin.session import delete_everything, raising_users_own, wait_for_goal
 from greenroom.serve.code.packing import Code, pack_code, pack_target, packed, packed_changes
-from greenroom.serve.code.runtime_env import pack_env, working_in
+from greenroom.serve.code.runtime_env import pack_env
 from greenroom.serve.deployments import Deployment
 from greenroom.serve.handle import DeploymentHandle
 from greenroom.serve.schema import ServeStatus
@@ -94,17 +94,13 @@ class Client:
         config: BackendConfig | Mapping[str, Any] | None = None,
         actor_options: ActorOptions | Mapping[str, Any] | None = None,
         version: str | None = None,
-        working_dir: str | os.PathLike[str] | None = None,
     ) -> str | None:
-        """Run code under a tag; returns the goal's id.
-
-        ``working_dir`` is a folder of which replicas get a copy, as with :func:`serve.run`.
-        """
+        """Run code under a tag; returns the goal's id."""
         check_name("tag", tag)
         what = f"backend {tag!r}"
         target = _callable(what, func_or_class)
         code, options, folders = self._packed_code(
-            what, target, init_args, {}, version, working_dir, actor_options
+            what, target, init_args, {}, version, actor_options
         )
         return self._goal(
             ops.CreateBackend.of(
@@ -280,7 +276,6 @@ class Client:
         route_prefix: str | None = _BY_NAME,
         config: BackendConfig | Mapping[str, Any] | None = None,
         actor_options: ActorOptions | Mapping[str, Any] | None = None,
-        working_dir: str | os.PathLike[str] | None = None,
     ) -> str | None:
         """Run a backend and an endpoint of the same name; returns the goal's id.
 
@@ -289,8 +284,7 @@ class Client:
         and the goal fails. Other settings alone are changed in place. ``prev_version`` makes it a
         compare-and-set: unless just that version is deployed, ConflictError, and nothing changes.
         ``route_prefix`` is ``/<name>`` if not given; None gives it no route. Of a Deployment, its
-        own options count where none are given here. ``working_dir`` is a folder of which replicas
-        get a copy, as with :func:`serve.run`; changed files are another version's.
+        own options count where none are given here.
         """
         check_name("name", name)
         if isinstance(func_or_class, Deployment):
@@ -313,7 +307,7 @@ class Client:
             check_answers_http(what, target, allow_method_header=may_name)
         kwargs = dict(init_kwargs or {})
         code, options, folders = self._packed_code(
-            what, target, tuple(init_args), kwargs, version, working_dir, actor_options
+            what, target, tuple(init_args), kwargs, version, actor_options
         )
         spec = {
             "name": name,
@@ -367,7 +361,8 @@ class Client:
         Raises TimeoutError, or what made the change fail: the constructor's exception, say.
         """
         check_timeout("timeout_s", timeout_s)
-        wait_for_goal(self._connection, goal_id, timeout_s)
+        with raising_users_own():
+            wait_for_goal(self._connection, goal_id, timeout_s)
 
     def status(self) -> ServeStatus:
         """Return the state of all applications."""
@@ -405,15 +400,12 @@ class Client:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         version: str | None,
-        working_dir: str | os.PathLike[str] | None,
         actor_options: ActorOptions | Mapping[str, Any] | None,
     ) -> tuple[Code, dict[str, Any], tuple[bytes, ...]]:
         """Return the code, the options with their packed environment, and zips to be sent."""
         options = _made(ActorOptions, actor_options)
-        env = options.runtime_env
-        if working_dir is not None:
-            env = working_in(check_path("working_dir", working_dir), env)
-        code, packed_env = pack_target(what, target, args, kwargs, version, pack_env(env))
+        env = pack_env(options.runtime_env)
+        code, packed_env = pack_target(what, target, args, kwargs, version, env)
         missing = applications.missing_of(self._connection, packed_env.folders)
         options = options.model_copy(update={"runtime_env": packed_env.env})
         return code, options.model_dump(), missing

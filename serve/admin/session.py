@@ -13,7 +13,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from greenroom.actors.host import launcher as system
@@ -120,7 +120,11 @@ class Session:
 
 
 def wait_for_goal(connection: Connection, goal: str | None, timeout_s: float | None = None) -> None:
-    """Wait until a change is done; None is the goal of a change that was none."""
+    """Wait until a change is done; None is the goal of a change that was none.
+
+    Raises DeployFailedError, with what a constructor raised as its cause: a TimeoutError or OSError
+    of the user's code is not one of ours.
+    """
     if goal is None:
         return
     try:
@@ -130,6 +134,13 @@ def wait_for_goal(connection: Connection, goal: str | None, timeout_s: float | N
             f"goal {goal} was not reached within {timeout_s:g} s; it goes on, `greenroom status` "
             "shows how far it is"
         ) from None
+
+
+@contextlib.contextmanager
+def raising_users_own() -> Iterator[None]:
+    """Raise what a constructor raised, with its traceback as a note, for Python callers."""
+    try:
+        yield
     except DeployFailedError as error:
         if error.__cause__ is None:
             raise

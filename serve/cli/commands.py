@@ -24,7 +24,12 @@ from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport import admission
 from greenroom.actors.transport.cluster_key import ClusterKeyError, create_key, make_key
 from greenroom.core import operations as ops
-from greenroom.core.errors import GreenroomError, InvalidRequestError, UnknownNameError
+from greenroom.core.errors import (
+    DeployFailedError,
+    GreenroomError,
+    InvalidRequestError,
+    UnknownNameError,
+)
 from greenroom.core.rollouts.judging import RULES
 from greenroom.core.tokens import PREFIX, Role, digest_of
 from greenroom.serve.admin import applications
@@ -73,11 +78,11 @@ def constructor_errors(what: str) -> Iterator[None]:
     """Show the traceback of a constructor that raised, and fail with one line about ``what``."""
     try:
         yield
-    except (GreenroomError, TimeoutError, OSError):
-        raise
-    except Exception as error:  # the constructor's own
-        click.echo("\n".join(getattr(error, "__notes__", ())), err=True)
-        raise GreenroomError(f"{what}: {type(error).__name__}: {error}") from error
+    except DeployFailedError as error:
+        if (cause := error.__cause__) is None:
+            raise
+        click.echo(str(error), err=True)
+        raise GreenroomError(f"{what}: {type(cause).__name__}: {cause}") from error
 
 
 def delete(settings: HostSettings, name: str) -> None:

@@ -251,7 +251,10 @@ def _can_be_pickled(value: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # the user's may raise anything, and the error is about another thing
+        text = object.__repr__(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 

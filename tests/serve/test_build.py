@@ -1,5 +1,7 @@
 import logging
 import threading
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -62,6 +64,51 @@ def test_bound_arguments_are_found_in_nested_lists_tuples_and_dicts():
     assert args == ([{"x": (handle, 1)}], Pair(handle, 2))
     assert type(args[1]).__name__ == "Pair"
     assert kwargs == {"other": [3]}
+
+
+@dataclass(frozen=True)
+class Config:
+    model: Any
+    size: int = 1
+
+
+class Slotted:
+    __slots__ = ("model", "unset")
+
+
+class Uncopyable(SimpleNamespace):
+    def __copy__(self):
+        raise TypeError("one is enough")
+
+
+def test_bound_arguments_are_found_in_objects_sets_and_dataclasses():
+    leaf = Leaf.bind()
+    slotted = Slotted()
+    slotted.model = [leaf]
+    config = Config(SimpleNamespace(inner={leaf}), 2)
+    built = build(Node.bind(config, slotted), "a")
+    handle = DeploymentHandle("Leaf", "a")
+    assert names(built) == ["Leaf", "Node"]
+    (made, copied), _ = arguments(built.deployments[-1])
+    assert (made.model.inner, made.size, copied.model) == ({handle}, 2, [handle])
+    assert config.model.inner == {leaf}, "what was bound is as it was"
+
+
+def test_an_object_that_cannot_hold_a_handle_is_refused():
+    with pytest.raises(InvalidRequestError) as caught:
+        build(Node.bind([Uncopyable(model=Leaf.bind())]), "a")
+    assert "deployment 'Node': a Uncopyable that has an application cannot" in str(caught.value)
+    assert "one is enough" in str(caught.value)
+
+
+def test_objects_without_applications_are_passed_on_as_they_are():
+    chain = None
+    for _ in range(5_000):
+        chain = SimpleNamespace(next=chain)
+    resolved = build(Node.bind(Uncopyable(lock=None), [Config]), "a").deployments[-1]
+    assert arguments(resolved)[0][0] == Uncopyable(lock=None)
+    with pytest.raises(InvalidRequestError, match="cannot be pickled"):
+        build(Node.bind(chain), "a")  # too deep for pickle, not for us
 
 
 def test_a_shared_application_is_deployed_once():

@@ -57,9 +57,6 @@ def test_a_path_that_is_none_is_refused(running, path):
     told = f"working_dir={path!r}: {PATH}"
     refused(told, serve.run, Adder.bind(), working_dir=path)
     refused(f"key_file={path!r}: {PATH}", serve.Client.connect, key_file=path)
-    with serve.Client.connect() as client:
-        refused(told, client.create_backend, "b", NoMethods, working_dir=path)
-        refused(told, client.deploy, "d", Named, working_dir=path)
     assert running.controller.requests == []
 
 

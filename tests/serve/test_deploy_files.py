@@ -112,6 +112,27 @@ def test_every_application_that_fails_is_told_and_the_others_come_up(invoke, run
     assert result.stderr.endswith("Error: 'c' could not be deployed: LookupError: no weights\n")
 
 
+@pytest.mark.parametrize("kind", ["FileNotFoundError", "PermissionError", "TimeoutError"])
+def test_a_constructors_own_oserror_is_told_as_any_other(invoke, running, app_dir, kind):
+    (app_dir / "rude.py").write_text(
+        "from greenroom import serve\n\n@serve.deployment\nclass Rude:\n    def __init__(self):\n"
+        f"        raise {kind}(2, 'not mine')\n\n    def __call__(self):\n        return 1\n\n"
+        "app = Rude.bind()\n"
+    )
+    rude = 'import_path: "rude:app"}\n'
+    text = f"applications:\n- {{name: r, route_prefix: /r, {rude}- {{name: s, {rude}"
+    (app_dir / "three.yaml").write_text(
+        text + '- {name: b, route_prefix: /b, import_path: "filed:app"}\n'
+    )
+    result = invoke("deploy", "three.yaml")
+    assert result.exit_code == 1
+    assert "deployed 'b' at /b" in result.stdout
+    assert result.stderr.count(f"raise {kind}(2, 'not mine')") == 2
+    told = f"could not be deployed: {kind}: [Errno 2] not mine\n"
+    assert result.stderr.endswith(f"Error: 'r' {told}'s' {told}")
+    assert "run this as" not in result.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

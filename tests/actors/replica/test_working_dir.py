@@ -91,23 +91,25 @@ def test_what_a_client_deploys_works_in_a_copy_of_a_folder_too(
 ) -> None:
     folder = tmp_path / "project"
     write(folder, "one")
+    options = {"runtime_env": {"working_dir": str(folder)}}
     with own_system.as_default(), serve.Client.connect() as client:
-        client.wait_for_goal(client.create_backend("alone", read, working_dir=folder), 20)
+        client.wait_for_goal(client.create_backend("alone", read, actor_options=options), 20)
         client.create_endpoint("alone", backend="alone", route="/alone")
         assert own_system.get("/alone") == (200, b"one data")
-        assert client.create_backend("alone", read, working_dir=str(folder)) is None
-        client.wait_for_goal(client.deploy("named", read, version="1", working_dir=folder), 20)
+        assert client.create_backend("alone", read, actor_options=options) is None
+        client.wait_for_goal(client.deploy("named", read, version="1", actor_options=options), 20)
         write(folder, "two")
         with pytest.raises(ConflictError, match="other code or settings"):
-            client.create_backend("alone", read, working_dir=folder)
-        client.wait_for_goal(client.deploy("named", read, version="2", working_dir=folder), 20)
+            client.create_backend("alone", read, actor_options=options)
+        client.wait_for_goal(client.deploy("named", read, version="2", actor_options=options), 20)
         assert own_system.get("/named") == (200, b"two data")
         assert own_system.get("/alone") == (200, b"one data"), "as it was created"
         client.wait_for_goal(client.undo()["goal"], 20)
         assert own_system.get("/named") == (200, b"one data")
+        options = {"runtime_env": {"working_dir": f"{folder}-2"}}
         for make in (client.create_backend, client.deploy):
             with pytest.raises(InvalidRequestError, match="no such folder"):
-                make("other", read, working_dir=f"{folder}-2")
+                make("other", read, actor_options=options)
 
 
 MODULE = """
