@@ -165,7 +165,7 @@ def main() -> int:
             print(f"round {number + 1} of {options.rounds}: {name}", file=sys.stderr)
             try:
                 found = [measure(part, venvs[name], options.seconds) for part in systems[name]]
-            except (*FAILURES, asyncio.TimeoutError) as error:
+            except (TimeoutError, *FAILURES) as error:
                 failures.append(f"round {number + 1}: {name}: {error}")
             else:
                 rounds[name].append({row: value for part in found for row, value in part.items()})

@@ -89,7 +89,7 @@ class Client:
         self._sent_at = time.monotonic()
         try:
             status = await asyncio.wait_for(self._exchange(), REQUEST_TIMEOUT_S)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             self._counts.unanswered += 1
         except (OSError, asyncio.IncompleteReadError, ValueError):
             self._counts.connection_errors += 1

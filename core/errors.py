@@ -7,7 +7,6 @@ messages between processes, where exceptions themselves do not travel reliably.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -226,20 +225,3 @@ def error_from(kind: str, text: str) -> GreenroomError:
 def error_status(kind: str) -> int:
     """Return the HTTP status for a kind of error."""
     return ERRORS_BY_KIND.get(kind, GreenroomError).http_status
-
-
-class RemoteTraceback(Exception):  # noqa: N818  # shown as a cause, never caught
-    """Carries a traceback of another process as its text, for Python 3.10, which shows no notes."""
-
-    def __str__(self) -> str:
-        return "\n" + str(self.args[0])
-
-
-def with_note(error: BaseException, note: str) -> BaseException:
-    """Add a note to the exception, to be shown below its traceback (above it, on Python 3.10)."""
-    if sys.version_info >= (3, 11):
-        error.add_note(note)
-    else:
-        error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]  # from 3.11
-        error.__cause__ = RemoteTraceback(note)
-    return error

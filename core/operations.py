@@ -18,7 +18,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -29,7 +29,6 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from typing_extensions import Self
 
 from greenroom.core.comparing.comparing import Compare, check_compare
 from greenroom.core.config import ActorOptions, BackendConfig

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 TICK_S = 1.0
 LATE_S = 2.0  # a tick that comes so long after the last one says nothing about others
 BUSY_TIMES = 12
 
 
-class Doing(str, Enum):
+class Doing(StrEnum):
     """What a silent process is doing."""
 
     STILL = "stands still"

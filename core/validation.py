@@ -7,10 +7,9 @@ import json
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, TypeGuard, TypeVar
+from typing import Any, ClassVar, Self, TypeGuard, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from typing_extensions import Self
 
 from greenroom.core.errors import InvalidRequestError
 

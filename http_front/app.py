@@ -533,7 +533,7 @@ async def _lacking_of(link: Link, application: str) -> dict[str, tuple[str, ...]
 async def _within_patience(question: Awaitable[T]) -> T:
     try:
         return await asyncio.wait_for(question, PAGE_TIMEOUT_S)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         raise NotRunningError(f"the router did not answer within {PAGE_TIMEOUT_S:g} s") from None
 
 

@@ -29,10 +29,8 @@ import struct
 import zlib
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Never
 from urllib.parse import quote, unquote
-
-from typing_extensions import Never
 
 from greenroom.persistence.kv import Batch, CorruptValueError, OtherFormatError
 

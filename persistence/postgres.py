@@ -26,10 +26,8 @@ import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from typing import Any
+from typing import Any, LiteralString
 from urllib.parse import urlsplit
-
-from typing_extensions import LiteralString
 
 try:
     import psycopg

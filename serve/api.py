@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
-
-from typing_extensions import Never
+from typing import Any, Never, TypeVar
 
 from greenroom.actors.replica import context as user_context
 from greenroom.actors.runtime.settings import grpc_names

@@ -6,10 +6,10 @@ import difflib
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypedDict, Unpack, overload
 
 from pydantic import BaseModel, ValidationError
-from typing_extensions import TypedDict, TypeVar, Unpack
+from typing_extensions import TypeVar
 
 from greenroom.core.autoscaling.config import AutoscalingConfig
 from greenroom.core.config import (

@@ -9,12 +9,22 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Generator
-from concurrent.futures import CancelledError, TimeoutError as FutureTimeoutError
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    Self,
+    TypedDict,
+    Unpack,
+    overload,
+)
 
-from typing_extensions import Self, TypedDict, TypeVar, Unpack
+from typing_extensions import TypeVar
 
 from greenroom.actors.caller import client as query_client
 from greenroom.actors.caller.client import PendingQuery, QueryClient
@@ -37,7 +47,6 @@ from greenroom.core.errors import (
     RequestCancelledError,
     UserCodeError,
     error_from,
-    with_note,
 )
 from greenroom.serve import absent
 from greenroom.serve.admin.checks import check_timeout
@@ -71,7 +80,7 @@ def decode(answer: Answer | Stream, what: str) -> Outcome:
 def _error_of(answer: FailedAnswer, what: str) -> BaseException:
     error = _original(answer) or _described(answer)
     if answer.traceback:
-        with_note(error, f"in {what}, on its replica:\n{answer.traceback.rstrip()}")
+        error.add_note(f"in {what}, on its replica:\n{answer.traceback.rstrip()}")
     return error
 
 
@@ -139,7 +148,7 @@ class DeploymentResponse(Generic[R_co]):
         with contextlib.suppress(CancelledError):
             try:
                 self._pending.future.exception(timeout_s)
-            except FutureTimeoutError:  # not yet the builtin one on Python 3.10
+            except TimeoutError:
                 text = f"{self._what} has not answered within {timeout_s:g} s"
                 raise TimeoutError(text) from None
         return self._take()

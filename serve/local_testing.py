@@ -37,7 +37,7 @@ from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica.context import ReplicaContext, Reply
 from greenroom.actors.replica.user_code import Failure, UserCode
 from greenroom.actors.runtime.processes import this_process
-from greenroom.core.errors import DeployFailedError, UnknownNameError, with_note
+from greenroom.core.errors import DeployFailedError, UnknownNameError
 from greenroom.core.operations import DeploymentSpec
 from greenroom.serve.build import BuiltApplication, build
 from greenroom.serve.deployments import Application
@@ -259,5 +259,6 @@ def _error_of(failure: Failure, what: str) -> BaseException:
     if failure.exception is not None:
         error = pickle.loads(failure.exception)
         if isinstance(error, Exception):
-            return with_note(error, f"in the constructor of {what}:\n{failure.traceback.rstrip()}")
+            error.add_note(f"in the constructor of {what}:\n{failure.traceback.rstrip()}")
+            return error
     return DeployFailedError(f"{what} could not start: {failure.text}")

@@ -12,7 +12,7 @@ import re
 import typing
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -98,7 +98,7 @@ def _each_named_once(parts: Any) -> Any:
     return parts
 
 
-class EncodingType(str, Enum):
+class EncodingType(StrEnum):
     """How log lines are written: ``encoding`` of LoggingConfig."""
 
     TEXT = "TEXT"
@@ -224,7 +224,7 @@ def _models_in(annotation: Any) -> typing.Iterator[type[Settings]]:
 # --- What is: the status --------------------------------------------------------------------------
 
 
-class ApplicationStatus(str, Enum):
+class ApplicationStatus(StrEnum):
     """The state of an application."""
 
     NOT_STARTED = "NOT_STARTED"
@@ -235,7 +235,7 @@ class ApplicationStatus(str, Enum):
     DELETING = "DELETING"
 
 
-class DeploymentStatus(str, Enum):
+class DeploymentStatus(StrEnum):
     """The state of a deployment."""
 
     UPDATING = "UPDATING"

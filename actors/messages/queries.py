@@ -18,9 +18,7 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
-
-from typing_extensions import dataclass_transform
+from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 from greenroom.core import formats
 from greenroom.core.errors import error_status

@@ -272,7 +272,7 @@ class _Asker:
         try:
             ranks = await asyncio.wait_for(self._ranks(number, query, replicas), timeout_s)
             answer = {"number": number, "ranks": ranks}
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return  # the query has gone on without it
         except Exception as error:
             answer = {"number": number, "error": told_of(error)}

@@ -102,7 +102,7 @@ class TextFormatter(_UsersTracebacks, LineFormatter):
         more = "".join(f" {name}=%({name})s" for name in attributes)
         super().__init__(
             f"%(levelname)s %(asctime)s %(replica)s %(shown_id)s{more} -- %(message)s",
-            defaults=dict.fromkeys(attributes, ""),  # taskName is not in Python 3.10 and 3.11
+            defaults=dict.fromkeys(attributes, ""),  # taskName is not in Python 3.11
         )
 
     def formatMessage(self, record: logging.LogRecord) -> str:

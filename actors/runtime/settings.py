@@ -17,7 +17,7 @@ import secrets
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -27,7 +27,6 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
-from typing_extensions import Self
 
 from greenroom.actors.runtime.state_dir import write_private
 from greenroom.actors.transport.addresses import LOOPBACK, ProcessAddress

@@ -65,8 +65,8 @@ def make_key() -> bytes:
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         # Always valid: hosts' clocks need not be right, and `rotate-key` is what ends a file's use.
-        .not_valid_before(dt.datetime(2000, 1, 1, tzinfo=dt.timezone.utc))
-        .not_valid_after(dt.datetime(9999, 12, 31, tzinfo=dt.timezone.utc))
+        .not_valid_before(dt.datetime(2000, 1, 1, tzinfo=dt.UTC))
+        .not_valid_after(dt.datetime(9999, 12, 31, tzinfo=dt.UTC))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )

@@ -20,7 +20,7 @@ import math
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 from greenroom.core.autoscaling.config import AutoscalingConfig
@@ -140,7 +140,7 @@ ROUNDING = 1e-9  # 6 queries over 0.1 per replica are 60 replicas, whatever floa
 NEVER = math.inf
 
 
-class Outcome(str, Enum):
+class Outcome(StrEnum):
     """The result of a step."""
 
     STEADY = "STEADY"  # the target is as wanted

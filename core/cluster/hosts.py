@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from greenroom.core.cluster.long_poll import Listeners
 from greenroom.core.cluster.placement import Placement
@@ -110,7 +110,7 @@ STABLE_S = 5.0  # a host that ran this long, and is started again, counts again 
 EXPECTED_S = 8.0  # within which a host has found a new controller, if it can be reached
 
 
-class HostState(str, Enum):
+class HostState(StrEnum):
     """Whether a host can be counted on."""
 
     EXPECTED = "EXPECTED"
@@ -119,7 +119,7 @@ class HostState(str, Enum):
     LOST = "LOST"
 
 
-class HostEvent(str, Enum):
+class HostEvent(StrEnum):
     """What can happen to a host."""
 
     SEEN = "SEEN"

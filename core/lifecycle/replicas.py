@@ -18,14 +18,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 from greenroom.core.backoff import pause_s
 from greenroom.core.cluster.devices import Devices
 
 
-class ReplicaState(str, Enum):
+class ReplicaState(StrEnum):
     """The states of a replica."""
 
     SHOULD_START = "SHOULD_START"
@@ -37,7 +37,7 @@ class ReplicaState(str, Enum):
     LOST = "LOST"
 
 
-class ReplicaEvent(str, Enum):
+class ReplicaEvent(StrEnum):
     """The events in the life of a replica."""
 
     START = "START"  # its process is being made and told to start

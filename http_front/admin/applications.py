@@ -135,7 +135,7 @@ async def _applied(asked_for: Mapping[str, Any]) -> Any:
     given = json.dumps(asked_for).encode()
     try:
         told, _ = await asyncio.wait_for(process.communicate(given), PUT_TIMEOUT_S)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         raise GreenroomError(f"deploying took longer than {PUT_TIMEOUT_S:g} s") from None
     finally:
         if process.returncode is None:

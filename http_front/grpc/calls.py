@@ -15,10 +15,9 @@ import pickle
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import grpc
-from typing_extensions import Self
 
 from greenroom.actors.caller.streams import NobodyListensError, Stream
 from greenroom.actors.caller.uploads import Feed

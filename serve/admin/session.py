@@ -19,7 +19,7 @@ from typing import Any
 from greenroom.actors.host import launcher as system
 from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings, differences, read_settings, variable
-from greenroom.core.errors import DeployFailedError, GreenroomError, NotRunningError, with_note
+from greenroom.core.errors import DeployFailedError, GreenroomError, NotRunningError
 from greenroom.core.operations import DeleteApplication, DeleteEverything, WaitForGoal
 
 _UNDO_TIMEOUT_S = 10.0
@@ -144,7 +144,8 @@ def raising_users_own() -> Iterator[None]:
     except DeployFailedError as error:
         if error.__cause__ is None:
             raise
-        raise with_note(error.__cause__, str(error)) from None
+        error.__cause__.add_note(str(error))
+        raise error.__cause__ from None
 
 
 def delete_everything(connection: Connection, timeout_s: float) -> list[str]:

@@ -16,7 +16,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -134,7 +134,7 @@ class Event(NamedTuple):
 
 def event(part: str, message: str) -> Event:
     """Return what happens now."""
-    return Event(_iso(datetime.now(timezone.utc)), "INFO", part, None, message)
+    return Event(_iso(datetime.now(UTC)), "INFO", part, None, message)
 
 
 def events_of(lines: list[Line]) -> list[Event]:
@@ -144,7 +144,7 @@ def events_of(lines: list[Line]) -> list[Event]:
         record = _RECORD.fullmatch(text)
         if record is not None:
             second, milliseconds, pid, level, message = record.groups()
-            at = datetime.strptime(second, "%Y-%m-%d %H:%M:%S").astimezone(timezone.utc)
+            at = datetime.strptime(second, "%Y-%m-%d %H:%M:%S").astimezone(UTC)
             at = at.replace(microsecond=int(milliseconds or 0) * 1000)
             found.append(Event(_iso(at), level, part, int(pid) if pid else None, message))
         elif found and found[-1].part == part and _MORE.match(text):

@@ -19,9 +19,7 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import Context, copy_context
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar, overload
-
-from typing_extensions import Self
+from typing import Any, NamedTuple, ParamSpec, Protocol, Self, TypeVar, overload
 
 from greenroom.actors.replica import context as user_context, metrics
 from greenroom.actors.replica.context import RunningQuery

@@ -290,7 +290,7 @@ async def load(
         nonlocal failed
         try:
             status = await asyncio.wait_for(_ask(port, idle, request), REQUEST_TIMEOUT_S)
-        except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, ValueError):
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, ValueError):
             status = 0
         if at < seconds * WARM_UP:
             return

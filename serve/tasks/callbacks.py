@@ -87,7 +87,7 @@ async def call_back(target: Target, secret: str, job: dict[str, Any], now: float
     """Post a job to its URL; CallbackRefusedError unless that was answered with 2xx in time."""
     try:
         await asyncio.wait_for(_post(target, secret, job, int(now)), TIMEOUT_S)
-    except (OSError, asyncio.TimeoutError, ValueError, UnicodeError) as error:  # ssl's are OSErrors
+    except (TimeoutError, OSError, ValueError, UnicodeError) as error:  # ssl's are OSErrors
         told = str(error) or f"no answer within {TIMEOUT_S:g} s"
         raise CallbackRefusedError(f"{target.host}:{target.port}: {told}") from error
 

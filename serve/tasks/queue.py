@@ -282,7 +282,7 @@ class TaskQueue:
     async def _open(self) -> None:
         try:
             await asyncio.wait_for(self._opened.wait(), OPEN_TIMEOUT_S)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             told = self._failure or "another replica of this queue has its store still"
             error = NotRunningError(told)
             error.retry_after_s = 1.0

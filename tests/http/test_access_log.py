@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import pytest
 
@@ -76,7 +76,7 @@ def test_a_request_is_in_the_file_within_a_quarter_of_a_second(app):
     check_within(0.25, lambda: asyncio.run(asyncio.wait_for(ask_and_watch(), 30)))
     entry = app.log()[0]
     assert (entry["path"], entry["status"], entry["bytes"]) == ("/watched", 200, 2)
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     assert abs((now - datetime.fromisoformat(entry["time"][:-1] + "+00:00")).total_seconds()) < 60
 
 

@@ -8,7 +8,7 @@ import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
@@ -35,7 +35,7 @@ PLAIN_RECORDS = [
     {"a": [1, 2.5, True, "é", b"b"], "t": (1, {2}, frozenset({3}))},
     [bytearray(b"1"), complex(1, 2), range(3), slice(1, 2), list, int],
     [Counter("aab"), OrderedDict(a=1), defaultdict(list, a=[1]), deque([1], maxlen=3)],
-    [date(2024, 2, 29), datetime(2024, 2, 29, tzinfo=timezone.utc), time(1, 2), timedelta(1)],
+    [date(2024, 2, 29), datetime(2024, 2, 29, tzinfo=UTC), time(1, 2), timedelta(1)],
 ]
 
 

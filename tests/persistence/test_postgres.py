@@ -8,10 +8,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import LiteralString
 
 import psycopg
 import pytest
-from typing_extensions import LiteralString
 
 from greenroom.persistence import postgres as module
 from greenroom.persistence.kv import (

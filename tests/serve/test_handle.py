@@ -1,7 +1,6 @@
 import asyncio
 import copy
 import pickle
-import sys
 import threading
 
 import cloudpickle
@@ -10,7 +9,6 @@ import pytest
 from greenroom import serve
 from greenroom.actors.caller import client as query_client
 from greenroom.actors.messages.queries import FailedAnswer, HttpAnswer, ValueAnswer
-from greenroom.core.errors import with_note
 from greenroom.serve.exceptions import (
     BackPressureError,
     GreenroomError,
@@ -153,13 +151,6 @@ def test_an_exception_of_user_code_keeps_its_type_and_its_traceback(handle):
         (note,) = caught.value.__notes__
         assert "in a#Model.fail, on its replica:" in note
         assert 'raise OddError("odd")' in note
-
-
-def test_without_notes_the_remote_traceback_is_the_cause(monkeypatch):
-    monkeypatch.setattr("sys.version_info", (3, 10))
-    error = with_note(OddError("odd"), "where it was")
-    assert error.__notes__ == ["where it was"]
-    assert str(error.__cause__) == "\nwhere it was"
 
 
 def test_an_exception_that_cannot_be_unpickled_arrives_as_text(handle):
@@ -366,7 +357,6 @@ def test_a_response_inside_another_argument_is_refused(handle):
         handle.remote([handle.remote()])
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.TaskGroup")
 def test_many_tasks_can_wait_at_once(handle, queries):
     async def main():
         queries.hold = True

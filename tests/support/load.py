@@ -7,8 +7,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-
-from typing_extensions import Self
+from typing import Self
 
 
 @dataclass

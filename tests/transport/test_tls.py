@@ -66,7 +66,7 @@ def expired_file(folder):
     """Make a cluster file that was valid once."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "expired")])
-    began = dt.datetime(2001, 1, 1, tzinfo=dt.timezone.utc)
+    began = dt.datetime(2001, 1, 1, tzinfo=dt.UTC)
     made = x509.CertificateBuilder(name, name, key.public_key(), 1, began, began.replace(year=2002))
     path = folder / "expired.key"
     path.write_bytes(

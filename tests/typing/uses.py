@@ -6,10 +6,9 @@ Each ``type: ignore`` here is an error that mypy must find, or it tells of an un
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, assert_type
 
 from starlette.requests import Request
-from typing_extensions import assert_type
 
 from greenroom import serve
 from greenroom.serve.config import AutoscalingConfig

@@ -305,7 +305,7 @@ def test_an_app_that_does_not_read_holds_its_client_back(own_talk: str, tmp_path
             while True:
                 try:
                     await asyncio.wait_for(client.send(message), 1)
-                except asyncio.TimeoutError:
+                except TimeoutError:
                     break
                 sent += 1
                 assert sent < 500, "50 MB are somewhere"

@@ -28,7 +28,7 @@ from starlette.datastructures import Headers, QueryParams
 from greenroom.actors.replica.jsonable import to_json
 
 DAY = dt.date(2020, 2, 29)
-NOON = dt.datetime(2020, 2, 29, 12, 0, 0, 5, tzinfo=dt.timezone.utc)
+NOON = dt.datetime(2020, 2, 29, 12, 0, 0, 5, tzinfo=dt.UTC)
 
 
 class Colour(enum.Enum):
@@ -36,7 +36,7 @@ class Colour(enum.Enum):
     FIRST = 1
 
 
-class Word(str, enum.Enum):
+class Word(enum.StrEnum):
     HI = "hi"
 
 
