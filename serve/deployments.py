@@ -22,6 +22,7 @@ from greenroom.core.config import (
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.validation import problems_in, wrong_with
 from greenroom.serve import absent
+from greenroom.serve.admin.checks import check_arguments
 from greenroom.serve.tasks.consumers import QUEUE_OPTIONS, TASKS
 
 # --- Options of a deployment; one error names all bad ones ----------------------------------------
@@ -244,13 +245,15 @@ class Deployment(Generic[R_co]):
     def bind(self, *args: Any, **kwargs: Any) -> Application[R_co]:
         """Bind the class to its constructor's arguments, as an application to run.
 
-        Of a task consumer it is the queue before it.
+        InvalidRequestError where they are not those that it takes. Of a task consumer it is the
+        queue before it.
         """
         if (args or kwargs) and not inspect.isclass(self.func_or_class):
             raise InvalidRequestError(
                 f"deployment {self.name!r} is a function, which is bound without arguments; "
                 "make it a class to give it some"
             )
+        check_arguments(f"deployment {self.name!r}", self.func_or_class, args, kwargs)
         application = Application(self, args, kwargs)
         consumer = getattr(self.func_or_class, TASKS, None)
         if consumer is None:

@@ -274,9 +274,9 @@ class Backend:
             return self.record.failure
         error, failures = self.retries.last_error, self.retries.newest.starts.count
         if failures:
-            of_how_many = f" of {self._tries}" if self._may_be_given_up else ""
-            told = f"{failures}{of_how_many} tries to start it have failed"
-            error = f"{told}, the last one: {_last_line(error)}"
+            of_how_many = f" of at most {self._tries}" if self._may_be_given_up else ""
+            tries = "try to start it has" if failures == 1 else "tries to start it have"
+            error = f"{failures}{of_how_many} {tries} failed, the last one: {_last_line(error)}"
         return "; ".join(filter(None, (self.waiting, error)))
 
     @property
@@ -454,7 +454,7 @@ class Backend:
         tries = min(self._tries, MAX_UNUSABLE_TRIES) if lasts else self._tries
         # What one host cannot load, though another runs it, no other try mends either.
         hopeless = lasts and not (self.record.failure or self.record.newest.ran)
-        if (hopeless or self._may_be_given_up) and starts.count >= tries:
+        if (hopeless or self._may_be_given_up) and starts.is_spent(tries, now):
             self._give_up(error, exception)
 
     @property

@@ -192,6 +192,10 @@ class Report:
 # that began before another one failed count as one failure with it, because a missing dependency
 # makes all of them fail at once.
 #
+# A dependency that is down for some seconds should cost nothing, and a typo no more than seconds:
+# what has never run is tried for at least PATIENCE_S after it first failed, and MIN_TRIES times,
+# then given up. The last of the growing pauses ends with PATIENCE_S.
+#
 # The death of a replica that ran says less about the code, because the code had started. The first
 # such replica is replaced at once, and later ones wait for SERVED_BACKOFF_S at most. Only replicas
 # that die each time soon after they run wait as long as failed starts. A death together with the
@@ -199,6 +203,7 @@ class Report:
 
 BACKOFF_S = 0.1
 MAX_BACKOFF_S = 10.0
+PATIENCE_S, MIN_TRIES = 15.0, 3
 SERVED_BACKOFF_S = 1.0  # the longest pause of code that had started
 REPLACE_S, MAX_REPLACE_S = 60.0, 300.0  # between replacements that mend nothing
 STABLE_S = 30.0  # a replica that ran this long was no crash loop
@@ -208,14 +213,20 @@ WITH_HOST_S = 3.0  # a replica's end may be heard of this long before that of it
 
 
 class FailureRow:
-    """Failures in a row; the first ``free`` ones are followed by a start at once."""
+    """Failures in a row; the first ``free`` ones are followed by a start at once.
 
-    def __init__(self, most_s: float, free: int = 0, first_s: float = BACKOFF_S) -> None:
+    A pause that begins within ``patience_s`` after the first failure also ends within it.
+    """
+
+    def __init__(
+        self, most_s: float, free: int = 0, first_s: float = BACKOFF_S, patience_s: float = 0.0
+    ) -> None:
         self.count = 0
+        self.first_at = 0.0
         self.start_at = 0.0  # no new replica before
         self.last_at = float("-inf")
         self._free = free
-        self._first_s, self._most_s = first_s, most_s
+        self._first_s, self._most_s, self._patience_s = first_s, most_s, patience_s
         self._recent: list[tuple[float, set[str]]] = []  # when, and on which hosts
 
     def add(self, host: str, began_at: float, now: float) -> None:
@@ -225,11 +236,19 @@ class FailureRow:
             if self._recent:
                 self._recent[-1][1].add(host)
             return
+        self.first_at = self.first_at if self.count else now
         self.count += 1
         self.last_at = now
         self._recent.append((now, {host}))
         if self.count > self._free:
             self.start_at = now + pause_s(self.count - self._free, self._first_s, self._most_s)
+        if now < self.first_at + self._patience_s:
+            self.start_at = min(self.start_at, self.first_at + self._patience_s)
+
+    def is_spent(self, most: int, now: float) -> bool:
+        """Return whether there were enough failures, and for long enough, or ``most`` of them."""
+        is_late = now >= self.first_at + self._patience_s
+        return self.count >= (min(most, MIN_TRIES) if is_late else most)
 
     def forgive(self, host: str, now: float) -> bool:
         """Uncount the latest failures on a lost host; return whether there were any."""
@@ -254,7 +273,7 @@ class Failures:
     """The failures of the newest release, or of those before it."""
 
     def __init__(self) -> None:
-        self.starts = FailureRow(MAX_BACKOFF_S)
+        self.starts = FailureRow(MAX_BACKOFF_S, patience_s=PATIENCE_S)
         self.deaths = FailureRow(SERVED_BACKOFF_S, free=1)
         self.brief_lives = FailureRow(MAX_BACKOFF_S, free=BRIEF_LIVES)
 

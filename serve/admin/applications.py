@@ -9,10 +9,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from greenroom.core import operations as ops
+from greenroom.core.backoff import pause_s
 from greenroom.core.config import LoggingConfig, RuntimeEnv
-from greenroom.core.errors import DeployFailedError, InvalidRequestError, UnknownNameError
+from greenroom.core.errors import InvalidRequestError, UnknownNameError
 from greenroom.serve.admin.checks import check_answers_http
-from greenroom.serve.admin.session import raising_users_own, wait_for_goal
+from greenroom.serve.admin.session import has_reached, raising_users_own, wait_for_goal
 from greenroom.serve.build import BuiltApplication, Options, build
 from greenroom.serve.deployments import Application, name_problem
 from greenroom.serve.handle import DeploymentHandle
@@ -20,7 +21,7 @@ from greenroom.serve.handle import DeploymentHandle
 if TYPE_CHECKING:
     from greenroom.actors.runtime.connection import Connection
 
-TELL_EVERY_S = 3.0
+FIRST_LOOK_S, LOOK_EVERY_S = 1.0, 3.0
 
 
 def check_target(name: str, route_prefix: str | None) -> None:
@@ -95,26 +96,38 @@ def wait(
     name: str,
     on_wait: Callable[[str], None] | None,
     timeout_s: float | None = None,
+    began_at: float | None = None,
 ) -> None:
-    """Wait for an application's goal as :func:`wait_for_goal` does; ``on_wait`` is told why."""
-    deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    told = ""
-    while goal is not None and on_wait is not None:
-        if deadline - time.monotonic() <= TELL_EVERY_S:
-            break
-        try:
-            connection.request(ops.WaitForGoal(goal_id=goal), timeout_s=TELL_EVERY_S)
-        except TimeoutError:
-            application = read_report(connection)["applications"].get(name) or {}
-            before, told = told, str(application.get("message") or "")
-            if told != before:
-                on_wait(told)
-        except DeployFailedError:
-            break  # the last wait raises it in full
-        else:
-            return
-    left = None if timeout_s is None else max(deadline - time.monotonic(), 0.1)
-    wait_for_goal(connection, goal, left)
+    """Wait for an application's goal, ``timeout_s`` from now or ``began_at`` on.
+
+    ``on_wait`` is told what it waits for, when that is another thing than before. TimeoutError says
+    that too; what made the change fail is raised as it is.
+    """
+    if goal is None:
+        return
+    began_at = time.monotonic() if began_at is None else began_at
+    deadline = math.inf if timeout_s is None else began_at + timeout_s
+    told, looks = "", 0
+    while not has_reached(connection, goal, _until_look(looks, deadline)):
+        looks += 1
+        application = read_report(connection)["applications"].get(name) or {}
+        before, told = told, str(application.get("message") or "")
+        if told and told != before and on_wait is not None:
+            on_wait(told)
+        if time.monotonic() >= deadline:
+            is_leaving = application.get("status") == "DELETING"
+            does = "is not gone" if is_leaving else "does not run as asked for"
+            why = f": {told}" if told else ""
+            raise TimeoutError(
+                f"application {name!r} {does} after {timeout_s:g} s{why}; it goes on, "
+                "`greenroom status` shows how far it is"
+            )
+
+
+def _until_look(looks: int, deadline: float) -> float:
+    """Return how long to wait for the next look: errors are seen soon, and a long wait is cheap."""
+    left_s = max(deadline - time.monotonic(), 0.1)
+    return min(pause_s(looks + 1, FIRST_LOOK_S, LOOK_EVERY_S), left_s)
 
 
 def delete(connection: Connection, name: str) -> bool:

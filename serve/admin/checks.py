@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from greenroom.actors.replica.callables import http_methods
 from greenroom.actors.replica.user_code import ASGI_APP
@@ -41,6 +42,24 @@ def check_path(parameter: str, value: object) -> Path:
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     _expect(isinstance(path, str) and path, parameter, value, "a path, as str or pathlib.Path")
     return Path(path)  # type: ignore[arg-type]  # a string, as was checked
+
+
+def check_arguments(
+    what: str, target: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Raise InvalidRequestError where a class cannot be constructed with these."""
+    if not inspect.isclass(target):
+        return
+    try:
+        signature = inspect.signature(target)
+    except (TypeError, ValueError):  # one written in C, say
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise InvalidRequestError(
+            f"{what}: {error}; {target.__name__}{signature} is constructed with what is given here"
+        ) from None
 
 
 def check_answers_http(what: str, target: object, *, allow_method_header: bool = True) -> None:

@@ -17,6 +17,7 @@ from greenroom.core.validation import Settings, validated
 from greenroom.serve.admin import applications
 from greenroom.serve.admin.checks import (
     check_answers_http,
+    check_arguments,
     check_list,
     check_mapping,
     check_name,
@@ -401,6 +402,7 @@ class Client:
         actor_options: ActorOptions | Mapping[str, Any] | None,
     ) -> tuple[Code, dict[str, Any], tuple[bytes, ...]]:
         """Return the code, the options with their packed environment, and zips to be sent."""
+        check_arguments(what, target, args, kwargs)
         options = _made(ActorOptions, actor_options)
         env = pack_env(options.runtime_env)
         code, packed_env = pack_target(what, target, args, kwargs, version, env)

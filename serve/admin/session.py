@@ -20,7 +20,7 @@ from greenroom.actors.host import launcher as system
 from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings, differences, read_settings, variable
 from greenroom.core.errors import DeployFailedError, GreenroomError, NotRunningError
-from greenroom.core.operations import DeleteApplication, DeleteEverything, WaitForGoal
+from greenroom.core.operations import DeleteApplication, DeleteEverything, GetStatus, WaitForGoal
 
 _UNDO_TIMEOUT_S = 10.0
 _lock = threading.Lock()
@@ -125,15 +125,33 @@ def wait_for_goal(connection: Connection, goal: str | None, timeout_s: float | N
     Raises DeployFailedError, with what a constructor raised as its cause: a TimeoutError or OSError
     of the user's code is not one of ours.
     """
-    if goal is None:
+    if goal is None or has_reached(connection, goal, timeout_s):
         return
+    raise TimeoutError(
+        f"goal {goal}{_told(connection, goal)} was not reached within {timeout_s:g} s; it goes on, "
+        "`greenroom status` shows how far it is"
+    )
+
+
+def _told(connection: Connection, goal: str) -> str:
+    """Return what a goal is, and what it waits for."""
+    report = connection.request(GetStatus())
+    for each in report.get("goals") or []:
+        if each["id"] == goal:
+            kind, _, name = each["subject"].partition(" ")
+            subject = (report.get(f"{kind}s") or {}).get(name) or {}
+            told = f"{each['what']}, {each['subject']}"
+            return f" ({': '.join(filter(None, (told, subject.get('message'))))})"
+    return ""
+
+
+def has_reached(connection: Connection, goal: str, timeout_s: float | None) -> bool:
+    """Wait until a change is done, or for so long; return whether it is, or raise why it failed."""
     try:
         connection.request(WaitForGoal(goal_id=goal), timeout_s=timeout_s)
     except TimeoutError:
-        raise TimeoutError(
-            f"goal {goal} was not reached within {timeout_s:g} s; it goes on, `greenroom status` "
-            "shows how far it is"
-        ) from None
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -194,18 +194,17 @@ def _wait_for_all(
     is_canary: bool = False,
 ) -> None:
     """Wait for every application; the errors of all that fail are told."""
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    began_at = time.monotonic()
     routes = {spec.name: spec.route_prefix for spec in built.applications}
     url = front_url(applications.read_report(connection, commands.STATUS_TIMEOUT_S)) or ""
     failed: list[str] = []
     for name, goal in goals.items():
         does, did = ("deploy", "deployed") if name in routes else ("delet", "deleted")
         text, problem = f"{does}ing {name!r}", f"{name!r} could not be {did}"
-        left = None if deadline is None else max(deadline - time.monotonic(), 0.1)
         try:
             with commands.constructor_errors(problem), Progress(text) as progress:
                 on_wait = _teller(progress, text)
-                applications.wait(connection, goal, name, on_wait, left)
+                applications.wait(connection, goal, name, on_wait, timeout_s, began_at)
         except (GreenroomError, TimeoutError) as error:
             failed.append(str(error))
         else:

@@ -57,6 +57,26 @@ def test_options_returns_a_changed_copy_and_keeps_the_rest():
     assert (first.name, first.config.max_ongoing_requests) == ("Plain", 100)
 
 
+class Needs:
+    def __init__(self, path, *, size=3):
+        self.path, self.size = path, size
+
+
+def test_arguments_that_a_constructor_does_not_take_are_refused_at_bind():
+    made = serve.deployment(Needs)
+    assert made.bind("p", size=1).args == ("p",)
+    for args, kwargs, problem in [
+        ((), {}, "missing a required argument: 'path'"),
+        ((1, 2), {}, "too many positional arguments"),
+        (("p",), {"sise": 1}, "got an unexpected keyword argument 'sise'"),
+    ]:
+        with pytest.raises(InvalidRequestError) as caught:
+            made.bind(*args, **kwargs)
+        assert f"deployment 'Needs': {problem}" in str(caught.value)
+        assert "Needs(path, *, size=3)" in str(caught.value)
+    assert serve.deployment(dict).bind(a=1).kwargs == {"a": 1}, "which has no signature"
+
+
 def test_num_replicas_none_means_one():
     assert serve.deployment(num_replicas=3)(Plain).options(num_replicas=None).num_replicas == 1
 
