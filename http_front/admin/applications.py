@@ -9,7 +9,10 @@ its own (:mod:`.applying`) does that, since it imports what the document names.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import signal
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +28,7 @@ from greenroom.core.validation import problems_in
 from greenroom.http_front.admin.access import Controller
 from greenroom.http_front.admin.answers import asked, write
 
-PUT_TIMEOUT_S = 150.0
+PUT_TIMEOUT_S = 120.0
 _KINDS = {
     b"": "json",
     b"application/json": "json",
@@ -92,7 +95,7 @@ class ApplicationsResource:
         text, kind = _document(await request.body(), request.head.get(b"content-type", b""))
         asked_for = {**query.model_dump(), "text": text, "kind": kind, "user": _user(holder)}
         async with self._applying:
-            answer = await _applied(asked_for)
+            answer = await applied(asked_for)
         write(resp, answer, is_accepted=bool(answer.get("goals")))
 
     async def on_delete(self, req: Any, resp: Any) -> None:
@@ -124,22 +127,27 @@ def _document(body: bytes, content_type: bytes) -> tuple[str, str]:
     return text, kind
 
 
-async def _applied(asked_for: Mapping[str, Any]) -> Any:
+async def applied(asked_for: Mapping[str, Any], timeout_s: float = PUT_TIMEOUT_S) -> Any:
+    """Deploy a document, or plan to, in a process of its own; return the answer."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "greenroom.http_front.admin.applying",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
     )
     given = json.dumps(asked_for).encode()
     try:
-        told, _ = await asyncio.wait_for(process.communicate(given), PUT_TIMEOUT_S)
+        told, _ = await asyncio.wait_for(process.communicate(given), timeout_s)
     except TimeoutError:
-        raise GreenroomError(f"deploying took longer than {PUT_TIMEOUT_S:g} s") from None
+        raise GreenroomError(
+            f"importing and deploying the applications took longer than {timeout_s:g} s"
+        ) from None
     finally:
-        if process.returncode is None:
-            process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # and what user code has started
+        await process.wait()
     if process.returncode:
         raise GreenroomError(f"deploying ended with exit code {process.returncode}: see front.log")
     answer = json.loads(told)

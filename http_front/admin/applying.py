@@ -1,7 +1,8 @@
 """A process that deploys one document for an HTTP worker, or plans to, and ends.
 
 It reads what :class:`Asked` describes from stdin, and answers on stdout with ``{"answer": ...}`` or
-``{"kind": ..., "error": ...}``. User code is imported by a process that this one starts.
+``{"kind": ..., "error": ...}``. User code is imported here, as ``greenroom deploy`` does: what it
+prints goes to the worker's log, and what it starts is killed with this process's group.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from greenroom.core.operations import Canary
 from greenroom.serve.admin import declarative
 from greenroom.serve.cli.config_file import ConfigFile
 from greenroom.serve.cli.deploying import read_canary
+from greenroom.serve.schema import read_document
 
 
 class Asked(TypedDict):
@@ -48,7 +50,8 @@ def applied(asked: Asked) -> dict[str, Any]:
         canary = _canary(asked)
         # Modules are installed, or in a working_dir.
         with tempfile.TemporaryDirectory() as nothing, file.located():
-            built = declarative.built_elsewhere(file.document, Path(nothing))
+            document, folder = read_document(file.document), Path(nothing)
+            built = declarative.build_document(document, folder, folder)
         with contextlib.closing(Connection.open(read_settings(), user=asked["user"])) as connection:
             if asked["plan"]:
                 return {"answer": declarative.plan(connection, built, keep_others=keep_others)}
@@ -85,6 +88,8 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w") as answer:  # what anything prints goes to stderr
         os.dup2(2, 1)
         json.dump(applied(asked), answer)
+    sys.stderr.flush()
+    os._exit(0)  # threads of user code may never end
 
 
 if __name__ == "__main__":

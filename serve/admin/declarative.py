@@ -1,24 +1,15 @@
 """Deploy all that a document names: import it, build it, ask the controller for it in one change.
 
-Theory of operation. The user's modules are imported in this process (:func:`build_document`, as
-``greenroom deploy`` does) or in one that ends afterwards (:func:`built_elsewhere`, for a server
-that must not run user code). What is built is plain values. The controller makes them so in one
-operation: all of the document or nothing.
+Theory of operation. The user's modules are imported in this process. For a server, which must not
+run user code, that is one that ends afterwards (http_front/admin/applying.py). What is built is
+plain values. The controller makes them so in one operation: all of the document or nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import pickle
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from greenroom.core import operations as ops
 from greenroom.core.config import RuntimeEnv
@@ -32,16 +23,13 @@ from greenroom.serve.schema import (
     Place,
     ServeApplicationSchema,
     ServeDeploySchema,
-    read_document,
 )
 
 if TYPE_CHECKING:
     from greenroom.actors.runtime.connection import Connection
 
-BUILD_TIMEOUT_S = 120.0
 _CODE = {"code", "code_hash"}
 _NOT_WRITTEN: Any = {"autoscaling_config": {"policy": _CODE}, "request_router_config": _CODE}
-_LONGEST_OUTPUT = 2000  # characters of what a failed import printed
 
 
 class Built(NamedTuple):
@@ -232,69 +220,3 @@ def _described_deployment(spec: ops.DeploymentSpec) -> dict[str, Any]:
         **config,
         **({"ray_actor_options": options} if options else {}),
     }
-
-
-# --- In a process of its own ----------------------------------------------------------------------
-
-
-def built_elsewhere(
-    document: Mapping[str, Any], app_dir: Path, timeout_s: float = BUILD_TIMEOUT_S
-) -> Built:
-    """Do as :func:`build_document` in another process, which may take ``timeout_s`` seconds.
-
-    Blocks. The document is checked here first. Raises InvalidDocumentError; its cause, the user's
-    traceback, is a text here.
-    """
-    read_document(document)
-    arguments = [sys.executable, "-m", __name__, str(app_dir)]
-    with tempfile.TemporaryFile() as result, tempfile.TemporaryFile() as output:
-        with subprocess.Popen(
-            [*arguments, str(result.fileno()), str(timeout_s)],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            pass_fds=[result.fileno()],
-            start_new_session=True,
-        ) as process:
-            try:
-                content = json.dumps(document, default=str).encode()  # YAML has dates, too
-                process.communicate(content, timeout=timeout_s)
-            except subprocess.TimeoutExpired:
-                text = f"importing its applications took longer than {timeout_s:g} s"
-                raise InvalidDocumentError([(("applications",), text)]) from None
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # and what user code has started
-        return _read_result(result, output, process.returncode)
-
-
-def _read_result(result: IO[bytes], output: IO[bytes], code: int) -> Built:
-    result.seek(0)
-    content = result.read()
-    if not content:
-        output.seek(0)
-        text = output.read().decode(errors="replace")[-_LONGEST_OUTPUT:]
-        raise GreenroomError(f"the process that imports applications ended with {code}: {text}")
-    made = pickle.loads(content)  # of our own child
-    if isinstance(made, dict):
-        return Built(**made)
-    problems, traceback = made
-    raise InvalidDocumentError(problems) from (GreenroomError(traceback) if traceback else None)
-
-
-def _main(arguments: Sequence[str]) -> None:
-    """Build the document on stdin, and write the result to a file descriptor."""
-    app_dir, descriptor, timeout_s = Path(arguments[0]), int(arguments[1]), float(arguments[2])
-    signal.setitimer(signal.ITIMER_REAL, timeout_s)  # should the parent die first
-    result: Any
-    try:
-        document = read_document(json.load(sys.stdin))
-        result = build_document(document, app_dir, app_dir)._asdict()
-    except InvalidDocumentError as error:
-        result = error.problems, str(getattr(error.__cause__, "traceback", ""))
-    with open(descriptor, "wb") as file:
-        pickle.dump(result, file)
-
-
-if __name__ == "__main__":
-    _main(sys.argv[1:])

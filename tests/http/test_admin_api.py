@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import time
@@ -17,11 +18,18 @@ from greenroom.actors.runtime.settings import read_settings
 from greenroom.core import operations as ops
 from greenroom.core.cluster.admin import Now, carry_out
 from greenroom.core.cluster.cluster import Cluster
-from greenroom.core.errors import DeployFailedError, NotRunningError, StateNotSavedError
+from greenroom.core.errors import (
+    DeployFailedError,
+    GreenroomError,
+    NotRunningError,
+    StateNotSavedError,
+)
 from greenroom.core.lifecycle.history import Author
 from greenroom.core.tokens import digest_of
+from greenroom.http_front.admin import applications
 from tests.http.conftest import Answer, AppClient
 from tests.http.fake_link import FakeLink
+from tests.support.systems import alive, wait_until
 
 NOW = 1_000.0
 APPLICATIONS = "/api/serve/applications/"
@@ -161,6 +169,9 @@ def test_the_same_request_with_the_same_key_is_carried_out_once(api: Api) -> Non
     assert len({each.request_id for each in api.link.requests}) == len(api.link.requests) - 1
 
 
+WITH_THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(300,)).start()\n"
+
+
 @pytest.mark.parametrize(
     ("call", "status", "told"),
     [
@@ -263,6 +274,31 @@ def test_a_document_that_is_none_starts_no_process(api: Api) -> None:
     assert answer[0] == 403
     status, told = api.problem("PUT", "/serve/applications/", token="deployer")
     assert (status, told[:26]) == (400, "the body is no JSON docume")
+
+
+@pytest.mark.parametrize(
+    ("source", "timeout_s", "told"),
+    [
+        ("import time\ntime.sleep(60)\n", 10, "took longer than 10 s"),
+        ("import os\nos._exit(7)\n", 60, "deploying ended with exit code 7: see front.log"),
+        ("raise SystemExit(7)\n", 60, "importing 'rude_shop' failed: SystemExit: 7"),
+        (WITH_THREAD, 60, "module 'rude_shop' has no attribute 'app'"),
+    ],
+)
+def test_an_import_that_takes_too_long_or_dies_is_told_and_ends_with_what_it_started(
+    tmp_path: Path, source: str, timeout_s: float, told: str
+) -> None:
+    pid = tmp_path / "pid"
+    starts = "import subprocess\nchild = subprocess.Popen(['sleep', '300'])\n"
+    starts += f"open({str(pid)!r}, 'w').write(str(child.pid))\n"
+    (tmp_path / "rude_shop.py").write_text(starts + source)
+    application = {"import_path": "rude_shop:app", "runtime_env": {"working_dir": str(tmp_path)}}
+    query = applications.PutQuery().model_dump()
+    text = json.dumps({"applications": [application]})
+    asked = {**query, "text": text, "kind": "json", "user": "token ci"}
+    with pytest.raises(GreenroomError, match=told):
+        asyncio.run(applications.applied(asked, timeout_s))
+    wait_until(lambda: not alive(int(pid.read_text())), 10, "what it started has ended")
 
 
 # --- Who may --------------------------------------------------------------------------------------

@@ -2,12 +2,7 @@ import sys
 
 import pytest
 
-from greenroom.serve.admin.declarative import (
-    build_document,
-    built_elsewhere,
-    described,
-    read_targets,
-)
+from greenroom.serve.admin.declarative import build_document, described, read_targets
 from greenroom.serve.cli.config_file import ConfigFile, written
 from greenroom.serve.schema import InvalidDocumentError, read_document
 
@@ -49,36 +44,14 @@ def one(import_path="declared_shop:app", **fields):
     return {"applications": [{"import_path": import_path, **fields}]}
 
 
-def both_ways(document, folder):
-    """Build a document in this process and in another; both give the same."""
-    here = build_document(read_document(document), folder, folder)
-    elsewhere = built_elsewhere(document, folder)
-    versions = [
-        [(part.name, part.code_hash, part.config) for part in spec.deployments]
-        for built in (here, elsewhere)
-        for spec in built.applications
-    ]
-    assert versions[: len(versions) // 2] == versions[len(versions) // 2 :]
-    return here
-
-
-def problems_both_ways(document, folder):
-    told = []
-    for build in (
-        lambda: build_document(read_document(document), folder, folder),
-        lambda: built_elsewhere(document, folder),
-    ):
-        with pytest.raises(InvalidDocumentError) as caught:
-            build()
-        told.append(str(caught.value))
-    assert told[0] == told[1]
-    return told[0]
+def built_of(document, folder):
+    return build_document(read_document(document), folder, folder)
 
 
 def test_options_of_the_document_go_before_those_of_the_code(folder):
     parts = [{"name": "Tax", "num_replicas": 3, "user_config": {"a": 1}}]
     document = one("declared_shop:build", args={"rate": "0.5"}, deployments=parts)
-    (spec,) = both_ways(document, folder).applications
+    (spec,) = built_of(document, folder).applications
     assert (spec.name, spec.ingress, spec.route_prefix) == ("default", "Shop", "/")
     tax, shop = spec.deployments
     assert (tax.config.num_replicas, tax.config.user_config) == (3, {"a": 1})
@@ -105,7 +78,9 @@ def test_what_is_wrong_with_the_code_is_told_with_its_place(folder):
             },
         ]
     }
-    told = problems_both_ways(document, folder)
+    with pytest.raises(InvalidDocumentError) as caught:
+        built_of(document, folder)
+    told = str(caught.value)
     for text in (
         "applications[0].import_path: no module named 'nowhere'",
         "applications[1].import_path: importing 'broken_shop' failed: LookupError: no file",
@@ -116,15 +91,6 @@ def test_what_is_wrong_with_the_code_is_told_with_its_place(folder):
         ),
     ):
         assert text in told
-
-
-def test_an_import_elsewhere_that_takes_too_long_or_dies_is_told(folder):
-    (folder / "slow_shop.py").write_text("import time\ntime.sleep(60)\n")
-    with pytest.raises(InvalidDocumentError, match="took longer than 2 s"):
-        built_elsewhere(one("slow_shop:app"), folder, timeout_s=2)
-    (folder / "dead_shop.py").write_text("import os\nprint('so long', flush=True)\nos._exit(7)\n")
-    with pytest.raises(Exception, match="ended with 7: so long"):
-        built_elsewhere(one("dead_shop:app"), folder)
 
 
 def test_modules_of_one_name_in_two_working_dirs_are_two(folder):
@@ -143,7 +109,7 @@ def test_modules_of_one_name_in_two_working_dirs_are_two(folder):
             for name in ("one", "two")
         ]
     }
-    built = both_ways(document, folder)
+    built = built_of(document, folder)
     replicas = [spec.deployments[0].config.num_replicas for spec in built.applications]
     assert replicas == [1, 2]
     digests = {
