@@ -41,7 +41,6 @@ from greenroom.core.records import (
     Definitions,
     Release,
     TokenRecord,
-    served_as,
 )
 
 
@@ -124,7 +123,10 @@ def _update_backend_config(
     if not backend.set_config(config):
         return state.goals.pending_for((BACKEND, tag))
     state.touch(tag)
-    return state.new_goal((BACKEND, tag), "update backend config")
+    # A goal under way is reached with the new settings, and only so.
+    return state.goals.pending_for((BACKEND, tag)) or state.new_goal(
+        (BACKEND, tag), "update backend config"
+    )
 
 
 def _delete_backend(cluster: Cluster, asked: ops.DeleteBackend, _now: Now) -> str | None:
@@ -220,6 +222,14 @@ def _deploy_applications(
     before = {key: state.definition(key) for part in by_application.values() for key in part}
     canaries = cluster.canaries
     under_way = {name for name in given if canaries.is_under_way(name, by_application[name])}
+    staying = under_way | {
+        name
+        for name in given - under_way
+        if asked.canary is not None and canaries.is_for(name, by_application[name])
+    }
+    moving = [part for name, part in by_application.items() if name not in staying]
+    # A canary leaves its application's route where it is for now.
+    definitions.check_routes(state, {key: each for part in moving for key, each in part.items()})
     goals, changed = {}, []
     for name, wanted in by_application.items():
         what = "deploy application" if name in given else "delete application"
@@ -228,7 +238,7 @@ def _deploy_applications(
         pending = cluster.goals.pending_for((APPLICATION, name))
         if name in under_way:
             goal = pending
-        elif asked.canary is not None and canaries.is_for(name, wanted):
+        elif asked.canary is not None and name in staying:
             goal = canaries.start(name, wanted, asked.canary, code, now.wall)
         else:
             canaries.forget(name)
@@ -289,8 +299,7 @@ def _delete_everything(cluster: Cluster, _asked: ops.DeleteEverything, now: Now)
     """Delete all there is, whatever names it; return the goals, those under way too."""
     goals = [
         _delete_application(cluster, ops.DeleteApplication(application=name), now)
-        for name in sorted(cluster.applications)
-        if name == served_as(name)
+        for name in sorted(definitions.application_names(cluster.state))
     ]
     for name in list(cluster.endpoints):
         definitions.drop_endpoint(cluster.state, cluster.rollouts, name)

@@ -69,14 +69,21 @@ def with_applications(
         raise InvalidRequestError(f"two applications have the name {twice[0]!r}")
     wanted = {}
     if not asked.keep_others:
-        lost = {name.partition("#")[0] for _, name in lost_parts(state)}
-        # A candidate goes with its application.
-        present = {name for name in state.applications if name == served_as(name)}
-        others = sorted({*present, *lost} - set(names))
+        others = sorted(application_names(state) - set(names))
         wanted = {name: without_application(state, name) for name in others}
     wanted |= {spec.name: _application_of(state, spec) for spec in asked.applications}
     check_routes(state, {key: each for part in wanted.values() for key, each in part.items()})
     return wanted
+
+
+def application_names(state: State) -> set[str]:
+    """Return the applications that there are any parts of, whatever records are damaged.
+
+    A candidate is not among them: it goes with its application.
+    """
+    names = {name.partition("#")[0] for _, name in lost_parts(state)}
+    owners = {backend.record.application for backend in state.backends.values()}
+    return {served_as(name) for name in {*state.applications, *owners, *names} if name}
 
 
 def lost_parts(state: State, application: str | None = None) -> set[Key]:
@@ -135,9 +142,8 @@ def without_application(state: State, name: str) -> Wanted:
 
     Its candidate goes, too.
     """
-    if candidate_of(name) in state.applications:
-        new = without_application(state, candidate_of(name))
-        return _without_parts(state, name) | new
+    if name == served_as(name):
+        return _without_parts(state, name) | _without_parts(state, candidate_of(name))
     return _without_parts(state, name)
 
 
@@ -145,10 +151,11 @@ def _without_parts(state: State, name: str) -> Wanted:
     application = state.applications.get(name)
     if application is not None:
         names: Iterable[str] = application.deployments
-    elif (APPLICATION, name) in state.lost:
-        names = (tag.removeprefix(f"{name}#") for tag in state.backends_of(name))
-    else:
-        return {}
+    else:  # its record is damaged, or was
+        own = {each.name for each in state.endpoints.values() if each.application == name}
+        names = sorted(both.removeprefix(f"{name}#") for both in own | state.backends_of(name))
+        if not names and (APPLICATION, name) not in state.lost:
+            return {}
     wanted: Wanted = {(APPLICATION, name): None}
     for deployment in names:
         both = qualified(name, deployment)

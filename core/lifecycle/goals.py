@@ -24,7 +24,7 @@ class Progress(NamedTuple):
 
 
 class Goals:
-    """All goals. A newer goal for the same subject completes the older one."""
+    """All goals. A newer goal for the same subject supersedes the older one, which fails."""
 
     def __init__(self, records: Mapping[str, GoalRecord]) -> None:
         # In the order of their last change, as far as it is known: see KEPT_ENDED.
@@ -37,7 +37,8 @@ class Goals:
         """Add a goal and return its id."""
         older = self.pending_for(subject)
         if older is not None:
-            self._put(replace(self._goals[older], state="succeeded"))
+            error = f"superseded by a later change of {' '.join(subject)}: {what}"
+            self._put(replace(self._goals[older], state="failed", error=error))
         goal = GoalRecord(id=secrets.token_hex(8), subject=subject, what=what, created_at=wall_now)
         self._put(goal)
         return goal.id

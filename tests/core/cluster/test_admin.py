@@ -278,15 +278,25 @@ def test_a_goal_is_reached_when_every_proxy_knows() -> None:
     assert world.goal_state(goal) == "succeeded"
 
 
-def test_a_newer_goal_ends_the_older_one_of_the_same_backend(world: World) -> None:
-    first = world.request(ask.update("b", num_replicas=3))
-    other = world.request(ask.version(b"two"))
-    second = world.request(ask.update("b", num_replicas=1))
+def test_a_goal_that_another_change_supersedes_has_failed_and_says_so(world: World) -> None:
+    first = world.request(ask.version(b"two"))
+    other = world.request(ask.update("b", num_replicas=3))
+    second = world.request(ask.undeploy("app"))
     assert [world.goal_state(goal) for goal in (first, other, second)] == [
-        "succeeded",
+        "failed",
         "pending",
         "pending",
     ]
+    error = world.cluster.state.goal(first).error
+    assert error == "superseded by a later change of application app: delete application"
+
+
+def test_settings_that_change_while_a_backend_comes_up_are_part_of_its_goal(world: World) -> None:
+    goal = world.request(ask.create("new"))
+    assert world.request(ask.update("new", num_replicas=3)) == goal
+    world.settle()
+    assert world.goal_state(goal) == "succeeded"
+    assert len(world.running("new")) == 3
 
 
 def test_ended_goals_are_kept_for_late_clients_but_not_all() -> None:

@@ -216,6 +216,21 @@ def test_an_application_that_is_lost_in_part_can_be_deleted(world: World) -> Non
     assert not cluster.state.lost
 
 
+@pytest.mark.parametrize("lost", [(("application", "app"),), ()], ids=["damaged", "forgotten"])
+@pytest.mark.parametrize("is_all", [True, False], ids=["everything", "one"])
+def test_no_replica_outlives_an_application_without_a_record(
+    world: World, lost: tuple[Key, ...], is_all: bool
+) -> None:
+    cluster = without(world, *lost)
+    cluster.applications.pop("app", None)
+    everything = ask.do(ops.DeleteEverything)(cluster) if is_all else ask.undeploy("app")(cluster)
+    assert everything
+    assert all(cluster.backends[tag].record.deleting for tag in ("app#A", "app#B"))
+    assert not {"app#A", "app#B"} & cluster.endpoints.keys()
+    cluster.take_changes()
+    assert not cluster.state.lost
+
+
 def test_lost_code_is_stored_again_by_a_deploy(world: World) -> None:
     digest = world.records["backend"]["v1"].newest.code_digest
     cluster = without(world, (CODE, digest))

@@ -266,6 +266,31 @@ def test_first_deploys_and_settings_alone_are_no_canary(world: World) -> None:
     assert codes(fresh) == OLD
 
 
+def test_the_route_that_a_canary_leaves_later_is_not_free_yet(world: World) -> None:
+    moved = {
+        "name": "app",
+        "ingress": "d",
+        "route_prefix": "/shop",
+        "deployments": tuple(Spec(n, n.encode(), {}).fields for n in ("inner", "d")),
+    }
+    other = {
+        "name": "blog",
+        "ingress": "d",
+        "route_prefix": "/",
+        "deployments": (Spec("d", b"blog", {}).fields,),
+    }
+    asked = {"applications": (moved, other), "canary": CANARY}
+    for _ in range(2):
+        with pytest.raises(ConflictError, match="route '/' is taken by endpoint 'app#d'"):
+            world.change(ask.do(ops.DeployApplications, **asked))
+        assert set(world.cluster.applications) == {"app"}
+        world.boot()
+    world.change(ask.do(ops.DeployApplications, applications=(moved, other)))
+    world.settle()
+    routes = {endpoint.route: name for name, endpoint in world.cluster.endpoints.items()}
+    assert (routes["/shop"], routes["/"]) == ("app#d", "blog#d")
+
+
 def test_while_another_rollout_decides_on_the_traffic_it_is_refused(world: World) -> None:
     both = (Spec("d", b"one", {}), Spec("e", b"e", {}))
     world.change(ask.deploy("app", *both))
