@@ -1,12 +1,14 @@
 """Package metadata: each folder at the top is the subpackage of the same name.
 
-``src/greenroom/`` has a link to each, so that tools which read files find ``greenroom.actors`` too.
+The mapping is here and nowhere else, so that a ZIP of the repository installs as a clone does.
 ``greenroom`` itself is a PEP 420 namespace: bare names such as ``persistence`` would collide.
 """
 
 from pathlib import Path
 
-from setuptools import find_namespace_packages, setup
+from setuptools import find_packages, setup
+
+FOLDERS = ("actors", "core", "http_front", "persistence", "serve")
 
 # No project URLs: there is no public host of this project to name yet.
 setup(
@@ -17,8 +19,11 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=find_namespace_packages("src"),
-    package_dir={"": "src"},
+    packages=[
+        f"greenroom.{name}"
+        for name in find_packages(include=[*FOLDERS, *(f"{folder}.*" for folder in FOLDERS)])
+    ],
+    package_dir={f"greenroom.{folder}": folder for folder in FOLDERS},
     package_data={"": ["py.typed"], "greenroom.http_front.admin": ["dashboard.html"]},
     install_requires=[
         "thespian==4.0.1",  # its inside is used in actors/transport
@@ -48,24 +53,6 @@ setup(
         ],
         "grpc": ["grpcio>=1.66", "grpcio-health-checking>=1.66", "grpcio-reflection>=1.66"],
         "examples": ["scikit-learn>=1.5", "fastapi>=0.120.1"],
-        "test": [
-            "pytest>=8",
-            "pytest-timeout>=2.3",
-            "hypothesis>=6.100",
-            "psycopg[binary]>=3.2",
-            "cryptography>=44",
-            "grpcio-health-checking>=1.66",
-            "grpcio-reflection>=1.66",
-            "grpcio-tools>=1.66",
-            "openai>=2",
-            "tritonclient[http]>=2.50",
-            "openapi-spec-validator>=0.7",
-            "nbclient>=0.10",
-            "ipykernel>=7",
-            "prometheus-client>=0.20",
-            "opentelemetry-sdk>=1.25",
-            "opentelemetry-exporter-otlp-proto-http>=1.25",
-        ],
     },
     entry_points={
         "console_scripts": ["greenroom=greenroom.serve.cli.main:main"],

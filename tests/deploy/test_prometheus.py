@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shutil
 import subprocess
 import urllib.error
 import urllib.parse
@@ -18,6 +17,7 @@ import pytest
 import yaml
 
 from tests.support.container import ROOT
+from tests.support.programs import needed
 from tests.support.systems import free_port, running_system, wait_until
 
 RULES = ROOT / "deploy" / "prometheus" / "rules.yml"
@@ -27,8 +27,7 @@ VARIABLES = {"$__rate_interval": "5m", "$job": "greenroom"}
 
 
 def _promtool(*args: str, folder: Path) -> str:
-    promtool = shutil.which("promtool")
-    assert promtool is not None, "promtool is not installed: it comes with Debian's prometheus"
+    promtool = needed("promtool", "prometheus")
     done = subprocess.run(
         [promtool, *args], cwd=folder, capture_output=True, text=True, check=False
     )
@@ -89,8 +88,7 @@ class Prometheus:
         config["rule_files"] = [str(RULES)]
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
         self._port = free_port()
-        program = shutil.which("prometheus")
-        assert program is not None, "prometheus is not installed: it is one of Debian's packages"
+        program = needed("prometheus")
         self._output = (folder / "output").open("wb")
         self._process = subprocess.Popen(
             [

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import configparser
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from greenroom.actors.host.launcher import STOP_TIMEOUT_S
 from greenroom.actors.runtime.settings import FIELDS, variable
 from tests.support.container import ROOT
+from tests.support.programs import needed
 
 UNIT = ROOT / "deploy" / "systemd" / "greenroom.service"
 
 
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    analyze = shutil.which("systemd-analyze")
-    if analyze is None:
-        pytest.skip("there is no systemd-analyze")
+    analyze = needed("systemd-analyze", "systemd")
     # It asks that the program is there.
     unit = tmp_path / UNIT.name
     unit.write_text(UNIT.read_text().replace("/opt/greenroom/bin/greenroom", sys.executable))

@@ -4,13 +4,13 @@ Each is followed by a second request on the same connection, as an attacker woul
 """
 
 import contextlib
-import os
 import re
-import shutil
 import socket
 import subprocess
 
 import pytest
+
+from tests.support.programs import needed
 
 SECOND = b"GET /second HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 HIDDEN = b"GET /hidden HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -134,7 +134,6 @@ def test_a_tunnel_is_refused_and_closed(front):
 
 # --- behind a proxy of another maker --------------------------------------------------------------
 
-NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 CONFIG = """
 daemon off; master_process off; pid {folder}/nginx.pid; error_log {folder}/error.log;
 events {{ worker_connections 64; }}
@@ -162,17 +161,15 @@ http {{
 
 @pytest.fixture
 def proxied(front, tmp_path, until):
-    """Give the port of an nginx in front of the front; skip without nginx, fail in CI."""
-    if NGINX is None:
-        assert os.environ.get("CI") != "true", "nginx is not installed"
-        pytest.skip("nginx is not installed")
+    """Give the port of an nginx in front of the front."""
+    nginx = needed("nginx", "nginx-light")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     config = tmp_path / "nginx.conf"
     config.write_text(CONFIG.format(folder=tmp_path, front=front.port, port=port))
     log = tmp_path / "error.log"
     process = subprocess.Popen(
-        [NGINX, "-p", str(tmp_path), "-c", str(config), "-e", str(log)], stderr=subprocess.DEVNULL
+        [nginx, "-p", str(tmp_path), "-c", str(config), "-e", str(log)], stderr=subprocess.DEVNULL
     )
 
     def listens():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 import subprocess
 import time
 import urllib.error
@@ -16,8 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from tests.support.programs import needed
 from tests.support.systems import free_port, wait_until
 
 FLAGS = (
@@ -39,9 +37,8 @@ class Browser:
     """One window; what goes wrong in the page's own code is in :meth:`errors`."""
 
     def __init__(self, profile: Path) -> None:
-        driver, chromium = shutil.which("chromedriver"), shutil.which("chromium")
-        if driver is None or chromium is None:
-            pytest.fail("chromium and chromedriver are needed: apt-get install chromium-driver")
+        driver = needed("chromedriver", "chromium-driver")
+        chromium = needed("chromium")
         port = free_port()
         self._url = f"http://127.0.0.1:{port}"
         self._driver = subprocess.Popen([driver, f"--port={port}"], stdout=subprocess.DEVNULL)

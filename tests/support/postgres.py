@@ -14,20 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
-import pytest
 
+from tests.support.programs import needed
 from tests.support.systems import free_port, wait_until
 
 PASSWORD = "se-cret"
 
 
 def _program(name: str) -> str:
-    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    path = os.pathsep.join([os.environ["PATH"], *map(str, folders)])
-    found = shutil.which(name, path=path)
-    if found is None:
-        pytest.fail(f"{name} is not installed: apt-get install postgresql (see .ci/run)")
-    return found
+    return needed(name, "postgresql")
 
 
 @dataclass

@@ -7,7 +7,6 @@ import datetime as dt
 import os
 import re
 import secrets
-import shutil
 import socket
 import ssl
 import subprocess
@@ -26,6 +25,7 @@ from greenroom.actors.transport.addresses import ProcessAddress
 from greenroom.actors.transport.cluster_key import KeyFiles, key_id, make_key
 from greenroom.actors.transport.gate import MESSAGES
 from greenroom.core.cluster.key_rotation import KeyIds
+from tests.support.programs import needed
 from tests.transport.worlds import DEADLINE_S, HERE, KEYS, THERE
 
 
@@ -35,11 +35,8 @@ def hosts(world, port):
 
 
 def openssl(*arguments):
-    if shutil.which("openssl") is None:
-        assert os.environ.get("CI") != "true", "openssl is not installed"
-        pytest.skip("openssl is not installed")
     return subprocess.run(
-        ["openssl", *map(str, arguments)],
+        [needed("openssl"), *map(str, arguments)],
         input=b"\1" * 9,
         capture_output=True,
         timeout=DEADLINE_S,

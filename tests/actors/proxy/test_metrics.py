@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -21,6 +20,7 @@ from starlette.responses import Response
 from greenroom import serve
 from greenroom.serve import metrics
 from tests.support.metrics import scraped, total
+from tests.support.programs import needed
 from tests.support.systems import RunningSystem, free_port, wait_until
 
 
@@ -200,12 +200,10 @@ Ask = Callable[[str], list[float]]
 @pytest.fixture
 def ask(running: RunningSystem, tmp_path: Path) -> Iterator[Ask]:
     """Return what asks a Prometheus, which scrapes the system, for a query's values."""
-    program = shutil.which("prometheus")
-    assert program, "Debian's package prometheus is not installed; see .ci/run"
     config, port = tmp_path / "prometheus.yml", free_port()
     config.write_text(CONFIG.format(port=running.settings.http.port))
     command = [
-        program,
+        needed("prometheus"),
         f"--config.file={config}",
         f"--storage.tsdb.path={tmp_path / 'data'}",
         f"--web.listen-address=127.0.0.1:{port}",

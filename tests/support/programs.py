@@ -1,0 +1,29 @@
+"""Programs that tests need and pip does not install; .ci/run has the list for Debian."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+_FOLDERS = (
+    *os.environ.get("PATH", "").split(os.pathsep),
+    *("/usr/sbin", "/usr/local/sbin"),
+    *sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin"))),
+)
+
+
+def needed(name: str, package: str = "") -> str:
+    """Return the program's path; where it is missing, skip the test, but fail it in CI."""
+    found = shutil.which(name, path=os.pathsep.join(_FOLDERS))
+    return found or cannot_run(f"{name} is not installed: apt-get install {package or name}")
+
+
+def cannot_run(reason: str) -> NoReturn:
+    """Skip the test, saying what it lacks; in CI, where all is installed, fail it."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
