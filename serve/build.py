@@ -41,6 +41,11 @@ class BuiltApplication(NamedTuple):
             deployments=self.deployments,
         )
 
+    def alone_at(self, route_prefix: str | None) -> Built:
+        """Return it as all that is to be deployed."""
+        needs = tuple((handle.app_name, handle.deployment_name) for handle in self.needs)
+        return Built((self.served_at(route_prefix),), self.folders, needs)
+
     def logging_as(self, config: LoggingConfig | None) -> BuiltApplication:
         """Return a copy whose deployments log as ``config`` says, but for those that say how."""
         if config is None:
@@ -56,6 +61,27 @@ class BuiltApplication(NamedTuple):
     def _with_each(self, changes: Callable[[DeploymentSpec], dict[str, Any]]) -> BuiltApplication:
         specs = (spec.model_copy(update=changes(spec)) for spec in self.deployments)
         return self._replace(deployments=tuple(specs))
+
+
+class Built(NamedTuple):
+    """Applications as the controller takes them, in one change."""
+
+    applications: tuple[ApplicationSpec, ...]
+    folders: Mapping[str, bytes]  # zips by their sha256
+    needs: tuple[tuple[str | None, str], ...]  # handles of other applications' deployments
+
+    @classmethod
+    def of_all(cls, parts: Iterable[Built]) -> Built:
+        """Return what is to be deployed together; what one needs of another need not be there."""
+        specs: list[ApplicationSpec] = []
+        folders: dict[str, bytes] = {}
+        needs: list[tuple[str | None, str]] = []
+        for part in parts:
+            specs += part.applications
+            folders |= part.folders
+            needs += part.needs
+        own = {(spec.name, each.name) for spec in specs for each in spec.deployments}
+        return cls(tuple(specs), folders, tuple(need for need in needs if need not in own))
 
 
 Options = Mapping[str, Mapping[str, Any]]

@@ -19,7 +19,7 @@ from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import ERRORS_BY_KIND, GreenroomError, InvalidRequestError
 from greenroom.core.operations import Canary
-from greenroom.serve.admin import declarative
+from greenroom.serve.admin import applications, declarative
 from greenroom.serve.cli.config_file import ConfigFile
 from greenroom.serve.cli.deploying import read_canary
 from greenroom.serve.schema import read_document
@@ -54,8 +54,8 @@ def applied(asked: Asked) -> dict[str, Any]:
             built = declarative.build_document(document, folder, folder)
         with contextlib.closing(Connection.open(read_settings(), user=asked["user"])) as connection:
             if asked["plan"]:
-                return {"answer": declarative.plan(connection, built, keep_others=keep_others)}
-            answer = declarative.apply(
+                return {"answer": applications.plan(connection, built, keep_others=keep_others)}
+            answer = applications.apply(
                 connection,
                 built,
                 keep_others=keep_others,

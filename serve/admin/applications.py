@@ -14,7 +14,7 @@ from greenroom.core.config import LoggingConfig, RuntimeEnv
 from greenroom.core.errors import InvalidRequestError, UnknownNameError
 from greenroom.serve.admin.checks import check_answers_http
 from greenroom.serve.admin.session import has_reached, raising_users_own, wait_for_goal
-from greenroom.serve.build import BuiltApplication, Options, build
+from greenroom.serve.build import Built, BuiltApplication, Options, build
 from greenroom.serve.deployments import Application, name_problem
 from greenroom.serve.handle import DeploymentHandle
 
@@ -49,15 +49,45 @@ def deploy(
     give nothing else.
     """
     built = build_in(runtime_env, application, name, route_prefix).logging_as(logging_config)
-    check_needs(connection, built)
-    missing = missing_of(connection, built.folders)
-    operation = ops.DeployApplications(
-        applications=(built.served_at(route_prefix),), keep_others=True, folders=missing
-    )
-    goal = connection.request(operation)["goals"].get(name)
+    answer = apply(connection, built.alone_at(route_prefix), keep_others=True)
+    goal = answer["goals"].get(name)
     with raising_users_own():
         wait(connection, goal, name, on_wait)
     return DeploymentHandle(built.ingress, name, client=connection.queries)
+
+
+def apply(
+    connection: Connection,
+    built: Built,
+    *,
+    keep_others: bool = False,
+    if_version: int | None = None,
+    canary: ops.Canary | None = None,
+) -> dict[str, Any]:
+    """Make the applications be these, in one change; answers as ``DeployApplications`` does.
+
+    Returns at once, with the goals to wait for. With ``canary`` new versions of applications that
+    run take over step by step. ConflictError where ``if_version`` is not the
+    version that :func:`plan` or the status has told.
+    """
+    check_there(connection, built.needs)
+    operation = ops.DeployApplications(
+        applications=built.applications,
+        keep_others=keep_others,
+        if_version=if_version,
+        canary=canary,
+        folders=missing_of(connection, built.folders),
+    )
+    answer: dict[str, Any] = connection.request(operation)
+    return answer
+
+
+def plan(connection: Connection, built: Built, *, keep_others: bool = False) -> dict[str, Any]:
+    """Answer {"version": ..., "changes": [...]}: what :func:`apply` would change."""
+    check_there(connection, built.needs)
+    operation = ops.PlanApplications(applications=built.applications, keep_others=keep_others)
+    answer: dict[str, Any] = connection.request(operation)
+    return answer
 
 
 def build_in(
@@ -158,11 +188,6 @@ def ingress_of(report: dict[str, Any], name: str) -> str:
     endpoints = report.get("endpoints") or {}
     routed = [d for d in deployments if (endpoints.get(f"{name}#{d}") or {}).get("route")]
     return str((routed or list(deployments))[-1])  # the ingress is deployed last
-
-
-def check_needs(connection: Connection, built: BuiltApplication) -> None:
-    """Raise UnknownNameError unless there is all that the application has handles of."""
-    check_there(connection, ((each.app_name, each.deployment_name) for each in built.needs))
 
 
 def check_there(connection: Connection, needs: Iterable[tuple[str | None, str]]) -> None:

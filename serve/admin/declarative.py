@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from greenroom.core import operations as ops
 from greenroom.core.config import RuntimeEnv
 from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.serve.admin import applications
-from greenroom.serve.build import BuiltApplication
+from greenroom.serve.build import Built, BuiltApplication
 from greenroom.serve.code.importing import forget_modules, load_application, read_arguments
 from greenroom.serve.schema import (
     DeploymentSchema,
@@ -25,19 +25,8 @@ from greenroom.serve.schema import (
     ServeDeploySchema,
 )
 
-if TYPE_CHECKING:
-    from greenroom.actors.runtime.connection import Connection
-
 _CODE = {"code", "code_hash"}
 _NOT_WRITTEN: Any = {"autoscaling_config": {"policy": _CODE}, "request_router_config": _CODE}
-
-
-class Built(NamedTuple):
-    """A document's applications, as the controller takes them."""
-
-    applications: tuple[ops.ApplicationSpec, ...]
-    folders: Mapping[str, bytes]  # zips by their sha256
-    needs: tuple[tuple[str | None, str], ...]  # handles of other applications' deployments
 
 
 def build_document(document: ServeDeploySchema, app_dir: Path, base: Path) -> Built:
@@ -46,9 +35,7 @@ def build_document(document: ServeDeploySchema, app_dir: Path, base: Path) -> Bu
     Modules are looked for in an application's ``working_dir``, or else in ``app_dir``. Paths of a
     ``runtime_env`` are relative to ``base``.
     """
-    specs: list[ops.ApplicationSpec] = []
-    folders: dict[str, bytes] = {}
-    needs: list[tuple[str | None, str]] = []
+    found: list[Built] = []
     problems: list[tuple[Place, str]] = []
     cause: BaseException | None = None
     last_dir: Path | None = None
@@ -66,13 +53,10 @@ def build_document(document: ServeDeploySchema, app_dir: Path, base: Path) -> Bu
             cause = cause or error.__cause__
             continue
         built = built.logging_as(schema.logging_config).logging_as(document.logging_config)
-        specs.append(built.served_at(schema.route_prefix))
-        folders |= built.folders
-        needs += [(handle.app_name, handle.deployment_name) for handle in built.needs]
+        found.append(built.alone_at(schema.route_prefix))
     if problems:
         raise InvalidDocumentError(problems) from cause
-    own = {(spec.name, part.name) for spec in specs for part in spec.deployments}
-    return Built(tuple(specs), folders, tuple(need for need in needs if need not in own))
+    return Built.of_all(found)
 
 
 def _build(
@@ -120,43 +104,6 @@ def _from(base: Path, env: RuntimeEnv) -> RuntimeEnv:
     return env.model_copy(
         update={name: paths[name] for name in paths.keys() & env.model_fields_set}
     )
-
-
-# --- Asking the controller ------------------------------------------------------------------------
-
-
-def apply(
-    connection: Connection,
-    built: Built,
-    *,
-    keep_others: bool = False,
-    if_version: int | None = None,
-    canary: ops.Canary | None = None,
-) -> dict[str, Any]:
-    """Make the applications be these, in one change; answers as ``DeployApplications`` does.
-
-    Returns at once, with the goals to wait for. With ``canary`` new versions of applications that
-    run take over step by step. ConflictError where ``if_version`` is not the
-    version that :func:`plan` or the status has told.
-    """
-    applications.check_there(connection, built.needs)
-    operation = ops.DeployApplications(
-        applications=built.applications,
-        keep_others=keep_others,
-        if_version=if_version,
-        canary=canary,
-        folders=applications.missing_of(connection, built.folders),
-    )
-    answer: dict[str, Any] = connection.request(operation)
-    return answer
-
-
-def plan(connection: Connection, built: Built, *, keep_others: bool = False) -> dict[str, Any]:
-    """Answer {"version": ..., "changes": [...]}: what :func:`apply` would change."""
-    applications.check_there(connection, built.needs)
-    operation = ops.PlanApplications(applications=built.applications, keep_others=keep_others)
-    answer: dict[str, Any] = connection.request(operation)
-    return answer
 
 
 # --- From code to a document ----------------------------------------------------------------------

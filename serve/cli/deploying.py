@@ -24,6 +24,7 @@ from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.core.operations import DEFAULT_STEPS, Canary
 from greenroom.core.validation import validated
 from greenroom.serve.admin import applications, declarative
+from greenroom.serve.build import Built
 from greenroom.serve.cli import commands, config_file
 from greenroom.serve.cli.display import Progress, front_url
 from greenroom.serve.cli.logs import Logs
@@ -68,12 +69,11 @@ class Source:
             click.echo(error.traceback, err=True)
             raise
 
-    def build(self) -> declarative.Built:
+    def build(self) -> Built:
         """Import and build it, as the only application of a document."""
         name, route = self.name, self.route_prefix
         built = applications.build_in(self.runtime_env, self.load(), name, route)
-        needs = tuple((each.app_name, each.deployment_name) for each in built.needs)
-        return declarative.Built((built.served_at(route),), built.folders, needs)
+        return built.alone_at(route)
 
 
 def is_file(target: str) -> bool:
@@ -160,18 +160,16 @@ def _given(options: HTTPOptions) -> dict[str, Any]:
     return {name: getattr(options, name) for name in options.model_fields_set}
 
 
-def _deploy(
-    settings: HostSettings, what: str, built: declarative.Built, flags: DeployFlags
-) -> bool:
+def _deploy(settings: HostSettings, what: str, built: Built, flags: DeployFlags) -> bool:
     keep_others = flags.keep_others
     with commands.connected(settings) as connection:
         if flags.plan:
-            planned = declarative.plan(connection, built, keep_others=keep_others)
+            planned = applications.plan(connection, built, keep_others=keep_others)
             commands.print_lines(commands.lines_of(planned["changes"]))
             told = "; nothing was changed yet" if planned["changes"] else " would change nothing"
             click.echo(f"deploying {what}{told} (version {planned['version']})")
             return bool(planned["changes"])
-        answer = declarative.apply(
+        answer = applications.apply(
             connection,
             built,
             keep_others=keep_others,
@@ -187,7 +185,7 @@ def _deploy(
 
 def _wait_for_all(
     connection: Connection,
-    built: declarative.Built,
+    built: Built,
     goals: Mapping[str, str | None],
     timeout_s: float | None,
     *,
@@ -229,9 +227,9 @@ def _where(url: str, route_prefix: str | None) -> str:
     return " without a route" if route_prefix is None else f" at {url.rstrip('/')}{route_prefix}"
 
 
-def bring_up(connection: Connection, built: declarative.Built) -> None:
+def bring_up(connection: Connection, built: Built) -> None:
     """Deploy applications beside the others, and say where they are."""
-    goals = declarative.apply(connection, built, keep_others=True)["goals"]
+    goals = applications.apply(connection, built, keep_others=True)["goals"]
     all_goals = {spec.name: goals.get(spec.name) for spec in built.applications}
     _wait_for_all(connection, built, all_goals, None)
 
