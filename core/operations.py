@@ -462,13 +462,14 @@ class ListRollouts(Read):
 
 
 class DeployApplications(Operation):
-    """Bring up these applications, and delete all others, in one change.
+    """Bring up these applications, and delete others, in one change.
 
-    With ``keep_others`` those stay. With ``canary`` the new version of an application that runs
-    takes over step by step, and its goal fails where it goes back. Deployments of an application
-    that are not among these are deleted. Refused where ``if_version`` is not the id of the last
-    change. Answers {"goals": {application: id}, "version": the id of the last change, "changed":
-    names of applications}.
+    Those that are ``from_file`` are a document's: the next one deletes those that it does not name,
+    unless with ``keep_others``; and with ``prune`` all others, whoever deployed them. With
+    ``canary`` the new version of an application that runs takes over step by step, and its goal
+    fails where it goes back. Deployments of an application that are not among these are deleted.
+    Refused where ``if_version`` is not the id of the last change. Answers {"goals": {application:
+    id}, "version": the id of the last change, "changed": names of applications}.
     """
 
     applications: tuple[ApplicationSpec, ...]
@@ -476,6 +477,8 @@ class DeployApplications(Operation):
     if_version: int | None = None
     canary: Canary | None = None
     folders: tuple[bytes, ...] = Field(default=(), repr=False)  # zips that list_missing has named
+    from_file: bool = False
+    prune: bool = False
 
     @property
     def told(self) -> str:
@@ -483,7 +486,9 @@ class DeployApplications(Operation):
         names = [repr(each.name) for each in self.applications]
         what = f"deploy application{'s' * (len(names) != 1)} {', '.join(names) or 'none'}"
         what += ", step by step" * (self.canary is not None)
-        return what if self.keep_others else f"{what}, and no others"
+        if self.keep_others:
+            return what
+        return f"{what}, and no others" + " of files" * (not self.prune)
 
 
 class PlanApplications(Read):
@@ -493,6 +498,8 @@ class PlanApplications(Read):
 
     applications: tuple[ApplicationSpec, ...]
     keep_others: bool = False
+    from_file: bool = False
+    prune: bool = False
 
 
 class DeleteApplication(GoalChange):

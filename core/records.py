@@ -112,6 +112,7 @@ class ApplicationRecord:
     route_prefix: str | None
     deployments: tuple[str, ...]  # names; the backend and the endpoint of each bear both names
     deleting: bool = False
+    from_file: bool = False  # which owns it: a later file without it deletes it
 
 
 @travels

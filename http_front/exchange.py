@@ -264,13 +264,17 @@ def _http_call(exchange: Exchange) -> tuple[Any, ...]:
     )
 
 
-def _timeout(value: bytes, most_s: float | None) -> float:
+def _timeout(value: bytes, most_s: float | None) -> float | None:
+    """Return the time limit of a request: its own, within ours; ours for 0 and for nonsense.
+
+    As with Ray Serve, 0 asks for no limit; but what the operator allows at most, no client raises.
+    """
     try:
         seconds = float(value)
     except ValueError:
-        seconds = math.nan
+        return most_s
     if not 0 < seconds < math.inf:
-        raise _bad_header("X-Request-Timeout-Seconds", value, "a positive number of seconds")
+        return most_s
     return seconds if most_s is None else min(seconds, most_s)
 
 

@@ -63,15 +63,21 @@ def qualified(application: str, deployment: str) -> str:
 def with_applications(
     state: State, asked: DeployApplications | PlanApplications
 ) -> dict[str, Wanted]:
-    """Return by application what there should be, with None for others unless they are kept."""
+    """Return by application what there should be, with None for others that are to go."""
     names = [spec.name for spec in asked.applications]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InvalidRequestError(f"two applications have the name {twice[0]!r}")
     wanted = {}
     if not asked.keep_others:
         others = sorted(application_names(state) - set(names))
+        if not asked.prune:  # what is damaged, too, is nothing that a file is known to own
+            owned = state.applications
+            others = [name for name in others if name in owned and owned[name].from_file]
         wanted = {name: without_application(state, name) for name in others}
-    wanted |= {spec.name: _application_of(state, spec) for spec in asked.applications}
+    wanted |= {
+        spec.name: _application_of(state, spec, from_file=asked.from_file)
+        for spec in asked.applications
+    }
     check_routes(state, {key: each for part in wanted.values() for key, each in part.items()})
     return wanted
 
@@ -105,7 +111,7 @@ def check_routes(state: State, wanted: Definitions) -> None:
         check_free((*others, *own), endpoint.name, endpoint.route)
 
 
-def _application_of(state: State, asked: ApplicationSpec) -> Wanted:
+def _application_of(state: State, asked: ApplicationSpec, *, from_file: bool) -> Wanted:
     name, specs = asked.name, asked.deployments
     deployments = tuple(spec.name for spec in specs)
     if asked.ingress not in deployments or len(set(deployments)) != len(deployments):
@@ -119,6 +125,7 @@ def _application_of(state: State, asked: ApplicationSpec) -> Wanted:
             ingress=asked.ingress,
             route_prefix=asked.route_prefix,
             deployments=deployments,
+            from_file=from_file,
         )
     }
     before = state.applications.get(name)

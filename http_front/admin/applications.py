@@ -47,7 +47,10 @@ class PutQuery(BaseModel):
 
     plan: bool = Field(default=False, description="Answer what would change, and change nothing.")
     keep_others: bool = Field(
-        default=False, description="Keep applications that are not in the document."
+        default=False, description="Keep applications of earlier documents that are not in this."
+    )
+    prune: bool = Field(
+        default=False, description="Delete also what scripts and commands have deployed."
     )
     if_version: int | None = Field(
         default=None, description="Refuse it unless this is the id of the last change."

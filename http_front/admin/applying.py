@@ -33,6 +33,7 @@ class Asked(TypedDict):
     user: str
     plan: bool
     keep_others: bool
+    prune: bool
     if_version: int | None
     canary: str | None  # shares, as for the flag
     compare: str | None
@@ -43,7 +44,7 @@ class Asked(TypedDict):
 
 def applied(asked: Asked) -> dict[str, Any]:
     """Deploy a document in the name of its user, or plan to; return what to answer."""
-    keep_others = asked["keep_others"]
+    others = {"keep_others": asked["keep_others"], "from_file": True, "prune": asked["prune"]}
     try:
         # The environment here is the server's: none of its variables are for who may deploy.
         file = ConfigFile(Path(f"body.{asked['kind']}"), {}, asked["text"])
@@ -54,13 +55,13 @@ def applied(asked: Asked) -> dict[str, Any]:
             built = declarative.build_document(document, folder, folder)
         with contextlib.closing(Connection.open(read_settings(), user=asked["user"])) as connection:
             if asked["plan"]:
-                return {"answer": applications.plan(connection, built, keep_others=keep_others)}
+                return {"answer": applications.plan(connection, built, **others)}
             answer = applications.apply(
                 connection,
                 built,
-                keep_others=keep_others,
                 if_version=asked["if_version"],
                 canary=canary,
+                **others,
             )
             return {"answer": answer}
     except GreenroomError as error:

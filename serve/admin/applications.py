@@ -61,10 +61,12 @@ def apply(
     built: Built,
     *,
     keep_others: bool = False,
+    from_file: bool = False,
+    prune: bool = False,
     if_version: int | None = None,
     canary: ops.Canary | None = None,
 ) -> dict[str, Any]:
-    """Make the applications be these, in one change; answers as ``DeployApplications`` does.
+    """Make the applications be these, in one change, as ``DeployApplications`` says.
 
     Returns at once, with the goals to wait for. With ``canary`` new versions of applications that
     run take over step by step. ConflictError where ``if_version`` is not the
@@ -74,6 +76,8 @@ def apply(
     operation = ops.DeployApplications(
         applications=built.applications,
         keep_others=keep_others,
+        from_file=from_file,
+        prune=prune,
         if_version=if_version,
         canary=canary,
         folders=missing_of(connection, built.folders),
@@ -82,10 +86,22 @@ def apply(
     return answer
 
 
-def plan(connection: Connection, built: Built, *, keep_others: bool = False) -> dict[str, Any]:
+def plan(
+    connection: Connection,
+    built: Built,
+    *,
+    keep_others: bool = False,
+    from_file: bool = False,
+    prune: bool = False,
+) -> dict[str, Any]:
     """Answer {"version": ..., "changes": [...]}: what :func:`apply` would change."""
     check_there(connection, built.needs)
-    operation = ops.PlanApplications(applications=built.applications, keep_others=keep_others)
+    operation = ops.PlanApplications(
+        applications=built.applications,
+        keep_others=keep_others,
+        from_file=from_file,
+        prune=prune,
+    )
     answer: dict[str, Any] = connection.request(operation)
     return answer
 

@@ -87,6 +87,8 @@ class DeployFlags:
 
     plan: bool = False
     keep_others: bool = False
+    from_file: bool = True
+    prune: bool = False
     if_version: int | None = None
     timeout_s: float | None = None
     canary: Canary | None = None
@@ -106,7 +108,7 @@ def read_canary(
 
 def deploy(settings: HostSettings, source: Source, flags: DeployFlags) -> bool:
     """Bring up an application beside the others, as :func:`deploy_file` does those of a file."""
-    flags = replace(flags, keep_others=True)
+    flags = replace(flags, keep_others=True, from_file=False)
     return _deploy(settings, repr(source.name), source.build(), flags)
 
 
@@ -161,10 +163,14 @@ def _given(options: HTTPOptions) -> dict[str, Any]:
 
 
 def _deploy(settings: HostSettings, what: str, built: Built, flags: DeployFlags) -> bool:
-    keep_others = flags.keep_others
+    others = {
+        "keep_others": flags.keep_others,
+        "from_file": flags.from_file,
+        "prune": flags.prune,
+    }
     with commands.connected(settings) as connection:
         if flags.plan:
-            planned = applications.plan(connection, built, keep_others=keep_others)
+            planned = applications.plan(connection, built, **others)
             commands.print_lines(commands.lines_of(planned["changes"]))
             told = "; nothing was changed yet" if planned["changes"] else " would change nothing"
             click.echo(f"deploying {what}{told} (version {planned['version']})")
@@ -172,9 +178,9 @@ def _deploy(settings: HostSettings, what: str, built: Built, flags: DeployFlags)
         answer = applications.apply(
             connection,
             built,
-            keep_others=keep_others,
             if_version=flags.if_version,
             canary=flags.canary,
+            **others,
         )
         is_canary = flags.canary is not None
         _wait_for_all(connection, built, answer["goals"], flags.timeout_s, is_canary=is_canary)

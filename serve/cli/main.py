@@ -177,7 +177,8 @@ def run(
 @_command(*_ANYWHERE)
 @_application
 @click.option("--plan", is_flag=True, help="Show what would change; exit code 3 if anything.")
-@click.option("--keep-others", is_flag=True, help="Keep applications that FILE does not name.")
+@click.option("--keep-others", is_flag=True, help="Keep what earlier files have named, too.")
+@click.option("--prune", is_flag=True, help="Delete what scripts and commands deployed, too.")
 @click.option("--if-version", type=int, help="Fail unless the state has this version.")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds to wait [none].")
 @click.option(
@@ -198,6 +199,7 @@ def deploy(
     named: dict[str, Any],
     plan: bool,
     keep_others: bool,
+    prune: bool,
     if_version: int | None,
     timeout: float | None,
     canary: str | None,
@@ -206,14 +208,18 @@ def deploy(
 ) -> None:
     """Deploy an application, or all that a FILE names, on a system that runs.
 
-    FILE is YAML or JSON with Ray Serve's schema. Applications that it does not name are removed.
+    FILE is YAML or JSON with Ray Serve's schema. What earlier files have deployed and this one does
+    not name is deleted; what scripts and other commands deployed stays.
     """
+    if keep_others and prune:
+        raise click.UsageError("--keep-others deletes nothing, so it excludes --prune")
     if canary is None and any(rules.values()):
         raise click.UsageError("--compare, --hold-s, --abort-if, --min-samples are for --canary")
     with cli.starting.usage():
         flags = cli.deploying.DeployFlags(
             plan=plan,
             keep_others=keep_others,
+            prune=prune,
             if_version=if_version,
             timeout_s=timeout,
             canary=None if canary is None else cli.deploying.read_canary(canary, **rules),

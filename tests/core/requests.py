@@ -83,9 +83,9 @@ def plan(app: str, *specs: Spec, route: str | None = "/", ingress: str = "") -> 
 
 
 def deploy_all(*applications: tuple[str, str | None, Spec], **given: Any) -> Request:
-    """Deploy applications, each a name, a route and its one deployment."""
+    """Deploy a file's applications, each a name, a route and its one deployment."""
     made = tuple(_application(name, (spec,), route, "") for name, route, spec in applications)
-    return do(ops.DeployApplications, applications=made, **given)
+    return do(ops.DeployApplications, applications=made, **{"from_file": True, **given})
 
 
 def _application(

@@ -78,6 +78,7 @@ class FakeController:
         self.requests = []
         self.instances = {}
         self.applications = {}
+        self.filed = set()
         self.backends = {}
         self.endpoints = {}
         self.failures = {}
@@ -113,8 +114,9 @@ class FakeController:
     def DeployApplications(self, request):
         names = [spec.name for spec in request.applications]
         goals = {spec.name: self._deploy(spec) for spec in request.applications}
+        self.filed = (self.filed - set(names)) | (set(names) if request.from_file else set())
         for name in list(self.applications) if not request.keep_others else ():
-            if name not in names:
+            if name not in names and (request.prune or name in self.filed):
                 del self.applications[name], self.hashes[name]
                 goals[name] = "goal-delete"
         goals = {name: goal for name, goal in goals.items() if goal is not None}

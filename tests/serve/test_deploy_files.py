@@ -58,9 +58,18 @@ def test_options_that_the_system_runs_without_are_told_with_what_applies_them(
     assert "options" not in invoke("deploy", "two.yaml").output
 
 
-def test_a_file_is_what_there_is(invoke, running):
+def test_a_file_leaves_what_a_command_deployed(invoke, running):
     invoke("deploy", "filed:app", "--name", "old")
-    result = invoke("deploy", "two.yaml")
+    assert invoke("deploy", "two.yaml").exit_code == 0
+    assert set(running.controller.applications) == {"old", "a", "b"}
+    result = invoke("deploy", "two.yaml", "--prune", "--keep-others")
+    assert result.exit_code == 2
+    assert "excludes --prune" in result.stderr
+
+
+def test_a_file_that_prunes_is_what_there_is(invoke, running):
+    invoke("deploy", "filed:app", "--name", "old")
+    result = invoke("deploy", "two.yaml", "--prune")
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines() == [
         "deployed 'a' at /a",

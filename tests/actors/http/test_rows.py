@@ -155,7 +155,14 @@ def test_a_method_that_is_not_the_endpoints_is_405_with_those_that_are(wire: Wir
 
 def test_past_the_time_limit_is_408(wire: Wire) -> None:
     assert wire.ask("/row/hang", "X-Request-Timeout-Seconds: 0.2").status == 408
-    assert wire.ask("/row/x", "X-Request-Timeout-Seconds: soon").status == 400
+
+
+@pytest.mark.parametrize("ignored", ["soon", "0", "-1", "inf", "nan", ""])
+def test_a_time_limit_that_is_none_leaves_ours(wire: Wire, ignored: str) -> None:
+    header = f"X-Request-Timeout-Seconds: {ignored}"
+    assert wire.ask("/row/x", header).status == wire.ask("/row/x").status
+    reply = wire.ask("/small/hang", header)
+    assert (reply.status, b"1 s" in reply.body) == (408, True)
 
 
 @pytest.mark.parametrize(

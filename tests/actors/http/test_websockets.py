@@ -253,8 +253,6 @@ def test_what_is_no_asgi_app_says_that_it_takes_none(
 def test_refusals_of_our_own_are_those_of_the_http_table(talk: str, running: RunningSystem) -> None:
     port = running.settings.http.port
     assert refusal(f"ws://127.0.0.1:{port}/nowhere/at-all").status_code == 404
-    bad = refusal(f"{talk}/echo", additional_headers={"X-Request-Timeout-Seconds": "soon"})
-    assert (bad.status_code, b"X-Request-Timeout-Seconds" in bad.body) == (400, True)
     named = refusal(f"{talk}/echo", additional_headers={"X-Serve-Call-Method": "pid"})
     assert (named.status_code, b"takes no WebSockets" in named.body) == (400, True)
 

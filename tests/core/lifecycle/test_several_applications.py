@@ -52,6 +52,22 @@ def test_what_is_not_named_is_deleted_unless_it_is_kept(world: World) -> None:
     assert names(world) == ["a", "b", "c"]
 
 
+def test_a_file_deletes_what_files_deployed_and_nothing_else_unless_it_prunes(
+    world: World,
+) -> None:
+    world.complete(ask.deploy("script", spec(), route="/script"))
+    world.change(ask.deploy_all(("b", "/b", spec(b"two"))))
+    world.settle()
+    assert names(world) == ["b", "script"]
+    world.complete(ask.deploy("b", spec(b"three"), route="/b"))  # which is a script's from now on
+    world.change(ask.deploy_all(("a", "/a", spec())))
+    world.settle()
+    assert names(world) == ["a", "b", "script"]
+    world.change(ask.deploy_all(("a", "/a", spec()), prune=True))
+    world.settle()
+    assert names(world) == ["a"]
+
+
 def test_applications_may_swap_their_routes(world: World) -> None:
     world.change(ask.deploy_all(("a", "/b", spec()), ("b", "/a", spec())))
     world.settle()
