@@ -16,7 +16,13 @@ T = TypeVar("T")
 
 
 class AsgiDeployment:
-    """What runs an app that comes without a class of its own."""
+    """What runs an app that comes without a class of its own.
+
+    Its arguments are for other deployments' sake: what is bound is deployed, too.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args, self.kwargs = args, kwargs
 
 
 def ingress(app: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,9 +40,10 @@ def ingress(app: Callable[..., Any]) -> Callable[..., Any]:
 
     FastAPI's routes may be methods: their ``self`` is the replica's instance. Several classes may
     share an app; each serves its own methods, and the app's functions. Without a class,
-    ``serve.deployment(serve.ingress(app)())`` runs the app alone. Handles call the class's methods
-    as ever. The route prefix is the scope's ``root_path``; the app's lifespan is run. TypeError
-    for what is neither an app nor a factory, and for what is decorated and is no class.
+    ``serve.deployment(serve.ingress(app)())`` runs the app alone; deployments that it finds by
+    ``serve.get_deployment_handle`` may be arguments of its ``bind``. Handles call the class's
+    methods as ever. The route prefix is the scope's ``root_path``; the app's lifespan is run.
+    TypeError for what is neither an app nor a factory, and for what is decorated and is no class.
     """
     source = AppSource(app) if callable(app) else None
     if source is None or not (source.is_factory or is_app(app)):

@@ -275,6 +275,22 @@ def test_a_bare_asgi_function_answers(deployed: Callable[..., Any], ask: Ask) ->
     assert ask("/mute").status == 500
 
 
+def test_an_app_without_a_class_finds_what_is_bound_to_it(
+    deployed: Callable[..., Any], ask: Ask, name: str
+) -> None:
+    def make() -> FastAPI:
+        app = FastAPI()
+
+        @app.get("/doubled/{number}")
+        async def doubled(number: int) -> int:
+            return int(await serve.get_deployment_handle("Doubler").remote(number))
+
+        return app
+
+    deployed(serve.deployment(serve.ingress(make)()).bind(Doubler.bind(), size=3))
+    assert ask("/doubled/4").json == 8
+
+
 def test_a_factory_that_makes_no_app_fails_the_deployment(deployed: Callable[..., Any]) -> None:
     app = serve.ingress(lambda: 42)()
     with pytest.raises(DeployFailedError, match="returned a int, which is no ASGI app"):
