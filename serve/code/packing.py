@@ -18,6 +18,7 @@ import hashlib
 import importlib
 import inspect
 import io
+import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -77,15 +78,19 @@ def refresh() -> None:
 
 
 def _is_in_app_dirs(module: ModuleType) -> bool:
-    file = Path(str(module.__file__))
-    return any(folder in file.parents for folder in _app_dirs)
+    return any(folder in _file_of(module).parents for folder in _app_dirs)
+
+
+def _file_of(module: ModuleType) -> Path:
+    # ``python ../main.py`` leaves the dots in __file__, and not in those of the modules beside it.
+    return Path(os.path.abspath(str(module.__file__)))
 
 
 def _app_dir(module: ModuleType) -> Path:
     """Return the folder that has to be on sys.path for the module to be importable."""
     spec = module.__spec__  # of ``python -m``, it has the name that __main__ hides
     name = spec.name if spec is not None else module.__name__
-    file = Path(str(module.__file__))
+    file = _file_of(module)
     depth = name.count(".") + (file.name == "__init__.py")
     return file.parents[min(depth, len(file.parents) - 1)]
 
