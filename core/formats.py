@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-FORMAT = 1
+FORMAT = 2
 """The format of this release. Raise it once, when a shape differs from the last release's."""
 
 OLDEST = 1

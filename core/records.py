@@ -134,14 +134,15 @@ class GoalRecord:
 class RolloutRecord:
     """A move of an endpoint's traffic to a backend, step by step; the last one of its endpoint.
 
-    ``step`` is the one whose weights the endpoint has, -1 before the first. What a step has shown
+    While it is under way it lies over the endpoint, whose definition does not change. ``step`` is
+    the one whose weights routers have, -1 before the first. What a step has shown
     is kept coarsely: the proxies that live have the rest.
     """
 
     id: str
     endpoint: str
     to: str
-    before: Mapping[str, float]  # the traffic to go back to
+    before: Mapping[str, float]  # the traffic that the endpoint's definition has
     steps: tuple[float, ...]  # the new backend's weights
     hold_s: float
     abort_if: Mapping[str, float]
@@ -157,6 +158,8 @@ class RolloutRecord:
     counted: Mapping[str, Any] = field(default_factory=dict)  # proxy -> backend -> tally
     slowness: Any = None  # core.judging.Slowness, once it is settled
     answers: tuple[int, ...] = ()  # at its end: compared, different, not compared
+    shadows: Mapping[str, float] = field(default_factory=dict)  # laid over the endpoint's
+    compares: Mapping[str, CompareRecord] = field(default_factory=dict)  # likewise
 
 
 @travels
@@ -250,6 +253,11 @@ CANDIDATE = "~new"
 def candidate_of(application: str) -> str:
     """Return the name of the application that a canary runs beside this one."""
     return application + CANDIDATE
+
+
+def is_candidates(name: str) -> bool:
+    """Return whether an application, or a backend or endpoint of it, is a canary's."""
+    return name.partition("#")[0].endswith(CANDIDATE)
 
 
 def served_as(application: str) -> str:

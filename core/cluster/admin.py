@@ -67,11 +67,7 @@ def carry_out(cluster: Cluster, asked: ops.Operation, author: history.Author, no
     told = asked.told
     if isinstance(asked, ops.UndoChange):
         told = f"undo change {cluster.history.get(asked.change_id).id}"
-    size = cluster.state.changes.size
-    answer = cluster.state.change(author, told, lambda: carry(cluster, asked, now), now.wall)
-    if isinstance(asked, ops.CreateToken | ops.RevokeToken) and cluster.state.changes.size != size:
-        cluster.state.enter(author, told, {}, now.wall)  # it has no definitions, but an author
-    return answer
+    return cluster.state.change(author, told, lambda: carry(cluster, asked, now), now.wall)
 
 
 # --- Backends -------------------------------------------------------------------------------------
@@ -191,8 +187,8 @@ def _set_traffic(cluster: Cluster, asked: ops.SetTraffic, _now: Now) -> None:
     present = state.endpoint(name)
     known = state.usable_backends(present.application)
     check_known(f"traffic of endpoint {name!r}", "weights", asked.weights, known)
+    cluster.rollouts.check_traffic(name)
     if present.traffic != asked.weights:
-        cluster.rollouts.check_traffic(name)
         state.put_endpoint(replace(present, traffic=asked.weights))
 
 
@@ -230,7 +226,7 @@ def _deploy_applications(
     moving = [part for name, part in by_application.items() if name not in staying]
     # A canary leaves its application's route where it is for now.
     definitions.check_routes(state, {key: each for part in moving for key, each in part.items()})
-    goals, changed = {}, []
+    goals, changed, is_new = {}, [], False
     for name, wanted in by_application.items():
         what = "deploy application" if name in given else "delete application"
         if name not in given:
@@ -240,13 +236,14 @@ def _deploy_applications(
             goal = pending
         elif asked.canary is not None and name in staying:
             goal = canaries.start(name, wanted, asked.canary, code, now.wall)
+            is_new = True
         else:
             canaries.forget(name)
             goal = _bring_about(cluster, wanted, (APPLICATION, name), what, code)
         if goal is not None:
             goals[name] = goal
             changed += [name] * (goal != pending)
-    is_new = any(state.definition(key) != each for key, each in before.items())
+    is_new |= any(state.definition(key) != each for key, each in before.items())
     return {"goals": goals, "version": state.history.last_id + is_new, "changed": changed}
 
 
@@ -319,8 +316,9 @@ def _undo_change(cluster: Cluster, asked: ops.UndoChange, _now: Now) -> dict[str
     entry = cluster.history.get(asked.change_id)
     if not entry.after:
         raise InvalidRequestError(
-            f"change {entry.id}, {entry.what}, is not to be undone; `greenroom token` makes and "
-            "revokes tokens, and of other changes give the id"
+            f"change {entry.id}, {entry.what}, changed no definition, so there is nothing to undo; "
+            "end a rollout with `greenroom rollout ENDPOINT --abort`, revoke a token with "
+            "`greenroom token`, or give the id of another change"
         )
     wanted = definitions.without_change(cluster.state, entry)
     before = {key: cluster.state.definition(key) for key in wanted}
@@ -346,6 +344,7 @@ def _subject(wanted: Definitions) -> Subject:
 
 
 def _create_token(cluster: Cluster, asked: ops.CreateToken, now: Now) -> None:
+    size = cluster.state.changes.size
     cluster.tokens.create(
         TokenRecord(
             name=asked.name,
@@ -355,6 +354,15 @@ def _create_token(cluster: Cluster, asked: ops.CreateToken, now: Now) -> None:
             expires_at=asked.expires_at,
         )
     )
+    if cluster.state.changes.size != size:
+        cluster.state.enter()
+
+
+def _revoke_token(cluster: Cluster, asked: ops.RevokeToken, _now: Now) -> None:
+    size = cluster.state.changes.size
+    cluster.tokens.revoke(asked.name)
+    if cluster.state.changes.size != size:
+        cluster.state.enter()
 
 
 # --- Bringing it about ----------------------------------------------------------------------------
@@ -429,7 +437,7 @@ CARRIED_OUT: dict[type[ops.Operation], Carry] = {
     ops.ListHistory: lambda c, _asked, _: [history.described(entry) for entry in c.history],
     ops.UndoChange: _undo_change,
     ops.CreateToken: _create_token,
-    ops.RevokeToken: lambda c, asked, _: c.tokens.revoke(asked.name),
+    ops.RevokeToken: _revoke_token,
     ops.ListTokens: lambda c, _asked, _: [asdict(record) for record in c.tokens],
     ops.EvictHost: lambda c, asked, now: c.hosts.evict(asked.host, now.monotonic),
     ops.RebalanceHosts: lambda c, _asked, _: c.hosts.rebalance(),

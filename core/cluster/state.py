@@ -17,7 +17,7 @@ from greenroom.core.cluster.placement import Placement
 from greenroom.core.errors import UnknownNameError
 from greenroom.core.lifecycle import releases
 from greenroom.core.lifecycle.backend import Backend
-from greenroom.core.lifecycle.endpoints import Endpoints, table_of
+from greenroom.core.lifecycle.endpoints import Endpoints, Overlay, table_of
 from greenroom.core.lifecycle.goals import Goals, Subject
 from greenroom.core.lifecycle.history import Author, History
 from greenroom.core.records import (
@@ -33,7 +33,7 @@ from greenroom.core.records import (
     GoalRecord,
     Key,
     backend_definition,
-    candidate_of,
+    is_candidates,
 )
 from greenroom.core.routing.tables import (
     BACKEND_PREFIX,
@@ -99,6 +99,7 @@ class State:
         self._of_application: dict[str, set[str]] = {}
         self._before: dict[Key, Definition | None] | None = None  # in a change: what it found
         self._wall_now = 0.0  # of the change
+        self._is_entered = False  # in the history, whatever it changes
 
         self.code_use.hold("history", self.history.digests())
         self.code_use.lost.update(name for kind, name in self.lost if kind == "code")
@@ -165,9 +166,8 @@ class State:
         return self._of_application.get(application, set())
 
     def usable_backends(self, application: str) -> Collection[str]:
-        """Return the backends that an application's queries may go to: its own, its candidate's."""
-        own, new = self.backends_of(application), self.backends_of(candidate_of(application))
-        return Present(self.backends, own | new if new else own)
+        """Return the backends that an application's endpoints may name: its own."""
+        return Present(self.backends, self.backends_of(application))
 
     def definition(self, key: Key) -> Definition | None:
         """Return what the last change has made of something; None where there is none."""
@@ -199,7 +199,7 @@ class State:
         if repeated is not None:
             return repeated.answer
         before = self._before = {}
-        self._wall_now = wall_now
+        self._wall_now, self._is_entered = wall_now, False
         changes = self.changes.size
         try:
             answer = make()
@@ -210,18 +210,17 @@ class State:
         finally:
             self._before = None
         after = {key: self.definition(key) for key in before}
-        if after != before:
+        if after != before or self._is_entered:
             self.history.add(author, what, answer, before, after, wall_now, self.changes)
             self.code_use.hold("history", self.history.digests())
         return answer
 
-    def enter(
-        self, author: Author, what: str, before: Mapping[Key, Definition | None], wall_now: float
-    ) -> None:
-        """Add an entry for a change that took its time, and began with these definitions."""
-        after = {key: self.definition(key) for key in before}
-        self.history.add(author, what, None, before, after, wall_now, self.changes)
-        self.code_use.hold("history", self.history.digests())
+    def enter(self) -> None:
+        """Enter the change that is being made in the history, even if no definition changes.
+
+        Nothing of it can be undone then, but who made it is known.
+        """
+        self._is_entered = True
 
     @property
     def is_changing(self) -> bool:
@@ -229,8 +228,11 @@ class State:
         return self._before is not None
 
     def note(self, key: Key) -> None:
-        """Keep for the history what is about to be changed; call it before each write."""
-        if self._before is not None and key not in self._before:
+        """Keep for the history what is about to be changed; call it before each write.
+
+        What belongs to a candidate is part of a rollout, and nothing that a user has defined.
+        """
+        if self._before is not None and key not in self._before and not is_candidates(key[1]):
             self._before[key] = self.definition(key)
 
     def new_goal(self, subject: Subject, what: str) -> str:
@@ -291,7 +293,16 @@ class State:
         self.note((ENDPOINT, record.name))
         self.endpoints[record.name] = record
         self.changes.put("endpoint", record.name, record)
-        self.long_poll.publish(ENDPOINT_PREFIX + record.name, table_of(record))
+        self._publish_endpoint(record.name)
+
+    def lay(self, endpoint: str, overlay: Overlay | None) -> None:
+        """Lay this over an endpoint, None for nothing more; whoever does has it in its record."""
+        if endpoint in self.endpoints and self.endpoints.overlay(endpoint) != overlay:
+            self.endpoints.lay(endpoint, overlay)
+            self._publish_endpoint(endpoint)
+
+    def _publish_endpoint(self, name: str) -> None:
+        self.long_poll.publish(ENDPOINT_PREFIX + name, table_of(self.endpoints.served(name)))
 
     def drop_endpoint(self, name: str) -> None:
         """Remove an endpoint; harmless when there is none."""

@@ -31,7 +31,7 @@ def backends(cluster: Cluster) -> dict[str, Any]:
 
 def endpoints(cluster: Cluster) -> dict[str, Any]:
     """Return name -> route, methods, traffic, shadows; retryable and compares where set."""
-    return {name: _endpoint(record) for name, record in sorted(cluster.endpoints.items())}
+    return {name: _endpoint(cluster.endpoints.served(name)) for name in sorted(cluster.endpoints)}
 
 
 def _endpoint(record: EndpointRecord) -> dict[str, Any]:
@@ -50,7 +50,8 @@ def _endpoint(record: EndpointRecord) -> dict[str, Any]:
 
 def differences(cluster: Cluster, name: str) -> dict[str, Any]:
     """Return shadow -> by what its answers are compared, and what was found; UnknownNameError."""
-    endpoint = cluster.state.endpoint(name)
+    cluster.state.endpoint(name)
+    endpoint = cluster.endpoints.served(name)
     return {
         tag: {"by": str(each), **cluster.differences.of((name, tag, each.id))}
         for tag, each in sorted(endpoint.compares.items())
@@ -209,7 +210,8 @@ def series(cluster: Cluster, asked: GetSeries, wall_now: float) -> dict[str, Any
     """Return the traffic over time, of the cluster and of each endpoint at each of its backends."""
     if asked.endpoint is not None:
         cluster.state.endpoint(asked.endpoint)
-    pairs = [(name, tag) for name, each in cluster.endpoints.items() for tag in each.traffic]
+    served = cluster.endpoints.served
+    pairs = [(name, tag) for name in cluster.endpoints for tag in served(name).traffic]
     shown = cluster.series.shown(asked.span, asked.last, pairs, wall_now, asked.endpoint)
     shown["deployments"] = [
         {

@@ -396,9 +396,9 @@ def _check_endpoint(
 
 
 def _endpoints_then(state: State, wanted: Definitions) -> Iterator[EndpointRecord]:
-    for name, endpoint in state.endpoints.items():
+    for name in state.endpoints:
         if (ENDPOINT, name) not in wanted:
-            yield endpoint
+            yield state.endpoints.served(name)
     for definition in wanted.values():
         if isinstance(definition, EndpointRecord):
             yield definition

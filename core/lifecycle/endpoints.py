@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from greenroom.core.errors import ConflictError, InvalidRequestError
@@ -13,39 +13,84 @@ from greenroom.core.records import BackendRecord, CompareRecord, EndpointRecord
 from greenroom.core.routing.tables import EndpointTable
 
 
-class Endpoints(dict[str, EndpointRecord]):
-    """Endpoints by name; by route and by backend they are found without a look at each.
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """What is laid over an endpoint while a rollout is under way; its definition stays as it is."""
 
-    Changed by assignment and by :meth:`pop` only.
+    traffic: Mapping[str, float]
+    shadows: Mapping[str, float] = field(default_factory=dict)
+    compares: Mapping[str, CompareRecord] = field(default_factory=dict)
+
+    def over(self, record: EndpointRecord) -> EndpointRecord:
+        """Return the endpoint as routers are to serve it."""
+        return replace(
+            record,
+            traffic=self.traffic,
+            shadows={**record.shadows, **self.shadows},
+            compares={**record.compares, **self.compares},
+        )
+
+
+class Endpoints(dict[str, EndpointRecord]):
+    """Definitions of endpoints by name, and what is laid over them.
+
+    By route, and by the backends that they are served by, they are found without a look at each.
+    Changed by assignment, :meth:`pop` and :meth:`lay` only.
     """
 
     def __init__(self, records: Mapping[str, EndpointRecord]) -> None:
         super().__init__()
         self._at: dict[str, str] = {}  # route -> name
         self._using: dict[str, set[str]] = {}  # backend -> names
+        self._overlays: dict[str, Overlay] = {}
         for name, record in records.items():
             self[name] = record
 
     def __setitem__(self, name: str, record: EndpointRecord) -> None:
-        self.pop(name, None)
+        self._unfile(name)
         super().__setitem__(name, record)
+        self._file(name)
+
+    def pop(self, name: str, default: Any = None) -> Any:
+        """Remove and return an endpoint; what is laid over it goes, too."""
+        self._unfile(name)
+        self._overlays.pop(name, None)
+        return super().pop(name, default)
+
+    def lay(self, name: str, overlay: Overlay | None) -> None:
+        """Lay this over an endpoint, in place of what is there; None for nothing."""
+        self._unfile(name)
+        self._overlays.pop(name, None)
+        if overlay is not None:
+            self._overlays[name] = overlay
+        self._file(name)
+
+    def overlay(self, name: str) -> Overlay | None:
+        """Return what is laid over an endpoint."""
+        return self._overlays.get(name)
+
+    def served(self, name: str) -> EndpointRecord:
+        """Return an endpoint as routers are to serve it: its definition below its overlay."""
+        overlay = self._overlays.get(name)
+        return self[name] if overlay is None else overlay.over(self[name])
+
+    def _file(self, name: str) -> None:
+        record = self.served(name)
         if record.route is not None:
             self._at[record.route] = name
         for tag in (*record.traffic, *record.shadows):
             self._using.setdefault(tag, set()).add(name)
 
-    def pop(self, name: str, default: Any = None) -> Any:
-        """Remove and return an endpoint."""
-        record = super().pop(name, None)
-        if record is None:
-            return default
+    def _unfile(self, name: str) -> None:
+        if name not in self:
+            return
+        record = self.served(name)
         if record.route is not None and self._at.get(record.route) == name:
             del self._at[record.route]
         for tag in {*record.traffic, *record.shadows}:
             self._using[tag].discard(name)
             if not self._using[tag]:
                 del self._using[tag]
-        return record
 
     def at(self, route: str | None) -> list[EndpointRecord]:
         """Return the endpoint that has the route, if one has."""
@@ -53,8 +98,8 @@ class Endpoints(dict[str, EndpointRecord]):
         return [] if name is None else [self[name]]
 
     def using(self, backend: str) -> list[EndpointRecord]:
-        """Return the endpoints whose policy names the backend."""
-        return [self[name] for name in self._using.get(backend, ())]
+        """Return the endpoints that are served by the backend, or mirrored to it, as served."""
+        return [self.served(name) for name in self._using.get(backend, ())]
 
 
 def new_endpoint(asked: CreateEndpoint) -> EndpointRecord:

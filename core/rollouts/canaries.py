@@ -6,11 +6,16 @@ own deployments (actors/replica/context.py), so composed applications are compar
 rollout moves the traffic of the running ingress to the candidate's, and goes back by its rules.
 
     start          candidate's definitions, rollout, shadow         state "rolling out"
-    rollout ended  promoted: the definitions of the new version     "taking over"
+    rollout ended  promoted: the definitions of the new version,    "taking over"
+                   as one change in the history
                    else: nothing                                    "went back"
-    new version up the traffic is its own again, history entry      "promoted"
+    new version up the overlay goes, so the traffic is its own      "promoted"
     at the end     the candidate is deleted, its ingress first: it may still call the others
     candidate gone the goal ends; only then may the next canary use its names
+
+Nothing of this is a definition but the change at the promotion: the rollout lies over the
+endpoint, and so does the candidate while it takes over; what is of candidates enters no history. If
+the application's definitions change otherwise meanwhile, as by an undo, the canary goes back.
 
 While it takes over, the candidate has all traffic, so the update behind it costs no query. The
 record is saved with each of these steps, so another controller goes on.
@@ -26,7 +31,7 @@ from greenroom.core.cluster.state import State
 from greenroom.core.comparing.comparing import AllDifferences
 from greenroom.core.errors import ConflictError, GreenroomError
 from greenroom.core.lifecycle import definitions
-from greenroom.core.lifecycle.endpoints import with_shadow
+from greenroom.core.lifecycle.endpoints import Overlay, with_shadow
 from greenroom.core.lifecycle.goals import Progress
 from greenroom.core.lifecycle.releases import digests_of
 from greenroom.core.operations import Canary, ShadowTraffic, StartRollout
@@ -43,7 +48,12 @@ from greenroom.core.records import (
     candidate_of,
     served_as,
 )
-from greenroom.core.rollouts.rollouts import BY_ITSELF, PROMOTED as ROLLED_OUT, Rollouts
+from greenroom.core.rollouts.rollouts import (
+    BY_ITSELF,
+    PROMOTED as ROLLED_OUT,
+    Rollouts,
+    without_candidates,
+)
 
 CANARY = "canary"
 ROLLING_OUT, TAKING_OVER = UNDER_WAY = ("rolling out", "taking over")
@@ -64,8 +74,13 @@ class Canaries:
         self._rollouts = rollouts
         self._differences = differences
         self._records = dict(records)
+        for endpoint in list(state.endpoints.values()):  # canaries were written there once
+            if (own := without_candidates(endpoint)) != endpoint:
+                state.put_endpoint(own)
         for record in records.values():
             self._hold_code(record)
+            if record.state == TAKING_OVER:
+                state.lay(self._ingress(record), Overlay({record.to: 1.0}))
         # Candidates that have ended, or whose records are lost.
         self._retiring = {
             name
@@ -129,6 +144,7 @@ class Canaries:
                 f"again when greenroom status no longer shows {candidate_of(name)!r}"
             )
         definitions.bring_about(state, self._rollouts, _candidate(name, wanted), code)
+        mirrored = Overlay({})
         if settings.compare is not None:
             shadow = ShadowTraffic(
                 endpoint=record.endpoint,
@@ -136,11 +152,12 @@ class Canaries:
                 proportion=settings.steps[0],
                 compare=settings.compare,
             )
-            endpoint = state.endpoint(record.endpoint)
-            state.put_endpoint(with_shadow(endpoint, shadow, [record.to]))
+            alone = EndpointRecord(name=record.endpoint)
+            shadowed = with_shadow(alone, shadow, [record.to])
+            mirrored = Overlay({}, shadowed.shadows, shadowed.compares)
         rules = settings.model_dump(exclude={"compare"})
         rollout = StartRollout(endpoint=record.endpoint, to=record.to, **rules)
-        self._rollouts.start(rollout, wall_now)
+        self._rollouts.start(rollout, wall_now, mirrored)
         self._put(record)
         return state.new_goal((APPLICATION, name), "deploy application, step by step")
 
@@ -167,43 +184,64 @@ class Canaries:
             self._retire(name)
         for record in [each for each in self._records.values() if each.state in UNDER_WAY]:
             if self._state.definition((APPLICATION, record.application)) is None:
-                self.forget(record.application)  # it was deleted, and the candidate with it
+                self.forget(record.application)  # it was deleted
+                self._retiring.add(candidate_of(record.application))
+            elif self._is_changed(record):
+                self._end(record, WENT_BACK, "the application was changed otherwise")
             elif record.state == ROLLING_OUT:
-                self._follow_rollout(record)
+                self._follow_rollout(record, wall_now)
             else:
-                self._take_over(record, wall_now)
+                self._take_over(record)
 
-    def _follow_rollout(self, record: CanaryRecord) -> None:
+    def _is_changed(self, record: CanaryRecord) -> bool:
+        """Return whether the application's code or settings are no longer those that there were."""
+        there = record.before if record.state == ROLLING_OUT else record.wanted
+        for key, definition in there.items():
+            if (
+                isinstance(definition, BackendDefinition)
+                and self._state.definition(key) != definition
+            ):
+                backend = self._state.backends.get(key[1])
+                if backend is None or not backend.record.update_failure:  # it went back by itself
+                    return True
+        return False
+
+    def _follow_rollout(self, record: CanaryRecord, wall_now: float) -> None:
         state, reason = self._rollouts.outcome(record.endpoint)
         if state == ROLLED_OUT:
             try:
-                self._define_new(record)
+                self._define_new(record, wall_now)
             except GreenroomError as error:  # its route was taken meanwhile
                 self._end(record, WENT_BACK, str(error))
         elif state:
             self._end(record, WENT_BACK, reason)
 
-    def _define_new(self, record: CanaryRecord) -> None:
+    def _define_new(self, record: CanaryRecord, wall_now: float) -> None:
         """Begin the update of the application, while the candidate serves."""
         definitions.check_routes(self._state, record.wanted)
         found = self._compared(record)
         wanted, name = dict(record.wanted), self._ingress(record)
-        wanted[ENDPOINT, name] = replace(wanted[ENDPOINT, name], traffic={record.to: 1.0})
-        definitions.bring_about(self._state, self._rollouts, wanted)
+        wanted[ENDPOINT, name] = replace(wanted[ENDPOINT, name], traffic={name: 1.0})
+        what = f"application {record.application!r}: its new version takes over"
+        self._state.change(
+            BY_ITSELF,
+            what,
+            lambda: definitions.bring_about(self._state, self._rollouts, wanted),
+            wall_now,
+        )
+        self._state.lay(name, Overlay({record.to: 1.0}))
         self._put(replace(record, state=TAKING_OVER, reason=found))
 
     def _ingress(self, record: CanaryRecord) -> str:
         """Return the endpoint of the new version's ingress."""
         return definitions.qualified(record.application, record.to.partition("#")[2])
 
-    def _take_over(self, record: CanaryRecord, wall_now: float) -> None:
+    def _take_over(self, record: CanaryRecord) -> None:
         progress = definitions.application_progress(self._state, record.application)
         if progress.error:
             self._end(record, WENT_BACK, progress.error)
         elif progress.done:
             self._end(record, PROMOTED, record.reason)
-            what = f"application {record.application!r}: its new version took over"
-            self._state.enter(BY_ITSELF, what, record.before, wall_now)
 
     def _end(self, record: CanaryRecord, state: str, reason: str) -> None:
         """Give the traffic back to the application, and delete the candidate."""
@@ -211,6 +249,8 @@ class Canaries:
         if compared not in reason:
             reason = f"{reason}; {compared}"
         self._put(replace(record, state=state, reason=reason))
+        self._rollouts.interrupt(record.endpoint, reason)
+        self._state.lay(self._ingress(record), None)
         self._retiring.add(candidate_of(record.application))
         self._retire(candidate_of(record.application))
 
@@ -221,7 +261,6 @@ class Canaries:
             self._retiring.discard(name)
             return
         to = definitions.qualified(name, application.ingress)
-        self._take_traffic(to)
         definitions.bring_about(
             self._state, self._rollouts, {(ENDPOINT, to): None, (BACKEND, to): None}
         )
@@ -229,24 +268,11 @@ class Canaries:
             wanted = definitions.without_application(self._state, name)
             definitions.bring_about(self._state, self._rollouts, wanted)
 
-    def _take_traffic(self, to: str) -> None:
-        """Take a candidate's ingress out of all endpoints."""
-        for name in sorted(each.name for each in self._state.endpoints.using(to)):
-            endpoint = self._state.endpoints[name]
-            if name != to and to in {*endpoint.traffic, *endpoint.shadows}:
-                gone = replace(
-                    endpoint,
-                    traffic={name: 1.0} if to in endpoint.traffic else endpoint.traffic,
-                    shadows={tag: each for tag, each in endpoint.shadows.items() if tag != to},
-                    compares={tag: each for tag, each in endpoint.compares.items() if tag != to},
-                )
-                self._state.put_endpoint(gone)
-
     def _compared(self, record: CanaryRecord) -> str:
-        endpoint = self._state.endpoints.get(record.endpoint)
-        if endpoint is None or record.to not in endpoint.compares:
+        compare = self._rollouts.compare(record.endpoint)
+        if compare is None:
             return record.reason
-        place = (record.endpoint, record.to, endpoint.compares[record.to].id)
+        place = (record.endpoint, record.to, compare.id)
         compared, different, _ = self._differences.counts(place)
         return f"{different} of {compared} compared answers were different"
 

@@ -15,14 +15,18 @@ When none of them runs, the rollout holds, and goes back ``ready_timeout_s`` lat
 the backend has failed. The last step is the promotion: without the old backend there is nothing to
 compare with.
 
-A rollout's record is saved with the traffic that it sets. Proxies count from the moment they hold
-a step's weights, which the long poll tells them together with the step's name, and what they report
-is all that they have counted in it. So a controller that restarts hears it again, from all
-proxies that live; of those that have died it knows what was saved last, at a tenth of ``hold_s`` or
-:data:`SAVE_S` ago. Evidence so lost is missing, but not biased.
+A rollout lies over its endpoint: routers get the endpoint's definition with the rollout's weights
+(:class:`greenroom.core.lifecycle.endpoints.Overlay`), and the definition stays as it is. Going back
+takes the overlay away; the promotion is one change of the definition. So the history and its undo
+know nothing of steps. The overlay is worked out from the rollout's record.
 
-While a rollout is under way, other requests to set the traffic are refused. If the traffic changes
-in another way (a change is undone, an application deployed), the rollout ends and leaves it alone.
+Proxies count from the moment they hold a step's weights, which the long poll tells them together
+with the step's name, and what they report is all that they have counted in it. So a controller that
+restarts hears it again, from all proxies that live; of those that have died it knows what was saved
+last, at a tenth of ``hold_s`` or :data:`SAVE_S` ago. Evidence so lost is missing, but not biased.
+
+While a rollout is under way, other requests to set the traffic are refused. If the definition's
+traffic changes in another way (a change is undone, an application deployed), the rollout ends.
 """
 
 from __future__ import annotations
@@ -36,11 +40,11 @@ from greenroom.core.cluster.state import State
 from greenroom.core.comparing.comparing import AllDifferences, Counts
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
 from greenroom.core.lifecycle.backend import Backend
-from greenroom.core.lifecycle.endpoints import check_known
+from greenroom.core.lifecycle.endpoints import Overlay, check_known
 from greenroom.core.lifecycle.goals import Progress
 from greenroom.core.lifecycle.history import Author
 from greenroom.core.operations import StartRollout
-from greenroom.core.records import EndpointRecord, RolloutRecord
+from greenroom.core.records import CompareRecord, EndpointRecord, RolloutRecord, is_candidates
 from greenroom.core.rollouts import judging
 from greenroom.core.rollouts.judging import DIFFERENCE_RATE, PlainTally, Sample, total
 from greenroom.core.routing.tables import ENDPOINT_PREFIX, ROLLOUT_PREFIX
@@ -105,14 +109,29 @@ class Rollouts:
             if record.state == UNDER_WAY
         }
         for run in self._runs.values():
+            self._separate(run)
+            state.lay(run.record.endpoint, _overlay_of(run.record))
             self._publish(run.record)
+
+    def _separate(self, run: _Run) -> None:
+        """Read what was saved while a rollout wrote its weights into its endpoint's definition."""
+        record, present = run.record, self._state.endpoints[run.record.endpoint]
+        if present.traffic == record.before or present.traffic != _weights_at(record):
+            return
+        shadows = {tag: each for tag, each in present.shadows.items() if is_candidates(tag)}
+        compares = {tag: each for tag, each in present.compares.items() if is_candidates(tag)}
+        self._put(replace(record, shadows=shadows, compares=compares))
+        self._state.put_endpoint(without_candidates(replace(present, traffic=dict(record.before))))
 
     # --- Requests -------------------------------------------------------------------------------
 
-    def start(self, asked: StartRollout, wall_now: float) -> str | None:
+    def start(
+        self, asked: StartRollout, wall_now: float, candidate: Overlay | None = None
+    ) -> str | None:
         """Begin to move an endpoint's traffic; return the goal, None if the traffic is there.
 
-        The same call again while it is under way returns the same goal.
+        The same call again while it is under way returns the same goal. ``candidate`` is the
+        shadow that a canary has besides.
         """
         state, endpoint, to = self._state, asked.endpoint, asked.to
         present = state.endpoint(endpoint)
@@ -122,34 +141,41 @@ class Rollouts:
             if {name: getattr(run.record, name) for name in settings} == settings:
                 return state.goals.pending_for((ROLLOUT, endpoint))
             raise ConflictError(f"{_named(run.record)} is under way; {_advice(endpoint)}")
-        known = state.usable_backends(present.application)
-        check_known(f"rollout of endpoint {endpoint!r}", "to", [to], known)
+        self.check_traffic(endpoint)
+        if candidate is None:
+            known = state.usable_backends(present.application)
+            check_known(f"rollout of endpoint {endpoint!r}", "to", [to], known)
         if _others_of(present.traffic, to) == {}:
             return None
-        if DIFFERENCE_RATE in asked.abort_if:
-            present = _compared_anew(present, to)
+        shadows, compares = (candidate.shadows, candidate.compares) if candidate else ({}, {})
+        if DIFFERENCE_RATE in asked.abort_if and not compares:
+            compares = {to: _compared_anew(present, to)}
         record = RolloutRecord(
             id=secrets.token_hex(8),
             endpoint=endpoint,
             before=dict(present.traffic),
             release=state.backends[to].record.newest.number,
             started_at=wall_now,
+            shadows=shadows,
+            compares=compares,
             **settings,
         )
         self._runs[endpoint] = _Run(record)
-        self._put(record)
         # With its weight of 0 the new backend is in use, and cannot be deleted.
-        state.put_endpoint(replace(present, traffic=_weights_at(record)))
+        self._put(record)
+        state.enter()
         return state.new_goal((ROLLOUT, endpoint), f"roll out to {to}")
 
     def abort(self, endpoint: str, wall_now: float) -> None:
         """Go back now; harmless when that has happened."""
         if run := self._asked(endpoint, WENT_BACK):
+            self._state.enter()
             self._end(run, WENT_BACK, "it was aborted by request", wall_now)
 
     def promote(self, endpoint: str, wall_now: float) -> None:
         """Give the new backend all traffic now; harmless when that has happened."""
         if run := self._asked(endpoint, PROMOTED):
+            self._state.enter()
             self._end(run, PROMOTED, "it was promoted by request", wall_now)
 
     def _asked(self, endpoint: str, state: str) -> _Run | None:
@@ -167,6 +193,11 @@ class Rollouts:
         run = self._runs.get(endpoint)
         if run is not None:
             raise ConflictError(f"{_named(run.record)} decides on it; {_advice(endpoint)}")
+        if self._state.endpoints.overlay(endpoint) is not None:
+            raise ConflictError(
+                f"the new version of endpoint {endpoint!r} takes over, and has its traffic until "
+                "then; wait for the goal of that deploy"
+            )
 
     def check_unused(self, backend: str) -> None:
         """Raise ConflictError naming the rollout that a backend takes part in."""
@@ -206,7 +237,7 @@ class Rollouts:
     def _advance(self, run: _Run, now: float, wall_now: float) -> None:
         record = run.record
         run.answers = self._answers(record)
-        if self._state.endpoints[record.endpoint].traffic != _weights_at(record):
+        if self._state.endpoints[record.endpoint].traffic != record.before:
             self._interrupt(run, "the traffic was changed otherwise")
         elif reason := self._broken(run, now):
             self._end(run, WENT_BACK, reason, wall_now)
@@ -222,8 +253,9 @@ class Rollouts:
                 self._step(run, wall_now)
 
     def _answers(self, record: RolloutRecord) -> Counts:
-        compare = self._state.endpoints[record.endpoint].compares.get(record.to)
-        if DIFFERENCE_RATE not in record.abort_if or compare is None:
+        compare = record.compares.get(record.to)
+        is_mirrored = record.to in self._state.endpoints.served(record.endpoint).shadows
+        if DIFFERENCE_RATE not in record.abort_if or compare is None or not is_mirrored:
             return Counts()
         return self._differences.counts((record.endpoint, record.to, compare.id))
 
@@ -325,8 +357,7 @@ class Rollouts:
             return
         record = replace(run.record, step=step, held_s=0.0, counted={}, slowness=None)
         self._runs[record.endpoint] = _Run(record)
-        told = f"step {step + 1} of {len(record.steps)}, {record.steps[step]:.4g}"
-        self._change(record, _weights_at(record), told, wall_now)
+        self._put(record)
         self._publish(record)
 
     def _end(self, run: _Run, state: str, reason: str, wall_now: float) -> None:
@@ -339,27 +370,31 @@ class Rollouts:
             answers=tuple(run.answers),
         )
         del self._runs[record.endpoint]
-        traffic = {record.to: 1.0} if state == PROMOTED else dict(record.before)
-        self._change(record, traffic, f"{state}: {reason}", wall_now)
+        if state == PROMOTED and not is_candidates(record.to):
+            self._state.change(
+                BY_ITSELF,
+                f"{_named(record)}: {state}: {reason}",
+                lambda: self._define(record),
+                wall_now,
+            )
+        self._put(record)
         self._state.long_poll.publish(ROLLOUT_PREFIX + record.endpoint, None)
+
+    def _define(self, record: RolloutRecord) -> None:
+        present = self._state.endpoints[record.endpoint]
+        self._state.put_endpoint(replace(present, traffic={record.to: 1.0}))
+
+    def interrupt(self, endpoint: str, reason: str) -> None:
+        """End an endpoint's rollout where it stands, if one is under way; the overlay goes."""
+        run = self._runs.get(endpoint)
+        if run is not None:
+            self._interrupt(run, reason)
 
     def _interrupt(self, run: _Run, reason: str) -> None:
         record = replace(run.record, state=INTERRUPTED, reason=reason, counted=dict(run.counted))
         del self._runs[record.endpoint]
         self._put(record)
         self._state.long_poll.publish(ROLLOUT_PREFIX + record.endpoint, None)
-
-    def _change(
-        self, record: RolloutRecord, traffic: dict[str, float], told: str, wall_now: float
-    ) -> None:
-        """Save the record and set the traffic, as one change in the history."""
-
-        def make() -> None:
-            self._put(record)
-            present = self._state.endpoints[record.endpoint]
-            self._state.put_endpoint(replace(present, traffic=traffic))
-
-        self._state.change(BY_ITSELF, f"{_named(record)}: {told}", make, wall_now)
 
     def _save_counted(self, run: _Run, now: float) -> None:
         if run.held_since is None:
@@ -377,6 +412,7 @@ class Rollouts:
         if record.endpoint in self._runs:
             self._runs[record.endpoint].record = record
         self._state.changes.put(ROLLOUT, record.endpoint, record)
+        self._state.lay(record.endpoint, _overlay_of(record))
 
     def _publish(self, record: RolloutRecord) -> None:
         if record.step >= 0:
@@ -401,6 +437,11 @@ class Rollouts:
         if record is None:
             return INTERRUPTED, "its rollout is lost"
         return ("", "") if record.state == UNDER_WAY else (record.state, record.reason)
+
+    def compare(self, endpoint: str) -> CompareRecord | None:
+        """Return by what the answers of the last rollout's new backend are, or were, compared."""
+        record = self._records.get(endpoint)
+        return None if record is None else record.compares.get(record.to)
 
     def told(self, endpoint: str) -> str:
         """Return where an endpoint's rollout stands, in a few words."""
@@ -433,7 +474,7 @@ class Rollouts:
             "why": run.why if record.state == UNDER_WAY else record.reason,
             "step": record.step + 1,
             "steps": list(record.steps),
-            "traffic": dict(self._state.endpoints[endpoint].traffic),
+            "traffic": dict(self._state.endpoints.served(endpoint).traffic),
             "held_s": round(run.held_s(now), 1),
             "hold_s": record.hold_s,
             "min_samples": record.min_samples,
@@ -454,8 +495,19 @@ class Rollouts:
         }
 
 
-def _compared_anew(endpoint: EndpointRecord, to: str) -> EndpointRecord:
-    """Return the endpoint with a new comparison, so that what was found earlier does not count."""
+def without_candidates(endpoint: EndpointRecord) -> EndpointRecord:
+    """Return the endpoint without what is of a canary; traffic that a canary had is its own."""
+    is_own = not any(map(is_candidates, endpoint.traffic))
+    return replace(
+        endpoint,
+        traffic=endpoint.traffic if is_own else {endpoint.name: 1.0},
+        shadows={tag: p for tag, p in endpoint.shadows.items() if not is_candidates(tag)},
+        compares={tag: c for tag, c in endpoint.compares.items() if not is_candidates(tag)},
+    )
+
+
+def _compared_anew(endpoint: EndpointRecord, to: str) -> CompareRecord:
+    """Return a new comparison like the endpoint's: what was found earlier does not count."""
     compare = endpoint.compares.get(to)
     if compare is None:
         raise InvalidRequestError(
@@ -463,8 +515,7 @@ def _compared_anew(endpoint: EndpointRecord, to: str) -> EndpointRecord:
             f"endpoint {endpoint.name!r}; first: shadow_traffic({endpoint.name!r}, {to!r}, 0.1, "
             'compare="json")'
         )
-    anew = replace(compare, id=secrets.token_hex(4))
-    return replace(endpoint, compares={**endpoint.compares, to: anew})
+    return replace(compare, id=secrets.token_hex(4))
 
 
 def evidence_of(record: RolloutRecord, by_rule: Mapping[str, float]) -> float:
@@ -486,6 +537,12 @@ def _advice(endpoint: str) -> str:
 
 def _last_line(text: str) -> str:
     return text.strip().rpartition("\n")[2]
+
+
+def _overlay_of(record: RolloutRecord) -> Overlay | None:
+    if record.state != UNDER_WAY:
+        return None
+    return Overlay(_weights_at(record), record.shadows, record.compares)
 
 
 def _weights_at(record: RolloutRecord) -> dict[str, float]:

@@ -23,7 +23,7 @@ from tests.simulation.history_checks import HistoryChecks
 from tests.simulation.leader_checks import LeaderChecks
 from tests.simulation.query_checks import QueryChecks
 from tests.simulation.rest import tag_of, unsettled
-from tests.simulation.rollout_checks import RolloutChecks
+from tests.simulation.rollout_checks import RolloutChecks, served
 from tests.simulation.shared_disk import SharedDisk
 from tests.simulation.world import InjectedError, InvariantError, SimProcess
 
@@ -123,7 +123,7 @@ class Checks:
         self._before_step.pop(name, None)
         if self.rollouts.saved(name, *old):
             self._adopt("endpoint", name, self.on_disk["endpoint", name])
-            self._before_step[name] = old[1]
+            self._before_step[name] = served(old[1], old[0])
 
     def _follow_undo(self, entry: Any) -> None:
         for client, request in self._asked.items():
@@ -272,7 +272,7 @@ class Checks:
 
     def _is_held(self, request: ops.Operation) -> None:
         name: str = getattr(request, "name", "") or getattr(request, "endpoint", "")
-        record = self.on_disk.get(("endpoint", name))
+        record = served(self.on_disk.get(("endpoint", name)), self.on_disk.get(("rollout", name)))
         self._no_lease_is_against(name, record)
         for process in self.simulation.proxies():
             router = self.simulation.routers.get(process.pid)

@@ -64,8 +64,8 @@ class RolloutChecks(Observer):
             self._expect(name, new is None, "is still there without its endpoint")
             return False
         if new.state == UNDER_WAY:
-            at = weights(new)
-            self._expect(name, _alike(endpoint.traffic, at), f"has {endpoint.traffic}, not {at}")
+            at = new.before
+            self._expect(name, _alike(endpoint.traffic, at), f"changed {at} to {endpoint.traffic}")
         if new is old:
             return False
         if old is None or old.id != new.id:
@@ -171,6 +171,13 @@ class RolloutChecks(Observer):
             has_ended_so == (not reply.error_kind) or reply.error_kind == "GreenroomError",
             f"is {record}, and {request} was answered {reply}",
         )
+
+
+def served(endpoint: Any, rollout: Any) -> Any:
+    """Return an endpoint as proxies are to have it: with the traffic of its rollout."""
+    if endpoint is None or rollout is None or rollout.state != UNDER_WAY:
+        return endpoint
+    return replace(endpoint, traffic=weights(rollout))
 
 
 def weights(record: Any) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """New versions of whole applications: beside the running one, over to it, and back."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,7 +62,7 @@ def count(world: World, bad: int = 0) -> None:
 
 
 def traffic(world: World) -> dict[str, float]:
-    return dict(world.cluster.endpoints[INGRESS].traffic)
+    return dict(world.cluster.endpoints.served(INGRESS).traffic)
 
 
 def codes(world: World) -> set[tuple[str, bytes]]:
@@ -113,7 +114,7 @@ def test_it_takes_over_and_leaves_nothing_but_one_entry_to_undo(world: World) ->
     assert set(world.cluster.applications) == {"app"}
     shown = status.applications(world.cluster)["app"]["canary"]
     assert shown["why"] == "0 of 0 compared answers were different"
-    assert list(world.cluster.history)[-1].what == "application 'app': its new version took over"
+    assert list(world.cluster.history)[-1].what == "application 'app': its new version takes over"
     world.change(ask.undo())
     wait(world)
     assert codes(world) == OLD
@@ -146,7 +147,7 @@ def test_it_goes_back_by_itself(world: World) -> None:
 def test_it_goes_back_when_mirrored_answers_are_different(world: World) -> None:
     goal = begin(world, canary={**CANARY, "abort_if": {"difference_rate": 0.02}})
     wait(world)
-    compare = world.cluster.endpoints[INGRESS].compares[NEW]
+    compare = world.cluster.endpoints.served(INGRESS).compares[NEW]
     found = {(INGRESS, NEW, compare.id): Differences(100, 20).plain()}
     world.cluster.differences.reported("r", found)
     count(world)
@@ -238,12 +239,59 @@ def test_the_next_one_begins_once_the_last_new_version_has_ended(world: World) -
     assert codes(world) == OLD | {("app~new#d", b"three"), ("app~new#inner", b"other")}
 
 
-def test_its_start_can_be_undone(world: World) -> None:
+def test_an_undo_of_what_ended_it_leaves_no_trace_of_it(world: World) -> None:
+    began_with = world.cluster.endpoints[INGRESS]
     goal = begin(world)
+    wait(world)
+    assert traffic(world) == {INGRESS: 0.5, NEW: 0.5}
+    with pytest.raises(InvalidRequestError, match="changed no definition"):
+        world.change(ask.undo())
+    world.change(ask.undeploy("app"))
+    wait(world)
+    assert world.goal_state(goal) == "failed"
+    assert "superseded by a later change of application app: delete" in error(world, goal)
+    world.change(ask.undo())
+    world.settle()
+    for _ in range(2):
+        assert (codes(world), traffic(world)) == (OLD, {INGRESS: 1.0})
+        assert world.cluster.endpoints[INGRESS] == began_with
+        assert set(world.cluster.applications) == {"app"}
+        world.boot()
+        world.settle()
+    keys = {key[1] for entry in world.cluster.history for key in entry.after}
+    assert not any("~new" in key for key in keys)
+    begin(world)  # and the next one is not refused
+
+
+def test_an_undo_of_the_promotion_ends_the_canary_that_takes_over(world: World) -> None:
+    goal = begin(world)
+    wait(world)
+    world.change(ask.do(ops.PromoteRollout, endpoint=INGRESS))
+    assert traffic(world) == {NEW: 1.0}
+    with pytest.raises(ConflictError, match="the new version of endpoint 'app#d' takes over"):
+        world.change(ask.traffic(INGRESS, {"app#inner": 1.0}))
     world.change(ask.undo())
     wait(world)
     assert (codes(world), traffic(world)) == (OLD, {INGRESS: 1.0})
-    assert world.goal_state(goal) == "failed"
+    assert "the application was changed otherwise" in error(world, goal)
+
+
+def test_one_that_was_written_into_definitions_is_read(world: World) -> None:
+    goal = begin(world)
+    wait(world)
+    saved, rollout = (world.records[kind][INGRESS] for kind in ("endpoint", "rollout"))
+    world.records["endpoint"][INGRESS] = replace(
+        saved, traffic={INGRESS: 0.5, NEW: 0.5}, shadows={NEW: 0.5}, compares=rollout.compares
+    )
+    world.records["rollout"][INGRESS] = replace(rollout, shadows={}, compares={})
+    world.boot()
+    wait(world)
+    assert traffic(world) == {INGRESS: 0.5, NEW: 0.5}
+    assert world.table(f"endpoint/{INGRESS}").shadows == {NEW: 0.5}
+    assert world.records["endpoint"][INGRESS] == saved
+    count(world)
+    wait(world)
+    assert world.goal_state(goal) == "succeeded"
 
 
 def test_an_application_that_is_deleted_takes_its_new_version_along(world: World) -> None:

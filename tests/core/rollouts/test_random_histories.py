@@ -1,0 +1,93 @@
+"""Random admin histories with rollouts and canaries: definitions are only what users made."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from greenroom.core import operations as ops
+from greenroom.core.errors import GreenroomError
+from greenroom.core.records import is_candidates
+from tests.core import requests as ask
+from tests.core.worlds import Spec, World
+
+CHANGES = 12  # so few that the code of all of them is kept
+CANARY = {"steps": (0.5, 1.0), "hold_s": 5.0, "min_samples": 10, "compare": "json"}
+ROUTES = ("/", "/a", None)
+
+
+def some_change(rng: random.Random) -> tuple[str, ask.Request]:
+    app, tag, code = rng.choice(("shop", "blog")), rng.choice("bc"), rng.choice((b"1", b"2", b"3"))
+    both = f"{app}#d", "e"
+    spec = {
+        "name": app,
+        "ingress": "d",
+        "route_prefix": rng.choice(ROUTES),
+        "deployments": tuple(Spec(n, code, {}).fields for n in ("d", "inner")),
+    }
+    rollout = {"endpoint": "e", "to": tag, "steps": (0.5, 1.0), "hold_s": 5.0}
+    asked: list[tuple[type[ops.Operation], dict[str, Any]]] = [
+        (ops.DeployApplications, {"applications": (spec,), "keep_others": True}),
+        (ops.DeployApplications, {"applications": (spec,), "canary": CANARY}),
+        (ops.DeployApplications, {"applications": (spec,), "canary": CANARY, "keep_others": True}),
+        (ops.DeleteApplication, {"application": app}),
+        (ops.CreateBackend, {"tag": tag, "code": code, "code_hash": "h"}),
+        (ops.CreateEndpoint, {"name": "e", "backend": tag, "route": rng.choice(ROUTES)}),
+        (ops.DeleteEndpoint, {"name": "e"}),
+        (ops.DeleteBackend, {"tag": tag}),
+        (ops.SetTraffic, {"endpoint": "e", "weights": {tag: 1.0}}),
+        (ops.StartRollout, rollout),
+        (ops.StartRollout, rollout),
+        (ops.AbortRollout, {"endpoint": rng.choice(both)}),
+        (ops.PromoteRollout, {"endpoint": rng.choice(both)}),
+        (ops.UndoChange, {"change_id": None}),
+    ]
+    kind, fields = rng.choice(asked)
+    return kind.key, ask.do(kind, **fields)
+
+
+def check(world: World) -> None:
+    cluster = world.cluster
+    routes = Counter(each.route for each in cluster.endpoints.values() if each.route is not None)
+    assert max(routes.values(), default=1) == 1, routes
+    rollouts = cluster.rollouts.states()
+    for name, endpoint in cluster.endpoints.items():
+        assert not any(map(is_candidates, endpoint.traffic)) or is_candidates(name)
+        assert not endpoint.shadows
+        is_laid_over = cluster.endpoints.overlay(name) is not None
+        application = endpoint.application
+        canary = cluster.canaries.status(application) if application else None
+        is_taking_over = canary is not None and (canary["state"], name) == (
+            "taking over",
+            canary["endpoint"],
+        )
+        assert is_laid_over == (rollouts.get(name) == "under way" or is_taking_over)
+        assert 1.0 in endpoint.traffic.values(), "no step is part of a definition"
+    keys = {name for entry in cluster.history for _, name in entry.after}
+    assert not any(map(is_candidates, keys))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_history_that_is_undone_wholly_ends_where_it_began(seed: int) -> None:
+    rng, world, made = random.Random(seed), World(), Counter[str]()
+    for _ in range(CHANGES):
+        name, change = some_change(rng)
+        try:
+            world.change(change, name)
+            made[name] += 1
+        except GreenroomError:
+            assert not world.cluster.state.is_torn
+        world.go_on(rng.choice((0, 1, 8)), rng.choice((0.0, 1.0)))
+        if rng.random() < 0.1:
+            world.boot()
+        check(world)
+    for entry in sorted(world.cluster.history, key=lambda each: -each.id):
+        if any(entry.before[key] != entry.after[key] for key in entry.after):
+            world.change(ask.undo(entry.id))
+            check(world)
+    world.settle()
+    assert world.cluster.state.is_empty, (made, list(world.cluster.history))
+    assert not world.processes
