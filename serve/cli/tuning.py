@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import psutil
 from greenroom.actors.host import launcher as system
 from greenroom.actors.host.records import records_of
 from greenroom.actors.runtime.settings import HostSettings, read_settings
-from greenroom.core.errors import InvalidRequestError
+from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.serve.admin import declarative
 from greenroom.serve.admin.client import Client
 from greenroom.serve.cli import config_file
@@ -34,6 +35,8 @@ __all__ = ["TuneFlags", "read_objective", "tune"]
 
 SETTLE_TIMEOUT_S = 60.0
 SEARCH = 0.6  # of the time; the rest is for the finals
+PROBES = 5  # requests, one of which must be answered
+SHOWN_LINES = 12  # of logs
 _NAME = "default"
 
 
@@ -110,6 +113,7 @@ def tune(flags: TuneFlags) -> bool:
     with _own_system() as settings, connected(settings) as connection:
         bring_up(connection, built)
         client = Client(connection, settings)
+        _probe(settings, flags)
 
         def change(setting: Setting) -> None:
             options = setting.options(user_config)
@@ -149,6 +153,20 @@ def _own_system() -> Iterator[HostSettings]:
             yield settings
         finally:
             system.stop(settings, forget=True)
+
+
+def _probe(settings: HostSettings, flags: TuneFlags) -> None:
+    """Raise GreenroomError where the first requests all fail: there is nothing to tune then."""
+    requests = (request for _, request in islice(flags.timed(), PROBES))
+    found = asyncio.run(tuning.statuses(settings.http.port, requests))
+    if found and (found[-1] == 0 or found[-1] >= 500):
+        logs = sorted(settings.logs_dir.glob("replica-*.log"))
+        lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+        raise GreenroomError(
+            f"nothing was measured: the first {len(found)} requests failed, the last one with "
+            f"{found[-1] or 'no answer'}; the replicas' logs end with:\n"
+            + "\n".join(f"  {line}" for line in lines[-SHOWN_LINES:])
+        )
 
 
 def _measured(

@@ -26,7 +26,7 @@ import contextlib
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -277,6 +277,32 @@ def request_bytes(
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
+async def statuses(port: int, requests: Iterable[bytes]) -> list[int]:
+    """Send requests one by one until one is answered well; return all statuses, 0 for none."""
+    idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    found: list[int] = []
+    for request in requests:
+        found.append(await _status(port, idle, request))
+        if _is_well(found[-1]):
+            break
+    for _, writer in idle:
+        await _closed(writer)
+    return found
+
+
+def _is_well(status: int) -> bool:
+    return 200 <= status < 500
+
+
+async def _status(
+    port: int, idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]], request: bytes
+) -> int:
+    try:
+        return await asyncio.wait_for(_ask(port, idle, request), REQUEST_TIMEOUT_S)
+    except (TimeoutError, OSError, asyncio.IncompleteReadError, ValueError):
+        return 0
+
+
 async def load(
     port: int, timed: Iterator[tuple[float, bytes]], seconds: float
 ) -> tuple[list[float], int]:
@@ -288,13 +314,10 @@ async def load(
 
     async def ask(request: bytes, at: float) -> None:
         nonlocal failed
-        try:
-            status = await asyncio.wait_for(_ask(port, idle, request), REQUEST_TIMEOUT_S)
-        except (TimeoutError, OSError, asyncio.IncompleteReadError, ValueError):
-            status = 0
+        status = await _status(port, idle, request)
         if at < seconds * WARM_UP:
             return
-        if 200 <= status < 500:
+        if _is_well(status):
             latencies.append(asyncio.get_running_loop().time() - began_at - at)
         else:
             failed += 1

@@ -270,8 +270,8 @@ app = Model.bind()
 """
 
 
-def tune(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    (folder / "mine.py").write_text(APP)
+def tune(folder: Path, *flags: str, app: str = APP) -> subprocess.CompletedProcess[str]:
+    (folder / "mine.py").write_text(app)
     command = [str(Path(sys.executable).parent / "greenroom"), "tune", "mine:app", *flags]
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=120, check=False
@@ -294,6 +294,15 @@ def test_the_command_measures_and_writes_a_configuration_file(tmp_path: Path) ->
     again = tune(tmp_path, "--slo", "p50=9s", "--traffic", "20")
     assert again.returncode == 2
     assert "tuned.yaml: it exists" in again.stderr
+
+
+def test_an_application_that_answers_nothing_is_not_tuned(tmp_path: Path) -> None:
+    broken = APP.replace("return self.size", 'raise LookupError("no weights")')
+    done = tune(tmp_path, "--slo", "p50=9s", "--traffic", "20/s", app=broken)
+    assert done.returncode == 1
+    assert "the first 5 requests failed, the last one with 500" in done.stderr
+    assert "LookupError: no weights" in done.stderr
+    assert not (tmp_path / "tuned.yaml").exists()
 
 
 @pytest.mark.parametrize(
