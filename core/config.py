@@ -616,6 +616,9 @@ class HTTPOptions(Settings):
     cors: CorsOptions | None = Field(
         default=None, description="Origins whose pages may call: with commas, * for all, or JSON."
     )
+    empty_path_segments: bool = Field(
+        default=False, description="Take paths with //, which are refused otherwise."
+    )
     short_way: bool = Field(
         default=True, description="Plain requests go past ASGI; off only to compare the two."
     )
@@ -628,6 +631,16 @@ class HTTPOptions(Settings):
     @field_serializer("max_body_bytes", when_used="json")
     def _write_none(self, value: int | None) -> int | str:
         return NO_LIMIT if value is None else value
+
+    @model_validator(mode="after")
+    def _has_key_and_certificate(self) -> Self:
+        for given, missing in (
+            ("ssl_keyfile", "ssl_certfile"),
+            ("ssl_certfile", "ssl_keyfile"),
+        ):
+            if getattr(self, given) is not None and getattr(self, missing) is None:
+                raise ValueError(f"{given}={getattr(self, given)!r}: {missing} must be given, too")
+        return self
 
     @model_validator(mode="after")
     def _has_pages_elsewhere(self) -> Self:

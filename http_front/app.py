@@ -145,7 +145,7 @@ class Front:
         """Raise a GreenroomError for a request that goes no further."""
         if self._is_draining:
             raise NotRunningError("this server is stopping")
-        check_target(exchange)
+        check_target(exchange, empty_segments=self.options.empty_path_segments)
 
     def drain(self) -> None:
         """Take no new requests from now on."""
@@ -403,10 +403,13 @@ _is_authority = re.compile(
     rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9\-._~!$&'()*+,;=%]*)(:[0-9]{0,5})?"
 ).fullmatch
 _absolute = re.compile(r"(https?)://([^/?#]*)", re.IGNORECASE).match
+# Where a reverse proxy applies its rules to the path that is left when these are resolved, and we
+# would route by the one that was sent, a client could pass the rules.
+_dot_segment = re.compile(r"/\.\.?(?:/|\Z)").search
 _DEFAULT_PORTS = {"http": b":80", "https": b":443"}
 
 
-def check_target(exchange: Exchange) -> None:
+def check_target(exchange: Exchange, *, empty_segments: bool) -> None:
     """Raise InvalidRequestError for a Host or target that servers may read in several ways."""
     scope, host = exchange.scope, exchange.head.get(b"host")
     if host is None:
@@ -417,6 +420,13 @@ def check_target(exchange: Exchange) -> None:
         raise InvalidRequestError(f"the Host header {shown!r} is no name or address with a port")
     if scope["path"][:1] != "/":
         _check_odd_target(scope["raw_path"].decode("latin-1"), exchange.method, host)
+    path = exchange.full_path
+    if "/." in path and _dot_segment(path):
+        text = f"the path {path[:100]!r} has a segment . or .., which servers resolve differently"
+        raise InvalidRequestError(text)
+    if "//" in path and not empty_segments:
+        text = f"the path {path[:100]!r} has an empty segment (//), which some servers leave out"
+        raise InvalidRequestError(text)
 
 
 @lru_cache(maxsize=1024)

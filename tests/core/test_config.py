@@ -82,3 +82,13 @@ def test_an_update_keeps_the_rest_and_does_not_touch_the_original() -> None:
     assert config == BackendConfig(num_replicas=3)
     with pytest.raises(errors.InvalidRequestError, match="num_replicas=0"):
         config.updated({"num_replicas": 0})
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"), [("ssl_keyfile", "ssl_certfile"), ("ssl_certfile", "ssl_keyfile")]
+)
+def test_half_of_what_https_needs_is_refused_with_the_other_half(given, missing):
+    with pytest.raises(
+        errors.InvalidRequestError, match=f"{given}='x.pem': {missing} must be given, too"
+    ):
+        validated(HTTPOptions, {given: "x.pem"})

@@ -466,3 +466,9 @@ def test_a_link_that_cannot_start_or_stop_ends_nothing(app, caplog):
     app.link.start = app.link.stop = fail
     asyncio.run(live())
     assert caplog.text.count("OSError: no router") == 2
+
+
+def test_an_empty_segment_is_taken_where_a_setting_allows_it(app):
+    assert app.ask(target="/a//b").status == 400
+    assert app.rebuild(empty_path_segments=True).ask(target="/a//b").status == 200
+    assert app.ask(target="/a//../b").status == 400

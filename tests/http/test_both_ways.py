@@ -59,6 +59,8 @@ FORMS = {
     "a page that is none": GET % b"/-/none",
     "too large": b"POST /ok HTTP/1.1\r\nHost: a\r\nX-Request-ID: id\r\nContent-Length: 99\r\n\r\n"
     + b"x" * 99,
+    "dots": GET % b"/ok/%2e%2e/ok",
+    "an empty segment": GET % b"/ok%2F/ok",
     "two": GET % b"/ok" + GET % b"/failure",
     "the stars": (GET % b"*").replace(b"GET", b"OPTIONS"),
 }

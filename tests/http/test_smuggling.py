@@ -342,6 +342,32 @@ def test_a_length_without_bounds_is_refused(front, length):
     assert statuses(received) == [400]
 
 
+ODD_PATHS = (
+    *(b"/sec/../first", b"/sec/%2e%2e/first", b"/sec%2f..%2ffirst", b"/first/..", b"/./first"),
+    *(b"/first/.", b"//first", b"/sec//first", b"/sec/%2Ffirst", b"/-/../first", b"/-//healthz"),
+    b"http://x/sec/../first",
+)
+
+
+@pytest.mark.parametrize("target", ODD_PATHS)
+def test_a_path_that_servers_resolve_differently_is_refused(front, target):
+    upgrade = (
+        b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    before = front.ask("/seen").json["asked"]
+    assert statuses(front.exchange(get(target) + SECOND)) == [400, 200]
+    assert statuses(front.exchange(upgrade % target))[0] == 400
+    assert front.ask("/seen").json["asked"] == before + 2  # the second, and what asks this
+
+
+@pytest.mark.parametrize(
+    "target", [b"/...", b"/.first", b"/first..", b"/a.b/", b"/first?a=/../b//"]
+)
+def test_a_path_with_other_dots_is_not(front, target):
+    assert statuses(front.exchange(get(target) + SECOND)) == [200, 200]
+
+
 def test_options_of_the_whole_server_is_answered_here(front):
     received = front.exchange(b"OPTIONS * HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     assert statuses(received) == [204]

@@ -146,6 +146,7 @@ http {{
     upstream front {{ server 127.0.0.1:{front}; keepalive 1; }}
     server {{
         listen 127.0.0.1:{port};
+        location /shut {{ return 403; }}
         location / {{
             proxy_pass http://front;
             proxy_http_version 1.1;
@@ -207,3 +208,13 @@ def test_no_other_client_of_a_proxy_gets_the_answer_to_a_hidden_request(front, p
         status, answer = through(proxied, head(b"GET", b"/victim"))
         assert paths(answer) == [(b"/victim", b"0")]
     assert "/hidden" not in front.ask("/seen").json["asked_paths"]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [b"/shut/../evil/x", b"/shut/%2e%2e/evil/x", b"/shut%2f..%2fevil/x", b"/shut/%2e/../evil"],
+)
+def test_a_path_that_a_proxy_resolves_reaches_nothing_that_it_forbids(front, proxied, target):
+    assert b" 403 " in through(proxied, head(b"GET", b"/shut/x"))[0]
+    assert b" 400 " in through(proxied, head(b"GET", target))[0]
+    assert not [path for path in front.ask("/seen").json["asked_paths"] if path.startswith("/shut")]

@@ -67,9 +67,12 @@ SAMPLES = {
     "http_middlewares": "a.b:C,d:E",
     "http_middlewares_dir": "/srv",
     "http_cors": "https://a.example",
+    "http_empty_path_segments": "true",
     "http_short_way": "false",
 }
 NEEDS = {
+    "http_ssl_keyfile": {"http_ssl_certfile": "/srv/c.pem", "http_ssl_keyfile": "/srv/k.pem"},
+    "http_ssl_certfile": {"http_ssl_certfile": "/srv/c.pem", "http_ssl_keyfile": "/srv/k.pem"},
     "join": HERE,
     "advertise": HERE,
     "store": HERE,
@@ -81,8 +84,9 @@ NEEDS = {
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_setting_is_read_from_its_flag_and_its_variable_and_handed_on(name: str) -> None:
     needs = NEEDS.get(name, {})
-    by_flag = read_settings({}, **{name: SAMPLES[name]}, **needs)
-    by_variable = read_settings({variable(name): SAMPLES[name]}, **needs)
+    others = {other: value for other, value in needs.items() if other != name}
+    by_flag = read_settings({}, **{name: SAMPLES[name]}, **others)
+    by_variable = read_settings({variable(name): SAMPLES[name]}, **others)
     assert by_flag == by_variable
     assert by_flag != read_settings({}, **needs)
     environ = by_flag.to_environ()
@@ -225,7 +229,12 @@ def test_a_folder_that_hosts_share_has_the_store_and_nothing_else(tmp_path: Path
 
 def test_relative_paths_start_in_the_folder_of_the_command() -> None:
     settings = read_settings(
-        {}, state_dir="here", key_file="key", http_ssl_keyfile="../k.pem", http_middlewares="a:B"
+        {},
+        state_dir="here",
+        key_file="key",
+        http_ssl_keyfile="../k.pem",
+        http_ssl_certfile="c.pem",
+        http_middlewares="a:B",
     )
     here = Path.cwd()
     assert (settings.state_dir, settings.key_file) == (here / "here", here / "key")
