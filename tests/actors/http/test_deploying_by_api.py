@@ -217,4 +217,4 @@ def test_who_made_a_token_is_in_the_history(system: RunningSystem, token: str) -
     assert "revoke token 'brief'" in told[1]
     undone = system.greenroom("undo")
     assert undone.returncode == 1
-    assert "is not to be undone" in undone.stderr
+    assert "changed no definition" in undone.stderr
