@@ -32,6 +32,7 @@ from greenroom.actors.runtime.logs import ACCESS_LOG
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.runtime.shared_metrics import SharedMetrics
 from greenroom.core.errors import (
+    ForbiddenError,
     GreenroomError,
     InvalidRequestError,
     NotRunningError,
@@ -76,6 +77,10 @@ OWN_ADMIN = "/api/"  # and at a place of its own, as Ray Serve has it
 HEALTH = ("/-/healthz", "/-/readyz")  # answered wherever requests are, and past the middlewares
 PAGE_TIMEOUT_S = 5.0
 _EMPTY_BODY: Event = {"type": "http.request", "body": b"", "more_body": False}
+_NO_SERVICE_WORKER = (
+    "service workers are refused beside the dashboard, whose page they could replace; give the "
+    "pages a place of their own (--http-pages-port)"
+)
 _UNHEALTHY = "this server has no route table yet, or cannot reach its router"
 
 T = TypeVar("T")
@@ -99,6 +104,7 @@ class Front:
         self.conversations = websocket.Conversations(link, options.request_timeout_s)
         self._shown = SharedMetrics(self.exchanges.metrics)
         self._is_draining = False
+        self._shares_origin = options.has_admin and options.pages_address is None
         self._body_limits = BodyLimits(options.max_body_bytes, options.body_timeout_s)
         pages = _pages(link)
         self._falcon = self._falcon_app(pages)
@@ -145,6 +151,8 @@ class Front:
         """Raise a GreenroomError for a request that goes no further."""
         if self._is_draining:
             raise NotRunningError("this server is stopping")
+        if self._shares_origin and exchange.head.get(b"service-worker") == b"script":
+            raise ForbiddenError(_NO_SERVICE_WORKER)
         check_target(exchange, empty_segments=self.options.empty_path_segments)
 
     def drain(self) -> None:
@@ -292,10 +300,12 @@ class Visit:
         self.body = Body(self.receive, declared, self.limits)
         return await self.body.begin()
 
-    async def whole_body(self) -> bytes:
-        """Return all of the body, for a resource of ours."""
+    async def whole_body(self, max_bytes: int) -> bytes:
+        """Return all of the body, for a resource of ours that takes ``max_bytes``."""
         if not self.has_body:
             return b""
+        if self.limits.max_bytes is None or self.limits.max_bytes > max_bytes:
+            self.limits = self.limits._replace(max_bytes=max_bytes)
         begun = await self.begin_body()
         return begun + await self.body.rest() if self.body is not None else begun
 

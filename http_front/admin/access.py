@@ -30,6 +30,7 @@ CREATED_WITHIN_S = 0.2  # a token that is not known is looked for this often at 
 TIMEOUT_S = 5.0
 ANSWER_S = 30.0  # how long an operation may take that does not wait for a goal
 MAX_TOKEN_BYTES = 200
+_BY_PROXIES = frozenset({b"forwarded", b"via", b"x-real-ip"})
 
 Head = Mapping[bytes, bytes]
 
@@ -41,7 +42,7 @@ class Controller:
         self._link = link
         self._tokens: Sequence[TokenRecord] = ()
         self._read_at = float("-inf")
-        self._reading = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
 
     async def holder(self, head: Head, role: Role | None) -> TokenRecord:
         """Return the token that a request bears.
@@ -69,12 +70,19 @@ class Controller:
 
     async def _read(self, within_s: float) -> None:
         """Have the tokens as they were ``within_s`` ago at most."""
-        async with self._reading:
-            if time.monotonic() - self._read_at < within_s:
-                return
-            listed = await self._link.request(request_of(ListTokens(), new_id()), TIMEOUT_S)
-            self._tokens = [TokenRecord(**each) for each in listed]
-            self._read_at = time.monotonic()
+        wanted_at = time.monotonic() - within_s
+        while self._read_at < wanted_at:
+            # All who wait share one question, and its error: in a queue each would wait in turn.
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.create_task(self._list())
+                self._reading.add_done_callback(_retrieved)
+            await asyncio.shield(self._reading)
+
+    async def _list(self) -> None:
+        asked_at = time.monotonic()
+        listed = await self._link.request(request_of(ListTokens(), new_id()), TIMEOUT_S)
+        self._tokens = [TokenRecord(**each) for each in listed]
+        self._read_at = asked_at
 
     async def request(
         self,
@@ -99,6 +107,12 @@ class Controller:
             except TimeoutError:
                 return False
         return True
+
+
+def _retrieved(task: asyncio.Task[None]) -> None:
+    """Take a question's error, which asyncio logs where all who waited have left."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _bearer(head: Head) -> str:
@@ -140,6 +154,20 @@ def check_origin(head: Head) -> None:
         is_own = origin is None or urlsplit(origin.decode("latin-1")).netloc.lower() == _host(head)
     if not is_own:
         raise ForbiddenError("a page of another site may not use the admin API")
+
+
+def check_not_forwarded(head: Head) -> None:
+    """Raise ForbiddenError for a request that a proxy has passed on.
+
+    Who shows the applications to others by a reverse proxy has not asked for these to be shown.
+    """
+    for name in head:
+        if name in _BY_PROXIES or name.startswith(b"x-forwarded-"):
+            raise ForbiddenError(
+                f"the header {name.decode('latin-1')[:100]!r} says that a proxy passed this on; "
+                "the dashboard and the admin API are shown by one only from a place of their own "
+                "(--http-pages-port)"
+            )
 
 
 def _host(head: Head) -> str:

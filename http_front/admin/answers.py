@@ -43,9 +43,9 @@ class AdminRequest:
             raise InvalidRequestError(f"query {text[:200]!r}: give each field once")
         return fields
 
-    async def body(self) -> bytes:
-        """Return the body."""
-        body: bytes = await self._visit.whole_body()
+    async def body(self, max_bytes: int) -> bytes:
+        """Return the body; BodyTooLargeError where it has more than ``max_bytes``."""
+        body: bytes = await self._visit.whole_body(max_bytes)
         return body
 
 

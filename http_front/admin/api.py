@@ -33,7 +33,12 @@ from greenroom.core.errors import (
 )
 from greenroom.core.operations import OPERATIONS, GetStatus, Operation, WaitForGoal
 from greenroom.core.validation import problems_in
-from greenroom.http_front.admin.access import Controller, check_name, check_origin
+from greenroom.http_front.admin.access import (
+    Controller,
+    check_name,
+    check_not_forwarded,
+    check_origin,
+)
 from greenroom.http_front.admin.answers import (
     answer_our_error,
     answer_timeout,
@@ -47,6 +52,9 @@ from greenroom.http_front.link import Link
 
 GOAL_S = 0.5  # how long to wait for a goal's state without ?wait=
 MAX_WAIT_S = 300.0
+READ_BYTES = 64 * 1024  # of a body of an operation that reads, which any viewer may send
+CHANGE_BYTES = 100_000_000  # of one that changes something: code is in it
+SMALL_BYTES = 256 * 1024  # larger bodies are parsed in a thread, and hold up no requests
 DASHBOARD = "/dashboard"
 _PAGE = Path(__file__).with_name("dashboard.html")
 _IDEMPOTENCY_KEY = b"idempotency-key"
@@ -83,8 +91,11 @@ class OperationResource:
                 raise InvalidRequestError(
                     f"query {', '.join(query)}: the fields of {kind.key} go into the body, as JSON"
                 )
-            body = await request.body()
-            operation = self._read(kind, body)
+            body = await request.body(READ_BYTES if kind.is_read else CHANGE_BYTES)
+            if len(body) <= SMALL_BYTES:
+                operation = self._read(kind, body)
+            else:
+                operation = await asyncio.to_thread(self._read, kind, body)
             request_id = _request_id(request.head, author, kind, body)
         if isinstance(operation, WaitForGoal):
             goal = operation.goal_id
@@ -284,6 +295,7 @@ class _Guard:
     """Falcon's middleware: what holds for every request and response of the API."""
 
     def __init__(self, settings: HostSettings) -> None:
+        self._is_shared = settings.http.pages_address is None
         host, _ = settings.http.pages_address or (settings.http.host, settings.http.port)
         self._is_local = is_loopback(host)
         self._own_names = (settings.host_name.lower(), host.lower())
@@ -291,6 +303,8 @@ class _Guard:
     async def process_request(self, req: Any, _: falcon.asgi.Response) -> None:
         """Refuse what comes from other sites; but they may link to the page."""
         head = asked(req).head
+        if self._is_shared:
+            check_not_forwarded(head)
         check_name(head, self._own_names, is_local=self._is_local)
         if req.path != DASHBOARD:
             check_origin(head)

@@ -29,6 +29,7 @@ from greenroom.http_front.admin.access import Controller
 from greenroom.http_front.admin.answers import asked, write
 
 PUT_TIMEOUT_S = 120.0
+DOCUMENT_BYTES = 1024 * 1024
 _KINDS = {
     b"": "json",
     b"application/json": "json",
@@ -95,7 +96,9 @@ class ApplicationsResource:
             query = PutQuery.model_validate_strings(request.query())
         except ValidationError as error:
             raise InvalidRequestError(f"query: {'; '.join(problems_in(error))}") from None
-        text, kind = _document(await request.body(), request.head.get(b"content-type", b""))
+        text, kind = _document(
+            await request.body(DOCUMENT_BYTES), request.head.get(b"content-type", b"")
+        )
         asked_for = {**query.model_dump(), "text": text, "kind": kind, "user": _user(holder)}
         async with self._applying:
             answer = await applied(asked_for)

@@ -362,6 +362,31 @@ def test_a_body_over_the_limit_is_refused_and_a_large_one_is_read(api: Api) -> N
     assert refused.status == 413
 
 
+def test_an_operation_that_reads_takes_a_small_body(api: Api) -> None:
+    padding = {"span": "hour", "last": 3, "none": "x" * 100_000}
+    assert api.problem("POST", "/v1/get_series", padding, token="viewer")[0] == 413
+    assert api.problem("PUT", "/serve/applications/", {"none": "x" * 2_000_000})[0] == 413
+
+
+def test_requests_without_a_controller_wait_at_the_same_time(api: Api) -> None:
+    asked = []
+
+    async def slowly(request: Request, timeout_s: float) -> Any:
+        asked.append(request)
+        await asyncio.sleep(0.05)
+        raise NotRunningError("no controller answers")
+
+    async def several() -> list[Answer]:
+        head = ((b"host", b"localhost"), (b"authorization", b"Bearer admin"))
+        path = "/-/api/v1/list_backends"
+        calls = [api.front.call("GET", path, headers=head) for _ in range(10)]
+        return await asyncio.gather(*calls)
+
+    api.link.request = slowly  # type: ignore[method-assign]
+    assert {answer.status for answer in asyncio.run(several())} == {503}
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -381,6 +406,27 @@ def test_a_body_over_the_limit_is_refused_and_a_large_one_is_read(api: Api) -> N
 )
 def test_pages_of_other_sites_are_refused(api: Api, headers: dict[str, str], status: int) -> None:
     assert api.ask("GET", "/v1/list_backends", **headers).status == status
+
+
+@pytest.mark.parametrize("name", ["x-forwarded-for", "X-Forwarded-Host", "forwarded", "Via"])
+def test_what_a_proxy_passed_on_is_refused_beside_requests(api: Api, name: str) -> None:
+    status, told = api.problem("GET", "/v1/list_backends", **{name: "for=10.0.0.1"})
+    assert status == 403
+    assert name.lower() in told
+    assert "--http-pages-port" in told
+    head = ((b"host", b"localhost"), (name.encode(), b"10.0.0.1"))
+    assert api.front.ask("GET", "/-/dashboard", headers=head).status == 403
+    assert api.front.ask("GET", "/shop", headers=head).text == "ok"
+
+
+def test_scripts_of_service_workers_are_refused_beside_the_dashboard(api: Api) -> None:
+    head = ((b"host", b"localhost"), (b"service-worker", b"script"))
+    refused = api.front.ask("GET", "/shop/sw.js", headers=head)
+    assert refused.status == 403
+    assert "--http-pages-port" in refused.text
+    for http in ({"pages_port": 8001}, {"host": "0.0.0.0"}):
+        api.rebuild(**http)
+        assert api.front.ask("GET", "/shop/sw.js", headers=head).text == "ok"
 
 
 def test_no_token_is_in_the_access_log(api: Api) -> None:

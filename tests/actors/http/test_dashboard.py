@@ -68,7 +68,7 @@ def page(window: Browser, system: RunningSystem) -> Iterator[Browser]:
     """The dashboard in a new tab's state: without a token."""
     window.show(1280, 900)
     window.open(f"{system.url}/-/dashboard")
-    window.run("sessionStorage.clear(); location.hash = ''; location.reload()")
+    window.run("location.hash = ''; location.reload()")
     yield window
     assert window.errors() == []
 
@@ -97,7 +97,6 @@ def test_a_token_that_is_none_is_told_and_not_kept(page: Browser) -> None:
     page.type("#token", "nonsense")
     page.click("#token-ok")
     page.wait("the token is unknown", "#token-problem")
-    assert page.run("return sessionStorage.length") == 0
     page.click("#token-cancel")
 
 
@@ -231,6 +230,23 @@ def test_a_replica_leads_to_its_log(
     assert page.run("return document.querySelector('#log-host').value") == host["name"]
 
 
+def test_a_token_is_in_memory_alone(page: Browser, tokens: dict[str, str]) -> None:
+    sign_in(page, tokens["viewer"], "viewer")
+    kept = "return sessionStorage.length + localStorage.length + document.cookie.length"
+    assert page.run(kept) == 0
+
+
+def test_a_page_of_an_application_cannot_have_a_service_worker(
+    window: Browser, system: RunningSystem
+) -> None:
+    window.open(f"{system.url}/shop")
+    told = window.run(
+        "return navigator.serviceWorker.register('/shop/sw.js').then(() => 'taken', String)"
+    )
+    assert "403" in told
+    window.errors()  # the browser's own of that
+
+
 def test_a_revoked_token_is_forgotten(
     page: Browser, tokens: dict[str, str], system: RunningSystem
 ) -> None:
@@ -238,7 +254,6 @@ def test_a_revoked_token_is_forgotten(
     sign_in(page, made, "brief")
     system.greenroom("token", "revoke", "brief")
     page.wait("unknown, expired or revoked", "#notice")
-    assert page.run("return sessionStorage.length") == 0
     assert page.text("#overview") == ""
 
 
