@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 from greenroom.actors.runtime.loop import Loop, Timer
+from greenroom.actors.runtime.state_dir import check_own
 from greenroom.core.errors import DeployFailedError
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class Arrival:
         """Look for it, and fetch it when it is not here."""
         try:
             self._folders.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_own(self._folders)
             self._lock = try_lock(_lock_file(self._folders / self._digest))
         except OSError as error:
             self._end(DeployFailedError(f"{self._folders} cannot be used: {error}"))

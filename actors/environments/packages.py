@@ -35,6 +35,7 @@ from pathlib import Path
 
 from greenroom.actors.environments.folders import try_lock
 from greenroom.actors.runtime.loop import Loop
+from greenroom.actors.runtime.state_dir import check_own
 from greenroom.core.errors import DeployFailedError
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,9 @@ class Installation:
         """Look for it, and make it when it is not there."""
         try:
             self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_own(self._folder.parent)
+            if self._folder.exists():  # its name can be computed, and what it holds will run
+                check_own(self._folder)
             lock = try_lock(_lock_file(self._folder))
         except OSError as error:
             self._on_made(DeployFailedError(f"{self._folder.parent} cannot be used: {error}"))
@@ -130,6 +134,7 @@ def make(folder: Path, installer: str, lines: tuple[str, ...], lock: int) -> Non
     """Make an environment; DeployFailedError with what the installer said. It holds ``lock``."""
     logger.info("making the environment %s with %s: %s", folder.name, installer, " ".join(lines))
     shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
     python = python_of(folder)
     command = _uv(python) if installer == "uv" else _pip(folder.parent, python)
     _run([sys.executable, "-m", "venv", "--without-pip", str(folder)], "venv", lock)

@@ -25,9 +25,10 @@ _OTHERS_WRITE = 0o022
 _OTHERS_ENTER = 0o011
 _ALL_USERS = ["0", "0", "4294967295"]  # the map of a user namespace that has them all
 # What we leave in a state dir; anything else in it is not ours to judge.
-_FOLDERS = ("store", "run", "logs", "folders")
+_FOLDERS = ("store", "run", "logs", "folders", "environments")
 _FILES = ("cluster.key", "status.", "host.", "store.")
-_USERS = "folders"  # users' code works in what is in there, and may leave there what it likes
+# What users' code or an installer fills, with links too: only what is right below is looked at.
+_FILLED = ("folders", "environments")
 
 
 def check_state_dir(folder: Path) -> None:
@@ -83,8 +84,8 @@ def _check_content(folder: Path, *, is_open: bool) -> None:
 
 
 def _ours_in(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield all that is ours in a state dir, except what replicas' working folders hold."""
-    unread = [str(folder)]
+    """Yield all that is ours in a state dir, except what folders and environments hold."""
+    unread, filled = [str(folder)], {str(folder / name) for name in _FILLED}
     while unread:
         where = unread.pop()
         is_top = where == str(folder)
@@ -100,8 +101,28 @@ def _ours_in(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
             with contextlib.suppress(FileNotFoundError):
                 found = entry.stat(follow_symlinks=False)
                 yield entry.path, found
-                if stat.S_ISDIR(found.st_mode) and where != str(folder / _USERS):
+                if stat.S_ISDIR(found.st_mode) and where not in filled:
                     unread.append(entry.path)
+
+
+def check_own(folder: Path) -> None:
+    """Raise PermissionError where another user owns a folder or may write it.
+
+    For each use of what a replica runs: it may have changed since the start.
+    """
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise PermissionError(f"{folder} is no folder: remove it")
+    if found.st_uid != os.geteuid():
+        raise PermissionError(
+            f"{folder} belongs to user {found.st_uid}, and this is user {os.geteuid()}: remove it"
+        )
+    if found.st_mode & _OTHERS_WRITE:
+        mode = stat.S_IMODE(found.st_mode)
+        raise PermissionError(
+            f"others may write {folder} (its mode is {mode:04o}): remove it, or if you trust what "
+            f"is in it, `chmod 700 {folder}`"
+        )
 
 
 def _is_ours(name: str) -> bool:

@@ -19,6 +19,7 @@ from greenroom import serve
 from greenroom.actors.environments import packages
 from greenroom.actors.environments.packages import COMPLETE, Installation
 from greenroom.serve.exceptions import DeployFailedError
+from tests.support.another_user import NOBODY
 from tests.support.systems import RunningSystem, running_system, wait_until
 from tests.support.wheels import write_wheel
 
@@ -220,6 +221,34 @@ def test_a_killed_one_leaves_nothing_half_and_its_installer_nothing_behind(uv: P
     assert done == [folder]
     assert (folder / COMPLETE).exists()
     assert len((uv / "log").read_text().splitlines()) == 2, "what was not marked is made anew"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("planted", ["environments", "environments/a"])
+def test_what_another_user_planted_is_not_run(uv: Path, planted: str) -> None:
+    folder, loop = uv / "environments" / "a", Loop()
+    folder.mkdir(parents=True)
+    (folder / COMPLETE).touch()
+    os.chown(uv / planted, NOBODY, NOBODY)
+    done = install(folder, loop)
+    loop.run_until(done)
+    assert f"{uv / planted} belongs to user {NOBODY}" in str(done[0])
+    assert isinstance(done[0], DeployFailedError)
+
+
+@pytest.mark.parametrize("planted", ["environments", "environments/a"])
+def test_what_others_may_write_is_not_run(uv: Path, planted: str) -> None:
+    folder, loop = uv / "environments" / "a", Loop()
+    folder.mkdir(parents=True)
+    (folder / COMPLETE).touch()
+    (uv / planted).chmod(0o777)
+    done = install(folder, loop)
+    loop.run_until(done)
+    assert f"others may write {uv / planted} (its mode is 0777)" in str(done[0])
+    (uv / planted).chmod(0o700)
+    again = install(folder, loop)
+    loop.run_until(again)
+    assert again == [folder]
 
 
 def test_a_host_without_uv_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

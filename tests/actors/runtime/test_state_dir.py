@@ -25,7 +25,7 @@ from tests.support.systems import RunningSystem
 def state(tmp_path: Path) -> Path:
     """A state dir as a host leaves it."""
     state = tmp_path / "state"
-    for folder in ("logs", "run", "store/controller/values", "folders/abc"):
+    for folder in ("logs", "run", "store/controller/values", "folders/abc", "environments/a"):
         make_private(state / folder)
     for file in ("host.id", "status.json", "logs/access.log", "store/controller/values/a"):
         write_private(state / file, "x")
@@ -63,7 +63,13 @@ def test_a_folder_that_others_may_write_is_refused(state: Path, mode: int) -> No
     check_state_dir(state)
 
 
-@pytest.mark.parametrize("inside", ["logs", "logs/access.log", "store/controller/values/a", "run"])
+@pytest.mark.parametrize(
+    "inside",
+    [
+        *("logs", "logs/access.log", "store/controller/values/a", "run"),
+        *("environments", "environments/a"),
+    ],
+)
 def test_what_another_user_left_in_it_is_refused(state: Path, inside: str) -> None:
     os.chown(state / inside, NOBODY, NOBODY)
     told = refusal(state)
