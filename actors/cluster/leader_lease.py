@@ -154,15 +154,25 @@ def read_lease(location: StoreLocation) -> SeenLease:
 
 def note_store(settings: HostSettings, location: StoreLocation) -> None:
     """Remember that there is a state in this store; raises OSError. Blocks."""
-    if not is_known(settings, location):
+    if _known_store(settings) != str(location):
         write_private(settings.known_store_file, str(location))
 
 
 def is_known(settings: HostSettings, location: StoreLocation) -> bool:
-    """Return whether this host has seen a state in this store. Blocks."""
+    """Return whether this host has seen a state in this store. Blocks.
+
+    It has where the file is damaged: whoever knows better can delete it.
+    """
+    known = _known_store(settings)
+    return known is not None and (
+        known in {str(location), ""} or "\N{REPLACEMENT CHARACTER}" in known
+    )
+
+
+def _known_store(settings: HostSettings) -> str | None:
     with contextlib.suppress(FileNotFoundError):
-        return settings.known_store_file.read_text(encoding="utf-8") == str(location)
-    return False
+        return settings.known_store_file.read_text(encoding="utf-8", errors="replace")
+    return None
 
 
 def word_file(settings: HostSettings) -> Path:
@@ -242,19 +252,20 @@ class LeaderElection:
 
     def _watch(self) -> None:
         while not self._stopped.wait(LOOK_S):
-            self._look()
+            try:
+                self._look()
+            except Exception as error:  # whatever it is, this thread must go on to look
+                if str(error) != self._unseen:
+                    is_expected = isinstance(error, StoreError | ValueError)
+                    logger.warning("cannot see who leads: %s", error, exc_info=not is_expected)
+                self._unseen = str(error)
+                self._port.loop.post(self._could_not_look)
+            else:
+                self._unseen = ""
 
     def _look(self) -> None:
         begun_at = time.monotonic()
-        try:
-            seen = read_lease(self._location)
-        except (StoreError, ValueError) as error:
-            if str(error) != self._unseen:
-                logger.warning("cannot see who leads: %s", error)
-            self._unseen = str(error)
-            self._port.loop.post(self._could_not_look)
-            return
-        self._unseen = ""
+        seen = read_lease(self._location)
         self._compare_with_known(seen.lease)
         self._port.loop.post(partial(self._looked, seen, begun_at, time.monotonic()))
         self._show_bid()

@@ -13,6 +13,8 @@ from greenroom.actors.cluster import leader_lease as leading
 from greenroom.actors.cluster.leader_lease import (
     NOBODY_ELSE_S,
     LeaderLease,
+    is_known,
+    note_store,
     read_bids,
     read_lease,
     word_file,
@@ -72,6 +74,20 @@ def reign(world: World, settings: HostSettings) -> LeaderLease:
     made = LeaderLease(settings, world)  # type: ignore[arg-type]
     made.open()
     return made
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\xff\xfe", b"/some\x80where"])
+def test_a_store_counts_as_known_where_its_file_is_damaged(
+    settings: HostSettings, damaged: bytes
+) -> None:
+    location = location_at(settings.store_name)
+    assert not is_known(settings, location)
+    settings.known_store_file.write_bytes(damaged)
+    assert is_known(settings, location)
+    note_store(settings, location)
+    assert settings.known_store_file.read_text() == str(location)
+    settings.known_store_file.write_text("/another/store")
+    assert not is_known(settings, location)
 
 
 def test_a_leader_that_cannot_write_acts_no_more_says_why_and_goes_on_when_it_can(

@@ -56,11 +56,13 @@ def test_a_host_does_not_begin_anew_in_a_folder_that_has_lost_its_state(tmp_path
     alone = leader(tmp_path, "one", ONE, free_port(), store)
     alone.start()
     alone.stop()
-    (store / "store").rename(tmp_path / "elsewhere")
-    with pytest.raises(StartError, match="is empty, and this host has seen a state in it") as told:
-        alone.start()
-    assert not alone.pids()
     known = alone.settings.known_store_file
+    (store / "store").rename(tmp_path / "elsewhere")
+    for content in (known.read_bytes(), b"", b"\xff\xfe"):
+        known.write_bytes(content)  # a damaged one cannot say that nothing was seen
+        with pytest.raises(StartError, match="is empty, and this host has seen a state") as told:
+            alone.start()
+        assert not alone.pids()
     assert f"to begin anew, delete {known}" in str(told.value)
     known.unlink()
     alone.start()
