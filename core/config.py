@@ -237,6 +237,20 @@ MAX_WEBSOCKET_MESSAGE_BYTES = 16 * 1024 * 1024  # of one from a client
 _OF_THEIR_OWN = ("num_cpus", "num_gpus", "memory")
 LOOPBACK = "127.0.0.1"
 HIDDEN = "***"
+_user_of_url = re.compile(r"(?<=://)[^/?#\s]*@")  # names and passwords
+
+
+def without_credentials(value: Any) -> Any:
+    """Return a JSON-like value, or a text, with what URLs in it have before their host hidden."""
+    if isinstance(value, str):
+        return _user_of_url.sub(f"{HIDDEN}@", value)
+    if isinstance(value, Mapping):
+        return {name: without_credentials(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(without_credentials(part) for part in value)
+    return value
+
+
 NO_LIMIT = "none"  # where None cannot be written: in the environment
 
 
@@ -752,8 +766,9 @@ def _without_code(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def options_shown(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a backend's ActorOptions without the values of variables, which may be secrets."""
+    """Return a backend's ActorOptions without secrets: values of variables, and users of URLs."""
     env = options.get("runtime_env")
     if not env:
         return dict(options)
+    env = without_credentials(env)
     return {**options, "runtime_env": {**env, "env_vars": dict.fromkeys(env["env_vars"], HIDDEN)}}

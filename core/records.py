@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from greenroom.core.config import HIDDEN, config_shown
+from greenroom.core.config import HIDDEN, config_shown, without_credentials
 from greenroom.core.formats import travels
 
 
@@ -318,7 +318,7 @@ def differences(before: Definition | None, after: Definition | None) -> dict[str
     """Return field -> [before, after] of what differs, as plain values for people and programs.
 
     Of settings (``config.num_replicas``) each one counts by itself. Values of environment variables
-    may be secrets, and are hidden.
+    may be secrets, and are hidden, as are users and passwords in URLs.
     """
     old, new = _plain(before), _plain(after)
     names = [*new, *(name for name in old if name not in new)]
@@ -330,7 +330,9 @@ def differences(before: Definition | None, after: Definition | None) -> dict[str
 
 
 def _shown(name: str, value: Any) -> Any:
-    return HIDDEN if name.startswith(_VARIABLE) and value is not None else value
+    if name.startswith(_VARIABLE) and value is not None:
+        return HIDDEN
+    return without_credentials(value)
 
 
 def _plain(definition: Definition | None) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from pathlib import Path
 from greenroom.actors.environments.folders import try_lock
 from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.state_dir import check_own
+from greenroom.core.config import without_credentials
 from greenroom.core.errors import DeployFailedError
 
 logger = logging.getLogger(__name__)
@@ -132,7 +133,8 @@ class Installation:
 
 def make(folder: Path, installer: str, lines: tuple[str, ...], lock: int) -> None:
     """Make an environment; DeployFailedError with what the installer said. It holds ``lock``."""
-    logger.info("making the environment %s with %s: %s", folder.name, installer, " ".join(lines))
+    shown = without_credentials(" ".join(lines))
+    logger.info("making the environment %s with %s: %s", folder.name, installer, shown)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
     python = python_of(folder)
@@ -184,7 +186,7 @@ def _run(command: list[str], what: str, lock: int) -> None:
         check=False,
     )
     if done.returncode:
-        output = done.stdout.decode(errors="replace").strip()
+        output = without_credentials(done.stdout.decode(errors="replace").strip())
         logger.error("%s failed:\n%s", what, output)
         raise DeployFailedError(f"{what} failed: {_errors_in(output)}")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.state import DAMAGED
-from greenroom.core.config import config_shown, options_shown
+from greenroom.core.config import config_shown, options_shown, without_credentials
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.definitions import deployment_names, deployment_record, qualified
 from greenroom.core.lifecycle.replicas import LIVE, Replica
@@ -105,7 +105,7 @@ def backend_status(cluster: Cluster, backend: Backend) -> dict[str, Any]:
         "code_hash": record.newest.code_hash,
         "application": record.application,
         "deployment": record.deployment,
-        "config": config_shown(record.newest.config),
+        "config": without_credentials(config_shown(record.newest.config)),
         "target_replicas": backend.wanted,
         "replicas": [_replica(backend, replica) for replica in backend.replicas.values()],
     }

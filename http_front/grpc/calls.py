@@ -91,13 +91,19 @@ class Servicers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no 
     """The methods of all servicers; what their functions take in place of a server."""
 
     def __init__(
-        self, link: Link, applications: Applications, request_timeout_s: float | None
+        self,
+        link: Link,
+        applications: Applications,
+        request_timeout_s: float | None,
+        max_rpcs: int,
     ) -> None:
         self.names: list[str] = []  # of the services
         self._link = link
         self._applications = applications
         self._declared: list[Any] = []
         self._request_timeout_s = request_timeout_s
+        self._max_rpcs = max_rpcs
+        self._running = 0  # RPCs of these servicers; health and reflection take no place of theirs
         self._registry = registry = Registry()
         self._ended = registry.counter(
             "greenroom_grpc_requests_total", "RPCs ended, by status", "service", "method", "code"
@@ -144,11 +150,11 @@ class Servicers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no 
             return _Call(self._link, method, found, request, context, limit_s, ended)
 
         async def whole(request: Any, context: Any) -> Any:
-            async with call_of(request, context) as call:
+            async with self._place(context), call_of(request, context) as call:
                 return await call.value(await self._endpoint(context))
 
         async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-            async with call_of(request, context) as call:
+            async with self._place(context), call_of(request, context) as call:
                 async for value in call.values(await self._endpoint(context)):
                     yield value
 
@@ -160,6 +166,17 @@ class Servicers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no 
         }[found.request_streaming, found.response_streaming]
         behaviour = stream if found.response_streaming else whole
         return make(behaviour, found.request_deserializer, found.response_serializer)
+
+    @contextlib.asynccontextmanager
+    async def _place(self, context: Any) -> AsyncIterator[None]:
+        if self._running >= self._max_rpcs:
+            text = f"{self._max_rpcs} RPCs are under way (maximum_concurrent_rpcs); try again"
+            await context.abort(Code.RESOURCE_EXHAUSTED, text)
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
 
     async def _endpoint(self, context: Any) -> str:
         try:

@@ -10,6 +10,7 @@ import asyncio
 import importlib
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,13 @@ from greenroom.http_front.grpc.calls import Applications, Servicers, metadata_of
 from greenroom.http_front.link import Link
 
 DRAIN_S = 20
+WATCHES = 10  # of health, for one connection
+MAX_WATCHES = 1_000
+CONNECTION = [  # so that one client, or one that is forgotten, holds no more than its share
+    ("grpc.max_concurrent_streams", 250),
+    ("grpc.max_connection_idle_ms", 5 * 60 * 1000),
+    ("grpc.max_connection_age_ms", 60 * 60 * 1000),  # calls under way are finished
+]
 
 # --- Services that come with the server -----------------------------------------------------------
 
@@ -63,13 +71,35 @@ def _message_classes() -> dict[str, Any]:
     }
 
 
+class _Health(health.aio.HealthServicer):  # type: ignore[misc]  # grpc ships no types
+    """Lets a connection watch WATCHES services at a time: a watch has no end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._watches: Counter[str] = Counter()  # by connection
+
+    async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802  # the service's name
+        """Send the state of a service, now and whenever it changes."""
+        peer = context.peer()
+        if self._watches[peer] >= WATCHES or self._watches.total() >= MAX_WATCHES:
+            text = f"a connection may have {WATCHES} watches at a time, and all {MAX_WATCHES}"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        self._watches[peer] += 1
+        try:
+            await super().Watch(request, context)
+        finally:
+            self._watches[peer] -= 1
+            if not self._watches[peer]:
+                del self._watches[peer]
+
+
 class Services:
     """Services that come with every server: health, reflection, and Ray Serve's API."""
 
     def __init__(self, server: Any, servicers: Servicers, applications: Applications) -> None:
         self._applications = applications
         self._classes = _message_classes()
-        self._health = health.aio.HealthServicer()
+        self._health = _Health()
         self._names = [*servicers.names, API]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME]
@@ -139,12 +169,17 @@ async def serve(settings: HostSettings) -> None:
     """Serve until SIGTERM or SIGINT; InvalidRequestError where that cannot begin."""
     link = Link(settings, GRPC_ROLE)
     applications = Applications(link)
-    servicers = Servicers(link, applications, settings.grpc_request_timeout_s)
+    servicers = Servicers(
+        link,
+        applications,
+        settings.grpc_request_timeout_s,
+        settings.grpc_maximum_concurrent_rpcs,
+    )
     for path in settings.grpc_servicer_functions:
         servicers.add(servicer_function(path))
     server = grpc.aio.server(
-        maximum_concurrent_rpcs=settings.grpc_maximum_concurrent_rpcs,
         options=[
+            *CONNECTION,
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", settings.grpc_max_receive_message_length),
         ],

@@ -273,3 +273,19 @@ def test_values_of_variables_are_in_no_report() -> None:
     assert shown[name] == [None, "***"]
     assert "new" not in str(shown)
     assert "new" not in str(options_shown(definition("new").actor_options))
+
+
+def test_users_and_passwords_of_urls_are_in_no_report() -> None:
+    def definition(password: str) -> BackendDefinition:
+        lines = (f"--index-url https://me:{password}@pypi.example/simple", "numpy>=2")
+        options = ActorOptions(runtime_env=RuntimeEnv(pip=lines)).model_dump()
+        config = {"user_config": {"database": f"postgres://me:{password}@db.example/x?y=a@b"}}
+        return BackendDefinition(code_hash="", code_digest="", config=config, actor_options=options)
+
+    changed = differences(definition("old@1"), definition("new"))
+    assert len(changed) == 2
+    assert "https://***@pypi.example/simple" in str(changed)
+    assert "postgres://***@db.example/x?y=a@b" in str(changed)
+    for told in (changed, options_shown(definition("old").actor_options)):
+        for secret in ("old", "new@", "me:"):
+            assert secret not in str(told)

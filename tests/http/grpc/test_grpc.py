@@ -110,6 +110,7 @@ def running(tmp_path_factory):
         GREENROOM_GRPC_DIR=str(folder),
         GREENROOM_GRPC_MAX_RECEIVE_MESSAGE_LENGTH=str(5 * MIB),
         GREENROOM_GRPC_REQUEST_TIMEOUT_S="50",
+        GREENROOM_GRPC_MAXIMUM_CONCURRENT_RPCS="20",
     )
     system.start()
     try:
@@ -275,6 +276,52 @@ def test_messages_and_calls_have_the_limits_of_the_settings(running, shop, item)
     assert caught.value.code() is CODE.RESOURCE_EXHAUSTED
     assert 45 < shop.Price(item(name="context")).number <= 50
     assert shop.Price(item(name="context"), timeout=20).number <= 20
+
+
+def test_a_client_with_every_place_leaves_health_to_others(running, shop, item):
+    ends = threading.Event()
+
+    def asked():
+        yield item(name="held")
+        ends.wait(30)
+
+    streams = [shop.Echo(asked()) for _ in range(20)]
+    try:
+        assert [next(stream).name for stream in streams] == ["HELD"] * 20
+        with grpc.insecure_channel(running.target) as channel:
+            with pytest.raises(grpc.RpcError) as caught:
+                running.stubs.ShopStub(channel).Price(item(name="salt"))
+            assert caught.value.code() is CODE.RESOURCE_EXHAUSTED
+            assert "maximum_concurrent_rpcs" in caught.value.details()
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    finally:
+        ends.set()
+    assert [list(stream) for stream in streams] == [[]] * 20
+    assert shop.Price(item(name="salt", number=1)).number == 2
+
+
+def test_a_connection_has_few_watches_of_health(running, channel):
+    watch = health_pb2_grpc.HealthStub(channel).Watch
+    begun = [watch(health_pb2.HealthCheckRequest()) for _ in range(10)]
+    assert all(next(each).status == health_pb2.HealthCheckResponse.SERVING for each in begun)
+    with pytest.raises(grpc.RpcError) as caught:
+        next(watch(health_pb2.HealthCheckRequest()))
+    assert caught.value.code() is CODE.RESOURCE_EXHAUSTED
+    with grpc.insecure_channel(running.target, [("grpc.use_local_subchannel_pool", 1)]) as other:
+        next(health_pb2_grpc.HealthStub(other).Watch(health_pb2.HealthCheckRequest()))
+    begun.pop().cancel()
+    wait_until(lambda: _is_watched(watch), 10, "a watch that ended gives its place back")
+    for each in begun:
+        each.cancel()
+
+
+def _is_watched(watch):
+    try:
+        next(watch(health_pb2.HealthCheckRequest()))
+    except grpc.RpcError:
+        return False
+    return True
 
 
 def test_calls_are_counted_by_method_and_status(running, shop, item):
