@@ -31,12 +31,13 @@ Answer = HttpAnswer | FailedAnswer | Stream
 TEXT = (b"content-type", b"text/plain; charset=utf-8")
 JSON = (b"content-type", b"application/json")
 
-# These say how the connection is used, which is not user code's business. Content-Length and
+# These say how the connection is used, which is not user code's business. Content-Length, Date and
 # X-Request-ID are ours to set.
 _NOT_PASSED_ON = frozenset(
     {
         b"connection",
         b"content-length",
+        b"date",
         b"keep-alive",
         b"proxy-connection",
         b"te",

@@ -131,22 +131,20 @@ def test_the_call_method_is_passed_on(app, name):
     assert app.link.asked[0].call_method == name
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("X-Request-Timeout-Seconds", each) for each in ("soon", "0", "-1", "nan", "inf", "")),
-        *(
-            ("X-Serve-Call-Method", each)
-            for each in ("__init__", "_private", "no method", "", "reconfigure")
-        ),
-    ],
-)
-def test_a_bad_header_is_400_naming_header_and_value(app, name, value):
-    answer = app.ask(headers=(HOST, (name.encode(), value.encode())))
+@pytest.mark.parametrize("value", ["__init__", "_private", "no method", "", "reconfigure"])
+def test_a_bad_call_method_is_400_naming_header_and_value(app, value):
+    answer = app.ask(headers=(HOST, (b"X-Serve-Call-Method", value.encode())))
     assert answer.status == 400
-    assert name in answer.text
+    assert "X-Serve-Call-Method" in answer.text
     assert repr(value) in answer.text
     assert not app.link.asked
+
+
+@pytest.mark.parametrize("value", ["soon", "0", "-1", "nan", "inf", ""])
+def test_a_time_limit_that_is_none_is_ignored(app, value):
+    headers = (HOST, (b"X-Request-Timeout-Seconds", value.encode()))
+    assert app.ask(headers=headers).status == 200
+    assert app.link.asked[0].timeout_s is None
 
 
 def test_two_call_methods_are_refused_for_a_proxy_may_have_checked_the_other(app):
@@ -182,6 +180,7 @@ def test_headers_about_the_connection_are_not_passed_on(app):
         (b"Connection", b"close, X-Hop"),
         (b"X-Hop", b"1"),
         (b"Keep-Alive", b"timeout=5"),
+        (b"Date", b"Thu, 01 Jan 1970 00:00:00 GMT"),
         (b"Transfer-Encoding", b"chunked"),
         (b"TE", b"trailers"),
         (b"Trailer", b"x"),
