@@ -44,7 +44,9 @@ setup(
     ],
     extras_require={
         "uvloop": ["uvloop>=0.21"],  # workers and replicas use it where it is installed
-        "cluster": ["cryptography>=44"],  # makes cluster files: keygen, start --bind, rotate-key
+        "cluster": [
+            "cryptography>=44.0.1"
+        ],  # makes cluster files: keygen, start --bind, rotate-key
         "postgres": ["psycopg[binary]>=3.2"],  # start --store postgresql://...
         "otel": [
             "opentelemetry-api>=1.25",

@@ -17,13 +17,12 @@ Times are in seconds since the epoch, because they outlive processes.
 from __future__ import annotations
 
 import heapq
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from greenroom.core.backoff import pause_s
 from greenroom.core.errors import (
@@ -49,7 +48,6 @@ ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 class TaskProcessorConfig(Settings):
     """How a task consumer's jobs are kept and run; sizes in bytes, durations in seconds."""
 
-    queue_name: str = Field(default="", description="of what is kept [the deployment's name]")
     max_running: int = Field(default=8, ge=1, le=1_000)
     max_retries: int = Field(default=3, ge=0, le=1_000)
     retry_pause_s: float = Field(default=1, ge=0)
@@ -59,19 +57,14 @@ class TaskProcessorConfig(Settings):
     max_job_bytes: int = Field(default=1024**2, ge=1)
     max_kept_bytes: int = Field(default=256 * 1024**2, ge=1)
     callback_hosts: tuple[str, ...] = ()
+    list_jobs: bool = Field(default=False, description="GET / shows every client's jobs")
 
     hints: ClassVar[Mapping[str, str]] = {
         "adapter_config": "leave it out: jobs are in the system's own store, without a broker",
-        "failed_task_queue_name": "failed jobs are kept with their errors: GET /?status=FAILED",
+        "queue_name": "leave it out: jobs are kept by the names of application and deployment",
+        "failed_task_queue_name": "failed jobs are kept with their errors: list_tasks('FAILED')",
         "unprocessable_task_queue_name": "a job that cannot be read is refused when it is posted",
     }
-
-    @field_validator("queue_name")
-    @classmethod
-    def _names_a_folder(cls, name: str) -> str:
-        if not re.fullmatch(r"[\w.-]{0,100}", name):
-            raise ValueError("must be at most 100 letters, digits, '.', '_' and '-'")
-        return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,14 +254,16 @@ class Jobs:
                 due.append(job)
         return due
 
-    def called_back(self, job_id: str, *, was_taken: bool, now: float) -> None:
-        """Note what became of a try of a callback."""
+    def called_back(
+        self, job_id: str, *, was_taken: bool, now: float, is_final: bool = False
+    ) -> None:
+        """Note what became of a try of a callback; ``is_final``: another would fail, too."""
         job = self._jobs.get(job_id)
         if job is None:
             return
         tries = job.callback_tries + 1
         at = None
-        if not was_taken and tries < CALLBACK_TRIES:
+        if not was_taken and not is_final and tries < CALLBACK_TRIES:
             at = now + pause_s(tries, FIRST_CALLBACK_S, MOST_CALLBACK_S)
         self._put(replace(job, callback_tries=tries, callback_at=at))
 

@@ -49,6 +49,9 @@ def check_state_dir(folder: Path) -> None:
     for each in (found, own):
         if each.st_uid != os.geteuid():
             _refuse(folder, f"it belongs to user {each.st_uid}, and this is user {os.geteuid()}")
+    if found.st_mode & stat.S_ISVTX and found.st_mode & stat.S_IWOTH:
+        mode = stat.S_IMODE(found.st_mode)
+        _refuse(folder, f"it is for all users (its mode is {mode:04o}): give a folder in it")
     if found.st_mode & _OTHERS_WRITE:
         _refuse(
             folder,

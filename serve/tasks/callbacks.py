@@ -62,7 +62,10 @@ def target_of(url: str, allowed: tuple[str, ...], secret: str) -> Target:
         raise InvalidRequestError(
             f"{shown}: must be a URL of at most {MAX_URL_CHARACTERS} characters, without a user"
         )
-    is_named = host in {each.lower() for each in allowed}
+    name = f"[{host}]" if ":" in host else host
+    default = 443 if parts.scheme == "https" else 80
+    named = {each.lower() for each in allowed}
+    is_named = host in named or f"{name}:{port or default}" in named
     if not is_named and ANY not in allowed:
         raise InvalidRequestError(f"{shown}: its host must be among callback_hosts={allowed}")
     if parts.scheme != "https" and not (is_named and parts.scheme == "http"):
@@ -70,8 +73,15 @@ def target_of(url: str, allowed: tuple[str, ...], secret: str) -> Target:
             f"{shown}: must begin with https://; http:// is for hosts that callback_hosts names"
         )
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    port = port or (443 if parts.scheme == "https" else 80)
-    return Target(parts.scheme, host, port, path, is_named)
+    return Target(parts.scheme, host, port or default, path, is_named)
+
+
+def origin_of(url: str) -> str:
+    """Return what is shown of a callback: its path and query may have the client's secrets."""
+    if not url:
+        return ""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}/***"
 
 
 def signature(secret: str, message_id: str, timestamp: int, body: bytes) -> str:

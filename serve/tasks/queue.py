@@ -36,6 +36,7 @@ from greenroom.core.errors import (
     BodyTooLargeError,
     ConflictError,
     DeploymentUnavailableError,
+    ForbiddenError,
     GreenroomError,
     InvalidRequestError,
     MethodNotAllowedError,
@@ -54,6 +55,7 @@ from greenroom.serve.tasks.callbacks import (
     SECRET_VARIABLE,
     CallbackRefusedError,
     call_back,
+    origin_of,
     target_of,
 )
 from greenroom.serve.tasks.consumers import RUN, Consumer
@@ -69,7 +71,14 @@ RETRY_AFTER = {"retry-after": "1"}
 def tell(job: Job) -> dict[str, Any]:
     """Return what clients and callbacks see of a job."""
     hidden = {"number", "size", "key", "digest", "due_at", "callback_at", "cut", "failures"}
-    return {name: value for name, value in asdict(job).items() if name not in hidden}
+    told = {name: value for name, value in asdict(job).items() if name not in hidden}
+    return {**told, "callback": origin_of(job.callback)}
+
+
+def _check_status(status: str | None) -> None:
+    if status is not None and status not in get_args(Status):
+        known = ", ".join(get_args(Status))
+        raise InvalidRequestError(f"status={status[:40]!r}: must be one of {known}")
 
 
 class TaskQueue:
@@ -85,7 +94,7 @@ class TaskQueue:
             )
         self._consumer, self._tasks, self._config = consumer, known.tasks, known.config
         self._secret = os.environ.get(SECRET_VARIABLE, "")
-        name = known.config.queue_name or f"{replica.app_name}#{replica.deployment}"
+        name = f"{replica.app_name}#{replica.deployment}"
         is_local = user_context.local_replica.get() is not None  # see serve.local_testing
         location = location_at(read_settings().store_name, f"jobs {name}")
         self._log = JobLog(MemoryStore if is_local else location.open)
@@ -185,6 +194,14 @@ class TaskQueue:
             "problem": self._log.problem,
         }
 
+    async def list_tasks(self, status: str | None = None) -> list[dict[str, Any]]:
+        """Return the latest hundred jobs of all clients, or of those with a status."""
+        _check_status(status)
+        await self._open()
+        jobs = self._jobs.latest(status, SHOWN)
+        await self._saved()
+        return [tell(job) for job in jobs]
+
     def check_health(self) -> None:
         """Raise once another queue has the store: a replica that can do nothing is replaced."""
         if self._failure or self._log.is_superseded:
@@ -250,13 +267,15 @@ class TaskQueue:
         )
 
     async def _overview(self, status: str | None) -> dict[str, Any]:
-        if status is not None and status not in get_args(Status):
-            known = ", ".join(get_args(Status))
-            raise InvalidRequestError(f"status={status[:40]!r}: must be one of {known}")
-        metrics = await self.get_metrics()
-        jobs = self._jobs.latest(status, SHOWN)
-        await self._saved()
-        return {**metrics, "latest": [tell(job) for job in jobs]}
+        _check_status(status)
+        if self._config.list_jobs:
+            return {**await self.get_metrics(), "latest": await self.list_tasks(status)}
+        if status is not None:
+            raise ForbiddenError(
+                f"status={status}: jobs are listed to handles, by list_tasks; for all who reach "
+                "this route, too, with TaskProcessorConfig(list_jobs=True)"
+            )
+        return await self.get_metrics()
 
     # --- What it does -------------------------------------------------------------------------
 
@@ -377,7 +396,7 @@ class TaskQueue:
 
     async def _call_back(self, job: Job) -> None:
         """Try a callback, once what it tells is durable."""
-        was_taken = False
+        was_taken = is_final = False
         async with self._callbacks:
             try:
                 await self._saved()
@@ -385,8 +404,11 @@ class TaskQueue:
                 await call_back(target, self._secret, tell(job), time.time())
                 was_taken = True
             except (CallbackRefusedError, GreenroomError) as error:
+                # What the settings refuse by now is refused the next time, too.
+                is_final = isinstance(error, InvalidRequestError)
                 logger.warning(
                     "callback of job %s, try %d: %s", job.id, job.callback_tries + 1, error
                 )
-        self._jobs.called_back(job.id, was_taken=was_taken, now=time.time())
+        now = time.time()
+        self._jobs.called_back(job.id, was_taken=was_taken, now=now, is_final=is_final)
         self._change()

@@ -165,7 +165,7 @@ def test_callbacks_are_tried_with_growing_pauses_and_given_up() -> None:
     ("given_", "told"),
     [
         ({"max_running": 0}, "max_running"),
-        ({"queue_name": "a/b"}, "queue_name"),
+        ({"queue_name": "a"}, "queue_name"),
         ({"adapter_config": {}}, "adapter_config"),
         ({"result_ttl_s": 0}, "result_ttl_s"),
     ],

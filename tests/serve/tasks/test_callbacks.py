@@ -16,6 +16,7 @@ from greenroom.serve.tasks.callbacks import (
     CallbackRefusedError,
     call_back,
     is_public,
+    origin_of,
     signature,
     target_of,
 )
@@ -28,6 +29,7 @@ SECRET = "s3cret"
     [
         ("https://a.example/x", (), "callbacks are off"),
         ("https://b.example/x", ("a.example",), "callback_hosts"),
+        ("https://a.example:444/x", ("a.example:443",), "callback_hosts"),
         ("http://b.example/x", ("*",), "https"),
         ("ftp://a.example/x", ("a.example",), "https"),
         ("https://u:p@a.example/x", ("*",), "without a user"),
@@ -54,6 +56,23 @@ def test_plain_http_is_for_hosts_that_are_named() -> None:
     target = target_of("http://A.example/x?y=1", ("a.example", "*"), SECRET)
     assert tuple(target) == ("http", "a.example", 80, "/x?y=1", True)
     assert target_of("https://b.example", ("*",), SECRET)[2:] == (443, "/", False)
+
+
+@pytest.mark.parametrize(
+    ("url", "allowed"),
+    [
+        ("https://a.example/x", "a.example:443"),
+        ("http://a.example:81/x", "A.example:81"),
+        ("http://[::1]:81/x", "[::1]:81"),
+    ],
+)
+def test_a_host_may_be_named_with_its_port(url: str, allowed: str) -> None:
+    assert target_of(url, (allowed,), SECRET).is_named
+
+
+def test_of_a_callback_its_origin_is_shown() -> None:
+    assert origin_of("https://a.example:81/x?token=s3cret") == "https://a.example:81/***"
+    assert origin_of("") == ""
 
 
 @pytest.mark.parametrize(
