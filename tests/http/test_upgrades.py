@@ -7,6 +7,7 @@ import contextlib
 import re
 import socket
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -134,6 +135,7 @@ def test_a_tunnel_is_refused_and_closed(front):
 
 # --- behind a proxy of another maker --------------------------------------------------------------
 
+HTTP_PAGE = Path(__file__).parents[2] / "docs/http.md"
 CONFIG = """
 daemon off; master_process off; pid {folder}/nginx.pid; error_log {folder}/error.log;
 events {{ worker_connections 64; }}
@@ -147,6 +149,7 @@ http {{
     server {{
         listen 127.0.0.1:{port};
         location /shut {{ return 403; }}
+        {pages}
         location / {{
             proxy_pass http://front;
             proxy_http_version 1.1;
@@ -160,6 +163,14 @@ http {{
 """
 
 
+def documented(port):
+    """Return what the page on HTTP has for an nginx that keeps our pages to itself."""
+    _, _, lines = HTTP_PAGE.read_text().partition("```nginx\n")
+    about_pages, found, _ = lines.partition("location / {")
+    assert found
+    return about_pages.replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+
+
 @pytest.fixture
 def proxied(front, tmp_path, until):
     """Give the port of an nginx in front of the front."""
@@ -167,7 +178,9 @@ def proxied(front, tmp_path, until):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     config = tmp_path / "nginx.conf"
-    config.write_text(CONFIG.format(folder=tmp_path, front=front.port, port=port))
+    config.write_text(
+        CONFIG.format(folder=tmp_path, front=front.port, port=port, pages=documented(front.port))
+    )
     log = tmp_path / "error.log"
     process = subprocess.Popen(
         [nginx, "-p", str(tmp_path), "-c", str(config), "-e", str(log)], stderr=subprocess.DEVNULL
@@ -218,3 +231,15 @@ def test_a_path_that_a_proxy_resolves_reaches_nothing_that_it_forbids(front, pro
     assert b" 403 " in through(proxied, head(b"GET", b"/shut/x"))[0]
     assert b" 400 " in through(proxied, head(b"GET", target))[0]
     assert not [path for path in front.ask("/seen").json["asked_paths"] if path.startswith("/shut")]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *(b"/-/metrics", b"/-/dashboard", b"/-/routes", b"/-/readyz", b"/-/api/openapi.json"),
+        *(b"/%2D/metrics", b"//-/metrics", b"/x/../-/metrics", b"/-%2fmetrics", b"/-/healthz/"),
+    ],
+)
+def test_of_our_pages_a_proxy_as_documented_passes_on_health_alone(proxied, target):
+    assert b" 200 " in through(proxied, head(b"GET", b"/-/healthz"))[0]
+    assert b" 404 " in through(proxied, head(b"GET", target))[0]
