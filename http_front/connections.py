@@ -33,6 +33,7 @@ LOG_EVERY_S = 60.0
 EVICTED = 16  # connections that are closed at once to make room
 ACCEPT_AGAIN_S = 1.0
 GONE = select.EPOLLRDHUP  # EPOLLHUP and EPOLLERR are always reported
+MAX_HOPS = 32  # of X-Forwarded-For that are looked at, the nearest first
 FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
 _ACKNOWLEDGED_AT = 120  # tcpi_bytes_acked in Linux's struct tcp_info
 _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
@@ -321,8 +322,9 @@ class TrustedProxies:
                 hops += text.split(",")
             elif name == b"x-forwarded-proto" and text in _SCHEMES:
                 scope["scheme"] = _SCHEMES[text] if scope["type"] == "websocket" else text
-        # The client is the last hop that is not trusted itself, or the first hop.
-        for at, hop in enumerate(reversed(hops), 1):
+        # The client is the last hop that is not trusted itself, or the first hop. Anybody may send
+        # hops, and each costs time: past the limit the peer itself stays the client.
+        for at, hop in enumerate(reversed(hops[-MAX_HOPS:]), 1):
             host, port = _host_and_port(hop.strip())
             if _address(host) is None:
                 return

@@ -351,6 +351,9 @@ class FrontSocket(asyncio.Protocol):
             if timer is not None:
                 timer.cancel()
         self.resume_writing()
+        self._message, self._early = None, b""
+        self._conn.parser.close()  # it and its owner hold each other, with all that has come, and
+        self._conn.parser_exc = None  # so does an error, by its frames: until a full collection
         if self._is_open:
             self._queue.put_nowait(_disconnect(ABNORMAL))
         elif self._task is not None:

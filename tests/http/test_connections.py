@@ -15,6 +15,7 @@ from greenroom.actors.runtime.loop import new_event_loop
 from greenroom.core.config import HTTPOptions
 from greenroom.http_front import connections as module
 from greenroom.http_front.connections import (
+    MAX_HOPS,
     Connections,
     DisconnectWatcher,
     Listener,
@@ -447,6 +448,12 @@ def hops(value):
 )
 def test_the_client_is_the_last_hop_that_is_no_proxy(value, client):
     assert told(hops(value))[0] == client
+
+
+def test_no_more_hops_are_looked_at_than_the_limit():
+    proxies = b", 10.0.0.1" * (MAX_HOPS - 1)
+    assert told(hops(b"9.9.9.9" + proxies))[0] == ("9.9.9.9", 0)
+    assert told(hops(b"9.9.9.9, 10.0.0.2" + proxies))[0] == PROXY
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import struct
+import weakref
 from functools import partial
 
 import pytest
@@ -383,6 +385,45 @@ def test_a_message_that_never_ends_is_given_up(patient):
         assert await closed == 1008
 
     speak(dribbling)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        frame(b"x" * 10_000)[:9_000],
+        frame(b"x" * 9_000, fin=False),
+        frame(b"x", opcode=3),  # no opcode of the protocol: an error, with its frames
+    ],
+    ids=["part of a frame", "fragment", "broken"],
+)
+def test_what_a_connection_held_is_free_once_it_is_closed(monkeypatch, data):
+    parsers = []
+
+    class Kept(websocket.ServerProtocol):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            parsers.append(weakref.ref(self))
+
+        def receive_data(self, data):
+            super().receive_data(data)
+            if not data.startswith(b"GET "):
+                taken.set()
+
+    monkeypatch.setattr(websocket, "ServerProtocol", Kept)
+    taken = asyncio.Event()
+
+    async def leaving(client):
+        assert await client.open() == 101
+        client.send(data)
+        await taken.wait()
+
+    gc.collect()
+    gc.disable()
+    try:
+        speak(leaving)
+        assert [parser() for parser in parsers] == [None]
+    finally:
+        gc.enable()
 
 
 def test_fragments_however_many_are_one_message():
