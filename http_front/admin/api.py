@@ -26,6 +26,7 @@ from greenroom.actors.runtime.logs import end_of_log
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.config import is_loopback
 from greenroom.core.errors import (
+    ForbiddenError,
     GreenroomError,
     InvalidRequestError,
     NotRunningError,
@@ -298,11 +299,19 @@ class _Guard:
         self._is_shared = settings.http.pages_address is None
         host, _ = settings.http.pages_address or (settings.http.host, settings.http.port)
         self._is_local = is_loopback(host)
+        # Tokens would be readable on their way, and whoever reads one has its role.
+        self._is_readable = not self._is_local and settings.http.ssl_certfile is None
         self._own_names = (settings.host_name.lower(), host.lower())
 
     async def process_request(self, req: Any, _: falcon.asgi.Response) -> None:
         """Refuse what comes from other sites; but they may link to the page."""
         head = asked(req).head
+        if self._is_readable:
+            raise ForbiddenError(
+                "other hosts reach this address, so the dashboard and the admin API are here only "
+                "by HTTPS: give --http-ssl-certfile and --http-ssl-keyfile, or a --http-pages-host "
+                "that only this host reaches"
+            )
         if self._is_shared:
             check_not_forwarded(head)
         check_name(head, self._own_names, is_local=self._is_local)

@@ -100,6 +100,12 @@ def test_a_port_in_use_keeps_only_the_pages_away_until_it_is_free(start_front, u
     until("they are there", lambda: status(("127.0.0.1", port), "/-/metrics") == 200)
 
 
+def test_tokens_are_taken_without_tls_only_where_this_host_alone_connects(start_front, free_port):
+    start_front(GREENROOM_HTTP_PAGES_HOST="0.0.0.0", GREENROOM_HTTP_PAGES_PORT=str(free_port))
+    found = statuses(("127.0.0.1", free_port), "/-/dashboard", "/api/v1/get_status", "/-/metrics")
+    assert list(found.values()) == [403, 403, 200]
+
+
 def test_a_port_in_use_is_an_error_of_the_start(tmp_path: Path, free_port):
     for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # also of what would share it
         with socket.socket() as holder:
