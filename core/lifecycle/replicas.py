@@ -165,11 +165,15 @@ def rank(living: Sequence[Replica]) -> None:
         on_host[host] += 1
 
 
+MAX_FAILURE = 64 * 1024  # bytes of a pickled exception, and characters of an error's text
+
+
 @dataclass(slots=True, kw_only=True)
 class Report:
     """What a replica reports about itself.
 
-    ``lasts`` marks an error that another try would not fix; ``exception`` is cloudpickled.
+    ``lasts`` marks an error that another try would not fix; ``exception`` is cloudpickled, and
+    dropped where it is larger than MAX_FAILURE.
     """
 
     state: str
@@ -183,6 +187,15 @@ class Report:
     lasts: bool = False
     trouble: str = ""
     stats: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Bound what records, goals and answers keep of it, whatever user code has raised."""
+        if self.exception is not None and len(self.exception) > MAX_FAILURE:
+            self.exception = None  # its text tells of it
+        if len(self.error) > MAX_FAILURE:
+            half = MAX_FAILURE // 2  # the frames stand before the message, the cause after both
+            left_out = f"... {len(self.error) - MAX_FAILURE} characters are left out ..."
+            self.error = f"{self.error[:half]}\n{left_out}\n{self.error[-half:]}"
 
 
 # --- Back-off: when to start a replica after failures ---------------------------------------------

@@ -15,9 +15,9 @@ from greenroom.core.lifecycle.backend import (
     SILENT_START_S,
     Backend,
 )
-from greenroom.core.lifecycle.replicas import PATIENCE_S, Failures
+from greenroom.core.lifecycle.replicas import MAX_FAILURE, PATIENCE_S, Failures
 from tests.core import requests as ask
-from tests.core.worlds import BROKEN, UNLOADABLE, World
+from tests.core.worlds import BROKEN, UNLOADABLE, Process, World
 
 
 def world_with(tag: str = "b", code: bytes = b"code", **config: object) -> World:
@@ -185,6 +185,27 @@ def test_code_that_cannot_start_is_given_up_after_some_tries_and_seconds(
     assert world.processes == {}
     assert world.table("backend/b").unavailable == "it could not be started"
     assert not backend(world).record.newest.ran
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_what_code_raises_is_kept_up_to_a_size(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    raised = b"x" * (MAX_FAILURE + more)
+    message = "frames" + "-" * MAX_FAILURE * 3 * more + "cause"
+    report = Process.report
+
+    def large(process: Process, check_id: int = 0) -> dict[str, object]:
+        told = report(process, check_id)
+        return told | {"error": message, "exception": raised} if told["error"] else told
+
+    monkeypatch.setattr(Process, "report", large)
+    world = World()
+    goal_id = world.complete(ask.create("b", BROKEN, max_constructor_retry_count=1))
+    goal, record = world.cluster.state.goal(goal_id), backend(world).record
+    assert goal.exception == record.exception == (None if more else raised)
+    assert goal.error == record.failure
+    assert (goal.error[:6], goal.error[-5:]) == ("frames", "cause")
+    assert (goal.error == message) is (more == 0)
+    assert len(goal.error) < MAX_FAILURE + 100
 
 
 def test_the_first_failure_of_a_start_is_shown_at_once() -> None:
