@@ -798,6 +798,8 @@ class Backend:
         if self._is_newest(replica) and not is_told:
             replica.told_config_id = config_id
             effects.append(Reconfigure(replica.tag, self.record.tag))
+        # Planned with the period of its time: a period that was lowered since holds at once.
+        replica.ask_at = min(replica.ask_at, now + self.config.health_check_period_s)
         # A check that is due soon is sent with those that are due now: a look costs more than it.
         ask_at = replica.ask_at - CHECKED_TOGETHER * self.config.health_check_period_s
         is_due = now >= ask_at or replica.told_rank != replica.known_rank

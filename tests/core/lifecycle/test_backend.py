@@ -360,6 +360,15 @@ def test_health_is_checked_every_period() -> None:
     assert states(world) == ["RUNNING"]
 
 
+def test_a_lowered_period_holds_for_the_check_that_was_planned_before() -> None:
+    world = running_world(health_check_period_s=3600)
+    world.wait(1)
+    assert world.sent(Check) == []
+    world.request(ask.update("b", health_check_period_s=2))
+    world.wait(2.5)
+    assert world.sent(Check) == [Check(world.running("b")[0].tag, 1)]
+
+
 def test_a_check_that_tells_nothing_new_takes_no_look_at_the_other_replicas() -> None:
     world = running_world(num_replicas=3, health_check_period_s=10)
     well, sick, _ = world.running("b")
@@ -377,7 +386,7 @@ def test_a_check_that_tells_nothing_new_takes_no_look_at_the_other_replicas() ->
 def test_checks_that_are_due_soon_are_sent_together() -> None:
     world = running_world(num_replicas=20, health_check_period_s=10)
     for number, replica in enumerate(backend(world).replicas.values()):
-        replica.ask_at = world.now + 10 + number / 20  # as after starts one after the other
+        replica.ask_at = world.now + 9 + number / 20  # as after starts one after the other
     for _ in range(3):
         world.effects.clear()
         ends_at = world.now + 30
