@@ -90,6 +90,7 @@ class Backend:
                 since=now,
                 ask_at=now,
                 recovering=True,
+                may_have_served=True,
                 devices=each.devices or {},
                 rank=recorded_rank(each.rank),
             )
@@ -822,14 +823,16 @@ class Backend:
 
     def _ask_to_stop(self, replica: Replica, now: float) -> list[Effect]:
         replica.ask_at = min(now + RESEND_S, self._kill_at(replica))
-        return [Stop(replica.tag, self._drain_s)]
+        return [Stop(replica.tag, self._drain_s(replica))]
 
     def _kill_at(self, replica: Replica) -> float:
-        return replica.since + self._drain_s + KILL_MARGIN_S
+        return replica.since + self._drain_s(replica) + KILL_MARGIN_S
 
-    @property
-    def _drain_s(self) -> float:
-        return 0.0 if self.record.force else self.config.graceful_shutdown_timeout_s
+    def _drain_s(self, replica: Replica) -> float:
+        """Return how long it may finish its queries: it has none if no router ever knew it."""
+        if self.record.force or not replica.may_have_served:
+            return 0.0
+        return self.config.graceful_shutdown_timeout_s
 
 
 def _record_of(replica: Replica) -> ReplicaRecord:

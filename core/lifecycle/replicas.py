@@ -123,6 +123,7 @@ class Replica:
     stats: Mapping[str, float] = field(default_factory=dict)  # of record_autoscaling_stats
     reported: bool = False
     recovering: bool = False  # known from the record only
+    may_have_served: bool = False
     moving: bool = False  # to be replaced elsewhere
     devices: Devices = field(default_factory=dict)
     rank: Rank | None = None  # the last that it had among those that live
@@ -137,6 +138,8 @@ class Replica:
         """Take the table's transition; return since when it was in the state that it leaves."""
         state, since = next_state(self.state, event), self.since
         self.state, self.since = state, now
+        if event is ReplicaEvent.STARTED:
+            self.may_have_served = True
         return since
 
 

@@ -333,6 +333,27 @@ def test_a_replica_that_does_not_stop_is_told_again_and_killed_in_the_end() -> N
     assert world.recorded() == set()
 
 
+def test_a_replica_whose_constructor_hangs_is_killed_without_a_time_to_drain() -> None:
+    world = world_with(graceful_shutdown_timeout_s=60)
+    tag = next(iter(world.processes))
+    world.processes[tag].stuck = True
+    world.request(ask.delete("b"))
+    world.flush()
+    assert [stop.drain_s for stop in world.sent(Stop)] == [0.0]
+    world.wait(KILL_MARGIN_S)
+    assert world.sent(Kill) == [Kill(tag)]
+    world.settle()
+    assert world.recorded() == set()
+
+
+def test_a_new_controller_lets_a_replica_drain_whose_past_it_does_not_know() -> None:
+    world = running_world(graceful_shutdown_timeout_s=60)
+    world.boot()
+    world.request(ask.delete("b"))
+    world.settle()
+    assert {stop.drain_s for stop in world.sent(Stop)} == {60}
+
+
 def test_a_kill_is_not_repeated_all_the_time() -> None:
     world = running_world(graceful_shutdown_timeout_s=0)
     world.request(ask.delete("b"))
