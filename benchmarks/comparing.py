@@ -204,7 +204,7 @@ def main() -> None:
             with serve.Client.connect() as client:
                 measure(client, arguments.port, arguments)
         finally:
-            subprocess.run([*command, "shutdown"], check=True)
+            subprocess.run([*command, "destroy", "--yes"], check=True)
 
 
 if __name__ == "__main__":

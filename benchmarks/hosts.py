@@ -184,7 +184,7 @@ def starts(cluster: Cluster, rounds: int) -> list[tuple[str, ...]]:
         begun = time.monotonic()
         host.check("start", "--bind", host.address, **alone)
         times["start by itself"].append(time.monotonic() - begun)
-        host.check("shutdown", **alone)
+        host.check("destroy", "--yes", **alone)
         begun = time.monotonic()
         host.start()
         times["start that joins"].append(time.monotonic() - begun)

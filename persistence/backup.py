@@ -109,7 +109,7 @@ def _check_empty(target: StoreLocation) -> None:
         if reader.list():
             raise StoreNotWritableError(
                 f"{target} has a state already, which is never overwritten: name an empty store, "
-                "or end that cluster with `greenroom shutdown` first"
+                "or end that cluster with `greenroom destroy` first"
             )
 
 

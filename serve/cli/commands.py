@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -356,15 +357,23 @@ def rebalance(settings: HostSettings) -> None:
     click.echo(f"moving {moved} replicas" if moved else "nothing to move")
 
 
-def shutdown(settings: HostSettings) -> None:
-    """Delete everything, stop the system and delete its state."""
+def destroy(settings: HostSettings, *, is_sure: bool) -> None:
+    """Delete everything, stop the system and delete its state; ask first unless ``is_sure``."""
+    what = (
+        f"all hosts of the cluster stop, and the state in {settings.store_name} and "
+        f"{settings.state_dir} is deleted: applications, code, history and logs"
+    )
+    if not is_sure:
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"{what}. Give --yes to do so where nobody can be asked")
+        click.confirm(f"{what[0].upper()}{what[1:]}. Do it?", abort=True)
     with Progress("stopping"):
         with contextlib.suppress(GreenroomError, TimeoutError), connected(settings) as connection:
             delete_everything(connection, system.STOP_TIMEOUT_S)
             if len(applications.read_report(connection).get("hosts") or ()) > 1:
                 connection.request(ops.StopCluster(forget=True), timeout_s=STATUS_TIMEOUT_S)
         stopped = system.stop(settings, forget=True)
-    click.echo("stopped; its state is deleted" if stopped else "nothing was running")
+    click.echo(f"{'stopped' if stopped else 'nothing was running'}; its state is deleted")
 
 
 def logs(settings: HostSettings, name: str | None, *, follow: bool, lines: int) -> None:

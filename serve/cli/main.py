@@ -625,9 +625,21 @@ def stop(settings: HostSettings) -> None:
 
 
 @_command(*_HERE)
-def shutdown(settings: HostSettings) -> None:
+@click.option("--yes", "is_sure", is_flag=True, help="Do not ask; needed where nobody can answer.")
+def destroy(settings: HostSettings, *, is_sure: bool) -> None:
     """Stop the whole cluster, every host of it, and delete its state."""
-    cli.commands.shutdown(settings)
+    cli.commands.destroy(settings, is_sure=is_sure)
+
+
+@_command(*_HERE, hidden=True)
+@click.option("--yes", "is_sure", is_flag=True)
+def shutdown(settings: HostSettings, *, is_sure: bool) -> None:
+    """Do what "destroy" does, under its name of before."""
+    click.echo(
+        "`greenroom shutdown` is now `greenroom destroy`; `greenroom stop` keeps the state",
+        err=True,
+    )
+    cli.commands.destroy(settings, is_sure=is_sure)
 
 
 if __name__ == "__main__":

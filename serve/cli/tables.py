@@ -18,12 +18,19 @@ _COLOURS = {
     "yellow": "DEPLOYING UPDATING UPSCALING DOWNSCALING DELETING STARTING STOPPING DRAINING",
     "red": "UNHEALTHY LOST DEPLOY_FAILED",
 }
+_ANY_WIDTH = 10_000
 _STYLES = {state: colour for colour, states in _COLOURS.items() for state in states.split()}
+
+
+def _console() -> Console:
+    """Return one that cuts nothing where it writes to a file or a pipe."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_ANY_WIDTH)
 
 
 def show_status(report: Mapping[str, Any]) -> None:
     """Print the controller's report."""
-    console = Console()
+    console = _console()
     hosts, applications = report.get("hosts") or (), report.get("applications") or {}
     controller = report.get("controller") or {}
     columns = ("host", "state", "HTTP", "processes", "release")
@@ -83,7 +90,7 @@ def show_status(report: Mapping[str, Any]) -> None:
 
 def show_autoscaling(report: Mapping[str, Any]) -> None:
     """Print what GetAutoscaling answered: a table of backends, then their latest decisions."""
-    console = Console()
+    console = _console()
     if not report:
         console.print("no backend has an autoscaling_config")
         return

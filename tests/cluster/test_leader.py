@@ -32,7 +32,7 @@ def test_a_shutdown_on_any_host_stops_all_and_deletes_their_state(three: Cluster
     three.deploy(WHO)
     for host in three.hosts:
         assert (host.state_dir / "run").exists()
-    three.hosts[1].check("shutdown")
+    three.hosts[1].check("destroy", "--yes")
     for host in three.hosts:
         three.wait_for(
             lambda h=host: not (h.state_dir / "run").exists(), 40, f"{host.label} has stopped"

@@ -47,7 +47,7 @@ def invoke(system, app_dir, monkeypatch):
     monkeypatch.chdir(app_dir)
     monkeypatch.setattr(starting, "interrupt_on_terminate", lambda: None)
     monkeypatch.setattr(deploying, "interrupt_on_terminate", lambda: None)
-    return lambda *words: CliRunner().invoke(main, words)
+    return lambda *words, **how: CliRunner().invoke(main, words, **how)
 
 
 @pytest.fixture
@@ -360,13 +360,34 @@ def test_delete_says_whether_there_was_one(invoke, running):
     assert invoke("delete", "a").output == "no application is named 'a'\n"
 
 
-def test_stop_and_shutdown_say_what_they_did(invoke, running):
+def test_stop_and_destroy_say_what_they_did(invoke, running):
     assert "stopped; its state stays in" in invoke("stop").output
     assert invoke("stop").output == "nothing was running\n"
     running.running = True
-    shown = invoke("shutdown").output
-    assert shown == "stopped; its state is deleted\n"
+    assert invoke("destroy", "--yes").output == "stopped; its state is deleted\n"
     assert running.calls == ["stop", "stop", "forget"]
+    assert invoke("destroy", "--yes").output == "nothing was running; its state is deleted\n"
+    shown = invoke("shutdown", "--yes")
+    assert "is now `greenroom destroy`" in shown.stderr
+    assert shown.stdout == "nothing was running; its state is deleted\n"
+
+
+@pytest.mark.parametrize("name", ["destroy", "shutdown"])
+def test_nothing_is_destroyed_without_a_word(invoke, running, name):
+    refused = invoke(name)
+    assert refused.exit_code == 2
+    assert "applications, code, history and logs. Give --yes" in refused.stderr
+    assert running.calls == []
+
+
+def test_destroying_is_asked_for_on_a_terminal(invoke, running, monkeypatch):
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True)
+    for answer in ("n\n", "\n"):
+        assert invoke("destroy", input=answer).exit_code == 1
+    assert running.calls == []
+    shown = invoke("destroy", input="y\n")
+    assert "is deleted: applications, code, history and logs. Do it? [y/N]: y" in shown.output
+    assert running.calls == ["forget"]
 
 
 def healthy_host():
@@ -557,3 +578,11 @@ def test_progress_is_silent_for_what_is_quick_and_tells_of_what_is_not(
         assert "[other]" in shown
     else:
         assert shown + capsys.readouterr().err == "begun ...\n[other] ...\n"
+
+
+def test_a_status_that_no_terminal_shows_is_cut_nowhere(invoke, running):
+    name = "a-host-with-a-name-" * 10
+    running.controller.report |= {"hosts": [{**healthy_host(), "name": name}]}
+    shown = invoke("status").stdout
+    (line,) = [line for line in shown.splitlines() if name in line]
+    assert "http://127.0.0.1:8000" in line
