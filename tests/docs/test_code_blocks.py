@@ -28,7 +28,7 @@ PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
 FILE = re.compile(r"# (\w+\.py)\n")
-LANGUAGES = {"python", "bash", "console", "text", "json", "toml", "yaml", "ini"}
+LANGUAGES = {"python", "bash", "console", "text", "json", "toml", "yaml", "ini", "nginx"}
 TIMEOUT_S = 30 * PATIENCE
 
 

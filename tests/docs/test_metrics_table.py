@@ -46,7 +46,7 @@ def test_the_table_has_all_metrics_and_no_other(tmp_path: Path) -> None:
     host = HostMetrics(records, "h").groups(Metrics().families({}, {}))
     worker = Exchanges("", AccessLog(tmp_path / "access.log")).metrics()
     link: Any = None  # it asks nothing
-    rpcs: Group = ({}, Servicers(link, Applications(link), None).metrics())
+    rpcs: Group = ({}, Servicers(link, Applications(link), None, 1).metrics())
     of_controller = status.metrics(World().cluster, "h")
     rows = ROW.findall(PAGE.read_text())
     table = {name: set(filter(None, labels.split(", "))) for name, labels in rows}
