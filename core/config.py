@@ -491,6 +491,11 @@ class BackendConfig(Settings):
     for an autoscaling_config from 1 to 100 replicas, whose other fields may be given beside it.
     """
 
+    hints: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("num_cpus", "num_gpus", "memory", "resources", "runtime_env"),
+        "it is one of ray_actor_options",
+    )
+
     num_replicas: int | None = Field(default=1, ge=1, le=MAX_REPLICAS)
     autoscaling_config: AutoscalingConfig | None = None
     user_config: Any = None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import json
 import re
 import reprlib
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Self, TypeGuard, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Self, TypeGuard, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -15,6 +16,7 @@ from greenroom.core.errors import InvalidRequestError
 
 M = TypeVar("M", bound=BaseModel)
 
+_CLOSE = 0.7  # a slip of the pen; what is less alike is another word
 _SHORT = reprlib.Repr()  # as repr() of what people write; of more, and of what is deeper, its head
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
 _SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = 20
@@ -110,8 +112,9 @@ def problems_in(error: ValidationError, prefix: str = "") -> list[str]:
     A problem with several fields at once names them itself.
     """
     return [
-        f"{prefix}{_named(item)}: {expectation(item)}" if item["loc"] else expectation(item)
+        f"{prefix}{_named(item)}: {told}" if item["loc"] else told
         for item in error.errors()
+        for told in [expectation(item, _model_named(error.title))]
     ]
 
 
@@ -125,19 +128,49 @@ def value_told(item: Any) -> str:
     return "" if item["type"] == "missing" else f"={_SHORT.repr(item['input'])}"
 
 
-def expectation(item: Any) -> str:
-    """Return what an item of ``ValidationError.errors()`` says that the value must be."""
+def expectation(item: Any, model: type[Settings]) -> str:
+    """Return what an item of ``ValidationError.errors()`` says that the value must be.
+
+    ``model`` is the one that was to be made. Of a name that is none of a setting, it says which
+    other one may be meant.
+    """
     text = str(item["msg"]).removeprefix("Value error, ")
     if item["type"] != "extra_forbidden":
         # pydantic speaks of "Input", though the line names the field
         return re.sub(r"^Input should ", "must ", text)
-    hint = _hints().get(str(item["loc"][-1]))
-    return f"no such setting; {hint}" if hint else "no such setting"
+    name, model = str(item["loc"][-1]), _model_at(model, item["loc"][:-1])
+    if hint := model.hints.get(name):
+        return f"no such setting; {hint}"
+    near = difflib.get_close_matches(name, model.model_fields, n=1, cutoff=_CLOSE)
+    if near:
+        return f"no such setting; did you mean {near[0]}?"
+    there = ", ".join(model.model_fields)
+    return f"no such setting; there are: {there}" if there else "no such setting"
 
 
-def _hints() -> dict[str, str]:
-    models = [*Settings.__subclasses__(), *UserCode.__subclasses__()]
-    return {name: hint for model in models for name, hint in model.hints.items()}
+def _model_named(title: str) -> type[Settings]:
+    unseen: list[type[Settings]] = [Settings]
+    while unseen:
+        model = unseen.pop()
+        if model.__name__ == title:
+            return model
+        unseen += model.__subclasses__()
+    return Settings  # has no settings, so nothing is said of others
+
+
+def _model_at(model: type[Settings], place: Iterable[Any]) -> type[Settings]:
+    """Return the model that a place in another one is validated by."""
+    for part in place:
+        if isinstance(part, str) and part in model.model_fields:
+            model = next(_models_in(model.model_fields[part].annotation), model)
+    return model
+
+
+def _models_in(annotation: Any) -> Iterator[type[Settings]]:
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)
 
 
 def explain_missing(self: object, name: str) -> Any:

@@ -6,10 +6,8 @@ The classes have the names that Ray Serve's users know. Every option is defined 
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-import typing
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -65,7 +63,6 @@ __all__ = [
 
 Place = tuple[str | int, ...]
 """Where in a document: ("applications", 0, "name")."""
-_CLOSE = 0.7  # a slip of the pen; what is less alike is another word
 
 
 class InvalidDocumentError(InvalidRequestError):
@@ -194,31 +191,9 @@ def _problem(item: Any) -> tuple[Place, str]:
     place = tuple(item["loc"])
     if item["type"] == "missing":
         return place, "must be given"
-    if item["type"] != "extra_forbidden":
-        told = "" if isinstance(item["input"], dict | list | tuple) else value_told(item)
-        return place, f"{told}: {expectation(item)}" if told else expectation(item)
-    model, name = _model_at(place[:-1]), str(place[-1])
-    if hint := model.hints.get(name):
-        return place, f"no such setting; {hint}"
-    near = difflib.get_close_matches(name, model.model_fields, n=1, cutoff=_CLOSE)
-    there = f"did you mean {near[0]}?" if near else f"there are: {', '.join(model.model_fields)}"
-    return place, f"no such setting; {there}"
-
-
-def _model_at(place: Place) -> type[Settings]:
-    """Return the model that a place of the document is validated by."""
-    model: type[Settings] = ServeDeploySchema
-    for part in place:
-        if isinstance(part, str) and part in model.model_fields:
-            model = next(_models_in(model.model_fields[part].annotation), model)
-    return model
-
-
-def _models_in(annotation: Any) -> typing.Iterator[type[Settings]]:
-    if isinstance(annotation, type) and issubclass(annotation, Settings):
-        yield annotation
-    for part in typing.get_args(annotation):
-        yield from _models_in(part)
+    is_named = item["type"] == "extra_forbidden" or isinstance(item["input"], dict | list | tuple)
+    told, what = "" if is_named else value_told(item), expectation(item, ServeDeploySchema)
+    return place, f"{told}: {what}" if told else what
 
 
 # --- What is: the status --------------------------------------------------------------------------

@@ -54,8 +54,27 @@ def test_every_problem_is_named_in_one_error() -> None:
     assert str(caught.value) == (
         "invalid HTTPOptions: port=70000: must be less than or equal to 65535; "
         "workers=0: must be greater than or equal to 1; "
-        "hots='x': no such setting"
+        "hots='x': no such setting; did you mean host?"
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "values", "told"),
+    [
+        (BackendConfig, {"num_cpus": 2}, "num_cpus=2: no such setting; it is one of ray_actor_o"),
+        (HTTPOptions, {"num_cpus": 2}, "num_cpus=2: no such setting; leave it out: fronts"),
+        (BackendConfig, {"root_url": "/"}, "root_url='/': no such setting; there are: num_repl"),
+        (
+            BackendConfig,
+            {"autoscaling_config": {"min_replica": 2}},
+            "autoscaling_config.min_replica=2: no such setting; did you mean min_replicas?",
+        ),
+    ],
+)
+def test_advice_is_that_of_the_class_that_lacks_the_setting(model, values, told):
+    with pytest.raises(errors.InvalidRequestError) as caught:
+        validated(model, values)
+    assert told in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, 0, "soon"])
