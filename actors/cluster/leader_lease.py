@@ -252,18 +252,21 @@ class LeaderElection:
 
     def _watch(self) -> None:
         while not self._stopped.wait(LOOK_S):
-            try:
-                self._look()
-            except Exception as error:  # whatever it is, this thread must go on to look
-                if str(error) != self._unseen:
-                    is_expected = isinstance(error, StoreError | ValueError)
-                    logger.warning("cannot see who leads: %s", error, exc_info=not is_expected)
-                self._unseen = str(error)
-                self._port.loop.post(self._could_not_look)
-            else:
-                self._unseen = ""
+            self._look()
 
     def _look(self) -> None:
+        try:
+            self._see_who_leads()
+        except Exception as error:  # whatever it is, the next look must come
+            if str(error) != self._unseen:
+                is_expected = isinstance(error, StoreError | ValueError)
+                logger.warning("cannot see who leads: %s", error, exc_info=not is_expected)
+            self._unseen = str(error)
+            self._port.loop.post(self._could_not_look)
+        else:
+            self._unseen = ""
+
+    def _see_who_leads(self) -> None:
         begun_at = time.monotonic()
         seen = read_lease(self._location)
         self._compare_with_known(seen.lease)
