@@ -242,7 +242,7 @@ class Link:
         self._port.ask_proxy(found[0], what, partial(_settle, future))
         try:
             return await asyncio.wait_for(future, ASK_TIMEOUT_S)
-        except TimeoutError:  # its own class until 3.11
+        except TimeoutError:
             return None
 
 

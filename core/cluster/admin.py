@@ -344,7 +344,6 @@ def _subject(wanted: Definitions) -> Subject:
 
 
 def _create_token(cluster: Cluster, asked: ops.CreateToken, now: Now) -> None:
-    size = cluster.state.changes.size
     cluster.tokens.create(
         TokenRecord(
             name=asked.name,
@@ -354,15 +353,19 @@ def _create_token(cluster: Cluster, asked: ops.CreateToken, now: Now) -> None:
             expires_at=asked.expires_at,
         )
     )
-    if cluster.state.changes.size != size:
-        cluster.state.enter()
 
 
-def _revoke_token(cluster: Cluster, asked: ops.RevokeToken, _now: Now) -> None:
-    size = cluster.state.changes.size
-    cluster.tokens.revoke(asked.name)
-    if cluster.state.changes.size != size:
-        cluster.state.enter()
+def _entered(made: Carry) -> Carry:
+    """Enter in the history what changes anything, though it has no definitions."""
+
+    def entering(cluster: Cluster, asked: Any, now: Now) -> Any:
+        size = cluster.state.changes.size
+        answer = made(cluster, asked, now)
+        if cluster.state.changes.size != size:
+            cluster.state.enter()
+        return answer
+
+    return entering
 
 
 # --- Bringing it about ----------------------------------------------------------------------------
@@ -436,8 +439,8 @@ CARRIED_OUT: dict[type[ops.Operation], Carry] = {
     ops.DeleteEverything: _delete_everything,
     ops.ListHistory: lambda c, _asked, _: [history.described(entry) for entry in c.history],
     ops.UndoChange: _undo_change,
-    ops.CreateToken: _create_token,
-    ops.RevokeToken: _revoke_token,
+    ops.CreateToken: _entered(_create_token),
+    ops.RevokeToken: _entered(lambda c, asked, _: c.tokens.revoke(asked.name)),
     ops.ListTokens: lambda c, _asked, _: [asdict(record) for record in c.tokens],
     ops.EvictHost: lambda c, asked, now: c.hosts.evict(asked.host, now.monotonic),
     ops.RebalanceHosts: lambda c, _asked, _: c.hosts.rebalance(),
