@@ -90,7 +90,7 @@ class Front:
     """The ASGI application of one worker; make it after the fork."""
 
     def __init__(self, settings: HostSettings, link: Link) -> None:
-        self._settings = settings
+        self.settings = settings
         self.options = options = settings.http
         self._host_name = settings.host_name
         self.link = link
@@ -229,7 +229,7 @@ class Front:
         if self._admin is None:
             from greenroom.http_front.admin.api import admin_app  # noqa: PLC0415  # few need it
 
-            self._admin = admin_app(self._settings, self.link)
+            self._admin = admin_app(self.settings, self.link)
             self._admin.add_middleware(self)
         return self._admin
 

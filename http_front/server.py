@@ -4,8 +4,9 @@ A gunicorn master and its workers, with the settings of the environment. The hos
 sends its stderr to logs/front.log, and may keep the listening socket itself and pass it on as the
 file descriptor GREENROOM_FRONT_FD: connections then wait in it while the front is restarted.
 
-SIGTERM drains: requests in flight are finished, for at most DRAIN_S. A dead worker is replaced at
-once. Exit codes: 0, 1 (failed), 2 (bad settings), 3 and 4 (gunicorn: a worker could not start).
+SIGTERM drains: requests in flight are finished, for as long as actors/host/draining.py says. A dead
+worker is replaced at once. Exit codes: 0, 1 (failed), 2 (bad settings), 3 and 4 (gunicorn: a worker
+could not start).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
 
+from greenroom.actors.host import draining
 from greenroom.actors.host.http_port import lend
 from greenroom.actors.host.records import FRONT_ROLE, WORKER_ROLE, show_title
 from greenroom.actors.runtime.actor import keep_freed_memory
@@ -34,7 +36,7 @@ from greenroom.http_front.app import Front
 from greenroom.http_front.link import Link
 
 FD_VARIABLE = "GREENROOM_FRONT_FD"
-DRAIN_S = 20
+WORKERS_MARGIN_S = 2  # in which they stop the link and flush the log
 DRAIN_MARGIN_S = 10
 
 MakeLink = Callable[[HostSettings], Link]
@@ -50,7 +52,6 @@ def gunicorn_settings(settings: HostSettings, fd: int | None) -> dict[str, Any]:
         "worker_class": "greenroom.http_front.worker.FrontWorker",
         "backlog": 2048,
         "keepalive": math.ceil(http.keep_alive_timeout_s),
-        "graceful_timeout": DRAIN_S,
         "control_socket_disable": True,
         "loglevel": "warning",
         "errorlog": "-",
@@ -64,8 +65,9 @@ def gunicorn_settings(settings: HostSettings, fd: int | None) -> dict[str, Any]:
 class FrontArbiter(Arbiter):  # type: ignore[misc]  # gunicorn ships no types
     """The master; it has no message loop, so each pass of its own, one a second, is a beat."""
 
-    def __init__(self, app: BaseApplication) -> None:
+    def __init__(self, app: BaseApplication, settings: HostSettings) -> None:
         super().__init__(app)
+        self._settings = settings
         self._pulse = Pulse()
 
     def manage_workers(self) -> None:
@@ -75,7 +77,9 @@ class FrontArbiter(Arbiter):  # type: ignore[misc]  # gunicorn ships no types
 
     def stop(self, graceful: bool = True) -> None:
         """Wait for the workers to drain."""
-        with self._pulse.patience(DRAIN_S + DRAIN_MARGIN_S):
+        limit_s = math.ceil(draining.drain_s(self._settings)) + WORKERS_MARGIN_S
+        self.cfg.set("graceful_timeout", limit_s)
+        with self._pulse.patience(limit_s + DRAIN_MARGIN_S):
             super().stop(graceful)
 
 
@@ -103,7 +107,7 @@ class FrontServer(BaseApplication):  # type: ignore[misc]  # gunicorn ships no t
     def run(self) -> None:
         """Be the master; exits the process."""
         try:
-            FrontArbiter(self).run()
+            FrontArbiter(self, self._settings).run()
         except RuntimeError as error:  # as gunicorn's own does
             print(f"\nError: {error}\n", file=sys.stderr)  # noqa: T201
             sys.exit(1)

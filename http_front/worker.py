@@ -23,6 +23,7 @@ from typing import Any
 
 from gunicorn.workers.base import Worker
 
+from greenroom.actors.host import draining
 from greenroom.actors.host.http_port import bind_pages
 from greenroom.actors.runtime.loop import new_event_loop
 from greenroom.actors.runtime.processes import MOST, raise_limit
@@ -37,7 +38,6 @@ _logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
 DRAIN_POLL_S = 0.05
-DRAIN_MARGIN_S = 1.0  # before the master's SIGKILL, to stop the link and flush the log
 HAND_OVER_S = 2.0  # what is idle for so long after the master's death is closed
 FRESH_S = 0.3  # while draining, how long a new connection may take to send its request
 CLEAN_UP_S = 1.0
@@ -181,7 +181,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         else:
             front.drain()
         front.conversations.close_all()
-        deadline = self._loop.time() + max(0.0, self.cfg.graceful_timeout - DRAIN_MARGIN_S)
+        deadline = self._loop.time() + draining.drain_s(front.settings)
         await self._drain_while(self._is_busy, deadline)
         for listener in self._listeners:
             listener.close()

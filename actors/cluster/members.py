@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 REPLICA = "greenroom.actors.replica.actor.Replica"
 LOCATE_AGAIN_S = 3.0  # after which a host's admin is asked once more: question or answer are lost
+LONGEST_EVERY_S = 1.0  # how often the deployments' time limits are looked through
 ORPHAN_DRAIN_S = 20.0  # what is left of a replica that was replaced may finish
 
 
@@ -60,6 +61,7 @@ class Members:
         self._hosts: dict[str, str] = {}  # by the incarnation of a process that beats
         self._port: Port | None = None  # to other hosts' admins; made when there is one
         self._locating: dict[str, tuple[float, list[Callable[[Address], None]]]] = {}
+        self._longest_drain: tuple[float, float] = (float("-inf"), 0.0)  # looked at, and found
         self.keys = KeyRotation(loop, cluster, settings)
         self._beats = BeatListener(
             process.incarnation, lambda incarnation: loop.guarded(self._beat, incarnation)
@@ -106,7 +108,24 @@ class Members:
         return is_news
 
     def _answer(self, sender: Address, refusal: str = "", hosts: tuple[str, ...] = ()) -> None:
-        self._loop.send(sender, cm.HostAnswered(refusal=refusal, epoch=self.epoch, hosts=hosts))
+        answer = cm.HostAnswered(
+            refusal=refusal, epoch=self.epoch, hosts=hosts, drain_s=self.longest_drain_s()
+        )
+        self._loop.send(sender, answer)
+
+    def longest_drain_s(self) -> float:
+        """Return the longest ``graceful_shutdown_timeout_s`` of all deployments; 0 without any.
+
+        Any host's front may have calls at any replica. It is for all hosts' reports, so it is
+        looked for once a second.
+        """
+        looked_at, found = self._longest_drain
+        now = time.monotonic()
+        if now - looked_at > LONGEST_EVERY_S:
+            backends = self._cluster.backends.values()
+            found = max((each.config.graceful_shutdown_timeout_s for each in backends), default=0.0)
+            self._longest_drain = now, found
+        return found
 
     def addresses(self) -> tuple[str, ...]:
         """Return where all hosts are: the controller's own, those that may lead, the others."""

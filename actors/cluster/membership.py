@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from greenroom.actors.cluster.epoch_fence import EpochFence
 from greenroom.actors.cluster.heartbeats import Beater
 from greenroom.actors.cluster.key_rotation import KeyHolder
 from greenroom.actors.cluster.leader_lease import LeaderElection
+from greenroom.actors.host import draining
 from greenroom.actors.host.capacity import capacity_of
 from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.admin import RequestReply, request_of
@@ -29,6 +31,7 @@ logger = logging.getLogger(__name__)
 REPORT_EVERY_S = 2.0
 REACH_AGAIN_S = 0.5
 LOOK_UP_EVERY_S = 1.0
+ASK_TIMEOUT_S = 1.0
 LISTEN_S = 0.5  # how often to see whether beats are answered
 
 
@@ -59,6 +62,7 @@ class Membership:
         self._controller: Address | None = None
         self._beater: Beater | None = None
         self._has_left = False
+        self._told = asyncio.Event()  # by an answer to a report
         self._obedience = EpochFence(port.loop)
         self.obeys = self._obedience.accepts
         self.on_silence: Callable[[], None] = lambda: None
@@ -112,6 +116,14 @@ class Membership:
         )
         self._port.loop.send(self._controller, report)
 
+    async def ask(self) -> None:
+        """Report, and wait for the answer, but not for long."""
+        self._told.clear()
+        self.report()
+        if self._controller is not None:
+            with contextlib.suppress(asyncio.TimeoutError):  # its own class until 3.11
+                await asyncio.wait_for(self._told.wait(), ASK_TIMEOUT_S)
+
     async def drain(self, timeout_s: float, *, leave: bool) -> bool:
         """Ask for replacements elsewhere; return whether that was answered in time.
 
@@ -152,6 +164,11 @@ class Membership:
             logger.error("cannot join %s: %s", ", ".join(self._settings.gates), refusal)
         self.trouble, self.is_refused, self.has_joined = refusal, bool(refusal), not refusal
         self.hosts = message.hosts
+        self._told.set()
+        try:
+            draining.note_drain_s(self._settings, message.drain_s)
+        except OSError as error:
+            logger.warning("the time limit of a stop is not kept: %s", error)
 
     def _kill(self, message: KillReplica, sender: Address) -> None:
         process = message.process

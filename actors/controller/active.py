@@ -306,6 +306,7 @@ class ActiveController:
             "saving": saving(self._settings),
             "damaged": self._damaged(),
             "format": self._members.format(),
+            "longest_drain_s": self._members.longest_drain_s(),
             "hosts": self._members.shown(),
             "applications": status.applications(self.cluster),
             "backends": status.backends(self.cluster),

@@ -54,8 +54,6 @@ BIND_TIMEOUT_S = 5.0
 BIND_POLL_S = 0.02
 BORROW_RETRY_S = 1.0
 WORKERS_POLL_S = 0.05
-STOP_TIMEOUT_S = 30.0
-STOP_GRPC_TIMEOUT_S = 25.0
 _PROGRAM = """
 import sys
 from greenroom.actors.host.front import be_front
@@ -170,12 +168,12 @@ class Front:
             send_signal(worker, signal.SIGTERM)  # they finish what they have
         changed()
 
-    def stop(self) -> None:
-        """Let the master and all workers finish what they have, and end them. Blocks."""
+    def stop(self, limit_s: float) -> None:
+        """Let the master and all workers finish what they have, and end. Blocks."""
         processes = [*self._old_workers(), *([] if self.process is None else [self.process])]
         for process in processes:
             send_signal(process, signal.SIGTERM)
-        wait_gone(processes, STOP_TIMEOUT_S)
+        wait_gone(processes, limit_s)
 
     def _old_workers(self) -> list[Process]:
         own = self.process.pid if self.process is not None else 0
@@ -312,8 +310,8 @@ class GrpcServer:
             await asyncio.sleep(delay_s)
         await asyncio.Event().wait()
 
-    def stop(self) -> None:
-        """Let it finish what it has, and end it. Blocks."""
+    def stop(self, limit_s: float) -> None:
+        """Let it finish what it has, and end. Blocks."""
         if self.process is not None:
             send_signal(self.process, signal.SIGTERM)
-            wait_gone([self.process], STOP_GRPC_TIMEOUT_S)
+            wait_gone([self.process], limit_s)

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from greenroom.actors.host import draining
 from greenroom.actors.host.records import (
     HOST_ROLE,
     MARK,
@@ -41,7 +42,7 @@ from greenroom.persistence.locations import location_at
 Launch = Callable[[dict[str, str], int, int], None]  # environment, output, ready: see _start_host
 
 START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 60.0  # a host drains its replicas first, each within its own time limit
+LOOK_AGAIN_S = 1.0
 # The fork makes it a child of init: it may outlive the caller, and is never its zombie.
 _HOST_PROGRAM = """
 import os, sys
@@ -200,7 +201,11 @@ def stop(settings: HostSettings, *, forget: bool = False) -> bool:
     _end_silent(hosts, settings)  # it would not hear
     for host in hosts:
         send_signal(host, signal.SIGTERM)
-    wait_gone(hosts, STOP_TIMEOUT_S)
+    begun_at = time.monotonic()
+    # The host process may learn only now how long a stop takes.
+    while wait_gone(hosts, LOOK_AGAIN_S):
+        if time.monotonic() - begun_at > stop_s(settings):
+            break
     left = records.kill()
     if outlived := [str(each.pid) for each in left if is_alive(each)]:
         raise GreenroomError(
@@ -217,6 +222,11 @@ def stop(settings: HostSettings, *, forget: bool = False) -> bool:
                 "delete it once it can be written"
             )
     return bool(hosts or left)
+
+
+def stop_s(settings: HostSettings) -> float:
+    """Return how long the stop of this host may take."""
+    return draining.stop_s(draining.drain_s(settings))
 
 
 def is_running(settings: HostSettings) -> bool:

@@ -41,6 +41,7 @@ from thespian.actors import ActorSystem, ActorSystemException
 
 from greenroom.actors.cluster.membership import Membership, find_controller, leads, obstacle, others
 from greenroom.actors.environments import folders, packages
+from greenroom.actors.host import draining
 from greenroom.actors.host.capacity import count_gpus
 from greenroom.actors.host.front import Front, GrpcServer, answers_http, url_of
 from greenroom.actors.host.http_port import describe_holder
@@ -91,7 +92,6 @@ PRUNE_EVERY_S = 60.0  # logs and folders that are not needed, and actors that ar
 ADMIN_TIMEOUT_S = 2.0  # for the admin, or its logger, to show up
 READY_TIMEOUT_S = 25.0
 READY_POLL_S = 0.005
-DRAIN_TIMEOUT_S = 25.0
 JOIN_TIMEOUT_S = 5.0  # after which what keeps this host from joining, and may pass, is an error
 START_AGAIN_S = 0.2  # so that starting over does not spin
 DISK_RETRY_S = 1.0
@@ -557,15 +557,18 @@ class Host:
         for task in self._supervision:
             task.cancel()
         settings, forget = self._settings, self._stop_request.forget
+        await self._membership.ask()  # for the limits of what was deployed last
+        limit_s = draining.stage_s(settings)
         if binding.is_bound(settings) and not forget:
-            await self._membership.drain(DRAIN_TIMEOUT_S, leave=False)
+            await self._membership.drain(limit_s, leave=False)
         await asyncio.gather(
-            asyncio.to_thread(self._front.stop), asyncio.to_thread(self._grpc.stop)
+            asyncio.to_thread(self._front.stop, limit_s),
+            asyncio.to_thread(self._grpc.stop, limit_s),
         )
         if leads(settings, self._controller):
-            await self._stop_controller()
+            await self._stop_controller(limit_s)
         elif not forget:
-            await self._membership.drain(DRAIN_TIMEOUT_S, leave=True)
+            await self._membership.drain(limit_s, leave=True)
         self._controller.stop()
         self._proxy.stop()
         self._port.detach()
@@ -576,12 +579,12 @@ class Host:
         if forget:
             forget_state(settings)
 
-    async def _stop_controller(self) -> None:
+    async def _stop_controller(self, limit_s: float) -> None:
         if self._controller.found is not None:
             controller = self._controller.found[0]
             self._controller.stop()  # this host does not follow the next leader
             request = request_of(StopCluster(), self._process.incarnation)
-            await self._port.ask_until(lambda: controller, request, RequestReply, DRAIN_TIMEOUT_S)
+            await self._port.ask_until(lambda: controller, request, RequestReply, limit_s)
 
 
 class Unasked:

@@ -286,6 +286,7 @@ class HostAnswered(Message):
     refusal: str = ""
     epoch: int = 0
     hosts: tuple[str, ...] = ()  # addresses of all hosts for one that may lead, else of those
+    drain_s: float = 0.0  # the longest graceful_shutdown_timeout_s of all deployments
 
 
 @message

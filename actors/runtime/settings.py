@@ -398,6 +398,11 @@ class HostSettings(BaseSettings):
         return self.state_dir / "status.json"
 
     @property
+    def drain_file(self) -> Path:
+        """What the controller told last of the time that a stop takes."""
+        return self.run_dir / "drain_s"
+
+    @property
     def cluster_key(self) -> Path:
         """The file that makes hosts one cluster."""
         return self.state_dir / "cluster.key"

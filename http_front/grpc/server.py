@@ -1,7 +1,8 @@
 """The gRPC server's process: ``python -m greenroom.http_front.grpc.server``.
 
 Its settings are those of the environment. SIGTERM drains: health says NOT_SERVING, and RPCs in
-flight are finished, for at most DRAIN_S. Exit codes: 0, 1 (failed), 2 (bad settings).
+flight are finished, for as long as actors/host/draining.py says. Exit codes: 0, 1 (failed), 2 (bad
+settings).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from greenroom.actors.host import draining
 from greenroom.actors.host.records import GRPC_ROLE, show_title
 from greenroom.actors.runtime.actor import keep_freed_memory
 from greenroom.actors.runtime.processes import raise_limit
@@ -28,7 +30,6 @@ from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.http_front.grpc.calls import Applications, Servicers, metadata_of
 from greenroom.http_front.link import Link
 
-DRAIN_S = 20
 WATCHES = 10  # of health, for one connection
 MAX_WATCHES = 1_000
 CONNECTION = [  # so that one client, or one that is forgotten, holds no more than its share
@@ -206,7 +207,7 @@ async def serve(settings: HostSettings) -> None:
     metrics.keep_showing(asyncio.get_running_loop().call_later)
     await told.wait()
     await services.draining()
-    await server.stop(DRAIN_S)
+    await server.stop(draining.drain_s(settings))
     await link.stop()
 
 

@@ -24,7 +24,12 @@ from greenroom.serve.admin.checks import (
     check_path,
     check_timeout,
 )
-from greenroom.serve.admin.session import delete_everything, raising_users_own, wait_for_goal
+from greenroom.serve.admin.session import (
+    delete_everything,
+    raising_users_own,
+    stop_limit_s,
+    wait_for_goal,
+)
 from greenroom.serve.code.packing import Code, pack_code, pack_target, packed, packed_changes
 from greenroom.serve.code.runtime_env import pack_env
 from greenroom.serve.deployments import Deployment
@@ -371,10 +376,10 @@ class Client:
         """Delete everything, stop the system, and delete its state.
 
         Returns the ids of the deletions' goals, which have been reached: every replica has finished
-        what it had, or was ended after its time limit. What takes more than a minute, or a
-        controller that does not answer, is not waited for: the processes are killed then.
+        what it had, or was ended after its time limit. A controller that does not answer is not
+        waited for: the processes are killed then.
         """
-        goals = delete_everything(self._connection, system.STOP_TIMEOUT_S)
+        goals = delete_everything(self._connection)
         self._stop()
         return goals
 
@@ -383,13 +388,14 @@ class Client:
             self.close()
             system.stop(self._settings, forget=True)
             return
+        limit_s = stop_limit_s(self._connection)
         self._connection.request(ops.StopCluster(forget=True))
-        gone = self._connection.wait_gone(system.STOP_TIMEOUT_S)
+        gone = self._connection.wait_gone(limit_s)
         self.close()
         if not gone:
             raise GreenroomError(
                 f"the system at {self._settings.address} did not end within "
-                f"{system.STOP_TIMEOUT_S:g} s; see its logs/host.log"
+                f"{limit_s:g} s; see its logs/host.log"
             )
 
     def _packed_code(

@@ -17,12 +17,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from greenroom.actors.host import launcher as system
+from greenroom.actors.host.draining import stop_s
 from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings, differences, read_settings, variable
 from greenroom.core.errors import DeployFailedError, GreenroomError, NotRunningError
 from greenroom.core.operations import DeleteApplication, DeleteEverything, GetStatus, WaitForGoal
 
 _UNDO_TIMEOUT_S = 10.0
+_STATUS_TIMEOUT_S = 30.0
 _lock = threading.Lock()
 _current: Session | None = None
 
@@ -95,7 +97,7 @@ class Session:
             atexit.unregister(self.undo)
             goals: list[str] = []
             with contextlib.suppress(GreenroomError, TimeoutError):
-                goals = delete_everything(self.connect(), system.STOP_TIMEOUT_S)
+                goals = delete_everything(self.connect())
             self.disconnect()
             system.stop(self.settings, forget=True)
             return goals
@@ -166,14 +168,21 @@ def raising_users_own() -> Iterator[None]:
         raise error.__cause__ from None
 
 
-def delete_everything(connection: Connection, timeout_s: float) -> list[str]:
+def stop_limit_s(connection: Connection) -> float:
+    """Return how long a stop may take, as the controller says; TimeoutError, NotRunningError."""
+    report = connection.request(GetStatus(), timeout_s=_STATUS_TIMEOUT_S)
+    return stop_s(report.get("longest_drain_s", 0.0))
+
+
+def delete_everything(connection: Connection) -> list[str]:
     """Delete all there is, before the system stops; return the goals of that, once reached.
 
-    What takes longer, or a controller that does not answer, is not waited for.
+    What takes longer than its time limits, or a controller that does not answer, is not waited for.
     """
-    deadline = time.monotonic() + timeout_s
     goals: list[str] = []
     with contextlib.suppress(TimeoutError, NotRunningError):
+        timeout_s = stop_limit_s(connection)
+        deadline = time.monotonic() + timeout_s
         goals = connection.request(DeleteEverything(), timeout_s=timeout_s)
         for goal in goals:
             wait_for_goal(connection, goal, deadline - time.monotonic())

@@ -369,7 +369,7 @@ def destroy(settings: HostSettings, *, is_sure: bool) -> None:
         click.confirm(f"{what[0].upper()}{what[1:]}. Do it?", abort=True)
     with Progress("stopping"):
         with contextlib.suppress(GreenroomError, TimeoutError), connected(settings) as connection:
-            delete_everything(connection, system.STOP_TIMEOUT_S)
+            delete_everything(connection)
             if len(applications.read_report(connection).get("hosts") or ()) > 1:
                 connection.request(ops.StopCluster(forget=True), timeout_s=STATUS_TIMEOUT_S)
         stopped = system.stop(settings, forget=True)

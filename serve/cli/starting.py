@@ -26,6 +26,8 @@ from greenroom.core.silence import TICK_S
 from greenroom.serve.cli.display import Progress
 from greenroom.serve.cli.logs import Event, event, show_events
 
+STOP_MARGIN_S = 5.0  # for what this command does besides
+
 
 def settings_from(flags: dict[str, Any]) -> HostSettings:
     """Read flags and environment; a bad value is the user's error, so exit code 2."""
@@ -98,6 +100,8 @@ def start(settings: HostSettings, *, block: bool, given: Collection[str] = ()) -
             _wait_while_running(settings, notify)
         except KeyboardInterrupt:
             if started:
+                microseconds = int((system.stop_s(settings) + STOP_MARGIN_S) * 1e6)
+                notify(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={microseconds}")
                 show(event("host", "stopping"))
                 last = event("host", _stop(settings))
     if last is not None:  # when all that led to it is printed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from greenroom.actors.transport.cluster_key import ensure_key
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.key_rotation import KeyIds
 from greenroom.core.cluster.placement import Placement
-from greenroom.core.records import HostRecord
+from greenroom.core.records import BackendRecord, HostRecord, Release
 
 
 class FakePort:
@@ -84,9 +84,15 @@ def test_a_replica_is_asked_for_again_when_no_answer_comes(
     assert len(port.asked) == 2
 
 
-def reported(tmp_path: Path, host: str, epoch: int, **led: str) -> list[tuple[str, Any]]:
+def reported(
+    tmp_path: Path, host: str, epoch: int, *, drain_s: Sequence[float] = (), **led: str
+) -> list[tuple[str, Any]]:
     """Return what is sent, and where to, when a host reports a replica that is nobody's."""
     records: dict[str, Any] = {kind: {} for kind in KINDS}
+    for number, each in enumerate(drain_s):
+        config = {"graceful_shutdown_timeout_s": each}
+        release = Release(code_hash="h", code_digest="d", config=config)
+        records["backend"][f"b{number}"] = BackendRecord(tag=f"b{number}", releases=(release,))
     cluster = Cluster(records, 1, 100.0, Placement(), own_host="a")
     settings = read_settings({}, state_dir=str(tmp_path), host_name="a").model_copy(update=led)
     ensure_key(settings.cluster_key)
@@ -126,3 +132,10 @@ def test_replicas_that_are_nobodys_go_also_on_the_host_of_who_leads_after_anothe
     assert stopped(tmp_path, "b", epoch=0) == ["10.0.0.2:2000"]
     assert stopped(tmp_path, "a", epoch=2) == ["10.0.0.2:2000"]
     assert stopped(tmp_path, "a", epoch=0) == []  # nobody else has led, and lost it
+
+
+def test_a_host_is_told_the_longest_time_that_any_deployment_has_to_finish(tmp_path: Path) -> None:
+    sent = reported(tmp_path, "c", 1)
+    assert [m.drain_s for _, m in sent if isinstance(m, cm.HostAnswered)] == [0.0]
+    sent = reported(tmp_path, "c", 1, drain_s=(20.0, 90.0, 5.0))
+    assert [m.drain_s for _, m in sent if isinstance(m, cm.HostAnswered)] == [90.0]
