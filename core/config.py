@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, field_serializer, field_validator, m
 
 from greenroom.core.autoscaling.config import AUTO, MAX_REPLICAS, AutoscalingConfig
 from greenroom.core.cluster.devices import VARIABLES, amount_problem
-from greenroom.core.validation import Settings, UserCode, jsonable, names_code, validated
+from greenroom.core.validation import HOOKS, Settings, UserCode, jsonable, names_code, validated
 
 # --- Logging of replicas, under the names of Ray Serve --------------------------------------------
 
@@ -512,11 +512,19 @@ class BackendConfig(Settings):
     max_surge_percent: int = Field(default=20, ge=1, le=100)
     logging_config: LoggingConfig | None = None
     max_replicas_per_host: int | None = Field(default=None, ge=1)
-    allow_method_header: bool = Field(default=True, strict=True)
+    http_call_methods: tuple[str, ...] | None = Field(default=(), description="None: every public")
     session_affinity: SessionAffinity | None = None
     request_router_config: RequestRouterConfig | None = None
 
     _is_jsonable = field_validator("user_config")(jsonable)
+
+    @field_validator("http_call_methods")
+    @classmethod
+    def _are_public(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for name in names or ():
+            if not name.isidentifier() or name.startswith("_") or name in HOOKS:
+                raise ValueError(f"{name!r}: expected the name of a public method")
+        return names
 
     @model_validator(mode="before")
     @classmethod

@@ -120,6 +120,13 @@ def _sum_to_one(weights: dict[str, float]) -> dict[str, float]:
     return weights
 
 
+def _as_in_2021(config: BackendConfig) -> BackendConfig:
+    """Let HTTP requests name any public method, unless ``config`` says which."""
+    if "http_call_methods" in config.model_fields_set:
+        return config
+    return config.model_copy(update={"http_call_methods": None})
+
+
 def _packed(options: ActorOptions) -> ActorOptions:
     if paths := options.runtime_env.unpacked:
         raise ValueError(
@@ -342,7 +349,9 @@ class CreateBackend(GoalChange):
     tag: NewTag
     code: bytes = Field(repr=False)
     code_hash: str
-    config: BackendConfig = Field(default_factory=BackendConfig)
+    config: Annotated[BackendConfig, AfterValidator(_as_in_2021)] = Field(
+        default_factory=BackendConfig, validate_default=True
+    )
     actor_options: PackedOptions = Field(default_factory=ActorOptions)
     version: str | None = None
     folders: tuple[bytes, ...] = Field(default=(), repr=False)  # zips that list_missing has named

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypedDict, Unpack, overload
 
@@ -69,7 +69,7 @@ class GivenOptions(TypedDict, total=False):
     max_surge_percent: int
     logging_config: LoggingConfig | Mapping[str, Any] | None
     max_replicas_per_host: int | None
-    allow_method_header: bool
+    http_call_methods: Sequence[str] | None
     session_affinity: SessionAffinity | Mapping[str, Any] | None
     request_router_config: RequestRouterConfig | Mapping[str, Any] | None
     actor_options: ActorOptions | Mapping[str, Any] | None
@@ -327,7 +327,7 @@ def deployment(
     ``constructor_timeout_s`` (1800), ``max_surge_percent`` (20), ``logging_config``,
     ``session_affinity`` (None: sessions by a header or a cookie stay at one replica),
     ``request_router_config`` (None: a class of yours that chooses replicas),
-    ``allow_method_header`` (True: HTTP requests may name a method in X-Serve-Call-Method), and
+    ``http_call_methods`` (none: methods that HTTP requests may name in X-Serve-Call-Method), and
     ``actor_options`` (or ``ray_actor_options``) with ``num_cpus``, ``num_gpus``, ``memory``,
     ``resources`` and ``runtime_env``.
     """

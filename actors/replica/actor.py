@@ -236,7 +236,7 @@ class Replica(LoopActor):
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(order.num_cpus))))
         self.user_code = user_code = UserCode(self.loop.post)
         user_code.set_max_ongoing_requests(self.config["max_ongoing_requests"])
-        user_code.allow_method_header = _allows_method_header(order.config)
+        user_code.http_call_methods = order.config.get("http_call_methods", ())
         user_code.session_affinity = _session_affinity(order.config)
         settings = self.settings
         port = Port(settings.admin_port, self.process, user_code.loop, machine=self.machine)
@@ -393,7 +393,7 @@ class Replica(LoopActor):
         if self.queries is not None:
             self.queries.limit = config["max_ongoing_requests"]
         if self.user_code is not None:
-            self.user_code.allow_method_header = _allows_method_header(config)
+            self.user_code.http_call_methods = config.get("http_call_methods", ())
             self.user_code.session_affinity = _session_affinity(config)
             self.user_code.set_max_ongoing_requests(config["max_ongoing_requests"])
         failure = self._configure_logging(config) if logs_changed else None
@@ -461,10 +461,6 @@ def _take_rank(order: StartReplica | CheckReplica) -> None:
     if order.rank is not None:
         *numbers, world_size = order.rank
         user_context.ranked(user_context.ReplicaRank(*numbers), world_size)
-
-
-def _allows_method_header(config: dict[str, Any]) -> bool:
-    return bool(config.get("allow_method_header", True))  # older records have no such setting
 
 
 def _session_affinity(config: dict[str, Any]) -> SessionAffinity | None:

@@ -23,7 +23,7 @@ import math
 import pickle
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -132,8 +132,9 @@ class UserCode:
     """
 
     def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
-        self.session_affinity: SessionAffinity | None = None  # set likewise
-        self.allow_method_header = True  # as the settings say; set by the replica's main thread
+        # As the settings say; set by the replica's main thread.
+        self.http_call_methods: Collection[str] | None = ()
+        self.session_affinity: SessionAffinity | None = None
         self._post = post
         self._user_loop = UserLoop()
         self.loop = self._user_loop.loop
@@ -441,9 +442,9 @@ class UserCode:
                 "an ASGI app answers this deployment's requests, and the header "
                 "X-Serve-Call-Method would go past it; leave the header out"
             )
-        elif not self.allow_method_header:
+        elif self.http_call_methods is not None and not self.http_call_methods:
             text = "this deployment takes no header X-Serve-Call-Method; leave it out"
-        elif name == "__call__" or name in self._http_methods:
+        elif name == "__call__" or name in self._callable_by_http():
             return
         else:
             text = (
@@ -451,6 +452,10 @@ class UserCode:
                 "call here"
             )
         raise _RefusedError(text)
+
+    def _callable_by_http(self) -> frozenset[str]:
+        named = self.http_call_methods
+        return self._http_methods if named is None else self._http_methods.intersection(named)
 
     def _method(self, name: str, *, is_http: bool = False) -> Any:
         if name in {"", "__call__"}:
@@ -466,10 +471,10 @@ class UserCode:
         if not public:  # no mistake of the caller's
             raise GreenroomError("the deployment has no method that can be called")
         if is_http:
-            raise _RefusedError(
-                f"the deployment has no {name}; name one of its methods in the header "
-                "X-Serve-Call-Method"
-            )
+            can_be_named = "name one of its methods in the header X-Serve-Call-Method"
+            only_by_handles = "no method is open to HTTP requests: see the option http_call_methods"
+            hint = can_be_named if self._callable_by_http() else only_by_handles
+            raise _RefusedError(f"the deployment has no {name}; {hint}")
         raise _RefusedError(f"the deployment has no method {name!r}; it has: {', '.join(public)}")
 
     async def _invoke(self, name: str, function: Any, args: Any, kwargs: Any = NO_KWARGS) -> Any:

@@ -123,7 +123,7 @@ def build_in(
         check_answers_http(
             f"deployment {built.ingress!r}",
             application.deployment.func_or_class,
-            allow_method_header=built.deployments[-1].config.allow_method_header,
+            built.deployments[-1].config.http_call_methods,
         )
     return built
 

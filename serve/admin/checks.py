@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,23 +62,27 @@ def check_arguments(
         ) from None
 
 
-def check_answers_http(what: str, target: object, *, allow_method_header: bool = True) -> None:
-    """Raise InvalidRequestError for a class of which HTTP requests can call nothing, ever."""
-    if not inspect.isclass(target) or hasattr(target, ASGI_APP):
+def check_answers_http(what: str, target: object, named: Collection[str] | None) -> None:
+    """Raise InvalidRequestError for a class of which HTTP requests can call nothing, ever.
+
+    Likewise for ``named``, its http_call_methods, that they cannot call.
+    """
+    is_plain = inspect.isclass(target) and not hasattr(target, ASGI_APP)
+    methods = http_methods(target) if is_plain else frozenset()  # type: ignore[arg-type]  # a class
+    if wrong := [name for name in named or () if name not in methods]:
+        raise InvalidRequestError(
+            f"{what}: http_call_methods={list(named or ())!r}: HTTP requests cannot call "
+            f"{', '.join(wrong)} of {target!r}; they can: {', '.join(sorted(methods)) or 'none'}"
+        )
+    if not is_plain or methods:
         return
     # By its name: every class can be called, to make an instance.
-    if any("__call__" in vars(base) for base in target.__mro__):
+    if any("__call__" in vars(base) for base in target.__mro__):  # type: ignore[attr-defined]
         return
-    if not http_methods(target):
-        raise InvalidRequestError(
-            f"{what}: {target!r} has no __call__ and no other method for HTTP requests, and would "
-            "answer none; give it one, or None in place of the route"
-        )
-    if not allow_method_header:
-        raise InvalidRequestError(
-            f"{what}: {target!r} has no __call__, and with allow_method_header=False HTTP requests "
-            "can call nothing else; give it one, or None in place of the route"
-        )
+    raise InvalidRequestError(
+        f"{what}: {target!r} has no __call__ and no other method for HTTP requests, and would "
+        "answer none; give it one, or None in place of the route"
+    )
 
 
 def _expect(right: object, parameter: str, value: object, expected: str) -> None:

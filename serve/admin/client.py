@@ -307,8 +307,7 @@ class Client:
         target = _callable(what, func_or_class)
         made_config = _made(BackendConfig, config)
         if route is not None:
-            may_name = made_config.allow_method_header
-            check_answers_http(what, target, allow_method_header=may_name)
+            check_answers_http(what, target, made_config.http_call_methods)
         kwargs = dict(init_kwargs or {})
         code, options, folders = self._packed_code(
             what, target, tuple(init_args), kwargs, version, actor_options

@@ -20,7 +20,6 @@ RUN = "run_task_"  # before a task's name: the method that takes a call and retu
 QUEUE_OPTIONS: dict[str, Any] = {
     "max_ongoing_requests": 1_000,
     "retryable": True,
-    "allow_method_header": False,
     "actor_options": {"label_selector": {STORE_LABEL: "yes"}},
 }
 

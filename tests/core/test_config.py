@@ -27,7 +27,7 @@ def test_settings_have_the_contracts_defaults() -> None:
         "constructor_timeout_s": 1800,
         "max_replicas_per_host": None,
         "logging_config": None,
-        "allow_method_header": True,
+        "http_call_methods": (),
         "session_affinity": None,
         "request_router_config": None,
     }
@@ -86,6 +86,12 @@ def test_a_duration_is_a_number_that_timers_can_take(value: object) -> None:
 def test_names_of_settings_are_strings() -> None:
     with pytest.raises(errors.InvalidRequestError, match="Keys should be strings"):
         validated(BackendConfig, {1: 2})
+
+
+@pytest.mark.parametrize("name", ["_private", "__call__", "a-b", "reconfigure"])
+def test_only_public_methods_can_be_opened_to_requests(name):
+    with pytest.raises(errors.InvalidRequestError, match=f"http_call_methods=.*'{name}': expected"):
+        validated(BackendConfig, {"http_call_methods": ["predict", name]})
 
 
 def test_a_user_config_must_be_jsonable() -> None:

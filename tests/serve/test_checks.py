@@ -109,15 +109,19 @@ def test_a_class_that_no_request_could_ever_call_is_not_given_a_route(running, c
     serve.run(app, route_prefix=None)
 
 
-def test_a_class_whose_methods_requests_may_not_name_needs_a_call(running):
+@pytest.mark.parametrize(
+    ("cls", "can"), [(Named, "they can: predict"), (Ingress, "they can: none")]
+)
+def test_a_method_that_no_request_can_call_is_not_opened_to_requests(running, cls, can):
+    opened = serve.deployment(name="d", http_call_methods=["predict", "predcit"])(cls)
+    wrong = [name for name in ("predict", "predcit") if name not in can]
     told = (
-        f"deployment 'Named': {Named!r} has no __call__, and with allow_method_header=False HTTP "
-        "requests can call nothing else; give it one, or None in place of the route"
+        "deployment 'd': http_call_methods=['predict', 'predcit']: HTTP requests cannot call "
+        f"{', '.join(wrong)} of {cls!r}; {can}"
     )
-    off = serve.deployment(allow_method_header=False)(Named)
-    refused(told, serve.run, off.bind())
+    refused(told, serve.run, opened.bind())
     with serve.Client.connect() as client:
-        refused(told, client.deploy, "Named", off)
+        refused(told, client.deploy, "d", cls, config={"http_call_methods": ["predict", "predcit"]})
         assert running.controller.requests == []
 
 

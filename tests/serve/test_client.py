@@ -51,7 +51,7 @@ def test_a_backend_is_created_with_its_config_and_code(client, controller):
     client.wait_for_goal(goal)
     client.wait_for_goal(None)
     (request,) = controller.of("CreateBackend")
-    assert request.config.num_replicas == 2
+    assert (request.config.num_replicas, request.config.http_call_methods) == (2, None)
     assert request.actor_options.num_cpus == 1
     assert (request.tag, request.version) == ("m:v1", "v1")
     assert len(controller.of("WaitForGoal")) == 1
@@ -59,8 +59,10 @@ def test_a_backend_is_created_with_its_config_and_code(client, controller):
 
 def test_a_backend_may_be_made_of_a_deployment_a_function_and_settings(client, controller):
     client.create_backend("a", serve.deployment(Model), config=BackendConfig(num_replicas=3))
-    client.create_backend("b", hello, actor_options=ActorOptions(memory=1))
+    closed = BackendConfig(http_call_methods=())
+    client.create_backend("b", hello, actor_options=ActorOptions(memory=1), config=closed)
     assert client.get_backend_config("a").num_replicas == 3
+    assert client.get_backend_config("b").http_call_methods == ()
     assert set(client.list_backends()) == {"a", "b"}
 
 

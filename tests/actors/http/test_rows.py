@@ -125,7 +125,8 @@ def wire(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[Wir
         "GREENROOM_HTTP_REQUEST_TIMEOUT_S": "240",
     }
     with running_system(state, **limits) as running:
-        deploy(running, serve.deployment(Row).bind(str(folder)), "row", "/row")
+        every = serve.deployment(http_call_methods=None)
+        deploy(running, every(Row).bind(str(folder)), "row", "/row")
         small = serve.deployment(name="Small", request_timeout_s=1.0)
         deploy(running, small(Row).bind(str(folder)), "small", "/small")
         narrow = serve.deployment(name="Narrow", max_ongoing_requests=1, max_queued_requests=1)
@@ -133,8 +134,8 @@ def wire(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[Wir
         client = serve.Client(running.connection, running.settings)
         client.wait_for_goal(client.create_backend("plain", Row, str(folder)))
         client.create_endpoint("plain", backend="plain", route="/plain", methods=["GET", "PUT"])
-        deploy(running, serve.deployment(Guarded).bind(), "guarded", "/guarded")
-        deploy(running, serve.deployment(Dict).bind(), "dict", "/dict")
+        deploy(running, every(Guarded).bind(), "guarded", "/guarded")
+        deploy(running, every(Dict).bind(), "dict", "/dict")
         yield Wire(running)
 
 
@@ -256,15 +257,37 @@ def test_a_method_is_named_as_user_code_writes_it_and_only_once(wire: Wire) -> N
     assert wire.ask("/dict", *twice).status == 400
 
 
-def test_the_header_can_be_switched_off_while_it_serves(wire: Wire) -> None:
-    switch = serve.deployment(name="Switch", allow_method_header=False)(Row)
+def test_only_the_methods_that_an_option_names_are_open_and_it_changes_while_serving(
+    wire: Wire,
+) -> None:
+    switch = serve.deployment(name="Switch")(Row)
     deploy(wire.system, switch.bind("."), "switch", "/switch")
     for name in ("other", "__call__"):
         reply = wire.ask("/switch/x", f"X-Serve-Call-Method: {name}")
         assert (reply.status, b"takes no header" in reply.body) == (400, True)
-    assert wire.ask("/switch/x").status == 200
-    deploy(wire.system, switch.options(allow_method_header=True).bind("."), "switch", "/switch")
+    pid = wire.ask("/switch/pid").body
+    deploy(wire.system, switch.options(http_call_methods=["other"]).bind("."), "switch", "/switch")
     assert wire.ask("/switch/x", "X-Serve-Call-Method: other").body == b"the other method"
+    assert wire.ask("/switch/pid", "X-Serve-Call-Method: __call__").body == pid
+    assert wire.ask("/switch/x", "X-Serve-Call-Method: another").status == 400
+
+
+def test_any_public_method_of_a_backend_of_the_first_api_is_open(wire: Wire) -> None:
+    assert wire.ask("/plain/x", "X-Serve-Call-Method: other").body == b"the other method"
+    assert wire.ask("/plain/x", "X-Serve-Call-Method: _private").status == 400
+
+
+@serve.deployment
+class ForHandles:
+    def double(self, value: int) -> int:
+        return 2 * value
+
+
+def test_a_class_without_a_call_answers_handles_and_tells_requests_how_it_could(wire: Wire) -> None:
+    handle = deploy(wire.system, ForHandles.bind(), "handles", "/handles")
+    assert handle.double.remote(2).result(timeout_s=20) == 4
+    reply = wire.ask("/handles/x")
+    assert (reply.status, b"see the option http_call_methods" in reply.body) == (400, True)
 
 
 class Frail:

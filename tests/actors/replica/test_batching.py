@@ -14,7 +14,7 @@ from greenroom import serve
 from tests.support.systems import RunningSystem
 
 
-@serve.deployment(user_config={"size": 3})
+@serve.deployment(user_config={"size": 3}, http_call_methods=["through"])
 class Batched:
     def __init__(self) -> None:
         self.seen: list[list[Any]] = []

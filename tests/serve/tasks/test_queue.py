@@ -120,7 +120,7 @@ def test_the_queue_is_a_deployment_before_the_consumer() -> None:
     consumer, before = built.deployments
     assert (consumer.name, before.config.num_replicas) == ("Local", 1)
     assert before.config.retryable
-    assert not before.config.allow_method_header
+    assert before.config.http_call_methods == ()
 
 
 def test_mistakes_of_decorating_are_told() -> None:
