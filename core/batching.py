@@ -3,9 +3,9 @@
 Theory of operation. Items wait in *lines*, one per group, because only items of one group may share
 a batch. The *head* of a line is its longest beginning that fits ``max_size``; it is *full* when it
 has that size, or when the next item does not fit. A head is due when it is full, or once its first
-item has waited for ``wait_s``. While fewer than ``max_batches`` run, the due head whose first item
-came first is the next batch. So items of a group begin in the order in which they came, and none
-waits for longer than ``wait_s`` while a batch may begin.
+item has waited for ``wait_s``. Of each group at most ``max_batches`` run; of the groups that may
+begin, the due head whose first item came first is the next batch. So items of a group begin in the
+order in which they came, and none waits for longer than ``wait_s`` while a batch may begin.
 
 ``size_of`` is a function of the user's that returns the size of a list of items; without it, each
 item counts one. It is called for each new item, once for the item alone and once for the head that
@@ -19,7 +19,7 @@ in which streams came, and only between steps. At most ``max_waiting`` wait.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from numbers import Real
@@ -62,7 +62,7 @@ class Batches(Generic[T]):
         self._wait_s = wait_s
         self._max_batches = max_batches
         self._size_of = size_of
-        self._running = 0
+        self._running: dict[Hashable, int] = {}  # batches by group, of those that have any
         self._lines: dict[Hashable, _Line[T]] = {}  # none is empty
 
     @property
@@ -95,28 +95,32 @@ class Batches(Generic[T]):
 
     def due_at(self) -> float | None:
         """Return when :meth:`take` has a batch; None when that takes another event."""
-        if self._running >= self._max_batches:
-            return None
-        return min(map(self._line_due_at, self._lines.values()), default=None)
+        return min((self._line_due_at(line) for _, line in self._free_lines()), default=None)
 
     def take(self, now: float) -> list[T] | None:
         """Begin a batch and return its items; None when none may begin."""
-        if self._running >= self._max_batches:
-            return None
-        due = [item for item in self._lines.items() if self._line_due_at(item[1]) <= now]
+        due = [each for each in self._free_lines() if self._line_due_at(each[1]) <= now]
         if not due:
             return None
         group, line = min(due, key=lambda item: item[1].first_at)
         batch = line.head()
         for item in batch:
             del line.items[item]
-        self._running += 1
+        self._running[group] = self._running.get(group, 0) + 1
         self._measure(group, line)
         return batch
 
-    def ended(self) -> None:
-        """Note the end of a batch."""
-        self._running -= 1
+    def ended(self, group: Hashable) -> None:
+        """Note the end of a batch of this group."""
+        self._running[group] -= 1
+        if not self._running[group]:
+            del self._running[group]
+
+    def _free_lines(self) -> Iterator[tuple[Hashable, _Line[T]]]:
+        """Give the lines whose groups may begin another batch."""
+        for group, line in self._lines.items():
+            if self._running.get(group, 0) < self._max_batches:
+                yield group, line
 
     def _line_due_at(self, line: _Line[T]) -> float:
         return line.first_at if line.is_full else line.first_at + self._wait_s

@@ -16,9 +16,18 @@ import functools
 import inspect
 import math
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Hashable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from contextvars import Context, copy_context
+from functools import partial
 from typing import Any, NamedTuple, ParamSpec, Protocol, Self, TypeVar, overload
 
 from greenroom.actors.replica import context as user_context, metrics
@@ -130,11 +139,12 @@ def batch(
     """Turn an async function or method that takes lists into one that takes one item.
 
     A batch begins when it has ``max_batch_size`` items, or ``batch_wait_timeout_s`` after its first
-    one came, as soon as fewer than ``max_concurrent_batches`` run. With ``batch_size_fn``, which is
-    given a list of items, ``max_batch_size`` limits what it returns. Each parameter of the function
-    becomes a list with one value per item. The function returns as many results in that order: an
-    Exception among them is raised for its item only, one that the function raises for all. An async
-    generator yields such lists, in which StopIteration ends an item's stream.
+    one came, as soon as fewer than ``max_concurrent_batches`` of its model run. With
+    ``batch_size_fn``, which is given a list of items, ``max_batch_size`` limits what it returns.
+    Each parameter of the function becomes a list with one value per item. The function returns as
+    many results in that order: an Exception among them is raised for its item only, one that the
+    function raises for all. An async generator yields such lists, in which StopIteration ends an
+    item's stream.
 
     ``set_max_batch_size(n)`` and ``set_batch_wait_timeout_s(s)`` of the decorated function change
     the limits of all instances in this process, from any thread. TypeError or ValueError for what
@@ -516,11 +526,11 @@ class _Queue:
             metrics.batch_begun(self._batching.function.__qualname__, len(items), waits_s)
             task = _Running(self._batching, items).start()
             self._tasks.add(task)
-            task.add_done_callback(self._ended)
+            task.add_done_callback(partial(self._ended, items[0].group))
         self._arm()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, group: Hashable, task: asyncio.Task[None]) -> None:
         """Free the place of a batch, even of one that was cancelled before it ran at all."""
         self._tasks.discard(task)
-        self._batches.ended()
+        self._batches.ended(group)
         self._arm()
