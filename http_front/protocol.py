@@ -38,6 +38,7 @@ _ASGI = {"version": "3.0", "spec_version": "2.4"}
 _RESET = struct.pack("ii", 1, 0)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _DISCONNECT: Event = {"type": "http.disconnect"}
+_STAYS = (b"x-request-disconnect-disabled", b"?1")  # Ray Serve's header, of a request that goes on
 
 
 class Request:
@@ -593,7 +594,7 @@ class FrontProtocol(asyncio.Protocol):
             request.is_disconnected = True
             request.wake()
             self._release(request)
-            if self._is_begun:
+            if self._is_begun and _STAYS not in request.scope["headers"]:
                 self._leave()
 
     # --- Refusals -------------------------------------------------------------------------------

@@ -192,6 +192,37 @@ def test_a_client_that_leaves_ends_the_stream_it_gets(app, has_short_way, begins
 
 
 @pytest.mark.parametrize("has_short_way", [True, False])
+@pytest.mark.parametrize(("value", "goes_on"), [(b"?1", True), (b"?0", False), (b"true", False)])
+def test_a_request_goes_on_without_its_client_where_it_asks_for_that(
+    app, has_short_way, value, goes_on
+):
+    app.rebuild(short_way=has_short_way)
+    may_end, ended = asyncio.Event(), []
+
+    async def answer(asked):
+        await may_end.wait()
+        ended.append(asked.path)
+        return HttpAnswer(0, 200, (), b"done")
+
+    async def leave():
+        connection = connected(app.front)
+        header = b"X-Request-Disconnect-Disabled: %b\r\nHost" % value
+        connection.say((GET % b"/").replace(b"Host", header))
+        await turn_over()
+        connection.protocol.connection_lost(None)
+        await turn_over()
+        may_end.set()
+        await turn_over()
+        await connection.end()
+        assert not connection.wire.written
+
+    app.link.handler = answer
+    asyncio.run(leave())
+    assert (ended, app.link.cancelled) == ((["/"], 0) if goes_on else ([], 1))
+    assert app.front.exchanges.in_flight == 0
+
+
+@pytest.mark.parametrize("has_short_way", [True, False])
 def test_a_client_that_has_all_of_a_known_length_may_leave_and_cancels_nothing(app, has_short_way):
     source = Source()
     app.rebuild(short_way=has_short_way)
