@@ -585,13 +585,24 @@ class GetStatus(Read):
 class DrainHost(Operation):
     """Replace elsewhere what is on a host; answered True when nothing is left there.
 
-    At once where there is no other host to take it. With ``leave`` the host is then forgotten.
+    It takes no replicas until ``undrain_host``. The last host that takes any is drained only with
+    ``force``; then what is there stays, and it is answered at once. A host that stops asks for this
+    itself, and then with ``leave``, to be forgotten.
     """
 
     role: ClassVar[Role | None] = "admin"
 
     host: str
     leave: bool = False
+    force: bool = False
+
+
+class UndrainHost(Operation):
+    """Let replicas be placed again on a host that was drained; those that have moved stay."""
+
+    role: ClassVar[Role | None] = "admin"
+
+    host: str
 
 
 class EvictHost(Operation):

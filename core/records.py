@@ -200,6 +200,7 @@ class HostRecord:
     address: str  # HOST:PORT of its actor system
     capacity: Mapping[str, float]
     labels: Mapping[str, str]
+    draining: bool = False  # it was asked to, and has not been told to take replicas again
 
 
 @travels

@@ -141,11 +141,16 @@ def expectation(item: Any, model: type[Settings]) -> str:
     name, model = str(item["loc"][-1]), _model_at(model, item["loc"][:-1])
     if hint := model.hints.get(name):
         return f"no such setting; {hint}"
-    near = difflib.get_close_matches(name, model.model_fields, n=1, cutoff=_CLOSE)
-    if near:
-        return f"no such setting; did you mean {near[0]}?"
+    if near := suggestion(name, model.model_fields):
+        return f"no such setting{near}"
     there = ", ".join(model.model_fields)
     return f"no such setting; there are: {there}" if there else "no such setting"
+
+
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """Return a question for the end of an error: which of the names may be meant; "" for none."""
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=_CLOSE)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _model_named(title: str) -> type[Settings]:

@@ -88,9 +88,10 @@ class Members:
             capacity=message.capacity,
             labels=message.labels,
         )
-        if name == self._own and self.epoch and not self._is_of_another_host(message):
-            self._cluster.hosts.note_own(record)  # for who may lead after it
-        elif name != self._own or self._is_of_another_host(message):
+        if name == self._own and not self._is_of_another_host(message):
+            keeps = bool(self.epoch)  # for who may lead after it
+            self._cluster.hosts.note_own(record, time.monotonic(), keeps=keeps)
+        else:
             running = [tag for tag, _ in message.replicas]
             try:
                 incarnation = message.process.incarnation
@@ -194,14 +195,26 @@ class Members:
 
     def drain(self, request: DrainHost) -> None:
         """Begin to empty a host."""
+        hosts, name = self._cluster.hosts, request.host
         if request.leave:
-            self._cluster.hosts.leave(request.host, time.monotonic())
+            hosts.leave(name, time.monotonic())
+        elif self._is_stopping(name):  # it asks itself, and that ends with its process
+            hosts.stop(name)
         else:
-            self._cluster.hosts.drain(request.host)
+            hosts.drain(name, force=request.force)
+
+    def _is_stopping(self, name: str) -> bool:
+        report = self._reports.get(name, {})
+        return report.get("state") == HostState.DRAINING and report.get("host_pid") is not None
 
     def is_drained(self, request: DrainHost) -> bool:
-        """Return whether nothing is left on a host, or no other host can take it."""
+        """Return whether nothing is left on a host, or no other host can take it.
+
+        ConflictError when the drain was taken back.
+        """
         hosts, name = self._cluster.hosts, request.host
+        if hosts.state(name) is HostState.RUNNING:
+            raise ConflictError(f"host {name!r} was told meanwhile to take replicas again")
         may_stay = not request.leave and not hosts.can_take_over(name)
         if not (may_stay or hosts.is_empty(name)):
             return False

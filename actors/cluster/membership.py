@@ -127,10 +127,11 @@ class Membership:
     async def drain(self, timeout_s: float, *, leave: bool) -> bool:
         """Ask for replacements elsewhere; return whether that was answered in time.
 
-        Nothing happens where no controller is known.
+        Nothing happens where no controller is known, or where this host's name is another's.
         """
-        if self._controller is None:
+        if self._controller is None or self.is_refused:
             return False
+        self.report()  # that it is stopping, so that this counts until then alone
         request_id = f"{self._process.incarnation}-{'leave' if leave else 'drain'}"
         operation = DrainHost(host=self._settings.host_name, leave=leave)
         request = request_of(operation, request_id)

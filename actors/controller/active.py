@@ -22,7 +22,7 @@ from greenroom.actors.cluster.leader_lease import LeaderLease
 from greenroom.actors.cluster.members import Members
 from greenroom.actors.controller.policies import Policies
 from greenroom.actors.controller.read_only import STORE_PATIENCE_S, saving
-from greenroom.actors.controller.requests import PENDING, Later, Requests, failure
+from greenroom.actors.controller.requests import ASKED_S, PENDING, Later, Requests, failure
 from greenroom.actors.controller.status_file import StatusFile
 from greenroom.actors.controller.supervisor import Supervisor
 from greenroom.actors.host.capacity import capacity_of
@@ -58,6 +58,7 @@ _OF_MORE = frozenset(
     for kind in (
         ops.StopCluster,
         ops.DrainHost,
+        ops.UndrainHost,
         ops.RotateKey,
         ops.EvictHost,
         ops.RebalanceHosts,
@@ -230,7 +231,9 @@ class ActiveController:
 
     def _drain_host(self, asked: ops.DrainHost, _request_id: str) -> Later:
         self._members.drain(asked)
-        return Later(lambda: True if self._members.is_drained(asked) else PENDING)
+        poll = lambda: True if self._members.is_drained(asked) else PENDING  # noqa: E731
+        # A host that leaves may die first, and is forgotten all the same once it is empty.
+        return Later(poll) if asked.leave else Later(poll, ASKED_S, while_asked=True)
 
     def _rotate_key(self, _asked: ops.RotateKey, request_id: str) -> Later:
         keys = self._members.keys

@@ -77,6 +77,9 @@ class Requests:
         if answered is not None:
             self._answers.append((sender, answered))
             return
+        if request.request_id in self._parked:  # what it asks for may have been taken back
+            self._park(request.request_id, sender, self._parked[request.request_id].answer)
+            return
         self._taken[request.request_id] = sender
         try:
             operation = ops.read_operation(request.operation, request.fields)

@@ -37,7 +37,14 @@ class RequestReply(Message):
 
 
 def request_of(operation: Operation, request_id: str, user: str = "") -> Request:
-    """Return the request for an operation."""
-    return Request(
-        request_id=request_id, operation=operation.key, fields=operation.fields, user=user
-    )
+    """Return the request for an operation.
+
+    Without the fields that say nothing: an earlier release's controller may not know them.
+    """
+    known = type(operation).model_fields
+    fields = {
+        name: value
+        for name, value in operation.fields.items()
+        if getattr(operation, name) != known[name].default
+    }
+    return Request(request_id=request_id, operation=operation.key, fields=fields, user=user)

@@ -442,6 +442,7 @@ CARRIED_OUT: dict[type[ops.Operation], Carry] = {
     ops.CreateToken: _entered(_create_token),
     ops.RevokeToken: _entered(lambda c, asked, _: c.tokens.revoke(asked.name)),
     ops.ListTokens: lambda c, _asked, _: [asdict(record) for record in c.tokens],
+    ops.UndrainHost: lambda c, asked, _: c.hosts.undrain(asked.host),
     ops.EvictHost: lambda c, asked, now: c.hosts.evict(asked.host, now.monotonic),
     ops.RebalanceHosts: lambda c, _asked, _: c.hosts.rebalance(),
 }

@@ -1,19 +1,21 @@
 """The hosts of a cluster: joined, lost, back, emptied, gone.
 
-    expected --SEEN--> running --DRAIN--> draining
+    expected --SEEN--> running --DRAIN--> draining --UNDRAIN--> running
        |                 |  ^                |
        `-----MISSED----> lost <---MISSED-----'      (lost --SEEN--> running)
 
 A host is *expected* when the controller knows it only from its record: a new controller has not
-heard from it yet. A host is forgotten when it has left, with no replicas on it, or is evicted. The
-controller's own host is always running; it has no record, and is not judged.
+heard from it yet. A host drains because it is to stop, which ends with its process, or because it
+was asked to, which its record says until that is taken back: so it drains again each time that it
+is seen. A host is forgotten when it has left, with no replicas on it, or is evicted. The
+controller's own host is not judged: it runs, or drains.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from greenroom.core.cluster.long_poll import Listeners
@@ -21,6 +23,7 @@ from greenroom.core.cluster.placement import Placement
 from greenroom.core.cluster.state import State
 from greenroom.core.errors import ConflictError, UnknownNameError
 from greenroom.core.records import HostRecord
+from greenroom.core.validation import suggestion
 
 # --- Liveness -------------------------------------------------------------------------------------
 #
@@ -125,6 +128,7 @@ class HostEvent(StrEnum):
     SEEN = "SEEN"
     MISSED = "MISSED"
     DRAIN = "DRAIN"
+    UNDRAIN = "UNDRAIN"
 
 
 S, E = HostState, HostEvent
@@ -134,14 +138,13 @@ TRANSITIONS: dict[tuple[HostState, HostEvent], HostState] = {
     (S.EXPECTED, E.MISSED): S.LOST,
     (S.RUNNING, E.MISSED): S.LOST,
     (S.RUNNING, E.DRAIN): S.DRAINING,
+    (S.DRAINING, E.UNDRAIN): S.RUNNING,
     (S.DRAINING, E.MISSED): S.LOST,
     (S.LOST, E.SEEN): S.RUNNING,
 }
-_CLOSED = {
-    S.EXPECTED: "it has not been heard of since the controller began",
-    S.DRAINING: "it is being emptied, to be stopped",
-    S.LOST: "it is lost",
-}
+_EXPECTED = "it has not been heard of since the controller began"
+_LOST = "it is lost"
+_STOPPING = "it is stopping"
 
 
 @dataclass(slots=True)
@@ -152,6 +155,7 @@ class _Heard:
     running: frozenset[str] = frozenset()  # replicas that have a process there
     since: float = float("inf")  # when that was heard of first
     was_stable: bool = False  # when it was lost
+    is_stopping: bool = False
 
 
 def prepare(placement: Placement, records: Mapping[str, HostRecord], own: str) -> None:
@@ -159,7 +163,7 @@ def prepare(placement: Placement, records: Mapping[str, HostRecord], own: str) -
     for name, record in records.items():
         if name != own:
             placement.set_host(name, record.capacity, record.labels)
-            placement.close_host(name, _CLOSED[S.EXPECTED])
+            placement.close_host(name, _EXPECTED)
 
 
 class Hosts:
@@ -181,27 +185,47 @@ class Hosts:
         self._own = own
         self.records = {name: record for name, record in records.items() if name != own}
         self._own_record = records.get(own)
+        self._keeps_own = False  # its record, whether it drains or not
         self._states = dict.fromkeys(self.records, S.EXPECTED)
         self._heard: defaultdict[str, _Heard] = defaultdict(_Heard)
         self._look_at = now
         self.liveness = Liveness()
-        self.is_own_draining = False
         for name in self.records:
             self.liveness.expect(name, now, EXPECTED_S)
         if self._placement.is_gateway(own):
             self._empty(own, now)
+        if self._is_drained(own):
+            self._close(own)
 
     def state(self, name: str) -> HostState:
-        """Return a host's state; the controller's own runs."""
+        """Return a host's state; the controller's own runs or drains."""
         if name == self._own:
-            return S.DRAINING if self.is_own_draining else S.RUNNING
+            drains = self._is_drained(name) or self._heard[name].is_stopping
+            return S.DRAINING if drains else S.RUNNING
         return self._states.get(name, S.LOST)
 
-    def note_own(self, record: HostRecord) -> None:
-        """Have the record of the controller's own host for one that will lead from elsewhere."""
+    def _is_drained(self, name: str) -> bool:
+        """Return whether a host was asked to drain, and not to stop."""
+        record = self._own_record if name == self._own else self.records.get(name)
+        return record is not None and record.draining
+
+    def note_own(self, record: HostRecord, now: float, *, keeps: bool) -> None:
+        """Take the report of the controller's own host.
+
+        With ``keeps`` it is recorded, for one that will lead from elsewhere.
+        """
+        self._keeps_own = keeps
+        self._forget_other_names(record, now)
+        self._put_own(replace(record, draining=self._is_drained(self._own)))
+
+    def _put_own(self, record: HostRecord) -> None:
         if self._own_record != record:
+            was_kept = self._keeps_own or self._is_drained(self._own)
             self._own_record = record
-            self._changes.put(HOST, record.name, record)
+            if self._keeps_own or record.draining:
+                self._changes.put(HOST, record.name, record)
+            elif was_kept:
+                self._changes.put(HOST, record.name, None)
 
     def suspect(self, name: str, now: float) -> None:
         """Wait less long for a host than for others: a new controller leads because of it."""
@@ -223,8 +247,9 @@ class Hosts:
         name = record.name
         present = self.records.get(name)
         self._check_name(record, present)
-        for other in [o for o in self.records.values() if o.id == record.id and o.name != name]:
-            self.forget(other.name, now)  # the same one, by another name
+        self._forget_other_names(record, now)
+        if present is not None and present.id == record.id:
+            record = replace(record, draining=present.draining)
         if present != record:
             if present is not None and present.id != record.id:
                 self.forget(name, now)  # a new one, in place of one that was lost
@@ -240,7 +265,7 @@ class Hosts:
             heard.incarnation, heard.since = incarnation, now
         if name not in self._states:
             self._states[name] = S.EXPECTED
-            self._placement.close_host(name, _CLOSED[S.EXPECTED])
+            self._placement.close_host(name, _EXPECTED)
             self.liveness.expect(name, now)
             self._look_at = now
         elif is_started_anew and heard.was_stable:  # it is not a link that comes and goes
@@ -249,6 +274,12 @@ class Hosts:
             self._seen(name, now)
         if self._states[name] is S.EXPECTED:
             self._seen(name, now)
+
+    def _forget_other_names(self, record: HostRecord, now: float) -> None:
+        """Forget the same host by another name."""
+        for other in [*self.records.values()]:
+            if other.id == record.id and other.name != record.name:
+                self.forget(other.name, now)
 
     def _check_name(self, record: HostRecord, present: HostRecord | None) -> None:
         is_another = present is not None and (
@@ -287,18 +318,20 @@ class Hosts:
 
     def _seen(self, name: str, now: float) -> None:
         was_lost, heard = self._states[name] is S.LOST, self._heard[name]
-        heard.was_stable = False
+        heard.was_stable = heard.is_stopping = False
         self._states[name] = TRANSITIONS[self._states[name], E.SEEN]
         self._placement.open_host(name)
         for tag, backend in self._backends.items():
             if was_lost and backend.is_at(name):
                 backend.host_back(name, heard.running, now)
                 self._touch(tag)
+        if self._is_drained(name):
+            self._close(name)
 
     def _missed(self, name: str, now: float) -> None:
         self._states[name] = TRANSITIONS[self._states[name], E.MISSED]
         self._heard[name].was_stable = now - self._heard[name].since >= STABLE_S
-        self._placement.close_host(name, _CLOSED[S.LOST])
+        self._placement.close_host(name, _LOST)
         self._listeners.host_gone(name)
         for tag, backend in self._backends.items():
             if backend.retries.host_lost(name, now) or backend.is_at(name):
@@ -307,25 +340,85 @@ class Hosts:
 
     # --- What is asked for ----------------------------------------------------------------------
 
-    def drain(self, name: str) -> None:
-        """Have what is on a host replaced elsewhere, as far as there is room; may be repeated."""
+    def drain(self, name: str, *, force: bool = False) -> None:
+        """Replace elsewhere what is on a host, as far as there is room, until :meth:`undrain`.
+
+        UnknownNameError; ConflictError for the last host that takes replicas, unless with
+        ``force``. May be repeated.
+        """
+        if self._known(name).draining:
+            return
+        if not force and self._placement.is_open(name) and not self.can_take_over(name):
+            raise ConflictError(
+                f"host {name!r} is the last that takes replicas: those on it would stay, and what "
+                "is deployed next would wait. Start or undrain another host first, or give force"
+            )
+        self._set_draining(name, True)
+        self._close(name)
+
+    def undrain(self, name: str) -> None:
+        """Take a :meth:`drain` back; may be repeated. UnknownNameError, ConflictError.
+
+        Replicas that have moved stay where they are.
+        """
+        is_draining = self._known(name).draining
+        if self._heard[name].is_stopping:
+            raise ConflictError(f"host {name!r} is stopping; start it again when it has stopped")
+        if not is_draining:
+            return
+        self._set_draining(name, False)
+        if name != self._own:
+            if self._states[name] is not S.DRAINING:
+                return  # it takes replicas when it is seen
+            self._states[name] = TRANSITIONS[S.DRAINING, E.UNDRAIN]
+        self._placement.open_host(name)
+        for tag, backend in self._backends.items():
+            if backend.is_at(name):
+                backend.stay_at(name)
+                self._touch(tag)
+
+    def _known(self, name: str) -> HostRecord:
+        record = self._own_record if name == self._own else self.records.get(name)
+        if record is not None:
+            return record
         if name == self._own:
-            self.is_own_draining = True
-        elif self.state(name) is S.RUNNING:
+            raise ConflictError(f"host {name!r} has not reported yet; ask again in a second")
+        names = sorted({self._own, *self.records})
+        raise UnknownNameError(
+            f"no host is named {name!r}; there are: {', '.join(names)}{suggestion(name, names)}"
+        )
+
+    def _set_draining(self, name: str, draining: bool) -> None:
+        record = replace(self._known(name), draining=draining)
+        if name == self._own:
+            self._put_own(record)
+        else:
+            self.records[name] = record
+            self._changes.put(HOST, name, record)
+
+    def stop(self, name: str) -> None:
+        """Replace elsewhere what is on a host that is to stop; harmless for one that has left."""
+        if name == self._own or name in self._states:
+            self._heard[name].is_stopping = True
+            self._close(name)
+
+    def leave(self, name: str, now: float) -> None:
+        """Have what is left on a host stop, finishing what it has, replaced or not."""
+        self.stop(name)
+        self._empty(name, now)
+
+    def _close(self, name: str) -> None:
+        """Place nothing on a host that drains, and replace elsewhere what is there."""
+        if self._states.get(name) is S.RUNNING:
             self._states[name] = TRANSITIONS[S.RUNNING, E.DRAIN]
-        elif name not in self._states:
-            return  # it has left already
-        if self._placement.is_open(name):
-            self._placement.close_host(name, _CLOSED[S.DRAINING])
+        if self.state(name) is S.DRAINING:
+            is_stopping = self._heard[name].is_stopping
+            until = f"it is drained, until `greenroom undrain {name}`"
+            self._placement.close_host(name, _STOPPING if is_stopping else until)
         for tag, backend in self._backends.items():
             if backend.is_at(name):
                 backend.move_from(name)
                 self._touch(tag)
-
-    def leave(self, name: str, now: float) -> None:
-        """Have what is left on a host stop, finishing what it has, replaced or not."""
-        self.drain(name)
-        self._empty(name, now)
 
     def _empty(self, name: str, now: float) -> None:
         """Have what is on a host stop."""
@@ -357,9 +450,7 @@ class Hosts:
         """Forget a host that is lost and does not come back; UnknownNameError, ConflictError."""
         if name == self._own:
             raise ConflictError(f"host {name!r} is RUNNING, and leads; stop it first")
-        if name not in self._states:
-            known = ", ".join(sorted(self._states)) or "none"
-            raise UnknownNameError(f"no other host is named {name!r}; there are: {known}")
+        self._known(name)
         if self.state(name) is not S.LOST:
             raise ConflictError(f"host {name!r} is {self.state(name).value}; stop it first")
         self.forget(name, now)

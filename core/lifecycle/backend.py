@@ -495,6 +495,11 @@ class Backend:
         for replica in self._live():
             replica.moving = replica.moving or replica.host == host
 
+    def stay_at(self, host: str) -> None:
+        """Leave the replicas on a host there that have not been replaced yet."""
+        for replica in self._live():
+            replica.moving = replica.moving and replica.host != host
+
     def retire_from(self, host: str, now: float) -> None:
         """Retire all replicas on a host now; they drain."""
         for replica in self._live():

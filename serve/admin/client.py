@@ -367,6 +367,21 @@ class Client:
         with raising_users_own():
             wait_for_goal(self._connection, goal_id, timeout_s)
 
+    def drain_host(self, host: str, force: bool = False, timeout_s: float | None = None) -> None:
+        """Replace elsewhere what is on a host, which takes no replicas until it is undrained.
+
+        Returns when nothing is left there; TimeoutError before that leaves it draining. The last
+        host that takes replicas is a ConflictError, unless with ``force``, which does not wait.
+        """
+        check_name("host", host)
+        check_timeout("timeout_s", timeout_s)
+        self._connection.request(ops.DrainHost(host=host, force=force), timeout_s=timeout_s)
+
+    def undrain_host(self, host: str) -> None:
+        """Let a host that was drained take replicas again; those that have moved stay."""
+        check_name("host", host)
+        self._connection.request(ops.UndrainHost(host=host))
+
     def status(self) -> ServeStatus:
         """Return the state of all applications."""
         return ServeStatus.of(applications.read_report(self._connection))

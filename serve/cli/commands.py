@@ -42,6 +42,7 @@ STATUS_TIMEOUT_S = 10.0
 COMPLETION_TIMEOUT_S = 2.0
 WATCH_S = 1.0
 ROTATE_TIMEOUT_S = 60.0
+DRAIN_TIMEOUT_S = 60.0
 _SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 _LONGEST = 60  # characters of a value
 _SHOWN_EXAMPLES = 3  # of each cause of a difference
@@ -310,6 +311,27 @@ def autoscaling(settings: HostSettings, *, as_json: bool) -> None:
         from greenroom.serve.cli.tables import show_autoscaling  # noqa: PLC0415  # imports Rich
 
         show_autoscaling(report)
+
+
+def drain(settings: HostSettings, host: str, *, force: bool) -> None:
+    """Replace elsewhere what is on a host, and wait for that."""
+    with connected(settings) as connection, Progress(f"draining host {host!r}"):
+        try:
+            connection.request(ops.DrainHost(host=host, force=force), timeout_s=DRAIN_TIMEOUT_S)
+        except TimeoutError:
+            raise GreenroomError(
+                f"host {host!r} takes no replicas any more, but has some after "
+                f"{DRAIN_TIMEOUT_S:g} s: they go when others run in their place, and the same "
+                "command waits again; `greenroom status` shows them, and what they wait for"
+            ) from None
+    click.echo(f"drained host {host!r}; `greenroom undrain {host}` lets it take replicas again")
+
+
+def undrain(settings: HostSettings, host: str) -> None:
+    """Let a host that was drained take replicas again."""
+    with connected(settings) as connection:
+        connection.request(ops.UndrainHost(host=host), timeout_s=STATUS_TIMEOUT_S)
+    click.echo(f"host {host!r} takes replicas; `greenroom rebalance` moves some there")
 
 
 def evict(settings: HostSettings, host: str) -> None:

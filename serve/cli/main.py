@@ -496,6 +496,24 @@ def status(
 
 @_command(*_ANYWHERE)
 @click.argument("host")
+@click.option("--force", is_flag=True, help="Do so to the last host that takes replicas, too.")
+def drain(host: str, force: bool, settings: HostSettings) -> None:
+    """Move the replicas on HOST to others, and place none there until it is undrained.
+
+    Each goes when another runs in its place.
+    """
+    cli.commands.drain(settings, host, force=force)
+
+
+@_command(*_ANYWHERE)
+@click.argument("host")
+def undrain(host: str, settings: HostSettings) -> None:
+    """Let HOST take replicas again, which was drained."""
+    cli.commands.undrain(settings, host)
+
+
+@_command(*_ANYWHERE)
+@click.argument("host")
 def evict(host: str, settings: HostSettings) -> None:
     """Forget HOST, which is lost and does not come back."""
     cli.commands.evict(settings, host)

@@ -19,8 +19,11 @@ from greenroom.actors.runtime.settings import read_settings
 from greenroom.actors.transport.addresses import ProcessAddress
 from greenroom.actors.transport.cluster_key import ensure_key
 from greenroom.core.cluster.cluster import Cluster
+from greenroom.core.cluster.hosts import HostState
 from greenroom.core.cluster.key_rotation import KeyIds
-from greenroom.core.cluster.placement import Placement
+from greenroom.core.cluster.placement import Placement, anywhere
+from greenroom.core.errors import ConflictError
+from greenroom.core.operations import DrainHost
 from greenroom.core.records import BackendRecord, HostRecord, Release
 
 
@@ -112,6 +115,39 @@ def reported(
     members.reported(report, ActorAddress(ProcessAddress("10.0.0.2", 2001)))
     members.close()
     return loop.sent  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("is_stopping", [True, False])
+def test_what_a_host_that_stops_asks_for_is_not_kept_and_what_others_ask_for_is(
+    tmp_path: Path, is_stopping: bool
+) -> None:
+    records: dict[str, Any] = {kind: {} for kind in KINDS}
+    cluster = Cluster(records, 1, 100.0, anywhere(), own_host="")
+    settings = read_settings({}, state_dir=str(tmp_path), host_name="a")
+    ensure_key(settings.cluster_key)
+    members = Members(FakeLoop(), cluster, settings, this_process(), lambda: None)  # type: ignore[arg-type]
+    report = cm.HostReported(
+        host="b",
+        process=this_process(),
+        id="1",
+        address="10.0.0.2:1900",
+        capacity={"num_cpus": 1.0},
+        labels={},
+        replicas=(),
+        report={"state": "DRAINING" if is_stopping else "RUNNING", "host_pid": 7},
+        keys=KeyIds("a key"),
+    )
+    members.reported(report, ActorAddress(ProcessAddress("10.0.0.2", 2001)))
+    asked = DrainHost(host="b")
+    members.drain(asked)
+    assert cluster.hosts.records["b"].draining is not is_stopping
+    assert cluster.hosts.state("b") is HostState.DRAINING
+    assert members.is_drained(asked)
+    if not is_stopping:
+        cluster.hosts.undrain("b")
+        with pytest.raises(ConflictError, match="host 'b' was told meanwhile to take replicas"):
+            members.is_drained(asked)
+    members.close()
 
 
 def stopped(tmp_path: Path, host: str, epoch: int) -> list[str]:

@@ -23,7 +23,7 @@ from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.errors import StartError
 from greenroom.core.formats import FORMAT, OLDEST
 from greenroom.persistence.filesystem import FileStore
-from greenroom.serve.exceptions import NotRunningError
+from greenroom.serve.exceptions import NotRunningError, UnknownNameError
 from tests.actors.conftest import deploy
 from tests.support import template
 from tests.support.systems import RunningSystem, alive, patched_environ, running_system, wait_until
@@ -321,3 +321,23 @@ def test_that_nothing_runs_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(NotRunningError, match="greenroom start"):
         Connection.open(RunningSystem(tmp_path / "state").settings)
     assert time.monotonic() - begun < 3
+
+
+def test_a_drained_host_takes_no_replicas_over_a_restart_until_it_is_undrained(
+    own_system: RunningSystem,
+) -> None:
+    host = own_system.settings.host_name
+    refused = own_system.greenroom("drain", host)
+    assert refused.returncode == 1
+    assert f"host {host!r} is the last that takes replicas" in refused.stderr
+    assert own_system.greenroom("drain", host, "--force").returncode == 0
+    assert own_system.greenroom("stop").returncode == 0
+    assert own_system.greenroom("start").returncode == 0
+    with serve.Client.connect(f"127.0.0.1:{own_system.settings.admin_port}") as client:
+        with pytest.raises(UnknownNameError, match="no host is named 'nowhere'"):
+            client.drain_host("nowhere")
+        goal = client.create_backend("late", lambda _: "late")
+        with pytest.raises(TimeoutError, match=f"it is drained, until `greenroom undrain {host}`"):
+            client.wait_for_goal(goal, 0.5)
+        client.undrain_host(host)
+        client.wait_for_goal(goal, 20)

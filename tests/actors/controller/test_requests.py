@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors.controller.requests import Later, Requests
+from greenroom.actors.controller.requests import PENDING, Later, Requests
 from greenroom.actors.messages import admin as am
 from greenroom.core import operations as ops
 from greenroom.core.cluster.cluster import Cluster
@@ -133,6 +133,26 @@ def test_what_is_no_operation_or_has_bad_fields_is_refused_by_name_and_value(
     assert reply.error_kind == "InvalidRequestError"
     assert told in reply.error
     assert not cluster.take_changes()
+
+
+def test_a_repeat_of_what_waits_is_not_carried_out_again() -> None:
+    begun = []
+
+    def rotate(_asked: ops.Operation, request_id: str) -> Later:
+        begun.append(request_id)
+        return Later(lambda: PENDING)
+
+    requests = Requests(Cluster({}, 1, 0.0), {ops.RotateKey: rotate})
+    for _ in range(3):
+        requests.take(am.request_of(ops.RotateKey(), "1"), Client())
+        assert requests.take_answers() == []
+    assert begun == ["1"]
+
+
+def test_fields_that_say_nothing_are_not_sent_as_an_earlier_release_may_not_know_them() -> None:
+    assert am.request_of(ops.DrainHost(host="a"), "1").fields == {"host": "a"}
+    forced = ops.DrainHost(host="a", force=True)
+    assert am.request_of(forced, "1").fields == {"host": "a", "force": True}
 
 
 def test_an_answer_that_cannot_be_made_is_an_error_for_its_client_alone(

@@ -105,7 +105,7 @@ def test_a_gateway_takes_no_replicas_and_says_so() -> None:
     world.wait(60)
     assert world.spread()["gate"] == 0
     assert not world.cluster.placement.shown("gate")
-    world.cluster.hosts.drain("gate")  # as when it stops: there is nothing to move
+    world.cluster.hosts.stop("gate")  # there is nothing to move
     world.settle()
     assert world.spread() == {"": 3, "x": 3}
     assert world.cluster.hosts.is_empty("gate")
@@ -221,7 +221,128 @@ def test_what_fits_nowhere_else_stays_on_a_host_that_is_to_be_emptied() -> None:
     world.request(lambda cluster: cluster.hosts.drain("x"))
     world.wait(30)
     assert world.spread() == {"": 4, "x": 4}
-    assert "being emptied" in world.cluster.backends["a#d"].waiting
+    assert "host x: it is drained, until" in world.cluster.backends["a#d"].waiting
+
+
+def drain(world: Hosts, name: str, **options: bool) -> None:
+    world.request(lambda cluster: cluster.hosts.drain(name, **options))
+
+
+def undrain(world: Hosts, name: str) -> None:
+    world.request(lambda cluster: cluster.hosts.undrain(name))
+
+
+def test_a_host_that_is_undrained_takes_replicas_and_keeps_those_that_have_not_moved() -> None:
+    world = Hosts("x", "y")
+    world.complete(deploy(6, num_cpus=2))  # two on each: there is room for none elsewhere
+    drain(world, "x")
+    world.wait(10)
+    assert world.spread() == {"": 2, "x": 2, "y": 2}
+    undrain(world, "x")
+    undrain(world, "x")  # harmless
+    world.join("z")
+    world.wait(60)
+    assert world.spread() == {"": 2, "x": 2, "y": 2}
+    drain(world, "x")
+    world.settle()
+    assert world.spread() == {"": 2, "y": 2, "z": 2}
+    undrain(world, "x")
+    assert world.cluster.hosts.state("x") is HostState.RUNNING
+    spec = Spec("d", b"two", {}, actor_options={"num_cpus": 1})
+    world.complete(ask.deploy("b", spec, route="/b"))
+    assert world.spread("b#d") == {"x": 1}
+
+
+@pytest.mark.parametrize("name", ["", "x"])
+def test_a_drained_host_is_drained_under_a_new_controller_too(three: Hosts, name: str) -> None:
+    three.cluster.hosts.note_own(record(""), three.now, keeps=False)
+    drain(three, name)
+    three.settle()
+    others = three.spread()
+    assert others[name] == 0
+    three.boot()
+    three.join("x")
+    three.join("y")
+    three.complete(deploy(8))
+    assert three.spread()[name] == 0
+    assert three.cluster.hosts.state(name) is HostState.DRAINING
+    undrain(three, name)
+    three.boot()
+    three.join("x")
+    three.join("y")
+    three.complete(deploy(9))
+    assert three.spread()[name] == 1
+    assert ("" in three.records["host"]) is False, "which leads, and cannot be followed"
+
+
+def test_a_drained_host_that_was_lost_and_is_back_is_emptied(three: Hosts) -> None:
+    three.alive.remove("x")
+    three.wait(3)
+    drain(three, "x")
+    assert three.cluster.hosts.state("x") is HostState.LOST
+    three.join("x")
+    three.settle()
+    assert three.cluster.hosts.state("x") is HostState.DRAINING
+    assert three.spread() == {"": 3, "y": 3}
+    undrain(three, "x")
+    assert three.cluster.hosts.state("x") is HostState.RUNNING
+
+
+def test_a_host_that_was_to_stop_and_did_not_takes_replicas_again(three: Hosts) -> None:
+    three.request(lambda cluster: cluster.hosts.stop("x"))
+    with pytest.raises(ConflictError, match="host 'x' is stopping; start it again"):
+        undrain(three, "x")
+    three.settle()
+    assert three.spread()["x"] == 0
+    three.alive.remove("x")
+    three.wait(3)
+    three.join("x", "second")
+    three.wait(3)
+    assert three.cluster.hosts.state("x") is HostState.RUNNING
+
+
+def test_the_last_host_that_takes_replicas_is_drained_only_by_force() -> None:
+    world = Hosts("x")
+    world.join("gate", capacity={})
+    world.cluster.hosts.note_own(record(""), world.now, keeps=True)
+    drain(world, "")
+    with pytest.raises(ConflictError, match="host 'x' is the last that takes replicas: "):
+        drain(world, "x")
+    drain(world, "")  # repeated, and harmless
+    drain(world, "gate")  # takes none anyway
+    drain(world, "x", force=True)
+    world.request(deploy(1))
+    world.go_on(5)
+    assert not world.spread()
+    undrain(world, "")
+    world.settle()
+    assert world.spread() == {"": 1}
+
+
+def test_an_unknown_host_is_not_drained_and_the_one_that_may_be_meant_is_named() -> None:
+    world = Hosts("one", "three")
+    for ask_for in (drain, undrain):
+        with pytest.raises(UnknownNameError, match=r"'thre'; there are: .*did you mean three"):
+            ask_for(world, "thre")
+    world.cluster.hosts.stop("thre")  # it has left, and repeats what it said
+    world.cluster.hosts.leave("thre", world.now)
+
+
+def test_a_drained_host_that_left_takes_replicas_when_it_joins_again(three: Hosts) -> None:
+    drain(three, "x")
+    three.request(lambda cluster: cluster.hosts.leave("x", three.now))
+    three.request(lambda cluster: cluster.hosts.forget("x", three.now))
+    three.join("x")
+    assert three.cluster.hosts.state("x") is HostState.RUNNING
+
+
+def test_a_host_whose_name_has_changed_under_its_own_record_is_not_waited_for() -> None:
+    world = Hosts()
+    world.records["host"]["old"] = record("old", id="id of ")
+    world.boot()
+    world.cluster.hosts.note_own(record(""), world.now, keeps=False)
+    world.flush()
+    assert not world.records["host"]
 
 
 def test_a_deleted_application_does_not_wait_for_a_lost_host(three: Hosts) -> None:
@@ -266,7 +387,7 @@ def test_a_host_may_come_back_at_another_address(three: Hosts) -> None:
 
 def test_only_a_lost_host_can_be_evicted(three: Hosts) -> None:
     hosts = three.cluster.hosts
-    with pytest.raises(UnknownNameError, match="no other host is named 'q'; there are: x, y"):
+    with pytest.raises(UnknownNameError, match="no host is named 'q'; there are: , x, y"):
         hosts.evict("q", three.now)
     with pytest.raises(ConflictError, match="is RUNNING, and leads"):
         hosts.evict("", three.now)
