@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, field_serializer, field_validator, model_validator
 
 from greenroom.core.autoscaling.config import AUTO, MAX_REPLICAS, AutoscalingConfig
-from greenroom.core.cluster.devices import VARIABLES, amount_problem
+from greenroom.core.devices import VARIABLES, amount_problem
 from greenroom.core.validation import HOOKS, Settings, UserCode, jsonable, names_code, validated
 
 # --- Logging of replicas, under the names of Ray Serve --------------------------------------------
@@ -389,7 +389,7 @@ def requirement_lines(given: Sequence[Any]) -> tuple[str, ...]:
 class ActorOptions(Settings):
     """What one replica takes of its host, 0 unless asked for, and the environment it runs in.
 
-    Of ``num_gpus``, and of the resources in core/cluster/devices.py, it gets certain devices, and
+    Of ``num_gpus``, and of the resources in core/devices.py, it gets certain devices, and
     variables that show it no others. All other amounts are counted only.
     """
 

@@ -39,7 +39,7 @@ class ReplicaRecord:
     release: int = 1  # the number of the release that it runs
     host: str = ""
     rank: int = 0
-    devices: Mapping[str, tuple[int, ...]] | None = None  # see core.cluster.devices
+    devices: Mapping[str, tuple[int, ...]] | None = None  # see core.devices
 
 
 @travels

@@ -10,7 +10,7 @@ from __future__ import annotations
 from greenroom.actors.messages.control import Changed, MeetController, Superseded
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime.loop import Loop
-from greenroom.core.cluster.long_poll import NOTHING_SEEN
+from greenroom.core.long_poll import NOTHING_SEEN
 
 
 class EpochFence:

@@ -35,10 +35,10 @@ from greenroom.core import effects as fx, operations as ops
 from greenroom.core.cluster import status
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.leader_lease import RENEW_S
-from greenroom.core.cluster.long_poll import News, epoch_of
-from greenroom.core.cluster.placement import Placement
-from greenroom.core.cluster.state import SOFT
 from greenroom.core.errors import StateNotSavedError
+from greenroom.core.lifecycle.placement import Placement
+from greenroom.core.lifecycle.state import SOFT
+from greenroom.core.long_poll import News, epoch_of
 from greenroom.core.records import Changes
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.kv import (

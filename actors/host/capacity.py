@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 from greenroom.actors.runtime.settings import HostSettings
-from greenroom.core.cluster.devices import VARIABLES
+from greenroom.core.devices import VARIABLES
 
 logger = logging.getLogger(__name__)
 

@@ -121,7 +121,7 @@ class StartReplica(Message):
     config: dict[str, Any]
     config_id: int  # grows with each change of the config
     runtime_env: dict[str, Any] = field(default_factory=dict)  # of core.config.RuntimeEnv
-    devices: dict[str, tuple[int, ...]] = field(default_factory=dict)  # see core.cluster.devices
+    devices: dict[str, tuple[int, ...]] = field(default_factory=dict)  # see core.devices
     rank: tuple[int, int, int, int] | None = None  # see core.lifecycle.replicas.Rank
     epoch: int = 0
     num_cpus: float = 0.0  # that it takes of its host

@@ -40,7 +40,7 @@ from greenroom.actors.runtime.logs import redirect_output, replica_log
 from greenroom.actors.runtime.loop import end_where_starved
 from greenroom.actors.runtime.port import Port
 from greenroom.actors.runtime.shared_metrics import SharedMetrics
-from greenroom.core.cluster import devices
+from greenroom.core import devices
 from greenroom.core.comparing.comparing import Place, Plain
 from greenroom.core.config import RuntimeEnv, SessionAffinity
 from greenroom.core.errors import DeployFailedError

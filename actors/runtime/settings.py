@@ -32,8 +32,6 @@ from greenroom.actors.runtime.state_dir import write_private
 from greenroom.actors.transport.addresses import LOOPBACK, ProcessAddress
 from greenroom.actors.transport.cluster_key import ClusterKeyError, ensure_key
 from greenroom.actors.transport.endpoints import Way
-from greenroom.core.cluster.devices import VARIABLES
-from greenroom.core.cluster.placement import STORE_LABEL
 from greenroom.core.config import (
     MAX_GRPC_MESSAGE_BYTES,
     MAX_GRPC_RPCS,
@@ -41,7 +39,9 @@ from greenroom.core.config import (
     HTTPOptions,
     ServicerFunction,
 )
+from greenroom.core.devices import VARIABLES
 from greenroom.core.errors import InvalidRequestError, NotRunningError, StartError
+from greenroom.core.lifecycle.placement import STORE_LABEL
 from greenroom.core.validation import MAX_TAG_BYTES, describe, wrong_with
 from greenroom.persistence.locations import is_database, location_at
 

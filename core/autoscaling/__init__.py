@@ -1,6 +1,5 @@
 """How many replicas a backend should have, by its load.
 
-``decision`` decides for one backend, ``autoscaler`` keeps all backends and uses effects to ask
-users' policies, and ``config`` has the settings. The cluster calls the autoscaler in each turn and
-passes it the proxies' load reports. Pure.
+``decision`` decides for one backend, by the settings in ``config``. The cluster's autoscaler, which
+keeps all backends, takes its steps and uses effects to ask users' policies. Pure.
 """

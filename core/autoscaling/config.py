@@ -157,6 +157,17 @@ class AutoscalingConfig(Settings):
         """Return the number of replicas within the bounds that is nearest to ``replicas``."""
         return max(self.min_replicas, min(self.max_replicas, replicas))
 
+    def first_target(self, before: AutoscalingConfig | None, current: int) -> int:
+        """Return the target when a backend gets this config; ``current`` is how many it had.
+
+        A scale that there is stays, as far as the bounds allow. initial_replicas counts where there
+        is none, and where it was itself changed.
+        """
+        initial = self.initial_replicas
+        if initial is not None and (before is None or before.initial_replicas != initial):
+            return initial
+        return self.bounded(current)
+
 
 AUTO: Mapping[str, Any] = {  # what num_replicas="auto" means
     "min_replicas": 1,

@@ -426,18 +426,6 @@ class Scaling:
         return step.ended(Outcome.UPSCALED if up else Outcome.DOWNSCALED, why, replicas)
 
 
-def first_target(config: AutoscalingConfig, before: AutoscalingConfig | None, current: int) -> int:
-    """Return the target when a backend gets this config; ``current`` is how many it had.
-
-    A scale that there is stays, as far as the bounds allow. initial_replicas counts where there is
-    none, and where it was itself changed.
-    """
-    initial = config.initial_replicas
-    if initial is not None and (before is None or before.initial_replicas != initial):
-        return initial
-    return config.bounded(current)
-
-
 def number_from(answer: Mapping[str, Any]) -> float:
     """Return what a policy of the user's wants; raise ValueError saying why that is unknown."""
     if answer.get("error"):

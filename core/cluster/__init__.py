@@ -1,1 +1,1 @@
-"""The cluster's hard state as a whole: hosts, placement, long poll, the leader's lease. Pure."""
+"""The cluster as a whole: hosts, requests of clients, status, the leader's lease. Pure."""

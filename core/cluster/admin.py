@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from greenroom.core import operations as ops
 from greenroom.core.cluster import status
 from greenroom.core.cluster.cluster import Cluster
-from greenroom.core.cluster.state import State
 from greenroom.core.config import as_written
 from greenroom.core.errors import ConflictError, InvalidRequestError
 from greenroom.core.lifecycle import definitions, history
@@ -31,6 +30,7 @@ from greenroom.core.lifecycle.endpoints import (
 )
 from greenroom.core.lifecycle.goals import Subject
 from greenroom.core.lifecycle.releases import folders_of
+from greenroom.core.lifecycle.state import State
 from greenroom.core.records import (
     APPLICATION,
     BACKEND,
@@ -179,7 +179,7 @@ def _delete_endpoint(cluster: Cluster, asked: ops.DeleteEndpoint, _now: Now) -> 
         return
     if owner := owner_of(present):
         raise ConflictError(f"endpoint {asked.name!r} belongs to {owner}; delete that")
-    definitions.drop_endpoint(cluster.state, cluster.rollouts, asked.name)
+    cluster.state.drop_endpoint(asked.name)
 
 
 def _set_traffic(cluster: Cluster, asked: ops.SetTraffic, _now: Now) -> None:
@@ -299,7 +299,7 @@ def _delete_everything(cluster: Cluster, _asked: ops.DeleteEverything, now: Now)
         for name in sorted(definitions.application_names(cluster.state))
     ]
     for name in list(cluster.endpoints):
-        definitions.drop_endpoint(cluster.state, cluster.rollouts, name)
+        cluster.state.drop_endpoint(name)
     for tag in sorted(cluster.backends):
         record = cluster.backends[tag].record
         if not record.application:
@@ -379,7 +379,7 @@ def _bring_about(
     code: Mapping[str, bytes] = definitions.NO_CODE,
 ) -> str | None:
     """Bring about definitions; return the goal of that, None where nothing changes."""
-    if not definitions.bring_about(cluster.state, cluster.rollouts, wanted, code):
+    if not definitions.bring_about(cluster.state, wanted, code):
         return cluster.goals.pending_for(subject)
     return cluster.state.new_goal(subject, what)
 

@@ -12,18 +12,18 @@ import heapq
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from greenroom.core.autoscaling.autoscaler import Autoscaler
 from greenroom.core.autoscaling.decision import Loads
+from greenroom.core.cluster.autoscaler import Autoscaler
 from greenroom.core.cluster.hosts import EXPECTED_S, HOST, Hosts, prepare
-from greenroom.core.cluster.long_poll import LISTENER, Listeners
-from greenroom.core.cluster.placement import Placement, anywhere
-from greenroom.core.cluster.state import State
 from greenroom.core.comparing.comparing import AllDifferences
 from greenroom.core.effects import Effect
 from greenroom.core.lifecycle import definitions
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.goals import Progress, Subject
+from greenroom.core.lifecycle.placement import Placement, anywhere
 from greenroom.core.lifecycle.replicas import Report
+from greenroom.core.lifecycle.state import State
+from greenroom.core.long_poll import LISTENER, Listeners
 from greenroom.core.records import APPLICATION, ENDPOINT, Changes, Key
 from greenroom.core.rollouts.canaries import CANARY, Canaries
 from greenroom.core.rollouts.rollouts import ROLLOUT, Rollouts

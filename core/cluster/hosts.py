@@ -18,10 +18,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from greenroom.core.cluster.long_poll import Listeners
-from greenroom.core.cluster.placement import Placement
-from greenroom.core.cluster.state import State
 from greenroom.core.errors import ConflictError, UnknownNameError
+from greenroom.core.lifecycle.placement import Placement
+from greenroom.core.lifecycle.state import State
+from greenroom.core.long_poll import Listeners
 from greenroom.core.records import HostRecord
 from greenroom.core.validation import suggestion
 

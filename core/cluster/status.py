@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from greenroom.core.cluster.cluster import Cluster
-from greenroom.core.cluster.state import DAMAGED
 from greenroom.core.config import config_shown, options_shown, without_credentials
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.definitions import deployment_names, deployment_record, qualified
 from greenroom.core.lifecycle.replicas import LIVE, Replica
+from greenroom.core.lifecycle.state import DAMAGED
 from greenroom.core.metrics import Family, Group, Values
 from greenroom.core.operations import GetSeries
 from greenroom.core.records import BACKEND, ApplicationRecord, EndpointRecord

@@ -32,11 +32,10 @@ from dataclasses import replace
 from typing import Any
 
 from greenroom.core.autoscaling.config import AutoscalingConfig
-from greenroom.core.autoscaling.decision import first_target
-from greenroom.core.cluster.placement import Placement, Request, anywhere, needs_of
 from greenroom.core.config import BackendConfig
 from greenroom.core.effects import Check, Effect, Kill, Reconfigure, Start, Stop
 from greenroom.core.lifecycle import releases
+from greenroom.core.lifecycle.placement import Placement, Request, anywhere, needs_of
 from greenroom.core.lifecycle.replicas import (
     LEAVING,
     LIVE,
@@ -100,7 +99,7 @@ class Backend:
         for replica in self.replicas.values():
             self._take_room(replica)
         if self.config.autoscaling_config is not None and record.target is None:
-            self.update(target=first_target(self.config.autoscaling_config, None, 0))
+            self.update(target=self.config.autoscaling_config.first_target(None, 0))
 
     def update(self, **changes: Any) -> None:
         """Replace fields of the record."""
@@ -199,7 +198,7 @@ class Backend:
         if scaling is None:
             return None
         before = None if anew else self.config.autoscaling_config
-        return first_target(scaling, before, 0 if anew else self.target)
+        return scaling.first_target(before, 0 if anew else self.target)
 
     def _note_rescaling(self, before: int) -> None:
         if self.target != before:

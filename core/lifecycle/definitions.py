@@ -17,12 +17,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from greenroom.core.cluster.state import State
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
 from greenroom.core.lifecycle.endpoints import check_free, told_uses
 from greenroom.core.lifecycle.goals import Progress
 from greenroom.core.lifecycle.history import CODE_KEPT
 from greenroom.core.lifecycle.releases import digests_of, folders_of
+from greenroom.core.lifecycle.state import State
 from greenroom.core.operations import (
     ApplicationSpec,
     Deploy,
@@ -46,7 +46,6 @@ from greenroom.core.records import (
     candidate_of,
     served_as,
 )
-from greenroom.core.rollouts.rollouts import Rollouts
 from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX
 
 Wanted = dict[Key, Definition | None]
@@ -407,30 +406,16 @@ def _endpoints_then(state: State, wanted: Definitions) -> Iterator[EndpointRecor
 # --- From definitions to records ------------------------------------------------------------------
 
 
-def bring_about(
-    state: State, rollouts: Rollouts, wanted: Definitions, code: Mapping[str, bytes] = NO_CODE
-) -> bool:
+def bring_about(state: State, wanted: Definitions, code: Mapping[str, bytes] = NO_CODE) -> bool:
     """Bring about definitions that have been found valid; return whether that changed anything.
 
     ``code`` has by its digest what may not be stored yet.
     """
-    changed = [_define(state, rollouts, key, each, code) for key, each in wanted.items()]
+    changed = [_define(state, key, each, code) for key, each in wanted.items()]
     return any(changed)
 
 
-def drop_endpoint(state: State, rollouts: Rollouts, name: str) -> None:
-    """Remove an endpoint, and its rollout."""
-    state.drop_endpoint(name)
-    rollouts.forget(name)
-
-
-def _define(
-    state: State,
-    rollouts: Rollouts,
-    key: Key,
-    wanted: Definition | None,
-    code: Mapping[str, bytes],
-) -> bool:
+def _define(state: State, key: Key, wanted: Definition | None, code: Mapping[str, bytes]) -> bool:
     kind, name = key
     if isinstance(wanted, BackendDefinition):
         return _define_backend(state, name, wanted, code)
@@ -441,7 +426,7 @@ def _define(
     elif isinstance(wanted, ApplicationRecord):
         state.put_application(wanted)
     elif kind == ENDPOINT:
-        drop_endpoint(state, rollouts, name)
+        state.drop_endpoint(name)
     elif kind == APPLICATION:
         state.put_application(replace(state.applications[name], deleting=True))
     else:

@@ -22,7 +22,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from greenroom.core.backoff import pause_s
-from greenroom.core.cluster.devices import Devices
+from greenroom.core.devices import Devices
 
 
 class ReplicaState(StrEnum):

@@ -27,13 +27,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from greenroom.core.cluster.state import State
 from greenroom.core.comparing.comparing import AllDifferences
 from greenroom.core.errors import ConflictError, GreenroomError
 from greenroom.core.lifecycle import definitions
 from greenroom.core.lifecycle.endpoints import Overlay, with_shadow
 from greenroom.core.lifecycle.goals import Progress
 from greenroom.core.lifecycle.releases import digests_of
+from greenroom.core.lifecycle.state import State
 from greenroom.core.operations import Canary, ShadowTraffic, StartRollout
 from greenroom.core.records import (
     APPLICATION,
@@ -143,7 +143,7 @@ class Canaries:
                 f"the last new version of application {name!r} has queries to finish; deploy "
                 f"again when greenroom status no longer shows {candidate_of(name)!r}"
             )
-        definitions.bring_about(state, self._rollouts, _candidate(name, wanted), code)
+        definitions.bring_about(state, _candidate(name, wanted), code)
         mirrored = Overlay({})
         if settings.compare is not None:
             shadow = ShadowTraffic(
@@ -226,7 +226,7 @@ class Canaries:
         self._state.change(
             BY_ITSELF,
             what,
-            lambda: definitions.bring_about(self._state, self._rollouts, wanted),
+            lambda: definitions.bring_about(self._state, wanted),
             wall_now,
         )
         self._state.lay(name, Overlay({record.to: 1.0}))
@@ -261,12 +261,10 @@ class Canaries:
             self._retiring.discard(name)
             return
         to = definitions.qualified(name, application.ingress)
-        definitions.bring_about(
-            self._state, self._rollouts, {(ENDPOINT, to): None, (BACKEND, to): None}
-        )
+        definitions.bring_about(self._state, {(ENDPOINT, to): None, (BACKEND, to): None})
         if to not in self._state.backends:
             wanted = definitions.without_application(self._state, name)
-            definitions.bring_about(self._state, self._rollouts, wanted)
+            definitions.bring_about(self._state, wanted)
 
     def _compared(self, record: CanaryRecord) -> str:
         compare = self._rollouts.compare(record.endpoint)

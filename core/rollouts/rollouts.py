@@ -36,13 +36,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from greenroom.core.cluster.state import State
 from greenroom.core.comparing.comparing import AllDifferences, Counts
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.endpoints import Overlay, check_known
 from greenroom.core.lifecycle.goals import Progress
 from greenroom.core.lifecycle.history import Author
+from greenroom.core.lifecycle.state import State
 from greenroom.core.operations import StartRollout
 from greenroom.core.records import CompareRecord, EndpointRecord, RolloutRecord, is_candidates
 from greenroom.core.rollouts import judging
@@ -100,6 +100,7 @@ class Rollouts:
         self._state = state
         self._differences = differences
         self._records = dict(records)
+        state.on_endpoint_dropped.append(self._forget)
         for name in records.keys() - state.endpoints.keys():  # of a lost endpoint
             del self._records[name]
             state.changes.delete(ROLLOUT, name)
@@ -227,7 +228,7 @@ class Rollouts:
         """Return when :meth:`advance` has something to do, if nothing happens before."""
         return min((run.due_at for run in self._runs.values()), default=float("inf"))
 
-    def forget(self, endpoint: str) -> None:
+    def _forget(self, endpoint: str) -> None:
         """End an endpoint's rollout without a word, for the endpoint is deleted."""
         if self._records.pop(endpoint, None) is not None:
             self._runs.pop(endpoint, None)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from greenroom.actors.replica.jsonable import to_json
-from greenroom.core.cluster.placement import STORE_LABEL
 from greenroom.core.jobs import TaskProcessorConfig
+from greenroom.core.lifecycle.placement import STORE_LABEL
 
 T = TypeVar("T", bound=type)
 TASKS = "_greenroom_tasks"  # of a consumer's class: a Consumer

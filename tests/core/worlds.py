@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from greenroom.core.cluster.cluster import Cluster
-from greenroom.core.cluster.long_poll import NOTHING_SEEN, News
-from greenroom.core.cluster.placement import anywhere
-from greenroom.core.cluster.state import SOFT
 from greenroom.core.effects import AskPolicy, Check, Effect, Kill, Reconfigure, Start, Stop
 from greenroom.core.lifecycle.history import Author
+from greenroom.core.lifecycle.placement import anywhere
 from greenroom.core.lifecycle.releases import numbered
+from greenroom.core.lifecycle.state import SOFT
+from greenroom.core.long_poll import NOTHING_SEEN, News
 
 KINDS = ("backend", "endpoint", "application", *SOFT)
 BROKEN = b"raise"  # code that begins with this cannot start

@@ -26,7 +26,7 @@ from greenroom.actors.runtime.actor import CrashLoop
 from greenroom.actors.runtime.liveness import Seen, SilenceWatch
 from greenroom.actors.runtime.machine import Machine
 from greenroom.actors.transport.admission import Trouble
-from greenroom.core.cluster.state import State
+from greenroom.core.lifecycle.state import State
 from greenroom.core.routing.router import Router
 from greenroom.core.silence import TICK_S, Doing
 from greenroom.persistence.locations import location_at

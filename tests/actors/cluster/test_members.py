@@ -21,8 +21,8 @@ from greenroom.actors.transport.cluster_key import ensure_key
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.hosts import HostState
 from greenroom.core.cluster.key_rotation import KeyIds
-from greenroom.core.cluster.placement import Placement, anywhere
 from greenroom.core.errors import ConflictError
+from greenroom.core.lifecycle.placement import Placement, anywhere
 from greenroom.core.operations import DrainHost
 from greenroom.core.records import BackendRecord, HostRecord, Release
 

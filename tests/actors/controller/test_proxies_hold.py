@@ -13,7 +13,7 @@ import pytest
 from greenroom import serve
 from greenroom.actors.messages import control as cm, queries as m
 from greenroom.actors.runtime.port import CONTROLLER
-from greenroom.core.cluster.long_poll import NOTHING_SEEN
+from greenroom.core.long_poll import NOTHING_SEEN
 from greenroom.serve.exceptions import GreenroomError
 from tests.actors.by_hand import Hand
 from tests.support.systems import RunningSystem, wait_until

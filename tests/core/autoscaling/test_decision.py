@@ -21,7 +21,6 @@ from greenroom.core.autoscaling.decision import (
     Outcome,
     Scaling,
     Window,
-    first_target,
     number_from,
 )
 
@@ -243,13 +242,13 @@ def test_a_number_of_replicas_is_finite_and_not_negative(value):
 
 
 def test_a_scale_that_there_is_stays_within_the_bounds():
-    assert first_target(config(min_replicas=2), None, 0) == 2
-    assert first_target(config(min_replicas=0), None, 0) == 0
-    assert first_target(config(min_replicas=2), config(), 7) == 7
-    assert first_target(config(max_replicas=3), config(), 7) == 3
-    assert first_target(config(initial_replicas=4), None, 7) == 4
-    assert first_target(config(initial_replicas=4), config(initial_replicas=4), 7) == 7
-    assert first_target(config(initial_replicas=5), config(initial_replicas=4), 7) == 5
+    assert config(min_replicas=2).first_target(None, 0) == 2
+    assert config(min_replicas=0).first_target(None, 0) == 0
+    assert config(min_replicas=2).first_target(config(), 7) == 7
+    assert config(max_replicas=3).first_target(config(), 7) == 3
+    assert config(initial_replicas=4).first_target(None, 7) == 4
+    assert config(initial_replicas=4).first_target(config(initial_replicas=4), 7) == 7
+    assert config(initial_replicas=5).first_target(config(initial_replicas=4), 7) == 5
 
 
 # --- Windows ------------------------------------------------------------------------------------

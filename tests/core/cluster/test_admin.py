@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from greenroom.core import operations as ops
-from greenroom.core.cluster.long_poll import NOTHING_SEEN
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
 from greenroom.core.lifecycle.goals import Goals, Progress
+from greenroom.core.long_poll import NOTHING_SEEN
 from tests.core import requests as ask
 from tests.core.worlds import Spec, World
 

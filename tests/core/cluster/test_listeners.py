@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from greenroom.core.cluster.long_poll import EXPECTED_S
+from greenroom.core.long_poll import EXPECTED_S
 from greenroom.core.routing.tables import ENDPOINT_PREFIX
 from tests.core import requests as ask
 from tests.core.worlds import World

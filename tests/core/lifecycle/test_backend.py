@@ -5,7 +5,6 @@ import re
 import pytest
 
 from greenroom.core.cluster import status
-from greenroom.core.cluster.long_poll import NOTHING_SEEN
 from greenroom.core.effects import Check, Kill, Reconfigure, Start, Stop
 from greenroom.core.lifecycle.backend import (
     KILL_MARGIN_S,
@@ -16,6 +15,7 @@ from greenroom.core.lifecycle.backend import (
     Backend,
 )
 from greenroom.core.lifecycle.replicas import MAX_FAILURE, PATIENCE_S, Failures
+from greenroom.core.long_poll import NOTHING_SEEN
 from tests.core import requests as ask
 from tests.core.worlds import BROKEN, UNLOADABLE, Process, World
 

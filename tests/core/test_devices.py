@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from greenroom.core.cluster import status
-from greenroom.core.cluster.devices import choose, variables
-from greenroom.core.cluster.placement import PlacedHost
 from greenroom.core.config import ActorOptions
+from greenroom.core.devices import choose, variables
 from greenroom.core.errors import InvalidRequestError
+from greenroom.core.lifecycle.placement import PlacedHost
 from greenroom.core.lifecycle.replicas import Replica, rank
 from greenroom.core.validation import validated
 from tests.core import requests as ask

@@ -8,7 +8,7 @@ replicas in all. Running replicas are not moved.
 
 A replica takes the resources of its release's actor options as soon as it is placed. They are free
 again only when its process has ended: a replica that drains still uses its memory. Of resources
-that are devices it gets certain ones (core/cluster/devices.py), which are recorded with it.
+that are devices it gets certain ones (core/devices.py), which are recorded with it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from greenroom.core.cluster.devices import ROUNDING, VARIABLES, Devices, choose
+from greenroom.core.devices import ROUNDING, VARIABLES, Devices, choose
 
 GIB = 1024.0**3
 STORE_LABEL = "greenroom/store"  # "yes" on hosts from which the cluster's store can be opened

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from greenroom.core.autoscaling.autoscaler import LOST_S
 from greenroom.core.autoscaling.decision import Outcome
 from greenroom.core.cluster import status
+from greenroom.core.cluster.autoscaler import LOST_S
 from greenroom.core.effects import AskPolicy, Start
 from greenroom.core.records import BACKEND, differences
 from tests.core import requests as ask

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from greenroom.core.cluster import status
-from greenroom.core.cluster.placement import PlacedHost, Placement, Request, needs_of
+from greenroom.core.lifecycle.placement import PlacedHost, Placement, Request, needs_of
 from tests.core import requests as ask
 from tests.core.worlds import Spec, World
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set as AbstractSet
 from typing import Any
 
-from greenroom.core.cluster.long_poll import LongPoll
-from greenroom.core.cluster.placement import Placement
 from greenroom.core.errors import UnknownNameError
 from greenroom.core.lifecycle import releases
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.endpoints import Endpoints, Overlay, table_of
 from greenroom.core.lifecycle.goals import Goals, Subject
 from greenroom.core.lifecycle.history import Author, History
+from greenroom.core.lifecycle.placement import Placement
+from greenroom.core.long_poll import LongPoll
 from greenroom.core.records import (
     APPLICATION,
     BACKEND,
@@ -93,6 +93,7 @@ class State:
         self.code_use = releases.CodeUse()
         is_recovering = any(not backend.recovered for backend in self.backends.values())
         self.long_poll = LongPoll(epoch, closed=is_recovering)
+        self.on_endpoint_dropped: list[Callable[[str], None]] = []  # what follows endpoints
         self.touched = set(self.backends)  # to be looked at in the next step
         self.touched_applications = set(self.applications)
         self.is_torn = False  # a change failed when a part of it was made
@@ -305,11 +306,13 @@ class State:
         self.long_poll.publish(ENDPOINT_PREFIX + name, table_of(self.endpoints.served(name)))
 
     def drop_endpoint(self, name: str) -> None:
-        """Remove an endpoint; harmless when there is none."""
+        """Remove an endpoint, and what follows it; harmless when there is none."""
         self.note((ENDPOINT, name))
         if self.endpoints.pop(name, None) is not None:
             self.changes.delete("endpoint", name)
             self.long_poll.publish(ENDPOINT_PREFIX + name, None)
+        for dropped in self.on_endpoint_dropped:
+            dropped(name)
 
     def put_application(self, record: ApplicationRecord) -> None:
         """Add or replace an application."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from greenroom.core.cluster.long_poll import IDS_PER_EPOCH, NOTHING_SEEN, LongPoll, News
+from greenroom.core.long_poll import IDS_PER_EPOCH, NOTHING_SEEN, LongPoll, News
 from tests.support.memory import growth
 
 
