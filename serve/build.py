@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from greenroom.core.config import ActorOptions, LoggingConfig, RuntimeEnv
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.operations import ApplicationSpec, DeploymentSpec
-from greenroom.serve.code.packing import pack_target, packed
+from greenroom.serve.code.modules import Modules
+from greenroom.serve.code.packing import Code, pack_code, packed
 from greenroom.serve.code.runtime_env import PackedEnv, pack_env
 from greenroom.serve.deployments import Application, Deployment, name_problem
 from greenroom.serve.handle import DeploymentHandle
@@ -111,7 +112,7 @@ def build(
     return BuiltApplication(
         name,
         ingress.deployment_name,
-        tuple(builder.specs),
+        builder.deployments(),
         tuple(builder.foreign_handles()),
         builder.folders,
     )
@@ -132,6 +133,7 @@ class _Builder:
         self, application_name: str, runtime_env: RuntimeEnv | None, options: Options
     ) -> None:
         self.specs: list[DeploymentSpec] = []
+        self.codes: list[Code] = []  # of each
         self.folders: dict[str, bytes] = {}
         self._application_name = application_name
         self._runtime_env = runtime_env
@@ -155,12 +157,13 @@ class _Builder:
         what = f"deployment {name!r}"
         env = self._packed_env(deployment.actor_options)
         target, version = deployment.func_or_class, deployment.version
-        code, env = pack_target(what, target, args, kwargs, version, env)
+        code = pack_code(what, target, args, kwargs, version, env.names)
         self.folders |= env.folders
+        self.codes.append(code)
         self.specs.append(
             DeploymentSpec(
                 name=name,
-                code=code.pickled,
+                code=code.alone,
                 code_hash=code.hash,
                 version=deployment.version,
                 config=packed(what, deployment.config),
@@ -170,6 +173,16 @@ class _Builder:
         handle = DeploymentHandle(name, self._application_name)
         self._handles[id(application)] = handle
         return handle
+
+    def deployments(self) -> tuple[DeploymentSpec, ...]:
+        """Return those added, each with the modules of all: any may send an object to any."""
+        modules: Modules = {}
+        for code in self.codes:
+            modules |= code.modules
+        return tuple(
+            spec.model_copy(update={"code": code.carrying(modules)})
+            for spec, code in zip(self.specs, self.codes, strict=True)
+        )
 
     def _packed_env(self, options: ActorOptions) -> PackedEnv:
         env = options.runtime_env.over(self._runtime_env)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from typing import Any
 
+import cloudpickle
 import pytest
 
 from tests.support import logs
@@ -15,7 +17,11 @@ from tests.support.systems import PATIENCE
 
 
 def pytest_configure() -> None:
-    """Let SIGINT end what tests start, also where pytest runs in a script's background."""
+    """Let SIGINT end what tests start, also where pytest runs in a script's background.
+
+    What tests deploy travels by value, or each replica would import the tests' modules, and pytest.
+    """
+    cloudpickle.register_pickle_by_value(sys.modules["tests"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

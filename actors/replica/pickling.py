@@ -17,6 +17,7 @@ from typing import Any
 import cloudpickle
 
 from greenroom.actors.replica.callables import library_dirs
+from greenroom.actors.replica.modules import remember_source
 
 PROTOCOL = 5
 MAX_SOURCE = 1024 * 1024  # characters of one file; generated code may be larger
@@ -27,9 +28,15 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
 
     has_source = False
 
-    def __init__(self, buffer: io.BytesIO) -> None:
-        super().__init__(buffer, protocol=PROTOCOL)
+    def __init__(self) -> None:
+        self._buffer = io.BytesIO()
+        super().__init__(self._buffer, protocol=PROTOCOL)
         self._sources: dict[str, str] = {}  # by file: one object each, so that it is written once
+
+    def dumps(self, value: Any) -> bytes:
+        """Return the pickle of ``value``; the pickler is of no use any more."""
+        self.dump(value)
+        return self._buffer.getvalue()
 
     def reducer_override(self, obj: Any) -> Any:
         """Return how to pickle ``obj``; NotImplemented for pickle's own way."""
@@ -50,16 +57,10 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
 def made_code(arguments: tuple[Any, ...], filename: str, source: str) -> types.CodeType:
     """Make code again, and let linecache know its source; what pickles call."""
     if source:
-        known = linecache.cache.get(filename)
-        if known is None or known[0] != len(source) or "".join(known[2]) != source:
-            # Without a time of change, so that linecache never looks at the file.
-            lines = source.splitlines(keepends=True)
-            linecache.cache[filename] = (len(source), None, lines, filename)
+        remember_source(filename, source)
     return types.CodeType(*arguments).replace(co_filename=filename)
 
 
 def dumps(value: Any) -> bytes:
     """Pickle a value, by value where it has no module that can be imported."""
-    buffer = io.BytesIO()
-    ByValuePickler(buffer).dump(value)
-    return buffer.getvalue()
+    return ByValuePickler().dumps(value)

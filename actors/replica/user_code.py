@@ -382,7 +382,14 @@ class UserCode:
             return _failed(query, error, is_http=isinstance(call, HttpCall))
 
     async def _answer_python(self, reply: Reply, call: PythonCall) -> Answer | None:
-        args, kwargs = arguments_of(call)
+        try:
+            args, kwargs = arguments_of(call)
+        except ModuleNotFoundError as error:
+            raise _RefusedError(
+                f"the arguments of a call to {call.method} have objects of a module that the "
+                f"deployment lacks ({error}); import it in the application's modules, or add it to "
+                "the runtime_env's py_modules"
+            ) from error
         if reply.feed is not None:
             args = (*args, _values_of(reply.feed))
         result = await self._invoke(call.method, self._method(call.method), args, kwargs)

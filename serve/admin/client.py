@@ -30,7 +30,7 @@ from greenroom.serve.admin.session import (
     stop_limit_s,
     wait_for_goal,
 )
-from greenroom.serve.code.packing import Code, pack_code, pack_target, packed, packed_changes
+from greenroom.serve.code.packing import Code, pack_by_value, pack_code, packed, packed_changes
 from greenroom.serve.code.runtime_env import pack_env
 from greenroom.serve.deployments import Deployment
 from greenroom.serve.handle import DeploymentHandle
@@ -43,9 +43,9 @@ def packed_compare(what: str, compare: object) -> Compare:
     """Return settings as they travel, a function as bytes; InvalidRequestError otherwise."""
     if isinstance(compare, Compare) or not callable(compare) or not hasattr(compare, "__name__"):
         return check_compare(compare)
-    code = pack_code(f"the compare function of {what}", compare, (), {}, None)
+    code = pack_by_value(f"the compare function of {what}", compare)
     name = f"{compare.__module__}.{getattr(compare, '__qualname__', compare.__name__)}"
-    return check_compare({"how": "function", "function": name, "code": code.pickled})
+    return check_compare({"how": "function", "function": name, "code": code})
 
 
 S = TypeVar("S", bound=Settings)
@@ -425,9 +425,9 @@ class Client:
         check_arguments(what, target, args, kwargs)
         options = _made(ActorOptions, actor_options)
         env = pack_env(options.runtime_env)
-        code, packed_env = pack_target(what, target, args, kwargs, version, env)
-        missing = applications.missing_of(self._connection, packed_env.folders)
-        options = options.model_copy(update={"runtime_env": packed_env.env})
+        code = pack_code(what, target, args, kwargs, version, env.names)
+        missing = applications.missing_of(self._connection, env.folders)
+        options = options.model_copy(update={"runtime_env": env.env})
         return code, options.model_dump(), missing
 
     def _goal(self, request: Any) -> str | None:

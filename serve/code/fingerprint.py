@@ -39,6 +39,7 @@ from cloudpickle import cloudpickle as internals
 
 from greenroom.actors.replica.pickling import PROTOCOL
 from greenroom.actors.replica.user_code import named_target
+from greenroom.serve.code.modules import travels_by_value
 
 # --- Pickling parts of user code that do not pickle by themselves ---------------------------------
 #
@@ -108,11 +109,7 @@ def _cached_part(value: Any) -> Any:
 
 
 def _is_by_value(module: str | None, name: str) -> bool:
-    if module is None or module == "__main__" or "<locals>" in name:
-        return True
-    parts = module.split(".")
-    packages = {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
-    return not packages.isdisjoint(cloudpickle.list_registry_pickle_by_value())
+    return module is None or "<locals>" in name or travels_by_value(module)
 
 
 class _Late:

@@ -1,15 +1,10 @@
 """User code and arguments as bytes for another process, and what to name when that fails.
 
 Theory of operation. cloudpickle writes a class or function of an importable module as a mere
-reference. A replica has another sys.path, so the modules of the user's application must travel by
-value. The application's folders are those of its deployments' top-level packages or modules, and
-the script's own; every ``.py`` module loaded from such a folder is registered with cloudpickle, for
-good. Installed packages, the standard library and Greenroom itself stay references. Folders are
-only added, and modules imported since the last call are found by the count of modules.
-
-What replicas have a copy of, by a runtime_env, travels as references, and is imported there. Code
-that cannot travel by value, because its module has a lock or a pool, is treated as if it had such
-an environment: :func:`pack_target` adds the modules of its folder.
+reference. Where the module is the user's, and no runtime_env has a copy of it, its text goes along
+(modules.py). What nobody can import travels by value: a script's ``__main__``, a notebook, what is
+defined within a function, and modules that the user gave to cloudpickle's
+``register_pickle_by_value``.
 """
 
 from __future__ import annotations
@@ -17,83 +12,23 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
-import io
-import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 import cloudpickle
 
 from greenroom.actors.replica.callables import is_users
+from greenroom.actors.replica.modules import Module, loaded
 from greenroom.actors.replica.pickling import PROTOCOL, ByValuePickler, dumps
 from greenroom.actors.replica.user_code import ASGI_APP
 from greenroom.core.config import BackendConfig
 from greenroom.core.errors import InvalidRequestError
 from greenroom.serve.code.fingerprint import app_part, deployed_reference, fingerprint
-from greenroom.serve.code.runtime_env import PackedEnv, with_modules
-
-_app_dirs: set[Path] = set()
-_sent: frozenset[Path] = frozenset()
-_seen_modules = 0
-
-
-def add_app_dir_of(target: Any, sent: frozenset[Path] = frozenset()) -> None:
-    """Take the folder of the application that defines ``target`` as one that replicas lack.
-
-    Modules in the folders of ``sent`` travel as references, for these replicas have a copy.
-    """
-    global _seen_modules, _sent  # noqa: PLW0603 - one registry per process, as cloudpickle's own
-    known = _sent, len(_app_dirs)
-    module = sys.modules.get(getattr(target, "__module__", None) or "")
-    if module is not None and is_users(module):
-        _app_dirs.add(_app_dir(module))
-    _sent = sent
-    if known != (_sent, len(_app_dirs)):
-        _seen_modules = 0
-    refresh()
-
-
-def refresh() -> None:
-    """Register the modules of the application folders that were imported since the last call."""
-    global _seen_modules  # noqa: PLW0603
-    if _seen_modules == len(sys.modules):
-        return
-    main = sys.modules.get("__main__")
-    if main is not None and is_users(main):
-        _app_dirs.add(_app_dir(main))
-    _seen_modules = len(sys.modules)
-    for name, module in list(sys.modules.items()):
-        if not (is_users(module) and module.__name__ == name):
-            continue
-        # Links are followed only where there is something to find: that asks the disk.
-        if _sent and not _sent.isdisjoint(Path(str(module.__file__)).resolve().parents):
-            if name in cloudpickle.list_registry_pickle_by_value():
-                cloudpickle.unregister_pickle_by_value(module)
-        elif _is_in_app_dirs(module):
-            cloudpickle.register_pickle_by_value(module)
-
-
-def _is_in_app_dirs(module: ModuleType) -> bool:
-    return any(folder in _file_of(module).parents for folder in _app_dirs)
-
-
-def _file_of(module: ModuleType) -> Path:
-    # ``python ../main.py`` leaves the dots in __file__, and not in those of the modules beside it.
-    return Path(os.path.abspath(str(module.__file__)))
-
-
-def _app_dir(module: ModuleType) -> Path:
-    """Return the folder that has to be on sys.path for the module to be importable."""
-    spec = module.__spec__  # of ``python -m``, it has the name that __main__ hides
-    name = spec.name if spec is not None else module.__name__
-    file = _file_of(module)
-    depth = name.count(".") + (file.name == "__init__.py")
-    return file.parents[min(depth, len(file.parents) - 1)]
-
+from greenroom.serve.code.modules import Modules, hash_of, modules_of
 
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 _DEPTH = 6
@@ -102,8 +37,28 @@ _DEPTH = 6
 class Code(NamedTuple):
     """Code with its constructor's arguments, as CreateBackend and DeploymentSpec carry them."""
 
-    pickled: bytes
+    alone: bytes
+    modules: Modules
     hash: str
+
+    @property
+    def pickled(self) -> bytes:
+        """The code with the modules that it needs."""
+        return self.carrying(self.modules)
+
+    def carrying(self, modules: Modules) -> bytes:
+        """Return the code with these modules; its hash is of its own."""
+        if not modules:
+            return self.alone
+        return pickle.dumps(_Carried(tuple(modules.values()), self.alone), protocol=PROTOCOL)
+
+
+class _Carried(NamedTuple):
+    modules: tuple[Module, ...]
+    alone: bytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return loaded, tuple(self)
 
 
 def pack_code(
@@ -112,24 +67,41 @@ def pack_code(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     version: str | None,
-    sent: frozenset[Path] = frozenset(),
+    there: frozenset[str] = frozenset(),
 ) -> Code:
-    """Pickle code by value; ``what`` names it in the InvalidRequestError when it cannot be.
+    """Pickle code; ``what`` names it in the InvalidRequestError when it cannot be.
 
-    ``sent`` are the folders that replicas have a copy of.
+    ``there`` are the modules and packages that the runtime_env brings.
     """
-    add_app_dir_of(func_or_class, sent)
     value = (func_or_class, args, kwargs)
     if wrong := _settle_annotations(func_or_class):
         raise InvalidRequestError(f"{what}: {wrong}")
     try:
         mark = fingerprint(value)  # first: it settles the ids that the pickle will have
-        pickled = _dumps(value)
+        pickler = _CodePickler()
+        alone = pickler.dumps(value)
+        modules = modules_of(pickler.names, pickler.codes, there)
     except Exception as error:  # any object may refuse in any way
         roots = {func_or_class.__name__: func_or_class, **_named(args, kwargs)}
         raise InvalidRequestError(f"{what} cannot be pickled: {_blame(roots, error)}") from error
-    mark += _hash_of_installed(func_or_class)
-    return Code(pickled, hashlib.sha256(f"{mark} {version!r}".encode()).hexdigest())
+    mark += hash_of(modules) + _hash_of_installed(func_or_class)
+    return Code(alone, modules, hashlib.sha256(f"{mark} {version!r}".encode()).hexdigest())
+
+
+def pack_by_value(what: str, function: Callable[..., Any]) -> bytes:
+    """Pickle a function for processes that may have modules of the user's in another version.
+
+    So none goes along: what it uses of them is part of the pickle.
+    """
+    modules = pack_code(what, function, (), {}, None).modules
+    there = [sys.modules[name] for name in modules if name in sys.modules]
+    for module in there:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return pack_code(what, function, (), {}, None).alone
+    finally:
+        for module in there:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def _hash_of_installed(target: Callable[..., Any]) -> str:
@@ -141,43 +113,6 @@ def _hash_of_installed(target: Callable[..., Any]) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def pack_target(
-    what: str,
-    target: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    version: str | None,
-    env: PackedEnv,
-) -> tuple[Code, PackedEnv]:
-    """Pickle code for replicas with an environment; return it with the environment that it needs.
-
-    That has the modules of the code's own folder besides, where the code cannot travel by value.
-    Raises InvalidRequestError naming what is in the way.
-    """
-    try:
-        return pack_code(what, target, args, kwargs, version, env.paths), env
-    except InvalidRequestError:
-        folder = _importable_from(target)
-        if folder is None or folder in env.paths:
-            raise
-        try:
-            code = pack_code(what, target, args, kwargs, version, env.paths | {folder})
-        except InvalidRequestError:
-            code = None  # an argument, say, cannot be pickled either way
-        if code is None:
-            raise
-        return code, with_modules(env, folder)
-
-
-def _importable_from(target: Callable[..., Any]) -> Path | None:
-    """Return the folder of the user's from which code can be imported by its name, if there is."""
-    module = sys.modules.get(getattr(target, "__module__", None) or "__main__")
-    is_named = "<locals>" not in getattr(target, "__qualname__", "<locals>")
-    if module is None or module.__name__ == "__main__" or not (is_named and is_users(module)):
-        return None
-    return _app_dir(module).resolve()
-
-
 def _settle_annotations(func_or_class: Callable[..., Any]) -> str:
     source = getattr(func_or_class, ASGI_APP, None)
     return "" if source is None else str(source.settle_annotations())
@@ -187,7 +122,6 @@ def pack_arguments(what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """Pickle the arguments of one call to ``what``."""
     if _PLAIN.issuperset(map(type, args)) and _PLAIN.issuperset(map(type, kwargs.values())):
         return pickle.dumps((args, kwargs), protocol=PROTOCOL)  # a third of cloudpickle's time
-    refresh()
     try:
         return dumps((args, kwargs))
     except Exception as error:  # any object may refuse in any way
@@ -236,20 +170,25 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 class _CodePickler(ByValuePickler):
     has_source = True
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()  # of modules that the code refers to
+        self.codes: list[CodeType] = []  # what travels by value
+
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, CodeType):
+            self.codes.append(obj)
+        elif isinstance(obj, ModuleType):
+            self.names.add(obj.__name__)
+        elif isinstance(module := getattr(obj, "__module__", None), str):
+            self.names.add(module)
         reduced = app_part(obj) or deployed_reference(obj)
         return super().reducer_override(obj) if reduced is None else reduced
 
 
-def _dumps(value: Any) -> bytes:
-    buffer = io.BytesIO()
-    _CodePickler(buffer).dump(value)
-    return buffer.getvalue()
-
-
 def _can_be_pickled(value: Any) -> bool:
     try:
-        _dumps(value)
+        _CodePickler().dumps(value)
     except Exception:  # any object may refuse in any way
         return False
     return True

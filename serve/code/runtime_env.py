@@ -40,11 +40,11 @@ class Folder(NamedTuple):
 
 
 class PackedEnv(NamedTuple):
-    """A runtime_env that names zips, those zips, and the paths whose modules replicas have."""
+    """A runtime_env that names zips, those zips, and what these have for `import`."""
 
     env: RuntimeEnv
     folders: dict[str, bytes]  # zip by digest
-    paths: frozenset[Path]
+    names: frozenset[str]  # of packages and modules at the top of the zips
 
 
 def working_in(folder: Path, env: RuntimeEnv | None = None) -> RuntimeEnv:
@@ -68,21 +68,16 @@ def pack_env(env: RuntimeEnv) -> PackedEnv:
     return PackedEnv(
         env.model_copy(update=changes),
         dict(folders),
-        frozenset(Path(path).resolve() for path in env.folders),
+        frozenset(name for folder in folders for name in _names_in(folder.content)),
     )
 
 
-def with_modules(packed: PackedEnv, folder: Path) -> PackedEnv:
-    """Return an environment that has the modules below a folder besides, and no other files."""
-    told = f"modules of {str(folder)!r}"
-    files = [_file(name, path) for name, path in _files(told, folder) if path.suffix == ".py"]
-    modules = _zip_of(told, sorted(files, key=lambda file: file.name))
-    env = packed.env
-    return PackedEnv(
-        env.model_copy(update={"py_modules": (*env.py_modules, modules.digest)}),
-        {**packed.folders, modules.digest: modules.content},
-        packed.paths | {folder},
-    )
+def _names_in(content: bytes) -> Iterator[str]:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        for path in archive.namelist():
+            top, is_below, _ = path.partition("/")
+            if is_below or top.endswith(".py"):
+                yield top.removesuffix(".py")
 
 
 def _requirements_in(installer: str, file: Path) -> tuple[str, ...]:

@@ -10,11 +10,8 @@ import threading
 import cloudpickle
 import pytest
 
-from greenroom.actors.environments.folders import unpack
-from greenroom.core.config import RuntimeEnv
 from greenroom.serve.code.fingerprint import fingerprint
-from greenroom.serve.code.packing import pack_arguments, pack_code, pack_target
-from greenroom.serve.code.runtime_env import pack_env
+from greenroom.serve.code.packing import pack_arguments, pack_by_value, pack_code
 from greenroom.serve.exceptions import InvalidRequestError
 
 LOCK = threading.Lock()
@@ -84,8 +81,6 @@ def test_equal_code_has_one_hash_in_every_process(project):
     source = BUILD + "print(spec.code_hash)"
     first = run(source, project, seed="1")
     assert first == run(source, project, seed="2")  # the second one loads the .pyc of the first
-    (project / "app.py").write_text("# a comment\n" + MODULE)
-    assert run(source, project, seed="3") == first
     # A .pyc is told from a newer source by the time in seconds and the size: change the size.
     (project / "helpers.py").write_text("def double(x):\n    return 1 + 2 * x\n")
     assert run(source, project) != first
@@ -101,18 +96,18 @@ def test_another_checkout_of_the_same_code_has_the_same_hash(project, tmp_path):
     assert run(source, elsewhere) != run(source, project)
 
 
-def test_a_replica_runs_code_that_it_cannot_import_and_its_exceptions_come_home(project, tmp_path):
+def test_a_replica_imports_what_it_has_no_files_of_and_its_exceptions_come_home(project, tmp_path):
     code, error = tmp_path / "code", tmp_path / "error"
     save = BUILD + "open(sys.argv[2], 'wb').write(spec.code)"
     run(save, project, code)
-    assert run(REPLICA, code, error) == "8 False False"
+    assert run(REPLICA, code, error) == "8 True True"
     # A process that deployed nothing but equal code knows the class again.
     load = BUILD + "import pickle; e = pickle.load(open(sys.argv[2], 'rb'))\n"
     load += "print(type(e) is app.AppError, e.args[1] is app.Color.RED)"
     assert run(load, project, error, seed="5") == "True True"
 
 
-def test_a_script_and_the_modules_beside_it_travel_by_value(project, tmp_path):
+def test_a_script_travels_by_value_and_takes_along_the_modules_beside_it(project, tmp_path):
     code = tmp_path / "code"
     script = project / "script.py"
     script.write_text(
@@ -209,6 +204,9 @@ class Plain:
     def __call__(self):
         return 1
 
+def word():
+    return WORD
+
 WORD = "one"
 """
 
@@ -224,37 +222,35 @@ def apps(tmp_path, monkeypatch):
     del sys.modules["locked_app"]
 
 
-def packed_target(deployment):
-    target = deployment.func_or_class
-    return pack_target("it", target, (), {}, None, pack_env(RuntimeEnv()))
-
-
-def test_what_cannot_travel_by_value_is_imported_from_a_copy_of_its_modules(apps, tmp_path):
-    code, env = packed_target(apps.Plain)
-    assert env.env == RuntimeEnv()
-    assert b"named_target" not in code.pickled, "it went by value"
-    code, env = packed_target(apps.Locked)
+def test_code_whose_module_has_a_lock_is_imported_where_it_runs(apps, tmp_path):
+    code = pack_code("it", apps.Locked.func_or_class, (), {}, None)
     assert pickle.loads(code.pickled)[0] is apps.Locked.func_or_class
-    (digest,) = env.env.py_modules
-    folder = unpack(env.folders[digest], digest, tmp_path)
-    assert [path.name for path in folder.iterdir()] == ["locked_app.py"]
+    assert code.modules.keys() == {"locked_app"}
     load = "import pickle, sys; t = pickle.load(open(sys.argv[1], 'rb'))[0]; print(t()())"
     (tmp_path / "code").write_bytes(code.pickled)
-    done = subprocess.run(
-        [sys.executable, "-c", load, str(tmp_path / "code")],
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        check=True,
-    )
-    assert done.stdout == b"one\n"
+    assert run(load, tmp_path / "code") == "one"
 
 
-def test_what_can_travel_in_no_way_is_named_as_before(apps):
+def test_what_cannot_travel_is_named(apps):
     class Local:
         def __call__(self):
             return LOCK
 
     with pytest.raises(InvalidRequestError, match="which uses LOCK, is"):
-        pack_target("it", Local, (), {}, None, pack_env(RuntimeEnv()))
-    with pytest.raises(InvalidRequestError, match="it cannot be pickled"):
-        pack_target("it", apps.Locked.func_or_class, (LOCK,), {}, None, pack_env(RuntimeEnv()))
+        pack_code("it", Local, (), {}, None)
+    with pytest.raises(InvalidRequestError, match="argument 1 is <unlocked"):
+        pack_code("it", apps.Locked.func_or_class, (LOCK,), {}, None)
+
+
+def test_a_module_that_is_there_is_not_made_again(apps):
+    code = pack_code("it", apps.Plain.func_or_class, (), {}, None)
+    before = list(sys.meta_path)
+    pickle.loads(code.pickled)
+    assert sys.meta_path == before
+
+
+def test_a_function_by_value_needs_no_module_of_the_users(apps, tmp_path):
+    (tmp_path / "code").write_bytes(pack_by_value("it", apps.word))
+    load = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb'))[0]())"
+    assert run(load, tmp_path / "code") == "one"
+    assert not cloudpickle.list_registry_pickle_by_value() & {"locked_app"}

@@ -126,6 +126,21 @@ def test_cancelled_async_code_hears_of_it_and_frees_its_slot(
     assert replica.check(1)[0].ongoing == 0
 
 
+def test_arguments_of_a_module_that_the_deployment_lacks_are_refused_by_its_name(
+    replica_of: MakeReplica, gate: Path
+) -> None:
+    replica = replica_of(Gate, str(gate))
+    (call,) = replica.calls(1, method="quick")
+    asked = pickle.loads(call.query.call)._replace(arguments=b"cno_such_module\nname\n.")
+    call = call._replace(query=call.query._replace(call=pickle.dumps(asked)))
+    replica.run([call])
+    answer = replica.answer(call)
+    assert isinstance(answer, m.FailedAnswer)
+    assert answer.kind == "InvalidRequestError"
+    assert "the deployment lacks (No module named 'no_such_module')" in answer.text
+    assert replica.value(method="quick") == 0
+
+
 def test_who_takes_parts_is_told_that_a_router_which_lost_it_has_ended_the_answer(
     replica_of: MakeReplica, gate: Path
 ) -> None:

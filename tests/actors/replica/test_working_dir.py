@@ -155,7 +155,7 @@ def test_a_runtime_env_is_there_before_user_code_and_of_each_deployment_by_itsel
         assert (status, json.loads(body)) == (
             200,
             {
-                "at import": "not set",  # here, from where the class travels by value
+                "at import": "deployment",
                 "now": "deployment",
                 "of the application": "too",
                 "helper": "one",
