@@ -70,16 +70,19 @@ class Batches(Generic[T]):
         """Return whether nothing waits or runs."""
         return not (self._running or self._lines)
 
-    def add(self, item: T, group: Hashable, now: float) -> None:
-        """Add an item that waits; it may be refused at once."""
+    def add(self, item: T, group: Hashable, now: float) -> bool:
+        """Add an item that waits; return whether it was refused, or another batch may be due."""
         line = self._lines.get(group)
+        is_first = line is None
         if line is None:
             line = self._lines[group] = _Line()
         elif self._size_of is not None and (problem := self._problem(item)):
             self.refused.append((item, problem))
-            return
+            return True
+        was_full = line.is_full
         line.items[item] = now
         self._grow(group, line)
+        return is_first or line.is_full != was_full or bool(self.refused)
 
     def remove(self, item: T, group: Hashable) -> None:
         """Forget an item that waits; harmless when it does not."""

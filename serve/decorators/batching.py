@@ -204,17 +204,15 @@ def _wrapped(batching: _Batching) -> Any:
 
     @functools.wraps(batching.function)
     async def returning(*args: Any, **kwargs: Any) -> Any:
-        item = batching.submit(returning, args, kwargs)
+        item = batching.submit(_Call, returning, args, kwargs)
         try:
-            outcome = await item.next()
-            assert outcome is not None, "only a stream ends"
-            return outcome.get()
+            return (await item.future).get()
         finally:
             item.leave()
 
     @functools.wraps(batching.function)
     async def streaming(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        item = batching.submit(streaming, args, kwargs)
+        item = batching.submit(_StreamCall, streaming, args, kwargs)
         try:
             while (outcome := await item.next()) is not None:
                 yield outcome.get()
@@ -261,37 +259,38 @@ class _Batching:
         for queue in self._queues.all():
             queue.limits_changed()
 
-    def submit(self, wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Item:
+    def submit(
+        self, kind: type[I], wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> I:
         """Put one call into the queue of its instance on the running loop."""
         owner = self._queues.owner(wrapper, args)
         values = self._values(self._signature(len(owner)), args[len(owner) :], kwargs)
         queue = self._queues.get(owner, lambda loop: _Queue(self, loop))
-        item = _Item(queue, owner, values)
+        item = kind(queue, owner, values)
         queue.add(item)
         return item
 
     @staticmethod
     def _values(
         signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> dict[str, Any]:
+    ) -> tuple[Any, ...]:
         """Return what a call gives each parameter; TypeError as for any function."""
         if len(args) == 1 == len(signature.parameters) and not kwargs:  # binding takes 8 us
             (parameter,) = signature.parameters.values()
             if parameter.kind is not parameter.KEYWORD_ONLY:
-                return {parameter.name: args[0]}
+                return args
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return bound.arguments
+        return tuple(bound.arguments.values())
 
-    def call(self, items: list[_Item]) -> Any:
+    def call(self, items: list[_Call]) -> Any:
         """Call the batch function with a list for each parameter."""
         owner = items[0].owner
         positional, named = [], {}
-        parameters = self._signature(len(owner)).parameters
-        for name in items[0].values:
-            column = [item.values[name] for item in items]
-            if parameters[name].kind is inspect.Parameter.KEYWORD_ONLY:
-                named[name] = column
+        for number, parameter in enumerate(self._signature(len(owner)).parameters.values()):
+            column = [item.values[number] for item in items]
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                named[parameter.name] = column
             else:
                 positional.append(column)
         return self.function(*owner, *positional, **named)
@@ -310,27 +309,27 @@ class _Batching:
         return signature
 
     @property
-    def size_of(self) -> Callable[[list[_Item]], float] | None:
+    def size_of(self) -> Callable[[list[_Call]], float] | None:
         """What tells the size of some items; None to count them."""
         size_fn = self._size_fn
         if size_fn is None:
             return None
-        return lambda items: size_fn([next(iter(item.values.values())) for item in items])
+        return lambda items: size_fn([item.values[0] for item in items])
 
 
-class _Item:
-    """One call, and what arrives for its caller: outcomes, and None at the end of a stream."""
+class _Call:
+    """One call, and the future of its outcome."""
 
-    __slots__ = ("added_at", "arrived", "batch", "context", "owner", "query", "queue", "values")
+    __slots__ = ("added_at", "batch", "context", "future", "owner", "query", "queue", "values")
 
-    def __init__(self, queue: _Queue, owner: tuple[Any, ...], values: dict[str, Any]) -> None:
+    def __init__(self, queue: _Queue, owner: tuple[Any, ...], values: tuple[Any, ...]) -> None:
         self.queue = queue
         self.owner = owner  # the instance, in a tuple; empty for a function
-        self.values = values  # by parameter
+        self.values = values  # of the parameters
         self.context: Context = copy_context()
         self.query = user_context.running.get()
         self.batch: _Running | None = None  # once it has begun
-        self.arrived: asyncio.Queue[Any] = asyncio.Queue()
+        self.future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.added_at = 0.0
 
     @property
@@ -338,12 +337,15 @@ class _Item:
         """What the items of a batch have in common."""
         return user_context.batching_group(self.query)
 
-    async def next(self) -> Outcome | None:
-        """Wait for the next value of a stream; None at its end."""
-        outcome: Outcome | None = await self.arrived.get()
-        if self.batch is not None:
-            self.batch.moved.set()
-        return outcome
+    def put(self, outcome: Outcome | None) -> None:
+        """Give the caller its outcome."""
+        if not self.future.done() and outcome is not None:
+            self.future.set_result(outcome)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the batch has to wait for the caller."""
+        return False
 
     def leave(self) -> None:
         """Want nothing more. A batch with no other item is cancelled."""
@@ -353,14 +355,43 @@ class _Item:
             self.batch.cancel()
 
 
+class _StreamCall(_Call):
+    """One call of a generator, and what arrives for its caller: outcomes, and None at the end."""
+
+    __slots__ = ("arrived",)
+
+    def __init__(self, queue: _Queue, owner: tuple[Any, ...], values: tuple[Any, ...]) -> None:
+        super().__init__(queue, owner, values)
+        self.arrived: asyncio.Queue[Outcome | None] = asyncio.Queue()
+
+    def put(self, outcome: Outcome | None) -> None:
+        """Give the caller another outcome."""
+        self.arrived.put_nowait(outcome)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the batch has to wait for the caller."""
+        return self.arrived.qsize() >= MAX_AHEAD
+
+    async def next(self) -> Outcome | None:
+        """Wait for the next value; None at the end."""
+        outcome = await self.arrived.get()
+        if self.batch is not None:
+            self.batch.moved.set()
+        return outcome
+
+
+I = TypeVar("I", bound=_Call)  # noqa: E741  # the item
+
+
 class _Running:
     """A batch that has begun."""
 
-    def __init__(self, batching: _Batching, items: list[_Item]) -> None:
+    def __init__(self, batching: _Batching, items: list[_Call]) -> None:
         self._batching = batching
         self._name = batching.function.__qualname__
         self._items = items
-        self.wanted: dict[_Item, None] = dict.fromkeys(items)  # those whose callers still wait
+        self.wanted: dict[_Call, None] = dict.fromkeys(items)  # those whose callers still wait
         self.moved = asyncio.Event()  # set when a caller has taken a value, or left
         self._task: asyncio.Task[None] | None = None
         self._query: RunningQuery | None = None  # what its calls through handles belong to
@@ -379,7 +410,7 @@ class _Running:
         if self._query is not None:
             self._query.cancel_calls()
 
-    def drop(self, item: _Item) -> bool:
+    def drop(self, item: _Call) -> bool:
         """Give an item nothing any more; return whether there was anything to come."""
         self.moved.set()
         return self.wanted.pop(item, self) is None
@@ -400,7 +431,8 @@ class _Running:
                 await self._stream(called)
             else:
                 for item, result in self._pairs(await called, "returned"):
-                    self._put(item, result)
+                    item.put(_outcome(result))
+                self.wanted.clear()
         except asyncio.CancelledError as error:
             if not self.wanted:
                 raise
@@ -421,27 +453,23 @@ class _Running:
                         self._put_step(item, result)
                 if not self.wanted:
                     return
-                while any(item.arrived.qsize() >= MAX_AHEAD for item in self.wanted):
+                while any(item.is_behind for item in self.wanted):
                     self.moved.clear()
                     await self.moved.wait()
         self._put_all(None)
 
-    def _put_step(self, item: _Item, result: Any) -> None:
+    def _put_step(self, item: _Call, result: Any) -> None:
         if result in _ENDS if isinstance(result, type) else isinstance(result, _ENDS):
-            item.arrived.put_nowait(None)
+            item.put(None)
             self.drop(item)
         else:
-            self._put(item, result)
+            item.put(_outcome(result))
             if isinstance(result, Exception):
                 self.drop(item)
 
-    def _put(self, item: _Item, result: Any) -> None:
-        failed = isinstance(result, Exception)
-        item.arrived.put_nowait(Outcome.failed(result) if failed else Outcome(result))
-
     def _put_all(self, outcome: Outcome | None) -> None:
         for item in self.wanted:
-            item.arrived.put_nowait(outcome)
+            item.put(outcome)
 
     def _pairs(self, results: Any, did: str) -> Any:
         """Pair the items with their results; GreenroomError where that does not work out."""
@@ -459,6 +487,10 @@ class _Running:
         return zip(self._items, results, strict=True)
 
 
+def _outcome(result: Any) -> Outcome:
+    return Outcome.failed(result) if isinstance(result, Exception) else Outcome(result)
+
+
 class _Queue:
     """What waits for one instance's batch function on one loop, and how many batches run."""
 
@@ -466,20 +498,20 @@ class _Queue:
         self._batching = batching
         # A strong reference would keep the loop, which is the key of this in a weak dict, for ever.
         self._loop = weakref.ref(loop)
-        self._batches: Batches[_Item] = Batches(
+        self._batches: Batches[_Call] = Batches(
             *batching.limits, batching.max_batches, batching.size_of
         )
         self._timer: asyncio.Handle | None = None
         self._timer_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()  # loops do not keep their tasks alive
 
-    def add(self, item: _Item) -> None:
+    def add(self, item: _Call) -> None:
         """Add an item that waits."""
         item.added_at = asyncio.get_running_loop().time()
-        self._batches.add(item, item.group, item.added_at)
-        self._arm()
+        if self._batches.add(item, item.group, item.added_at):
+            self._arm()
 
-    def remove(self, item: _Item) -> None:
+    def remove(self, item: _Call) -> None:
         """Forget an item that waits."""
         self._batches.remove(item, item.group)
         self._arm()
@@ -504,7 +536,7 @@ class _Queue:
         No batch begins at once: calls made in the same pass of the loop belong in one batch.
         """
         for item, error in self._batches.refused:
-            item.arrived.put_nowait(Outcome.failed(error))
+            item.put(Outcome.failed(error))
         self._batches.refused.clear()
         due = self._batches.due_at()
         if self._timer is not None:
