@@ -100,10 +100,9 @@ def _begin_deploy(environ: dict[str, str], folder: str) -> None:
 
 def test_a_module_that_a_host_has_not_fails_the_deploy_naming_both(three: Cluster) -> None:
     a, b, _ = three.hosts
-    here = three.folder.with_name(
-        f"{three.folder.name}-installed"
-    )  # not in the folder that travels by value
-    here.mkdir()
+    installed = three.folder.with_name(f"{three.folder.name}-installed")
+    here = installed / "site-packages"  # what is installed does not travel
+    here.mkdir(parents=True)
     (here / "onlyhere.py").write_text("WORD = 'here'")
     a.start(PYTHONPATH=str(here))
     b.start(PYTHONPATH="")
