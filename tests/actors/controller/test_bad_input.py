@@ -34,7 +34,7 @@ from tests.support.systems import RunningSystem, running_system, wait_until
 NAME = "victim"
 
 
-@serve.deployment(max_ongoing_requests=2)
+@serve.deployment(max_ongoing_requests=2, http_call_methods=("abort",))
 class Victim:
     async def __call__(self, request: Any) -> Any:
         if request.query_params.get("nap"):
