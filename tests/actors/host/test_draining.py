@@ -81,6 +81,7 @@ def test_a_stop_waits_as_long_for_a_call_as_its_deployment_says(tmp_path: Path) 
         asked = threading.Thread(target=ask)
         asked.start()
         wait_until(begun.exists, 10, "the call has begun")
+        wait_until(lambda: drain_s(running.settings) == 600.0, 5, "the host has been told")
     finally:
         running.stop()
     asked.join()
