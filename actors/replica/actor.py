@@ -235,9 +235,7 @@ class Replica(LoopActor):
         # cores of other processes: a numpy model had a fourth of its speed.
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(order.num_cpus))))
         self.user_code = user_code = UserCode(self.loop.post)
-        user_code.set_max_ongoing_requests(self.config["max_ongoing_requests"])
-        user_code.http_call_methods = order.config.get("http_call_methods", ())
-        user_code.session_affinity = _session_affinity(order.config)
+        _configure(user_code, self.config)
         settings = self.settings
         port = Port(settings.admin_port, self.process, user_code.loop, machine=self.machine)
         limit = self.config["max_ongoing_requests"]
@@ -393,9 +391,7 @@ class Replica(LoopActor):
         if self.queries is not None:
             self.queries.limit = config["max_ongoing_requests"]
         if self.user_code is not None:
-            self.user_code.http_call_methods = config.get("http_call_methods", ())
-            self.user_code.session_affinity = _session_affinity(config)
-            self.user_code.set_max_ongoing_requests(config["max_ongoing_requests"])
+            _configure(self.user_code, config)
         failure = self._configure_logging(config) if logs_changed else None
         if failure is None and changed and self.user_code is not None:
             self.user_code.reconfigure(
@@ -463,6 +459,9 @@ def _take_rank(order: StartReplica | CheckReplica) -> None:
         user_context.ranked(user_context.ReplicaRank(*numbers), world_size)
 
 
-def _session_affinity(config: dict[str, Any]) -> SessionAffinity | None:
-    given = config.get("session_affinity")
-    return None if given is None else SessionAffinity.read(given)
+def _configure(user_code: UserCode, config: dict[str, Any]) -> None:
+    """Give user code the settings that hold for its queries; older records lack some."""
+    affinity = config.get("session_affinity")
+    user_code.http_call_methods = config.get("http_call_methods", ())
+    user_code.session_affinity = None if affinity is None else SessionAffinity.read(affinity)
+    user_code.set_max_ongoing_requests(config["max_ongoing_requests"])
