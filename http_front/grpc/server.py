@@ -50,7 +50,22 @@ _MESSAGES = {  # with their fields, all of them strings: number, name, repeated
 
 
 def _message_classes() -> dict[str, Any]:
-    """Make the messages of RayServeAPIService, and its description for reflection."""
+    """Return the messages of RayServeAPIService, with its description for reflection.
+
+    A process has each name once: where servicers have imported Ray's own serve_pb2, it is there.
+    """
+    pool = descriptor_pool.Default()
+    try:
+        pool.FindServiceByName(API)
+    except KeyError:
+        pool.AddSerializedFile(_described().SerializeToString())
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"ray.serve.{name}"))
+        for name in _MESSAGES
+    }
+
+
+def _described() -> descriptor_pb2.FileDescriptorProto:
     field = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(
         name="greenroom/ray_serve_api.proto", package="ray.serve", syntax="proto3"
@@ -64,12 +79,7 @@ def _message_classes() -> dict[str, Any]:
     for method in ("ListApplications", "Healthz"):
         of = f".ray.serve.{method}"
         service.method.add(name=method, input_type=f"{of}Request", output_type=f"{of}Response")
-    pool = descriptor_pool.Default()
-    pool.AddSerializedFile(file.SerializeToString())
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"ray.serve.{name}"))
-        for name in _MESSAGES
-    }
+    return file
 
 
 class _Health(health.aio.HealthServicer):  # type: ignore[misc]  # grpc ships no types

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -264,6 +265,36 @@ def test_rays_api_service(channel):
     # Each has one field, a string, with the number 1.
     assert ask("ListApplications") == b"\x0a\x04shop"
     assert ask("Healthz") == b"\x0a\x07success"
+
+
+RAYS_PROTO = """
+syntax = "proto3";
+package ray.serve;
+message ListApplicationsRequest {}
+message ListApplicationsResponse { repeated string application_names = 1; }
+message HealthzRequest {}
+message HealthzResponse { string message = 1; }
+service RayServeAPIService {
+  rpc ListApplications (ListApplicationsRequest) returns (ListApplicationsResponse);
+  rpc Healthz (HealthzRequest) returns (HealthzResponse);
+}
+"""
+STARTED = """
+import asyncio, types, grpc, serve_pb2
+from greenroom.http_front.grpc.server import Services
+async def start():
+    Services(grpc.aio.server(), types.SimpleNamespace(names=()), None)
+asyncio.run(start())
+"""
+
+
+def test_servicers_may_import_rays_own_messages(tmp_path):
+    (tmp_path / "serve.proto").write_text(RAYS_PROTO)
+    out = [f"-I{tmp_path}", f"--python_out={tmp_path}"]
+    assert protoc.main(["protoc", *out, str(tmp_path / "serve.proto")]) == 0
+    subprocess.run(
+        [sys.executable, "-c", STARTED], check=True, env={**os.environ, "PYTHONPATH": str(tmp_path)}
+    )
 
 
 def test_messages_and_calls_have_the_limits_of_the_settings(running, shop, item):
