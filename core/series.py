@@ -30,7 +30,7 @@ MAX_CHANGES = 400  # of a backend's number of replicas that are remembered
 Pair = tuple[str, str]  # endpoint and backend
 PlainTraffic = tuple[int, int, int, int, int, dict[int, int]]  # the fields of Traffic
 
-CLUSTER: Pair = ("", "")  # stands for all pairs
+CLUSTER: Pair = ("", "")  # stands for all pairs that clients ask
 
 
 @dataclass(slots=True)
@@ -149,11 +149,16 @@ class _Steps:
 class Series:
     """The traffic of a cluster over time. ``now`` is in seconds since the epoch.
 
-    ``is_known`` says whether a pair's endpoint and backend exist; others are not kept.
+    ``is_known`` says whether a pair's endpoint and backend exist; others are not kept. ``is_inner``
+    says whether only other deployments call an endpoint: the sum of the cluster leaves that out, or
+    a request that takes three calls would be counted four times.
     """
 
-    def __init__(self, is_known: Callable[[Pair], bool]) -> None:
+    def __init__(
+        self, is_known: Callable[[Pair], bool], is_inner: Callable[[str], bool] = lambda _: False
+    ) -> None:
         self._is_known = is_known
+        self._is_inner = is_inner
         self._spans: dict[str, _Steps] = {}  # empty before the first look at the clock
         self._replicas: dict[str, deque[tuple[float, int]]] = {}  # backend -> since when how many
 
@@ -164,9 +169,11 @@ class Series:
         self.advance(now)
         for pair, counted in traffic.items():
             if self._is_known(pair):
+                is_inner = self._is_inner(pair[0])
                 for steps in self._spans.values():
                     steps.add(pair, counted)
-                    steps.add(CLUSTER, counted)
+                    if not is_inner:
+                        steps.add(CLUSTER, counted)
 
     def scaled(self, backend: str, running: int, now: float) -> None:
         """Note how many replicas of a backend run."""

@@ -101,7 +101,7 @@ class Cluster:
         self.hosts = Hosts(state, self.listeners, hosts, own_host, now)
         self.loads = Loads(now)
         self.differences = AllDifferences()
-        self.series = Series(self._has_both)
+        self.series = Series(self._has_both, self._is_inner)
         self._wall_now = 0.0
         self.autoscaler = Autoscaler(self.loads)
         self.rollouts = Rollouts(state, self.differences, records.get(ROLLOUT, {}))
@@ -142,6 +142,12 @@ class Cluster:
     def _has_both(self, pair: Pair) -> bool:
         endpoint, backend = pair
         return endpoint in self.endpoints and backend in self.backends
+
+    def _is_inner(self, endpoint: str) -> bool:
+        """Return whether it is of an application's deployment that is not the ingress."""
+        name, _, deployment = endpoint.partition("#")
+        application = self.state.applications.get(name) if deployment else None
+        return application is not None and deployment != application.ingress
 
     def _listener_changed(self) -> None:
         """Look again at what waits for proxies to hold the newest tables."""

@@ -7,8 +7,8 @@ import pytest
 from greenroom.core import operations as ops
 from greenroom.core.errors import InvalidRequestError, UnknownNameError
 from greenroom.core.series import CLUSTER, Pair, PlainTraffic, Series, Traffic
-from tests.core.requests import create, do, endpoint
-from tests.core.worlds import World
+from tests.core.requests import create, deploy, do, endpoint
+from tests.core.worlds import Spec, World
 
 SHOP: Pair = ("shop", "shop:v1")
 CAFE: Pair = ("cafe", "cafe:v1")
@@ -136,6 +136,21 @@ def test_nothing_is_kept_of_steps_without_traffic(series: Series) -> None:
     shown = series.shown("live", 1, [SHOP], NOON + 100_000_000)
     assert shown["deployments"][SHOP]["requests_per_s"] == [0]
     assert CLUSTER not in shown["deployments"]
+
+
+def test_the_cluster_counts_what_clients_ask_and_no_calls_between_deployments() -> None:
+    world = World()
+    world.request(deploy("app", Spec("inner", b"1", {}), Spec("ingress", b"2", {})))
+    world.request(create("shop:v1"))
+    world.request(endpoint("shop", "shop:v1"))
+    counted = traffic((200, 0.01))
+    reports = {
+        (name, tag): counted for tag in world.cluster.backends for name in [tag.partition(":")[0]]
+    }
+    world.cluster.series.reported(reports, NOON + 1.01)
+    shown = world.cluster.series.shown("live", 1, [], NOON + 1.6)
+    assert len(shown["deployments"]) == 3
+    assert shown["cluster"]["requests_per_s"] == [2]
 
 
 def test_the_operation_names_deployments_and_refuses_unknown_endpoints() -> None:
