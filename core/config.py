@@ -612,7 +612,7 @@ class HTTPOptions(Settings):
         default=30, gt=0, description="Seconds that a request's headers may take."
     )
     body_timeout_s: float = Field(
-        default=30, gt=0, description="Seconds that a body may take; each 500 bytes allow one more."
+        default=30, gt=0, description="Seconds that a body may lag behind 500 bytes a second."
     )
     send_timeout_s: float = Field(
         default=30, gt=0, description="Seconds that a client may take less than 500 bytes a second."
@@ -620,6 +620,11 @@ class HTTPOptions(Settings):
     ssl_keyfile: str | None = Field(default=None, description="PEM: a private key, for HTTPS.")
     ssl_certfile: str | None = Field(default=None, description="PEM: its certificate.")
     workers: int = Field(default=1, ge=1, le=64, description="Processes that take requests.")
+    max_connections_per_client: int | None = Field(
+        default=None,
+        ge=1,
+        description="Connections of one address in each worker [a quarter of all].",
+    )
     max_body_bytes: int | None = Field(
         default=MAX_BODY_BYTES, ge=1, description="Larger bodies get 413; none for no limit."
     )

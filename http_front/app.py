@@ -32,6 +32,7 @@ from greenroom.actors.runtime.logs import ACCESS_LOG
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.runtime.shared_metrics import SharedMetrics
 from greenroom.core.errors import (
+    BodyIncompleteError,
     ForbiddenError,
     GreenroomError,
     InvalidRequestError,
@@ -42,7 +43,8 @@ from greenroom.core.metrics import CONTENT_TYPE
 from greenroom.core.routing.tickets import BODY
 from greenroom.http_front import websocket
 from greenroom.http_front.access_log import AccessLog
-from greenroom.http_front.bodies import Body, BodyLimits
+from greenroom.http_front.bodies import WHOLE, Body, EarlyBodies
+from greenroom.http_front.connections import client_key
 from greenroom.http_front.exchange import (
     CLIENT_LEFT,
     CLOSE,
@@ -105,7 +107,7 @@ class Front:
         self._shown = SharedMetrics(self.exchanges.metrics)
         self._is_draining = False
         self._shares_origin = options.has_admin and options.pages_address is None
-        self._body_limits = BodyLimits(options.max_body_bytes, options.body_timeout_s)
+        self._early_bodies = EarlyBodies()
         pages = _pages(link)
         self._falcon = self._falcon_app(pages)
         self._admin: falcon.asgi.App[Any, Any] | None = None  # until it is asked for
@@ -198,7 +200,7 @@ class Front:
                 await websocket.refuse(error_reply_for(error, exchange), exchange, send)
             return
         are_pages_here = PAGES_KEY in scope or self.options.pages_address is None
-        visit = Visit(exchange, receive, send, self._body_limits)
+        visit = Visit(exchange, receive, send, self.options.max_body_bytes, self._early_bodies)
         try:
             # Falcon reads that of a page, and would fail to decode one that is not ASCII.
             query = scope["query_string"]
@@ -209,8 +211,7 @@ class Front:
             await falcon_app(inner, _no_body, visit.send)
         finally:
             end_body(visit.reply)
-            if visit.body is not None:
-                await visit.body.end()
+            await visit.end()
 
     def _app_for(
         self, exchange: Exchange, *, are_pages_here: bool
@@ -284,7 +285,9 @@ class Visit:
     exchange: Exchange
     receive: Receive
     send_on: Send
-    limits: BodyLimits
+    max_body_bytes: int | None
+    early_bodies: EarlyBodies
+    early: bytes | None = None  # the client, while this has a place among early_bodies
     body: Body | None = None
     reply: Reply | None = None  # that Falcon sends
 
@@ -296,16 +299,37 @@ class Visit:
 
     async def begin_body(self) -> bytes:
         """Return the body, or what of it goes with the query; see :meth:`Body.begin`."""
-        declared = self.exchange.head.get(b"content-length")
-        self.body = Body(self.receive, declared, self.limits)
-        return await self.body.begin()
+        head = self.exchange.head
+        declared = head.get(b"content-length")
+        self.body = Body(self.receive, declared, self.max_body_bytes)
+        waits = head.get(b"expect", b"").lower() == b"100-continue"
+        if waits or declared is None:
+            peer = self.exchange.scope["client"]
+            key = client_key(peer[0]) if peer else b""
+            if self.early_bodies.take(key):
+                self.early = key
+        begun = await self.body.begin(waits=waits, early=self.early is not None)
+        if self.body.is_complete or len(begun) >= WHOLE:
+            self._leave_early()
+        return begun
+
+    def _leave_early(self) -> None:
+        if self.early is not None:
+            self.early_bodies.give_back(self.early)
+            self.early = None
+
+    async def end(self) -> None:
+        """Want no more of the body."""
+        self._leave_early()
+        if self.body is not None:
+            await self.body.end()
 
     async def whole_body(self, max_bytes: int) -> bytes:
         """Return all of the body, for a resource of ours that takes ``max_bytes``."""
         if not self.has_body:
             return b""
-        if self.limits.max_bytes is None or self.limits.max_bytes > max_bytes:
-            self.limits = self.limits._replace(max_bytes=max_bytes)
+        if self.max_body_bytes is None or self.max_body_bytes > max_bytes:
+            self.max_body_bytes = max_bytes
         begun = await self.begin_body()
         return begun + await self.body.rest() if self.body is not None else begun
 
@@ -384,7 +408,10 @@ async def guarded(exchange: Exchange, send: Send, serve: Callable[[Send], Awaita
         _logger.warning("request %s was cut off: %s", exchange.request_id, error)
         raise
     except Exception as error:
-        reply = unexpected(error, exchange)
+        if isinstance(error, BodyIncompleteError):  # a middleware has read a body, slowly
+            reply = error_reply_for(error, exchange)
+        else:
+            reply = unexpected(error, exchange)
         if exchange.status:
             raise
         await send_reply(reply, counted)

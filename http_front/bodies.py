@@ -1,12 +1,12 @@
 """Request bodies: where a chunked one ends, and how a body reaches user code.
 
-A body of up to WHOLE bytes is read before its query leaves, and goes with it. A larger one follows
-the query, from the moment a replica wants it, so a refused request that asks by ``Expect:
-100-continue`` costs the client nothing but its headers. A body of unknown length that is not all
-there at once follows too, so user code sees its parts as they come.
+A query takes a slot of a replica, so it leaves once WHOLE bytes of its body are here, or all of it.
+The rest follows it. Two kinds of requests need an answer before that: one whose body is of unknown
+length, so user code sees its parts as they come, and one that asks by ``Expect: 100-continue``, so
+that a refused one costs the client nothing but its headers. Their queries leave early, those of
+EARLY requests of one client at a time: slow clients must not take every slot.
 
-A client may keep us waiting for its body ``timeout_s`` in all, and a second more for every MIN_RATE
-bytes. The time that user code takes does not count: nothing is read meanwhile.
+How long the client may keep us waiting is the protocol's business (:mod:`.protocol`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from time import monotonic
-from typing import NamedTuple
+from collections import Counter
 
 from greenroom.actors.caller.streams import NobodyListensError
 from greenroom.actors.caller.uploads import Feed
@@ -26,46 +25,60 @@ _logger = logging.getLogger(__name__)
 
 WHOLE = 1024 * 1024
 AT_ONCE_S = 0.02  # how long a body of unknown length may take to go with its query
-MIN_RATE = 500  # bytes per second
+EARLY = 16
 
 
-class BodyLimits(NamedTuple):
-    """How much a client may send, and for how long it may keep us waiting."""
+class EarlyBodies:
+    """Of which clients queries have left before WHOLE bytes of their bodies were here."""
 
-    max_bytes: int | None
-    timeout_s: float
+    def __init__(self) -> None:
+        self._of_client: Counter[bytes] = Counter()
+
+    def take(self, client: bytes) -> bool:
+        """Take a place of a client's; False when it has none left."""
+        if self._of_client[client] >= EARLY:
+            return False
+        self._of_client[client] += 1
+        return True
+
+    def give_back(self, client: bytes) -> None:
+        """Give a place back."""
+        self._of_client[client] -= 1
+        if not self._of_client[client]:
+            del self._of_client[client]
 
 
 class Body:
     """One request's body as it comes, through an ASGI ``receive``.
 
-    ``declared`` is the Content-Length header, which the protocol has found to be a number.
+    ``declared`` is the Content-Length header, which the protocol has found to be a number;
+    ``max_bytes`` is how much the client may send.
     """
 
-    def __init__(self, receive: Receive, declared: bytes | None, limits: BodyLimits) -> None:
+    def __init__(self, receive: Receive, declared: bytes | None, max_bytes: int | None) -> None:
         self.is_complete = False
         self._receive = receive
         self._declared = None if declared is None else int(declared)
-        self._limits = limits
+        self._max_bytes = max_bytes
         self._size = 0  # of what has come
-        self._waited_s = 0.0
         self._event: asyncio.Future[Event] | None = None  # asked for, and perhaps not here yet
         self._sending: asyncio.Task[None] | None = None
 
-    async def begin(self) -> bytes:
+    async def begin(self, *, waits: bool = False, early: bool = False) -> bytes:
         """Return the body, or what goes with the query when the rest follows.
 
-        Raises BodyTooLargeError or BodyIncompleteError.
+        ``waits`` means that the client waits with its body until it is asked for it, and ``early``
+        that the query may leave before WHOLE bytes are here. Raises BodyTooLargeError or
+        BodyIncompleteError.
         """
-        declared, limit = self._declared, self._limits.max_bytes
-        if declared is not None:
-            if limit is not None and declared > limit:
-                raise BodyTooLargeError(_too_large(f" of {declared} bytes", limit))
-            if declared > WHOLE:
-                return b""
+        declared, limit = self._declared, self._max_bytes
+        if declared is not None and limit is not None and declared > limit:
+            raise BodyTooLargeError(_too_large(f" of {declared} bytes", limit))
+        if waits and early and (declared or 0) > WHOLE:
+            return b""
         pieces = [await self._next()]
         while not self.is_complete and self._size < WHOLE:
-            if declared is None and not await self._comes_at_once():
+            if declared is None and early and not await self._comes_at_once():
                 break
             pieces.append(await self._next())
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -104,46 +117,20 @@ class Body:
 
     async def _next(self) -> bytes:
         """Return the next bytes, perhaps none; the last ones make the body complete."""
-        began_at = monotonic()
-        event = await self._next_event(
-            self._limits.timeout_s + self._size / MIN_RATE - self._waited_s
-        )
-        self._event = None
-        self._waited_s += monotonic() - began_at
+        if self._event is None:
+            event = await self._receive()
+        else:
+            await asyncio.wait((self._event,))  # not the event itself, which must not be cancelled
+            event, self._event = self._event.result(), None
         if event["type"] != "http.request":
             raise BodyIncompleteError("the request body did not arrive in full")
         piece: bytes = event.get("body", b"")
         self._size += len(piece)
-        limit = self._limits.max_bytes
+        limit = self._max_bytes
         if limit is not None and self._size > limit:
             raise BodyTooLargeError(_too_large("", limit))
         self.is_complete = not event.get("more_body", False)
         return piece
-
-    async def _next_event(self, within_s: float) -> Event:
-        task, is_late = asyncio.current_task(), False
-        assert task is not None
-
-        def give_up() -> None:
-            nonlocal is_late
-            is_late = True
-            task.cancel()
-
-        timer = asyncio.get_running_loop().call_later(max(0.0, within_s), give_up)
-        try:
-            if self._event is None:
-                return await self._receive()
-            await asyncio.wait((self._event,))  # not the event itself, which must not be cancelled
-            return self._event.result()
-        except asyncio.CancelledError:
-            if not is_late:
-                raise
-            if hasattr(task, "uncancel"):  # since 3.11
-                task.uncancel()
-            text = f"the request body came too slowly: {self._size} bytes so far"
-            raise BodyIncompleteError(text) from None
-        finally:
-            timer.cancel()
 
     async def _comes_at_once(self) -> bool:
         """Return whether the next event is here, or nearly; it is kept."""

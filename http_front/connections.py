@@ -2,8 +2,9 @@
 
 Nothing waits without a limit. One look at all connections a second, instead of a timer for each,
 ends those that send no request in time, or do not take what was sent to them
-(:meth:`Connections.give_up`). There are no more connections than descriptors allow. When there are
-as many, those that have waited longest for a request make room.
+(:meth:`Connections.give_up`). There are no more connections than descriptors allow, and of one
+address no more than its share. When there are as many, those make room that have waited longest for
+a request, or for the rest of one: there, the slowest have waited longest.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import select
 import socket
 import ssl
 import struct
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from email.utils import formatdate
 from functools import lru_cache
@@ -28,7 +30,8 @@ from greenroom.http_front.exchange import App, Scope
 
 _logger = logging.getLogger(__name__)
 
-MIN_RATE = 500  # bytes per second that a client must take of what waits for it
+MIN_RATE = 500  # bytes per second that a client must take of what waits for it, and send of a body
+SHARE = 4  # one address has at most this part of a worker's connections
 LOG_EVERY_S = 60.0
 EVICTED = 16  # connections that are closed at once to make room
 ACCEPT_AGAIN_S = 1.0
@@ -51,7 +54,7 @@ class Connection(Protocol):
 
     @property
     def waiting_since(self) -> float | None:
-        """Since when it has waited for a request; None while one is being answered.
+        """Since when its client is waited for, see :class:`Pace`; None while it is answered.
 
         0 for one that was refused, and is open only so that its client reads why.
         """
@@ -60,8 +63,8 @@ class Connection(Protocol):
         """Return its file descriptor."""
         ...
 
-    def close(self) -> None:
-        """Close it."""
+    def evict(self) -> None:
+        """Close it, to make room for another."""
 
     def give_up(self, now: float, *, served_too: bool, fresh_s: float) -> None:
         """Close it if it waits for what does not come; see :meth:`Connections.give_up`."""
@@ -78,14 +81,32 @@ class Connections:
         self.options = options
         self.proxies = TrustedProxies(trusted)
         self.departures = DisconnectWatcher()
-        self.all: set[Connection] = set()
+        self.all: dict[Connection, bytes | None] = {}  # with their clients' keys
         self.tasks: set[asyncio.Task[None]] = set()
         self.waiting_bytes = 0  # of the bodies of requests that are not answered
         self.default_head = b""
         self._most = most
-        self._opening: dict[asyncio.Future[Any], None] = {}  # TLS handshakes, the oldest first
+        self._most_of_client = options.max_connections_per_client or max(1, most // SHARE)
+        self._of_client: Counter[bytes | None] = Counter()
+        # TLS handshakes, the oldest first
+        self._opening: dict[asyncio.Future[Any], bytes | None] = {}
         self._warned_at: dict[str, float] = {}
         self.set_date()
+
+    def add(self, connection: Connection, peer: tuple[str, int] | None) -> None:
+        """Count a connection."""
+        key = self.all[connection] = None if peer is None else client_key(peer[0])
+        self._of_client[key] += 1
+
+    def remove(self, connection: Connection) -> None:
+        """Count a connection no more."""
+        if connection in self.all:
+            self._uncount(self.all.pop(connection))
+
+    def _uncount(self, key: bytes | None) -> None:
+        self._of_client[key] -= 1
+        if not self._of_client[key]:
+            del self._of_client[key]
 
     def run(self, running: Any) -> asyncio.Task[None]:
         """Run what answers a request, in a task."""
@@ -120,8 +141,10 @@ class Connections:
             self._warned_at[kind] = now
             _logger.warning("%s", text)
 
-    def has_room(self) -> bool:
+    def has_room(self, peer: tuple[str, int] | None = None) -> bool:
         """Return whether one more may be accepted, perhaps because others were closed for it."""
+        if peer is not None and not self._has_share(peer[0]):
+            return False
         if len(self.all) + len(self._opening) < self._most:
             return True
         self.warn(
@@ -130,8 +153,18 @@ class Connections:
         )
         return self._close_waiting() or self._cancel_handshakes()
 
+    def _has_share(self, host: str) -> bool:
+        """Return whether an address may have one more; a trusted proxy stands for many."""
+        if self._of_client[client_key(host)] < self._most_of_client or self.proxies.trusts(host):
+            return True
+        self.warn(
+            f"an address has {self._most_of_client} connections to this worker, its most: more "
+            f"of {host} are refused (max_connections_per_client, unless it is a trusted proxy)"
+        )
+        return False
+
     def _close_waiting(self) -> bool:
-        """Close those that have waited longest; one whose request is here unread does not wait."""
+        """Close those that have waited longest; one whose bytes are here unread does not wait."""
         waiting = [(since, each) for each in self.all if (since := each.waiting_since) is not None]
         longest = nsmallest(EVICTED, waiting, key=lambda pair: pair[0])
         unread = select.poll()
@@ -140,7 +173,7 @@ class Connections:
         ready = {fd for fd, _ in unread.poll(0)}
         idle = [each for since, each in longest if not since or each.fileno() not in ready]
         for each in idle:
-            each.close()
+            each.evict()
         return bool(idle)
 
     def _cancel_handshakes(self) -> bool:
@@ -150,14 +183,15 @@ class Connections:
             opening.cancel()
         return bool(oldest)
 
-    def open(self, connecting: Awaitable[Any]) -> None:
+    def open(self, connecting: Awaitable[Any], peer: tuple[str, int] | None = None) -> None:
         """Open an accepted connection, for which TLS may need a handshake."""
         opening = asyncio.ensure_future(connecting)
-        self._opening[opening] = None
+        key = self._opening[opening] = None if peer is None else client_key(peer[0])
+        self._of_client[key] += 1
         opening.add_done_callback(self._opened)
 
     def _opened(self, opening: asyncio.Future[Any]) -> None:
-        self._opening.pop(opening)
+        self._uncount(self._opening.pop(opening))
         if opening.cancelled():
             return
         error = opening.exception()
@@ -202,7 +236,7 @@ class Listener:
     def _accept(self) -> None:
         connections = self._connections
         try:
-            accepted, _ = self._socket.accept()
+            accepted, name = self._socket.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:  # no descriptors, no memory, no network
@@ -211,8 +245,10 @@ class Listener:
             self._loop.call_later(ACCEPT_AGAIN_S, self.open)
             return
         accepted.setblocking(False)
-        if connections.has_room():
-            connections.open(self._loop.connect_accepted_socket(self._make, accepted, **self._tls))
+        peer = peer_of(name)
+        if connections.has_room(peer):
+            opening = self._loop.connect_accepted_socket(self._make, accepted, **self._tls)
+            connections.open(opening, peer)
             return
         with contextlib.suppress(OSError):
             accepted.send(_FULL)
@@ -258,6 +294,43 @@ class DisconnectWatcher:
             on_gone = self._callbacks[fd]
             self.unwatch(fd)
             on_gone()
+
+
+class Pace:
+    """How far a client lags behind MIN_RATE bytes a second while it is waited for.
+
+    What it sends faster gains it no time for later.
+    """
+
+    __slots__ = ("_behind_s", "_waiting_at")
+
+    def __init__(self) -> None:
+        self._behind_s = 0.0
+        self._waiting_at: float | None = None
+
+    def wait(self, now: float) -> None:
+        """Begin to wait for the client, if that has not begun."""
+        if self._waiting_at is None:
+            self._waiting_at = now
+
+    def stop(self, now: float) -> None:
+        """Wait no more, because it is our turn."""
+        if self._waiting_at is not None:
+            self._behind_s += now - self._waiting_at
+            self._waiting_at = None
+
+    def took(self, size: int, now: float) -> None:
+        """Count bytes that have come."""
+        is_waiting = self._waiting_at is not None
+        self.stop(now)
+        self._behind_s = max(0.0, self._behind_s - size / MIN_RATE)
+        if is_waiting:
+            self.wait(now)
+
+    @property
+    def since(self) -> float | None:
+        """Since when the client owes what has not come; None while it is not waited for."""
+        return None if self._waiting_at is None else self._waiting_at - self._behind_s
 
 
 class Sending:
@@ -333,11 +406,27 @@ class TrustedProxies:
                 return
 
 
+def peer_of(name: Any) -> tuple[str, int] | None:
+    """Return address and port from a socket's name; None for a Unix socket's."""
+    return (str(name[0]), int(name[1])) if isinstance(name, tuple) else None
+
+
+@lru_cache(maxsize=1024)
+def client_key(host: str) -> bytes:
+    """Return what stands for a client: its address, or its network where that is IPv6.
+
+    An IPv6 client has a network of its own, of at least 2**64 addresses.
+    """
+    address = _address(host)
+    return host.encode() if address is None else address.packed[:8]
+
+
 def _address(host: str) -> _Address | None:
     try:
-        return ipaddress.ip_address(host)
+        address = ipaddress.ip_address(host)
     except ValueError:
         return None
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def _host_and_port(hop: str) -> tuple[str, int]:

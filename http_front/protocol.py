@@ -17,12 +17,12 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable
-from typing import Any
 from urllib.parse import unquote
 
 from greenroom.actors.runtime.loop import nothing
+from greenroom.core.errors import BodyIncompleteError
 from greenroom.http_front.bodies import WHOLE, BadChunksError, ChunkedBody, TrailersTooLargeError
-from greenroom.http_front.connections import Connections, Sending
+from greenroom.http_front.connections import Connections, Pace, Sending, peer_of
 from greenroom.http_front.exchange import CLOSE, PAGES_KEY, App, Event, Headers, Scope
 from greenroom.http_front.heads import MAX_HEAD_BYTES, Head, HeadReader, RefusedRequestError
 from greenroom.http_front.responses import STATUS_LINES
@@ -56,9 +56,11 @@ class Request:
         "expects_continue",
         "is_complete",
         "is_disconnected",
+        "is_late",
         "is_started",
         "keep_alive",
         "more_body",
+        "pace",
         "scope",
     )
 
@@ -70,6 +72,8 @@ class Request:
         self.more_body = False
         self.counted = 0  # bytes of the body, in Connections.waiting_bytes
         self.expects_continue = False
+        self.pace: Pace | None = None  # of the body, where one follows
+        self.is_late = False  # the body comes too slowly
         self.is_disconnected = False
         self.is_started = False  # the response is
         self.is_complete = False
@@ -120,7 +124,10 @@ class Request:
         return self.is_started and not self._is_chunked and self._left is None
 
     async def receive(self) -> Event:
-        """Return the next part of the body; its end once more, when there is no more."""
+        """Return the next part of the body; its end once more, when there is no more.
+
+        BodyIncompleteError when the client has kept us waiting for too long.
+        """
         if self.expects_continue:
             self.expects_continue = False
             waits = self.more_body and not self.body  # the client, with its body
@@ -132,11 +139,24 @@ class Request:
                 self._has_given_all = not self.more_body
                 self._protocol.throttle()
                 return {"type": "http.request", "body": bytes(body), "more_body": self.more_body}
+            if self.is_late:
+                raise BodyIncompleteError("the request body came too slowly")
             if self._event is None:
                 self._event = asyncio.Event()
             self._event.clear()
-            await self._event.wait()
+            await self._wait(self._event)
         return _DISCONNECT
+
+    async def _wait(self, event: asyncio.Event) -> None:
+        if self.pace is None or not self.more_body:
+            await event.wait()
+            return
+        time = self._protocol.shared.loop.time
+        self.pace.wait(time())
+        try:
+            await event.wait()
+        finally:
+            self.pace.stop(time())
 
     async def send(self, event: Event) -> None:
         """Send an event of the response; its head leaves with the first part of its body."""
@@ -246,15 +266,15 @@ class FrontProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio."""
         self.transport = transport
-        self._client = _address(transport.get_extra_info("peername"))
-        self._server = _address(transport.get_extra_info("sockname"))
+        self._client = peer_of(transport.get_extra_info("peername"))
+        self._server = peer_of(transport.get_extra_info("sockname"))
         if transport.get_extra_info("sslcontext"):
             self._scheme = "https"
-        self.shared.all.add(self)
+        self.shared.add(self, self._client)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio; the response is not wanted any more."""
-        self.shared.all.discard(self)
+        self.shared.remove(self)
         self._is_closing = True
         self._unwatch()
         self.resume_writing()
@@ -300,13 +320,23 @@ class FrontProtocol(asyncio.Protocol):
         self._is_closing = True
         self.transport.close()
 
+    def evict(self) -> None:
+        """See :class:`.connections.Connection`."""
+        if self._is_answering:
+            text = "this server has no room for a request that comes so slowly"
+            self._refuse(RefusedRequestError(503, text, b"retry-after: 1\r\n"))
+        self.close()
+
     @property
     def waiting_since(self) -> float | None:
         """See :class:`.connections.Connection`."""
         if self._is_closing:
             return 0.0
-        if self._ahead or self._is_answering:
+        if self._ahead:
             return None
+        if self._request is not None and self._is_answering:
+            pace = self._request.pace
+            return None if pace is None else pace.since
         return self._head_begun_at or self._idle_since
 
     @property
@@ -318,8 +348,12 @@ class FrontProtocol(asyncio.Protocol):
         options = self.shared.options
         if self._sending.is_stuck(self.transport, now, options.send_timeout_s):
             self.transport.abort()
-        elif self._is_closing or self.waiting_since is None:
+        elif self._is_closing or (since := self.waiting_since) is None:
             return
+        elif self._request is not None and self._is_answering:
+            if now - since > options.body_timeout_s:
+                self._request.is_late = True
+                self._request.wake()
         elif self._head_begun_at is not None:
             if now - self._head_begun_at > options.header_timeout_s:
                 self._refuse(RefusedRequestError(408, "the headers did not arrive in time"))
@@ -460,8 +494,8 @@ class FrontProtocol(asyncio.Protocol):
         if self._is_paused:
             self._is_paused = False
             self.transport.resume_reading()
-        self.shared.all.discard(self)
-        self._successor = FrontSocket(self.shared, scope)
+        self.shared.remove(self)
+        self._successor = FrontSocket(self.shared, scope, self._client)
         self.transport.set_protocol(self._successor)
         self._successor.connection_made(self.transport)
 
@@ -472,6 +506,7 @@ class FrontProtocol(asyncio.Protocol):
         if shared.waiting_bytes + min(length, WHOLE) > shared.options.max_waiting_body_bytes:
             raise self._no_room_for_body()
         request.more_body = True
+        request.pace = Pace()
         request.expects_continue = head.expects_continue
         self._rest = length
         self._chunks = ChunkedBody(MAX_HEAD_BYTES) if head.is_chunked else None
@@ -519,6 +554,8 @@ class FrontProtocol(asyncio.Protocol):
             self.transport.max_size = size
 
     def _keep(self, request: Request, piece: bytes) -> None:
+        if request.pace is not None and request.more_body:
+            request.pace.took(len(piece), self.shared.loop.time())
         uncounted = min(len(piece), WHOLE - request.counted)
         if uncounted > 0:  # a body that follows its query takes no more room than that
             request.counted += uncounted
@@ -627,7 +664,3 @@ class FrontProtocol(asyncio.Protocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.shared.loop.call_later(LINGER_S, self.transport.close)
-
-
-def _address(name: Any) -> tuple[str, int] | None:
-    return (str(name[0]), int(name[1])) if isinstance(name, tuple) else None

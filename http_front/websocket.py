@@ -289,8 +289,11 @@ class FrontSocket(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, shared: Connections, scope: Scope) -> None:
+    def __init__(
+        self, shared: Connections, scope: Scope, peer: tuple[str, int] | None = None
+    ) -> None:
         self._shared = shared
+        self._peer = peer
         self._scope = scope
         self._conn = ServerProtocol(
             max_size=shared.options.max_websocket_message_bytes, logger=_wire_logger
@@ -325,7 +328,7 @@ class FrontSocket(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection over, with its opening; the app is asked unless that is malformed."""
         self.transport = transport
-        self._shared.all.add(self)
+        self._shared.add(self, self._peer)
         response = self._handshake()
         if response.status_code != SWITCHING:
             headers = [
@@ -345,7 +348,7 @@ class FrontSocket(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the app; cancel it where the opening is not answered."""
-        self._shared.all.discard(self)
+        self._shared.remove(self)
         self._is_lost = self._is_closing = True
         for timer in (self._ping_timer, self._close_timer):
             if timer is not None:
@@ -395,8 +398,8 @@ class FrontSocket(asyncio.Protocol):
         """Return the connection's file descriptor."""
         return int(self.transport.get_extra_info("socket").fileno())
 
-    def close(self) -> None:
-        """Close at once."""
+    def evict(self) -> None:
+        """See :class:`.connections.Connection`."""
         self.transport.close()
 
     def give_up(self, now: float, *, served_too: bool, fresh_s: float) -> None:

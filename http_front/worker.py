@@ -167,11 +167,12 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
                 await asyncio.wait_for(self._told.wait(), TICK_S)
 
     async def _tick(self) -> None:
-        timeout_s = self._front.options.header_timeout_s
+        options = self._front.options
+        limits_s = (options.header_timeout_s, options.body_timeout_s, options.send_timeout_s)
         while True:
-            await asyncio.sleep(min(TICK_S, timeout_s / 4))
+            await asyncio.sleep(min(TICK_S, *(limit_s / 4 for limit_s in limits_s)))
             self._connections.set_date()
-            self._connections.give_up(self._loop.time(), fresh_s=timeout_s)
+            self._connections.give_up(self._loop.time(), fresh_s=options.header_timeout_s)
 
     async def _shut_down(self) -> None:
         """Finish what is in flight, then stop."""

@@ -7,7 +7,8 @@ import pytest
 from greenroom.actors.messages.queries import FailedAnswer, HttpAnswer
 from greenroom.core.errors import BackPressureError
 from greenroom.http_front.app import PAGE_TIMEOUT_S
-from tests.http.wire import connected, turn_over
+from greenroom.http_front.bodies import AT_ONCE_S, EARLY, WHOLE
+from tests.http.wire import Conversation, connected, turn_over
 
 HOST = (b"host", b"test")
 WANTS_JSON = (HOST, (b"accept", b"application/json"))
@@ -97,6 +98,93 @@ def test_a_body_over_the_limit_is_413_by_its_declaration_or_its_bytes(app, heade
         assert answer["connection"] == "close"
         assert "limit of 10" in answer.text
     assert len(app.link.asked) == (status == 200)
+
+
+def posting(length=None, **headers):
+    size = b"transfer-encoding: chunked" if length is None else b"content-length: %d" % length
+    lines = [b"%b: %b" % (name.encode(), value) for name, value in headers.items()]
+    return b"\r\n".join([b"POST / HTTP/1.1", b"host: test", size, *lines, b"", b""])
+
+
+def test_a_large_body_takes_no_slot_before_its_first_mebibyte_is_here(app):
+    async def run():
+        connection = connected(app.front)
+        connection.say(posting(2 * WHOLE))
+        for _ in range(WHOLE // 65536):
+            assert not app.link.asked
+            connection.say(b"x" * 65536)
+            await turn_over()
+        connection.say(b"x" * WHOLE)
+        await turn_over()
+        await connection.end()
+
+    asyncio.run(run())
+    assert app.link.asked[0].call.body == b"x" * 2 * WHOLE
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_of_one_client_few_queries_leave_before_that(app, waits):
+    app.link.handler = lambda _asked: asyncio.Event().wait()
+    head = posting(2 * WHOLE, expect=b"100-continue") if waits else posting()
+
+    async def run():
+        first = connected(app.front)
+        talks = [first] + [
+            Conversation(app.front, app.front.options, connections=first.connections)
+            for _ in range(2 * EARLY)
+        ]
+        proxied = [head.replace(b"host", b"x-forwarded-for: 9.9.9.9\r\nhost")]
+        begun = 0
+
+        async def submitted(query, on_fed=None):
+            nonlocal begun
+            begun += 1
+            await asyncio.Event().wait()
+
+        app.link.ask = submitted
+        for talk in talks[1:]:
+            talk.say(head if waits else head + b"1\r\nx\r\n")
+        while begun < EARLY:
+            await asyncio.sleep(0)
+        await asyncio.sleep(2 * AT_ONCE_S)
+        assert begun == EARLY
+        talks[0].say(proxied[0] if waits else proxied[0] + b"1\r\nx\r\n")
+        while begun < EARLY + 1:  # another client
+            await asyncio.sleep(0)
+        talks[-1].say(b"x" * 2 * WHOLE if waits else b"0\r\n\r\n")  # it is here
+        while begun < EARLY + 2:
+            await asyncio.sleep(0)
+        talks[1].protocol.connection_lost(None)
+        await turn_over()
+        talks[1] = Conversation(app.front, app.front.options, connections=first.connections)
+        talks[1].say(head if waits else head + b"1\r\nx\r\n")
+        while begun < EARLY + 3:  # its place is free again
+            await asyncio.sleep(0)
+        for talk in talks:
+            talk.protocol.connection_lost(None)
+        await first.end()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+@pytest.mark.parametrize("middlewares", [[], [("tests.support.middlewares:Buffer", {})]])
+def test_a_body_that_comes_too_slowly_is_408_also_where_a_middleware_reads_it(app, middlewares):
+    async def run():
+        connection = connected(app.front)
+        connection.say(posting(100))
+        await turn_over()
+        now = asyncio.get_running_loop().time() + app.front.options.body_timeout_s + 1
+        connection.connections.give_up(now, fresh_s=1000)
+        await turn_over()
+        written = connection.wire.written
+        await connection.end()
+        return written
+
+    app.rebuild(middlewares=middlewares)
+    written = asyncio.run(run())
+    assert written.startswith(b"HTTP/1.1 408 ")
+    assert b"too slowly" in written
+    assert [line["status"] for line in app.log()] == [408]
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,9 @@ WAITING = {
     "kept": GET % b"kept",
     "openings with a length": head(b"GET", b"/", *OPENING, b"Content-Length: 5"),
     "failing openings": head(b"GET", b"/", *OPENING[:3]),
+    "half of a body": head(b"POST", b"/", b"Content-Length: 5") + b"x",
+    "half of a large body": head(b"POST", b"/", b"Content-Length: 10000000") + b"x",
+    "half of a body in chunks": head(b"POST", b"/hang", b"Transfer-Encoding: chunked") + b"5\r\nx",
 }
 
 

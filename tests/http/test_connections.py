@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import struct
+from functools import partial
 
 import pytest
 
@@ -19,8 +20,11 @@ from greenroom.http_front.connections import (
     Connections,
     DisconnectWatcher,
     Listener,
+    Pace,
     TrustedProxies,
+    client_key,
 )
+from greenroom.http_front.protocol import FrontProtocol
 from greenroom.http_front.worker import most_connections
 from tests.http.wire import Conversation, turn_over
 
@@ -335,6 +339,128 @@ def test_a_worker_takes_as_many_connections_as_descriptors_leave_room_for():
 def test_the_loop_is_uvloops_where_that_is_installed(loop):
     installed = importlib.util.find_spec("uvloop") is not None
     assert (type(loop).__module__ == "uvloop") is installed
+
+
+# --- clients that send slowly, or a great many ----------------------------------------------------
+
+BODY_TIMEOUT_S = OPTIONS.body_timeout_s
+POST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2000000\r\n\r\n"
+
+
+def test_a_body_that_lags_behind_500_bytes_a_second_is_given_up(server):
+    server.let_answer()
+    server.say(POST)
+    assert not server.give_up_after(BODY_TIMEOUT_S - 1)
+    assert not server.give_up_after(BODY_TIMEOUT_S + 1)
+    server.loop.run_until_complete(turn_over())
+    assert server.wire.closed, "the app met an error"
+
+
+def test_what_came_fast_gains_a_body_no_time_for_later():
+    pace = Pace()
+    pace.wait(0.0)
+    pace.took(1_000_000, 1.0)
+    assert pace.since == 1.0
+    pace.took(500, 11.0)
+    assert pace.since == 2.0
+    pace.stop(12.0)
+    assert pace.since is None
+    pace.wait(100.0)
+    assert pace.since == 90.0, "it had lagged 10 s behind when its time stood still"
+
+
+def test_to_make_room_the_slowest_request_goes_and_one_under_way_stays(loop, monkeypatch):
+    monkeypatch.setattr(module, "EVICTED", 1)
+
+    async def reading(scope, receive, send):
+        while (await receive()).get("more_body"):
+            pass
+        await asyncio.Event().wait()
+
+    async def run():
+        connections = Connections(reading, OPTIONS, 3)
+        three = [Conversation(reading, OPTIONS, connections=connections) for _ in range(3)]
+        busy, fast, slow = three
+        busy.say(WHOLE)
+        for each in (fast, slow):
+            each.say(POST)
+            await turn_over()
+        for _ in range(5):
+            await asyncio.sleep(0.01)
+            fast.say(b"x" * 1000)
+            await turn_over()
+        assert connections.has_room()
+        assert [each.wire.closed for each in three] == [False, False, True]
+        assert slow.wire.written.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1\r\n" in slow.wire.written
+        for each in three:
+            each.protocol.connection_lost(None)
+        await busy.end()
+
+    loop.run_until_complete(run())
+
+
+async def accepted(options, sources, trusted=()):
+    """Return which of the clients, by their addresses, are accepted, and the worker's count."""
+    connections = Connections(None, options, 100, trusted)
+    make = partial(FrontProtocol, connections)
+    answers = []
+    with socket.create_server(("0.0.0.0", 0)) as listening, contextlib.ExitStack() as stack:
+        address = ("127.0.0.1", listening.getsockname()[1])
+        listener = Listener(listening, connections, make)
+        listener.open()
+        for source in sources:
+            before = len(connections.all)
+            client = stack.enter_context(
+                socket.create_connection(address, source_address=(source, 0))
+            )
+            client.setblocking(False)
+            while len(connections.all) == before:
+                await asyncio.sleep(0.001)
+                with contextlib.suppress(BlockingIOError):
+                    answers.append(client.recv(100)[:12])
+                    break
+        listener.close()
+        for connection in list(connections.all):
+            connection.evict()
+        while connections.all:
+            await asyncio.sleep(0.001)
+    return answers, connections
+
+
+def test_an_address_has_its_share_of_connections_and_a_trusted_proxy_any(loop, caplog):
+    options = HTTPOptions(max_connections_per_client=2)
+    sources = ["127.0.0.2"] * 4 + ["127.0.0.3"] * 2 + ["127.0.0.4"] * 5
+    asked = accepted(options, sources, ["127.0.0.4"])
+    answers, connections = loop.run_until_complete(asyncio.wait_for(asked, 20))
+    assert answers == [b"HTTP/1.1 503"] * 2
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert "127.0.0.2 are refused (max_connections_per_client" in told[0]
+    again = connections.has_room(("127.0.0.2", 1))
+    assert again, "they are gone"
+
+
+def test_without_a_setting_the_share_is_a_quarter(loop):
+    async def run():
+        connections = Connections(None, OPTIONS, 8)
+        waiting = [loop.create_future() for _ in range(2)]
+        for each in waiting:
+            assert connections.has_room(("10.0.0.1", 1))
+            connections.open(each, ("10.0.0.1", 1))
+        assert not connections.has_room(("10.0.0.1", 1))
+        assert connections.has_room(("10.0.0.2", 1))
+        waiting[0].cancel()  # a handshake, say
+        await turn_over()
+        assert connections.has_room(("10.0.0.1", 1))
+
+    loop.run_until_complete(run())
+
+
+def test_an_ipv6_client_is_its_network_and_ipv4_is_itself_in_either_form():
+    assert client_key("2001:db8::1") == client_key("2001:db8::ffff:1") != client_key("2001:db9::1")
+    assert client_key("::ffff:10.0.0.1") == client_key("10.0.0.1") != client_key("::ffff:10.0.0.2")
+    assert TrustedProxies(["10.0.0.0/8"]).trusts("::ffff:10.0.0.1")
 
 
 # --- clients that leave while nothing is read of their connections --------------------------------

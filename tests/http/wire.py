@@ -83,9 +83,11 @@ async def turn_over() -> None:
 class Conversation:
     """One connection to an application; to be made on a running loop."""
 
-    def __init__(self, app: Any, options: Any, begin: Any = None) -> None:
+    def __init__(
+        self, app: Any, options: Any, begin: Any = None, connections: Connections | None = None
+    ) -> None:
         self.wire = Wire()
-        self.connections = Connections(app, options, 100, ["127.0.0.1"])
+        self.connections = connections or Connections(app, options, 100, ["127.0.0.1"])
         self.protocol = FrontProtocol(self.connections, begin)
         self.protocol.connection_made(self.wire)
         self.say = self.protocol.data_received

@@ -50,6 +50,23 @@ class Guard:
         await send({"type": "http.response.body", "body": b"no"})
 
 
+class Buffer:
+    """Reads a body before the app inside does."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        events = [await receive()]
+        while events[-1].get("more_body"):
+            events.append(await receive())
+
+        async def kept() -> Any:
+            return events.pop(0) if events else await receive()
+
+        await self.app(scope, kept, send)
+
+
 class Stamp(BaseHTTPMiddleware):
     """Starlette's own base, which runs what is inside of it as a task of its own."""
 

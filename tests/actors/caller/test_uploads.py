@@ -25,7 +25,9 @@ from greenroom.http_front.bodies import WHOLE
 from tests.actors.noting import DEADLINE_S, Noting
 from tests.support.systems import RunningSystem, running_system, wait_until
 
-LARGE = 4 * WHOLE
+LARGE = 5 * WHOLE
+BEGUN = WHOLE + 1000  # enough of a body for its query to leave
+MUCH = KEPT + 2 * WHOLE  # of which more than KEPT has followed the query
 api = FastAPI()
 
 
@@ -69,7 +71,7 @@ class Taker(Noting):
                 if not size:
                     self.note(f"began {os.getpid()}")
                 size += len(part)
-                if size > KEPT:
+                if size > MUCH:
                     self.note("much")
                 while not (self.folder / "gate").exists():
                     await asyncio.sleep(0.01)
@@ -264,7 +266,7 @@ def test_a_client_that_leaves_amid_its_body_cancels_the_query(
         body.sendall(chunk(b"x" * 1000))
     else:
         body = begin(connection, "PUT", f"{own_path}/stuck", LARGE)
-        body.sendall(b"x" * 1000)
+        body.sendall(b"x" * (WHOLE + 1000))
     noted("began")
     connection.close()
     noted("cancelled")
@@ -424,15 +426,15 @@ def test_a_query_whose_body_has_hardly_left_runs_again_at_another_replica(
     own_path: str, connect: Connect, noted: Callable[..., Any], tmp_path: Path
 ) -> None:
     body = begin(connection := connect(), "PUT", f"{own_path}/stuck", LARGE)
-    body.sendall(b"x" * 1000)
+    body.sendall(b"x" * BEGUN)
     (pid,) = noted("began ")
     os.kill(int(pid), signal.SIGKILL)
     (tmp_path / "gate").touch()
-    body.sendall(b"x" * (LARGE - 1000))
+    body.sendall(b"x" * (LARGE - BEGUN))
     assert answer(connection) == (200, b"%d" % LARGE)
 
 
-@pytest.mark.parametrize(("method", "sent"), [("PUT", KEPT), ("POST", 1000)])
+@pytest.mark.parametrize(("method", "sent"), [("PUT", MUCH), ("POST", BEGUN)])
 def test_what_cannot_be_sent_again_or_may_not_run_again_is_503(
     own_path: str,
     connect: Connect,
@@ -442,11 +444,11 @@ def test_what_cannot_be_sent_again_or_may_not_run_again_is_503(
     tmp_path: Path,
 ) -> None:
     body = begin(connection := connect(), method, f"{own_path}/stuck", LARGE)
-    body.sendall(b"x" * 1000)
+    body.sendall(b"x" * BEGUN)
     (pid,) = noted("began ")
-    if sent > 1000:  # more is taken than is kept
+    if sent > BEGUN:  # more is taken than is kept
         (tmp_path / "gate").touch()
-        body.sendall(b"x" * sent)
+        body.sendall(b"x" * (LARGE - BEGUN - 1))
         noted("much")
     os.kill(int(pid), signal.SIGKILL)
     status, text = answer(connection)
@@ -458,9 +460,9 @@ def test_an_upload_outlives_the_proxy(tmp_path: Path, noted: Callable[..., Any])
         own.deploy(Taker.bind(str(tmp_path)))
         connection = connection_to(own)
         body = begin(connection, "POST", "/stuck", LARGE)
-        body.sendall(b"x" * 1000)
+        body.sendall(b"x" * BEGUN)
         noted("began")
         os.kill(own.pid_of("proxy"), signal.SIGKILL)
         (tmp_path / "gate").touch()
-        body.sendall(b"x" * (LARGE - 1000))
+        body.sendall(b"x" * (LARGE - BEGUN))
         assert answer(connection) == (200, b"%d" % LARGE)
