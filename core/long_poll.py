@@ -198,11 +198,13 @@ class Listeners:
         now: float,
         *,
         changed: Callable[[], None],
+        told_gone: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Call ``changed`` when a listener holds more, or is gone."""
+        """Call ``changed`` when a listener holds more, or is gone; ``told_gone`` with its name."""
         self._long_poll = long_poll
         self._changes = changes
         self._changed = changed
+        self._told_gone = told_gone
         self._recorded = {name: record.host for name, record in records.items()}
         self._expected = dict(records)
         self._expected_until = now + EXPECTED_S
@@ -234,6 +236,7 @@ class Listeners:
         self._expected.pop(name, None)
         self._changes.put(LISTENER, name, None)
         self._long_poll.forget(name)
+        self._told_gone(name)
         self._changed()
 
     def host_gone(self, host: str) -> None:

@@ -65,6 +65,11 @@ class KeyRotation:
         if not self._advance():
             self._tell(host)
 
+    def forget(self, host: str) -> None:
+        """Forget what a host holds that is no more on record."""
+        self._held.pop(host, None)
+        self._at.pop(host, None)
+
     def _opened(self) -> KeyFiles:
         if self._files is None:
             self._files = KeyFiles(self._path)

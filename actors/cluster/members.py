@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from greenroom.actors.cluster.heartbeats import BeatListener
 from greenroom.actors.cluster.key_rotation import KeyRotation
 from greenroom.actors.messages import control as cm
 from greenroom.actors.messages.queries import Address, Process
-from greenroom.actors.runtime.loop import Loop
+from greenroom.actors.runtime.loop import Callback, Loop
 from greenroom.actors.runtime.port import Port
 from greenroom.actors.runtime.processes import identify
 from greenroom.actors.runtime.settings import HostSettings
@@ -34,6 +35,34 @@ REPLICA = "greenroom.actors.replica.actor.Replica"
 LOCATE_AGAIN_S = 3.0  # after which a host's admin is asked once more: question or answer are lost
 LONGEST_EVERY_S = 1.0  # how often the deployments' time limits are looked through
 ORPHAN_DRAIN_S = 20.0  # what is left of a replica that was replaced may finish
+
+
+@dataclass(slots=True)
+class _Host:
+    """What a host has told of itself."""
+
+    report: dict[str, Any]  # what status shows
+    process: Process  # its host process
+    at: Address  # of that process
+    leads_from: str = ""  # its address, where it may lead
+
+
+@dataclass(slots=True)
+class _Locating:
+    """The search for a replica's actor."""
+
+    host: str
+    asked_at: float = float("-inf")
+    waiting: list[Callable[[Address], None]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A process of a host whose end is watched for."""
+
+    host: str
+    unwatch: Callback
+    beats: bool = False  # whether its beats count as the host's
 
 
 class Members:
@@ -55,18 +84,17 @@ class Members:
         self._own = settings.host_name
         self._process = process
         self._changed = changed
-        self._reports: dict[str, dict[str, Any]] = {}
-        self._electable: dict[str, str] = {}  # the other hosts that may lead: their addresses
-        self._host_processes: dict[str, tuple[Process, Address]] = {}
-        self._hosts: dict[str, str] = {}  # by the incarnation of a process that beats
+        self._hosts: dict[str, _Host] = {}  # by name, the controller's own among them
+        self._watched: dict[str, _Watched] = {}  # by incarnation: host processes and proxies
         self._port: Port | None = None  # to other hosts' admins; made when there is one
-        self._locating: dict[str, tuple[float, list[Callable[[Address], None]]]] = {}
+        self._locating: dict[str, _Locating] = {}  # by replica
         self._longest_drain: tuple[float, float] = (float("-inf"), 0.0)  # looked at, and found
         self.keys = KeyRotation(loop, cluster, settings)
         self._beats = BeatListener(
             process.incarnation, lambda incarnation: loop.guarded(self._beat, incarnation)
         )
         loop.answer_beats(self._beats.answer)
+        cluster.state.host_gone.append(self._forget)
 
     def close(self) -> None:
         """Stop listening to hosts."""
@@ -79,8 +107,6 @@ class Members:
     def reported(self, message: cm.HostReported, sender: Address) -> bool:
         """Take a host's report; return whether what status shows has changed."""
         name = message.host
-        if message.may_lead and name != self._own:
-            self._electable[name] = message.address
         record = HostRecord(
             name=name,
             id=message.id,
@@ -99,14 +125,15 @@ class Members:
             except ConflictError as error:
                 self._answer(sender, str(error))
                 return False
-            self.listen_to(message.process.incarnation, name, message.address)
+        before = self._hosts.get(name)
+        leads_from = message.address if message.may_lead and name != self._own else ""
+        self._hosts[name] = _Host(message.report, message.process, sender, leads_from)
+        ended = lambda: self._host_process_ended(name, message.process)  # noqa: E731
+        self.watch(message.process, name, message.address, sender, ended)
         self._answer(sender, hosts=self.addresses() if message.may_lead else self._may_lead())
-        self._know(name, message.process, sender)
         self._stop_orphans(message)
         self.keys.reported(name, message.keys, sender)
-        is_news = self._reports.get(name) != message.report
-        self._reports[name] = message.report
-        return is_news
+        return before is None or before.report != message.report
 
     def _answer(self, sender: Address, refusal: str = "", hosts: tuple[str, ...] = ()) -> None:
         answer = cm.HostAnswered(
@@ -136,25 +163,33 @@ class Members:
         return (self._settings.own_address, *others)
 
     def _may_lead(self) -> tuple[str, ...]:
-        return (self._settings.own_address, *self._electable.values())
+        """Return where hosts may lead from, those that are lost last: they may be back."""
+        state = self._cluster.hosts.state
+        names = sorted(self._hosts, key=lambda name: state(name) is HostState.LOST)
+        others = (self._hosts[name].leads_from for name in names)
+        return (self._settings.own_address, *filter(None, others))
 
     def _is_of_another_host(self, message: cm.HostReported) -> bool:
         return message.address != self._settings.own_address
 
-    def _know(self, name: str, process: Process, sender: Address) -> None:
-        known = self._host_processes.get(name)
-        if known is not None and known[0] == process:
-            return
-        self._host_processes[name] = (process, sender)
-        gone = lambda: self._host_process_gone(name, process)  # noqa: E731
-        self._loop.watch_process(process, gone, sender, on_unreachable=lambda: None)
-
-    def _host_process_gone(self, name: str, process: Process) -> None:
+    def _host_process_ended(self, name: str, process: Process) -> None:
         """Go on showing what was last reported, but not the process that reported it."""
-        self.listen_no_more(process.incarnation)
-        if self._host_processes.get(name, (None,))[0] == process:
-            self._reports[name] = {**self._reports.get(name, {}), "host_pid": None}
+        host = self._hosts.get(name)
+        if host is not None and host.process == process:
+            host.report = {**host.report, "host_pid": None}
             self._changed()
+
+    def _forget(self, name: str) -> None:
+        """Forget a host that is no more on record, and what ran there."""
+        self._hosts.pop(name, None)
+        self.keys.forget(name)
+        for incarnation, watched in list(self._watched.items()):
+            if watched.host == name:
+                watched.unwatch()
+                self._drop(incarnation)
+        for tag, locating in list(self._locating.items()):
+            if locating.host == name:
+                del self._locating[tag]
 
     def _stop_orphans(self, message: cm.HostReported) -> None:
         """Tell replicas to go that the cluster does not know: they were replaced as lost.
@@ -169,27 +204,51 @@ class Members:
                 stop = cm.StopReplica(replica=tag, drain_s=ORPHAN_DRAIN_S, epoch=self.epoch)
                 self._loop.send(self._loop.machine.address_of(address), stop)
 
-    def listen_to(self, incarnation: str, host: str, at: str) -> None:
-        """Take the beats of one process as its host's, unless another host has that name."""
+    def watch(
+        self, process: Process, host: str, at: str, sender: Address | None, on_end: Callback
+    ) -> None:
+        """Run ``on_end`` when a process of a host ends, and take its beats as the host's.
+
+        Those count unless another host has that name, as ``at`` shows; "" is not known. With the
+        last process that beats ends the host. One that cannot be reached is not gone: whether its
+        host is lost is judged by its beats.
+        """
+        incarnation = process.incarnation
+        if incarnation not in self._watched:
+
+            def ended() -> None:
+                self._ended(incarnation)
+                on_end()
+
+            self._watched[incarnation] = watched = _Watched(host, lambda: None)
+            watched.unwatch = self._loop.watch_process(
+                process, ended, sender, on_unreachable=lambda: None
+            )
+        watched = self._watched[incarnation]
         record = self._cluster.hosts.records.get(host)
-        if record is not None and at not in ("", record.address):
-            return
-        if host != self._own and incarnation not in self._hosts:
-            self._hosts[incarnation] = host
+        is_its = record is None or at in ("", record.address)
+        if host != self._own and is_its and not watched.beats:
+            watched.beats = True
             self._beats.expect(incarnation)
 
-    def listen_no_more(self, incarnation: str) -> None:
-        """Forget a process that beat and is dead; with the last of a host, that is lost."""
-        host = self._hosts.pop(incarnation, None)
-        if host is None:
+    def _ended(self, incarnation: str) -> None:
+        watched = self._drop(incarnation)
+        if watched is None or not watched.beats:
             return
-        self._beats.forget(incarnation)
-        if host not in self._hosts.values():
-            self._cluster.hosts.gone(host, time.monotonic())
+        if not any(each.beats and each.host == watched.host for each in self._watched.values()):
+            self._cluster.hosts.gone(watched.host, time.monotonic())
             self._changed()
 
+    def _drop(self, incarnation: str) -> _Watched | None:
+        watched = self._watched.pop(incarnation, None)
+        if watched is not None and watched.beats:
+            self._beats.forget(incarnation)
+        return watched
+
     def _beat(self, incarnation: str) -> None:
-        self._cluster.hosts.beat(self._hosts[incarnation], time.monotonic())
+        watched = self._watched.get(incarnation)
+        if watched is not None:  # else it was forgotten while this was on its way
+            self._cluster.hosts.beat(watched.host, time.monotonic())
 
     # --- What is asked for ----------------------------------------------------------------------
 
@@ -204,7 +263,7 @@ class Members:
             hosts.drain(name, force=request.force)
 
     def _is_stopping(self, name: str) -> bool:
-        report = self._reports.get(name, {})
+        report = self._report(name)
         return report.get("state") == HostState.DRAINING and report.get("host_pid") is not None
 
     def is_drained(self, request: DrainHost) -> bool:
@@ -220,8 +279,6 @@ class Members:
             return False
         if request.leave:
             hosts.forget(name, time.monotonic())
-            self._reports.pop(name, None)
-            self._host_processes.pop(name, None)
         return True
 
     def succeed(self, former: Lease) -> None:
@@ -250,10 +307,8 @@ class Members:
 
     def stop_all(self) -> None:
         """Tell every host to stop and delete its state, the controller's own last."""
-        for name in sorted(self._host_processes, key=lambda name: name == self._own):
-            self._loop.send(
-                self._host_processes[name][1], cm.StopHost(forget=True, epoch=self.epoch)
-            )
+        for name in sorted(self._hosts, key=lambda name: name == self._own):
+            self._loop.send(self._hosts[name].at, cm.StopHost(forget=True, epoch=self.epoch))
 
     def is_here(self, host: str) -> bool:
         """Return whether this is the controller's own host."""
@@ -265,11 +320,11 @@ class Members:
         if record is None:
             return
         now = time.monotonic()
-        asked_at, waiting = self._locating.get(tag, (float("-inf"), []))
-        waiting.append(on_located)
-        if now - asked_at < LOCATE_AGAIN_S:
+        locating = self._locating.setdefault(tag, _Locating(host))
+        locating.waiting.append(on_located)
+        if now - locating.asked_at < LOCATE_AGAIN_S:
             return
-        self._locating[tag] = (now, waiting)
+        locating.asked_at = now
         if self._port is None:
             settings = self._settings
             asyncio_loop = self._loop.asyncio
@@ -284,15 +339,16 @@ class Members:
         self._port.locate(REPLICA, f"replica {tag}", lambda at: self._located(tag, at), gate)
 
     def _located(self, tag: str, address: Address | None) -> None:
-        for on_located in self._locating.pop(tag, (0.0, ()))[1]:
-            if address is not None:  # else the core asks again
+        locating = self._locating.pop(tag, None)
+        if locating is not None and address is not None:  # else the core asks again
+            for on_located in locating.waiting:
                 on_located(address)
 
     def kill(self, process: Process, host: str) -> None:
         """Tell another host to kill a replica's process."""
-        known = self._host_processes.get(host)
+        known = self._hosts.get(host)
         if known is not None:
-            self._loop.send(known[1], cm.KillReplica(process=process, epoch=self.epoch))
+            self._loop.send(known.at, cm.KillReplica(process=process, epoch=self.epoch))
 
     # --- Status ---------------------------------------------------------------------------------
 
@@ -302,21 +358,25 @@ class Members:
         That of a host which has not reported yet counts as the oldest.
         """
         names = {self._own, *self._cluster.hosts.records}
-        releases = (self._reports.get(name, {}).get("release", "") for name in names)
+        releases = (self._report(name).get("release", "") for name in names)
         return max(min(map(formats.named_in, releases)), formats.OLDEST)
 
     def shown(self) -> list[dict[str, Any]]:
         """Return all hosts for status, the controller's own first."""
         hosts = self._cluster.hosts
-        names = [name for name in self._reports if name == self._own]
-        names += sorted({*self._reports, *hosts.records} - {self._own})
+        names = [name for name in self._hosts if name == self._own]
+        names += sorted({*self._hosts, *hosts.records} - {self._own})
         return [self._shown(name) for name in names if name == self._own or name in hosts.records]
+
+    def _report(self, name: str) -> dict[str, Any]:
+        known = self._hosts.get(name)
+        return {} if known is None else known.report
 
     def _shown(self, name: str) -> dict[str, Any]:
         hosts = self._cluster.hosts
         record = hosts.records.get(name)
         known = {} if record is None else {"name": name, "address": record.address}
-        shown = {**known, **self._reports.get(name, {})}
+        shown = {**known, **self._report(name)}
         if name == self._own:
             shown = _living(shown)
         state = hosts.state(name)

@@ -148,7 +148,6 @@ class ActiveController:
             ),
         }
         self._proxies: dict[Hashable, m.Address] = {}  # by the incarnation of each
-        self._watched: set[str] = set()  # proxies
         self._news: dict[Hashable, News] = {}  # by proxy: sent to it once all is saved
         self._wake: Timer | None = None
         self._settling: Timer | None = None
@@ -156,12 +155,13 @@ class ActiveController:
         self._stopping = False
         self._has_ended = False
 
+        self.cluster.state.proxy_gone.append(self._forget_proxy)
         if lease is not None:
             self._members.succeed(lease.former)
             lease.reach = self._members.reach
         for expected in self.cluster.listeners.expected():
             if self._members.is_here(expected.host):
-                self._watch_proxy(m.Process(*expected.process))
+                self._watch_proxy(m.Process(*expected.process), expected.host)
         logger.info("recovered %d backends, epoch %d", len(self.cluster.backends), store.epoch)
         self._changed()
 
@@ -334,10 +334,9 @@ class ActiveController:
             claim = Standing(epoch_of(message.seen), store_id=message.store)
             self._refuse_store(f"host {message.host} has tables of {_described(claim)}", claim)
             return
-        self._watch_proxy(listener, sender)
-        self._members.listen_to(listener.incarnation, message.host, message.at)
+        self._watch_proxy(listener, message.host, sender, message.at)
         self._proxies[listener.incarnation] = sender
-        self.cluster.loads.expect(listener, time.monotonic())
+        self.cluster.loads.expect(listener.incarnation, time.monotonic())
         plain = listener[:]  # records do without the class
         news = self.cluster.listeners.listen(
             listener.incarnation, plain, message.seen, message.host
@@ -358,26 +357,27 @@ class ActiveController:
             return epoch_of(message.seen) > self._store.epoch
         return self._members.is_here(message.host) or self.cluster.state.is_empty
 
-    def _watch_proxy(self, process: m.Process, at: m.Address | None = None) -> None:
-        if process.incarnation not in self._watched:
-            self._watched.add(process.incarnation)
-            gone = lambda: self._proxy_gone(process)  # noqa: E731
-            # One that cannot be reached goes with its host, when that is judged to be lost.
-            self._loop.watch_process(process, gone, at, on_unreachable=lambda: None)
+    def _watch_proxy(
+        self, process: m.Process, host: str, sender: m.Address | None = None, at: str = ""
+    ) -> None:
+        """Have a proxy counted until it ends; one that cannot be reached goes with its host."""
 
-    def _proxy_gone(self, process: m.Process) -> None:
-        self._watched.discard(process.incarnation)
-        self._members.listen_no_more(process.incarnation)
-        self._proxies.pop(process.incarnation, None)
-        self.cluster.listeners.gone(process.incarnation)
-        self.cluster.autoscaler.proxy_gone(process, time.monotonic())
-        self._changed()
+        def ended() -> None:
+            self.cluster.listeners.gone(process.incarnation)
+            self._changed()
+
+        self._members.watch(process, host, at, sender, ended)
+
+    def _forget_proxy(self, incarnation: str) -> None:
+        self._proxies.pop(incarnation, None)
+        self._news.pop(incarnation, None)
 
     def _load_reported(self, message: cm.LoadReported, _sender: m.Address) -> None:
         """Take a proxy's load; one that is not known as a listener may be dead already."""
         if message.proxy.incarnation in self._proxies:
             now = time.monotonic()
-            self.cluster.autoscaler.load_reported(message.proxy, message.load, now)
+            proxy = message.proxy.incarnation
+            self.cluster.autoscaler.load_reported(proxy, message.load, now)
             self._changed()
 
     def _tallies_reported(self, message: cm.TalliesReported, _sender: m.Address) -> None:

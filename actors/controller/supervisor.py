@@ -6,6 +6,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from greenroom.actors.cluster.members import Members
 from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages import control as cm, queries as m
 from greenroom.actors.replica.user_code import lost_code
-from greenroom.actors.runtime.loop import Loop, Repeats
+from greenroom.actors.runtime.loop import Callback, Loop, Repeats
 from greenroom.core import effects as fx
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.config import config_of_replica
@@ -25,7 +26,15 @@ logger = logging.getLogger(__name__)
 READ_AGAIN_S = 1.0  # code that a file system does not give at present
 
 
-KEPT_GONE = 50  # replicas that are gone, before they are looked for
+@dataclass(slots=True)
+class _Known:
+    """A replica that was asked for, or has reported."""
+
+    host: str
+    address: m.Address | None = None  # where to send to, also before the first report
+    process: m.Process | None = None  # that has reported
+    unwatch: Callback = lambda: None
+    shown: tuple[m.Process, str] | None = None  # what the log has of it
 
 
 class Supervisor:
@@ -56,11 +65,7 @@ class Supervisor:
         self._find = find
         self._changed = changed
         self._stopping = False
-        self._addresses: dict[str, m.Address] = {}  # where to send to, also before the first report
-        self._processes: dict[str, m.Process] = {}
-        self._hosts: dict[str, str] = {}  # by tag, of those that were asked for
-        self._unwatch: dict[str, Callable[[], None]] = {}
-        self._shown: dict[str, tuple[m.Process, str]] = {}  # what the log has of each replica
+        self._replicas: dict[str, _Known] = {}  # by tag
         self._code: tuple[str, bytes] = ("", b"")  # the code last read
         self._starts = Repeats(loop)
         self._perform: dict[type[fx.Effect], Callable[[Any], None]] = {
@@ -70,24 +75,26 @@ class Supervisor:
             fx.Stop: self._stop,
             fx.Kill: self._kill,
         }
+        cluster.state.replica_gone.append(self._forget)
 
     # --- What is observed -----------------------------------------------------------------------
 
     def reported(self, message: cm.ReplicaReported, sender: m.Address) -> None:
         """Take a replica's report; tell the replica to go if it is not wanted."""
         tag, process = message.replica, message.process
-        if tag and self._processes.get(tag) != process:
-            self._addresses[tag] = sender
-            self._processes[tag] = process
-            self._unwatch.pop(tag, lambda: None)()
-            self._unwatch[tag] = self._loop.watch_process(
+        known = self._replicas.setdefault(tag, _Known(self._host_of(tag))) if tag else None
+        if known is not None and known.process != process:
+            known.address, known.process = sender, process
+            known.unwatch()
+            known.unwatch = self._loop.watch_process(
                 process,
                 lambda: self._exited(tag, process),
                 sender,
                 on_unreachable=lambda: None,  # whether its host is lost is judged by other signs
             )
-        self._log(message)
-        known = self._cluster.replica_reported(
+        if known is not None:
+            self._log(message, known)
+        is_wanted = self._cluster.replica_reported(
             tag,
             time.monotonic(),
             state=message.state,
@@ -102,16 +109,16 @@ class Supervisor:
             lasts=message.lasts,
             stats=message.stats,
         )
-        if not known and message.state != "draining":
+        if not is_wanted and message.state != "draining":
             self._loop.send(sender, cm.StopReplica(replica=tag, drain_s=0.0, epoch=self._epoch))
         self._changed()
 
-    def _log(self, message: cm.ReplicaReported) -> None:
+    def _log(self, message: cm.ReplicaReported, known: _Known) -> None:
         """Log a replica's start, or why it could not: once, as reports are repeated."""
         tag, process = message.replica, message.process
-        if not tag or self._shown.get(tag) == (process, message.state):
+        if known.shown == (process, message.state):
             return
-        self._shown[tag] = (process, message.state)
+        known.shown = (process, message.state)
         if message.state == "running":
             logger.info("replica %s (pid %d) runs", tag, process.pid)
         elif message.state == "failed":
@@ -120,27 +127,25 @@ class Supervisor:
 
     def child_exited(self, address: m.Address) -> None:
         """Take note of a replica that ended before it reported; the others are watched by pid."""
-        for tag, known in list(self._addresses.items()):
-            if known == address and tag not in self._processes:
-                del self._addresses[tag]
+        for tag, known in list(self._replicas.items()):
+            if known.address == address and known.process is None:
+                known.address = None
                 self._cluster.replica_exited(tag, time.monotonic())
                 self._changed()
 
     def lost(self, message: cm.ReplicaLost) -> None:
         """Kill a replica that a proxy gave up: gone, or so stuck that it takes no message."""
-        process = self._processes.get(message.replica)
+        process = self._process_of(message.replica)
         if process is not None and process.incarnation == message.incarnation:
             self._end(message.replica, process)  # its exit is what counts
 
     def _exited(self, tag: str, process: m.Process) -> None:
-        if self._processes.get(tag) != process:
+        if self._process_of(tag) != process:
             return
         logger.info("replica %s (pid %d) is gone", tag, process.pid)
-        self._unwatch.pop(tag, lambda: None)()
-        del self._processes[tag], self._addresses[tag]
-        self._shown.pop(tag, None)
         if self._is_here(tag):
             self._records.remove(process)
+        self._forget(tag)
         if not self._stopping:
             self._cluster.replica_exited(tag, time.monotonic())
         self._changed()
@@ -150,20 +155,20 @@ class Supervisor:
     def stop_all(self) -> None:
         """Make all replicas drain and exit, without a word to the core: they are to come back."""
         self._stopping = True
-        for tag, address in self._addresses.items():
+        for tag, known in self._replicas.items():
             backend = self._cluster.backend_of(tag)
             drain_s = backend.config.graceful_shutdown_timeout_s if backend else 0.0
-            if self._is_here(tag):  # what is on other hosts goes on
+            if known.address is not None and self._is_here(tag):  # others go on
                 self._loop.send(
-                    address, cm.StopReplica(replica=tag, drain_s=drain_s, epoch=self._epoch)
+                    known.address, cm.StopReplica(replica=tag, drain_s=drain_s, epoch=self._epoch)
                 )
 
     def any_alive(self) -> bool:
         """Return whether the process of any replica of this host is still there."""
         return any(
-            self._loop.machine.is_alive(each)
-            for tag, each in self._processes.items()
-            if self._is_here(tag)
+            self._loop.machine.is_alive(known.process)
+            for tag, known in self._replicas.items()
+            if known.process is not None and self._is_here(tag)
         )
 
     def _is_here(self, tag: str) -> bool:
@@ -171,7 +176,17 @@ class Supervisor:
 
     def _host_of(self, tag: str) -> str:
         backend = self._cluster.backend_of(tag)
-        return self._hosts.get(tag, "") if backend is None else backend.host_of(tag)
+        if backend is not None:
+            return backend.host_of(tag)
+        return self._replicas[tag].host if tag in self._replicas else ""
+
+    def _process_of(self, tag: str) -> m.Process | None:
+        return self._replicas[tag].process if tag in self._replicas else None
+
+    def _forget(self, tag: str) -> None:
+        known = self._replicas.pop(tag, None)
+        if known is not None:
+            known.unwatch()
 
     # --- Effects --------------------------------------------------------------------------------
 
@@ -179,16 +194,7 @@ class Supervisor:
         """Do what the core asks for; what it rests on is saved."""
         self._perform[type(effect)](effect)
 
-    def _forget_gone(self) -> None:
-        """Forget replicas of before, some of which were never heard of, nor of their end."""
-        if len(self._hosts) > 2 * len(self._processes) + KEPT_GONE:
-            for tag in list(self._hosts):
-                if tag not in self._processes and self._cluster.backend_of(tag) is None:
-                    del self._hosts[tag]
-                    self._addresses.pop(tag, None)
-
     def _start(self, effect: fx.Start) -> None:
-        self._forget_gone()
         backend = self._cluster.backends.get(effect.backend)
         if backend is None or effect.replica not in backend.replicas:
             return  # it is not wanted any more, since its code could not be read
@@ -276,7 +282,7 @@ class Supervisor:
         self._send(effect.replica, cm.StopReplica(**effect._asdict(), epoch=self._epoch))
 
     def _kill(self, effect: fx.Kill) -> None:
-        process = self._processes.get(effect.replica)
+        process = self._process_of(effect.replica)
         if process is not None:
             logger.warning("killing replica %s (pid %d)", effect.replica, process.pid)
             self._end(effect.replica, process)
@@ -290,18 +296,27 @@ class Supervisor:
             self._members.kill(process, self._host_of(tag))
 
     def _send(self, tag: str, message: m.Message) -> None:
-        if tag in self._addresses:
-            self._send_to(self._addresses[tag], tag, message)
-            return
-        host = self._hosts[tag] = self._host_of(tag)
-        if self._members.is_here(host):
-            self._addresses[tag] = self._find(tag)
-            self._send_to(self._addresses[tag], tag, message)
-        else:
-            self._members.locate(tag, host, lambda address: self._located(tag, address, message))
+        known = self._replicas.get(tag)
+        if known is None:
+            if self._cluster.backend_of(tag) is None:
+                return  # it is gone
+            known = self._replicas[tag] = _Known("")
+        if known.address is None:
+            known.host = self._host_of(tag)
+            if not self._members.is_here(known.host):
+                located = partial(self._located, tag, message)
+                self._members.locate(tag, known.host, located)
+                return
+            known.address = self._find(tag)
+        self._send_to(known.address, tag, message)
 
-    def _located(self, tag: str, address: m.Address, message: m.Message) -> None:
-        self._send_to(self._addresses.setdefault(tag, address), tag, message)
+    def _located(self, tag: str, message: m.Message, address: m.Address) -> None:
+        known = self._replicas.get(tag)
+        if known is not None and known.address is None:
+            known.address = address
+        # Where it is gone meanwhile, its report is answered with an order to go.
+        at = address if known is None or known.address is None else known.address
+        self._send_to(at, tag, message)
 
     def _send_to(self, address: m.Address, tag: str, message: m.Message) -> None:
         failed = partial(self._unreachable, tag, address)
@@ -312,5 +327,6 @@ class Supervisor:
 
     def _unreachable(self, tag: str, address: m.Address) -> None:
         """Look for the replica anew next time: the admin may have named one that just died."""
-        if tag not in self._processes and self._addresses.get(tag) == address:
-            del self._addresses[tag]
+        known = self._replicas.get(tag)
+        if known is not None and known.process is None and known.address == address:
+            known.address = None

@@ -50,7 +50,8 @@ class Loads:
 
     A report states the whole load of a proxy. So the next report makes up for a lost one, and a new
     controller is up to date after one report from each proxy. A proxy without load need not report
-    again. A proxy with load must; once it falls silent, its load no longer counts.
+    again, and counts until it is gone. A proxy with load must; once it falls silent, its load no
+    longer counts.
 
     Each method that changes loads returns the backends that it changed. ``now`` is always monotonic
     seconds.
@@ -87,12 +88,16 @@ class Loads:
         return self._replace(self._reports.pop(proxy, {}), {})
 
     def expire(self, now: float) -> set[str]:
-        """Stop counting proxies that should have reported long ago; due at ``check_at``."""
+        """Count the load of proxies no more that should have reported long ago.
+
+        One that has never reported has none: it was counted as idle, and lost, and is back. Due at
+        ``check_at``.
+        """
         if now < self.check_at:
             return set()
         over = now - EXPIRE_S
         for proxy in [proxy for proxy, since in self._silent.items() if since <= over]:
-            del self._silent[proxy]
+            self.report(proxy, {}, now)
         heard = {proxy: at for proxy, at in self._reported_at.items() if self._reports[proxy]}
         old = [proxy for proxy, at in heard.items() if at <= over]
         changed = {backend for proxy in old for backend in self.forget(proxy)}

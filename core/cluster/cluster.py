@@ -97,6 +97,7 @@ class Cluster:
             records.get(LISTENER, {}),
             now,
             changed=self._listener_changed,
+            told_gone=state.proxy_gone,
         )
         self.hosts = Hosts(state, self.listeners, hosts, own_host, now)
         self.loads = Loads(now)
@@ -104,6 +105,7 @@ class Cluster:
         self.series = Series(self._has_both, self._is_inner)
         self._wall_now = 0.0
         self.autoscaler = Autoscaler(self.loads)
+        state.proxy_gone.append(lambda proxy: self.autoscaler.proxy_gone(proxy, self.now))
         self.rollouts = Rollouts(state, self.differences, records.get(ROLLOUT, {}))
         self.tokens = Tokens(records.get(TOKEN, {}), state.changes)
         self.canaries = Canaries(state, self.rollouts, self.differences, records.get(CANARY, {}))
@@ -213,8 +215,9 @@ class Cluster:
         before = backend.record.replicas
         effects = backend.reconcile(lambda table: self._publish(tag, table), now)
         if backend.record.replicas != before:
-            for replica in before:
+            for replica in before.keys() - backend.record.replicas.keys():
                 self._by_replica.pop(replica, None)
+                self.state.replica_gone(replica)
             self._by_replica.update(dict.fromkeys(backend.record.replicas, tag))
         if backend.recovered:
             self._recovering.discard(tag)

@@ -181,6 +181,7 @@ class Hosts:
         self._placement = state.placement
         self._changes = state.changes
         self._touch = state.touch
+        self._told_gone = state.host_gone
         self._listeners = listeners
         self._own = own
         self.records = {name: record for name, record in records.items() if name != own}
@@ -469,3 +470,4 @@ class Hosts:
         self._listeners.host_gone(name)
         self._placement.drop_host(name)
         self._changes.put(HOST, name, None)
+        self._told_gone(name)

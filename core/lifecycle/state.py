@@ -64,6 +64,15 @@ class Present(Collection[str]):
         return sum(1 for _ in self)
 
 
+class Gone(list[Callable[[str], None]]):
+    """Who forgets a proxy, a host or a replica by its name: told once, when it is gone."""
+
+    def __call__(self, name: str) -> None:
+        """Have it forgotten everywhere."""
+        for forget in self:
+            forget(name)
+
+
 class State:
     """Backends, endpoints, applications, goals and history.
 
@@ -90,6 +99,8 @@ class State:
             for tag, record in records.get("backend", {}).items()
         }
         self.lost = set(lost)
+        # Whatever has an entry by one of these enters here how it is forgotten.
+        self.proxy_gone, self.host_gone, self.replica_gone = Gone(), Gone(), Gone()
         self.code_use = releases.CodeUse()
         is_recovering = any(not backend.recovered for backend in self.backends.values())
         self.long_poll = LongPoll(epoch, closed=is_recovering)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ class FakePort:
     def locate(self, _kind: str, name: str, on_located: Callable[[Any], None], gate: Any) -> None:
         self.asked.append((name, gate.addressDetails.text, on_located))
 
+    def detach(self) -> None:
+        """There is nothing to end."""
+
 
 class FakeLoop:
     machine = MACHINE
@@ -44,12 +48,15 @@ class FakeLoop:
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, Any]] = []
+        self.watched: list[Any] = []
 
     def send(self, target: Any, message: Any) -> None:
         self.sent.append((target.addressDetails.text, message))
 
-    def watch_process(self, *_: Any, **__: Any) -> None:
+    def watch_process(self, process: Any, *_: Any, **__: Any) -> Callable[[], None]:
         """Nothing dies."""
+        self.watched.append(process)
+        return lambda: self.watched.remove(process)
 
     def answer_beats(self, _answer: Any) -> None:
         """Nothing beats."""
@@ -115,6 +122,46 @@ def reported(
     members.reported(report, ActorAddress(ProcessAddress("10.0.0.2", 2001)))
     members.close()
     return loop.sent  # type: ignore[no-any-return]
+
+
+def test_a_host_that_is_forgotten_is_forgotten_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = FakePort()
+    monkeypatch.setattr(members, "Port", lambda *_, **__: port)
+    records: dict[str, Any] = {kind: {} for kind in KINDS}
+    cluster = Cluster(records, 1, 100.0, anywhere(), own_host="")
+    settings = read_settings({}, state_dir=str(tmp_path), host_name="a")
+    ensure_key(settings.cluster_key)
+    loop = FakeLoop()
+    hosts = Members(loop, cluster, settings, this_process(), lambda: None)  # type: ignore[arg-type]
+    sender = ActorAddress(ProcessAddress("10.0.0.2", 2001))
+    report = cm.HostReported(
+        host="b",
+        process=this_process(),
+        id="1",
+        address="10.0.0.2:1900",
+        capacity={"num_cpus": 1.0},
+        labels={},
+        replicas=(),
+        report={"name": "b", "state": "RUNNING", "host_pid": 7},
+        keys=KeyIds("a key"),
+        may_lead=True,
+    )
+    hosts.reported(report, sender)
+    found: list[Any] = []
+    hosts.locate("t#1", "b", found.append)
+    assert hosts.addresses() == (settings.own_address, "10.0.0.2:1900")
+    assert len(loop.watched) == 1
+    cluster.hosts.forget("b", 100.0)
+    assert loop.watched == []
+    assert hosts.shown() == []
+    port.asked[0][2]("there")
+    assert found == [], "what looked for its replicas has ended"
+    hosts.reported(replace(report, host="c", address="10.0.0.3:1900", id="2"), sender)
+    (*_, told) = [each for _, each in loop.sent if isinstance(each, cm.HostAnswered)]
+    assert told.hosts == (settings.own_address, "10.0.0.3:1900")
+    hosts.close()
 
 
 @pytest.mark.parametrize("is_stopping", [True, False])

@@ -10,6 +10,7 @@ from greenroom.actors.controller.supervisor import Supervisor
 from greenroom.actors.messages import control as cm
 from greenroom.core import effects as fx
 from greenroom.core.config import BackendConfig
+from greenroom.core.lifecycle.state import Gone
 from greenroom.persistence.kv import StoreNotReadableError
 
 TAG, BACKEND = "model#1", "model"
@@ -34,8 +35,11 @@ class SlowLoop:
 
 
 def supervisor_of(
-    loop: Any, load_code: Callable[[str], bytes] = lambda _digest: b"code"
-) -> Supervisor:
+    loop: Any,
+    load_code: Callable[[str], bytes] = lambda _digest: b"code",
+    find: Callable[[str], str] = lambda _tag: "there",
+) -> tuple[Supervisor, Any]:
+    """Return one, and its cluster."""
     release = SimpleNamespace(
         version="1", code_digest="d", code_hash="h", config={}, config_id=1, actor_options={}
     )
@@ -47,23 +51,28 @@ def supervisor_of(
         replicas={TAG: SimpleNamespace(devices={}, known_rank=None)},
         config=BackendConfig(),
     )
-    cluster: Any = SimpleNamespace(backends={BACKEND: backend}, backend_of=lambda _tag: backend)
+    backends = {BACKEND: backend}
+    state = SimpleNamespace(replica_gone=Gone())
+    cluster: Any = SimpleNamespace(
+        backends=backends, backend_of=lambda _tag: backends.get(BACKEND), state=state
+    )
     members: Any = SimpleNamespace(epoch=0, is_here=lambda _host: True)
     checkpoints: Any = SimpleNamespace(load_code=load_code)
-    return Supervisor(
+    made = Supervisor(
         loop,
         cluster,
         checkpoints,
         SimpleNamespace(),  # type: ignore[arg-type]  # nothing of it is needed
         members=members,
-        find=lambda _tag: "there",
+        find=find,  # type: ignore[arg-type]
         changed=lambda: None,
     )
+    return made, cluster
 
 
 def test_an_order_to_start_that_is_still_on_its_way_is_not_sent_once_more() -> None:
     loop = SlowLoop()
-    supervisor = supervisor_of(loop)
+    supervisor, _ = supervisor_of(loop)
     supervisor.perform(fx.Start(TAG, BACKEND))
     supervisor.perform(fx.Start(TAG, BACKEND))
     supervisor.perform(fx.Check(TAG, 0))
@@ -86,8 +95,23 @@ def test_code_that_cannot_be_read_at_present_is_read_again_and_not_taken_for_los
             raise answer
         return answer
 
-    supervisor_of(loop, load_code).perform(fx.Start(TAG, BACKEND))
+    supervisor_of(loop, load_code)[0].perform(fx.Start(TAG, BACKEND))
     assert not loop.sent
     (again,) = later
     again()
     assert loop.sent == [cm.StartReplica]
+
+
+def test_a_replica_that_is_gone_is_forgotten_and_not_made_anew_by_a_late_order() -> None:
+    loop = SlowLoop()
+    found: list[str] = []
+    supervisor, cluster = supervisor_of(loop, find=lambda tag: found.append(tag) or "there")
+    supervisor.perform(fx.Start(TAG, BACKEND))
+    assert found == [TAG]
+    cluster.state.replica_gone(TAG)
+    supervisor.perform(fx.Check(TAG, 0))
+    assert found == [TAG, TAG], "the core still has it"
+    cluster.state.replica_gone(TAG)
+    del cluster.backends[BACKEND]
+    supervisor.perform(fx.Stop(TAG, 0.0))
+    assert found == [TAG, TAG]
