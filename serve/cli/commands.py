@@ -438,10 +438,13 @@ def create_token(settings: HostSettings, name: str | None, role: Role, expires: 
     click.echo(token)
 
 
-def list_tokens(settings: HostSettings) -> None:
+def list_tokens(settings: HostSettings, *, as_json: bool) -> None:
     """Print the tokens' names, roles and ends."""
     with connected(settings) as connection:
         listed = connection.request(ops.ListTokens())
+    if as_json:
+        _print_json(listed)
+        return
     if not listed:
         click.echo("there are no tokens")
     for each in sorted(listed, key=lambda each: str(each["name"])):

@@ -59,7 +59,7 @@ class Source:
             if working_dir is not None and not Path(working_dir).is_dir():
                 raise InvalidRequestError(f"--working-dir {working_dir!r}: no such folder")
             if is_file(target):
-                raise InvalidRequestError(f"{target!r}: only greenroom deploy takes files")
+                raise InvalidRequestError(f"{target!r}: only greenroom deploy and run take files")
 
     def load(self) -> Application:
         """Import it; where the user's code fails, its traceback is shown."""
@@ -74,6 +74,40 @@ class Source:
         name, route = self.name, self.route_prefix
         built = applications.build_in(self.runtime_env, self.load(), name, route)
         return built.alone_at(route)
+
+    def options_over(self, settings: HostSettings) -> HostSettings:
+        """Return the settings of a system that is started for it."""
+        return settings
+
+
+class FileSource:
+    """The applications of a configuration file."""
+
+    def __init__(self, path: Path, app_dir: Path) -> None:
+        self.path = path
+        self.app_dir = app_dir
+        with usage():
+            self.document = self._read()[1]
+
+    def _read(self) -> tuple[config_file.ConfigFile, ServeDeploySchema]:
+        file = config_file.ConfigFile(self.path)
+        with file.located():
+            return file, read_document(file.document)
+
+    def build(self) -> Built:
+        """Read the file, and import and build what it names; tracebacks of user code are shown."""
+        file, document = self._read()
+        try:
+            with file.located():
+                return declarative.build_document(document, self.app_dir, self.path.parent)
+        except InvalidRequestError as error:
+            if isinstance(error.__cause__, importing.ImportFailedError):
+                click.echo(error.__cause__.traceback, err=True)
+            raise
+
+    def options_over(self, settings: HostSettings) -> HostSettings:
+        """Return the settings of a system that is started for it: with the file's options."""
+        return _with_options(settings, self.document)[0]
 
 
 def is_file(target: str) -> bool:
@@ -114,18 +148,9 @@ def deploy(settings: HostSettings, source: Source, flags: DeployFlags) -> bool:
 
 def deploy_file(settings: HostSettings, path: Path, app_dir: Path, flags: DeployFlags) -> bool:
     """Make the applications those of a file; return whether a plan has found changes."""
-    with usage():
-        file = config_file.ConfigFile(path)
-        with file.located():
-            document = read_document(file.document)
-    try:
-        with file.located():
-            built = declarative.build_document(document, app_dir, path.parent)
-    except InvalidRequestError as error:
-        if isinstance(error.__cause__, importing.ImportFailedError):
-            click.echo(error.__cause__.traceback, err=True)
-        raise
-    _tell_options(settings, document)
+    source = FileSource(path, app_dir)
+    built = source.build()
+    _tell_options(settings, source.document)
     return _deploy(settings, str(path), built, flags)
 
 
@@ -134,14 +159,7 @@ def _tell_options(settings: HostSettings, document: ServeDeploySchema) -> None:
     running = None if settings.address is not None else system.running_environ(settings)
     if running is None:
         return
-    wanted, names = settings, set()
-    if document.http_options is not None:
-        given = _given(document.http_options)
-        wanted = wanted.with_http(settings.http.model_copy(update=given))
-        names |= {f"http_{name}" for name in given}
-    if document.grpc_options is not None and document.grpc_options.grpc_servicer_functions:
-        wanted = wanted.with_grpc(document.grpc_options)
-        names.update(grpc_names(document.grpc_options))
+    wanted, names = _with_options(settings, document)
     if found := unlike(wanted, running, names):
         lines = ["options of the file are not taken, for the system runs already with others:"]
         flags = []
@@ -156,6 +174,21 @@ def _tell_options(settings: HostSettings, document: ServeDeploySchema) -> None:
         told = shlex.join(["greenroom", "start", *flags])
         lines.append(f"to take them, end it and start it again: greenroom stop && {told}")
         click.echo("\n".join(lines), err=True)
+
+
+def _with_options(
+    settings: HostSettings, document: ServeDeploySchema
+) -> tuple[HostSettings, set[str]]:
+    """Return the settings with those that a file has, and their names."""
+    wanted, names = settings, set()
+    if document.http_options is not None:
+        given = _given(document.http_options)
+        wanted = wanted.with_http(settings.http.model_copy(update=given))
+        names |= {f"http_{name}" for name in given}
+    if document.grpc_options is not None and document.grpc_options.grpc_servicer_functions:
+        wanted = wanted.with_grpc(document.grpc_options)
+        names.update(grpc_names(document.grpc_options))
+    return wanted, names
 
 
 def _given(options: HTTPOptions) -> dict[str, Any]:
@@ -245,30 +278,36 @@ def bring_up(connection: Connection, built: Built) -> None:
 
 def run(
     settings: HostSettings,
-    source: Source,
+    source: Source | FileSource,
     *,
     reload: bool,
     non_blocking: bool,
     given: Collection[str] = (),
 ) -> None:
-    """Deploy an application and follow its logs until Ctrl-C; undo then what this has started.
+    """Deploy applications and follow their logs until Ctrl-C; undo then what this has started.
 
     ``given`` are the settings of the system that were asked for.
     """
     interrupt_on_terminate()
     with contextlib.ExitStack() as undo:
-        starting = Starting(settings)
+        starting = Starting(source.options_over(settings))
         undo.callback(starting.undo)
         if reload:
             sys.dont_write_bytecode = True  # two edits within a second would look the same to it
         built = source.build()
         starting.wait(given)
+        if isinstance(source, FileSource):
+            _tell_options(settings, source.document)
         connection = Connection.open(settings)
         undo.callback(connection.close)
-        logs = Logs(settings.logs_dir, f"replica-{_file_name(source.name)}#*.log")
+        names = [spec.name for spec in built.applications]
+        of = _file_name(names[0]) if len(names) == 1 else "*"
+        logs = Logs(settings.logs_dir, f"replica-{of}#*.log")
         logs.skip()
-        if not _exists(connection, source.name):
-            undo.callback(_delete, connection, source.name)
+        there = applications.read_report(connection).get("applications") or {}
+        for name in names:
+            if name not in there:
+                undo.callback(_delete, connection, name)
         bring_up(connection, built)
         if non_blocking:
             undo.pop_all()
@@ -277,7 +316,9 @@ def run(
         _follow(connection, source, logs, reload=reload)
 
 
-def _follow(connection: Connection, source: Source, logs: Logs, *, reload: bool) -> None:
+def _follow(
+    connection: Connection, source: Source | FileSource, logs: Logs, *, reload: bool
+) -> None:
     over = threading.Event()
     printer = threading.Thread(target=_print, args=(logs, over), name="logs", daemon=True)
     printer.start()
@@ -295,7 +336,7 @@ def _follow(connection: Connection, source: Source, logs: Logs, *, reload: bool)
         printer.join()
 
 
-def redeploy(connection: Connection, source: Source) -> None:
+def redeploy(connection: Connection, source: Source | FileSource) -> None:
     """Import and deploy again; what fails is shown, and the earlier version serves on."""
     click.echo("files have changed; deploying again")
     importing.forget_modules(source.app_dir)
@@ -312,10 +353,6 @@ def _wait_for_interrupt() -> None:
 def _print(logs: Logs, over: threading.Event) -> None:
     for line in logs.follow(over.wait):
         commands.print_line(line)
-
-
-def _exists(connection: Connection, name: str) -> bool:
-    return name in (applications.read_report(connection).get("applications") or {})
 
 
 def _delete(connection: Connection, name: str) -> None:

@@ -129,7 +129,7 @@ def _application(function: Callable[..., None]) -> Callable[..., None]:
     command = gathered
     for parameter in (
         click.argument("arguments", metavar="[KEY=VALUE]...", nargs=-1),
-        click.argument("target", metavar="MODULE[:ATTRIBUTE]"),
+        click.argument("target", metavar="MODULE[:ATTRIBUTE]|FILE"),
         click.option(
             "--working-dir", metavar="DIR", help="A folder that replicas get a copy of [none]."
         ),
@@ -156,21 +156,29 @@ def start(given: Collection[str], block: bool, settings: HostSettings) -> None:
 @_application
 @click.option("--reload", is_flag=True, help="Deploy again when a .py file under DIR changes.")
 @click.option("--non-blocking", is_flag=True, help="Deploy and leave it running.")
+@click.pass_context
 def run(
+    ctx: click.Context,
+    /,
     given: Collection[str],
     named: dict[str, Any],
     reload: bool,
     non_blocking: bool,
     settings: HostSettings,
 ) -> None:
-    """Run an application: start what is missing, deploy, follow the logs.
+    """Run an application, or all of a FILE: start what is missing, deploy, follow the logs.
 
     MODULE:ATTRIBUTE names what Deployment.bind() returned, or a function that returns it and gets
     the KEY=VALUE arguments; ATTRIBUTE is "app" if not given. Ctrl-C undoes what this has started.
     """
     if reload and non_blocking:
         raise click.UsageError("--reload watches until Ctrl-C, so it excludes --non-blocking")
-    source = cli.deploying.Source(**named)
+    source: cli.deploying.Source | cli.deploying.FileSource
+    if cli.deploying.is_file(named["target"]):
+        _refuse_with_file(ctx)
+        source = cli.deploying.FileSource(Path(named["target"]), Path(named["app_dir"] or "."))
+    else:
+        source = cli.deploying.Source(**named)
     cli.deploying.run(settings, source, reload=reload, non_blocking=non_blocking, given=given)
 
 
@@ -566,9 +574,10 @@ def create_token(name: str | None, role: Any, expires: str, settings: HostSettin
 
 
 @_token_command(name="list")
-def list_tokens(settings: HostSettings) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def list_tokens(as_json: bool, settings: HostSettings) -> None:
     """Show the tokens: names, roles and when they end."""
-    cli.commands.list_tokens(settings)
+    cli.commands.list_tokens(settings, as_json=as_json)
 
 
 @_token_command(name="revoke")

@@ -278,7 +278,7 @@ def test_run_never_starts_a_system_elsewhere(invoke, system):
         (["demo", "size"], "'size': expected key=value"),
         (["demo", "--route-prefix", "x"], "route_prefix='x': must start with '/'"),
         (["demo", "--name", "a#b"], "must not contain '#'"),
-        (["config.yaml"], "only greenroom deploy takes files"),
+        (["config.yaml"], "config.yaml: cannot be read: No such file"),
         (["demo", "--reload", "--non-blocking"], "--reload watches until Ctrl-C"),
     ],
 )

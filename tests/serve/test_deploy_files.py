@@ -5,6 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from greenroom.serve.cli import deploying
 from greenroom.serve.cli.main import main
 from tests.serve.test_cli import SOURCE
 
@@ -172,9 +173,31 @@ def test_where_the_users_module_fails_its_traceback_is_shown(invoke, app_dir):
     assert "two.yaml:3:31: applications[0].import_path: importing 'filed' failed" in result.stderr
 
 
-def test_run_takes_no_file(invoke):
-    result = invoke("run", "two.yaml")
-    assert (result.exit_code, "only greenroom deploy takes files" in result.stderr) == (2, True)
+def test_run_takes_a_file_and_starts_the_system_with_its_options(
+    invoke, system, app_dir, monkeypatch
+):
+    system.running = False
+    with (app_dir / "two.yaml").open("a") as file:
+        file.write("http_options: {root_path: /x}\n")
+    result = invoke("run", "two.yaml", "--non-blocking")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == ["deployed 'a' at /a", "deployed 'b' at /b"]
+    assert system.environ["GREENROOM_HTTP_ROOT_PATH"] == "/x"
+    (asked,) = system.controller.of("DeployApplications")
+    assert (asked.keep_others, asked.from_file) == (True, False)
+    refused = invoke("run", "two.yaml", "--name", "c")
+    assert (refused.exit_code, "a configuration file says that" in refused.stderr) == (2, True)
+
+
+def test_run_of_a_file_deletes_at_ctrl_c_what_it_has_deployed(invoke, system, monkeypatch):
+    def interrupt():
+        assert set(system.controller.applications) == {"a", "b"}
+        raise KeyboardInterrupt
+
+    invoke("deploy", "filed:app", "--name", "b")
+    monkeypatch.setattr(deploying, "_wait_for_interrupt", interrupt)
+    assert invoke("run", "two.yaml").exit_code == 0
+    assert set(system.controller.applications) == {"b"}
 
 
 def test_build_writes_a_file_that_deploys_to_the_same(invoke, running, app_dir):

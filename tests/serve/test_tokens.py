@@ -1,5 +1,6 @@
 """``greenroom token``: what is printed, and what the controller gets to know."""
 
+import json
 import time
 
 import pytest
@@ -27,6 +28,8 @@ def test_a_token_is_printed_once_and_the_controller_gets_its_hash(invoke, contro
     listed = invoke("list").output
     assert listed.startswith("ci  deployer  made ")
     assert token not in listed
+    (as_json,) = json.loads(invoke("list", "--json").output)
+    assert (as_json["name"], as_json["role"]) == ("ci", "deployer")
     assert invoke("revoke", "ci").exit_code == 0
     assert invoke("list").output == "there are no tokens\n"
 
