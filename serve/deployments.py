@@ -6,7 +6,17 @@ import difflib
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypedDict, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NoReturn,
+    Protocol,
+    TypedDict,
+    Unpack,
+    overload,
+)
 
 from pydantic import BaseModel, ValidationError
 from typing_extensions import TypeVar
@@ -199,6 +209,13 @@ class Application(Generic[R_co]):
 
     def __repr__(self) -> str:
         return f"Application(deployment={self.deployment.name!r})"
+
+    def __reduce__(self) -> NoReturn:
+        # It is not sent: build() has put handles in the place of those that it can replace.
+        raise TypeError(
+            "no handle can replace an application there; give it as an argument of bind, or in a "
+            "list, a value of a dict or an attribute of an object"
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,7 @@
 import logging
 import threading
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -99,6 +100,42 @@ def test_an_object_that_cannot_hold_a_handle_is_refused():
         build(Node.bind([Uncopyable(model=Leaf.bind())]), "a")
     assert "deployment 'Node': a Uncopyable that has an application cannot" in str(caught.value)
     assert "one is enough" in str(caught.value)
+
+
+def _hidden_in_a_closure(leaf):
+    return lambda: leaf
+
+
+@pytest.mark.parametrize(
+    ("hide", "place"),
+    [
+        (lambda leaf: {leaf: 1}, "argument 1 is {Application("),
+        (lambda leaf: [{"a": {leaf: 1}}], "argument 1[0]['a'] is {Application("),
+        (lambda leaf: partial(print, end=leaf), "argument 1 is functools.partial("),
+        (_hidden_in_a_closure, "argument 1, which uses leaf, is Application("),
+        (
+            lambda leaf: SimpleNamespace(make=_hidden_in_a_closure(leaf)),
+            "argument 1.make, which uses leaf, is Application(",
+        ),
+    ],
+)
+def test_an_application_where_no_handle_can_replace_it_is_refused_with_its_place(hide, place):
+    with pytest.raises(InvalidRequestError) as caught:
+        build(Node.bind(hide(Leaf.bind())), "a")
+    assert f"deployment 'Node' cannot be pickled: {place}" in str(caught.value)
+    assert "no handle can replace an application there; give it as an argu" in str(caught.value)
+
+
+def test_an_application_in_the_closure_of_what_is_deployed_is_refused():
+    leaf = Leaf.bind()
+
+    @serve.deployment
+    class Caller:
+        def __call__(self):
+            return leaf
+
+    with pytest.raises(InvalidRequestError, match=r"Caller.__call__, which uses leaf, is Appl"):
+        build(Caller.bind(), "a")
 
 
 def test_objects_without_applications_are_passed_on_as_they_are():
