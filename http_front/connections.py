@@ -37,6 +37,7 @@ EVICTED = 16  # connections that are closed at once to make room
 ACCEPT_AGAIN_S = 1.0
 GONE = select.EPOLLRDHUP  # EPOLLHUP and EPOLLERR are always reported
 MAX_HOPS = 32  # of X-Forwarded-For that are looked at, the nearest first
+NO_ROOM = "the bodies that wait in this worker have no room for another"
 FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
 _ACKNOWLEDGED_AT = 120  # tcpi_bytes_acked in Linux's struct tcp_info
 _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
@@ -83,7 +84,7 @@ class Connections:
         self.departures = DisconnectWatcher()
         self.all: dict[Connection, bytes | None] = {}  # with their clients' keys
         self.tasks: set[asyncio.Task[None]] = set()
-        self.waiting_bytes = 0  # of the bodies of requests that are not answered
+        self.waiting_bytes = 0  # of bodies of unanswered requests, and of WebSockets' messages
         self.default_head = b""
         self._most = most
         self._most_of_client = options.max_connections_per_client or max(1, most // SHARE)
@@ -132,6 +133,14 @@ class Connections:
                 connection.give_up(now, served_too=served_too, fresh_s=fresh_s)
             except Exception:  # the others need their look
                 _logger.exception("a connection that waits could not be closed")
+    def lacks_room(self, size: int = 0) -> bool:
+        """Return whether bodies that wait, with ``size`` bytes more, are over their budget."""
+        most = self.options.max_waiting_body_bytes
+        if self.waiting_bytes + size <= most:
+            return False
+        self.warn(f"{NO_ROOM}: over {most} bytes (max_waiting_body_bytes); it is answered 503")
+        return True
+
 
     def warn(self, text: str) -> None:
         """Log what goes on for as long as it does, at most once every LOG_EVERY_S seconds."""

@@ -22,7 +22,7 @@ from urllib.parse import unquote
 from greenroom.actors.runtime.loop import nothing
 from greenroom.core.errors import BodyIncompleteError
 from greenroom.http_front.bodies import WHOLE, BadChunksError, ChunkedBody, TrailersTooLargeError
-from greenroom.http_front.connections import Connections, Pace, Sending, peer_of
+from greenroom.http_front.connections import NO_ROOM, Connections, Pace, Sending, peer_of
 from greenroom.http_front.exchange import CLOSE, PAGES_KEY, App, Event, Headers, Scope
 from greenroom.http_front.heads import MAX_HEAD_BYTES, Head, HeadReader, RefusedRequestError
 from greenroom.http_front.responses import STATUS_LINES
@@ -502,20 +502,14 @@ class FrontProtocol(asyncio.Protocol):
     # --- Bodies ---------------------------------------------------------------------------------
 
     def _expect_body(self, request: Request, head: Head) -> None:
-        shared, length = self.shared, head.length or 0
-        if shared.waiting_bytes + min(length, WHOLE) > shared.options.max_waiting_body_bytes:
-            raise self._no_room_for_body()
+        length = head.length or 0
+        if self.shared.lacks_room(min(length, WHOLE)):
+            raise _no_room_for_body()
         request.more_body = True
         request.pace = Pace()
         request.expects_continue = head.expects_continue
         self._rest = length
         self._chunks = ChunkedBody(MAX_HEAD_BYTES) if head.is_chunked else None
-
-    def _no_room_for_body(self) -> RefusedRequestError:
-        most = self.shared.options.max_waiting_body_bytes
-        text = "the bodies that wait in this worker have no room for another"
-        self.shared.warn(f"{text}: over {most} bytes (max_waiting_body_bytes); it is answered 503")
-        return RefusedRequestError(503, text, b"retry-after: 1\r\n")
 
     def _take_body(self, request: Request, data: bytes) -> bytes:
         """Take what is of the body; return what lies behind it."""
@@ -560,9 +554,8 @@ class FrontProtocol(asyncio.Protocol):
         if uncounted > 0:  # a body that follows its query takes no more room than that
             request.counted += uncounted
             self.shared.waiting_bytes += uncounted
-            too_much = self.shared.waiting_bytes > self.shared.options.max_waiting_body_bytes
-            if too_much and not request.is_started:
-                raise self._no_room_for_body()
+            if self.shared.lacks_room() and not request.is_started:
+                raise _no_room_for_body()
         if not request.body:
             request.body = piece
         elif len(piece) >= LARGE:
@@ -664,3 +657,7 @@ class FrontProtocol(asyncio.Protocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.shared.loop.call_later(LINGER_S, self.transport.close)
+
+
+def _no_room_for_body() -> RefusedRequestError:
+    return RefusedRequestError(503, NO_ROOM, b"retry-after: 1\r\n")

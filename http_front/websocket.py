@@ -13,6 +13,8 @@ has limits for everything that a client can do, or not do:
 - a slow client is not a dead one: a ping may stay unanswered while the client takes what was sent
   before it, or while a long message is coming;
 - a client that stays amid a message for too long is closed with 1008;
+- messages that wait for their end, or for user code, are in the budget for bodies that wait; one
+  for which there is no room is closed with 1013;
 - a message in a great many fragments takes no more room than its bytes;
 - nothing is read while what was written is not taken, and that has a time limit;
 - a client that has broken the protocol gets to read why, and one that is gone without a close
@@ -42,7 +44,7 @@ from greenroom.actors.messages.closing import (
 )
 from greenroom.actors.messages.queries import BINARY, END, MORE, TEXT
 from greenroom.core.routing.tickets import SOCKET
-from greenroom.http_front.connections import MIN_RATE, Connections, Sending, bytes_acknowledged
+from greenroom.http_front.connections import NO_ROOM, Connections, Pace, Sending, bytes_acknowledged
 from greenroom.http_front.exchange import (
     CLIENT_LEFT,
     CLOSE,
@@ -80,8 +82,10 @@ PING_S = 20.0
 PONG_S = 20.0
 CLOSE_S = 5.0
 LINGER_S = 2.0
-MESSAGE_TIMEOUT_S = 30.0  # and a second more for every MIN_RATE bytes of it
+MESSAGE_TIMEOUT_S = 30.0  # that a message may lag behind MIN_RATE
+UNCOUNTED_BYTES = 64 * 1024  # of messages that wait, which cost no more than a connection does
 POLICY_VIOLATION = 1008
+TRY_AGAIN_LATER = 1013
 INVALID_DATA = 1007
 PING_BYTES = 64  # more than one has, with TLS too
 MAX_EARLY_BYTES = 64 * 1024  # that may come before the opening is answered
@@ -320,8 +324,10 @@ class FrontSocket(asyncio.Protocol):
         self._acknowledged = 0
         self._message: bytes | bytearray | None = None  # of which more is to come
         self._is_text = False
-        self._incomplete_since: float | None = None  # of a message that is coming
-        self._incomplete_bytes = 0
+        self._pace = Pace()  # of a message that is coming
+        self._untaken = 0  # bytes of messages that are here in full
+        self._in_hand = 0  # of these, of the message that the app works on
+        self._counted = 0  # bytes in Connections.waiting_bytes
 
     # --- See asyncio ------------------------------------------------------------------------------
 
@@ -355,6 +361,7 @@ class FrontSocket(asyncio.Protocol):
                 timer.cancel()
         self.resume_writing()
         self._message, self._early = None, b""
+        self._count()
         self._conn.parser.close()  # it and its owner hold each other, with all that has come, and
         self._conn.parser_exc = None  # so does an error, by its frames: until a full collection
         if self._is_open:
@@ -493,8 +500,13 @@ class FrontSocket(asyncio.Protocol):
     # --- The app's side ---------------------------------------------------------------------------
 
     async def receive(self) -> Event:
-        """Return the next event; the client may not be slower than we are."""
+        """Return the next event; the message before it is the app's own from now on."""
+        if self._in_hand:
+            self._untaken -= self._in_hand
+            self._in_hand = 0
+            self._count()
         event = await self._queue.get()
+        self._in_hand = len(event.get("bytes") or event.get("text") or b"")
         self._throttle()
         return event
 
@@ -556,13 +568,30 @@ class FrontSocket(asyncio.Protocol):
             self._break_off()
             return
         self._flush()
-        if has_ended and self._message is None:
-            self._incomplete_since = None
-        elif self._incomplete_since is None:
-            self._incomplete_since = self._shared.loop.time()
-            self._incomplete_bytes = 0
-        self._incomplete_bytes += len(data)
-        self._throttle()
+        if has_ended and not self._has_begun_message:
+            self._pace = Pace()
+        else:
+            now = self._shared.loop.time()
+            self._pace.wait(now)
+            self._pace.took(len(data), now)
+        self._count()
+        if self._counted and self._shared.lacks_room():
+            self._conn.fail(TRY_AGAIN_LATER, NO_ROOM)
+            self._break_off()
+        else:
+            self._throttle()
+
+    @property
+    def _has_begun_message(self) -> bool:
+        return self._message is not None or len(self._conn.reader.buffer) > 0
+
+    def _count(self) -> None:
+        """Count what this worker holds of messages in the budget for bodies that wait."""
+        unfinished = len(self._conn.reader.buffer) + len(self._message or b"")
+        size = 0 if self._is_lost else self._untaken + unfinished
+        counted = size if size > UNCOUNTED_BYTES else 0
+        self._shared.waiting_bytes += counted - self._counted
+        self._counted = counted
 
     def _take_frame(self, frame: Frame) -> None:
         if frame.opcode is Opcode.CLOSE:
@@ -583,14 +612,15 @@ class FrontSocket(asyncio.Protocol):
         message, self._message = bytes(self._message), None
         if self._is_closing:
             return  # it is not read any more, and the client's close may be behind it
-        if not self._is_text:
-            self._queue.put_nowait({"type": "websocket.receive", "bytes": message})
-            return
         try:
-            self._queue.put_nowait({"type": "websocket.receive", "text": message.decode()})
+            content = message.decode() if self._is_text else message
         except UnicodeDecodeError:
             self._conn.fail(INVALID_DATA, "a text message is not UTF-8")
             self._break_off()
+            return
+        self._untaken += len(content)
+        kind = "text" if self._is_text else "bytes"
+        self._queue.put_nowait({"type": "websocket.receive", kind: content})
 
     def _take_close(self) -> None:
         received = self._conn.close_rcvd
@@ -642,12 +672,14 @@ class FrontSocket(asyncio.Protocol):
         if pause is self._is_paused or self.transport.is_closing() or not self._is_open:
             return
         self._is_paused = pause
+        now = self._shared.loop.time()
         if pause:
             self.transport.pause_reading()
+            self._pace.stop(now)
         else:
             self.transport.resume_reading()
-            if self._incomplete_since is not None:
-                self._incomplete_since = self._shared.loop.time()
+            if self._has_begun_message:
+                self._pace.wait(now)
 
     # --- Dead and slow clients --------------------------------------------------------------------
 
@@ -683,10 +715,8 @@ class FrontSocket(asyncio.Protocol):
 
     def _is_too_slow(self, now: float) -> bool:
         """Return whether a message has been coming for too long; not while reading is paused."""
-        if self._incomplete_since is None or self._is_paused:
-            return False
-        slow_s = now - self._incomplete_since
-        return slow_s > MESSAGE_TIMEOUT_S + self._incomplete_bytes / MIN_RATE
+        since = self._pace.since
+        return since is not None and now - since > MESSAGE_TIMEOUT_S
 
     def _has_taken(self) -> bool:
         """Return whether the client's side has taken anything but pings since the last time."""

@@ -387,6 +387,103 @@ def test_a_message_that_never_ends_is_given_up(patient):
     speak(dribbling)
 
 
+def test_what_a_message_sent_fast_gains_it_no_time_for_later(patient):
+    async def stopping(client):
+        assert await client.open() == 101
+        client.send(frame(b"x" * 900_000)[:-1])
+        assert await client.closed() == 1008
+
+    speak(stopping)
+
+
+def test_nor_does_a_message_that_ended_with_the_beginning_of_the_next_in_the_same_read(patient):
+    async def stopping(client):
+        assert await client.open() == 101
+        client.send(frame(b"first") + frame(b"x" * 900)[:-1])
+        while (got := await client.read())[0] == PING:
+            pass
+        assert got == (BYTES, b"first")
+        assert await client.closed() == 1008
+
+    speak(stopping)
+
+
+HELD = {
+    "part of a frame": frame(b"x" * 700_000)[:600_000],
+    "fragments": frame(b"x" * 600_000, fin=False),
+    "nobody takes it": frame(b"first") + frame(b"x" * 600_000),
+}
+
+
+@pytest.mark.parametrize("sent", HELD.values(), ids=HELD)
+def test_messages_that_wait_are_in_the_budget_for_bodies(sent):
+    async def accepting(scope, receive, send):
+        await receive()
+        await send({"type": "websocket.accept"})
+        await receive()
+        await asyncio.Event().wait()
+
+    async def run():
+        options = HTTPOptions(max_waiting_body_bytes=2**20)
+        connections = Connections(accepting, options, 100)
+        server = await asyncio.get_running_loop().create_server(
+            partial(FrontProtocol, connections), "127.0.0.1", 0
+        )
+        address = server.sockets[0].getsockname()
+        clients = [Client(*await asyncio.open_connection(*address)) for _ in range(2)]
+        for client in clients:
+            assert await client.open() == 101
+        clients[0].send(sent)
+        while connections.waiting_bytes < 599_000:
+            await asyncio.sleep(0.01)
+        clients[1].send(sent)
+        assert await clients[1].closed() == 1013
+        for client in clients:
+            client.writer.close()
+        for task in list(connections.tasks):
+            task.cancel()
+        while connections.all or connections.tasks:
+            await asyncio.sleep(0.01)
+        assert connections.waiting_bytes == 0
+        server.close()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+@pytest.mark.parametrize("is_next_here", [False, True])
+def test_messages_that_are_taken_are_in_it_no_more(is_next_here):
+    seen = []
+
+    async def run():
+        async def taking(scope, receive, send):
+            await receive()
+            await send({"type": "websocket.accept"})
+            while (await receive())["type"] == "websocket.receive":
+                seen.append(connections.waiting_bytes)
+                await send({"type": "websocket.send", "bytes": b"taken"})
+                while is_next_here and len(seen) < 3 and connections.waiting_bytes < 2 * size:
+                    await asyncio.sleep(0.001)
+
+        size = 400_000
+        connections = Connections(taking, HTTPOptions(max_waiting_body_bytes=2**20), 100)
+        server = await asyncio.get_running_loop().create_server(
+            partial(FrontProtocol, connections), "127.0.0.1", 0
+        )
+        address = server.sockets[0].getsockname()
+        client = Client(*await asyncio.open_connection(*address))
+        assert await client.open() == 101
+        for _ in range(3):
+            client.send(frame(b"x" * size))
+            assert await client.read() == (BYTES, b"taken")
+        client.writer.close()
+        while connections.all or connections.tasks:
+            await asyncio.sleep(0.01)
+        server.close()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    assert seen == [400_000] * 3
+
+
 @pytest.mark.parametrize(
     "data",
     [
