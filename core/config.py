@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from ipaddress import ip_network
 from pathlib import PurePath
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -645,6 +646,10 @@ class HTTPOptions(Settings):
         default=None,
         description="Folder of middlewares that are not installed [where it is started].",
     )
+    trusted_proxies: tuple[str, ...] = Field(
+        default=("127.0.0.1", "::1"),
+        description="Addresses and networks whose X-Forwarded-... is believed; * for all, or none.",
+    )
     cors: CorsOptions | None = Field(
         default=None, description="Origins whose pages may call: with commas, * for all, or JSON."
     )
@@ -663,6 +668,30 @@ class HTTPOptions(Settings):
     @field_serializer("max_body_bytes", when_used="json")
     def _write_none(self, value: int | None) -> int | str:
         return NO_LIMIT if value is None else value
+
+    @field_validator("trusted_proxies", mode="before")
+    @classmethod
+    def _read_proxies(cls, value: Any) -> Any:
+        if value is None or value == NO_LIMIT:
+            return ()
+        return _words(value) if isinstance(value, str) else value
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _are_networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+        for network in networks:
+            try:
+                if network not in ANYTHING:
+                    ip_network(network)
+            except ValueError as error:
+                raise ValueError(
+                    f"{error}; expected addresses and networks, as 10.0.0.0/8, * for all, or none"
+                ) from None
+        return networks
+
+    @field_serializer("trusted_proxies", when_used="json")
+    def _write_proxies(self, networks: tuple[str, ...]) -> str:
+        return ",".join(networks) or NO_LIMIT
 
     @model_validator(mode="after")
     def _has_key_and_certificate(self) -> Self:

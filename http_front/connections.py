@@ -74,13 +74,11 @@ class Connection(Protocol):
 class Connections:
     """The connections of a worker; each adds and removes itself."""
 
-    def __init__(
-        self, app: App, options: HTTPOptions, most: int, trusted: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, app: App, options: HTTPOptions, most: int) -> None:
         self.loop = asyncio.get_running_loop()
         self.app = app
         self.options = options
-        self.proxies = TrustedProxies(trusted)
+        self.proxies = TrustedProxies(options.trusted_proxies)
         self.departures = DisconnectWatcher()
         self.all: dict[Connection, bytes | None] = {}  # with their clients' keys
         self.tasks: set[asyncio.Task[None]] = set()
@@ -133,6 +131,7 @@ class Connections:
                 connection.give_up(now, served_too=served_too, fresh_s=fresh_s)
             except Exception:  # the others need their look
                 _logger.exception("a connection that waits could not be closed")
+
     def lacks_room(self, size: int = 0) -> bool:
         """Return whether bodies that wait, with ``size`` bytes more, are over their budget."""
         most = self.options.max_waiting_body_bytes
@@ -140,7 +139,6 @@ class Connections:
             return False
         self.warn(f"{NO_ROOM}: over {most} bytes (max_waiting_body_bytes); it is answered 503")
         return True
-
 
     def warn(self, text: str) -> None:
         """Log what goes on for as long as it does, at most once every LOG_EVERY_S seconds."""

@@ -110,12 +110,8 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
 
     async def _serve(self) -> None:
         front = self._front
-        connections = self._connections = Connections(
-            front,
-            front.options,
-            most_connections(raise_limit()),
-            self.cfg.forwarded_allow_ips,
-        )
+        most = most_connections(raise_limit())
+        connections = self._connections = Connections(front, front.options, most)
         await front.start()
         tls = self._tls_context()
         make = partial(FrontProtocol, connections, short_way.beginning(front))

@@ -531,7 +531,8 @@ def described(name: str) -> str:
     """Return what a setting is, and its default; where the model has none, the text says it."""
     field = FIELDS[name]
     is_shown = field.default_factory is None and field.default not in (None, "", ())
-    shown = f" [{field.default}]" if is_shown else ""
+    default = ",".join(field.default) if isinstance(field.default, tuple) else field.default
+    shown = f" [{default}]" if is_shown else ""
     shown = shown.lower() if isinstance(field.default, bool) else shown
     return f"{str(field.description).removesuffix('.')}{shown}."
 

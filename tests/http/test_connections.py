@@ -400,9 +400,9 @@ def test_to_make_room_the_slowest_request_goes_and_one_under_way_stays(loop, mon
     loop.run_until_complete(run())
 
 
-async def accepted(options, sources, trusted=()):
+async def accepted(options, sources):
     """Return which of the clients, by their addresses, are accepted, and the worker's count."""
-    connections = Connections(None, options, 100, trusted)
+    connections = Connections(None, options, 100)
     make = partial(FrontProtocol, connections)
     answers = []
     with socket.create_server(("0.0.0.0", 0)) as listening, contextlib.ExitStack() as stack:
@@ -429,9 +429,9 @@ async def accepted(options, sources, trusted=()):
 
 
 def test_an_address_has_its_share_of_connections_and_a_trusted_proxy_any(loop, caplog):
-    options = HTTPOptions(max_connections_per_client=2)
+    options = HTTPOptions(max_connections_per_client=2, trusted_proxies=["127.0.0.4"])
     sources = ["127.0.0.2"] * 4 + ["127.0.0.3"] * 2 + ["127.0.0.4"] * 5
-    asked = accepted(options, sources, ["127.0.0.4"])
+    asked = accepted(options, sources)
     answers, connections = loop.run_until_complete(asyncio.wait_for(asked, 20))
     assert answers == [b"HTTP/1.1 503"] * 2
     told = [record.getMessage() for record in caplog.records]
@@ -439,6 +439,37 @@ def test_an_address_has_its_share_of_connections_and_a_trusted_proxy_any(loop, c
     assert "127.0.0.2 are refused (max_connections_per_client" in told[0]
     again = connections.has_room(("127.0.0.2", 1))
     assert again, "they are gone"
+
+
+def test_the_pages_own_port_has_room_that_requests_cannot_take(loop):
+    async def run():
+        connections = Connections(None, OPTIONS, 4)
+        for number in range(4):
+            connections.open(loop.create_future(), (f"10.0.0.{number}", 1))
+        assert not connections.has_room(("10.0.0.9", 1))
+        for _ in range(module.PAGES_ROOM):
+            assert connections.has_room(("10.0.0.9", 1), for_pages=True)
+            connections.open(loop.create_future(), ("10.0.0.9", 1))
+        assert not connections.has_room(("10.0.0.9", 1), for_pages=True)
+
+    loop.run_until_complete(run())
+
+
+def test_targets_and_headers_are_limited_by_settings(loop):
+    async def statuses(**limits):
+        written = []
+        for target, header in ((5000, 1), (1, 9000), (20_000, 70_000)):
+            conversation = Conversation(None, HTTPOptions(**limits))
+            head = b"GET /%b HTTP/1.1\r\nHost: a\r\nX: %b" % (b"a" * target, b"a" * header)
+            for at in range(0, len(head), 1000):
+                conversation.say(head[at : at + 1000])
+            written.append(conversation.wire.written[9:12])
+            await conversation.end()
+        return written
+
+    assert loop.run_until_complete(statuses()) == [b"414", b"", b"414"], "a header has no end yet"
+    raised = {"max_target_bytes": 20_001, "max_header_bytes": 70_001}
+    assert loop.run_until_complete(statuses(**raised)) == [b"", b"", b""]
 
 
 def test_without_a_setting_the_share_is_a_quarter(loop):

@@ -87,7 +87,7 @@ class Conversation:
         self, app: Any, options: Any, begin: Any = None, connections: Connections | None = None
     ) -> None:
         self.wire = Wire()
-        self.connections = connections or Connections(app, options, 100, ["127.0.0.1"])
+        self.connections = connections or Connections(app, options, 100)
         self.protocol = FrontProtocol(self.connections, begin)
         self.protocol.connection_made(self.wire)
         self.say = self.protocol.data_received

@@ -67,6 +67,7 @@ SAMPLES = {
     "http_max_websocket_message_bytes": "1000",
     "http_middlewares": "a.b:C,d:E",
     "http_middlewares_dir": "/srv",
+    "http_trusted_proxies": "10.0.0.0/8,::1",
     "http_cors": "https://a.example",
     "http_empty_path_segments": "true",
     "http_short_way": "false",

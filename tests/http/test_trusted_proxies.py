@@ -1,0 +1,123 @@
+"""Whose X-Forwarded-... is believed, by the setting, and behind the balancer in deploy/."""
+
+import contextlib
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from greenroom.core.config import HTTPOptions
+from greenroom.core.errors import InvalidRequestError
+from greenroom.core.validation import validated
+from tests.support.programs import needed
+
+BALANCER = Path(__file__).parents[2] / "deploy" / "nginx" / "greenroom.conf"
+OWN, CLIENT = "127.0.0.5", "127.0.0.9"
+CONFIG = """
+pid {folder}/nginx.pid;
+daemon off;
+master_process off;
+events {{}}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    proxy_bind {own};
+    include {balancer};
+}}
+"""
+
+
+@pytest.fixture
+def balancer(tmp_path, until):
+    """Give a function that puts the balancer in front of a port, and returns its own."""
+    nginx = needed("nginx", "nginx-light")
+    running = []
+
+    def start(front_port):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        lines = BALANCER.read_text()
+        for there, here in (
+            ("10.0.0.11:8000", f"127.0.0.1:{front_port}"),
+            ("    server 10.0.0.12:8000;\n", ""),
+            ("listen 80", f"listen 127.0.0.1:{port}"),
+        ):
+            assert there in lines
+            lines = lines.replace(there, here)
+        (tmp_path / "greenroom.conf").write_text(lines)
+        config, log = tmp_path / "nginx.conf", tmp_path / "error.log"
+        config.write_text(
+            CONFIG.format(folder=tmp_path, own=OWN, balancer=tmp_path / "greenroom.conf")
+        )
+        command = [nginx, "-p", str(tmp_path), "-c", str(config), "-e", str(log)]
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        running.append(process)
+
+        def listens():
+            assert process.poll() is None, log.read_text()
+            with contextlib.suppress(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port)).close()
+                return True
+
+        until("nginx listens", listens)
+        return port
+
+    yield start
+    for process in running:
+        process.terminate()
+        process.wait()
+
+
+def ask(port, path, *lines):
+    """Ask from the client's address; return the response."""
+    address = ("127.0.0.1", port)
+    with socket.create_connection(address, 20, source_address=(CLIENT, 0)) as connection:
+        said = "".join(f"{line}\r\n" for line in lines)
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n{said}\r\n".encode())
+        return connection.recv(65536)
+
+
+FORGED = ("X-Forwarded-For: 1.2.3.4", "X-Real-IP: 1.2.3.4", "Forwarded: for=1.2.3.4")
+
+
+@pytest.mark.parametrize(("trusted", "client"), [("127.0.0.4/30", CLIENT), ("none", OWN)])
+def test_behind_the_balancer_the_client_is_who_connects_to_it_where_it_is_trusted(
+    start_front, balancer, trusted, client
+):
+    front = start_front(GREENROOM_HTTP_TRUSTED_PROXIES=trusted)
+    port = balancer(front.port)
+    assert ask(port, "/seen-by", *FORGED).startswith(b"HTTP/1.1 200 ")
+    assert front.logged("/seen-by")["client"].split(":")[0] == client
+    assert ask(port, "/-/healthz").startswith(b"HTTP/1.1 200 ")
+    assert ask(port, "/-/metrics").startswith(b"HTTP/1.1 404 ")
+
+
+def test_a_client_that_comes_past_the_balancer_is_not_believed(start_front):
+    front = start_front(GREENROOM_HTTP_TRUSTED_PROXIES=OWN)
+    ask(front.port, "/direct", *FORGED)
+    assert front.logged("/direct")["client"].split(":")[0] == CLIENT
+
+
+@pytest.mark.parametrize(
+    ("given", "trusted"),
+    [
+        ("none", ()),
+        (None, ()),
+        ("*", ("*",)),
+        ("10.0.0.0/8, ::1", ("10.0.0.0/8", "::1")),
+        (["10.0.0.1"], ("10.0.0.1",)),
+    ],
+)
+def test_they_are_named_as_addresses_and_networks(given, trusted):
+    assert validated(HTTPOptions, {"trusted_proxies": given}).trusted_proxies == trusted
+
+
+@pytest.mark.parametrize("value", ["proxy.example", "10.0.0.1/8", "10.0.0.0/33", "10.0.0.1:80"])
+def test_what_is_none_is_refused_by_name(value):
+    with pytest.raises(InvalidRequestError, match=f"{value}.*expected addresses and networks"):
+        validated(HTTPOptions, {"trusted_proxies": ["10.0.0.1", value]})
