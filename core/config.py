@@ -229,7 +229,8 @@ def _middleware(value: Any) -> Any:
     return value
 
 
-MAX_BODY_BYTES = 100 * 1024 * 1024
+MIB = 1024 * 1024
+MAX_BODY_BYTES = 100 * MIB
 MAX_WAITING_BODY_BYTES = 256 * 1024 * 1024  # of all that a worker has not had answered
 MIN_WAITING_BODY_BYTES = 1024 * 1024
 MAX_GRPC_MESSAGE_BYTES = 4 * 1024 * 1024  # grpc's own limit
@@ -625,6 +626,12 @@ class HTTPOptions(Settings):
         default=None,
         ge=1,
         description="Connections of one address in each worker [a quarter of all].",
+    )
+    max_target_bytes: int = Field(
+        default=4094, ge=64, le=MIB, description="Longer paths with their queries get 414."
+    )
+    max_header_bytes: int = Field(
+        default=8190, ge=64, le=MIB, description="Larger headers, as those of cookies, get 431."
     )
     max_body_bytes: int | None = Field(
         default=MAX_BODY_BYTES, ge=1, description="Larger bodies get 413; none for no limit."

@@ -55,6 +55,7 @@ from greenroom.http_front.exchange import (
     Event,
     Exchange,
     Exchanges,
+    Headers,
     Receive,
     Reply,
     Scope,
@@ -120,15 +121,18 @@ class Front:
         self._health = {raw: path for raw, path in self._pages.items() if path in HEALTH}
         self._long_ways = ((root_path + RESERVED).encode(), RESERVED.encode())
         self._app: App = self._answer
-        self.has_middlewares = bool(options.middlewares or options.cors)
-        if self.has_middlewares:
-            from greenroom.http_front.middlewares import around  # noqa: PLC0415  # few need it
+        self.add_cors: Callable[[Scope, Headers], Headers] | None = None  # on the short way
+        if options.middlewares or options.cors:
+            from greenroom.http_front import middlewares  # noqa: PLC0415  # few need it
 
-            self._app = around(self._answer, options)
+            self._app = middlewares.around(self._answer, options)
+            if options.cors is not None:
+                self.add_cors = middlewares.CorsHeaders(options.cors).added
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, or a WebSocket from its opening to its end."""
-        exchange = scope[EXCHANGE_KEY] = self.exchanges.begin(scope)
+        exchange: Exchange = scope.get(EXCHANGE_KEY) or self.exchanges.begin(scope)
+        scope[EXCHANGE_KEY] = exchange
         try:
             # No middleware stands before pages at a place of their own, which is for operators
             # alone, nor before health: one that wants a password would keep the system from
@@ -147,6 +151,8 @@ class Front:
         limit = self.options.max_body_bytes
         raw_path = scope["raw_path"]
         is_small = limit is None or len(body) <= limit
+        if self.options.cors is not None and scope["method"] == "OPTIONS":
+            return False  # it may be a preflight
         return is_small and raw_path[:1] == b"/" and not raw_path.startswith(self._long_ways)
 
     def admit(self, exchange: Exchange) -> None:

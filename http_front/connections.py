@@ -31,6 +31,7 @@ from greenroom.http_front.exchange import App, Scope
 _logger = logging.getLogger(__name__)
 
 MIN_RATE = 500  # bytes per second that a client must take of what waits for it, and send of a body
+PAGES_ROOM = 32  # connections to the pages' own port that requests cannot take
 SHARE = 4  # one address has at most this part of a worker's connections
 LOG_EVERY_S = 60.0
 EVICTED = 16  # connections that are closed at once to make room
@@ -148,11 +149,11 @@ class Connections:
             self._warned_at[kind] = now
             _logger.warning("%s", text)
 
-    def has_room(self, peer: tuple[str, int] | None = None) -> bool:
+    def has_room(self, peer: tuple[str, int] | None = None, *, for_pages: bool = False) -> bool:
         """Return whether one more may be accepted, perhaps because others were closed for it."""
-        if peer is not None and not self._has_share(peer[0]):
+        if peer is not None and not for_pages and not self._has_share(peer[0]):
             return False
-        if len(self.all) + len(self._opening) < self._most:
+        if len(self.all) + len(self._opening) < self._most + PAGES_ROOM * for_pages:
             return True
         self.warn(
             f"this worker has {self._most} connections, its most: those that have waited longest "
@@ -218,8 +219,11 @@ class Listener:
         connections: Connections,
         make: Callable[[], asyncio.Protocol],
         tls: ssl.SSLContext | None = None,
+        *,
+        for_pages: bool = False,
     ) -> None:
         self._socket = listening
+        self._for_pages = for_pages
         self._connections = connections
         self._make = make
         self._tls: dict[str, Any] = {}
@@ -253,7 +257,7 @@ class Listener:
             return
         accepted.setblocking(False)
         peer = peer_of(name)
-        if connections.has_room(peer):
+        if connections.has_room(peer, for_pages=self._for_pages):
             opening = self._loop.connect_accepted_socket(self._make, accepted, **self._tls)
             connections.open(opening, peer)
             return

@@ -12,13 +12,12 @@ import re
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
+from greenroom.core.config import HTTPOptions
 from greenroom.http_front.connections import FORWARDED
 from greenroom.http_front.exchange import Headers
 
-MAX_LINE_BYTES = 4094
 MAX_HEADERS = 100
-MAX_HEADER_BYTES = 8190  # name and value
-MAX_HEAD_BYTES = 65536  # of all headers, and of all trailers
+MAX_HEAD_BYTES = 65536  # of all trailers, and of a head where the settings need no more
 MAX_LENGTH_DIGITS = 18
 
 _CHECKED = FORWARDED | {b"host", b"content-length", b"transfer-encoding", b"expect", b"upgrade"}
@@ -75,7 +74,9 @@ class Head:
 class HeadReader:
     """Reads the heads of one connection, one after the other, however they are cut."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: HTTPOptions) -> None:
+        self._max_target_bytes = options.max_target_bytes
+        self._max_header_bytes = options.max_header_bytes
         self._parser: HttpRequestParser | None = None
         self._begun = bytearray()  # of a head whose end has not come
         self._head = Head()
@@ -121,8 +122,9 @@ class HeadReader:
             raise RefusedRequestError(400, "the headers do not end with an empty line")
         if not before:
             self._begun += data
-        if len(self._begun) > MAX_HEAD_BYTES:
-            raise RefusedRequestError(431, f"the headers have over {MAX_HEAD_BYTES} bytes")
+        most = max(MAX_HEAD_BYTES, 2 * (self._max_target_bytes + self._max_header_bytes))
+        if len(self._begun) > most:
+            raise RefusedRequestError(431, f"the headers have over {most} bytes")
         return None, b""
 
     # --- Called by the parser -------------------------------------------------------------------
@@ -130,16 +132,18 @@ class HeadReader:
     def on_url(self, url: bytes) -> None:
         """Take a part of the request's target."""
         self._head.url += url
-        if len(self._head.url) > MAX_LINE_BYTES:
-            raise self._refused(414, f"the request line has over {MAX_LINE_BYTES} bytes")
+        most = self._max_target_bytes
+        if len(self._head.url) > most:
+            raise self._refused(414, f"the target has over {most} bytes (max_target_bytes)")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header, within the limits."""
         name, value = name.lower(), value.rstrip(b" \t")  # llhttp strips only what is in front
         headers = self._head.headers
         headers.append((name, value))
-        if len(name) + len(value) > MAX_HEADER_BYTES:
-            raise self._refused(431, f"a header has over {MAX_HEADER_BYTES} bytes")
+        if len(name) + len(value) > self._max_header_bytes:
+            text = f"a header has over {self._max_header_bytes} bytes (max_header_bytes)"
+            raise self._refused(431, text)
         if len(headers) > MAX_HEADERS:
             raise self._refused(431, f"there are over {MAX_HEADERS} headers")
         if name in _CHECKED:

@@ -18,9 +18,9 @@ from functools import partial
 from typing import Any
 
 from greenroom.actors.caller.streams import StreamFailedError
-from greenroom.core.config import HTTPOptions
+from greenroom.core.config import CorsOptions, HTTPOptions
 from greenroom.core.errors import InvalidRequestError
-from greenroom.http_front.exchange import App, Event, Receive, Scope, Send
+from greenroom.http_front.exchange import App, Event, Headers, Receive, Scope, Send
 from greenroom.http_front.responses import declared_length, is_valid_header
 
 ANSWER_KEY = "greenroom.answer"
@@ -148,11 +148,39 @@ def wrapped(options: HTTPOptions, app: App) -> App:
                 f"{type(error).__name__}: {error}"
             ) from error
     if options.cors is not None:
-        from starlette.middleware import cors  # noqa: PLC0415  # few need it
-
-        outermost: Any = cors.CORSMiddleware  # Starlette types its scopes otherwise
-        app = outermost(app, **options.cors.model_dump())
+        app = _cors_around(app, options.cors)
     return app
+
+
+def _cors_around(app: App, options: CorsOptions) -> App:
+    from starlette.middleware import cors  # noqa: PLC0415  # few need it
+
+    outermost: Any = cors.CORSMiddleware  # Starlette types its scopes otherwise
+    return outermost(app, **options.model_dump())  # type: ignore[no-any-return]
+
+
+class CorsHeaders:
+    """Adds the headers of CORS to those of a response, unless it is one to a preflight.
+
+    Starlette's middleware does it, around an app that waits for nothing: no event loop is needed.
+    """
+
+    def __init__(self, options: CorsOptions) -> None:
+        self._app: Any = _cors_around(self._respond, options)
+        self._headers: Headers = []
+
+    def added(self, scope: Scope, headers: Headers) -> Headers:
+        """Return the headers of the response to a request, with those of CORS."""
+        self._headers = headers
+        with contextlib.suppress(StopIteration):
+            self._app(scope, None, self._take).send(None)
+        return self._headers
+
+    async def _respond(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+
+    async def _take(self, event: Event) -> None:
+        self._headers = event["headers"]
 
 
 def _imported(path: str) -> Callable[..., App]:

@@ -255,7 +255,7 @@ class FrontProtocol(asyncio.Protocol):
         self._client: tuple[str, int] | None = None
         self._server: tuple[str, int] | None = None
         self._scheme = "http"
-        self._heads = HeadReader()
+        self._heads = HeadReader(shared.options)
         self._head_begun_at: float | None = None  # while a head is not here in full
         self._ahead = b""  # bytes behind the request that is being answered
         self._rest = 0  # bytes that are to come of a body with a length

@@ -17,6 +17,7 @@ from greenroom.core.errors import GreenroomError
 from greenroom.http_front.app import Front, guarded, send_reply
 from greenroom.http_front.exchange import (
     CLIENT_LEFT,
+    EXCHANGE_KEY,
     Exchange,
     Receive,
     Reply,
@@ -34,7 +35,7 @@ def beginning(front: Front) -> Begin | None:
     It returns what to call when the client leaves, or None for a request that goes the long way:
     it is not plain, or there is no router to ask yet. None where the short way is off.
     """
-    if not front.options.short_way or front.has_middlewares:
+    if not front.options.short_way or front.options.middlewares:
         return None
 
     def begin(request: Request, body: bytes) -> Callable[[], object] | None:
@@ -68,10 +69,10 @@ class _Shortened:
             front.admit(exchange)
             query = query_for(exchange, front.link.next_id(), front.options.request_timeout_s)
             self._cancel = front.link.submit(query, self._answered)
-            if self._cancel is None:
-                front.exchanges.in_flight -= 1
-                return False
             exchange.body = b""  # the query has it
+            if self._cancel is None:
+                self._request.scope[EXCHANGE_KEY] = exchange  # the long way goes on with it
+                return False
         except GreenroomError as error:
             self._send(error_reply_for(error, exchange))
         except Exception as error:
@@ -96,7 +97,9 @@ class _Shortened:
         self._send(reply)
 
     def _send(self, reply: Reply) -> None:
-        exchange = self._exchange
+        exchange, add_cors = self._exchange, self._front.add_cors
+        if add_cors is not None:
+            reply = reply._replace(headers=add_cors(exchange.scope, reply.headers))
         if not isinstance(reply.body, bytes):
             self._reply = reply
             self._sending = self._request.go_on(self._send_parts)

@@ -143,7 +143,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
             return
         self._pages_socket = listening
         make = partial(FrontProtocol, self._connections, for_pages=True)
-        listener = Listener(listening, self._connections, make, tls)
+        listener = Listener(listening, self._connections, make, tls, for_pages=True)
         self._listeners.append(listener)
         listener.open()
 

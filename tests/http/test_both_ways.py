@@ -160,14 +160,74 @@ def test_a_client_that_waits_with_its_body_is_asked_for_it_once(app, has_short_w
 
 def test_middlewares_keep_requests_off_the_short_way(app):
     assert short_way.beginning(app.rebuild(short_way=True).front) is not None
-    assert short_way.beginning(app.rebuild(cors=True).front) is None
+    tag = ("tests.support.middlewares:Tag", {})
+    assert short_way.beginning(app.rebuild(middlewares=[tag]).front) is None
 
 
-def test_without_a_router_a_request_waits_for_it_the_long_way(app):
+ORIGIN = "https://shop.example"
+CORS = {
+    "one origin": [ORIGIN],
+    "all": True,
+    "credentials": {"allow_origins": ["*"], "allow_credentials": True, "expose_headers": ["x-a"]},
+}
+OF_ORIGIN = (GET % b"/ok").replace(b"Host", b"Origin: https://shop.example\r\nHost")
+OF_ORIGINS = {
+    "none": GET % b"/ok",
+    "allowed": OF_ORIGIN,
+    "another": OF_ORIGIN.replace(b"shop.example", b"evil.example"),
+    "a cookie": OF_ORIGIN.replace(b"Host", b"Cookie: a=b\r\nHost"),
+    "a failure": OF_ORIGIN.replace(b"/ok", b"/failure"),
+    "many headers": OF_ORIGIN.replace(b"/ok", b"/headers"),
+    "in parts": OF_ORIGIN.replace(b"/ok", b"/parts"),
+    "options": OF_ORIGIN.replace(b"GET", b"OPTIONS"),
+    "a preflight": OF_ORIGIN.replace(b"GET", b"OPTIONS").replace(
+        b"Host", b"Access-Control-Request-Method: GET\r\nHost"
+    ),
+}
+
+
+@pytest.mark.parametrize("cors", CORS.values(), ids=CORS)
+@pytest.mark.parametrize("request_bytes", OF_ORIGINS.values(), ids=OF_ORIGINS)
+def test_cors_gives_the_same_bytes_both_ways(app, request_bytes, cors):
+    app.link.handler = answer
+    seen = []
+    for has_short_way in (True, False):
+        app.rebuild(short_way=has_short_way, cors=cors)
+        seen.append(asyncio.run(said(app.front, request_bytes)))
+    assert seen[0] == seen[1]
+    is_allowed = cors != [ORIGIN] or ORIGIN.encode() in request_bytes
+    has_origin = b"Origin" in request_bytes
+    assert (b"access-control-allow-origin: " in seen[0]) is (is_allowed and has_origin)
+
+
+def test_with_cors_all_but_preflights_go_the_short_way(app, monkeypatch):
+    app.rebuild(short_way=True, cors=[ORIGIN])
+    submitted, submit = [], app.link.submit
+    monkeypatch.setattr(
+        app.link, "submit", lambda *query: submitted.append(query) or submit(*query)
+    )
+    origin = (b"host", b"test"), (b"origin", ORIGIN.encode())
+    assert app.ask(headers=origin)["access-control-allow-origin"] == ORIGIN
+    assert len(submitted) == 1
+    assert app.ask("OPTIONS", headers=(*origin, (b"access-control-request-method", b"GET")))
+    assert len(submitted) == len(app.link.asked) == 1
+
+
+def test_without_a_router_a_request_waits_for_it_the_long_way_as_one_exchange(app, monkeypatch):
     app.rebuild(short_way=True)
+    begun, begin = [], app.front.exchanges.begin
+
+    def counted(scope):
+        begun.append(begin(scope))
+        return begun[-1]
+
+    monkeypatch.setattr(app.front.exchanges, "begin", counted)
     app.link.submit = lambda _query, _on_answer: None
-    assert app.ask().text == "ok"
+    assert app.ask("POST", body=b"body").text == "ok"
     assert app.front.exchanges.in_flight == 0
+    assert [each.status for each in begun] == [200]
+    assert app.link.asked[-1].call.body == b"body"
+    assert len(app.log()) == 1
 
 
 @pytest.mark.parametrize(("has_short_way", "begins"), [(True, True), (True, False), (False, True)])

@@ -63,6 +63,8 @@ SAMPLES = {
     "http_workers": "2",
     "http_max_connections_per_client": "9",
     "http_max_body_bytes": "none",
+    "http_max_target_bytes": "8000",
+    "http_max_header_bytes": "16000",
     "http_max_waiting_body_bytes": "2000000",
     "http_max_websocket_message_bytes": "1000",
     "http_middlewares": "a.b:C,d:E",
