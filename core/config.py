@@ -764,6 +764,7 @@ class GrpcOptions(Settings):
     request_timeout_s: float | None = Field(default=None, gt=0)
     max_receive_message_length: int = Field(default=MAX_GRPC_MESSAGE_BYTES, ge=1, le=2**31 - 1)
     maximum_concurrent_rpcs: int = Field(default=MAX_GRPC_RPCS, ge=1)
+    reflection: bool = True
     ssl_ca_certs: str | None = None
 
 

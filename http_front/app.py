@@ -21,6 +21,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from time import monotonic
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
@@ -79,6 +80,7 @@ ADMIN = "/-/api/"  # where the admin API is beside requests
 OWN_ADMIN = "/api/"  # and at a place of its own, as Ray Serve has it
 HEALTH = ("/-/healthz", "/-/readyz")  # answered wherever requests are, and past the middlewares
 PAGE_TIMEOUT_S = 5.0
+KEPT_S = 1.0  # how long the text of the metrics is kept
 _EMPTY_BODY: Event = {"type": "http.request", "body": b"", "more_body": False}
 _NO_SERVICE_WORKER = (
     "service workers are refused beside the dashboard, whose page they could replace; give the "
@@ -516,10 +518,16 @@ class Page:
 
 
 class MetricsPage:
-    """Prometheus' page: of all hosts, or of this one with ``?host=self``."""
+    """Prometheus' page: of all hosts, or of this one with ``?host=self``.
+
+    Anybody may ask for it, and each scrape costs the router some milliseconds. So there is one at a
+    time, and its text is kept for KEPT_S.
+    """
 
     def __init__(self, link: Link) -> None:
         self._link = link
+        self._kept: dict[bool, tuple[float, bytes]] = {}  # by whether it is of all hosts
+        self._scraping: dict[bool, asyncio.Future[bytes]] = {}
 
     async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """Answer with the metrics; HTTP 400 for another host's name."""
@@ -527,8 +535,25 @@ class MetricsPage:
         hosts = parse_qs(query, keep_blank_values=True).get("host", [])
         if hosts not in ([], ["self"]):
             raise InvalidRequestError(f"host={hosts[-1]!r}: must be 'self', or left out for all")
-        resp.data = await _within_patience(self._link.metrics(whole=not hosts))
+        resp.data = await _within_patience(self._text(whole=not hosts))
         resp.content_type = CONTENT_TYPE
+
+    async def _text(self, *, whole: bool) -> bytes:
+        kept_at, text = self._kept.get(whole, (0.0, b""))
+        if text and monotonic() - kept_at < KEPT_S:
+            return text
+        scraping = self._scraping.get(whole)
+        if scraping is None:
+            scraping = self._scraping[whole] = asyncio.ensure_future(self._scrape(whole=whole))
+        return await asyncio.shield(scraping)  # another request may wait for it, too
+
+    async def _scrape(self, *, whole: bool) -> bytes:
+        try:
+            text = await self._link.metrics(whole=whole)
+            self._kept[whole] = monotonic(), text
+            return text
+        finally:
+            del self._scraping[whole]
 
     on_head = on_get
 

@@ -117,6 +117,9 @@ class HostSettings(BaseSettings):
     grpc_maximum_concurrent_rpcs: int = Field(
         default=MAX_GRPC_RPCS, ge=1, description="RPCs at a time; more are RESOURCE_EXHAUSTED."
     )
+    grpc_reflection: bool = Field(
+        default=True, description="Tell clients the services and their messages."
+    )
     grpc_ssl_ca_certs: str | None = Field(
         default=None,
         description="PEM: gRPC clients need a certificate of one of these authorities [none].",
@@ -337,6 +340,7 @@ class HostSettings(BaseSettings):
             "grpc_request_timeout_s": options.request_timeout_s,
             "grpc_max_receive_message_length": options.max_receive_message_length,
             "grpc_maximum_concurrent_rpcs": options.maximum_concurrent_rpcs,
+            "grpc_reflection": options.reflection,
             "grpc_ssl_ca_certs": None if authorities is None else os.path.abspath(authorities),
         }
         return self.model_copy(update=changes)

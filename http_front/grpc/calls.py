@@ -14,8 +14,10 @@ import contextlib
 import pickle
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, NoReturn, Self
+from urllib.parse import unquote
 
 import grpc
 
@@ -37,10 +39,12 @@ from greenroom.core.errors import GreenroomError
 from greenroom.core.metrics import Family, Registry
 from greenroom.core.operations import GetStatus
 from greenroom.core.routing.tickets import BODY
+from greenroom.http_front.connections import SHARE, TrustedProxies, client_key
 from greenroom.http_front.link import Link
 
 FRESH_S = 2.0  # how long the table of applications is believed
 ASK_TIMEOUT_S = 5.0
+RPCS = "RPCs (maximum_concurrent_rpcs)"
 MAX_METADATA = 200  # characters of a value that is used
 Code = grpc.StatusCode
 _CODES = {
@@ -87,6 +91,43 @@ class Applications:
         self._read_at = time.monotonic()
 
 
+class Places:
+    """Places for calls: so many in all, and of these one client has no more than its share.
+
+    A client is an address, over all its connections; a trusted proxy stands for many.
+    """
+
+    def __init__(self, most: int, proxies: TrustedProxies) -> None:
+        self._most = most
+        self._most_of_client = max(1, most // SHARE)
+        self._proxies = proxies
+        self._taken: Counter[bytes] = Counter()
+
+    @contextlib.asynccontextmanager
+    async def place(self, context: Any, what: str) -> AsyncIterator[None]:
+        """Hold a place; aborts the call where there is none."""
+        host = _host_of(context.peer())
+        key = client_key(host)
+        if self._taken.total() >= self._most:
+            text = f"{self._most} {what} are under way; try again"
+            await context.abort(Code.RESOURCE_EXHAUSTED, text)
+        if self._taken[key] >= self._most_of_client and not self._proxies.trusts(host):
+            text = f"{self._most_of_client} {what} of this client are under way; try again"
+            await context.abort(Code.RESOURCE_EXHAUSTED, text)
+        self._taken[key] += 1
+        try:
+            yield
+        finally:
+            self._taken[key] -= 1
+            if not self._taken[key]:
+                del self._taken[key]
+
+
+def _host_of(peer: str) -> str:
+    """Return the address in what grpc calls a peer, as ``ipv6:%5B::1%5D:50051``."""
+    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
+
+
 class Servicers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no types
     """The methods of all servicers; what their functions take in place of a server."""
 
@@ -95,15 +136,14 @@ class Servicers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no 
         link: Link,
         applications: Applications,
         request_timeout_s: float | None,
-        max_rpcs: int,
+        places: Places,
     ) -> None:
         self.names: list[str] = []  # of the services
         self._link = link
         self._applications = applications
         self._declared: list[Any] = []
         self._request_timeout_s = request_timeout_s
-        self._max_rpcs = max_rpcs
-        self._running = 0  # RPCs of these servicers; health and reflection take no place of theirs
+        self._places = places  # health and reflection take none of them
         self._registry = registry = Registry()
         self._ended = registry.counter(
             "greenroom_grpc_requests_total", "RPCs ended, by status", "service", "method", "code"
@@ -150,11 +190,11 @@ class Servicers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no 
             return _Call(self._link, method, found, request, context, limit_s, ended)
 
         async def whole(request: Any, context: Any) -> Any:
-            async with self._place(context), call_of(request, context) as call:
+            async with self._places.place(context, RPCS), call_of(request, context) as call:
                 return await call.value(await self._endpoint(context))
 
         async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-            async with self._place(context), call_of(request, context) as call:
+            async with self._places.place(context, RPCS), call_of(request, context) as call:
                 async for value in call.values(await self._endpoint(context)):
                     yield value
 
@@ -166,17 +206,6 @@ class Servicers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no 
         }[found.request_streaming, found.response_streaming]
         behaviour = stream if found.response_streaming else whole
         return make(behaviour, found.request_deserializer, found.response_serializer)
-
-    @contextlib.asynccontextmanager
-    async def _place(self, context: Any) -> AsyncIterator[None]:
-        if self._running >= self._max_rpcs:
-            text = f"{self._max_rpcs} RPCs are under way (maximum_concurrent_rpcs); try again"
-            await context.abort(Code.RESOURCE_EXHAUSTED, text)
-        self._running += 1
-        try:
-            yield
-        finally:
-            self._running -= 1
 
     async def _endpoint(self, context: Any) -> str:
         try:

@@ -27,7 +27,8 @@ from greenroom.actors.runtime.processes import raise_limit
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.actors.runtime.shared_metrics import SharedMetrics
 from greenroom.core.errors import GreenroomError, InvalidRequestError
-from greenroom.http_front.grpc.calls import Applications, Servicers, metadata_of
+from greenroom.http_front.connections import TrustedProxies
+from greenroom.http_front.grpc.calls import Applications, Places, Servicers, metadata_of
 from greenroom.http_front.link import Link
 
 WATCHES = 10  # of health, for one connection
@@ -85,36 +86,47 @@ def _described() -> descriptor_pb2.FileDescriptorProto:
 class _Health(health.aio.HealthServicer):  # type: ignore[misc]  # grpc ships no types
     """Lets a connection watch WATCHES services at a time: a watch has no end."""
 
-    def __init__(self) -> None:
+    def __init__(self, places: Places) -> None:
         super().__init__()
+        self._places = places
         self._watches: Counter[str] = Counter()  # by connection
 
     async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802  # the service's name
         """Send the state of a service, now and whenever it changes."""
         peer = context.peer()
-        if self._watches[peer] >= WATCHES or self._watches.total() >= MAX_WATCHES:
-            text = f"a connection may have {WATCHES} watches at a time, and all {MAX_WATCHES}"
+        if self._watches[peer] >= WATCHES:
+            text = f"a connection may have {WATCHES} watches at a time"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-        self._watches[peer] += 1
-        try:
-            await super().Watch(request, context)
-        finally:
-            self._watches[peer] -= 1
-            if not self._watches[peer]:
-                del self._watches[peer]
+        async with self._places.place(context, "watches"):
+            self._watches[peer] += 1
+            try:
+                await super().Watch(request, context)
+            finally:
+                self._watches[peer] -= 1
+                if not self._watches[peer]:
+                    del self._watches[peer]
 
 
 class Services:
     """Services that come with every server: health, reflection, and Ray Serve's API."""
 
-    def __init__(self, server: Any, servicers: Servicers, applications: Applications) -> None:
+    def __init__(
+        self,
+        server: Any,
+        servicers: Servicers,
+        applications: Applications,
+        watches: Places,
+        *,
+        has_reflection: bool,
+    ) -> None:
         self._applications = applications
         self._classes = _message_classes()
-        self._health = _Health()
+        self._health = _Health(watches)
         self._names = [*servicers.names, API]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME]
-        reflection.enable_server_reflection(names, server)
+        if has_reflection:
+            names = [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME]
+            reflection.enable_server_reflection(names, server)
         handlers = {
             method: grpc.unary_unary_rpc_method_handler(
                 answer,
@@ -180,11 +192,12 @@ async def serve(settings: HostSettings) -> None:
     """Serve until SIGTERM or SIGINT; InvalidRequestError where that cannot begin."""
     link = Link(settings, GRPC_ROLE)
     applications = Applications(link)
+    proxies = TrustedProxies(settings.http.trusted_proxies)
     servicers = Servicers(
         link,
         applications,
         settings.grpc_request_timeout_s,
-        settings.grpc_maximum_concurrent_rpcs,
+        Places(settings.grpc_maximum_concurrent_rpcs, proxies),
     )
     for path in settings.grpc_servicer_functions:
         servicers.add(servicer_function(path))
@@ -196,7 +209,13 @@ async def serve(settings: HostSettings) -> None:
         ],
     )
     server.add_generic_rpc_handlers((servicers,))
-    services = Services(server, servicers, applications)
+    services = Services(
+        server,
+        servicers,
+        applications,
+        Places(MAX_WATCHES, proxies),
+        has_reflection=settings.grpc_reflection,
+    )
     host = f"[{settings.http.host}]" if ":" in settings.http.host else settings.http.host
     address, certificate = f"{host}:{settings.grpc_port}", credentials(settings)
     try:

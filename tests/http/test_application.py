@@ -6,6 +6,7 @@ import pytest
 
 from greenroom.actors.messages.queries import FailedAnswer, HttpAnswer
 from greenroom.core.errors import BackPressureError
+from greenroom.http_front import app as module
 from greenroom.http_front.app import PAGE_TIMEOUT_S
 from greenroom.http_front.bodies import AT_ONCE_S, EARLY, WHOLE
 from tests.http.wire import Conversation, connected, turn_over
@@ -509,6 +510,35 @@ def test_while_draining_health_and_new_queries_are_503_and_the_connection_closes
         answer = app.ask(target=target)
         assert (answer.status, answer["retry-after"], answer["connection"]) == (503, "1", "close")
     assert not app.link.asked
+
+
+def test_metrics_are_scraped_once_at_a_time_and_kept_for_a_second(app, monkeypatch):
+    clock, scraped, gate = [100.0], [], asyncio.Event()
+    monkeypatch.setattr(module, "monotonic", lambda: clock[0])
+
+    async def metrics(*, whole):
+        scraped.append(whole)
+        await gate.wait()
+        return b"text %d" % len(scraped)
+
+    monkeypatch.setattr(app.link, "metrics", metrics)
+
+    async def ask(*targets):
+        asking = [asyncio.create_task(app.call("GET", target)) for target in targets]
+        await turn_over()
+        gate.set()
+        return [(await each).text for each in asking]
+
+    async def run():
+        own, every = "/-/metrics?host=self", "/-/metrics"
+        assert await ask(every, every, own) == ["text 2", "text 2", "text 2"]
+        assert sorted(scraped) == [False, True]
+        clock[0] += 0.9
+        assert await ask(every) == ["text 2"]
+        clock[0] += 0.2
+        assert await ask(every) == ["text 3"]
+
+    asyncio.run(run())
 
 
 def test_routes_are_json_and_metrics_are_prometheus_text(app):

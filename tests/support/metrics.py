@@ -5,13 +5,29 @@ from __future__ import annotations
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.systems import RunningSystem
+from tests.support.systems import RunningSystem, wait_until
 
 
 def scraped(running: RunningSystem, query: str = "") -> dict[str, Metric]:
     """Return all metrics by their names; a counter's is without ``_total``."""
-    text = running.get(f"/-/metrics{query}")[1].decode()
+    text = scraped_text(running, query)
     return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def scraped_text(running: RunningSystem, query: str = "") -> str:
+    """Return the text of a scrape, which may be a second old."""
+    return running.get(f"/-/metrics{query}")[1].decode()
+
+
+def scraped_anew(running: RunningSystem) -> str:
+    """Return the text of a scrape that has begun after this call."""
+    kept = scraped_text(running)  # no two are alike: they have the CPU time of processes
+
+    def other() -> str | None:
+        text = scraped_text(running)
+        return None if text == kept else text
+
+    return wait_until(other, 10, "another scrape")
 
 
 def total(families: dict[str, Metric], sample: str, **labels: str) -> float:

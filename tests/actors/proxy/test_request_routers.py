@@ -24,6 +24,7 @@ from greenroom.serve.request_router import (
     RequestRouter,
     RunningReplica,
 )
+from tests.support.metrics import scraped_anew, scraped_text
 from tests.support.systems import RunningSystem, alive, running_system, wait_until
 
 ROLE = "request-router"
@@ -139,9 +140,8 @@ def deploy(system: RunningSystem, router: Any, **settings: Any) -> serve.Deploym
         return serve.get_app_handle("default")
 
 
-def outcomes(system: RunningSystem) -> dict[str, int]:
-    """Return how often each outcome was counted."""
-    text = urllib.request.urlopen(f"{system.url}/-/metrics", timeout=30).read().decode()
+def outcomes(text: str) -> dict[str, int]:
+    """Return how often each outcome was counted, by the text of a scrape."""
     found: dict[str, int] = {}
     for line in text.splitlines():
         if line.startswith("greenroom_request_router_questions_total{"):
@@ -158,11 +158,11 @@ def ask(system: RunningSystem, prompt: str) -> int:
 
 def until(system: RunningSystem, outcome: str, send: Callable[[], Any]) -> None:
     """Send queries, each of which must be answered, until one has had this outcome."""
-    before = outcomes(system).get(outcome, 0)
+    before = outcomes(scraped_anew(system)).get(outcome, 0)
 
     def is_there() -> bool:
         send()
-        return outcomes(system).get(outcome, 0) > before
+        return outcomes(scraped_text(system)).get(outcome, 0) > before
 
     wait_until(is_there, 20, f"a query was {outcome}")
 

@@ -47,6 +47,10 @@ def ask(running: RunningSystem, method: str, name: str) -> tuple[int, str]:
     return status, text
 
 
+def wait_for_one(metric: str, running: RunningSystem, **labels: str) -> None:
+    wait_until(lambda: total(scraped(running), metric, **labels) == 1, 5, f"one of {metric}")
+
+
 Make = Callable[..., None]
 
 
@@ -89,7 +93,7 @@ def test_endpoint_then_deployment_then_method_say_what_runs_again_over_http(
     status, text = ask(running, method, name)
     if again:
         assert (status, text, runs(tmp_path)) == (200, "survived", 2)
-        assert total(scraped(running), "greenroom_retries_total", endpoint=name) == 1
+        wait_for_one("greenroom_retries_total", running, endpoint=name)
     else:
         assert (status, runs(tmp_path)) == (503, 1)
         assert "the replica died with this query under way; it may have run" in text
@@ -103,7 +107,7 @@ def test_what_is_repeated_too_often_is_503_and_counted(
     assert (status, runs(tmp_path)) == (503, 2), "one query pays for one repeat"
     assert "retries are limited to as many as there are queries" in text
     labels = {"endpoint": name, "backend": f"{name}:v1"}
-    assert total(scraped(running), "greenroom_retries_refused_total", **labels) == 1
+    wait_for_one("greenroom_retries_refused_total", running, **labels)
 
 
 def test_what_an_endpoint_allows_is_listed_and_part_of_its_settings(

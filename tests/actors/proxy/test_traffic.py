@@ -130,6 +130,7 @@ def test_a_shadow_sees_each_query_marked_and_its_answer_is_nobodys(
     shop.client.shadow_traffic(shop.name, shadow, 0)
     assert shop.client.list_endpoints()[shop.name]["shadows"] == {}
     shop.running.get(f"/{shop.name}", data=b"x", headers={"X-Request-ID": "after"})
+    shop.wait_for_metric(6, "greenroom_requests_total")
     assert shop.metric("greenroom_shadow_queued_requests", backend=shadow) == 0
     assert not (tmp_path / "after").exists()
 

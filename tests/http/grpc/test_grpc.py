@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import os
 import signal
@@ -19,6 +20,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_tools import protoc
 
 from greenroom import serve
+from greenroom.http_front.connections import TrustedProxies
+from greenroom.http_front.grpc.calls import Places, Servicers
+from greenroom.http_front.grpc.server import CONNECTION, Services
 from greenroom.serve.exceptions import BackPressureError, GrpcStatusError, StartError
 from tests.support.certificates import certificate
 from tests.support.systems import RunningSystem, alive, free_port, wait_until
@@ -283,7 +287,8 @@ STARTED = """
 import asyncio, types, grpc, serve_pb2
 from greenroom.http_front.grpc.server import Services
 async def start():
-    Services(grpc.aio.server(), types.SimpleNamespace(names=()), None)
+    names = types.SimpleNamespace(names=())
+    Services(grpc.aio.server(), names, None, None, has_reflection=True)
 asyncio.run(start())
 """
 
@@ -345,6 +350,126 @@ def test_a_connection_has_few_watches_of_health(running, channel):
     wait_until(lambda: _is_watched(watch), 10, "a watch that ended gives its place back")
     for each in begun:
         each.cancel()
+
+
+class Context:
+    """An RPC of a client, as far as places go."""
+
+    def __init__(self, peer):
+        self._peer = peer
+
+    def peer(self):
+        return self._peer
+
+    async def abort(self, code, text):
+        raise RuntimeError(code, text)
+
+
+def test_a_client_has_its_share_of_places_over_all_its_connections_and_a_proxy_any():
+    async def run():
+        places = Places(8, TrustedProxies(["10.0.0.9"]))
+        async with contextlib.AsyncExitStack() as stack:
+
+            async def take(peer):
+                await stack.enter_async_context(places.place(Context(peer), "calls"))
+
+            for port in (1, 2):
+                await take(f"ipv4:10.0.0.1:{port}")
+            with pytest.raises(RuntimeError, match="2 calls of this client") as caught:
+                await take("ipv4:10.0.0.1:3")
+            assert caught.value.args[0] is CODE.RESOURCE_EXHAUSTED
+            for peer in ("ipv6:%5B2001:db8::1%5D:1", "ipv6:%5B2001:db8::2%5D:1"):
+                await take(peer)
+            with pytest.raises(RuntimeError, match="of this client"):
+                await take("ipv6:%5B2001:db8::3%5D:1")
+            for port in range(4):
+                await take(f"ipv4:10.0.0.9:{port}")
+            with pytest.raises(RuntimeError, match="8 calls are under way"):
+                await take("ipv4:10.0.0.9:9")
+        async with places.place(Context("ipv4:10.0.0.1:1"), "calls"):
+            pass
+
+    asyncio.run(run())
+
+
+def _shortened():
+    """Return the options of connections, with durations a thousandth as long."""
+    return [(name, value // 1000 if name.endswith("_ms") else value) for name, value in CONNECTION]
+
+
+@contextlib.asynccontextmanager
+async def peers_served():
+    """Serve calls that answer with their connection's peer; give a channel to them."""
+
+    async def peer(_request, context):
+        return context.peer().encode()
+
+    async def stream(request, context):
+        yield context.peer().encode()
+        await ended.wait()
+        yield b"the end"
+
+    ended = asyncio.Event()
+    server = grpc.aio.server(options=_shortened())
+    handlers = {
+        "Peer": grpc.unary_unary_rpc_method_handler(peer),
+        "Stream": grpc.unary_stream_rpc_method_handler(stream),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a.B", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel, ended
+    await server.stop(0)
+
+
+def test_a_connection_without_calls_is_closed_after_a_time():
+    async def run():
+        async with peers_served() as (channel, _):
+            await channel.unary_unary("/a.B/Peer")(b"")
+            state = channel.get_state()
+            assert state is grpc.ChannelConnectivity.READY
+            await channel.wait_for_state_change(state)
+            assert channel.get_state() is grpc.ChannelConnectivity.IDLE
+            assert await channel.unary_unary("/a.B/Peer")(b"")
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_an_old_connection_is_left_for_another_and_its_calls_are_finished():
+    async def run():
+        async with peers_served() as (channel, ended):
+            call = channel.unary_stream("/a.B/Stream")(b"")
+            first = await call.read()
+            while await channel.unary_unary("/a.B/Peer")(b"") == first:
+                await asyncio.sleep(0.05)
+            ended.set()
+            assert await call.read() == b"the end"
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_reflection_can_be_switched_off():
+    async def run(has_reflection):
+        server = grpc.aio.server()
+        proxies = TrustedProxies([])
+        servicers = Servicers(None, None, None, Places(8, proxies))
+        Services(server, servicers, None, Places(8, proxies), has_reflection=has_reflection)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+                asked = reflection_pb2.ServerReflectionRequest(list_services="")
+                answer = await stub.ServerReflectionInfo(iter([asked])).read()
+                return len(answer.list_services_response.service)
+        except grpc.RpcError as error:
+            return error.code()
+        finally:
+            await server.stop(0)
+
+    assert asyncio.run(run(True)) == 3
+    assert asyncio.run(run(False)) is CODE.UNIMPLEMENTED
 
 
 def _is_watched(watch):
