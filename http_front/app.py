@@ -44,8 +44,8 @@ from greenroom.core.metrics import CONTENT_TYPE
 from greenroom.core.routing.tickets import BODY
 from greenroom.http_front import websocket
 from greenroom.http_front.access_log import AccessLog
-from greenroom.http_front.bodies import WHOLE, Body, EarlyBodies
-from greenroom.http_front.connections import client_key
+from greenroom.http_front.bodies import EARLY, WHOLE, Body
+from greenroom.http_front.connections import ClientCounts
 from greenroom.http_front.exchange import (
     CLIENT_LEFT,
     CLOSE,
@@ -110,7 +110,7 @@ class Front:
         self._shown = SharedMetrics(self.exchanges.metrics)
         self._is_draining = False
         self._shares_origin = options.has_admin and options.pages_address is None
-        self._early_bodies = EarlyBodies()
+        self._early_bodies = ClientCounts(EARLY)
         pages = _pages(link)
         self._falcon = self._falcon_app(pages)
         self._admin: falcon.asgi.App[Any, Any] | None = None  # until it is asked for
@@ -294,8 +294,8 @@ class Visit:
     receive: Receive
     send_on: Send
     max_body_bytes: int | None
-    early_bodies: EarlyBodies
-    early: bytes | None = None  # the client, while this has a place among early_bodies
+    early_bodies: ClientCounts
+    is_early: bool = False  # it is among early_bodies
     body: Body | None = None
     reply: Reply | None = None  # that Falcon sends
 
@@ -305,26 +305,29 @@ class Visit:
         head = self.exchange.head
         return b"content-length" in head or b"transfer-encoding" in head
 
+    @property
+    def _host(self) -> str | None:
+        peer = self.exchange.scope["client"]
+        return peer[0] if peer else None
+
     async def begin_body(self) -> bytes:
         """Return the body, or what of it goes with the query; see :meth:`Body.begin`."""
         head = self.exchange.head
         declared = head.get(b"content-length")
         self.body = Body(self.receive, declared, self.max_body_bytes)
         waits = head.get(b"expect", b"").lower() == b"100-continue"
-        if waits or declared is None:
-            peer = self.exchange.scope["client"]
-            key = client_key(peer[0]) if peer else b""
-            if self.early_bodies.take(key):
-                self.early = key
-        begun = await self.body.begin(waits=waits, early=self.early is not None)
+        if (waits or declared is None) and self.early_bodies.has_room_for(self._host):
+            self.is_early = True
+            self.early_bodies.add(self._host)
+        begun = await self.body.begin(waits=waits, early=self.is_early)
         if self.body.is_complete or len(begun) >= WHOLE:
             self._leave_early()
         return begun
 
     def _leave_early(self) -> None:
-        if self.early is not None:
-            self.early_bodies.give_back(self.early)
-            self.early = None
+        if self.is_early:
+            self.is_early = False
+            self.early_bodies.remove(self._host)
 
     async def end(self) -> None:
         """Want no more of the body."""

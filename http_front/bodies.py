@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections import Counter
 
 from greenroom.actors.caller.streams import NobodyListensError
 from greenroom.actors.caller.uploads import Feed
@@ -25,27 +24,7 @@ _logger = logging.getLogger(__name__)
 
 WHOLE = 1024 * 1024
 AT_ONCE_S = 0.02  # how long a body of unknown length may take to go with its query
-EARLY = 16
-
-
-class EarlyBodies:
-    """Of which clients queries have left before WHOLE bytes of their bodies were here."""
-
-    def __init__(self) -> None:
-        self._of_client: Counter[bytes] = Counter()
-
-    def take(self, client: bytes) -> bool:
-        """Take a place of a client's; False when it has none left."""
-        if self._of_client[client] >= EARLY:
-            return False
-        self._of_client[client] += 1
-        return True
-
-    def give_back(self, client: bytes) -> None:
-        """Give a place back."""
-        self._of_client[client] -= 1
-        if not self._of_client[client]:
-            del self._of_client[client]
+EARLY = 16  # of each client
 
 
 class Body:

@@ -81,32 +81,27 @@ class Connections:
         self.options = options
         self.proxies = TrustedProxies(options.trusted_proxies)
         self.departures = DisconnectWatcher()
-        self.all: dict[Connection, bytes | None] = {}  # with their clients' keys
+        self.all: dict[Connection, str | None] = {}  # with their clients' addresses
         self.tasks: set[asyncio.Task[None]] = set()
         self.waiting_bytes = 0  # of bodies of unanswered requests, and of WebSockets' messages
         self.default_head = b""
         self._most = most
-        self._most_of_client = options.max_connections_per_client or max(1, most // SHARE)
-        self._of_client: Counter[bytes | None] = Counter()
+        most_each = options.max_connections_per_client or max(1, most // SHARE)
+        self._clients = ClientCounts(most_each, self.proxies)
         # TLS handshakes, the oldest first
-        self._opening: dict[asyncio.Future[Any], bytes | None] = {}
+        self._opening: dict[asyncio.Future[Any], str | None] = {}
         self._warned_at: dict[str, float] = {}
         self.set_date()
 
     def add(self, connection: Connection, peer: tuple[str, int] | None) -> None:
         """Count a connection."""
-        key = self.all[connection] = None if peer is None else client_key(peer[0])
-        self._of_client[key] += 1
+        host = self.all[connection] = None if peer is None else peer[0]
+        self._clients.add(host)
 
     def remove(self, connection: Connection) -> None:
         """Count a connection no more."""
         if connection in self.all:
-            self._uncount(self.all.pop(connection))
-
-    def _uncount(self, key: bytes | None) -> None:
-        self._of_client[key] -= 1
-        if not self._of_client[key]:
-            del self._of_client[key]
+            self._clients.remove(self.all.pop(connection))
 
     def run(self, running: Any) -> asyncio.Task[None]:
         """Run what answers a request, in a task."""
@@ -151,7 +146,13 @@ class Connections:
 
     def has_room(self, peer: tuple[str, int] | None = None, *, for_pages: bool = False) -> bool:
         """Return whether one more may be accepted, perhaps because others were closed for it."""
-        if peer is not None and not for_pages and not self._has_share(peer[0]):
+        host = None if peer is None else peer[0]
+        if not for_pages and not self._clients.has_room_for(host):
+            self.warn(
+                f"an address has {self._clients.most_each} connections to this worker, its most: "
+                f"more of {host} are refused (max_connections_per_client, unless it is a trusted "
+                "proxy)"
+            )
             return False
         if len(self.all) + len(self._opening) < self._most + PAGES_ROOM * for_pages:
             return True
@@ -160,16 +161,6 @@ class Connections:
             "for a request are closed; more open files (ulimit -Hn) or more workers allow more"
         )
         return self._close_waiting() or self._cancel_handshakes()
-
-    def _has_share(self, host: str) -> bool:
-        """Return whether an address may have one more; a trusted proxy stands for many."""
-        if self._of_client[client_key(host)] < self._most_of_client or self.proxies.trusts(host):
-            return True
-        self.warn(
-            f"an address has {self._most_of_client} connections to this worker, its most: more "
-            f"of {host} are refused (max_connections_per_client, unless it is a trusted proxy)"
-        )
-        return False
 
     def _close_waiting(self) -> bool:
         """Close those that have waited longest; one whose bytes are here unread does not wait."""
@@ -194,12 +185,12 @@ class Connections:
     def open(self, connecting: Awaitable[Any], peer: tuple[str, int] | None = None) -> None:
         """Open an accepted connection, for which TLS may need a handshake."""
         opening = asyncio.ensure_future(connecting)
-        key = self._opening[opening] = None if peer is None else client_key(peer[0])
-        self._of_client[key] += 1
+        host = self._opening[opening] = None if peer is None else peer[0]
+        self._clients.add(host)
         opening.add_done_callback(self._opened)
 
     def _opened(self, opening: asyncio.Future[Any]) -> None:
-        self._uncount(self._opening.pop(opening))
+        self._clients.remove(self._opening.pop(opening))
         if opening.cancelled():
             return
         error = opening.exception()
@@ -422,12 +413,47 @@ def peer_of(name: Any) -> tuple[str, int] | None:
     return (str(name[0]), int(name[1])) if isinstance(name, tuple) else None
 
 
-@lru_cache(maxsize=1024)
-def client_key(host: str) -> bytes:
-    """Return what stands for a client: its address, or its network where that is IPv6.
+class ClientCounts:
+    """How many of something each client has, of which it may have ``most_each``.
 
-    An IPv6 client has a network of its own, of at least 2**64 addresses.
+    A client is an address, or its network where that is IPv6: there, each client has one of its
+    own, of at least 2**64 addresses. A trusted proxy stands for many, and may have any number, as
+    may what has no address.
     """
+
+    def __init__(self, most_each: int, proxies: TrustedProxies | None = None) -> None:
+        self.most_each = most_each
+        self._proxies = proxies
+        self._counts: Counter[bytes] = Counter()
+
+    @property
+    def total(self) -> int:
+        """How many all clients with an address have."""
+        return self._counts.total()
+
+    def has_room_for(self, host: str | None) -> bool:
+        """Return whether the client may have one more."""
+        if host is None or self._counts[_client_key(host)] < self.most_each:
+            return True
+        return self._proxies is not None and self._proxies.trusts(host)
+
+    def add(self, host: str | None) -> None:
+        """Count one more."""
+        if host is not None:
+            self._counts[_client_key(host)] += 1
+
+    def remove(self, host: str | None) -> None:
+        """Count one less."""
+        if host is None:
+            return
+        key = _client_key(host)
+        self._counts[key] -= 1
+        if not self._counts[key]:
+            del self._counts[key]
+
+
+@lru_cache(maxsize=1024)
+def _client_key(host: str) -> bytes:
     address = _address(host)
     return host.encode() if address is None else address.packed[:8]
 

@@ -14,7 +14,6 @@ import contextlib
 import pickle
 import secrets
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, NoReturn, Self
 from urllib.parse import unquote
@@ -39,7 +38,7 @@ from greenroom.core.errors import GreenroomError
 from greenroom.core.metrics import Family, Registry
 from greenroom.core.operations import GetStatus
 from greenroom.core.routing.tickets import BODY
-from greenroom.http_front.connections import SHARE, TrustedProxies, client_key
+from greenroom.http_front.connections import SHARE, ClientCounts, TrustedProxies
 from greenroom.http_front.link import Link
 
 FRESH_S = 2.0  # how long the table of applications is believed
@@ -92,35 +91,27 @@ class Applications:
 
 
 class Places:
-    """Places for calls: so many in all, and of these one client has no more than its share.
-
-    A client is an address, over all its connections; a trusted proxy stands for many.
-    """
+    """Places for calls: so many in all, of which one client has no more than its share."""
 
     def __init__(self, most: int, proxies: TrustedProxies) -> None:
         self._most = most
-        self._most_of_client = max(1, most // SHARE)
-        self._proxies = proxies
-        self._taken: Counter[bytes] = Counter()
+        self._clients = ClientCounts(max(1, most // SHARE), proxies)
 
     @contextlib.asynccontextmanager
     async def place(self, context: Any, what: str) -> AsyncIterator[None]:
         """Hold a place; aborts the call where there is none."""
-        host = _host_of(context.peer())
-        key = client_key(host)
-        if self._taken.total() >= self._most:
+        clients, host = self._clients, _host_of(context.peer())
+        if clients.total >= self._most:
             text = f"{self._most} {what} are under way; try again"
             await context.abort(Code.RESOURCE_EXHAUSTED, text)
-        if self._taken[key] >= self._most_of_client and not self._proxies.trusts(host):
-            text = f"{self._most_of_client} {what} of this client are under way; try again"
+        if not clients.has_room_for(host):
+            text = f"{clients.most_each} {what} of this client are under way; try again"
             await context.abort(Code.RESOURCE_EXHAUSTED, text)
-        self._taken[key] += 1
+        clients.add(host)
         try:
             yield
         finally:
-            self._taken[key] -= 1
-            if not self._taken[key]:
-                del self._taken[key]
+            clients.remove(host)
 
 
 def _host_of(peer: str) -> str:
