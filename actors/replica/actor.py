@@ -343,7 +343,7 @@ class Replica(LoopActor):
 
     def _load(self, order: StartReplica) -> None:
         if self.user_code is not None:
-            self.user_code.load(order.code, self.config["user_config"], self._loaded)
+            self.user_code.load(order.code, self.config["user_config"], self._constructed)
 
     def _enter_folders(self, env: RuntimeEnv) -> None:
         folders = [str(self.settings.folders_dir / digest) for digest in env.folders]
@@ -370,6 +370,25 @@ class Replica(LoopActor):
         """Report to the controller what comparing answers found; called on user code's loop."""
         report = ComparisonsReported(process=self.process, found=found)
         self.loop.post(lambda: self.loop.send(self.controller, report))
+
+    def _constructed(self, failure: Failure | None) -> None:
+        """Pass a health check before it runs, or fail as if the constructor had raised."""
+        if failure is not None or self.user_code is None:
+            self._loaded(failure)
+            return
+        within_s = self.config["health_check_timeout_s"]
+        is_open = True
+
+        def ended(failure: Failure | None) -> None:
+            nonlocal is_open
+            if is_open:
+                is_open = False
+                timer.cancel()
+                self._loaded(failure)
+
+        late = f"check_health has not returned within {within_s:g} s, health_check_timeout_s"
+        timer = self.loop.call_later(within_s, lambda: ended(Failure.of(DeployFailedError(late))))
+        self.user_code.check_health(ended)
 
     def _loaded(self, failure: Failure | None) -> None:
         self._failure = failure

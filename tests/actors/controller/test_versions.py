@@ -42,10 +42,12 @@ class Model:
 def deployed(client: serve.Client, name: str) -> Iterator[Any]:
     """Deploy a version of Model under this test's name, and wait; deleted afterwards."""
 
-    def deploy(version: str, prev_version: str | None = None, **config: Any) -> None:
+    def deploy(
+        version: str, prev_version: str | None = None, target: Any = Model, **config: Any
+    ) -> None:
         goal = client.deploy(
             name,
-            Model,
+            target,
             init_args=[version],
             version=version,
             prev_version=prev_version,
@@ -116,6 +118,24 @@ def test_a_version_that_cannot_start_leaves_the_old_one_and_says_so(
     assert answer(running, name)["pid"] == before
     deployed("1")
     assert client.get_deployment_info(name)["status"] == "HEALTHY"
+
+
+class Checked(Model):
+    def check_health(self) -> None:
+        if self.version == "sick":
+            raise LookupError("the index is empty")
+
+
+def test_a_version_that_never_passes_its_health_check_takes_no_query(
+    running: RunningSystem, client: serve.Client, deployed: Any, name: str
+) -> None:
+    deployed("1", target=Checked)
+    load = GetLoad(running.settings.http.port, f"/{name}", connections=1)
+    with load, pytest.raises(LookupError, match="the index is empty"):
+        deployed("sick", target=Checked, max_constructor_retry_count=1)
+    assert load.tally.failures == []
+    assert client.get_deployment_info(name)["version"] == "1"
+    assert answer(running, name)["version"] == "1"
 
 
 def test_settings_alone_are_changed_in_place_and_reach_each_replica_once(

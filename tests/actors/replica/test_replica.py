@@ -563,6 +563,53 @@ def test_code_that_cannot_be_unpickled_here_is_reported_with_the_reason(
     wait_until(lambda: not replica.alive, 5, "the replica exits")
 
 
+class Unwell:
+    """Its first check raises, or takes ``sleep_s``."""
+
+    def __init__(self, sleep_s: float = 0.0) -> None:
+        self.sleep_s = sleep_s
+
+    def check_health(self) -> None:
+        if not self.sleep_s:
+            raise LookupError("the index is empty")
+        time.sleep(self.sleep_s)
+
+    def __call__(self) -> str:
+        return "never"
+
+
+class UnwellAwaited(Unwell):
+    async def check_health(self) -> None:  # type: ignore[override]
+        super().check_health()
+
+
+class UnwellOnItsThread(Unwell):
+    """With one call at a time."""
+
+
+@pytest.mark.parametrize("target", [Unwell, UnwellAwaited, UnwellOnItsThread])
+def test_a_replica_that_fails_its_first_health_check_has_not_started(
+    hand: Hand, target: type
+) -> None:
+    replica = hand.new_replica()
+    config = {"max_ongoing_requests": 1} if target is UnwellOnItsThread else {}
+    report = replica.start(pack_code("by hand", target, (), {}, None).pickled, **config)
+    assert report.state == "failed"
+    assert "LookupError: the index is empty" in report.error
+    replica.stop(drain_s=1)
+    wait_until(lambda: not replica.alive, 5, "the replica exits")
+
+
+def test_a_first_health_check_that_takes_too_long_is_a_failed_start(hand: Hand) -> None:
+    replica = hand.new_replica()
+    code = pack_code("by hand", Unwell, (3.0,), {}, None).pickled
+    report = replica.start(code, health_check_timeout_s=0.3)
+    assert report.state == "failed"
+    assert "check_health has not returned within 0.3 s, health_check_timeout_s" in report.error
+    replica.stop(drain_s=1)
+    wait_until(lambda: not replica.alive, 5, "the replica exits")
+
+
 def test_a_replica_serves_without_a_log_where_the_state_dir_takes_none(
     running: RunningSystem, hand: Hand
 ) -> None:
