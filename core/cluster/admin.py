@@ -444,5 +444,5 @@ CARRIED_OUT: dict[type[ops.Operation], Carry] = {
     ops.ListTokens: lambda c, _asked, _: [asdict(record) for record in c.tokens],
     ops.UndrainHost: lambda c, asked, _: c.hosts.undrain(asked.host),
     ops.EvictHost: lambda c, asked, now: c.hosts.evict(asked.host, now.monotonic),
-    ops.RebalanceHosts: lambda c, _asked, _: c.hosts.rebalance(),
+    ops.RebalanceHosts: lambda c, _asked, now: c.hosts.rebalance(now.monotonic),
 }

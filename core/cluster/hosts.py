@@ -428,11 +428,11 @@ class Hosts:
                 backend.retire_from(name, now)
                 self._touch(tag)
 
-    def rebalance(self) -> int:
+    def rebalance(self, now: float) -> int:
         """Have replicas moved to where there are fewer of their backend; return how many."""
         moved = 0
         for tag, backend in self._backends.items():
-            moves = backend.rebalance()
+            moves = backend.rebalance(now)
             if moves:
                 moved += moves
                 self._touch(tag)

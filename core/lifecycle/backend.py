@@ -424,6 +424,7 @@ class Backend:
         replica.ask_at = now + self.config.health_check_period_s
         if report.state == "running":
             replica.move(ReplicaEvent.STARTED, now)
+            self._failures_of(replica).accept(replica.host)
             if self._is_newest(replica) and not self.record.newest.served:
                 self._set_record(releases.with_newest(self.record, served=True))
         elif report.state in {"failed", "draining"}:
@@ -449,6 +450,10 @@ class Backend:
         self.retries.last_error = error = self.placement.told_at(replica.host, error)
         starts = self._failures_of(replica).starts
         starts.add(replica.host, began_at, now)
+        # Code that a host cannot load is to be found out, unless it has been good once: where the
+        # other hosts took it all, a missing package would show or not by chance.
+        if not lasts or releases.numbered(self.record, replica.release).ran:
+            self._failures_of(replica).could_not_start(replica.host, now)
         if not self._is_newest(replica):
             return
         tries = min(self._tries, MAX_UNUSABLE_TRIES) if lasts else self._tries
@@ -505,14 +510,16 @@ class Backend:
             if replica.host == host:
                 replica.move(ReplicaEvent.RETIRE, now)
 
-    def rebalance(self) -> int:
+    def rebalance(self, now: float) -> int:
         """Replace replicas on hosts that have too many elsewhere; return how many.
 
         An update places anew anyway, so there is nothing to move while one is under way.
         """
         live = [r for r in self._in(ReplicaState.RUNNING) if not r.moving]
-        counts = Counter(dict.fromkeys(self.placement.open_hosts(), 0))
-        counts.update(replica.host for replica in live)
+        avoided = self.retries.newest.avoided(now)
+        hosts = [host for host in self.placement.open_hosts() if host not in avoided]
+        counts = Counter(dict.fromkeys(hosts, 0))
+        counts.update(replica.host for replica in live if replica.host not in avoided)
         moved = 0
         while counts and not self.updating:
             most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
@@ -686,7 +693,7 @@ class Backend:
         self._retire_surplus(old, steps.retire_old, now)
         self._add_newest(steps.start, now)
         if earlier is not None:
-            self._add(steps.start_old, earlier, self.retries.earlier.start_at, now)
+            self._add(steps.start_old, earlier, self.retries.earlier, now)
 
     def _choose_moves(self, live: list[Replica], now: float) -> None:
         """Start what is missing beside those to be moved; retire those that are replaced."""
@@ -697,14 +704,15 @@ class Backend:
         self._retire_surplus(moving, surplus, now)
 
     def _add_newest(self, count: int, now: float) -> None:
-        self._add(count, self.record.newest, self.retries.newest.start_at, now)
+        self._add(count, self.record.newest, self.retries.newest, now)
 
-    def _add(self, count: int, release: Release, start_at: float, now: float) -> None:
+    def _add(self, count: int, release: Release, failures: Failures, now: float) -> None:
         if count <= 0:
             return
-        if now < start_at:
-            self._start_due_at = min(self._start_due_at, start_at)
+        if now < failures.start_at:
+            self._start_due_at = min(self._start_due_at, failures.start_at)
             return
+        avoided = failures.avoided(now)
         options = release.actor_options
         request = Request(
             needs=needs_of(options),
@@ -716,7 +724,7 @@ class Backend:
             # about, and found out or not by chance. Nor those of another release, which go as
             # these come: where every host has as many as it may, nothing could be updated.
             siblings = Counter(r.host for r in self._live() if r.release == release.number)
-            host = self.placement.choose(request, siblings)
+            host = self.placement.choose(request, siblings, avoided)
             if host is None:
                 self.waiting = self.placement.why_not(request, siblings)
                 return

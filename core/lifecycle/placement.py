@@ -2,9 +2,10 @@
 
 A host can take a replica if it is *open* (alive, and not being emptied), has the labels that the
 backend asks for, has fewer than ``max_per_host`` of the backend's replicas, and has room. Among
-those hosts, the one with the fewest replicas of the backend is chosen; among equals, the one with
-the largest share free of the resources that the replica needs; then the one with the fewest
-replicas in all. Running replicas are not moved.
+those hosts, the one where the release has failed least to start is chosen; among equals, the one
+with the fewest replicas of the backend; then the one with the largest share free of the resources
+that the replica needs; then the one with the fewest replicas in all. Running replicas are not
+moved.
 
 A replica takes the resources of its release's actor options as soon as it is placed. They are free
 again only when its process has ended: a replica that drains still uses its memory. Of resources
@@ -29,6 +30,7 @@ _VARIABLES = {
 MAX_HOSTS_NAMED = 3  # in one sentence
 
 Needs = Mapping[str, float]
+_NONE: Mapping[str, int] = {}
 
 
 def needs_of(actor_options: Mapping[str, Any]) -> dict[str, float]:
@@ -275,8 +277,13 @@ class Placement:
             host.give_back(replica)
             self._freed = True
 
-    def choose(self, request: Request, siblings: Mapping[str, int]) -> str | None:
-        """Return the host for one more replica, or None; ``siblings`` are by host."""
+    def choose(
+        self, request: Request, siblings: Mapping[str, int], failed: Mapping[str, int] = _NONE
+    ) -> str | None:
+        """Return the host for one more replica, or None.
+
+        ``siblings``, and how many starts have ``failed``, are by host.
+        """
         fitting = [
             host
             for host in self._hosts.values()
@@ -286,9 +293,9 @@ class Placement:
         if not fitting:
             return None
 
-        def cost(host: PlacedHost) -> tuple[int, float, int, str]:
-            free = host.free_part(request.needs)
-            return siblings.get(host.name, 0), -free, len(host.held), host.name
+        def cost(host: PlacedHost) -> tuple[int, int, float, int, str]:
+            name, free = host.name, host.free_part(request.needs)
+            return failed.get(name, 0), siblings.get(name, 0), -free, len(host.held), name
 
         return min(fitting, key=cost).name
 

@@ -226,6 +226,7 @@ STABLE_S = 30.0  # a replica that ran this long was no crash loop
 BRIEF_S = 1.0  # one that ran for less has hardly served
 BRIEF_LIVES = 20  # this many of them in a row are replaced without a pause
 WITH_HOST_S = 3.0  # a replica's end may be heard of this long before that of its host
+AVOID_S = 600.0  # after its last failed start, a host gets replicas only where no other takes them
 
 
 class FailureRow:
@@ -292,6 +293,21 @@ class Failures:
         self.starts = FailureRow(MAX_BACKOFF_S, patience_s=PATIENCE_S)
         self.deaths = FailureRow(SERVED_BACKOFF_S, free=1)
         self.brief_lives = FailureRow(MAX_BACKOFF_S, free=BRIEF_LIVES)
+        self._failed_on: dict[str, tuple[int, float]] = {}  # by host: how often, and when last
+
+    def could_not_start(self, host: str, now: float) -> None:
+        """Avoid a host, which may lack what the code needs."""
+        self._failed_on[host] = (self._failed_on.get(host, (0, 0.0))[0] + 1, now)
+
+    def accept(self, host: str) -> None:
+        """Avoid a host no more: a replica runs there, or the host is gone."""
+        self._failed_on.pop(host, None)
+
+    def avoided(self, now: float) -> dict[str, int]:
+        """Return how often starts have failed, by host; long ago does not count."""
+        lately = {host: each for host, each in self._failed_on.items() if now - each[1] < AVOID_S}
+        self._failed_on = lately
+        return {host: count for host, (count, _) in lately.items()}
 
     @property
     def rows(self) -> tuple[FailureRow, FailureRow, FailureRow]:
@@ -341,6 +357,11 @@ class Retries:
         self.earlier = Failures()
         self.last_error = ""
 
+    def accept(self, host: str) -> None:
+        """Avoid a host no more, whatever has failed there."""
+        self.newest.accept(host)
+        self.earlier.accept(host)
+
     def passed(self, began_at: float) -> None:
         """Note a good health check of a replica that has run since ``began_at``."""
         if began_at >= self.unhealthy.last_at:
@@ -349,5 +370,6 @@ class Retries:
 
     def host_lost(self, host: str, now: float) -> bool:
         """Uncount what has just died with a host; return whether anything had."""
+        self.accept(host)  # what it lacked may be there when it is back
         rows = (*self.newest.rows, *self.earlier.rows, self.ended)
         return sum(row.forgive(host, now) for row in rows) > 0

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from greenroom.core.autoscaling.decision import EXPIRE_S
 from greenroom.core.cluster.hosts import EXPECTED_S, STABLE_S, STEADY_S, HostState
+from greenroom.core.effects import Start
 from greenroom.core.errors import ConflictError, UnknownNameError
-from greenroom.core.lifecycle.replicas import LIVE, WITH_HOST_S, ReplicaState
+from greenroom.core.lifecycle.replicas import AVOID_S, LIVE, WITH_HOST_S, ReplicaState
 from greenroom.core.records import HostRecord
 from tests.core import requests as ask
-from tests.core.worlds import Spec, World
+from tests.core.worlds import BROKEN, UNLOADABLE, Spec, World
 
 FULL = {"num_cpus": 4.0, "num_gpus": 0.0, "memory": 0.0}
 
@@ -27,6 +29,8 @@ class Hosts(World):
 
     def __init__(self, *names: str, **options: Any) -> None:
         self.alive: set[str] = set()
+        self.broken: set[str] = set()  # where no code starts
+        self.code_there = BROKEN
         super().__init__(capacity=FULL, **options)
         for name in names:
             self.join(name)
@@ -56,6 +60,13 @@ class Hosts(World):
         for name in self.alive:
             self.cluster.hosts.beat(name, self.now)
         super().turn()
+
+    def work(self) -> None:
+        for name in self.broken:
+            for tag in self.on(name):
+                if self.processes[tag].state == "starting":
+                    self.processes[tag].code = self.code_there
+        super().work()
 
     def spread(self, backend: str = "a#d") -> Counter[str]:
         """Return how many of a backend's replicas count, by host."""
@@ -101,7 +112,7 @@ def test_a_gateway_takes_no_replicas_and_says_so() -> None:
     world.join("gate", capacity={})
     world.complete(deploy(6))
     assert world.spread() == world.routed() == {"": 3, "x": 3}
-    world.cluster.hosts.rebalance()
+    world.cluster.hosts.rebalance(world.now)
     world.wait(60)
     assert world.spread()["gate"] == 0
     assert not world.cluster.placement.shown("gate")
@@ -118,7 +129,7 @@ def test_a_host_that_comes_back_as_a_gateway_gives_its_replicas_to_others(three:
     assert three.spread() == three.routed() == {"": 3, "y": 3}
     three.join("x", incarnation="third")  # and takes some again, when it is no gateway any more
     three.settle()
-    three.cluster.hosts.rebalance()
+    three.cluster.hosts.rebalance(three.now)
     three.go_on(30)
     assert three.spread() == {"": 2, "x": 2, "y": 2}
 
@@ -415,12 +426,12 @@ def test_a_rebalance_moves_what_is_too_much_and_nothing_goes_before_its_replacem
     world.complete(deploy(6))
     world.join("x")
     world.join("y")
-    assert world.request(lambda cluster: cluster.hosts.rebalance()) == 4
+    assert world.request(lambda cluster: cluster.hosts.rebalance(world.now)) == 4
     world.flush()
     assert world.routed() == {"": 6}
     world.settle()
     assert world.spread() == {"": 2, "x": 2, "y": 2}
-    assert world.request(lambda cluster: cluster.hosts.rebalance()) == 0
+    assert world.request(lambda cluster: cluster.hosts.rebalance(world.now)) == 0
 
 
 def test_an_update_goes_on_where_every_host_has_as_many_as_it_may() -> None:
@@ -517,7 +528,7 @@ def test_what_dies_with_its_host_is_no_crash_loop(three: Hosts, is_noticed_late:
         three.go_on(5)
         three.join(name, f"{number}")
         three.wait(3)
-        three.complete(lambda cluster: cluster.hosts.rebalance())
+        three.complete(lambda cluster: cluster.hosts.rebalance(three.now))
         assert three.spread() == {"": 2, "x": 2, "y": 2}
 
 
@@ -551,3 +562,85 @@ def test_a_host_that_is_lost_while_a_new_controller_has_it_leave_stops_nothing_e
     world.wait(5)
     world.go_on(5)
     assert world.spread() == {"": 4}
+
+
+@pytest.mark.parametrize("code", [BROKEN, UNLOADABLE])
+def test_what_keeps_failing_on_one_host_is_started_on_others(three: Hosts, code: bytes) -> None:
+    three.broken, three.code_there = {"x"}, code
+    three.die_on("x")
+    three.go_on(20, 1.0)
+    assert three.spread() == three.routed() == {"": 3, "y": 3}
+    tries = [e for e in three.effects if isinstance(e, Start) and three.host_of(e.replica) == "x"]
+    assert len(tries) <= 4, "the two that were there, and two at once when these had died"
+    three.request(lambda cluster: cluster.hosts.rebalance(three.now))
+    three.go_on(10, 1.0)
+    assert three.spread() == {"": 3, "y": 3}
+
+
+def test_a_host_on_which_starts_have_failed_is_taken_where_no_other_can_be(three: Hosts) -> None:
+    three.broken = {"x"}
+    three.die_on("x")
+    three.go_on(20, 1.0)
+    three.broken.clear()
+    for name in ("", "y"):
+        three.cluster.placement.close_host(name, "it is full")
+    three.complete(deploy(7))
+    assert three.spread() == {"": 3, "x": 1, "y": 3}
+    for name in ("", "y"):
+        three.cluster.placement.open_host(name)
+    three.complete(deploy(8))
+    assert three.spread() == {"": 3, "x": 2, "y": 3}, "it is as good as any, once one has started"
+
+
+def test_a_host_on_which_starts_failed_long_ago_is_as_good_as_any(three: Hosts) -> None:
+    three.broken = {"x"}
+    three.die_on("x")
+    three.go_on(20, 1.0)
+    three.broken.clear()
+    three.wait(AVOID_S)
+    three.complete(deploy(7))
+    assert three.spread() == {"": 3, "x": 1, "y": 3}
+
+
+def test_code_that_one_host_has_never_loaded_is_found_out_and_not_moved_to_others() -> None:
+    world = Hosts("x")
+    world.broken, world.code_there = {"x"}, UNLOADABLE
+    goal = world.request(deploy(2))
+    world.go_on(20, 1.0)
+    assert world.goal_state(goal) == "failed"
+
+
+def test_an_idle_proxy_of_a_lost_host_counts_no_more_and_counts_again_when_it_is_back() -> None:
+    world = Hosts("x")
+    loads, process = world.cluster.loads, (1, 1, "of x")
+    told: list[str] = []
+    world.cluster.state.proxy_gone.append(told.append)
+    world.cluster.listeners.listen("of x", process, 0, host="x")
+    loads.report("of x", {}, world.now)
+    loads.report("other", {"a#d": (20, 0)}, world.now)
+    assert sorted(loads.queues("a#d")) == [0, 20]
+    world.alive.remove("x")
+    world.wait(3)
+    assert loads.queues("a#d") == (20,)
+    assert told == ["of x"]
+    world.join("x")
+    world.cluster.listeners.listen("of x", process, 0, host="x")
+    loads.expect("of x", world.now)
+    loads.report("other", {"a#d": (20, 0)}, world.now + EXPIRE_S)
+    loads.expire(world.now + EXPIRE_S)  # it has nothing to report
+    assert sorted(loads.queues("a#d")) == [0, 20]
+
+
+def test_each_replica_and_host_that_is_gone_is_told_of_once(three: Hosts) -> None:
+    replicas: list[str] = []
+    hosts: list[str] = []
+    three.cluster.state.replica_gone.append(replicas.append)
+    three.cluster.state.host_gone.append(hosts.append)
+    on_x = three.on("x")
+    lose_and_replace(three)
+    three.die_on("x")
+    three.request(lambda cluster: cluster.hosts.evict("x", three.now))
+    assert hosts == ["x"]
+    assert sorted(replicas) == sorted(on_x)
+    three.complete(ask.undeploy("a"))
+    assert len(replicas) == len(set(replicas)) == 8
