@@ -12,7 +12,7 @@ import argparse
 import hashlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,21 @@ from greenroom.core import operations as ops
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.config import ActorOptions, BackendConfig
 from greenroom.core.effects import Check, Effect
-from greenroom.core.records import BackendRecord, EndpointRecord, Release, ReplicaRecord
+from greenroom.core.lifecycle.history import CODE_KEPT
+from greenroom.core.records import (
+    APPLICATION,
+    BACKEND,
+    ApplicationRecord,
+    BackendDefinition,
+    BackendRecord,
+    CanaryRecord,
+    EndpointRecord,
+    HistoryRecord,
+    Release,
+    ReplicaRecord,
+    backend_definition,
+)
+from greenroom.core.routing.tables import ROLLOUT_PREFIX
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.memory import MemoryStore
@@ -55,6 +69,7 @@ class Bench:
         disk: Path | None,
         clock: Callable[[], float],
         replicas: int = 1,
+        more: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.now = 1000.0
         self.clock = clock
@@ -65,7 +80,10 @@ class Bench:
             store = FileStore.open(disk / str(backends), namespace="controller")
         self.checkpoints = Checkpoints(store)
         self.checkpoints.save({}, code=[CODE])
-        self.cluster = Cluster(_records(backends, replicas), 1, self.now)
+        records = _records(backends, replicas)
+        for kind, added in (more or {}).items():
+            records.setdefault(kind, {}).update(added)
+        self.cluster = Cluster(records, 1, self.now)
         self.requests = Requests(self.cluster, {})
         self.turn()
         for number in range(backends):
@@ -124,6 +142,40 @@ class Bench:
         self.proxies_take_news()
         self.turn()
         return seconds
+
+    def wait_for_goals(self, number: int) -> None:
+        """Create so many backends whose replicas never report, and let clients wait for them."""
+        for each in range(number):
+            fields = {"tag": f"w{each}", "code": CODE, "code_hash": "hash", "config": {}}
+            self.requests.take(am.request_of(ops.CreateBackend(**fields), f"w{each}"), Client())
+        for _, reply in self.turn():
+            wait = ops.WaitForGoal(goal_id=reply.value)
+            self.requests.take(am.request_of(wait, f"wait {reply.request_id}"), Client())
+        self.turn()
+
+    def roll_out(self) -> str:
+        """Begin a rollout that all proxies count for; return the token of its step."""
+        rules = {"error_rate": 0.5, "p95_latency_s": 20.0}
+        self.change(ops.StartRollout, endpoint="e0", to="b1", hold_s=1e6, abort_if=rules)
+        token = ""
+        while not token:
+            self.turn()
+            self.proxies_take_news()
+            token = str(self.cluster.long_poll._values.get(f"{ROLLOUT_PREFIX}e0") or "")
+        for host in self.hosts:
+            self.tally(host, token)
+        return token
+
+    def tally(self, host: int, token: str, queries: int = 100) -> float:
+        """Return the seconds of a proxy's report for the rollout."""
+        counted = {
+            tag: (queries, queries // 100, 0, dict.fromkeys(range(20, 60), queries // 40))
+            for tag in ("b0", "b1")
+        }
+        began = self.clock()
+        self.cluster.rollouts.reported("e0", token, str(host), counted)
+        self.turn()
+        return self.clock() - began
 
     def deleted(self) -> float:
         """Return the seconds of deleting a backend that is not used, after it was made."""
@@ -185,6 +237,87 @@ def _records(backends: int, replicas: int = 1) -> dict[str, dict[str, Any]]:
     }
 
 
+def _history(definitions: int) -> dict[str, HistoryRecord]:
+    """Return as many changes as keep their code, one of which has so many definitions."""
+    release = _records(1)["backend"]["b0"].newest
+    definition = BackendDefinition(
+        code_hash=release.code_hash,
+        code_digest=release.code_digest,
+        config=release.config,
+        actor_options=release.actor_options,
+    )
+    after = {(BACKEND, f"b{number}"): definition for number in range(definitions)}
+    entry = HistoryRecord(
+        id=1,
+        at=1.0,
+        user="",
+        address="",
+        what="deploy",
+        request_id="",
+        answer=None,
+        before=dict.fromkeys(after),
+        after=after,
+    )
+    return {f"{entry.id:010d}": entry}
+
+
+def _canaries(number: int) -> dict[str, dict[str, Any]]:
+    """Return so many applications whose new versions take over."""
+    release = _records(1)["backend"]["b0"].newest
+    made: dict[str, dict[str, Any]] = {"backend": {}, "application": {}, "canary": {}}
+    for each in range(number):
+        name, tag = f"a{each}", f"a{each}#d"
+        backend = BackendRecord(tag=tag, releases=(release,), application=name, deployment="d")
+        application = ApplicationRecord(
+            name=name, ingress="d", route_prefix=None, deployments=("d",)
+        )
+        made["backend"][tag], made["application"][name] = backend, application
+        made["canary"][name] = CanaryRecord(
+            application=name,
+            wanted={(BACKEND, tag): backend_definition(backend), (APPLICATION, name): application},
+            before={},
+            settings={},
+            endpoint=tag,
+            to=f"a{each}~new#d",
+            state="taking over",
+        )
+    return made
+
+
+def crowded(backends: int, hosts: int, clock: Callable[[], float]) -> dict[str, float]:
+    """Return what a turn costs amid what waits, in milliseconds."""
+
+    def median(call: Callable[[int], float]) -> float:
+        return statistics.median(call(number) for number in range(ROUNDS)) * 1e3
+
+    def settings(bench: Bench, number: int) -> float:
+        return (
+            statistics.median(
+                bench.change(
+                    ops.UpdateBackendConfig, tag="b1", changes={"max_queued_requests": i + 1}
+                )
+                for i in range(number)
+            )
+            * 1e3
+        )
+
+    waiting = Bench(10, hosts, None, clock)
+    waiting.wait_for_goals(backends)
+    rolling = Bench(10, backends, None, clock)
+    token = rolling.roll_out()
+    changed = Bench(10, hosts, None, clock, more={"history": _history(backends)})
+    taking_over = Bench(10, hosts, None, clock, more=_canaries(backends))
+    return {
+        "a pass amid as many goals that clients wait for": median(lambda _: waiting.idle_pass()),
+        "a tally of a rollout, with as many proxies": median(
+            lambda i: rolling.tally(i % backends, token, 200 + i)
+        ),
+        # The entry must stay among those whose code is kept.
+        "a setting after a deploy of as many": settings(changed, CODE_KEPT - 2),
+        "a setting amid as many canaries": settings(taking_over, ROUNDS),
+    }
+
+
 def measure(backends: int, hosts: int, disk: Path | None) -> dict[str, float]:
     """Return what each thing costs, in milliseconds, the median of :data:`ROUNDS`."""
     clock = time.thread_time if disk is None else time.perf_counter
@@ -232,6 +365,7 @@ def measure(backends: int, hosts: int, disk: Path | None) -> dict[str, float]:
     alone = Bench(1, 1, None, clock, replicas=backends)
     figures["health checks of as many replicas of one backend"] = alone.checks() * 1e3
     figures |= proxy_updates(backends, ROUNDS)
+    figures |= crowded(backends, hosts, clock)
     return figures
 
 

@@ -130,9 +130,16 @@ class LongPoll:
         False while there is no listener: after a restart the proxies have yet to be heard of, and
         nothing may be said in their name.
         """
-        if not self._seen:
-            return False
-        return self._seen_by_all() >= self._changes.get(key, self._first)
+        upto = self.held_upto
+        return upto is not None and upto >= self._changes.get(key, self._first)
+
+    @property
+    def held_upto(self) -> int | None:
+        """Up to which id every listener holds everything; None without a listener.
+
+        What they do not hold yet, they can only come to hold when this changes.
+        """
+        return self._seen_by_all() if self._seen else None
 
     def _news_since(self, seen: int) -> News:
         complete = seen == NOTHING_SEEN

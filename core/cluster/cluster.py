@@ -8,7 +8,6 @@ after that performs the effects, pushes the news and answers.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -24,48 +23,24 @@ from greenroom.core.lifecycle.placement import Placement, anywhere
 from greenroom.core.lifecycle.replicas import Report
 from greenroom.core.lifecycle.state import State
 from greenroom.core.long_poll import LISTENER, Listeners
-from greenroom.core.records import APPLICATION, ENDPOINT, Changes, Key
+from greenroom.core.records import (
+    APPLICATION,
+    BACKEND,
+    DEPLOYMENT,
+    ENDPOINT,
+    Changes,
+    Key,
+    served_as,
+)
 from greenroom.core.rollouts.canaries import CANARY, Canaries
 from greenroom.core.rollouts.rollouts import ROLLOUT, Rollouts
 from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, BackendTable
+from greenroom.core.schedule import Schedule
 from greenroom.core.series import Pair, Series
 from greenroom.core.tokens import TOKEN, Tokens
 
 RECOVERY_S = 2.0  # how long a new controller waits for replicas before it talks to proxies
 MIN_STEP_S = 0.01  # between two looks at a backend for which nothing has happened
-
-
-class Schedule:
-    """Names by the time at which they are due; setting a name's time anew replaces it."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, str]] = []
-        self._due_at: dict[str, float] = {}
-
-    def put(self, name: str, due_at: float) -> None:
-        """Make a name due at a time; infinity leaves it as it is."""
-        if due_at < float("inf") and self._due_at.get(name) != due_at:
-            self._due_at[name] = due_at  # an entry of the heap with another time counts no more
-            heapq.heappush(self._heap, (due_at, name))
-
-    def put_earlier(self, name: str, due_at: float) -> None:
-        """Make a name due at a time, unless it is due before."""
-        if due_at < self._due_at.get(name, float("inf")):
-            self.put(name, due_at)
-
-    def take(self, now: float) -> set[str]:
-        """Return, and drop, what is due."""
-        names = set()
-        while self._heap and self._heap[0][0] <= now:
-            due_at, name = heapq.heappop(self._heap)
-            if self._due_at.get(name) == due_at:
-                del self._due_at[name]
-                names.add(name)
-        return names
-
-    def next_at(self) -> float:
-        """Return when :meth:`take` may have something, at the earliest; infinity for never."""
-        return self._heap[0][0] if self._heap else float("inf")
 
 
 class Cluster:
@@ -115,6 +90,7 @@ class Cluster:
         self._releasing: set[str] = set()  # backends with replicas that proxies have to let go
         self._waiting: set[str] = set()  # backends with replicas for which there is no room
         self._schedule = Schedule()  # of backends
+        self._held_upto: int | None = None  # what waits for proxies was last looked at
 
     # --- Observations ---------------------------------------------------------------------------
 
@@ -171,7 +147,13 @@ class Cluster:
         effects = self.autoscaler.advance(now)
         state.touched |= self.autoscaler.take_rescaled()
         self._advance_touched(effects, now)
+        if self.long_poll.held_upto != self._held_upto:
+            self._held_upto = self.long_poll.held_upto
+            for waiting in (self.rollouts, self.canaries, self.goals):
+                waiting.held()
         self.rollouts.advance(now, wall_now)
+        for endpoint in self.rollouts.take_ended() & self.endpoints.keys():
+            self.canaries.touch(self.endpoints[endpoint].application)
         self.canaries.advance(wall_now)
         self._advance_touched(effects, now)  # what canaries have changed
         if self.long_poll.closed and (not self._recovering or now >= self._recovery_ends_at):
@@ -191,6 +173,8 @@ class Cluster:
             names, state.touched_applications = state.touched_applications, set()
             for name in sorted(names):
                 definitions.advance_application(state, name)
+                self.goals.touch((APPLICATION, name), (APPLICATION, served_as(name)))
+                self.canaries.touch(name)
 
     def next_due_at(self) -> float | None:
         """Return when :meth:`advance` has something to do, if nothing happens before."""
@@ -199,6 +183,7 @@ class Cluster:
             self._recovery_ends_at if self.long_poll.closed else float("inf"),
             self.autoscaler.next_due_at(),
             self.rollouts.due_at(),
+            self.canaries.due_at(),
             self.listeners.due_at(),
             self.hosts.due_at(),
         )
@@ -210,6 +195,8 @@ class Cluster:
 
     def _advance_backend(self, tag: str, now: float) -> list[Effect]:
         backend = self.backends.get(tag)
+        self.goals.touch((BACKEND, tag), (DEPLOYMENT, tag))
+        self.rollouts.touch((BACKEND, tag))
         if backend is None:
             return []
         before = backend.record.replicas
@@ -227,6 +214,7 @@ class Cluster:
         self.series.scaled(tag, backend.running, self._wall_now)
         if backend.record.application:
             self.state.touched_applications.add(backend.record.application)
+            self.rollouts.touch((APPLICATION, backend.record.application))
         elif backend.wanted and backend.settled and backend.note_running():
             self.state.touch(tag)  # routers are to know
         if backend.record.deleting and not backend.replicas:
@@ -250,5 +238,6 @@ class Cluster:
         if kind == ROLLOUT:
             return self.rollouts.progress(name)
         if kind == ENDPOINT:
-            return Progress(done=self.long_poll.held_by_all(ENDPOINT_PREFIX + name))
+            done = self.long_poll.held_by_all(ENDPOINT_PREFIX + name)
+            return Progress(done=done, unheld=not done)
         return definitions.backend_progress(self.state, name)

@@ -204,7 +204,8 @@ def application_progress(state: State, name: str) -> Progress:
             text = f"deployment {deployment!r} of application {name!r}: {step.error}"
             return step._replace(error=text)
         steps.append(step)
-    return Progress(done=all(step.done for step in steps))
+    done = all(step.done for step in steps)
+    return Progress(done=done, unheld=not done and all(s.done or s.unheld for s in steps))
 
 
 # --- Deployments that stand alone -----------------------------------------------------------------
@@ -271,10 +272,11 @@ def backend_progress(state: State, name: str) -> Progress:
         return Progress()
     if error := record.failure or record.update_failure:
         return Progress(error=error, exception=record.exception)
+    if not backend.settled:
+        return Progress()
     held = state.long_poll.held_by_all
-    return Progress(
-        done=backend.settled and held(BACKEND_PREFIX + name) and held(ENDPOINT_PREFIX + name)
-    )
+    done = held(BACKEND_PREFIX + name) and held(ENDPOINT_PREFIX + name)
+    return Progress(done=done, unheld=not done)
 
 
 def _find_deployment(state: State, name: str) -> BackendRecord | None:

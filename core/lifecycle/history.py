@@ -107,16 +107,20 @@ class History:
             self._by_request.pop(oldest.request_id, None)
             changes.delete("history", _name(oldest))
 
-    def digests(self) -> set[str]:
-        """Return the names of the code that the newest entries need."""
-        return {
-            digest
-            for entry in list(self._entries.values())[-CODE_KEPT:]
-            for side in (entry.before, entry.after)
-            for definition in side.values()
-            if isinstance(definition, BackendDefinition)
-            for digest in digests_of(definition)
-        }
+    def with_code(self) -> list[HistoryRecord]:
+        """Return the newest entries, whose code is kept."""
+        return list(self._entries.values())[-CODE_KEPT:]
+
+
+def digests(entry: HistoryRecord) -> set[str]:
+    """Return the names of the code that an entry needs."""
+    return {
+        digest
+        for side in (entry.before, entry.after)
+        for definition in side.values()
+        if isinstance(definition, BackendDefinition)
+        for digest in digests_of(definition)
+    }
 
 
 def _name(entry: HistoryRecord) -> str:

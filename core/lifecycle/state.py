@@ -17,7 +17,7 @@ from greenroom.core.lifecycle import releases
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.endpoints import Endpoints, Overlay, table_of
 from greenroom.core.lifecycle.goals import Goals, Subject
-from greenroom.core.lifecycle.history import Author, History
+from greenroom.core.lifecycle.history import Author, History, digests
 from greenroom.core.lifecycle.placement import Placement
 from greenroom.core.long_poll import LongPoll
 from greenroom.core.records import (
@@ -65,7 +65,7 @@ class Present(Collection[str]):
 
 
 class Gone(list[Callable[[str], None]]):
-    """Who forgets a proxy, a host or a replica by its name: told once, when it is gone."""
+    """Who forgets a proxy, host, replica or endpoint by its name: told when it is gone."""
 
     def __call__(self, name: str) -> None:
         """Have it forgotten everywhere."""
@@ -101,19 +101,21 @@ class State:
         self.lost = set(lost)
         # Whatever has an entry by one of these enters here how it is forgotten.
         self.proxy_gone, self.host_gone, self.replica_gone = Gone(), Gone(), Gone()
+        self.endpoint_gone = Gone()
         self.code_use = releases.CodeUse()
         is_recovering = any(not backend.recovered for backend in self.backends.values())
         self.long_poll = LongPoll(epoch, closed=is_recovering)
-        self.on_endpoint_dropped: list[Callable[[str], None]] = []  # what follows endpoints
         self.touched = set(self.backends)  # to be looked at in the next step
         self.touched_applications = set(self.applications)
+        self.touched_endpoints: set[str] = set()  # with another definition, for rollouts
         self.is_torn = False  # a change failed when a part of it was made
         self._of_application: dict[str, set[str]] = {}
         self._before: dict[Key, Definition | None] | None = None  # in a change: what it found
         self._wall_now = 0.0  # of the change
         self._is_entered = False  # in the history, whatever it changes
 
-        self.code_use.hold("history", self.history.digests())
+        self._entries_with_code: list[int] = []
+        self._hold_code_of_history()
         self.code_use.lost.update(name for kind, name in self.lost if kind == "code")
         for tag, backend in self.backends.items():
             self._count(backend.record)
@@ -224,8 +226,18 @@ class State:
         after = {key: self.definition(key) for key in before}
         if after != before or self._is_entered:
             self.history.add(author, what, answer, before, after, wall_now, self.changes)
-            self.code_use.hold("history", self.history.digests())
+            self._hold_code_of_history()
         return answer
+
+    def _hold_code_of_history(self) -> None:
+        """Hold the code of the newest entries; the cost is that of those that came and went."""
+        entries = {entry.id: entry for entry in self.history.with_code()}
+        for entry_id in entries.keys() - self._entries_with_code:
+            self.code_use.hold(("history", entry_id), digests(entries[entry_id]))
+        for entry_id in self._entries_with_code:
+            if entry_id not in entries:
+                self.code_use.hold(("history", entry_id), ())
+        self._entries_with_code = list(entries)
 
     def enter(self) -> None:
         """Enter the change that is being made in the history, even if no definition changes.
@@ -304,6 +316,7 @@ class State:
         """Add or replace an endpoint."""
         self.note((ENDPOINT, record.name))
         self.endpoints[record.name] = record
+        self.touched_endpoints.add(record.name)
         self.changes.put("endpoint", record.name, record)
         self._publish_endpoint(record.name)
 
@@ -322,8 +335,7 @@ class State:
         if self.endpoints.pop(name, None) is not None:
             self.changes.delete("endpoint", name)
             self.long_poll.publish(ENDPOINT_PREFIX + name, None)
-        for dropped in self.on_endpoint_dropped:
-            dropped(name)
+        self.endpoint_gone(name)
 
     def put_application(self, record: ApplicationRecord) -> None:
         """Add or replace an application."""

@@ -77,6 +77,7 @@ class Canaries:
         for endpoint in list(state.endpoints.values()):  # canaries were written there once
             if (own := without_candidates(endpoint)) != endpoint:
                 state.put_endpoint(own)
+        self._taking_over = {n for n, each in records.items() if each.state == TAKING_OVER}
         for record in records.values():
             self._hold_code(record)
             if record.state == TAKING_OVER:
@@ -87,6 +88,7 @@ class Canaries:
             for name, application in state.applications.items()
             if name != served_as(name) and not application.deleting
         } - {candidate_of(name) for name, each in records.items() if each.state in UNDER_WAY}
+        self._touched = {*records, *map(served_as, self._retiring)}  # applications
 
     # --- Requests -------------------------------------------------------------------------------
 
@@ -164,6 +166,8 @@ class Canaries:
     def forget(self, name: str) -> None:
         """Drop what is known of an application's last canary; it must have ended."""
         if self._records.pop(name, None) is not None:
+            self._taking_over.discard(name)
+            self._state.touched_applications.add(name)
             self._state.changes.delete(CANARY, name)
             self._state.code_use.hold((CANARY, name), ())
 
@@ -178,14 +182,33 @@ class Canaries:
 
     # --- Decisions ------------------------------------------------------------------------------
 
+    def touch(self, application: str) -> None:
+        """Look at the canary of an application, or of the one that this is a candidate for."""
+        name = served_as(application)
+        if name in self._records or candidate_of(name) in self._retiring:
+            self._touched.add(name)
+
+    def held(self) -> None:
+        """Look at those that wait for proxies: they hold more, or there are fewer."""
+        self._touched |= self._taking_over
+
+    def due_at(self) -> float:
+        """Return when :meth:`advance` has something to do: now, or after a change."""
+        return float("-inf") if self._touched else float("inf")
+
     def advance(self, wall_now: float) -> None:
-        """Take the next step of every canary that has one to take."""
-        for name in sorted(self._retiring):
-            self._retire(name)
-        for record in [each for each in self._records.values() if each.state in UNDER_WAY]:
+        """Take the next step of every canary that has one to take, of those that were touched."""
+        touched, self._touched = sorted(self._touched), set()
+        for name in touched:
+            if (candidate := candidate_of(name)) in self._retiring:
+                self._retire(candidate)
+        for record in [self._records[name] for name in touched if name in self._records]:
+            if record.state not in UNDER_WAY:
+                continue
             if self._state.definition((APPLICATION, record.application)) is None:
                 self.forget(record.application)  # it was deleted
                 self._retiring.add(candidate_of(record.application))
+                self._touched.add(record.application)
             elif self._is_changed(record):
                 self._end(record, WENT_BACK, "the application was changed otherwise")
             elif record.state == ROLLING_OUT:
@@ -276,6 +299,9 @@ class Canaries:
 
     def _put(self, record: CanaryRecord) -> None:
         self._records[record.application] = record
+        (self._taking_over.add if record.state == TAKING_OVER else self._taking_over.discard)(
+            record.application
+        )
         self._state.changes.put(CANARY, record.application, record)
         self._state.touched_applications.add(record.application)
         self._hold_code(record)

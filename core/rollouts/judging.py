@@ -40,7 +40,7 @@ added, and a bound is at most 9 % above any latency that is asked for.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil, exp, log, log1p, log2
@@ -147,6 +147,17 @@ class Tally:
         self.queries += 1
         self.errors += 1
 
+    def add(self, plain: PlainTally, times: int = 1) -> None:
+        """Add another's counts; -1 times takes away again what was added."""
+        queries, errors, overdue, latencies = plain
+        self.queries += times * queries
+        self.errors += times * errors
+        self.overdue += times * overdue
+        for bucket, count in latencies.items():
+            self.latencies[bucket] += times * count
+            if not self.latencies[bucket]:
+                del self.latencies[bucket]
+
     def slow(self, bucket: int) -> int:
         """Return how many took longer than a bucket's bound, or will have."""
         late = self.overdue if bound_of(bucket) <= OVERDUE_S else 0
@@ -172,17 +183,6 @@ class Tally:
 
 
 PlainTally = tuple[int, int, int, dict[int, int]]
-
-
-def total(tallies: Iterable[PlainTally]) -> Tally:
-    """Return the sum of tallies."""
-    summed = Tally()
-    for queries, errors, overdue, latencies in tallies:
-        summed.queries += queries
-        summed.errors += errors
-        summed.overdue += overdue
-        summed.latencies.update(latencies)
-    return summed
 
 
 class Tallies(Observer):

@@ -44,10 +44,19 @@ from greenroom.core.lifecycle.goals import Progress
 from greenroom.core.lifecycle.history import Author
 from greenroom.core.lifecycle.state import State
 from greenroom.core.operations import StartRollout
-from greenroom.core.records import CompareRecord, EndpointRecord, RolloutRecord, is_candidates
+from greenroom.core.records import (
+    APPLICATION,
+    BACKEND,
+    CompareRecord,
+    EndpointRecord,
+    Key,
+    RolloutRecord,
+    is_candidates,
+)
 from greenroom.core.rollouts import judging
-from greenroom.core.rollouts.judging import DIFFERENCE_RATE, PlainTally, Sample, total
+from greenroom.core.rollouts.judging import DIFFERENCE_RATE, PlainTally, Sample, Tally
 from greenroom.core.routing.tables import ENDPOINT_PREFIX, ROLLOUT_PREFIX
+from greenroom.core.schedule import Schedule
 
 ROLLOUT = "rollout"
 UNDER_WAY, PROMOTED, WENT_BACK, INTERRUPTED = "under way", "promoted", "went back", "interrupted"
@@ -55,6 +64,7 @@ SAVE_S = 5.0  # at most this often, what was counted is saved
 BY_ITSELF = Author(user="greenroom")  # who makes the changes that a rollout decides on
 
 Counted = Mapping[str, PlainTally]  # by backend
+_NOTHING: Counted = {}
 
 
 @dataclass(slots=True)
@@ -65,19 +75,35 @@ class _Run:
     counted: dict[str, Counted] = field(default_factory=dict)  # by the proxy's incarnation
     held_since: float | None = None  # None while not every proxy holds the step's weights
     down_since: float | None = None  # None while the new backend runs
-    due_at: float = float("inf")  # when to look again, if nothing happens before
     saved_at: float | None = None  # or since when there is something to save
     why: str = ""
     evidence: dict[str, float] = field(default_factory=dict)
     answers: Counts = field(default_factory=Counts)
+    new: Tally = field(default_factory=Tally)  # the sums of what was counted
+    old: Tally = field(default_factory=Tally)
+    parts: tuple[Key, ...] = ()  # whose changes are of interest
+
+    def __post_init__(self) -> None:
+        """Add up what was counted before."""
+        for counted in self.counted.values():
+            self._add(counted, 1)
+
+    def count(self, proxy: str, counted: Counted) -> None:
+        """Take all that a proxy has counted, in place of what it said before."""
+        self._add(self.counted.get(proxy, _NOTHING), -1)
+        self.counted[proxy] = counted
+        self._add(counted, 1)
+
+    def _add(self, counted: Counted, times: int) -> None:
+        for tag, tally in counted.items():
+            (self.new if tag == self.record.to else self.old).add(tally, times)
 
     def sample(self) -> Sample:
-        """Add up what was counted."""
+        """Return what was counted, for the judges."""
         record = self.record
-        each = [(tag, tally) for counts in self.counted.values() for tag, tally in counts.items()]
         return Sample(
-            new=total(tally for tag, tally in each if tag == record.to),
-            old=total(tally for tag, tally in each if tag != record.to),
+            new=self.new,
+            old=self.old,
             share=record.steps[max(record.step, 0)],
             slowness=record.slowness,
             answers=self.answers,
@@ -91,7 +117,8 @@ class _Run:
 class Rollouts:
     """The last rollout of each endpoint.
 
-    ``now`` is monotonic seconds, ``wall_now`` those of the epoch.
+    One is looked at when what it goes by has changed, or when it is due. ``now`` is monotonic
+    seconds, ``wall_now`` those of the epoch.
     """
 
     def __init__(
@@ -100,19 +127,42 @@ class Rollouts:
         self._state = state
         self._differences = differences
         self._records = dict(records)
-        state.on_endpoint_dropped.append(self._forget)
+        state.endpoint_gone.append(self._forget)
         for name in records.keys() - state.endpoints.keys():  # of a lost endpoint
             del self._records[name]
             state.changes.delete(ROLLOUT, name)
-        self._runs = {
-            name: _Run(record, dict(record.counted))
-            for name, record in self._records.items()
-            if record.state == UNDER_WAY
-        }
+        self._runs: dict[str, _Run] = {}
+        self._by_part: dict[Key, set[str]] = {}  # the endpoints whose rollouts go by it
+        self._touched: set[str] = set()  # endpoints
+        self._due = Schedule()
+        self._ended: set[str] = set()  # endpoints
+        for record in self._records.values():
+            if record.state == UNDER_WAY:
+                self._begin(_Run(record, dict(record.counted)))
         for run in self._runs.values():
             self._separate(run)
             state.lay(run.record.endpoint, _overlay_of(run.record))
             self._publish(run.record)
+
+    def _begin(self, run: _Run) -> None:
+        """Look at this in the next step, and after each change of what it goes by."""
+        endpoint, to = run.record.endpoint, run.record.to
+        backend = self._state.backends.get(to)
+        parts = [(BACKEND, to)]
+        if backend is not None and backend.record.application:
+            parts.append((APPLICATION, backend.record.application))
+        run.parts = tuple(parts)
+        self._runs[endpoint] = run
+        for part in parts:
+            self._by_part.setdefault(part, set()).add(endpoint)
+        self._touched.add(endpoint)
+
+    def _drop(self, endpoint: str) -> None:
+        run = self._runs.pop(endpoint, None)
+        for part in run.parts if run is not None else ():
+            self._by_part[part].discard(endpoint)
+            if not self._by_part[part]:
+                del self._by_part[part]
 
     def _separate(self, run: _Run) -> None:
         """Read what was saved while a rollout wrote its weights into its endpoint's definition."""
@@ -161,7 +211,7 @@ class Rollouts:
             compares=compares,
             **settings,
         )
-        self._runs[endpoint] = _Run(record)
+        self._begin(_Run(record))
         # With its weight of 0 the new backend is in use, and cannot be deleted.
         self._put(record)
         state.enter()
@@ -215,23 +265,42 @@ class Rollouts:
         """Take all that a proxy has counted in a step; that of another step counts no more."""
         run = self._runs.get(endpoint)
         if run is not None and token == _token(run.record):
-            run.counted[proxy] = counted
+            run.count(proxy, counted)
+            self._touched.add(endpoint)
 
     # --- Decisions ------------------------------------------------------------------------------
 
+    def touch(self, part: Key) -> None:
+        """Look at the rollouts that go by a backend, or an application's backends."""
+        self._touched |= self._by_part.get(part, set())
+
+    def held(self) -> None:
+        """Look at those that wait for proxies: they hold more, or there are fewer."""
+        self._touched |= {name for name, run in self._runs.items() if run.held_since is None}
+
+    def take_ended(self) -> set[str]:
+        """Return the endpoints whose rollouts have ended since the last call."""
+        ended, self._ended = self._ended, set()
+        return ended
+
     def advance(self, now: float, wall_now: float) -> None:
         """Take the next step of every rollout that has one to take."""
-        for run in list(self._runs.values()):
-            self._advance(run, now, wall_now)
+        state = self._state
+        changed, state.touched_endpoints = state.touched_endpoints, set()
+        touched = self._touched | self._due.take(now) | self._differences.take_changed()
+        self._touched = set()
+        for endpoint in sorted((touched | changed) & self._runs.keys()):
+            self._advance(self._runs[endpoint], now, wall_now)
 
     def due_at(self) -> float:
         """Return when :meth:`advance` has something to do, if nothing happens before."""
-        return min((run.due_at for run in self._runs.values()), default=float("inf"))
+        return float("-inf") if self._touched else self._due.next_at()
 
     def _forget(self, endpoint: str) -> None:
         """End an endpoint's rollout without a word, for the endpoint is deleted."""
         if self._records.pop(endpoint, None) is not None:
-            self._runs.pop(endpoint, None)
+            self._drop(endpoint)
+            self._tell_ended(endpoint)
             self._state.changes.put(ROLLOUT, endpoint, None)
             self._state.long_poll.publish(ROLLOUT_PREFIX + endpoint, None)
 
@@ -266,7 +335,7 @@ class Rollouts:
             times.append(run.held_since + record.hold_s)
         if run.down_since is not None:
             times.append(run.down_since + record.ready_timeout_s)
-        run.due_at = min(due_at for due_at in times if due_at > now)
+        self._due.put(record.endpoint, min(due_at for due_at in times if due_at > now))
 
     def _broken(self, run: _Run, now: float) -> str:
         """Say why the new backend is out of the question; empty where it is not."""
@@ -357,7 +426,8 @@ class Rollouts:
             self._end(run, PROMOTED, "no rule was broken in any step", wall_now)
             return
         record = replace(run.record, step=step, held_s=0.0, counted={}, slowness=None)
-        self._runs[record.endpoint] = _Run(record)
+        self._drop(record.endpoint)
+        self._begin(_Run(record))
         self._put(record)
         self._publish(record)
 
@@ -370,7 +440,7 @@ class Rollouts:
             held_s=0.0,
             answers=tuple(run.answers),
         )
-        del self._runs[record.endpoint]
+        self._drop(record.endpoint)
         if state == PROMOTED and not is_candidates(record.to):
             self._state.change(
                 BY_ITSELF,
@@ -393,7 +463,7 @@ class Rollouts:
 
     def _interrupt(self, run: _Run, reason: str) -> None:
         record = replace(run.record, state=INTERRUPTED, reason=reason, counted=dict(run.counted))
-        del self._runs[record.endpoint]
+        self._drop(record.endpoint)
         self._put(record)
         self._state.long_poll.publish(ROLLOUT_PREFIX + record.endpoint, None)
 
@@ -412,8 +482,14 @@ class Rollouts:
         self._records[record.endpoint] = record
         if record.endpoint in self._runs:
             self._runs[record.endpoint].record = record
+        else:
+            self._tell_ended(record.endpoint)
         self._state.changes.put(ROLLOUT, record.endpoint, record)
         self._state.lay(record.endpoint, _overlay_of(record))
+
+    def _tell_ended(self, endpoint: str) -> None:
+        self._ended.add(endpoint)
+        self._state.goals.touch((ROLLOUT, endpoint))
 
     def _publish(self, record: RolloutRecord) -> None:
         if record.step >= 0:
@@ -427,7 +503,7 @@ class Rollouts:
         if record is None or record.state == UNDER_WAY:
             return Progress(done=record is None)
         if not self._state.long_poll.held_by_all(ENDPOINT_PREFIX + endpoint):
-            return Progress()
+            return Progress(unheld=True)
         if record.state == PROMOTED:
             return Progress(done=True)
         return Progress(error=f"{_named(record)} {record.state}: {record.reason}")

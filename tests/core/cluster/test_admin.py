@@ -309,6 +309,9 @@ def test_ended_goals_are_kept_for_late_clients_but_not_all() -> None:
     assert len(goals.all()) == 101
     goals.take_changed()
     goals.advance(lambda _: Progress(error="boom", exception=b"x"))
+    assert goals.get(slow).state == "pending", "nothing has happened to it"
+    goals.touch(("backend", "slow"), ("backend", "nothing that a goal is about"))
+    goals.advance(lambda _: Progress(error="boom", exception=b"x"))
     ended = goals.get(slow)
     assert (ended.state, ended.error, ended.exception) == ("failed", "boom", b"x")
     changed = goals.take_changed()

@@ -22,7 +22,6 @@ from greenroom.core.rollouts.judging import (
     evidence_by_rule,
     excess,
     increase,
-    total,
 )
 from greenroom.core.routing.tickets import Ticket
 from tests.support.judged import STEPS, Version, count
@@ -220,8 +219,12 @@ def test_a_proxy_counts_what_is_watched_and_begins_anew_with_each_step() -> None
     tallies.watch("e", None)
 
 
-def test_tallies_of_several_proxies_are_added() -> None:
+def test_tallies_of_several_proxies_are_added_and_taken_away_again() -> None:
     one = (2, 1, 0, {3: 2})
     other = (5, 0, 1, {3: 1, 4: 4})
-    summed = total([one, other])
+    summed = Tally()
+    summed.add(one)
+    summed.add(other)
     assert summed.plain() == (7, 1, 1, {3: 3, 4: 4})
+    summed.add(other, -1)
+    assert summed.plain() == one, "without a bucket that has nothing left"
