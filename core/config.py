@@ -517,6 +517,7 @@ class BackendConfig(Settings):
     http_call_methods: tuple[str, ...] | None = Field(default=(), description="None: every public")
     session_affinity: SessionAffinity | None = None
     request_router_config: RequestRouterConfig | None = None
+    outlier_ejection: bool = Field(default=True, strict=True)
 
     _is_jsonable = field_validator("user_config")(jsonable)
 

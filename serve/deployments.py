@@ -70,6 +70,7 @@ class GivenOptions(TypedDict, total=False):
     max_queued_requests: int
     request_timeout_s: float | None
     retryable: bool | None
+    outlier_ejection: bool
     health_check_period_s: float
     health_check_timeout_s: float
     graceful_shutdown_timeout_s: float
@@ -344,9 +345,10 @@ def deployment(
     ``constructor_timeout_s`` (1800), ``max_surge_percent`` (20), ``logging_config``,
     ``session_affinity`` (None: sessions by a header or a cookie stay at one replica),
     ``request_router_config`` (None: a class of yours that chooses replicas),
-    ``http_call_methods`` (none: methods that HTTP requests may name in X-Serve-Call-Method), and
-    ``actor_options`` (or ``ray_actor_options``) with ``num_cpus``, ``num_gpus``, ``memory``,
-    ``resources`` and ``runtime_env``.
+    ``http_call_methods`` (none: methods that HTTP requests may name in X-Serve-Call-Method),
+    ``outlier_ejection`` (True: a replica that fails where others do not gets no queries for a
+    while), and ``actor_options`` (or ``ray_actor_options``) with ``num_cpus``, ``num_gpus``,
+    ``memory``, ``resources`` and ``runtime_env``.
     """
 
     def decorate(target: Any) -> Deployment:

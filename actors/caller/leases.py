@@ -114,7 +114,7 @@ class CallerLeases:
             return
         now, lease = time.monotonic(), leased.share.lease
         if status and leased.is_wanted:
-            lease.count(status, now - leased.began_at)
+            lease.count(leased.share, status, now - leased.began_at)
         lease.free(leased.share, now)
         if lease.is_returned:
             self._report_soon()
@@ -126,7 +126,8 @@ class CallerLeases:
             return False
         if leased.is_wanted:
             leased.is_wanted = False
-            leased.share.lease.count(status, time.monotonic() - leased.began_at)
+            took_s = time.monotonic() - leased.began_at
+            leased.share.lease.count(leased.share, status, took_s)
             leased.target.outbox.put(query_id)
         return True
 
@@ -297,7 +298,9 @@ class CallerLeases:
         if self._proxy_address is None:  # the next one counts from zero anyway
             return
         leases = [*self.held.values(), *self._returned.values()]
-        used = tuple([(lease.number, tuple(lease.take_used())) for lease in leases])
+        taken = [(lease.number, lease.take_used()) for lease in leases]
+        used = tuple([(number, (each.ongoing, each.ended)) for number, each in taken])
+        failed = {number: each.failed for number, each in taken if each.failed}
         returned = [(number, lease.in_use()) for number, lease in self._returned.items()]
         for number, in_use in returned:
             if not in_use:
@@ -306,6 +309,9 @@ class CallerLeases:
         self._unknown.clear()
         if used or returned:
             message = LeasesUsed(
-                incarnation=self._process.incarnation, used=used, returned=tuple(returned)
+                incarnation=self._process.incarnation,
+                used=used,
+                returned=tuple(returned),
+                failed=failed,
             )
             self._loop.send(self._proxy_address, message)

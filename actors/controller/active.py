@@ -137,6 +137,7 @@ class ActiveController:
             cm.HostReported: self._host_reported,
             cm.Listen: self._listen,
             cm.LoadReported: self._load_reported,
+            cm.ReplicaEjected: self._replica_ejected,
             cm.TalliesReported: self._tallies_reported,
             cm.TrafficReported: self._traffic_reported,
             cm.ComparisonsReported: self._comparisons_reported,
@@ -378,6 +379,13 @@ class ActiveController:
             now = time.monotonic()
             proxy = message.proxy.incarnation
             self.cluster.autoscaler.load_reported(proxy, message.load, now)
+            self._changed()
+
+    def _replica_ejected(self, message: cm.ReplicaEjected, _sender: m.Address) -> None:
+        """Note that a replica gets no queries from a proxy, or gets them again."""
+        if message.proxy.incarnation in self._proxies:
+            proxy = message.proxy.incarnation
+            self.cluster.replica_ejected(message.replica, proxy, message.times)
             self._changed()
 
     def _tallies_reported(self, message: cm.TalliesReported, _sender: m.Address) -> None:

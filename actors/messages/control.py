@@ -68,6 +68,18 @@ class ReplicaLost(Message):
 
 
 @message
+class ReplicaEjected(Message):
+    """Proxy to controller: a replica fails where others do not, so it gets no queries for a while.
+
+    ``times`` is how often in a row; 0 when the proxy sends it queries again.
+    """
+
+    proxy: Process
+    replica: str
+    times: int
+
+
+@message
 class LoadReported(Message):
     """Proxy to controller: backend -> (queued, ongoing) of its router; repeats are safe.
 

@@ -15,7 +15,7 @@ Addresses are Thespian's ActorAddress. Ports are reused, so whatever names a pro
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, dataclass_transform
@@ -487,14 +487,16 @@ class RunLeased(Message):
 
 @message
 class LeasesUsed(Message):
-    """Caller to proxy: (number, the fields of a Used), and (number, replica -> slots in use).
+    """Caller to proxy: (number, fields of a Used), and (number, replica -> slots in use).
 
-    The latter are of leases that the caller returns, or has returned.
+    The latter are of leases that the caller returns, or has returned. ``failed`` has the last field
+    of a Used by number, where any query has failed.
     """
 
     incarnation: str  # the caller's
     used: tuple[tuple[int, tuple[Any, ...]], ...] = ()
     returned: tuple[tuple[int, dict[str, int]], ...] = ()
+    failed: dict[int, Mapping[str, int]] = field(default_factory=dict)
 
 
 @message

@@ -31,7 +31,13 @@ from greenroom.actors.messages.queries import (
 )
 from greenroom.actors.proxy.leases import LeaseDesk, Lessee
 from greenroom.actors.proxy.metrics import Metrics
-from greenroom.actors.proxy.reports import LoadReports, Send, TallyReports, TrafficReports
+from greenroom.actors.proxy.reports import (
+    EjectionReports,
+    LoadReports,
+    Send,
+    TallyReports,
+    TrafficReports,
+)
 from greenroom.actors.proxy.request_routers import NewQuery, RequestRouters
 from greenroom.actors.proxy.silent_hosts import SilentHosts
 from greenroom.actors.runtime.loop import Loop, Outbox, Timer, nothing
@@ -102,6 +108,7 @@ class Dispatcher:
         self._tallies = TallyReports(loop, process, self.router, send)
         self._traffic = TrafficReports(loop, process, self.router, send)
         self.router.observers.add(self._metrics)
+        EjectionReports(process, self.router, send)
         self.leases = LeaseDesk(
             loop, process, self.router, self._run, self._table_of, self._lessee_of
         )

@@ -191,7 +191,8 @@ class LeaseDesk:
         """Take a caller's report."""
         now, caller = time.monotonic(), message.incarnation
         for number, used in message.used:
-            self._router.used(caller, number, Used(*used), now)
+            failed = message.failed.get(number, {})
+            self._run(self._router.used(caller, number, Used(*used)._replace(failed=failed), now))
         for number, in_use in message.returned:
             if (timer := self._fencing.pop(number, None)) is not None:
                 timer.cancel()

@@ -66,6 +66,11 @@ class Metrics(Observer):
             "How long queries waited for a request router's answer",
             "backend",
         )
+        self._ejections = registry.counter(
+            "greenroom_replica_ejections_total",
+            "Times that a replica got no queries for a while, as it failed where others did not",
+            "backend",
+        )
         self._deaths = registry.counter(
             "greenroom_replica_deaths_total",
             "Replicas of this host whose process has ended without being told to",
@@ -101,6 +106,11 @@ class Metrics(Observer):
     def retry_refused(self, ticket: Ticket) -> None:
         """See Observer."""
         self._retries_refused.add(1, ticket.endpoint, ticket.backend)
+
+    def ejected(self, backend: str, replica: str, times: int) -> None:
+        """See Observer."""
+        if times:
+            self._ejections.add(1, backend)
 
     def asked(self, backend: str, outcome: str, seconds: float) -> None:
         """Count a query of which a request router was to be asked."""

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
-from greenroom.actors.messages.control import LoadReported, TalliesReported, TrafficReported
+from greenroom.actors.messages.control import (
+    LoadReported,
+    ReplicaEjected,
+    TalliesReported,
+    TrafficReported,
+)
 from greenroom.actors.messages.queries import Message, Process
 from greenroom.actors.runtime.loop import Loop, Timer
 from greenroom.core.rollouts.judging import OVERDUE_S, Tallies
@@ -13,6 +19,8 @@ from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import EndpointTable
 from greenroom.core.routing.tickets import Observer, Ticket
 from greenroom.core.series import REPORT_S, Pair, Traffic
+
+logger = logging.getLogger(__name__)
 
 LOAD_REPORT_S = 0.5
 TALLIES_REPORT_S = 1.0
@@ -109,6 +117,28 @@ class TrafficReports(Observer):
             self._arm()
             traffic_by_pair = {pair: traffic.plain() for pair, traffic in counted.items()}
             self._send(TrafficReported(proxy=self._process, traffic=traffic_by_pair))
+
+
+class EjectionReports(Observer):
+    """Reports replicas that fail where others do not, and those that do so no more."""
+
+    def __init__(self, process: Process, router: Router, send: Send) -> None:
+        self._process = process
+        self._send = send
+        router.observers.add(self)
+
+    def ejected(self, backend: str, replica: str, times: int) -> None:
+        """See Observer."""
+        if times:
+            logger.warning(
+                "%s fails where other replicas do not: for a while it gets no queries, "
+                "for the time no. %d in a row",
+                replica,
+                times,
+            )
+        else:
+            logger.info("%s gets queries again", replica)
+        self._send(ReplicaEjected(proxy=self._process, replica=replica, times=times))
 
 
 class TallyReports:

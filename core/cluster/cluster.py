@@ -81,6 +81,7 @@ class Cluster:
         self._wall_now = 0.0
         self.autoscaler = Autoscaler(self.loads)
         state.proxy_gone.append(lambda proxy: self.autoscaler.proxy_gone(proxy, self.now))
+        state.proxy_gone.append(self._forget_ejections)
         self.rollouts = Rollouts(state, self.differences, records.get(ROLLOUT, {}))
         self.tokens = Tokens(records.get(TOKEN, {}), state.changes)
         self.canaries = Canaries(state, self.rollouts, self.differences, records.get(CANARY, {}))
@@ -112,6 +113,16 @@ class Cluster:
         if backend_tag is not None:
             self.backends[backend_tag].exited(tag, now)
             self.state.touched.add(backend_tag)
+
+    def replica_ejected(self, tag: str, proxy: str, times: int) -> None:
+        """Note how often in a row a proxy has sent a replica no queries, as they fail there."""
+        backend = self.backend_of(tag)
+        if backend is not None and backend.ejected(tag, proxy, times):
+            self.state.touched.add(backend.record.tag)
+
+    def _forget_ejections(self, proxy: str) -> None:
+        for tag in self._by_replica:
+            self.replica_ejected(tag, proxy, 0)
 
     def backend_of(self, replica: str) -> Backend | None:
         """Return the backend that a replica belongs to."""

@@ -60,6 +60,7 @@ RELEASE_TIMEOUT_S = 5.0  # how long a slow proxy may hold up a stop
 MAX_UNUSABLE_TRIES = 3  # of code that cannot be loaded; max_constructor_retry_count is for the rest
 MAX_ENDS_PER_UPDATE = 3  # of replicas that ran, one after the other; then the update is taken back
 MAX_MISSED_CHECKS = 3
+MAX_EJECTIONS = 3  # of a replica, in a row
 CHECKED_TOGETHER = 0.1  # of the period: a check may be early by this, to be sent with another
 NEVER = float("inf")
 
@@ -281,13 +282,18 @@ class Backend:
 
     @property
     def is_sick(self) -> bool:
-        """Whether a running replica has failed its health checks, and waits to be replaced."""
-        return any(r.missed_checks >= MAX_MISSED_CHECKS for r in self._in(ReplicaState.RUNNING))
+        """Whether a running replica has failed its health checks, or fails where others do not."""
+        return any(
+            replica.missed_checks >= MAX_MISSED_CHECKS or replica.ejections
+            for replica in self._in(ReplicaState.RUNNING)
+        )
 
     @property
     def sickness(self) -> str:
-        """What failed in health checks, until they pass; else ''."""
+        """What failed in health checks, until they pass, or who fails where others do not."""
         for replica in self._in(ReplicaState.RUNNING):
+            if replica.ejections:
+                return _ejection(replica)
             if replica.check_error:
                 count = f"{replica.missed_checks} of {MAX_MISSED_CHECKS} times"
                 told = f"the health check of {replica.tag} failed {count}"
@@ -317,6 +323,7 @@ class Backend:
             max_queued_requests=config.max_queued_requests,
             request_timeout_s=config.request_timeout_s,
             retryable=config.retryable,
+            outlier_ejection=config.outlier_ejection,
             unavailable="it could not be started" if self.record.failure else "",
             is_wanted=self.wanted > 0 or bool(self.record.failure),
             is_expected=self.record.was_running and self.wanted > 0,
@@ -394,6 +401,19 @@ class Backend:
             self.retries.last_error = error = "a replica's process died"
             self._failures_of(replica).died(replica.host, since, now)
             self._ended_amid_update(replica, error, since, now)
+
+    def ejected(self, tag: str, proxy: str, times: int) -> bool:
+        """Note how often in a row a proxy has left out a replica, as it fails where others do not.
+
+        It is replaced after MAX_EJECTIONS. Return whether that is new.
+        """
+        replica = self.replicas.get(tag)
+        if replica is None or replica.ejected_by.get(proxy, 0) == times:
+            return False
+        replica.ejected_by[proxy] = times
+        if not times:
+            del replica.ejected_by[proxy]
+        return True
 
     def _checked(self, replica: Replica, report: Report, now: float) -> None:
         """Take the answer to a health check."""
@@ -642,14 +662,18 @@ class Backend:
                 replica.check_sent_at = None
                 replica.missed_checks += 1
                 replica.check_error = f"no answer within {timeout_s:g} s"
-            if replica.missed_checks < MAX_MISSED_CHECKS:
+            failures = self.retries.unhealthy
+            if replica.missed_checks >= MAX_MISSED_CHECKS:
+                told = f"{replica.tag} failed {MAX_MISSED_CHECKS} health checks"
+                error = f"{told}, the last one: {_last_line(replica.check_error)}"
+            elif replica.ejections >= MAX_EJECTIONS:
+                failures, error = self.retries.ejected, _ejection(replica)
+            else:
                 continue
-            if not (is_silent or self.updating) and now < self.retries.unhealthy.start_at:
+            if not (is_silent or self.updating) and now < failures.start_at:
                 continue  # one that answers may be better than the next that fails as well
-            told = f"{replica.tag} failed {MAX_MISSED_CHECKS} health checks"
-            error = f"{told}, the last one: {_last_line(replica.check_error)}"
             since = replica.move(ReplicaEvent.RETIRE, now)
-            self.retries.unhealthy.add(replica.host, since, now)
+            failures.add(replica.host, since, now)
             self.retries.check_error = self.retries.last_error = error
             self._ended_amid_update(replica, error, since, now)
 
@@ -858,6 +882,12 @@ def _record_of(replica: Replica) -> ReplicaRecord:
 
 def _count_running(replicas: Iterable[Replica]) -> int:
     return sum(replica.state is ReplicaState.RUNNING for replica in replicas)
+
+
+def _ejection(replica: Replica) -> str:
+    times = f", {replica.ejections} times in a row" if replica.ejections > 1 else ""
+    told = f"{replica.tag} fails where other replicas do not: for a while it gets no queries"
+    return f"{told}{times}; its log says why"
 
 
 def _last_line(error: str) -> str:

@@ -120,6 +120,7 @@ class Replica:
     missed_checks: int = 0
     trouble: str = ""  # in its own words
     check_error: str = ""  # of the last health check, if it failed
+    ejected_by: dict[str, int] = field(default_factory=dict)  # proxy -> how often in a row
     stats: Mapping[str, float] = field(default_factory=dict)  # of record_autoscaling_stats
     reported: bool = False
     recovering: bool = False  # known from the record only
@@ -128,6 +129,11 @@ class Replica:
     devices: Devices = field(default_factory=dict)
     rank: Rank | None = None  # the last that it had among those that live
     told_rank: Rank | None = None
+
+    @property
+    def ejections(self) -> int:
+        """How often in a row it has got no queries for a while, as it fails where others do not."""
+        return max(self.ejected_by.values(), default=0)
 
     @property
     def known_rank(self) -> Rank | None:
@@ -335,6 +341,7 @@ class Retries:
         self.newest, self.earlier = Failures(), Failures()
         self.ended = FailureRow(MAX_BACKOFF_S)  # replicas that ran, of a release that may go back
         self.unhealthy = FailureRow(MAX_REPLACE_S, free=1, first_s=REPLACE_S)
+        self.ejected = FailureRow(MAX_REPLACE_S, free=1, first_s=REPLACE_S)
         self.last_error = ""
         self.check_error = ""  # of the replica that was replaced last, until a fresh one passes
 
@@ -343,6 +350,7 @@ class Retries:
         self.newest = Failures()
         self.ended.clear()
         self.unhealthy.clear()
+        self.ejected.clear()
         self.last_error = self.check_error = ""
 
     def went_back(self) -> None:

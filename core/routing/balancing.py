@@ -12,7 +12,7 @@ Replicas on the router's own host are taken first, while they have room. A repli
 when a query has waited there for UNHEARD_S and the replica has reported nothing meanwhile; it stays
 so until it ends a query sooner than that. It is taken only when each other replica has SUSPECT_LOAD
 more tickets. So a replica with a blocked loop delays few queries, and if all replicas are slow,
-they are all treated alike.
+they are all treated alike. Those that fail where others do not are left out (outliers.py).
 
 There are two queues: one for callers' queries, and one for mirrored queries, for which the backend
 is a shadow. Mirrored queries are dispatched only when no caller's query waits, and take at most
@@ -22,10 +22,11 @@ misses some, and nothing piles up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from greenroom.core.config import SessionAffinity
+from greenroom.core.routing.outliers import Outliers, OutlierState, has_failed
 from greenroom.core.routing.queues import DrainRate, FairQueue
 from greenroom.core.routing.sessions import Homes
 from greenroom.core.routing.tables import BackendTable, ReplicaTable
@@ -125,6 +126,7 @@ class RoutedBackend:
     """A backend's newest table, its replicas by load, and the queries that wait for them."""
 
     table: BackendTable
+    outliers: Outliers
     queue: FairQueue = field(default_factory=FairQueue)
     mirrored: FairQueue = field(default_factory=FairQueue)
     rate: DrainRate = field(default_factory=DrainRate)
@@ -171,7 +173,30 @@ class RoutedBackend:
             with_room = [r for r in having if 0 <= r.level < slots]
             if with_room:
                 return min(with_room, key=lambda each: each.level + SUSPECT_LOAD * each.is_suspect)
+        if self.outliers and _has_a_choice(ticket):
+            return self._by_chance(ticket, slots)
         return self._least_loaded(slots)
+
+    def _by_chance(self, ticket: Ticket, slots: int) -> RoutedReplica | None:
+        """Return a replica that waits for a probe, or else the least loaded one.
+
+        Where that is on trial and another has room, too, chance decides between them: one that is
+        on no trial, as failures there say more, if there is any.
+        """
+        ticket.trial = None
+        for tag in self.outliers.all_in(OutlierState.PROBED):
+            replica = self.replicas[tag]
+            if not (replica.ongoing or replica.draining or replica.is_silent):
+                return replica
+        best = self._least_loaded(slots)
+        tried = [self.replicas[tag] for tag in self.outliers.all_in(OutlierState.ON_TRIAL)]
+        if best is None or best not in tried:
+            return best
+        other = self._least_loaded_beside(tried, slots) or self._least_loaded_beside([best], slots)
+        if other is None:
+            return best
+        ticket.trial = self.outliers.draw(best.table.tag)
+        return best if ticket.trial.is_kept else other
 
     def _preferred(self, preference: Preference, slots: int) -> RoutedReplica | None:
         """Return the least loaded replica of the first rank that has one with room."""
@@ -190,6 +215,9 @@ class RoutedBackend:
 
     def inhabitable(self) -> list[str]:
         """Return the replicas that can be waited for."""
+        return [tag for tag in self._serving() if not self.outliers.is_out(tag)]
+
+    def _serving(self) -> list[str]:
         return [tag for tag, r in self.replicas.items() if not (r.draining or r.is_silent)]
 
     def _settle_anew(self, now: float) -> None:
@@ -209,7 +237,8 @@ class RoutedBackend:
 
     def set_level(self, replica: RoutedReplica, now: float) -> None:
         """Choose a replica by the load it has now, if it may be chosen."""
-        if replica.draining or replica.is_silent or replica.saturated_until > now:
+        is_out = self.outliers.is_out(replica.table.tag)
+        if replica.draining or replica.is_silent or replica.saturated_until > now or is_out:
             self._levels_of(replica).remove(replica)
         else:
             self._levels_of(replica).place(replica)
@@ -233,6 +262,7 @@ class RoutedBackend:
         replica.retired = True
         del self.replicas[replica.table.tag]
         self._levels_of(replica).remove(replica)
+        self.outliers.forget(replica.table.tag)
 
     def set_suspect(self, replica: RoutedReplica, *, is_suspect: bool) -> None:
         """Move a replica to the levels of its kind, if it stands in any."""
@@ -257,8 +287,55 @@ class RoutedBackend:
         ticket.assigned_at = now
         ticket.attempts += 1
         replica.ongoing[ticket.number] = ticket
-        self._levels_of(replica).place(replica)
+        if replica.level >= 0:  # else it is probed
+            self._levels_of(replica).place(replica)
         return Assign(tag, ticket)
+
+    def _least_loaded_beside(
+        self, left_out: Iterable[RoutedReplica], slots: int
+    ) -> RoutedReplica | None:
+        standing = [replica for replica in left_out if replica.level >= 0]
+        for replica in standing:
+            self._levels_of(replica).remove(replica)
+        best = self._least_loaded(slots)
+        for replica in standing:
+            self._levels_of(replica).place(replica)
+        return best
+
+    # --- Outliers -------------------------------------------------------------------------------
+
+    def judge(self, ticket: Ticket, status: int, now: float) -> str | None:
+        """Learn of an answer; return the replica that is ejected or let in by it, if any is."""
+        failed = has_failed(status) and not (ticket.begun or ticket.abandoned)
+        if not (failed or self.outliers) or ticket.replica is None:
+            return None
+        if not (self.table.outlier_ejection and _has_a_choice(ticket)):
+            return None
+        changed = self.outliers.ended(
+            ticket.replica, ticket.trial, failed=failed, replicas=len(self._serving()), now=now
+        )
+        if changed is not None:
+            self._set_levels([changed], now)
+        return changed
+
+    def failed(self, failures: Mapping[str, int], now: float) -> None:
+        """Learn how many queries have failed under a lease, by replica."""
+        if self.table.outlier_ejection:
+            for tag in failures.keys() & self.replicas.keys():
+                count = len(self._serving())
+                self.outliers.failed(tag, failures[tag], replicas=count, now=now)
+
+    def look(self, now: float) -> None:
+        """Do what is due about outliers: at most half of those that could serve are out."""
+        if self.outliers:
+            self.outliers.look(now)
+            most_out = len(self._serving()) // 2 if self.table.outlier_ejection else 0
+            self._set_levels(self.outliers.let_in(most_out, now), now)
+
+    def _set_levels(self, tags: Iterable[str], now: float) -> None:
+        for tag in tags:
+            if tag in self.replicas:
+                self.set_level(self.replicas[tag], now)
 
     # --- What waits -----------------------------------------------------------------------------
 
@@ -317,6 +394,7 @@ class RoutedBackend:
         """
         assigned: list[Assign] = []
         late: list[Ticket] = []
+        self.look(now)
         self._settle_anew(now)
         while self.queue.size or self.mirrored.size:
             waiting = self.queue if self.queue.size else self.mirrored
@@ -353,6 +431,16 @@ class RoutedBackend:
         if self.mirrored.size < limit:
             return True  # and where anything waits, no replica has room
         return self._least_loaded(self._slots_for_mirrored) is not None
+
+
+def _has_a_choice(ticket: Ticket) -> bool:
+    """Return whether any replica will do for a caller's query."""
+    return not (
+        ticket.is_mirrored
+        or ticket.session is not None
+        or ticket.preference is not None
+        or ticket.query.multiplexed_model_id
+    )
 
 
 class ReplicaSlots:

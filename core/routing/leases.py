@@ -17,8 +17,9 @@ so that no lease needs a time limit.
     gone      its replicas are told, and refuse what they get of it
 
 A lease is revoked when a query has waited for its backend for WAIT_S, when the tables of its
-endpoint or backend change, when any path may lead elsewhere than before, and when its caller has
-more than its share of slots while another asks for its own. The proxy tells the controller that it
+endpoint or backend change, when any path may lead elsewhere than before, while a replica is on
+trial or probed (outliers.py), and when its caller has more than its share of slots while another
+asks for its own. The proxy tells the controller that it
 holds a table when no lease that the table has revoked is *unconfirmed*: the caller has returned it
 or is dead, or the replicas refuse it. So nothing begins against an acknowledged change.
 
@@ -35,9 +36,11 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from greenroom.core.routing.balancing import RoutedBackend, RoutedReplica
+from greenroom.core.routing.outliers import has_failed
 from greenroom.core.routing.tickets import (
     Effects,
     Grant,
@@ -66,6 +69,7 @@ class Used(NamedTuple):
 
     ongoing: int
     ended: Mapping[int, Sequence[float]]  # status -> how long each has taken, in seconds
+    failed: Mapping[str, int] = MappingProxyType({})  # replica -> how many, by its fault
 
 
 # --- The caller's side ----------------------------------------------------------------------------
@@ -91,6 +95,7 @@ class HeldLease:
     __slots__ = (
         "ended",
         "endpoint",
+        "failed",
         "is_returned",
         "methods",
         "name",
@@ -119,6 +124,7 @@ class HeldLease:
         self.used_at = now
         self.is_returned = False
         self.ended: dict[int, list[float]] = {}  # by status: how long
+        self.failed: dict[str, int] = {}  # by replica
         for share in shares:
             share.lease = self
 
@@ -149,8 +155,10 @@ class HeldLease:
         share.ongoing -= 1
         share.began_at = self.used_at = now
 
-    def count(self, status: int, seconds: float) -> None:
+    def count(self, share: HeldShare, status: int, seconds: float) -> None:
         """Count a query that has ended."""
+        if has_failed(status):
+            self.failed[share.replica] = self.failed.get(share.replica, 0) + 1
         ended = self.ended.get(status)
         if ended is None:
             ended = self.ended[status] = []
@@ -177,8 +185,9 @@ class HeldLease:
 
     def take_used(self) -> Used:
         """Return what became of queries since the last time."""
-        ended, self.ended = self.ended, {}
-        return Used(self.ongoing, ended)
+        used = Used(self.ongoing, self.ended, self.failed)
+        self.ended, self.failed = {}, {}
+        return used
 
 
 # --- The router's side ----------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from greenroom.core.errors import (
 )
 from greenroom.core.routing.balancing import ReplicaSlots, RoutedBackend, RoutedReplica
 from greenroom.core.routing.leases import WAIT_S, Leases, Used
+from greenroom.core.routing.outliers import Outliers
 from greenroom.core.routing.retries import MAX_ATTEMPTS, may_retry
 from greenroom.core.routing.sessions import session_of
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
@@ -214,7 +215,10 @@ class Router:
 
     def set_backend(self, tag: str, table: BackendTable | None, now: float) -> Effects:
         """Take a backend's newest table; None forgets it and routes what is queued anew."""
-        backend = self._backends.setdefault(tag, RoutedBackend(table or BackendTable(tag=tag)))
+        backend = self._backends.get(tag)
+        if backend is None:
+            backend = RoutedBackend(table or BackendTable(tag=tag), Outliers(self._draw))
+            self._backends[tag] = backend
         effects: Effects = [] if table == backend.table else self._revoke_of(tag)
         backend.take_table(table or BackendTable(tag=tag, unavailable="it was deleted"))
         backend.has_traffic = tag in self._with_traffic
@@ -360,6 +364,7 @@ class Router:
             )
             return self._fail(ticket, DeploymentUnavailableError, text, now)
         table = backend.table
+        backend.look(now)
         if not backend.queue.size and (
             replica := backend.choose(ticket, table.max_ongoing_requests)
         ):
@@ -456,6 +461,7 @@ class Router:
             or backend.queue.size
             or backend.mirrored.size
             or backend.table.unavailable
+            or backend.outliers.decide
         )
         if has_a_say:
             return []
@@ -492,11 +498,11 @@ class Router:
             return []
         return self._take_back(lease, {}, now)
 
-    def used(self, caller: Hashable, number: int, used: Used, now: float) -> None:
+    def used(self, caller: Hashable, number: int, used: Used, now: float) -> Effects:
         """Learn from a caller what became of queries under a lease."""
         lease = self._leases.by_number.get(number)
         if lease is None or lease.caller != caller:
-            return
+            return []
         self._leases.used(lease, used, now)
         endpoint, backend = self._endpoints.get(lease.endpoint), self._backends.get(lease.backend)
         took_s = [seconds for some in used.ended.values() for seconds in some]
@@ -507,6 +513,11 @@ class Router:
         for leased in self.observers.leased:
             for status, some in used.ended.items():
                 leased(lease.endpoint, lease.backend, status, some)
+        if backend is None:
+            return []
+        backend.failed(used.failed, now)
+        backend.look(now)
+        return self._revoke_of(lease.backend) if backend.outliers.decide else []
 
     def _take_back(self, lease: Lease, in_use: Mapping[str, int], now: float) -> Effects:
         replicas = tuple(lease.slots)
@@ -697,11 +708,15 @@ class Router:
         if replica is None:
             return []
         before, ticket = len(replica.ongoing), None
+        backend = None if replica.retired else self._backends[replica.backend]
+        effects: Effects = []
         for number, status in outcomes:
             replica.withdrawn.discard(number)
             ticket = replica.ongoing.pop(number, None)
             if ticket is None:
                 continue
+            if backend is not None and (status >= 500 or backend.outliers):
+                effects += self._judge(backend, ticket, status, now)
             if ticket.caller is None:
                 self._end(ticket, ticket.abandoned or status, now)
                 continue
@@ -711,9 +726,17 @@ class Router:
             replica.unconfirmed[number] = ticket
         replica.saturated_until = 0.0
         # One of those that came together will do; how long a WebSocket is open says nothing.
-        if ticket is not None and not (replica.retired or ticket.is_open_socket):
-            self._backends[replica.backend].rate.ran(now - ticket.assigned_at)
-        return self._after_release(replica, now, before - len(replica.ongoing))
+        if ticket is not None and backend is not None and not ticket.is_open_socket:
+            backend.rate.ran(now - ticket.assigned_at)
+        return effects + self._after_release(replica, now, before - len(replica.ongoing))
+
+    def _judge(self, backend: RoutedBackend, ticket: Ticket, status: int, now: float) -> Effects:
+        """Learn from an answer whether a replica fails where others would not."""
+        changed = backend.judge(ticket, status, now)
+        if changed is not None:
+            for ejected in self.observers.ejected:
+                ejected(ticket.backend, changed, backend.outliers.ejections(changed))
+        return self._revoke_of(ticket.backend) if backend.outliers.decide else []
 
     def delivered(self, tag: str, numbers: Iterable[int]) -> None:
         """End answered tickets: their callers have the answers, or are dead."""

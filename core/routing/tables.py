@@ -51,6 +51,7 @@ class BackendTable:
     is_expected: bool = False
     session_affinity: Mapping[str, Any] | None = None  # fields of core.config.SessionAffinity
     request_router: Mapping[str, Any] | None = None  # fields of core.config.RequestRouterConfig
+    outlier_ejection: bool = True
 
 
 @travels

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
+from greenroom.core.routing.outliers import Trial
 from greenroom.core.routing.retries import RetryBudget
 from greenroom.core.routing.tables import BackendTable, EndpointTable
 
@@ -124,6 +125,7 @@ class Ticket:
     session: Session | None = None
     home: str = ""  # the replica that it waits for; "" for any
     preference: Preference | None = None
+    trial: Trial | None = None  # of a replica, that it is a part of
     # Where its answer is compared with others'; None until the mirrored queries are made.
     compare: tuple[Pairing, ...] | None = ()
 
@@ -285,6 +287,12 @@ class Observer:
     def retry_refused(self, ticket: Ticket) -> None:
         """Hear of a query that ended with its replica, because there were too many retries."""
 
+    def ejected(self, backend: str, replica: str, times: int) -> None:
+        """Hear of a replica that fails where others do not: it gets no queries for a while.
+
+        ``times`` is how often in a row; 0 when it gets queries again.
+        """
+
     def dropped(self, endpoint: str, backend: str) -> None:
         """Hear of a mirrored query that was not made because the shadow could not follow."""
 
@@ -299,6 +307,7 @@ class Observers:
         self.leased: list[Callable[[str, str, int, Sequence[float]], None]] = []
         self.retried: list[Callable[[Ticket], None]] = []
         self.retry_refused: list[Callable[[Ticket], None]] = []
+        self.ejected: list[Callable[[str, str, int], None]] = []
         self.dropped: list[Callable[[str, str], None]] = []
 
     def add(self, observer: Observer) -> None:

@@ -8,13 +8,14 @@ from greenroom.core.cluster import status
 from greenroom.core.effects import Check, Kill, Reconfigure, Start, Stop
 from greenroom.core.lifecycle.backend import (
     KILL_MARGIN_S,
+    MAX_EJECTIONS,
     MAX_MISSED_CHECKS,
     RELEASE_TIMEOUT_S,
     SILENT_EXIT_S,
     SILENT_START_S,
     Backend,
 )
-from greenroom.core.lifecycle.replicas import MAX_FAILURE, PATIENCE_S, Failures
+from greenroom.core.lifecycle.replicas import MAX_FAILURE, MAX_REPLACE_S, PATIENCE_S, Failures
 from greenroom.core.long_poll import NOTHING_SEEN
 from tests.core import requests as ask
 from tests.core.worlds import BROKEN, UNLOADABLE, Process, World
@@ -512,6 +513,52 @@ def test_checks_without_an_answer_count_when_their_time_is_up() -> None:
     world.settle()
     assert not stuck.alive
     assert backend(world).settled
+
+
+def test_one_that_fails_where_others_do_not_is_shown_and_replaced_if_that_lasts() -> None:
+    world = running_world(num_replicas=2, graceful_shutdown_timeout_s=1)
+    bad = world.running("b")[0]
+
+    def health() -> tuple[str, str]:
+        shown = status.backend_status(world.cluster, backend(world))
+        return shown["status"], shown["message"]
+
+    world.cluster.replica_ejected(bad.tag, "p1", 1)
+    told = f"{bad.tag} fails where other replicas do not: for a while it gets no queries"
+    assert health() == ("UNHEALTHY", f"{told}; its log says why")
+    world.cluster.replica_ejected(bad.tag, "p2", MAX_EJECTIONS - 1)
+    world.settle()
+    assert bad.alive
+    world.cluster.replica_ejected(bad.tag, "p1", 0)
+    assert f"{MAX_EJECTIONS - 1} times in a row" in health()[1]
+    world.cluster.state.proxy_gone("p2")
+    assert health() == ("HEALTHY", "")
+    world.cluster.replica_ejected(bad.tag, "p1", MAX_EJECTIONS)
+    world.settle()
+    assert not bad.alive
+    assert states(world) == ["RUNNING", "RUNNING"]
+    assert f"{MAX_EJECTIONS} times in a row" in health()[1], "why it was replaced"
+    world.wait(15)
+    assert health() == ("HEALTHY", ""), "after the next health checks"
+
+
+def test_replacing_ones_that_fail_where_others_do_not_has_growing_pauses() -> None:
+    world = running_world(num_replicas=2, graceful_shutdown_timeout_s=1)
+    pauses: list[float] = []
+    for _ in range(5):
+        replicas = backend(world).replicas
+        bad = max(world.running("b"), key=lambda each: replicas[each.tag].since)
+        began_at = world.now
+        world.cluster.replica_ejected(bad.tag, "p1", MAX_EJECTIONS)
+        while bad.alive:
+            world.wait(5)
+        pauses.append(world.now - began_at)
+        world.settle()
+    assert max(pauses[:2]) <= 10, "one may be a chance"
+    assert 50 < pauses[2] < 70
+    assert 110 < pauses[3] < 130
+    assert pauses[4] < MAX_REPLACE_S + 10
+    world.cluster.replica_ejected("gone", "p1", 1)  # it has just been replaced
 
 
 def test_a_late_answer_to_an_earlier_check_means_nothing() -> None:
