@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from greenroom.actors.cluster.heartbeats import BeatListener
@@ -51,9 +52,8 @@ class _Host:
 class _Locating:
     """The search for a replica's actor."""
 
-    host: str
     asked_at: float = float("-inf")
-    waiting: list[Callable[[Address], None]] = field(default_factory=list)
+    waiting: dict[str, Callable[[Address], None]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -95,6 +95,7 @@ class Members:
         )
         loop.answer_beats(self._beats.answer)
         cluster.state.host_gone.append(self._forget)
+        cluster.state.replica_gone.append(partial(self._located, address=None))
 
     def close(self) -> None:
         """Stop listening to hosts."""
@@ -187,9 +188,6 @@ class Members:
             if watched.host == name:
                 watched.unwatch()
                 self._drop(incarnation)
-        for tag, locating in list(self._locating.items()):
-            if locating.host == name:
-                del self._locating[tag]
 
     def _stop_orphans(self, message: cm.HostReported) -> None:
         """Tell replicas to go that the cluster does not know: they were replaced as lost.
@@ -314,14 +312,17 @@ class Members:
         """Return whether this is the controller's own host."""
         return host == self._own
 
-    def locate(self, tag: str, host: str, on_located: Callable[[Address], None]) -> None:
-        """Find a replica's actor on another host, and make it where there is none."""
+    def locate(self, tag: str, host: str, what: str, on_located: Callable[[Address], None]) -> None:
+        """Find a replica's actor on another host, and make it where there is none.
+
+        ``what`` it is for; of repeats only the last is called.
+        """
         record = self._cluster.hosts.records.get(host)
         if record is None:
             return
         now = time.monotonic()
-        locating = self._locating.setdefault(tag, _Locating(host))
-        locating.waiting.append(on_located)
+        locating = self._locating.setdefault(tag, _Locating())
+        locating.waiting[what] = on_located
         if now - locating.asked_at < LOCATE_AGAIN_S:
             return
         locating.asked_at = now
@@ -341,7 +342,7 @@ class Members:
     def _located(self, tag: str, address: Address | None) -> None:
         locating = self._locating.pop(tag, None)
         if locating is not None and address is not None:  # else the core asks again
-            for on_located in locating.waiting:
+            for on_located in locating.waiting.values():
                 on_located(address)
 
     def kill(self, process: Process, host: str) -> None:

@@ -305,7 +305,7 @@ class Supervisor:
             known.host = self._host_of(tag)
             if not self._members.is_here(known.host):
                 located = partial(self._located, tag, message)
-                self._members.locate(tag, known.host, located)
+                self._members.locate(tag, known.host, type(message).__name__, located)
                 return
             known.address = self._find(tag)
         self._send_to(known.address, tag, message)

@@ -1,11 +1,12 @@
 """Virtual environments for the packages that users' code requires: made once per host, and shared.
 
 Theory of operation. An environment is named by the hash of all it is made of: the requirements, the
-installer, the interpreter, and what Greenroom itself requires. The first replica that
-needs it takes a lock, makes it, and marks it as complete; others wait for the lock and find it. The
+installer, the interpreter, and what Greenroom itself requires. The first replica that needs it
+takes a lock, makes it, and marks it as complete; others wait for the lock and find it. The
 installer inherits the lock, so nothing else touches a half-made environment before the installer
-has ended too, whatever was killed. What is not marked when the lock is free is made anew. A failure
-is kept for those that waited meanwhile, so that they do not each run into it again.
+has ended too, whatever was killed; and it ends after ``TIMEOUT_S``. What is not marked when the
+lock is free is made anew. A failure is kept for those that waited meanwhile, so that they do not
+each run into it again.
 
 The replica then goes on as a program of the environment's interpreter. The host's packages, and
 with them Greenroom, come after the environment's own on ``sys.path``: pydantic is the environment's
@@ -25,6 +26,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -42,10 +44,19 @@ from greenroom.core.errors import DeployFailedError
 logger = logging.getLogger(__name__)
 
 LOCK_POLL_S = 0.05
+TIMEOUT_S = 1800  # for one program of an installation
 KEPT_UNUSED = 3
 COMPLETE = "greenroom-complete"  # a file in an environment that is whole
 _PIP = "pip-"  # begins the name of one that has pip, for all others
 _SHOWN_LINES, _SHOWN_CHARACTERS = 3, 600  # of an installer's errors
+# Beside the replica, which may be killed: it ends the program, with all that this has started.
+_LIMITED = """
+import os, signal, sys
+signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGKILL))
+signal.alarm(int(sys.argv[1]))
+code = os.spawnv(os.P_WAIT, sys.argv[2], sys.argv[2:])
+sys.exit(code if code >= 0 else 128 - code)
+"""
 IMPORT = "importing Greenroom with these packages"
 
 
@@ -177,18 +188,22 @@ def _pip(environments: Path, python: str) -> list[str]:
 
 
 def _run(command: list[str], what: str, lock: int) -> None:
+    """Run a program that holds ``lock``; DeployFailedError where it fails, or takes TIMEOUT_S."""
     done = subprocess.run(
-        command,
+        [sys.executable, "-IS", "-c", _LIMITED, str(TIMEOUT_S), *command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         pass_fds=(lock,),
+        start_new_session=True,
         check=False,
     )
     if done.returncode:
         output = without_credentials(done.stdout.decode(errors="replace").strip())
-        logger.error("%s failed:\n%s", what, output)
-        raise DeployFailedError(f"{what} failed: {_errors_in(output)}")
+        is_late = done.returncode == -signal.SIGKILL
+        how = f"did not end within {TIMEOUT_S} s" if is_late else "failed"
+        logger.error("%s %s:\n%s", what, how, output)
+        raise DeployFailedError(f"{what} {how}: {_errors_in(output)}")
 
 
 def _errors_in(output: str) -> str:

@@ -13,6 +13,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterable
 
 from greenroom.actors.messages.queries import Process
@@ -23,6 +24,7 @@ from greenroom.core.errors import StartError
 logger = logging.getLogger(__name__)
 
 LEND_TIMEOUT_S = 1.0
+LEND_AGAIN_S = 1.0
 PAGES_BACKLOG = 128
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
@@ -42,14 +44,23 @@ def lend(listener: socket.socket) -> None:
 
 
 def _lend(asked: socket.socket, listener: socket.socket) -> None:
+    told = ""
     while True:
         try:
             borrower, _ = asked.accept()
-            with borrower:
+        except OSError as error:  # this process has too many files open
+            if str(error) != told:
+                logger.warning("the HTTP port is not lent: %s", error)
+            told = str(error)
+            time.sleep(LEND_AGAIN_S)
+            continue
+        told = ""
+        with borrower:
+            try:
                 if _peer(borrower)[1] == os.geteuid():
                     socket.send_fds(borrower, [b"."], [listener.fileno()])
-        except OSError as error:  # that one has left, or this process has too many files open
-            logger.warning("the HTTP port was not lent: %s", error)
+            except OSError as error:  # that one has left
+                logger.warning("the HTTP port was not lent: %s", error)
 
 
 def borrow(workers: Iterable[Process], settings: HostSettings) -> socket.socket | None:

@@ -464,28 +464,21 @@ class Host:
     async def _keep_tidy(self) -> None:
         while True:
             try:
-                self._tidy()
+                await self._tidy()
             except Exception:  # such as a read-only disk, which is no reason to start over
                 logger.exception("what is left of dead replicas cannot be removed")
             await asyncio.sleep(PRUNE_EVERY_S)
 
-    def _tidy(self) -> None:
+    async def _tidy(self) -> None:
         self._records.write_owed()
         replicas = self._records.find("replica")
         prune_replica_logs(self._settings.logs_dir, replicas)
         # Else not all folders in use are known.
         if len(replicas) == len(self._records.with_role("replica")):
-            folders.prune(self._settings.folders_dir, self._folders_in_use)
-            packages.prune(self._settings.environments_dir, self._environments_in_use)
+            # On a thread: a loop that is silent for long, as on a slow disk, is killed.
+            await asyncio.to_thread(_prune_folders, self._settings)
         for process in self._unasked.end(self._system.admin, self._records):
             logger.warning("killed process %d: a replica that was never told which", process.pid)
-
-    def _folders_in_use(self) -> set[str]:
-        replicas = self._records.details("replica")
-        return {digest for each in replicas for digest in each.get("folders", "").split(",")}
-
-    def _environments_in_use(self) -> set[str]:
-        return {each.get("environment", "") for each in self._records.details("replica")}
 
     def _rotate_logs(self) -> None:
         settings = self._settings
@@ -585,6 +578,19 @@ class Host:
             self._controller.stop()  # this host does not follow the next leader
             request = request_of(StopCluster(), self._process.incarnation)
             await self._port.ask_until(lambda: controller, request, RequestReply, limit_s)
+
+
+def _prune_folders(settings: HostSettings) -> None:
+    """Remove users' folders and environments that no replica of this host needs; blocks."""
+    records = records_of(settings)  # its own, for it is on a thread
+
+    def in_use(what: str) -> set[str]:
+        return {
+            name for each in records.details("replica") for name in each.get(what, "").split(",")
+        }
+
+    folders.prune(settings.folders_dir, lambda: in_use("folders"))
+    packages.prune(settings.environments_dir, lambda: in_use("environment"))
 
 
 class Unasked:

@@ -21,6 +21,7 @@ from concurrent.futures import (
     Future,
     TimeoutError as FutureTimeoutError,  # its own class until 3.11
 )
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -45,6 +46,14 @@ ASK_AGAIN_S = 1.0
 MAX_UNANSWERED = 10_000  # more than replicas are asked for at once
 CONTROLLER = ("greenroom.actors.controller.actor.Controller", "greenroom.controller")
 PROXY = ("greenroom.actors.proxy.actor.Proxy", "greenroom.proxy")
+
+
+@dataclass(eq=False)
+class _Probe:
+    """A question whether an admin is there, and those that have not said no."""
+
+    on_probed: Callable[[bool], None]
+    gates: set[str]
 
 
 class Port:
@@ -73,12 +82,12 @@ class Port:
             IdentifyReply: self._identified,
             AskProxyReply: lambda message, _: self._answered(message.request_id, message.value),
             PendingActorResponse: self._located,
-            QueryAck: lambda message, _: self._probed(answers=not message.inShutdown),
+            QueryAck: self._probe_answered,
         }
         self._instances = itertools.count(1)
         # By the id of what was asked. The oldest go, for the dead never answer.
         self._unanswered: dict[int | str, Callable[..., None]] = {}
-        self._probing: deque[Callable[[bool], None]] = deque(maxlen=MAX_UNANSWERED)
+        self._probing: deque[_Probe] = deque(maxlen=MAX_UNANSWERED)
 
     def on(self, message_class: type, handler: Callable[[Any, Address], None]) -> None:
         """Have ``handler(message, sender)`` called for this class."""
@@ -118,18 +127,11 @@ class Port:
 
     def probe(self, on_probed: Callable[[bool], None]) -> None:
         """Ask the actor system's admins whether one is there; one that hangs never answers."""
-        self._probing.append(on_probed)
         gates = self.gates
-        left = len(gates)
-
-        def failed() -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                self._probed(answers=False)
-
+        self._probing.append(_Probe(on_probed, {str(gate) for gate in gates}))
         for gate in gates:
-            self.loop.send(gate, QueryExists(), on_failed=failed)
+            gone = partial(self._is_not_there, str(gate))
+            self.loop.send(gate, QueryExists(), on_failed=gone)
 
     async def answers(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
         """Return whether an admin of the actor system is there."""
@@ -227,10 +229,23 @@ class Port:
     def _identified(self, message: IdentifyReply, sender: Address) -> None:
         self._answered(message.request_id, sender, message.process, message.epoch)
 
-    def _probed(self, *, answers: bool) -> None:
+    def _probe_answered(self, message: Any, sender: Address) -> None:
+        if message.inShutdown:  # which says nothing of the others
+            self._is_not_there(str(sender))
+            return
         probing, self._probing = self._probing, deque(maxlen=MAX_UNANSWERED)
-        for on_probed in probing:
-            on_probed(answers)
+        for probe in probing:
+            probe.on_probed(True)
+
+    def _is_not_there(self, gate: str) -> None:
+        """Take that an admin is not there; a probe ends with the last of its admins."""
+        probing, self._probing = self._probing, deque(maxlen=MAX_UNANSWERED)
+        for probe in probing:
+            probe.gates.discard(gate)
+            if probe.gates:
+                self._probing.append(probe)
+            else:
+                probe.on_probed(False)
 
 
 class ThreadPort(Port):

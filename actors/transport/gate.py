@@ -17,7 +17,8 @@ import asyncio
 import os
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from greenroom.actors.transport.addresses import ProcessAddress, bound_host
 from greenroom.actors.transport.admission import Admission, Listener, TokenBucket
@@ -30,6 +31,8 @@ from greenroom.actors.transport.sockets import (
 )
 from greenroom.actors.transport.tls import TlsStream, describe
 
+T = TypeVar("T")
+
 MESSAGES, BEATS = 1, 2  # what a connection is for
 _WANTED = struct.Struct(">QB")  # number of the process, what for
 _READ_SIZE = 1024  # more than the record of either; nothing follows it
@@ -41,6 +44,8 @@ ACCEPTS_AT_ONCE, ACCEPTS_PER_S = 512, 1_500.0
 # A lost SYN is sent again after a second; together with SILENCE_S this is how long it takes until a
 # host that vanished counts as dead.
 DIAL_TIMEOUT_S = 1.5
+# A process that is busy may take its time, and one that stands still is ended by its host.
+SECURE_TIMEOUT_S = 30.0
 
 
 class Arrivals:
@@ -195,20 +200,12 @@ async def dial(
     purpose: int,
     keys: KeyFiles,
 ) -> TlsStream:
-    """Reach a process of another host, which has then proven itself; it may take its time.
+    """Reach a process of another host, which has then proven itself.
 
     UnreachableError; or OSError when what was begun has failed, also by a refusal.
     """
-    asking = loop.create_task(_ask(loop, sock, target, purpose, keys))
-    asking.add_done_callback(lambda task: task.cancelled() or task.exception())
-    try:  # not by wait_for, which before Python 3.12 may take no notice of being canceled
-        await asyncio.wait({asking}, timeout=DIAL_TIMEOUT_S)
-    finally:
-        asking.cancel()
-    if not asking.done():
-        raise UnreachableError(f"no answer within {DIAL_TIMEOUT_S:g} s", is_certain=False)
     try:
-        answer = asking.result()
+        answer = await _within(DIAL_TIMEOUT_S, _ask(loop, sock, target, purpose, keys))
     except ConnectionRefusedError:
         raise UnreachableError("nothing listens at its port", is_certain=True) from None
     if answer == b"\0":
@@ -216,8 +213,21 @@ async def dial(
     if answer != b"\1":
         raise ConnectionResetError("it closed the connection")
     stream = TlsStream(loop, sock, keys.tls(), accepts=False)
-    await stream.secure()
+    await _within(SECURE_TIMEOUT_S, stream.secure())
     return stream
+
+
+async def _within(limit_s: float, step: Coroutine[Any, Any, T]) -> T:
+    """Return what a step of dialing returns; UnreachableError where it takes too long."""
+    doing = asyncio.ensure_future(step)
+    doing.add_done_callback(lambda task: task.cancelled() or task.exception())
+    try:  # not by wait_for, which before Python 3.12 may take no notice of being canceled
+        await asyncio.wait({doing}, timeout=limit_s)
+    finally:
+        doing.cancel()
+    if not doing.done():
+        raise UnreachableError(f"no answer within {limit_s:g} s", is_certain=False)
+    return doing.result()
 
 
 async def _ask(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime as dt
 import os
@@ -20,10 +21,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from greenroom.actors.transport import links
+from greenroom.actors.transport import gate, links
 from greenroom.actors.transport.addresses import ProcessAddress
 from greenroom.actors.transport.cluster_key import KeyFiles, key_id, make_key
 from greenroom.actors.transport.gate import MESSAGES
+from greenroom.actors.transport.tls import TlsStream
 from greenroom.core.cluster.key_rotation import KeyIds
 from tests.support.programs import needed
 from tests.transport.worlds import DEADLINE_S, HERE, KEYS, THERE
@@ -348,3 +350,32 @@ def test_connections_go_on_over_a_new_cluster_file_and_nothing_is_lost(world, po
     late, _ = world.host("127.0.0.5", port)  # was away, and has the old file
     late.send(other)
     world.until(lambda: late.dead)
+
+
+def test_a_process_that_does_not_shake_hands_is_given_up(world, monkeypatch):
+    """The gate says that it is there, and then nothing comes."""
+    monkeypatch.setattr(gate, "SECURE_TIMEOUT_S", 0.2)
+    loop, keys = asyncio.new_event_loop(), KeyFiles(world.key_file())
+
+    async def let_in(accepted, target):
+        accepted.setblocking(False)
+        stream = TlsStream(loop, accepted, keys.tls(), accepts=True)
+        await stream.secure()
+        assert await stream.receive(100) == wanted(target.number)
+        stream.send(b"\1")
+
+    async def dial():
+        with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as sock:
+            sock.setblocking(False)
+            listener.setblocking(False)
+            target = ProcessAddress("127.0.0.1", listener.getsockname()[1])
+            dialing = asyncio.create_task(gate.dial(loop, sock, target, MESSAGES, keys))
+            accepted, _ = await loop.sock_accept(listener)
+            with accepted:
+                await let_in(accepted, target)
+                with pytest.raises(gate.UnreachableError, match=r"no answer within 0\.2 s") as told:
+                    await dialing
+            assert not told.value.is_certain
+
+    loop.run_until_complete(asyncio.wait_for(dial(), DEADLINE_S))
+    loop.close()

@@ -78,7 +78,8 @@ def test_a_replica_is_asked_for_again_when_no_answer_comes(
     hosts = Members(FakeLoop(), cluster, settings, this_process(), lambda: None)  # type: ignore[arg-type]
 
     def locate() -> None:
-        hosts.locate("t#1", "b", found.append)
+        number = len(port.asked), len(found)
+        hosts.locate("t#1", "b", "start", lambda at: found.append((at, number)))
 
     locate()
     locate()
@@ -86,11 +87,12 @@ def test_a_replica_is_asked_for_again_when_no_answer_comes(
     now[0] += LOCATE_AGAIN_S
     locate()
     assert len(port.asked) == 2
+    hosts.locate("t#1", "b", "stop", lambda at: found.append((at, "stop")))
     port.asked[1][2]("there")
-    assert found == ["there"] * 3
+    assert found == [("there", (1, 0)), ("there", "stop")], "the last of each order"
     port.asked[0][2]("there")  # the first answer, after all
-    assert found == ["there"] * 3
-    hosts.locate("t#1", "gone", found.append)
+    assert len(found) == 2
+    hosts.locate("t#1", "gone", "start", found.append)
     assert len(port.asked) == 2
 
 
@@ -150,12 +152,13 @@ def test_a_host_that_is_forgotten_is_forgotten_everywhere(
     )
     hosts.reported(report, sender)
     found: list[Any] = []
-    hosts.locate("t#1", "b", found.append)
+    hosts.locate("t#1", "b", "start", found.append)
     assert hosts.addresses() == (settings.own_address, "10.0.0.2:1900")
     assert len(loop.watched) == 1
     cluster.hosts.forget("b", 100.0)
     assert loop.watched == []
     assert hosts.shown() == []
+    cluster.state.replica_gone("t#1")
     port.asked[0][2]("there")
     assert found == [], "what looked for its replicas has ended"
     hosts.reported(replace(report, host="c", address="10.0.0.3:1900", id="2"), sender)

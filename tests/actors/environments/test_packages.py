@@ -20,7 +20,7 @@ from greenroom.actors.environments import packages
 from greenroom.actors.environments.packages import COMPLETE, Installation
 from greenroom.serve.exceptions import DeployFailedError
 from tests.support.another_user import NOBODY
-from tests.support.systems import RunningSystem, running_system, wait_until
+from tests.support.systems import RunningSystem, alive, running_system, wait_until
 from tests.support.wheels import write_wheel
 
 
@@ -198,18 +198,21 @@ def test_one_that_waits_finds_what_the_other_made_or_shares_its_failure(uv: Path
     assert fifth == [other]
 
 
+KILLED = """
+import sys, time
+from pathlib import Path
+from greenroom.actors.environments.packages import Installation
+class Loop:
+    post = call_later = lambda *_: None
+Installation(Loop(), Path(sys.argv[1]), 'uv', ('parrot',), print).begin()
+time.sleep(60)
+"""
+
+
 def test_a_killed_one_leaves_nothing_half_and_its_installer_nothing_behind(uv: Path) -> None:
     folder = uv / "environments" / "a"
-    program = (
-        "import sys, time; from pathlib import Path; from greenroom.actors.environments.packages "
-        "import Installation\n"
-        "class Loop:\n"
-        "    post = call_later = lambda *_: None\n"
-        "Installation(Loop(), Path(sys.argv[1]), 'uv', ('parrot',), print).begin()\n"
-        "time.sleep(60)\n"
-    )
     (uv / "gate").touch()
-    process = subprocess.Popen([sys.executable, "-c", program, str(folder)])
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(folder)])
     wait_until((uv / "log").exists, 10, "the installer runs")
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -249,6 +252,48 @@ def test_what_others_may_write_is_not_run(uv: Path, planted: str) -> None:
     again = install(folder, loop)
     loop.run_until(again)
     assert again == [folder]
+
+
+SLOW_UV = """#!/bin/sh
+echo "$@" >> {log}
+sleep 1000 &
+echo $! > {child}
+echo ERROR: still waiting for the index
+wait
+"""
+
+
+def test_an_installer_that_takes_too_long_is_ended_with_what_it_started(
+    uv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (uv / "bin" / "uv").write_text(SLOW_UV.format(log=uv / "log", child=uv / "child"))
+    monkeypatch.setattr(packages, "TIMEOUT_S", 2)
+    folder, loop = uv / "environments" / "a", Loop()
+    done = install(folder, loop)
+    loop.run_until(done)
+    told = "uv did not end within 2 s: ERROR: still waiting for the index"
+    assert (str(done[0]), folder.exists()) == (told, False)
+    child = int((uv / "child").read_text())
+    wait_until(lambda: not alive(child), 5, "the end of what it started")
+
+
+def test_an_installer_whose_replica_was_killed_gives_the_lock_back_in_time(uv: Path) -> None:
+    (uv / "bin" / "uv").write_text(SLOW_UV.format(log=uv / "log", child=uv / "child"))
+    folder = uv / "environments" / "a"
+    program = (
+        f"from greenroom.actors.environments import packages; packages.TIMEOUT_S = 2\n{KILLED}"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, str(folder)])
+    wait_until((uv / "child").exists, 10, "the installer runs")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    (uv / "bin" / "uv").write_text("#!/bin/sh\n")
+    loop = Loop()
+    done = install(folder, loop)
+    assert len(loop.due) == 1, "the installer that is left holds the lock"
+    loop.run_until(done)
+    assert done == [folder]
+    assert not alive(int((uv / "child").read_text()))
 
 
 def test_a_host_without_uv_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

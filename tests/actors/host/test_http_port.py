@@ -14,7 +14,7 @@ from greenroom.actors.host.http_port import bind_http, borrow, lend
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.settings import HostSettings, read_settings
-from tests.support.systems import free_port
+from tests.support.systems import free_port, wait_until
 
 LENDER = b"\0greenroom-http-%d"
 WORKER = """
@@ -81,3 +81,46 @@ def test_a_worker_whose_name_is_taken_serves_all_the_same(
         lend(lent)
     assert "could not be lent" in caplog.text
     assert borrow([this_process()], settings_for(lent.getsockname()[1])) is None
+
+
+WITHOUT_DESCRIPTORS = """
+import logging, os, resource, socket, sys, time
+from greenroom.actors.host.http_port import lend
+logging.basicConfig(format="%(message)s")
+lend(socket.socket(fileno=int(sys.argv[1])))
+before = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+print("lacks", flush=True)
+sys.stdin.readline()
+resource.setrlimit(resource.RLIMIT_NOFILE, before)
+sys.stdin.read()
+"""
+
+
+def test_a_worker_out_of_descriptors_says_so_once_and_lends_once_it_has_some(
+    lent: socket.socket,
+) -> None:
+    port = lent.getsockname()[1]
+    with subprocess.Popen(
+        [sys.executable, "-c", WITHOUT_DESCRIPTORS, str(lent.fileno())],
+        pass_fds=[lent.fileno()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert child.stdout.readline() == b"lacks\n"
+        worker = Process(child.pid, 0, "")
+        first = borrow([worker], settings_for(port))  # it waited already, with a descriptor
+        if first is not None:
+            first.close()
+        for _ in range(2):
+            assert borrow([worker], settings_for(port)) is None
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        again = wait_until(lambda: borrow([worker], settings_for(port)), 5, "it lends again")
+        again.close()
+        child.stdin.close()
+        assert child.stderr.read().count(b"the HTTP port is not lent: [Errno 24]") == 1

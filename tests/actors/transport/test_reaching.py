@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from thespian.actors import ActorAddress
+from thespian.system.messages.admin import QueryAck
 
 from greenroom.actors.messages.queries import AskProxyReply
 from greenroom.actors.runtime import port
@@ -105,5 +106,33 @@ def test_what_nobody_ever_answers_is_forgotten_in_the_end() -> None:
     _, on_failed = transport.sent[-1]
     on_failed()
     assert probed == [(number, False) for number in range(2_000, 12_000)]
+    asking.loop.close()
+    loop.close()
+
+
+def test_one_admin_of_several_that_shuts_down_does_not_answer_for_the_others() -> None:
+    loop = asyncio.new_event_loop()
+    transport = Deaf(loop)
+    machine = MachineWith(transport)
+    asking = port.Port(1900, this_process(), loop, machine=machine)
+    asking.learn_gates(["10.77.0.1:1900", "10.77.0.2:1900"])
+    one, other = asking.gates
+
+    def answer(sender: Any, *, is_ending: bool) -> None:
+        ack = QueryAck("system", "1", is_ending)
+        machine.arrived(SimpleNamespace(message=ack, sender=sender))
+
+    told: list[tuple[str, bool]] = []
+    asking.probe(lambda answers: told.append(("first", answers)))
+    answer(one, is_ending=True)
+    answer(one, is_ending=True)  # to a probe before
+    assert told == []
+    answer(other, is_ending=False)
+    assert told == [("first", True)]
+    asking.probe(lambda answers: told.append(("second", answers)))
+    answer(one, is_ending=True)
+    _, on_failed = transport.sent[-1]
+    on_failed()
+    assert told == [("first", True), ("second", False)]
     asking.loop.close()
     loop.close()
