@@ -89,7 +89,6 @@ logger = logging.getLogger(__name__)
 
 ROTATE_EVERY_S = 10.0
 PRUNE_EVERY_S = 60.0  # logs and folders that are not needed, and actors that are not known
-ADMIN_TIMEOUT_S = 2.0  # for the admin, or its logger, to show up
 READY_TIMEOUT_S = 25.0
 READY_POLL_S = 0.005
 JOIN_TIMEOUT_S = 5.0  # after which what keeps this host from joining, and may pass, is an error
@@ -98,6 +97,7 @@ DISK_RETRY_S = 1.0
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 # What starting over hands on to the next program of this process.
 _LOCK_FD, _SOCKET_FD = "GREENROOM_HOST_LOCK_FD", "GREENROOM_HOST_SOCKET_FD"
+LOGGER_POLL_S = 0.2
 _STARTS_OVER = "GREENROOM_HOST_STARTS_OVER"
 _PROGRAM = "import sys; from greenroom.actors.host.process import main; sys.exit(main())"
 _KEPT = (HOST_ROLE, FRONT_ROLE, WORKER_ROLE, GRPC_ROLE)
@@ -272,7 +272,7 @@ def _start_actor_system(settings: HostSettings, process: Process) -> ActorSystem
         raise StartError(f"the actor system does not start on port {port}: {error}") from error
     # It answers before it is our child: the process that forked it has to end, and it to get its
     # title.
-    deadline = time.monotonic() + ADMIN_TIMEOUT_S
+    deadline = time.monotonic() + READY_TIMEOUT_S
     while (admin := _child_of(process, ADMIN_ROLE)) is None:
         if time.monotonic() > deadline:
             raise StartError("the actor system's admin died at its start; see logs/host.log")
@@ -349,8 +349,8 @@ class Host:
             self._supervise()
         else:
             self._grpc.start()
-        while not await self._port.answers(ADMIN_TIMEOUT_S):
-            if time.monotonic() - begun_at > ADMIN_TIMEOUT_S:
+        while not await self._port.answers():
+            if time.monotonic() - begun_at > READY_TIMEOUT_S:
                 raise StartError("the actor system's admin does not answer; see logs/host.log")
             await asyncio.sleep(READY_POLL_S)
         self._controller.start()
@@ -448,16 +448,19 @@ class Host:
         logger.error("the actor system's admin died; starting over from the saved state")
 
     async def _follow_logger(self) -> None:
-        """Learn of each logger that the admin starts; return when it starts none."""
+        """Learn of each logger that the admin starts, however long that takes.
+
+        Nothing waits for a logger. An admin that starts none because it stands still is ended for
+        that, like any process.
+        """
         while True:
             if self._system.logger is not None:
                 await self._end_of(self._system.logger)
-            deadline = time.monotonic() + ADMIN_TIMEOUT_S
+                self._system.logger = None
+                logger.warning("the actor system's logger died; its admin is to start another")
             while (found := _child_of(self._system.admin, LOGGER_ROLE)) is None:
-                if time.monotonic() > deadline:
-                    return
-                await asyncio.sleep(READY_POLL_S)
-            logger.warning("the actor system's logger died; its new pid is %d", found.pid)
+                await asyncio.sleep(LOGGER_POLL_S)
+            logger.info("the actor system has another logger, process %d", found.pid)
             self._system.logger = found
             self._records.add(found, LOGGER_ROLE)
 
