@@ -128,7 +128,7 @@ class Dispatcher:
         # host lost, is for the controller to judge. Until then they are left out, whatever the
         # tables say, and tried again now and then.
         self._unreachable: set[Hashable] = set()
-        self._silent = SilentHosts(loop, self._host_changed)
+        self._silent = SilentHosts(loop, self._host_changed, self._host_lost)
         self._pickles: dict[tuple[str, str], bytes] = {}  # what goes with many mirrored queries
 
         self._mirror_timer: Timer | None = None  # armed while mirrored queries are due
@@ -281,6 +281,10 @@ class Dispatcher:
         """Keep the router from using the replicas of a host while it does not answer."""
         change = self.router.host_silent if is_silent else self.router.host_answers
         self._run(change(host, time.monotonic()))
+
+    def _host_lost(self, host: str) -> None:
+        """Wait no more for what is left there."""
+        self._run(self.router.host_lost(host, time.monotonic()))
 
     def _try_later(self, replica: ReplicaTable) -> None:
         self._loop.call_later(TRY_AGAIN_S, lambda: self._try(replica))

@@ -4,7 +4,7 @@ Theory of operation. A proxy beats to the admin of each host that it has links t
 actors/transport/beats.py). A host from which no answer has come for ``SILENT_S`` is *silent*. It
 need not be lost: that is for the controller to judge, which takes its time, and only then are the
 host's replicas replaced. Silence costs little where it is wrong: until the host answers again the
-router sends its queries elsewhere.
+router sends its queries elsewhere. After ``LOST_S`` the controller has judged the host, too.
 
 Each beat says when it was sent, and so does its answer. So an answer that waited in a cut link, or
 in a host that was stopped, tells of then and not of now. A proxy that was late itself judges
@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 BEAT_S = 0.15
 SILENT_S = 0.5
+LOST_S = 3.0
 FIRST_S = 0.8  # for the first answer, which takes some handshakes
 LATE_S = 0.2  # between two beats, beyond BEAT_S: this process was late
 
@@ -44,11 +45,18 @@ class _Host:
 
 
 class SilentHosts:
-    """Calls ``changed(host, is_silent)``, by the host's name."""
+    """Calls ``changed(host, is_silent)``, by the host's name.
 
-    def __init__(self, loop: Loop, changed: Callable[[str, bool], None]) -> None:
+    Calls ``lost(host)`` with each beat to one that has been silent for ``LOST_S``: its replicas
+    leave the tables one by one.
+    """
+
+    def __init__(
+        self, loop: Loop, changed: Callable[[str, bool], None], lost: Callable[[str], None]
+    ) -> None:
         self._loop = loop
         self._changed = changed
+        self._lost = lost
         self._hosts: dict[str, _Host] = {}
         self._timer: Timer | None = None
         self._beat_at = 0.0
@@ -99,8 +107,9 @@ class SilentHosts:
             if host.link is not None:
                 host.link.send(beat)
             if host.is_silent:
-                continue
-            if was_late:
+                if not was_late and now - host.answered_at > LOST_S:
+                    self._lost(name)
+            elif was_late:
                 host.answered_at = max(host.answered_at, now - BEAT_S)
             elif now - host.answered_at > SILENT_S:
                 logger.info("host %s does not answer", name)

@@ -829,6 +829,16 @@ class Router:
                 self._backends[replica.backend].set_level(replica, now)
         return [effect for replica in silent for effect in self._move(replica, now)]
 
+    def host_lost(self, host: str, now: float) -> Effects:
+        """Treat replicas of a host that has been silent for long as dead, but for those in tables.
+
+        The controller has replaced these, and nothing says more certainly that they are gone: the
+        kernel of a host whose processes stand still keeps their connections.
+        """
+        there = [each for each in self._replicas.by_tag.values() if each.table.host == host]
+        gone = [each for each in there if each.is_silent and each.retired]
+        return [effect for each in gone for effect in self.replica_lost(each.table.tag, (), now)]
+
     def host_answers(self, host: str, now: float) -> Effects:
         """Use the replicas of a host again."""
         again = self._replicas.set_silent(host, is_silent=False)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors.proxy.silent_hosts import BEAT_S, FIRST_S, SILENT_S, SilentHosts
+from greenroom.actors.proxy.silent_hosts import BEAT_S, FIRST_S, LOST_S, SILENT_S, SilentHosts
 
 A_S = 0.01  # that a beat and its answer take
 
@@ -72,8 +72,10 @@ class Watched:
     def __init__(self) -> None:
         self.loop = Loop()
         self.heard: list[tuple[str, bool]] = []
+        self.lost: list[str] = []
         loop: Any = self.loop
-        self.hosts = SilentHosts(loop, lambda host, is_silent: self.heard.append((host, is_silent)))
+        changed = lambda host, is_silent: self.heard.append((host, is_silent))  # noqa: E731
+        self.hosts = SilentHosts(loop, changed, self.lost.append)
 
     def follow(self, name: str = "b", host: str = "10.0.0.2") -> Callable[[], None]:
         at: Any = SimpleNamespace(addressDetails=SimpleNamespace(host=host, port=1900))
@@ -107,6 +109,22 @@ def test_a_host_that_stops_answering_is_silent_soon_and_back_with_its_next_answe
     link.is_cut = False
     watched.loop.run(2 * BEAT_S)
     assert watched.heard == [("b", True), ("b", False)]
+
+
+def test_a_host_that_is_silent_for_long_is_called_lost_until_it_answers(watched: Watched) -> None:
+    watched.follow()
+    watched.loop.run(1)
+    (link,) = watched.loop.links
+    link.is_cut = True
+    watched.loop.run(LOST_S - BEAT_S)
+    assert (watched.heard, watched.lost) == ([("b", True)], [])
+    watched.loop.run(3 * BEAT_S)
+    assert set(watched.lost) == {"b"}
+    link.is_cut = False
+    watched.loop.run(2 * BEAT_S)
+    watched.lost.clear()
+    watched.loop.run(2 * LOST_S)
+    assert watched.lost == []
 
 
 def test_an_answer_that_was_held_up_does_not_bring_a_host_back(watched: Watched) -> None:

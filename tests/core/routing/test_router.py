@@ -704,3 +704,27 @@ def test_a_silent_host_that_is_lost_ends_what_may_not_be_retried() -> None:
     submit(made, 1, retryable=False)
     assert made.host_silent("h1", 1.0) == []
     assert refused(made.replica_lost("r1", (), 3.0))[0][:2] == (1, "ReplicaUnavailableError")
+
+
+def test_what_a_lost_host_has_is_given_up_once_the_controller_has_replaced_its_replicas() -> None:
+    """Its processes stand still, and their kernel keeps the connections."""
+    made = on_two_hosts()
+    submit(made, 1, retryable=False)
+    made.host_silent("h1", 1.0)
+    assert made.host_lost("h1", 4.0) == [], "the controller has not judged it"
+    made.set_backend("b", BackendTable(tag="b", replicas=(replica("r2", host="h2"),)), 4.0)
+    assert refused(made.host_lost("h1", 4.1))[0][:2] == (1, "ReplicaUnavailableError")
+    assert made.is_empty
+    made.host_answers("h1", 5.0)
+    assert made.answered("r1", [(1, 200)], 5.0) == []
+
+
+def test_a_replica_that_leaves_a_host_that_answers_is_waited_for() -> None:
+    made = on_two_hosts()
+    submit(made, 1, retryable=False)
+    made.set_backend("b", BackendTable(tag="b", replicas=(replica("r2", host="h2"),)), 1.0)
+    assert made.host_lost("h1", 4.0) == []
+    made.host_silent("h1", 4.0)
+    made.host_answers("h1", 4.5)
+    assert made.host_lost("h1", 9.0) == []
+    assert made.open_tickets == 1
