@@ -205,7 +205,9 @@ class Queries:
         self._leased = Outboxes()  # the same, for queries under leases
         self._parted = Outboxes()  # the same, for large answers: others go in between
         self._parted_numbers = itertools.count(int(secrets.token_hex(7), 16))
-        self._news = Outboxes()  # by the proxy's incarnation
+        # By the proxy's incarnation. An idle one is kept as long as its proxy lives, or has queries
+        # here: what is not told of them takes their slots for good.
+        self._news: dict[str, Outbox] = {}
         self._runs: dict[tuple[str, int], Run] = {}  # by key
         self.streams: dict[tuple[str, int], Run] = {}  # by the caller's incarnation and query id
         self._adrift: dict[tuple[str, int], Run] = {}  # the same, of those whose router is dead
@@ -259,6 +261,9 @@ class Queries:
 
     def _meet(self, process: Process, address: Address) -> None:
         proxy = process.incarnation
+        known = self._proxies | {run.proxy for run in self._runs.values()}
+        for gone in [each for each in self._news if each not in known]:
+            del self._news[gone]
         self._news[proxy] = self._make_news(proxy, address)
         if proxy not in self._proxies:
             self._proxies.add(proxy)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from greenroom.actors.messages.control import MeetProxy
 from greenroom.actors.runtime.loop import Outbox
 from greenroom.serve.handle import DeploymentHandle
-from tests.actors.one_process import OneProcess
+from tests.actors.one_process import OneProcess, Place
 
 
 async def quick(number: int) -> int:
@@ -41,3 +44,47 @@ def test_the_news_of_a_full_replica_do_not_wait_for_others(
         assert any(field == "answered" for field, _ in waited) is waits
     finally:
         one.close()
+
+
+HELD: dict[str, asyncio.Event] = {}
+
+
+async def held(number: int) -> int:
+    from tests.actors.replica.test_news import HELD  # noqa: PLC0415  # it may be a copy
+
+    HELD["begun"].set()
+    await HELD["gate"].wait()
+    return number
+
+
+def test_news_of_a_query_reach_its_router_however_many_others_there_are() -> None:
+    """Its slot would stay taken for good."""
+    one = OneProcess(held, limit=1)
+    try:
+        handle = DeploymentHandle("e", None, client=one.client)
+        others = [Place(one.loop) for _ in range(300)]
+
+        async def ask() -> int:
+            HELD.update(begun=asyncio.Event(), gate=asyncio.Event())
+            answer = handle.remote(7)
+            await HELD["begun"].wait()
+            for each in others:
+                meet = MeetProxy(proxy=each, process=each.process, is_near=False)
+                each.loop.send(one.queries.address, meet)
+            for _ in range(3):  # passes of the loop, until all have arrived
+                await asyncio.sleep(0)
+            HELD["gate"].set()
+            return await answer
+
+        assert one.loop.run_until_complete(ask()) == 7
+        busy = one.proxy.dispatcher.router.busy
+        one.loop.run_until_complete(asyncio.wait_for(until(lambda: not busy()), 10))
+        for each in others:
+            each.loop.close()
+    finally:
+        one.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
