@@ -518,6 +518,9 @@ class BackendConfig(Settings):
     session_affinity: SessionAffinity | None = None
     request_router_config: RequestRouterConfig | None = None
     outlier_ejection: bool = Field(default=True, strict=True)
+    max_age_s: float | None = Field(default=None, gt=0)
+    max_queries: int | None = Field(default=None, ge=1)
+    max_memory_bytes: int | None = Field(default=None, ge=2**20)
 
     _is_jsonable = field_validator("user_config")(jsonable)
 

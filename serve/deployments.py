@@ -71,6 +71,9 @@ class GivenOptions(TypedDict, total=False):
     request_timeout_s: float | None
     retryable: bool | None
     outlier_ejection: bool
+    max_age_s: float | None
+    max_queries: int | None
+    max_memory_bytes: int | None
     health_check_period_s: float
     health_check_timeout_s: float
     graceful_shutdown_timeout_s: float
@@ -347,7 +350,8 @@ def deployment(
     ``request_router_config`` (None: a class of yours that chooses replicas),
     ``http_call_methods`` (none: methods that HTTP requests may name in X-Serve-Call-Method),
     ``outlier_ejection`` (True: a replica that fails where others do not gets no queries for a
-    while), and ``actor_options`` (or ``ray_actor_options``) with ``num_cpus``, ``num_gpus``,
+    while), ``max_age_s``, ``max_queries`` and ``max_memory_bytes`` (None: after which a replica is
+    replaced), and ``actor_options`` (or ``ray_actor_options``) with ``num_cpus``, ``num_gpus``,
     ``memory``, ``resources`` and ``runtime_env``.
     """
 

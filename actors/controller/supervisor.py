@@ -108,6 +108,7 @@ class Supervisor:
             trouble=message.trouble,
             lasts=message.lasts,
             stats=message.stats,
+            worn=message.worn,
         )
         if not is_wanted and message.state != "draining":
             self._loop.send(sender, cm.StopReplica(replica=tag, drain_s=0.0, epoch=self._epoch))

@@ -200,7 +200,7 @@ class ReplicaReported(Message):
     raised), "draining"; ``error`` is the constructor's, reconfigure's or check_health's, with its
     traceback; ``exception`` that exception, cloudpickled where it can be; ``lasts`` tells whether
     to start it again would end in the same way; ``trouble`` is for status to show, ``stats`` what
-    ``record_autoscaling_stats`` returned last.
+    ``record_autoscaling_stats`` returned last. ``worn`` says why it is to be replaced.
     """
 
     replica: str
@@ -215,6 +215,7 @@ class ReplicaReported(Message):
     lasts: bool = False
     trouble: str = ""
     stats: dict[str, float] = field(default_factory=dict)
+    worn: str = ""
 
 
 @message

@@ -34,6 +34,7 @@ from greenroom.actors.replica.comparisons import Comparisons
 from greenroom.actors.replica.data_plane import Queries
 from greenroom.actors.replica.threads import give_way_to_messages
 from greenroom.actors.replica.user_code import Failure, UserCode, import_starlette
+from greenroom.actors.replica.wear import Wear
 from greenroom.actors.runtime import tracing
 from greenroom.actors.runtime.actor import LoopActor
 from greenroom.actors.runtime.logs import redirect_output, replica_log
@@ -82,6 +83,8 @@ class Replica(LoopActor):
         self._environment = ""  # the name of the virtual environment
         self._trouble = ""  # that status is to show
         self._begun_loading_at = 0.0
+        served = lambda: 0 if self.queries is None else self.queries.served  # noqa: E731
+        self._wear = Wear(self.loop, served, self._worn, self._full)
 
     def may_beat(self) -> bool:
         """See :meth:`LoopActor.may_beat`; answers go over links of their own."""
@@ -144,6 +147,16 @@ class Replica(LoopActor):
         if stats != self._stats:
             self._stats = stats
             self._report()
+
+    def _worn(self, why: str) -> None:
+        logger.info("%s is to be replaced: %s", self.tag, why)
+        self._report()
+
+    def _full(self, why: str) -> None:
+        """End at once, with what runs: neighbours need the memory."""
+        logger.critical("%s ends: %s", self.tag, why)
+        self._wear.why = why
+        self._report(then=self.exiting)
 
     def _stuck(self, user_code: UserCode) -> Failure | None:
         """Take note of sync calls that hang; return why that makes this replica unhealthy.
@@ -236,6 +249,7 @@ class Replica(LoopActor):
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(order.num_cpus))))
         self.user_code = user_code = UserCode(self.loop.post)
         _configure(user_code, self.config)
+        self._wear.configure(self.config)
         settings = self.settings
         port = Port(settings.admin_port, self.process, user_code.loop, machine=self.machine)
         limit = self.config["max_ongoing_requests"]
@@ -398,6 +412,7 @@ class Replica(LoopActor):
         if self.state == "starting":
             self.state = "failed" if failure is not None else "running"
             metrics.started(time.monotonic() - self._begun_loading_at)
+            self._wear.begin()
             if self.queries is not None:
                 self.queries.accepting = failure is None
         self._report()
@@ -409,6 +424,7 @@ class Replica(LoopActor):
         self.config, self.config_id = config, config_id
         if self.queries is not None:
             self.queries.limit = config["max_ongoing_requests"]
+        self._wear.configure(config)
         if self.user_code is not None:
             _configure(self.user_code, config)
         failure = self._configure_logging(config) if logs_changed else None
@@ -450,6 +466,7 @@ class Replica(LoopActor):
                 trouble=self._trouble,
                 lasts=failure is not None and failure.lasts,
                 stats=self._stats,
+                worn=self._wear.why,
             ),
             on_sent=then,
             on_failed=then,

@@ -186,6 +186,7 @@ class Queries:
         self.accepting = False
         self.is_draining = False
         self.running = 0  # queries in user code; never above the limit
+        self.served = 0  # queries that have ended
         self.undelivered = 0
         self._port = port
         self._loop = port.loop
@@ -464,6 +465,7 @@ class Queries:
     def ended(self, run: Run) -> None:
         """Free the slot; tell the router."""
         self.running -= 1
+        self.served += 1
         metrics.ended(run.status, time.monotonic() - run.began_at)
         if run.timer is not None:
             run.timer.cancel()

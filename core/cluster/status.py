@@ -266,5 +266,5 @@ def _replica(backend: Backend, replica: Replica) -> Mapping[str, Any]:
         "ongoing": replica.ongoing,
         "rank": replica.known_rank.rank if replica.known_rank and replica.state in LIVE else None,
         **({"devices": devices} if devices else {}),
-        **({"trouble": replica.trouble} if replica.trouble else {}),
+        **({"trouble": trouble} if (trouble := replica.trouble or replica.worn) else {}),
     }

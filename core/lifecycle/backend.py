@@ -80,6 +80,7 @@ class Backend:
         self.rescaling = ""  # while replicas come or go for that alone: UPSCALING or DOWNSCALING
         self.waiting = ""  # why a wanted replica has no room, and what would make it fit
         self._start_due_at = NEVER  # when a replica is to start that has to wait
+        self._replace_due_at = NEVER  # and when one is to be replaced
         # Recorded replicas may have a process: they are asked, as if they had just been started.
         self.replicas = {
             tag: Replica(
@@ -366,6 +367,7 @@ class Backend:
             replica.told_config_id,
             replica.missed_checks,
             replica.check_error,
+            replica.worn,
             replica.recovering,
             self.retries.unhealthy.count,
             self.retries.check_error,
@@ -375,7 +377,8 @@ class Backend:
         replica.reported, replica.recovering = True, False
         replica.address, replica.process = report.address, report.process
         replica.ongoing, replica.trouble = report.ongoing, report.trouble
-        replica.stats = report.stats
+        replica.worn_at = replica.worn_at if replica.worn else now
+        replica.stats, replica.worn = report.stats, report.worn
         if replica.state is ReplicaState.RUNNING and report.state == "draining":
             replica.move(ReplicaEvent.RETIRE, now)  # told to stop by a controller that died
         if report.check_id:
@@ -398,7 +401,7 @@ class Backend:
         if before is ReplicaState.STARTING:
             self._failed(replica, "its process died while it was starting", None, since, now)
         elif before is ReplicaState.RUNNING:
-            self.retries.last_error = error = "a replica's process died"
+            self.retries.last_error = error = replica.worn or "a replica's process died"
             self._failures_of(replica).died(replica.host, since, now)
             self._ended_amid_update(replica, error, since, now)
 
@@ -592,6 +595,7 @@ class Backend:
         self._forget_stopped()  # first, so that what they had is free for others
         effects = self._give_up_silent(now)
         self._retire_unhealthy(now)
+        self._replace_worn(now)
         self._choose(now)
         self._rank()
         released = publish(self.table())
@@ -612,7 +616,7 @@ class Backend:
     def due_at(self) -> float:
         """Return when :meth:`reconcile` has something to do, if nothing happens before."""
         times = [self._due_at(replica) for replica in self.replicas.values()]
-        return min([*times, self._start_due_at])
+        return min([*times, self._start_due_at, self._replace_due_at])
 
     def _due_at(self, replica: Replica) -> float:
         if replica.state is ReplicaState.STARTING:
@@ -676,6 +680,22 @@ class Backend:
             failures.add(replica.host, since, now)
             self.retries.check_error = self.retries.last_error = error
             self._ended_amid_update(replica, error, since, now)
+
+    def _replace_worn(self, now: float) -> None:
+        """Have worn replicas replaced by fresh ones: as many at a time as an update may start."""
+        self._replace_due_at = NEVER
+        running = self._in(ReplicaState.RUNNING)
+        worn = [replica for replica in running if replica.worn and not replica.moving]
+        most = releases.surge(self.wanted, self.config.max_surge_percent)
+        room = most - sum(replica.moving for replica in running)
+        if self.updating or not worn or room <= 0:
+            return
+        if now < self.retries.worn.start_at:
+            self._replace_due_at = self.retries.worn.start_at
+            return
+        for replica in worn[:room]:
+            replica.moving = True
+            self.retries.wore(replica, now)
 
     # --- More and fewer -------------------------------------------------------------------------
 

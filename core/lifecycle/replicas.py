@@ -125,7 +125,9 @@ class Replica:
     reported: bool = False
     recovering: bool = False  # known from the record only
     may_have_served: bool = False
-    moving: bool = False  # to be replaced elsewhere
+    moving: bool = False  # to be replaced, by one elsewhere or a fresh one
+    worn: str = ""  # why it is to be replaced by a fresh one
+    worn_at: float = 0.0
     devices: Devices = field(default_factory=dict)
     rank: Rank | None = None  # the last that it had among those that live
     told_rank: Rank | None = None
@@ -196,6 +198,7 @@ class Report:
     lasts: bool = False
     trouble: str = ""
     stats: Mapping[str, float] = field(default_factory=dict)
+    worn: str = ""
 
     def __post_init__(self) -> None:
         """Bound what records, goals and answers keep of it, whatever user code has raised."""
@@ -342,6 +345,7 @@ class Retries:
         self.ended = FailureRow(MAX_BACKOFF_S)  # replicas that ran, of a release that may go back
         self.unhealthy = FailureRow(MAX_REPLACE_S, free=1, first_s=REPLACE_S)
         self.ejected = FailureRow(MAX_REPLACE_S, free=1, first_s=REPLACE_S)
+        self.worn = FailureRow(MAX_REPLACE_S, free=1, first_s=REPLACE_S)  # soon after their start
         self.last_error = ""
         self.check_error = ""  # of the replica that was replaced last, until a fresh one passes
 
@@ -351,7 +355,15 @@ class Retries:
         self.ended.clear()
         self.unhealthy.clear()
         self.ejected.clear()
+        self.worn.clear()
         self.last_error = self.check_error = ""
+
+    def wore(self, replica: Replica, now: float) -> None:
+        """Count one that was worn soon after its start: limits may be too low for the code."""
+        if replica.worn_at - replica.since > STABLE_S:
+            self.worn.clear()
+        else:
+            self.worn.add(replica.host, replica.since, now)
 
     def went_back(self) -> None:
         """Count an earlier release as the newest again."""

@@ -30,6 +30,10 @@ def test_settings_have_the_contracts_defaults() -> None:
         "http_call_methods": (),
         "session_affinity": None,
         "request_router_config": None,
+        "outlier_ejection": True,
+        "max_age_s": None,
+        "max_queries": None,
+        "max_memory_bytes": None,
     }
     assert ActorOptions().model_dump() == {
         "num_cpus": 0,

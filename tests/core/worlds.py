@@ -67,6 +67,7 @@ class Process:
     refused: bool = False  # its reconfigure raised on the newest settings
     reconfigured: list[int] = field(default_factory=list)
     stats: dict[str, float] = field(default_factory=dict)  # of record_autoscaling_stats
+    worn: str = ""
 
     def report(self, check_id: int = 0) -> dict[str, Any]:
         error = "boom" if self.state == "failed" or (self.sick and check_id) else ""
@@ -84,6 +85,7 @@ class Process:
             "exception": exception,
             "lasts": self.state == "failed" and self.code == UNLOADABLE,
             "stats": self.stats,
+            "worn": self.worn,
         }
 
 

@@ -561,6 +561,58 @@ def test_replacing_ones_that_fail_where_others_do_not_has_growing_pauses() -> No
     world.cluster.replica_ejected("gone", "p1", 1)  # it has just been replaced
 
 
+def wear_out(world: World, *processes: Process) -> None:
+    for process in processes:
+        process.worn = "it has run for its max_age_s"
+        world.report(process)
+
+
+def test_worn_replicas_are_replaced_one_at_a_time_by_fresh_ones_that_run_before() -> None:
+    world = running_world(num_replicas=3, graceful_shutdown_timeout_s=1)
+    world.wait(60)
+    old = world.running("b")
+    wear_out(world, *old)
+    most, fewest = 0, 3
+    for _ in range(100):
+        world.go_on(1, 0.5)
+        most = max(most, sum(process.alive for process in world.processes.values()))
+        fewest = min(fewest, len(world.table("backend/b").replicas))
+    assert (fewest, most) == (3, 4)
+    assert not any(process.alive for process in old)
+    assert states(world) == ["RUNNING"] * 3
+    shown = status.backend_status(world.cluster, backend(world))
+    assert (shown["status"], shown["message"]) == ("HEALTHY", "")
+
+
+def test_those_that_are_worn_as_soon_as_they_run_are_replaced_with_growing_pauses() -> None:
+    world = running_world(graceful_shutdown_timeout_s=1)
+    pauses: list[float] = []
+    for _ in range(5):
+        (old,) = world.running("b")
+        began_at = world.now
+        wear_out(world, old)
+        while old.alive:
+            assert world.now < began_at + 1_000
+            world.wait(5)
+            world.work()
+        pauses.append(world.now - began_at)
+        world.settle()
+    assert max(pauses[:2]) <= 10, "one may be a chance"
+    assert 50 < pauses[2] < 75
+    assert 110 < pauses[3] < 135
+
+
+def test_one_that_dies_worn_has_died_of_that() -> None:
+    world = running_world(num_replicas=1)
+    (old,) = world.running("b")
+    old.worn = "out of memory: it has 30 MiB"
+    world.report(old)
+    world.flush()
+    world.die(old.tag)
+    world.flush()
+    assert backend(world).retries.last_error == "out of memory: it has 30 MiB"
+
+
 def test_a_late_answer_to_an_earlier_check_means_nothing() -> None:
     world = running_world(health_check_period_s=2)
     process = world.running("b")[0]

@@ -1,0 +1,124 @@
+"""Replicas that have done enough are replaced, over a real system; their clients notice nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from greenroom import serve
+from greenroom.actors.replica.wear import memory_bytes
+from greenroom.core.errors import InvalidRequestError
+from tests.support.systems import RunningSystem, wait_until
+
+MIB = 2**20
+
+
+class Worker:
+    """Answers with its pid; keeps so many bytes for each query that asks for it."""
+
+    def __init__(self) -> None:
+        self.kept: list[bytearray] = []
+
+    def __call__(self, request: Any = None) -> str:
+        size = int(request.query_params.get("keep", 0)) if request is not None else 0
+        if size:
+            self.kept.append(bytearray(os.urandom(1) * size))
+        return str(os.getpid())
+
+
+class Load:
+    """Sends GETs all the time; ``statuses`` are those that were not 200."""
+
+    def __init__(self, running: RunningSystem, route: str) -> None:
+        self.bad: list[int] = []
+        self.count = 0
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(running, route))
+        self._thread.start()
+
+    def _run(self, running: RunningSystem, route: str) -> None:
+        while not self._ending.is_set():
+            status, _ = running.get(route)
+            self.count += 1
+            if status != 200:
+                self.bad.append(status)
+
+    def end(self) -> None:
+        self._ending.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def deployed(client: serve.Client, name: str) -> Iterator[Any]:
+    tag = f"{name}:v1"
+
+    def deploy(**config: Any) -> str:
+        client.wait_for_goal(client.create_backend(tag, Worker, config=config), 20)
+        client.create_endpoint(name, backend=tag, route=f"/{name}")
+        return tag
+
+    yield deploy
+    client.delete_endpoint(name)
+    client.wait_for_goal(client.delete_backend(tag, force=True), 20)
+
+
+@pytest.mark.parametrize("config", [{"max_queries": 20}, {"max_age_s": 1.5}])
+def test_a_worn_replica_is_replaced_without_a_failed_request(
+    config: dict[str, Any],
+    deployed: Any,
+    running: RunningSystem,
+    name: str,
+) -> None:
+    tag = deployed(**config)
+    first = running.get(f"/{name}")[1]
+    load = Load(running, f"/{name}")
+    try:
+        wait_until(lambda: running.get(f"/{name}")[1] != first, 30, "its successor")
+        log = (running.settings.logs_dir / "replica.log").read_text()
+        assert re.search(rf"{tag}#\w+ is to be replaced: it has", log)
+    finally:
+        load.end()
+    assert load.count > 0
+    assert load.bad == []
+
+
+def test_a_replica_that_leaks_is_replaced_and_one_that_leaks_fast_ends_at_once(
+    deployed: Any, running: RunningSystem, name: str
+) -> None:
+    limit = memory_bytes() // MIB + 200
+    deployed(max_memory_bytes=limit * MIB, num_replicas=1)
+
+    def pid() -> bytes:
+        return running.get(f"/{name}")[1]
+
+    first = pid()
+    running.get(f"/{name}?keep={limit * MIB}")
+    wait_until(lambda: pid() != first, 30, "its successor")
+
+    second = pid()
+    running.get(f"/{name}?keep={2 * limit * MIB}")
+    wait_until(lambda: not Path(f"/proc/{int(second)}").exists(), 30, "its end")
+    wait_until(lambda: pid().isdigit() and pid() != second, 30, "its successor")
+    log = (running.settings.logs_dir / "replica.log").read_text()
+    assert "ends: out of memory: it has" in log
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"max_queries": 0}, "max_queries"),
+        ({"max_age_s": -1}, "max_age_s"),
+        ({"max_memory_bytes": 1000}, "max_memory_bytes"),
+    ],
+)
+def test_limits_that_mean_nothing_are_refused(
+    config: dict[str, Any], told: str, client: serve.Client, name: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=told):
+        client.create_backend(f"{name}:v1", Worker, config=config)
