@@ -11,7 +11,9 @@ things too.
 from __future__ import annotations
 
 import contextlib
+import grp
 import os
+import pwd
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,8 +143,30 @@ def _check_on_the_way(folder: Path, parent: Path) -> None:
     if found.st_uid not in {_ROOT, os.geteuid()} and _sees_all_users():
         _refuse(folder, f"{parent}, which it is in, belongs to user {found.st_uid}")
     is_sticky = found.st_mode & stat.S_ISVTX
-    if stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_IWOTH and not is_sticky:
+    if not stat.S_ISDIR(found.st_mode) or is_sticky:
+        return
+    if found.st_mode & stat.S_IWOTH:
         _refuse(folder, f"all users may write {parent}, which it is in, without the sticky bit")
+    if found.st_mode & stat.S_IWGRP and (strangers := _strangers_in(found.st_gid)):
+        who = ", ".join(strangers[:3])
+        _refuse(
+            folder,
+            f"group {found.st_gid}, with {who} in it, may write {parent}, which it is in, without "
+            f"the sticky bit: `chmod g-w {parent}`",
+        )
+
+
+def _strangers_in(gid: int) -> list[str]:
+    """Return the users of a group but for this one and root.
+
+    A group of the user's own has none, nor has one that only a volume has, as on Kubernetes.
+    """
+    with contextlib.suppress(KeyError):
+        members, users = set(grp.getgrgid(gid).gr_mem), pwd.getpwall()
+        members.update(each.pw_name for each in users if each.pw_gid == gid)
+        ours = {each.pw_name for each in users if each.pw_uid in {_ROOT, os.geteuid()}}
+        return sorted(members - ours)
+    return []
 
 
 def _sees_all_users() -> bool:

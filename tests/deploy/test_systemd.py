@@ -35,3 +35,15 @@ def test_its_variables_are_settings_and_a_stop_has_the_time_that_it_needs() -> N
     parser.read_string(text)
     assert parser.getint("Service", "TimeoutStopSec") > stop_s(LEAST_S)
     assert parser["Service"]["KillMode"] == "process"
+
+
+def test_it_is_exposed_to_little() -> None:
+    """As the systemd of the machine counts it, out of 10; "OK" is below 5."""
+    analyze = needed("systemd-analyze", "systemd")
+    done = subprocess.run(
+        [analyze, "security", "--offline=true", "--threshold=39", str(UNIT)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

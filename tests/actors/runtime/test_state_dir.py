@@ -8,10 +8,12 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from greenroom.actors.host import launcher as system
+from greenroom.actors.runtime import state_dir
 from greenroom.actors.runtime.logs import open_log
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.actors.runtime.state_dir import check_state_dir, make_private, write_private
@@ -147,6 +149,43 @@ def test_a_parent_that_all_may_write_is_refused_unless_it_is_sticky(
     state = below(0o777, os.geteuid())
     assert "without the sticky bit" in refusal(state)
     state.parent.chmod(0o1777)
+    check_state_dir(state)
+
+
+@pytest.mark.parametrize(
+    ("members", "primary", "strangers"),
+    [
+        ([], ["me"], ""),  # the group that many systems make for each user
+        (["me", "root"], [], ""),
+        (None, [], ""),  # that of a volume, of which nothing else is known
+        (["me", "eve"], [], "eve"),
+        ([], ["me", "bob", "eve"], "bob, eve"),
+    ],
+)
+def test_a_parent_that_a_group_may_write_is_refused_if_other_users_are_in_the_group(
+    below: Callable[[int, int], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    members: list[str] | None,
+    primary: list[str],
+    strangers: str,
+) -> None:
+    state = below(0o775, os.geteuid())
+    gid = state.parent.stat().st_gid
+    known = {} if members is None else {gid: SimpleNamespace(gr_mem=members)}
+    uids = {"root": 0, "me": os.geteuid(), "bob": 1_000_001, "eve": 1_000_002}
+    users = [
+        SimpleNamespace(pw_name=name, pw_uid=uid, pw_gid=gid if name in primary else 1_000_000)
+        for name, uid in uids.items()
+    ]
+    monkeypatch.setattr(state_dir.grp, "getgrgid", known.__getitem__)
+    monkeypatch.setattr(state_dir.pwd, "getpwall", lambda: users)
+    if not strangers:
+        check_state_dir(state)
+        return
+    told = refusal(state)
+    assert f"group {gid}, with {strangers} in it, may write {state.parent}" in told
+    assert f"`chmod g-w {state.parent}`" in told
+    state.parent.chmod(0o1775)
     check_state_dir(state)
 
 
