@@ -70,6 +70,12 @@ class StateNotSavedError(GreenroomError):
     http_status = 507
 
 
+class StateNotReadableError(GreenroomError):
+    """The state cannot be read at present, so the question has no answer; the text says why."""
+
+    http_status = 503
+
+
 class UnknownNameError(GreenroomError, KeyError):
     """A backend, endpoint, deployment, application or goal of that name does not exist."""
 

@@ -242,7 +242,7 @@ class HistoryRecord:
 # with the current ones, the history keeps the definitions before and after each change, and an undo
 # restores those from before.
 
-BACKEND, ENDPOINT, APPLICATION = KINDS = ("backend", "endpoint", "application")
+BACKEND, ENDPOINT, APPLICATION = ("backend", "endpoint", "application")
 DEPLOYMENT = "deployment"  # a backend and the endpoint of its name; a goal may be about one
 
 Key = tuple[str, str]

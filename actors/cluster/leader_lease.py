@@ -230,6 +230,11 @@ class LeaderElection:
         return 0 if self._finder is None else self._finder.epoch
 
     @property
+    def trouble(self) -> str:
+        """Why this host cannot see who leads, and so could not lead; "" where it can."""
+        return self._unseen or self.refusal
+
+    @property
     def never_led(self) -> bool:
         """Whether there never was a leader in this store, as far as is known."""
         return self._succession.seen.epoch == 0

@@ -240,6 +240,11 @@ def leads(settings: HostSettings, controller: Finder | LeaderElection) -> bool:
     return controller.leads if isinstance(controller, LeaderElection) else settings.join is None
 
 
+def trouble_with_store(controller: Finder | LeaderElection) -> str:
+    """Return why this host, which may lead, cannot use the store; "" where nothing is known."""
+    return controller.trouble if isinstance(controller, LeaderElection) else ""
+
+
 def obstacle(
     settings: HostSettings, controller: Finder | LeaderElection, membership: Membership
 ) -> tuple[str, bool]:

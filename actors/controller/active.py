@@ -35,9 +35,9 @@ from greenroom.core import effects as fx, operations as ops
 from greenroom.core.cluster import status
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.leader_lease import RENEW_S
-from greenroom.core.errors import StateNotSavedError
+from greenroom.core.errors import StateNotReadableError, StateNotSavedError
 from greenroom.core.lifecycle.placement import Placement
-from greenroom.core.lifecycle.state import SOFT
+from greenroom.core.lifecycle.state import KINDS, SOFT
 from greenroom.core.long_poll import News, epoch_of
 from greenroom.core.records import Changes
 from greenroom.persistence.checkpoints import Checkpoints
@@ -65,7 +65,6 @@ _OF_MORE = frozenset(
     )
 )
 _ROUTINE = (fx.Check, fx.AskPolicy)  # effects that are of no interest outside
-KINDS = ("backend", "endpoint", "application", *SOFT)
 SETTLE_S = 0.1  # between two pieces of the store's work that no change waits for
 
 
@@ -225,7 +224,9 @@ class ActiveController:
         """Say why nothing is done; otherwise the sender asks again, of the host that leads then."""
         trouble = "" if self._lease is None else self._lease.trouble()
         if trouble and isinstance(message, am.Request):
-            self._loop.send(sender, failure(message.request_id, StateNotSavedError(trouble)))
+            kind = ops.OPERATIONS.get(message.operation, ops.Operation)
+            error = StateNotReadableError if kind.is_read else StateNotSavedError
+            self._loop.send(sender, failure(message.request_id, error(trouble)))
 
     def _may_act(self) -> bool:
         return self._lease is None or self._lease.may_act()

@@ -2,14 +2,16 @@
 
 Theory of operation. A controller that cannot save ends, because its memory no longer matches the
 disk, and the next one cannot take the store over. That one becomes a read-only controller, so that
-a client that asks for a change is told at once that it was not made, and why. Serving does not
-depend on it: proxies and replicas go on with what they have. Every :data:`LOOK_S` it checks whether
-the store can be written, and ends when it can; the next controller starts as after any crash. The
-same happens if a different store is in the place of the one used before, until that one is back.
+a client that asks for a change is told at once that it was not made, and why. Questions are
+answered from what the store has, where it can be read. Serving does not depend on it: proxies and
+replicas go on with what they have. Every :data:`LOOK_S` it checks whether the store can be written,
+and ends when it can; the next controller starts as after any crash. The same happens if a different
+store is in the place of the one used before, until that one is back.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -17,13 +19,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from greenroom.actors.controller.requests import not_saved
+from greenroom.actors.controller.requests import failure, not_saved
 from greenroom.actors.messages import admin as am
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime.liveness import Pulse
 from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.settings import HostSettings
-from greenroom.core.operations import GetStatus, StopCluster
+from greenroom.core.cluster.admin import CARRIED_OUT, Now, carry_out
+from greenroom.core.cluster.cluster import Cluster
+from greenroom.core.errors import GreenroomError, StateNotReadableError
+from greenroom.core.lifecycle.history import Author
+from greenroom.core.lifecycle.placement import Placement
+from greenroom.core.lifecycle.state import KINDS
+from greenroom.core.operations import GetStatus, Operation, StopCluster, read_operation
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.kv import StoreError
 from greenroom.persistence.locations import location_at
@@ -64,6 +72,7 @@ class ReadOnlyController:
         self._error = error
         self._try = look or self._try_to_write
         self._since = time.time()
+        self._cluster: Cluster | None = None  # made for the first question that needs it
         with pulse.patience(STORE_PATIENCE_S):
             self._saved = self._requests_on_disk()
         logger.error("the state cannot be saved, so this controller only waits: %s", error)
@@ -76,13 +85,47 @@ class ReadOnlyController:
         """
         if message.request_id in self._saved:
             return
-        if message.operation == GetStatus.key:
-            reply = am.RequestReply(request_id=message.request_id, value=self._status())
-        elif message.operation == StopCluster.key:  # there is nothing that it would have to save
-            reply = am.RequestReply(request_id=message.request_id, value=True)
-        else:
-            reply = not_saved(message.request_id, self._error)
+        try:
+            reply = self._reply(message)
+        except GreenroomError as error:
+            reply = failure(message.request_id, error)
         self._loop.send(sender, reply)
+
+    def _reply(self, message: am.Request) -> am.RequestReply:
+        operation = read_operation(message.operation, message.fields)
+        if isinstance(operation, GetStatus):
+            value: Any = self._status()
+        elif isinstance(operation, StopCluster):  # there is nothing that it would have to save
+            value = True
+        elif operation.is_read:
+            value = self._answer(operation)
+        else:
+            return not_saved(message.request_id, self._error)
+        return am.RequestReply(request_id=message.request_id, value=value)
+
+    def _answer(self, operation: Operation) -> Any:
+        """Answer from the records in the store; StateNotReadableError where it cannot be read."""
+        if type(operation) not in CARRIED_OUT:
+            raise StateNotReadableError(
+                f"{operation.key} has no answer while the state cannot be saved: {self._error}"
+            )
+        if self._cluster is None:
+            with self._pulse.patience(STORE_PATIENCE_S):
+                self._cluster = self._read_cluster()
+        author, now = Author("", "", ""), Now(time.monotonic(), time.time())
+        return carry_out(self._cluster, operation, author, now)
+
+    def _read_cluster(self) -> Cluster:
+        """Return the cluster as the store has it: nothing can change while nothing is saved."""
+        try:
+            store = location_at(self._settings.store_name).open_reader()
+            with contextlib.closing(store):
+                checkpoints = Checkpoints(store)
+                records = {kind: checkpoints.load(kind) for kind in KINDS}
+        except StoreError as error:
+            raise StateNotReadableError(f"the state cannot be read: {error}") from error
+        own, lost = self._settings.host_name, checkpoints.lost
+        return Cluster(records, 0, time.monotonic(), Placement(), own_host=own, lost=lost)
 
     def _try_to_write(self) -> None:
         location_at(self._settings.store_name).try_to_write()

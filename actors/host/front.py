@@ -24,13 +24,13 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 from greenroom.actors.host.http_port import bind_http, borrow
 from greenroom.actors.host.records import FRONT_ROLE, GRPC_ROLE, WORKER_ROLE, RunRecords, role_of
 from greenroom.actors.messages.queries import Process
-from greenroom.actors.runtime import forking
+from greenroom.actors.runtime import forking, settings as binding
 from greenroom.actors.runtime.logs import open_log_or_stderr
 from greenroom.actors.runtime.processes import (
     child_pids,
@@ -225,10 +225,23 @@ def _spawn(output: int, listener: int) -> int:
 
 def url_of(settings: HostSettings) -> str:
     """Return the front's URL as a client on this host reaches it."""
-    http_options = settings.http
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(http_options.host, http_options.host)
-    scheme = "https" if http_options.ssl_certfile else "http"
-    return f"{scheme}://{host}:{http_options.port}"
+    return _url(settings, {"0.0.0.0": "127.0.0.1", "::": "::1"})
+
+
+def shown_url(settings: HostSettings) -> str:
+    """Return the front's URL for status: at a host's own address where it listens at all of them.
+
+    A host that is bound to none is shown with the address that it listens at.
+    """
+    own = settings.own_address.rpartition(":")[0]
+    return _url(settings, {"0.0.0.0": own} if binding.is_bound(settings) else {})
+
+
+def _url(settings: HostSettings, reached_at: Mapping[str, str]) -> str:
+    host = reached_at.get(settings.http.host, settings.http.host)
+    host = f"[{host}]" if ":" in host else host
+    scheme = "https" if settings.http.ssl_certfile else "http"
+    return f"{scheme}://{host}:{settings.http.port}"
 
 
 def answers_http(settings: HostSettings) -> bool:

@@ -39,11 +39,18 @@ from typing import Any, NoReturn
 
 from thespian.actors import ActorSystem, ActorSystemException
 
-from greenroom.actors.cluster.membership import Membership, find_controller, leads, obstacle, others
+from greenroom.actors.cluster.membership import (
+    Membership,
+    find_controller,
+    leads,
+    obstacle,
+    others,
+    trouble_with_store,
+)
 from greenroom.actors.environments import folders, packages
 from greenroom.actors.host import draining
 from greenroom.actors.host.capacity import count_gpus
-from greenroom.actors.host.front import Front, GrpcServer, answers_http, url_of
+from greenroom.actors.host.front import Front, GrpcServer, answers_http, shown_url, url_of
 from greenroom.actors.host.http_port import describe_holder
 from greenroom.actors.host.records import (
     ADMIN_ROLE,
@@ -523,6 +530,7 @@ class Host:
             "takes_replicas": not self._settings.no_replicas,
             "admin_pid": _living_pid(self._system.admin),
             "logger_pid": _living_pid(self._system.logger),
+            "store_trouble": trouble_with_store(self._controller),
             "host_pid": self._process.pid,
             "proxy": {
                 "pid": proxy[1].pid if proxy is not None else None,
@@ -530,7 +538,7 @@ class Host:
             },
             "front": {
                 "pid": _living_pid(self._front.process),
-                "url": url_of(self._settings),
+                "url": shown_url(self._settings),
                 "workers": self._front.workers,
             },
             **(

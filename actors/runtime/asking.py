@@ -14,9 +14,10 @@ from greenroom.actors.messages.admin import Request, RequestReply
 from greenroom.actors.messages.queries import Address
 from greenroom.actors.runtime.loop import Repeats
 from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
-from greenroom.core.errors import StateNotSavedError
+from greenroom.core.errors import StateNotReadableError, StateNotSavedError
 
 LOOK_AGAIN_S = 0.5  # whether there is a later controller: one that is cut off does not say so
+_OF_STORE = frozenset({StateNotSavedError.__name__, StateNotReadableError.__name__})
 REPEAT_S = 2.0  # a lost request or answer is asked again; requests are idempotent
 
 OnReply = Callable[[RequestReply], None]
@@ -96,11 +97,9 @@ class ControllerRequests:
         pending = self._pending.get(message.request_id)
         if pending is None:
             return
-        # A controller that cannot save may not know of its successor, which may have made the
-        # change. So only the latest one's word that nothing was changed is believed.
-        if message.error_kind == StateNotSavedError.__name__ and not self._finder.is_latest(
-            sender, pending.epoch
-        ):
+        # A controller that cannot use its store may not know of its successor, which may have made
+        # the change. So only the latest one's word that nothing was changed is believed.
+        if message.error_kind in _OF_STORE and not self._finder.is_latest(sender, pending.epoch):
             return
         self.forget(message.request_id)
         pending.on_reply(message)

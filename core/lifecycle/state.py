@@ -44,6 +44,7 @@ from greenroom.core.routing.tables import (
 
 SOFT = ("goal", "history", "rollout", "canary", "listener", "host", "token")
 """Kinds of records that the cluster can do without when they are damaged; the status says so."""
+KINDS = (BACKEND, ENDPOINT, APPLICATION, *SOFT)
 DAMAGED = "its record in the store is damaged; deploy it again"
 
 

@@ -160,6 +160,9 @@ def _host_problems(report: Mapping[str, Any]) -> Iterator[str]:
                 f"host {host['name']}: its host process does not run, so what dies there stays "
                 "dead; `greenroom start` on that host brings it back"
             )
+        if host.get("store_trouble"):
+            why = host["store_trouble"]
+            yield f"host {host['name']} cannot use the store, so it could not lead: {why}"
         if not (host.get("proxy") or {}).get("pid"):
             yield f"host {host['name']}: its proxy does not run"
         grpc = host.get("grpc")

@@ -13,6 +13,7 @@ STATUSES = {
     "DeployFailedError": 422,
     "UnusableCodeError": 422,
     "StateNotSavedError": 507,
+    "StateNotReadableError": 503,
     "UnknownNameError": 404,
     "ConflictError": 409,
     "InvalidRequestError": 400,

@@ -18,10 +18,9 @@ from greenroom.core.effects import AskPolicy, Check, Effect, Kill, Reconfigure, 
 from greenroom.core.lifecycle.history import Author
 from greenroom.core.lifecycle.placement import anywhere
 from greenroom.core.lifecycle.releases import numbered
-from greenroom.core.lifecycle.state import SOFT
+from greenroom.core.lifecycle.state import KINDS
 from greenroom.core.long_poll import NOTHING_SEEN, News
 
-KINDS = ("backend", "endpoint", "application", *SOFT)
 BROKEN = b"raise"  # code that begins with this cannot start
 UNLOADABLE = BROKEN + b" at import"  # and no further try helps
 REFUSED = "refused"  # a user_config on which reconfigure raises

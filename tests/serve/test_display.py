@@ -54,3 +54,9 @@ def test_what_is_lost_is_a_problem_of_the_status() -> None:
     told = "\n".join(problems_of({"damaged": lost}))
     assert "endpoint 'e' is lost from the store: values/e is damaged; deploy it again" in told
     assert "1 of 9 records are missing without a trace" in told
+
+
+def test_a_host_that_may_lead_and_cannot_use_the_store_is_a_problem() -> None:
+    host = {"name": "b", "state": "RUNNING", "store_trouble": "the database does not answer"}
+    told = problems_of({"hosts": [host]})
+    assert "host b cannot use the store, so it could not lead: the database does not answer" in told

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from greenroom.actors.controller.active import KINDS
 from greenroom.actors.messages import admin as am
 from greenroom.actors.runtime.settings import DEFAULT_SILENCE_TIMEOUT_S
 from greenroom.core import operations as ops
+from greenroom.core.lifecycle.state import KINDS
 from greenroom.core.routing.tables import EndpointTable
 from greenroom.core.silence import TICK_S
 from greenroom.persistence.kv import StoreError

@@ -101,6 +101,9 @@ class Client:
             if self._controller.is_latest(sender, self._asked_epoch):
                 self.checks.not_saved(request, reply)
             return
+        if reply.error_kind == "StateNotReadableError":  # a later repeat is answered
+            self.checks.counts["not readable"] += 1
+            return
         if reply.error.startswith(FAILED):  # nor is it known here whether it was made
             self.checks.counts["request failed with its turn"] += 1
             return

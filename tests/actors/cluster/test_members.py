@@ -12,7 +12,6 @@ from thespian.actors import ActorAddress
 
 from greenroom.actors.cluster import members
 from greenroom.actors.cluster.members import LOCATE_AGAIN_S, Members
-from greenroom.actors.controller.active import KINDS
 from greenroom.actors.messages import control as cm
 from greenroom.actors.runtime.machine import MACHINE
 from greenroom.actors.runtime.processes import this_process
@@ -24,6 +23,7 @@ from greenroom.core.cluster.hosts import HostState
 from greenroom.core.cluster.key_rotation import KeyIds
 from greenroom.core.errors import ConflictError
 from greenroom.core.lifecycle.placement import Placement, anywhere
+from greenroom.core.lifecycle.state import KINDS
 from greenroom.core.operations import DrainHost
 from greenroom.core.records import BackendRecord, HostRecord, Release
 

@@ -12,6 +12,7 @@ import pytest
 from greenroom.core import operations as ops
 from greenroom.core.cluster import status
 from greenroom.core.cluster.cluster import Cluster
+from greenroom.core.lifecycle.state import KINDS
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, order_of_taking
 from greenroom.core.routing.tickets import Refuse
@@ -21,7 +22,7 @@ from greenroom.persistence.filesystem import FileStore
 from tests.core import requests as ask
 from tests.core.rollouts.test_rollouts import start
 from tests.core.routing.queries import Query
-from tests.core.worlds import KINDS, Spec, World
+from tests.core.worlds import Spec, World
 from tests.persistence.disks import UnsyncedDisk, copy_with_damage
 
 Key = tuple[str, str]

@@ -1,0 +1,84 @@
+"""The controller without a store that it can write: questions are answered, changes refused."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from greenroom.actors.controller.read_only import ReadOnlyController
+from greenroom.actors.messages.admin import RequestReply, request_of
+from greenroom.actors.runtime.liveness import Pulse
+from greenroom.actors.runtime.processes import this_process
+from greenroom.actors.runtime.settings import HostSettings, read_settings
+from greenroom.core import operations as ops
+from greenroom.core.records import BackendRecord, Release
+from greenroom.persistence.checkpoints import Checkpoints
+from greenroom.persistence.kv import StoreNotWritableError
+from greenroom.persistence.locations import location_at
+
+FULL = StoreNotWritableError("cannot write to the store: the disk is full. Nothing was changed")
+
+
+class Answers:
+    """A loop that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def call_later(self, _delay_s: float, _callback: Any) -> Any:
+        return SimpleNamespace(cancel=lambda: None)
+
+    def send(self, _target: Any, message: Any) -> None:
+        self.sent.append(message)
+
+
+def ask(settings: HostSettings, *asked: ops.Operation) -> list[RequestReply]:
+    loop: Any = Answers()
+    controller = ReadOnlyController(loop, settings, this_process(), Pulse(), FULL)
+    nobody: Any = None
+    for number, each in enumerate(asked):
+        controller.take(request_of(each, str(number)), nobody)
+    return loop.sent  # type: ignore[no-any-return]
+
+
+def with_a_backend(folder: Path) -> HostSettings:
+    settings = read_settings({}, state_dir=str(folder))
+    with contextlib.closing(location_at(settings.store_name).open()) as store:
+        release = Release(code_hash="h", code_digest="d", config={"num_replicas": 2})
+        record = BackendRecord(tag="b", releases=(release,))
+        Checkpoints(store).save({("backend", "b"): record})
+    return settings
+
+
+def test_questions_are_answered_from_what_can_be_read(tmp_path: Path) -> None:
+    settings = with_a_backend(tmp_path)
+    config, backends, history, unknown, change, hosts = ask(
+        settings,
+        ops.GetBackendConfig(tag="b"),
+        ops.ListBackends(),
+        ops.ListHistory(),
+        ops.GetBackendConfig(tag="c"),
+        ops.DeleteBackend(tag="b"),
+        ops.ListHosts(),
+    )
+    assert (config.value["num_replicas"], list(backends.value)) == (2, ["b"])
+    assert (history.value, history.error) == ([], "")
+    assert unknown.error_kind == "UnknownNameError"
+    assert (change.error_kind, "Nothing was changed" in change.error) == (
+        "StateNotSavedError",
+        True,
+    )
+    assert hosts.error_kind == "StateNotReadableError"
+
+
+def test_where_nothing_can_be_read_a_question_is_told_so_and_nothing_of_changes(
+    tmp_path: Path,
+) -> None:
+    settings = read_settings({}, state_dir=str(tmp_path))
+    (told, status) = ask(settings, ops.ListBackends(), ops.GetStatus())
+    assert told.error_kind == "StateNotReadableError"
+    assert told.error.startswith("the state cannot be read: ")
+    assert "changed" not in told.error
+    assert status.value["saving"]["error"] == str(FULL)
