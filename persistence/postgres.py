@@ -18,6 +18,7 @@ Nothing here shows a password: errors name the user, the hosts and the database 
 from __future__ import annotations
 
 import builtins
+import logging
 import os
 import re
 import secrets
@@ -53,6 +54,8 @@ from greenroom.persistence.kv import (
     check_key,
     checked_batch,
 )
+
+_log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
 CALL_TIMEOUT_S = 4.0  # less than a process may stand still
@@ -297,8 +300,13 @@ class PostgresStore:
         """Renew the lease until the store is closed, and give it up then."""
         with suppress(StaleWriterError):
             while not self._closed.wait(HOLD_EVERY_S):
-                with suppress(StoreNotWritableError):  # it is tried again
-                    self._renew(b"", OPENED_FOR_S)
+                try:  # it is tried again, whatever it is
+                    with suppress(StoreNotWritableError):
+                        self._renew(b"", OPENED_FOR_S)
+                except StaleWriterError:
+                    raise
+                except Exception:
+                    _log.exception("the lease in %s was not renewed", self._link)
             with suppress(StoreNotWritableError):
                 self._renew(b"", 0.0)
 

@@ -94,7 +94,7 @@ class Arrival:
         result: Path | DeployFailedError
         try:
             result = unpack(content, self._digest, self._folders)
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
+        except Exception as error:  # whatever it is, the replica must not wait for ever
             result = DeployFailedError(f"a folder of the runtime_env cannot be unpacked: {error}")
         self._loop.post(lambda: self._end(result))
 

@@ -31,7 +31,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Awaitable, Collection
 from dataclasses import dataclass
@@ -98,13 +97,13 @@ ROTATE_EVERY_S = 10.0
 PRUNE_EVERY_S = 60.0  # logs and folders that are not needed, and actors that are not known
 READY_TIMEOUT_S = 25.0
 READY_POLL_S = 0.005
+LOGGER_POLL_S = 0.2
 JOIN_TIMEOUT_S = 5.0  # after which what keeps this host from joining, and may pass, is an error
 START_AGAIN_S = 0.2  # so that starting over does not spin
 DISK_RETRY_S = 1.0
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 # What starting over hands on to the next program of this process.
 _LOCK_FD, _SOCKET_FD = "GREENROOM_HOST_LOCK_FD", "GREENROOM_HOST_SOCKET_FD"
-LOGGER_POLL_S = 0.2
 _STARTS_OVER = "GREENROOM_HOST_STARTS_OVER"
 _PROGRAM = "import sys; from greenroom.actors.host.process import main; sys.exit(main())"
 _KEPT = (HOST_ROLE, FRONT_ROLE, WORKER_ROLE, GRPC_ROLE)
@@ -412,15 +411,13 @@ class Host:
 
     def _supervise(self) -> None:
         """Begin all that goes on until the stop; whatever of it fails starts the system over."""
-        if self._settings.log_max_bytes:
-            # On a thread: a loop that is silent for long, as on a slow disk, is killed.
-            threading.Thread(target=self._rotate_logs, name="greenroom-logs", daemon=True).start()
         for work in (
             self._front.keep_up(self._end_of, self._report),
             self._grpc.keep_up(self._end_of),
             self._follow_admin(),
             self._follow_logger(),
             self._keep_tidy(),
+            self._keep_logs_small(),
         ):
             self._supervision.append(asyncio.ensure_future(self._then_start_over(work)))
 
@@ -490,11 +487,16 @@ class Host:
         for process in self._unasked.end(self._system.admin, self._records):
             logger.warning("killed process %d: a replica that was never told which", process.pid)
 
-    def _rotate_logs(self) -> None:
+    async def _keep_logs_small(self) -> None:
         settings = self._settings
         while True:
-            rotate_logs(settings.logs_dir, settings.log_max_bytes, settings.log_files)
-            time.sleep(ROTATE_EVERY_S)
+            if settings.log_max_bytes:
+                sizes = settings.log_max_bytes, settings.log_files
+                try:  # on a thread, as above
+                    await asyncio.to_thread(rotate_logs, settings.logs_dir, *sizes)
+                except Exception:  # whatever it is, the next time must come
+                    logger.exception("logs cannot be rotated")
+            await asyncio.sleep(ROTATE_EVERY_S)
 
     def _trouble_with_disk(self) -> str:
         # Leaders have others to serve; and theirs may be a file system that never answers.
@@ -528,9 +530,9 @@ class Host:
             "state": "DRAINING" if self._is_stopping else "RUNNING",
             "release": own_release(),
             "takes_replicas": not self._settings.no_replicas,
+            "store_trouble": trouble_with_store(self._controller),
             "admin_pid": _living_pid(self._system.admin),
             "logger_pid": _living_pid(self._system.logger),
-            "store_trouble": trouble_with_store(self._controller),
             "host_pid": self._process.pid,
             "proxy": {
                 "pid": proxy[1].pid if proxy is not None else None,

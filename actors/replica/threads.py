@@ -27,7 +27,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextvars import copy_context
 from typing import Any, NamedTuple
 
@@ -117,12 +117,12 @@ class Threads:
         self.taken += 1
         if self.taken == self.size + 1:
             self._full_at = time.monotonic()
-        if self.mean_s < SHORT_S and self.takes_short_calls and self.size > 1:
-            self._short.append(call)
-            self._loop.stop()
-        else:
-            self._hand_over(call)
         try:
+            if self.mean_s < SHORT_S and self.takes_short_calls and self.size > 1:
+                self._short.append(call)
+                self._loop.stop()
+            else:
+                self._hand_over(call)
             result, error = await call.result
         except asyncio.CancelledError:
             if not call.claimed.acquire(blocking=False):
@@ -136,9 +136,13 @@ class Threads:
 
     def _hand_over(self, call: _Call) -> None:
         if self._started < min(self.taken, self.size):  # never more than were let in
-            self._started += 1
-            name = f"user_{self._started}"
-            threading.Thread(target=self._work, name=name, daemon=True).start()
+            name = f"user_{self._started + 1}"
+            try:
+                threading.Thread(target=self._work, name=name, daemon=True).start()
+                self._started += 1
+            except RuntimeError:  # the system gives no more; those that there are will do
+                if not self._started:
+                    raise
         self._calls.put(call)
 
     async def _end_of(self, call: _Call) -> None:
@@ -252,7 +256,9 @@ class UserLoop:
     def start(self) -> None:
         """Start the loop's thread."""
         self.has_thread = self._is_taken.acquire()
-        threading.Thread(target=self._have_loop, name="user-loop", daemon=True).start()
+        threading.Thread(
+            target=_or_exit, args=(self._have_loop,), name="user-loop", daemon=True
+        ).start()
 
     def end(self) -> None:
         """End the threads; whatever runs on the loop is cancelled. For a process that lives on."""
@@ -287,7 +293,9 @@ class UserLoop:
             self._is_watched = True
             self._to_watch.put(None)
             if self._watcher is None:
-                self._watcher = threading.Thread(target=self._watch, name="user-loop", daemon=True)
+                self._watcher = threading.Thread(
+                    target=_or_exit, args=(self._watch,), name="user-loop", daemon=True
+                )
                 self._watcher.start()
         self._is_taken.release()
         until = time.monotonic() + TURN_S
@@ -327,9 +335,22 @@ class UserLoop:
             else:
                 self.loop.run_until_complete(end)
         except BaseException:
-            # The disk of the log may be full, and user code may have closed the file.
-            with contextlib.suppress(OSError, ValueError):
-                print(one_record(traceback.format_exc()), file=sys.stderr)  # noqa: T201
+            _print_exception()
+
+
+def _or_exit(work: Callable[[], None]) -> None:
+    """Do what this process cannot do without: where it fails, the process ends, and is replaced."""
+    try:
+        work()
+    except BaseException:
+        _print_exception()
+        os._exit(1)
+
+
+def _print_exception() -> None:
+    # The disk of the log may be full, and user code may have closed the file.
+    with contextlib.suppress(OSError, ValueError):
+        print(one_record(traceback.format_exc()), file=sys.stderr)  # noqa: T201
 
 
 def outcome_of(function: Any, args: Any, kwargs: Any) -> tuple[Any, BaseException | None]:

@@ -144,7 +144,11 @@ def events_of(lines: list[Line]) -> list[Event]:
         record = _RECORD.fullmatch(text)
         if record is not None:
             second, milliseconds, pid, level, message = record.groups()
-            at = datetime.strptime(second, "%Y-%m-%d %H:%M:%S").astimezone(UTC)
+            try:
+                at = datetime.strptime(second, "%Y-%m-%d %H:%M:%S").astimezone(UTC)
+            except ValueError:  # digits that are no date
+                found.append(event(part, text))
+                continue
             at = at.replace(microsecond=int(milliseconds or 0) * 1000)
             found.append(Event(_iso(at), level, part, int(pid) if pid else None, message))
         elif found and found[-1].part == part and _MORE.match(text):

@@ -53,3 +53,9 @@ def test_a_traceback_belongs_to_its_record_and_what_was_printed_is_an_event_of_i
 def test_an_event_is_one_line_whatever_is_in_it() -> None:
     for log_format in ("text", "json"):
         assert event("host", "a\nb\r\nc\x1b[2J\x9b31m\u2028").shown(log_format).isprintable()
+
+
+def test_digits_that_are_no_date_are_what_was_printed() -> None:
+    text = "2026-99-31 14:00:00,393 77 INFO not a record"
+    (printed, after) = events_of([Line("host", text), Line("host", "after")])
+    assert (printed.message, after.message) == (text, "after")

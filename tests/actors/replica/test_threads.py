@@ -505,3 +505,52 @@ def test_what_a_constructor_raises_on_its_thread_is_told() -> None:
         assert "in __init__" in told[0].traceback
     finally:
         code.end()
+
+
+def no_thread(_thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_calls_go_to_the_threads_that_there_are_where_the_system_gives_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(threads: Threads) -> None:
+        assert await threads.run(len, ("a",)) == 1
+        monkeypatch.setattr(threading.Thread, "start", no_thread)
+        assert await asyncio.gather(*(threads.run(len, ("ab",)) for _ in range(3))) == [2, 2, 2]
+        assert threads.taken == 0
+        monkeypatch.undo()
+
+    run(test, 3)
+
+
+def test_a_call_that_no_thread_can_be_had_for_fails_and_takes_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(threads: Threads) -> None:
+        monkeypatch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            await threads.run(len, ("a",))
+        monkeypatch.undo()
+        assert threads.taken == 0
+        assert await threads.run(len, ("a",)) == 1
+
+    run(test, 3)
+
+
+def test_a_process_whose_loop_has_lost_its_thread_ends(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing else would show it: orders are answered on another thread."""
+    exits: list[int] = []
+
+    def fail(_library: str | None) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(threads_module.os, "_exit", exits.append)
+    monkeypatch.setattr(threads_module.ctypes, "CDLL", fail)
+    lost = UserLoop()
+    lost.start()
+    wait_until(lambda: exits == [1], 5, "the end of the process")
+    assert "MemoryError: no room" in capfd.readouterr().err
+    lost.loop.close()
