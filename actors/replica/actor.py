@@ -45,6 +45,7 @@ from greenroom.core import devices
 from greenroom.core.comparing.comparing import Place, Plain
 from greenroom.core.config import RuntimeEnv, SessionAffinity
 from greenroom.core.errors import DeployFailedError
+from greenroom.core.lifecycle.replicas import bounded
 from greenroom.core.metrics import Group
 from greenroom.core.records import served_as
 
@@ -451,6 +452,9 @@ class Replica(LoopActor):
         if not check_id:  # a new controller has to hear of it again; health is another matter
             failure = failure or self._refusal
         failure = failure or self._failure
+        error, exception = "", None
+        if failure is not None:  # whatever user code has raised: reports are repeated
+            error, exception = bounded(failure.traceback, failure.exception)
         self.loop.send(
             self.controller,
             ReplicaReported(
@@ -461,8 +465,8 @@ class Replica(LoopActor):
                 check_id=check_id,
                 queries_at=None if self.queries is None else self.queries.address,
                 ongoing=0 if self.queries is None else self.queries.running,
-                error="" if failure is None else failure.traceback,
-                exception=None if failure is None else failure.exception,
+                error=error,
+                exception=exception,
                 trouble=self._trouble,
                 lasts=failure is not None and failure.lasts,
                 stats=self._stats,

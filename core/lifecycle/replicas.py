@@ -179,6 +179,17 @@ def rank(living: Sequence[Replica]) -> None:
 MAX_FAILURE = 64 * 1024  # bytes of a pickled exception, and characters of an error's text
 
 
+def bounded(error: str, exception: bytes | None) -> tuple[str, bytes | None]:
+    """Return a failure's text, and its pickled exception, as they may be reported and kept."""
+    if exception is not None and len(exception) > MAX_FAILURE:
+        exception = None  # its text tells of it
+    if len(error) > MAX_FAILURE:
+        half = MAX_FAILURE // 2 - 50  # the frames stand before the message, the cause after both
+        left_out = f"... {len(error) - 2 * half} characters are left out ..."
+        error = f"{error[:half]}\n{left_out}\n{error[-half:]}"
+    return error, exception
+
+
 @dataclass(slots=True, kw_only=True)
 class Report:
     """What a replica reports about itself.
@@ -201,13 +212,8 @@ class Report:
     worn: str = ""
 
     def __post_init__(self) -> None:
-        """Bound what records, goals and answers keep of it, whatever user code has raised."""
-        if self.exception is not None and len(self.exception) > MAX_FAILURE:
-            self.exception = None  # its text tells of it
-        if len(self.error) > MAX_FAILURE:
-            half = MAX_FAILURE // 2  # the frames stand before the message, the cause after both
-            left_out = f"... {len(self.error) - MAX_FAILURE} characters are left out ..."
-            self.error = f"{self.error[:half]}\n{left_out}\n{self.error[-half:]}"
+        """Bound what records, goals and answers keep of it; older replicas report it whole."""
+        self.error, self.exception = bounded(self.error, self.exception)
 
 
 # --- Back-off: when to start a replica after failures ---------------------------------------------

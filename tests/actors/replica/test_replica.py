@@ -21,6 +21,7 @@ from greenroom.actors.messages import control as cm, queries as m
 from greenroom.actors.runtime.logs import replica_log
 from greenroom.actors.runtime.loop import STARVED_S
 from greenroom.actors.runtime.processes import is_alive
+from greenroom.core.lifecycle.replicas import MAX_FAILURE, bounded
 from greenroom.serve.code.packing import pack_code
 from greenroom.serve.handle import decode
 from tests.actors.by_hand import Hand, ReplicaByHand
@@ -559,6 +560,29 @@ def test_code_that_cannot_be_unpickled_here_is_reported_with_the_reason(
     assert report.state == "failed"
     assert "cannot be unpickled on host" in report.error
     assert replica.check(1)[0].state == "failed"
+    replica.stop(drain_s=1)
+    wait_until(lambda: not replica.alive, 5, "the replica exits")
+
+
+class TooLargeToFail:
+    """Its constructor raises what holds a megabyte."""
+
+    def __init__(self) -> None:
+        raise LookupError("x" * 2**20, b"x" * 2**20)
+
+    def __call__(self) -> str:
+        return "never"
+
+
+def test_what_a_report_repeats_of_a_failure_is_bounded_before_it_travels(hand: Hand) -> None:
+    replica = hand.new_replica()
+    reports = [replica.start(pack_code("by hand", TooLargeToFail, (), {}, None).pickled)]
+    reports.append(replica.check(1)[0])
+    for report in reports:
+        assert (report.state, report.exception) == ("failed", None)
+        assert "LookupError" in report.error
+        assert len(report.error) <= MAX_FAILURE
+        assert bounded(report.error, None) == (report.error, None), "it is not cut twice"
     replica.stop(drain_s=1)
     wait_until(lambda: not replica.alive, 5, "the replica exits")
 

@@ -206,7 +206,7 @@ def test_what_code_raises_is_kept_up_to_a_size(more: int, monkeypatch: pytest.Mo
     assert goal.error == record.failure
     assert (goal.error[:6], goal.error[-5:]) == ("frames", "cause")
     assert (goal.error == message) is (more == 0)
-    assert len(goal.error) < MAX_FAILURE + 100
+    assert len(goal.error) <= MAX_FAILURE
 
 
 def test_the_first_failure_of_a_start_is_shown_at_once() -> None:
