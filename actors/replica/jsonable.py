@@ -4,8 +4,9 @@
 does not know, the whole value is made plain first, and then written.
 
 We go on where their rules end in an error, as with an Enum whose value is a date. NaN and infinity
-are refused, because browsers' JSON has neither. A dict keeps its keys that begin with ``_sa``; an
-object's attributes of such names, SQLAlchemy's own, are left out.
+are refused, because browsers' JSON has neither, and so are functions, classes and files. A dict
+keeps its keys that begin with ``_sa``; an object's attributes of such names, SQLAlchemy's own, are
+left out.
 
 Pydantic's ``to_jsonable_python`` would give other values: ``Z`` for a datetime's ``+00:00``, and a
 string for a Decimal.
@@ -25,13 +26,16 @@ from collections.abc import Callable
 from decimal import Decimal
 from enum import Enum
 from functools import singledispatch
+from io import IOBase
 from pathlib import PurePath
-from types import GeneratorType
+from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined, Url
 
+# Theirs makes {} of most of these, so that the mistake is never seen.
+_NO_VALUES = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type, IOBase)
 _encoder = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
@@ -72,6 +76,8 @@ def _simpler(value: Any) -> Any:
             return simpler(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    if isinstance(value, _NO_VALUES):
+        raise TypeError(f"JSON has nothing for a {type(value).__name__}")
     try:
         return dict(value)
     except Exception:  # user code's iteration may raise anything
