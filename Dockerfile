@@ -9,7 +9,7 @@ ARG PYTHON=3.13
 FROM python:${PYTHON}-slim AS build
 COPY . /src
 RUN python -m venv /opt/greenroom \
-    && /opt/greenroom/bin/pip install --no-cache-dir '/src[cluster,postgres,uvloop]'
+    && /opt/greenroom/bin/pip install --no-cache-dir '/src[all]'
 
 FROM python:${PYTHON}-slim
 COPY --from=build /opt/greenroom /opt/greenroom

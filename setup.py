@@ -43,6 +43,7 @@ setup(
         "typing_extensions>=4.6",
     ],
     extras_require={
+        "all": ["greenroom[cluster,grpc,otel,postgres,uvloop]"],
         "uvloop": ["uvloop>=0.21"],  # workers and replicas use it where it is installed
         "cluster": [
             "cryptography>=44.0.1"

@@ -19,6 +19,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,28 @@ def exporter_wanted(environ: Mapping[str, str]) -> str:
     if not wanted:
         return "otlp" if any(environ.get(name) for name in _ENDPOINTS) else ""
     return "" if wanted == "none" else wanted
+
+
+def problem_with(environ: Mapping[str, str]) -> str:
+    """Return why nothing is traced though the environment asks for it, or ""; imports no SDK."""
+    exporter = exporter_wanted(environ)
+    if not exporter:
+        return ""
+    if exporter not in _EXPORTERS:
+        names = f"must be {', '.join(_EXPORTERS)} or none"
+        return f"OTEL_TRACES_EXPORTER={exporter!r}: {names}; nothing is traced"
+    try:
+        is_there = find_spec("opentelemetry.sdk") is not None
+    except ModuleNotFoundError:  # of the package that it is a part of
+        is_there = False
+    return (
+        ""
+        if is_there
+        else (
+            "OTEL_ variables ask for traces, but OpenTelemetry is not installed, and nothing is "
+            "traced: pip install 'greenroom[otel]'"
+        )
+    )
 
 
 class Span:
@@ -211,21 +234,11 @@ def start(service: str, resource: Mapping[str, str]) -> None:
     exporter = exporter_wanted(os.environ)
     if not exporter or active is not None:
         return
-    if exporter not in _EXPORTERS:
-        logger.warning(
-            "OTEL_TRACES_EXPORTER=%r: must be %s; nothing is traced",
-            exporter,
-            " or ".join((*_EXPORTERS, "none")),
-        )
+    if problem := problem_with(os.environ):
+        logger.warning(problem)
         return
     try:
         active = Tracing(exporter, service, resource)
-    except ImportError as error:
-        logger.warning(
-            "OTEL_ variables ask for traces, but %s; nothing is traced: "
-            "pip install 'greenroom[otel]'",
-            error,
-        )
     except Exception:  # a bad value of a variable; it must not keep anything from serving
         logger.exception("traces cannot be exported as the OTEL_ variables say")
 

@@ -19,6 +19,7 @@ import click
 
 from greenroom.actors.host import launcher as system
 from greenroom.actors.host.records import records_of
+from greenroom.actors.runtime import tracing
 from greenroom.actors.runtime.liveness import SilenceWatch
 from greenroom.actors.runtime.settings import HostSettings, differences, read_settings
 from greenroom.core.errors import GreenroomError, InvalidRequestError
@@ -115,6 +116,8 @@ def _start(settings: HostSettings, given: Collection[str]) -> tuple[bool, str]:
     if not started:
         check_same(settings, given)
         return False, "already running"
+    if problem := tracing.problem_with(os.environ):
+        click.echo(problem, err=True)
     where = f"HTTP at {settings.http.host}:{settings.http.port}, state in {settings.state_dir}"
     return True, f"started: {where}"
 

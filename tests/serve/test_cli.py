@@ -202,6 +202,11 @@ def test_start_in_the_foreground_stops_what_it_started(invoke, system, monkeypat
     assert system.calls == ["start", "stop", "start"]
 
 
+def test_start_says_that_traces_are_asked_for_and_cannot_be_made(invoke, system, monkeypatch):
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "zipkin")
+    assert "OTEL_TRACES_EXPORTER='zipkin': must be" in invoke("start").stderr
+
+
 def test_start_in_the_foreground_ends_with_the_system(invoke, system, monkeypatch):
     monkeypatch.setattr(starting, "TICK_S", 0)
     start = system.start

@@ -61,7 +61,11 @@ def test_it_begins_where_it_is_asked_for_though_nobody_listens() -> None:
 @pytest.mark.parametrize(
     ("before", "environ", "told"),
     [
-        ("", {"OTEL_TRACES_EXPORTER": "zipkin"}, "OTEL_TRACES_EXPORTER='zipkin': must be otlp or"),
+        (
+            "",
+            {"OTEL_TRACES_EXPORTER": "zipkin"},
+            "OTEL_TRACES_EXPORTER='zipkin': must be otlp, con",
+        ),
         (
             "sys.modules['opentelemetry.sdk'] = None",
             {"OTEL_TRACES_EXPORTER": "otlp"},
@@ -80,3 +84,17 @@ def test_what_is_wrong_is_logged_and_nothing_is_traced(
     out, err = started(before, **environ)
     assert out.startswith("False")
     assert told in err
+
+
+@pytest.mark.parametrize("module", ["opentelemetry", "opentelemetry.sdk"])
+def test_a_command_says_what_is_asked_for_and_not_installed(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tracing.problem_with({}) == ""
+    assert tracing.problem_with({"OTEL_TRACES_EXPORTER": "otlp"}) == ""
+    assert "must be otlp" in tracing.problem_with({"OTEL_TRACES_EXPORTER": "zipkin"})
+    monkeypatch.delitem(sys.modules, "opentelemetry.sdk", raising=False)
+    monkeypatch.setitem(sys.modules, module, None)
+    told = tracing.problem_with({"OTEL_EXPORTER_OTLP_ENDPOINT": URL})
+    assert told.endswith("nothing is traced: pip install 'greenroom[otel]'")
+    assert tracing.problem_with({}) == ""
