@@ -206,6 +206,17 @@ def ingress_of(report: dict[str, Any], name: str) -> str:
     return str((routed or list(deployments))[-1])  # the ingress is deployed last
 
 
+def endpoint_named(connection: Connection, name: str) -> str:
+    """Return the endpoint that a command's argument means: of an application its ingress.
+
+    A name that is neither is returned as it is, for the error of what is asked for.
+    """
+    report = read_report(connection)
+    if name in (report.get("endpoints") or {}) or name not in (report.get("applications") or {}):
+        return name
+    return f"{name}#{ingress_of(report, name)}"
+
+
 def check_there(connection: Connection, needs: Iterable[tuple[str | None, str]]) -> None:
     """Raise UnknownNameError unless there are these: an application's deployments, endpoints."""
     report = None

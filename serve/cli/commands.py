@@ -189,7 +189,8 @@ def read_rule(text: str) -> tuple[str, float]:
 def start_rollout(settings: HostSettings, rollout: ops.StartRollout, *, wait: bool) -> None:
     """Begin a rollout; with ``wait`` also see it through, and fail when it goes back."""
     with connected(settings) as connection:
-        goal = connection.request(rollout)
+        endpoint = applications.endpoint_named(connection, rollout.endpoint)
+        goal = connection.request(rollout.model_copy(update={"endpoint": endpoint}))
         if goal is not None and not wait:
             click.echo(f"began, with goal {goal}; see it with: greenroom status")
             return
@@ -204,14 +205,15 @@ def end_rollout(settings: HostSettings, endpoint: str, *, promote: bool) -> None
     """End a rollout now, one way or the other."""
     kind = ops.PromoteRollout if promote else ops.AbortRollout
     with connected(settings) as connection:
-        connection.request(kind(endpoint=endpoint))
+        connection.request(kind(endpoint=applications.endpoint_named(connection, endpoint)))
     click.echo(f"{'promoted' if promote else 'went back'} at {endpoint!r}")
 
 
 def diff(settings: HostSettings, endpoint: str, *, as_json: bool) -> None:
     """Print how the answers of an endpoint's shadows differ."""
     with connected(settings) as connection:
-        found: dict[str, Any] = connection.request(ops.GetDifferences(endpoint=endpoint))
+        named = applications.endpoint_named(connection, endpoint)
+        found: dict[str, Any] = connection.request(ops.GetDifferences(endpoint=named))
     if as_json:
         _print_json(found)
         return

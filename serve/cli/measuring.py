@@ -12,6 +12,7 @@ from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.comparing.comparing import Compare, check_compare
 from greenroom.core.comparing.latencies import MIN_PAIRS, Interval, percentile
 from greenroom.core.errors import InvalidRequestError
+from greenroom.serve.admin import applications
 from greenroom.serve.admin.client import Client
 from greenroom.serve.cli.commands import connected, differences, print_lines
 from greenroom.serve.cli.starting import interrupt_on_terminate
@@ -38,7 +39,7 @@ def record(
         client = Client(connection, settings)
         done = recording.record(
             client,
-            endpoint,
+            applications.endpoint_named(connection, endpoint),
             file,
             sample=sample,
             max_bytes=int(max_mb * MB),
@@ -54,7 +55,8 @@ def record(
 def stop_recording(settings: HostSettings, endpoint: str) -> None:
     """Remove the recorder of a program that was killed."""
     with connected(settings) as connection:
-        recording.stop(Client(connection, settings), endpoint)
+        named = applications.endpoint_named(connection, endpoint)
+        recording.stop(Client(connection, settings), named)
     click.echo(f"nothing of {endpoint!r} is recorded")
 
 
@@ -72,10 +74,13 @@ def replay(
     """Replay a recording and print what was found; return whether ``to`` may go on."""
     with connected(settings) as connection:
         client = Client(connection, settings)
+        to = applications.endpoint_named(connection, to)  # and of an application, its backend
         if baseline is None:
             baseline = replaying.serving(client, recording.endpoint_of(file), to)
         elif baseline == NO_BASELINE:
             baseline = None
+        else:
+            baseline = applications.endpoint_named(connection, baseline)
         found = replaying.replay(
             client, connection.queries, file, to=to, baseline=baseline, how=compare, speed=speed
         )
@@ -99,7 +104,7 @@ def pass_gate(
             client,
             connection.queries,
             file,
-            endpoint=endpoint,
+            endpoint=applications.endpoint_named(connection, endpoint),
             to=to,
             how=compare,
             max_different=most,

@@ -116,21 +116,26 @@ def replay(
     first = next(rows, None)  # read before anything is made
     if first is None:
         raise InvalidRequestError(f"{file} has no queries")
-    known = client.list_backends()
+    known, endpoints = client.list_backends(), client.list_endpoints()
     names: dict[str, str] = {}
+    made: list[str] = []
     for backend in (to, *([] if baseline is None else [baseline])):
         if backend not in known:
             raise UnknownNameError(
                 f"no backend is named {backend!r}; there are: {', '.join(sorted(known))}"
             )
-        names[backend] = f"replay {secrets.token_hex(6)}"
+        # A backend of an application takes no other endpoint, and has one of its own name.
+        is_own = endpoints.get(backend, {}).get("traffic") == {backend: 1.0}
+        names[backend] = backend if is_own else f"replay {secrets.token_hex(6)}"
     try:
         for backend, name in names.items():
-            client.create_endpoint(name, backend=backend, methods=HTTP_METHODS)
+            if name != backend:
+                client.create_endpoint(name, backend=backend, methods=HTTP_METHODS)
+                made.append(name)
         old = None if baseline is None else names[baseline]
         return _Run(queries, names[to], old, how).all(_timed(first, rows, speed))
     finally:
-        for name in names.values():
+        for name in made:
             client.delete_endpoint(name)
 
 

@@ -107,6 +107,27 @@ def test_a_replay_finds_the_difference_and_compares_latencies(
         assert client.list_endpoints().keys() == {"answer"}
 
 
+def test_an_application_is_recorded_and_replayed_by_its_name(
+    system: RunningSystem, recorded: Path, tmp_path: Path
+) -> None:
+    serve.run(serve.deployment(same).bind(), name="shop", route_prefix="/shop")
+    try:
+        for to in ("shop", "shop#same"):
+            done = system.greenroom("replay", str(recorded), "--to", to, "--speed", "9", "--json")
+            assert done.returncode == 0, done.stderr
+            found = json.loads(done.stdout)
+            assert (found["queries"], found["failed"], found["different"]) == (40, 0, 0)
+        file = str(tmp_path / "shop.jsonl")
+        done = system.greenroom("record", "shop", file, "--seconds", "0.1")
+        assert (done.returncode, "0 queries" in done.stdout) == (0, True), done.stderr
+        assert "shop#same" in Path(file).read_text()
+        assert "no shadow of 'shop' is compared" in system.greenroom("diff", "shop").stdout
+        with serve.Client.connect() as client:
+            assert client.list_endpoints().keys() == {"answer", "shop#same"}
+    finally:
+        serve.delete("shop")
+
+
 def test_a_rollout_with_a_replay_begins_only_where_answers_agree(
     system: RunningSystem, recorded: Path
 ) -> None:
