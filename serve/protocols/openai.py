@@ -20,7 +20,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
@@ -32,11 +32,11 @@ from starlette.routing import Route
 from greenroom.actors.replica import context as user_context
 from greenroom.core.errors import PASSED_ON, BackPressureError
 from greenroom.core.validation import problems_in
+from greenroom.serve.protocols import responses
 from greenroom.serve.protocols.apps import ClosingStream, give_app, instance, log_failure, read_body
 
 __all__ = [
     "ChatRequest",
-    "CompletionRequest",
     "Delta",
     "Embeddings",
     "EmbeddingsRequest",
@@ -45,14 +45,14 @@ __all__ = [
 ]
 
 MAX_BODY_BYTES = 16 << 20  # JSON takes many times its size in memory, and images are in it
-METHODS = ("chat", "completions", "embeddings")
+METHODS = ("chat", "embeddings")
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
     429: "rate_limit_error",
 }
 T = TypeVar("T", bound=type)
-R = TypeVar("R", bound="_Request")
+R = TypeVar("R", "ChatRequest", "EmbeddingsRequest", responses.ResponsesRequest)
 StopSequence = Annotated[str, Field(min_length=1, max_length=1000)]
 StopSequences = Annotated[list[StopSequence], Field(max_length=4, fail_fast=True)]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
@@ -72,24 +72,6 @@ class _StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class TextRequest(_Request):
-    """What chats and completions have in common."""
-
-    stream: bool = False
-    stream_options: _StreamOptions | None = None
-    n: Literal[1] | None = None  # one choice: ask again for another
-    stop: StopSequence | StopSequences | None = None
-    max_tokens: int | None = Field(default=None, ge=1)
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, ge=0, le=1)
-    seed: int | None = None
-
-    @property
-    def stops(self) -> list[str]:
-        """The stop sequences."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
-
-
 class Message(BaseModel):
     """A message of a chat; ``content`` is text, or a list of parts as the protocol has them."""
 
@@ -99,34 +81,31 @@ class Message(BaseModel):
     content: str | list[Any] | None = None
 
 
-class ChatRequest(TextRequest):
+class ChatRequest(_Request):
     """What ``chat`` gets: the fields below, and all others that the client sent, as attributes."""
 
+    stream: bool = False
+    stream_options: _StreamOptions | None = None
+    n: Literal[1] | None = None  # one choice: ask again for another
+    stop: StopSequence | StopSequences | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    seed: int | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=10_000, fail_fast=True)]
     max_completion_tokens: int | None = Field(default=None, ge=1)
     tools: Annotated[list[dict[str, Any]], Field(max_length=1000, fail_fast=True)] | None = None
     tool_choice: str | dict[str, Any] | None = None
 
     @property
+    def stops(self) -> list[str]:
+        """The stop sequences."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
     def token_limit(self) -> int | None:
         """The most tokens to make, by either of its names."""
         return self.max_completion_tokens or self.max_tokens
-
-
-class CompletionRequest(TextRequest):
-    """What ``completions`` gets; a list of several prompts is refused."""
-
-    prompt: (
-        str
-        | Annotated[list[int], Field(min_length=1, fail_fast=True)]
-        | Annotated[list[str], Field(min_length=1, max_length=1)]
-    )
-
-    @property
-    def text(self) -> str | list[int]:
-        """The prompt: text, or tokens."""
-        prompt = self.prompt
-        return prompt[0] if isinstance(prompt, list) and isinstance(prompt[0], str) else prompt
 
 
 class EmbeddingsRequest(_Request):
@@ -209,9 +188,9 @@ class OpenAIError(Exception):
 def openai(cls: Any = None, /, *, models: Iterable[str] = (), api_keys: Iterable[str] = ()) -> Any:
     """Serve a class's async methods as OpenAI's API: below ``@serve.deployment``.
 
-    ``chat(request)`` and ``completions(request)`` yield, or return, ``str | Delta``;
-    ``embeddings(request)`` returns vectors. Their routes are /v1/chat/completions, /v1/completions
-    and /v1/embeddings; /v1/models has ``models``. Requests for other models are refused, and
+    ``chat(request)`` yields, or returns, ``str | Delta``, for /v1/chat/completions and
+    /v1/responses; ``embeddings(request)`` returns vectors, for /v1/embeddings. /v1/models has
+    ``models``. Requests for other models are refused, and
     without ``models`` none is. With ``api_keys`` a request needs one of them, as bearer token; only
     their hashes are kept. TypeError or ValueError for what cannot be decorated.
     """
@@ -245,7 +224,7 @@ def _make_app(models: tuple[str, ...], hashes: tuple[bytes, ...]) -> Starlette:
     api = _Api(models, hashes)
     routes = [
         Route("/v1/chat/completions", api.handles(api.chat), methods=["POST"]),
-        Route("/v1/completions", api.handles(api.completions), methods=["POST"]),
+        Route("/v1/responses", api.handles(api.responses), methods=["POST"]),
         Route("/v1/embeddings", api.handles(api.embeddings), methods=["POST"]),
         Route("/v1/models", api.handles(api.list_models)),
         Route("/v1/models/{model:path}", api.handles(api.get_model)),
@@ -291,12 +270,37 @@ class _Api:
     async def chat(self, request: Request) -> Response:
         """Answer a chat."""
         asked = await self._read(request, "chat", ChatRequest)
-        return await _answer(_CHAT, asked, instance().chat(asked))
+        generation = _Generation(instance().chat(asked), asked.stops)
+        head = {"created": int(time.time()), "model": asked.model}
+        return await _answer(asked, head, generation)
 
-    async def completions(self, request: Request) -> Response:
-        """Complete a prompt."""
-        asked = await self._read(request, "completions", CompletionRequest)
-        return await _answer(_COMPLETION, asked, instance().completions(asked))
+    async def responses(self, request: Request) -> Response:
+        """Answer what is asked in the form of the newer API."""
+        given = await self._read(request, "chat", responses.ResponsesRequest)
+        try:
+            asked = ChatRequest.model_validate(given.for_chat())
+        except ValidationError as error:
+            raise OpenAIError(400, "; ".join(problems_in(error)), param="input") from None
+        except ValueError as error:
+            raise OpenAIError(400, str(error), param=str(error).partition(":")[0]) from None
+        generation = _Generation(instance().chat(asked), asked.stops)
+        parts = generation.parts()
+        response = responses.Response(given, user_context.request_context().request_id)
+        if given.stream:
+            first = await anext(parts, None)
+            events = responses.events(
+                response,
+                first,
+                parts,
+                _merged,
+                lambda: (generation.usage, generation.finish_reason),
+                lambda error: _told(error).body,
+            )
+            return ClosingStream(events, "text/event-stream")
+        collected = [part async for part in parts]
+        calls = _merged(call for part in collected for call in part.tool_calls)
+        output = response.output(_text_of(collected), calls)
+        return JSONResponse(response.ended(output, generation.usage, generation.finish_reason))
 
     async def embeddings(self, request: Request) -> Response:
         """Embed texts."""
@@ -469,17 +473,6 @@ async def _single(value: Any) -> AsyncGenerator[Any, None]:
     yield value
 
 
-class _Form(NamedTuple):
-    """How the answers of a route look."""
-
-    prefix: str
-    whole_object: str
-    chunk_object: str
-    whole: Callable[[Sequence[Delta]], dict[str, Any]]  # a choice of a whole answer
-    chunk: Callable[[Delta], dict[str, Any]]  # and of a part
-    first: dict[str, Any] | None  # a choice that comes before all
-
-
 def _text_of(parts: Sequence[Delta]) -> str:
     return "".join(part.content or "" for part in parts)
 
@@ -515,42 +508,21 @@ def _chat_chunk(part: Delta) -> dict[str, Any]:
     return {"delta": delta}
 
 
-_CHAT = _Form(
-    prefix="chatcmpl-",
-    whole_object="chat.completion",
-    chunk_object="chat.completion.chunk",
-    whole=_message,
-    chunk=_chat_chunk,
-    first={"delta": {"role": "assistant", "content": ""}},
-)
-_COMPLETION = _Form(
-    prefix="cmpl-",
-    whole_object="text_completion",
-    chunk_object="text_completion",
-    whole=lambda parts: {"text": _text_of(parts), "logprobs": None},
-    chunk=lambda part: {"text": part.content or ""},
-    first=None,
-)
-
-
-async def _answer(form: _Form, asked: TextRequest, made: Any) -> Response:
-    generation = _Generation(made, asked.stops)
+async def _answer(asked: ChatRequest, head: dict[str, Any], generation: _Generation) -> Response:
     parts = generation.parts()
-    request_id = user_context.request_context().request_id
-    head = {"id": form.prefix + request_id, "created": int(time.time()), "model": asked.model}
+    head = {"id": f"chatcmpl-{user_context.request_context().request_id}", **head}
     if asked.stream:
         first = await anext(parts, None)
-        events = _events(form, asked, head, generation, first, parts)
+        events = _events(asked, head, generation, first, parts)
         return ClosingStream(events, "text/event-stream")
     collected = [part async for part in parts]
-    choice = {"index": 0, **form.whole(collected), "finish_reason": generation.finish_reason}
-    whole = {"object": form.whole_object, "choices": [choice], "usage": generation.usage}
+    choice = {"index": 0, **_message(collected), "finish_reason": generation.finish_reason}
+    whole = {"object": "chat.completion", "choices": [choice], "usage": generation.usage}
     return JSONResponse(head | whole)
 
 
 async def _events(
-    form: _Form,
-    asked: TextRequest,
+    asked: ChatRequest,
     head: dict[str, Any],
     generation: _Generation,
     first: Delta | None,
@@ -559,7 +531,7 @@ async def _events(
     wants_usage = asked.stream_options is not None and asked.stream_options.include_usage
 
     def event(choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> str:
-        chunk = head | {"object": form.chunk_object, "choices": choices}
+        chunk = head | {"object": "chat.completion.chunk", "choices": choices}
         return f"data: {json.dumps(chunk | {'usage': usage} if wants_usage else chunk)}\n\n"
 
     def choice(content: dict[str, Any], reason: str | None = None) -> list[dict[str, Any]]:
@@ -567,13 +539,12 @@ async def _events(
 
     async with aclosing(others):
         try:
-            if form.first is not None:
-                yield event(choice(form.first))
+            yield event(choice({"delta": {"role": "assistant", "content": ""}}))
             if first is not None:
-                yield event(choice(form.chunk(first)))
+                yield event(choice(_chat_chunk(first)))
             async for part in others:
-                yield event(choice(form.chunk(part)))
-            yield event(choice(form.chunk(Delta()), generation.finish_reason))
+                yield event(choice(_chat_chunk(part)))
+            yield event(choice(_chat_chunk(Delta()), generation.finish_reason))
             if wants_usage:
                 yield event([], generation.usage)
         except Exception as error:

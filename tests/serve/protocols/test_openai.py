@@ -18,7 +18,6 @@ from greenroom import serve
 from greenroom.serve.exceptions import BackPressureError
 from greenroom.serve.protocols.openai import (
     ChatRequest,
-    CompletionRequest,
     Delta,
     Embeddings,
     EmbeddingsRequest,
@@ -64,6 +63,10 @@ class Model:
         if asked == "closed":
             yield str(self.closed)
             return
+        if asked == "messages":
+            asked_for = request.model_dump(include={"messages", "tools", "tool_choice"})
+            yield json.dumps({**asked_for, "others": request.model_extra})
+            return
         if asked in ERRORS:
             raise ERRORS[asked]
         for word in WORDS[: request.token_limit]:
@@ -71,10 +74,6 @@ class Model:
         if asked == "breaks":
             raise LookupError("secret")
         yield Delta(finish_reason="length" if request.token_limit else None, prompt_tokens=7)
-
-    async def completions(self, request: CompletionRequest) -> str:
-        assert request.suffix == "!", "fields of others' pass through"
-        return f"{request.text}, world"
 
     async def embeddings(self, request: EmbeddingsRequest) -> Embeddings:
         return Embeddings([[float(len(each)), 0.5] for each in request.inputs], prompt_tokens=3)
@@ -166,11 +165,105 @@ def test_tool_calls_are_streamed_in_fragments(client):
     assert (call.function.name, call.function.arguments) == ("weather", '{"city": "Ulm"}')
 
 
-def test_completions(client):
-    answer = client.completions.create(model="tiny", prompt="hello", suffix="!")
-    assert answer.choices[0].text == "hello, world"
-    parts = client.completions.create(model="tiny", prompt=["hello"], suffix="!", stream=True)
-    assert "".join(part.choices[0].text for part in parts) == "hello, world"
+def respond(client, text="hi", **options):
+    return client.responses.create(model="tiny", input=text, **options)
+
+
+def test_a_response_has_text_usage_and_status(client):
+    answer = respond(client)
+    assert answer.output_text == "".join(WORDS)
+    assert (answer.status, answer.model, answer.incomplete_details) == ("completed", "tiny", None)
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (7, len(WORDS))
+    assert answer.id.startswith("resp_")
+    short = respond(client, max_output_tokens=2)
+    assert (short.status, short.output_text) == ("incomplete", "The quick ")
+    assert short.incomplete_details.reason == "max_output_tokens"
+
+
+def test_a_response_is_streamed_as_the_client_puts_it_together(client):
+    with client.responses.stream(model="tiny", input="hi") as stream:
+        kinds = [event.type for event in stream]
+        whole = stream.get_final_response()
+    assert kinds[:4] == [
+        *("response.created", "response.in_progress"),
+        *("response.output_item.added", "response.content_part.added"),
+    ]
+    assert kinds.count("response.output_text.delta") == len(WORDS)
+    assert kinds[-4:] == [
+        *("response.output_text.done", "response.content_part.done"),
+        *("response.output_item.done", "response.completed"),
+    ]
+    assert whole.output_text == "".join(WORDS)
+    events = list(respond(client, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_calls_functions(client, stream):
+    tools = [{"type": "function", "name": "weather", "parameters": {}, "strict": False}]
+    if stream:
+        with client.responses.stream(model="tiny", input="calls", tools=tools) as events:
+            answer = events.get_final_response()
+    else:
+        answer = respond(client, "calls", tools=tools)
+    [call] = answer.output
+    assert (call.type, call.call_id, call.name) == ("function_call", "call_1", "weather")
+    assert json.loads(call.arguments) == {"city": "Ulm"}
+
+
+def test_a_response_is_asked_of_chat_with_the_whole_conversation(client):
+    answer = respond(
+        client,
+        [
+            {"role": "user", "content": [{"type": "input_text", "text": "hello"}]},
+            {"type": "reasoning", "id": "r", "summary": []},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "5"},
+            {"role": "user", "content": "messages"},
+        ],
+        instructions="be brief",
+        tools=[{"type": "function", "name": "f", "parameters": {}, "strict": False}],
+        tool_choice={"type": "function", "name": "f"},
+        extra_body={"top_k": 3},
+    )
+    asked = json.loads(answer.output_text)
+    assert asked["others"] == {"top_k": 3}
+    assert asked["tools"][0]["function"]["name"] == "f"
+    assert asked["tool_choice"] == {"type": "function", "function": {"name": "f"}}
+    system, user, called, result, last = asked["messages"]
+    assert (system["role"], system["content"], last["content"]) == (
+        *("system", "be brief", "messages"),
+    )
+    assert user["content"] == [{"type": "text", "text": "hello"}]
+    assert called["tool_calls"] == [
+        {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    ]
+    assert (result["role"], result["tool_call_id"], result["content"]) == ("tool", "c", "5")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id='resp_1': must be null"),
+        ({"tools": [{"type": "web_search"}]}, "only functions are taken here"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "no such kind of item"),
+        ({"input": [{"role": "", "content": "x"}]}, "role"),
+        ({"temperature": 9}, "temperature=9"),
+    ],
+)
+def test_what_a_response_cannot_be_is_refused(client, options, told):
+    with pytest.raises(openai.BadRequestError, match=told):
+        client.responses.create(**{"model": "tiny", "input": "hi", **options})
+
+
+def test_a_response_that_fails_is_an_error_before_and_amid_its_stream(client):
+    with pytest.raises(openai.InternalServerError, match="raised an exception") as caught:
+        respond(client, "breaks at once", stream=True)
+    assert "secret" not in str(caught.value)
+    with pytest.raises(openai.BadRequestError, match="too rude"):
+        respond(client, "own error")
+    *_, last = respond(client, "breaks", stream=True)
+    assert (last.type, last.message) == ("error", "the deployment raised an exception")
 
 
 def test_embeddings_in_both_encodings(client):
@@ -334,7 +427,7 @@ def test_errors_travel_between_deployments():
 
 
 def test_what_cannot_be_decorated_is_refused():
-    with pytest.raises(TypeError, match="none of the methods chat, completions, embeddings"):
+    with pytest.raises(TypeError, match="none of the methods chat, embeddings"):
         serve.openai(type("Empty", (), {}))
     with pytest.raises(TypeError, match="chat must be made by 'async def'"):
         serve.openai(type("Sync", (), {"chat": lambda self, request: ""}))
