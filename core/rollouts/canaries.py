@@ -58,6 +58,7 @@ from greenroom.core.rollouts.rollouts import (
 CANARY = "canary"
 ROLLING_OUT, TAKING_OVER = UNDER_WAY = ("rolling out", "taking over")
 PROMOTED, WENT_BACK = "promoted", "went back"
+SHOWN_CAUSES = 3  # of answers that were different
 
 
 class Canaries:
@@ -294,8 +295,16 @@ class Canaries:
         if compare is None:
             return record.reason
         place = (record.endpoint, record.to, compare.id)
-        compared, different, _ = self._differences.counts(place)
-        return f"{different} of {compared} compared answers were different"
+        found = self._differences.of(place)
+        compared, different = found["compared"], found["different"]
+        told = f"{different} of {compared} compared answers were different"
+        causes = [each for each in found["causes"] if each["comparable"]][:SHOWN_CAUSES]
+        if causes:
+            often = "; ".join(f"{each['count']} times {each['cause']}" for each in causes)
+            told += f", {often}"
+        if different > compared / 2:
+            told += "; MOST were, and no difference_rate stood among the rules to go back by"
+        return told
 
     def _put(self, record: CanaryRecord) -> None:
         self._records[record.application] = record

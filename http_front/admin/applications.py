@@ -62,6 +62,12 @@ class PutQuery(BaseModel):
     compare: str | None = Field(
         default=None, description="With `canary`: how to compare answers, such as `json`."
     )
+    tolerance: float | None = Field(
+        default=None, description="With `compare`: relative difference of equal numbers in JSON."
+    )
+    ignore: str | None = Field(
+        default=None, description="With `compare`: what of JSON is not compared: `/id,/items/*/at`."
+    )
     abort_if: str | None = Field(
         default=None,
         description="With `canary`: when to go back: `difference_rate=0.01,error_rate=0.02`.",

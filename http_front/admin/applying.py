@@ -37,6 +37,8 @@ class Asked(TypedDict):
     if_version: int | None
     canary: str | None  # shares, as for the flag
     compare: str | None
+    tolerance: float | None
+    ignore: str | None  # JSON pointers with commas between
     abort_if: str | None  # rules with commas between
     hold_s: float | None
     min_samples: int | None
@@ -72,7 +74,9 @@ def applied(asked: Asked) -> dict[str, Any]:
 def _canary(asked: Asked) -> Canary | None:
     rules: dict[str, Any] = {
         "compare": asked["compare"],
-        "abort_if": [rule for rule in (asked["abort_if"] or "").split(",") if rule],
+        "tolerance": asked["tolerance"],
+        "ignore": _words(asked["ignore"]),
+        "abort_if": _words(asked["abort_if"]),
         "hold_s": asked["hold_s"],
         "min_samples": asked["min_samples"],
     }
@@ -81,6 +85,10 @@ def _canary(asked: Asked) -> Canary | None:
     if given := [name for name, value in rules.items() if value]:
         raise InvalidRequestError(f"query: {', '.join(given)}: must come with canary")
     return None
+
+
+def _words(text: str | None) -> list[str]:
+    return [word for word in (text or "").split(",") if word]
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ import click
 from greenroom.actors.host import launcher as system
 from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings, grpc_names, unlike
+from greenroom.core.comparing.comparing import check_compare
 from greenroom.core.config import GrpcOptions, HTTPOptions
 from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.core.operations import DEFAULT_STEPS, Canary
@@ -129,15 +130,24 @@ class DeployFlags:
 
 
 def read_canary(
-    shares: str, compare: str | None, abort_if: Sequence[str], **numbers: Any
+    shares: str,
+    compare: str | None,
+    tolerance: float | None,
+    ignore: Sequence[str],
+    abort_if: Sequence[str],
+    **numbers: Any,
 ) -> Canary:
     """Read the flags of a canary: the first share, or all of them with commas between."""
+    how: Any = compare
+    if tolerance is not None or ignore:  # which only answers in JSON have
+        kept = {"relative_tolerance": tolerance or 0.0, "ignore": tuple(ignore)}
+        how = check_compare({"how": compare or "json", **kept})
     steps = commands.read_shares("--canary", shares)
     if len(steps) == 1:
         steps += [step for step in DEFAULT_STEPS if step > steps[0]]
     rules = {"abort_if": dict(map(commands.read_rule, abort_if))} if abort_if else {}
     given = {name: value for name, value in numbers.items() if value is not None}
-    return validated(Canary, {"steps": steps, "compare": compare, **rules, **given})
+    return validated(Canary, {"steps": steps, "compare": how, **rules, **given})
 
 
 def deploy(settings: HostSettings, source: Source, flags: DeployFlags) -> bool:

@@ -195,6 +195,8 @@ def run(
     help="New versions take over step by step, from this share; or all shares: 0.05,0.5,1.",
 )
 @click.option("--compare", help="Also mirror queries, and compare answers: status or json.")
+@click.option("--tolerance", type=float, help="Relative difference of equal numbers in JSON [0].")
+@click.option("--ignore", multiple=True, metavar="POINTER", help="What of JSON is not compared.")
 @click.option("--hold-s", type=float, help="Seconds that a step stands at least [300].")
 @click.option(
     "--abort-if", multiple=True, metavar="RULE=NUMBER", help="When to go back, as of rollout."
@@ -222,7 +224,8 @@ def deploy(
     if keep_others and prune:
         raise click.UsageError("--keep-others deletes nothing, so it excludes --prune")
     if canary is None and any(rules.values()):
-        raise click.UsageError("--compare, --hold-s, --abort-if, --min-samples are for --canary")
+        names = "--compare, --tolerance, --ignore, --hold-s, --abort-if, --min-samples"
+        raise click.UsageError(f"{names} are for --canary")
     with cli.starting.usage():
         flags = cli.deploying.DeployFlags(
             plan=plan,
@@ -336,7 +339,7 @@ def diff(endpoint: str, as_json: bool, settings: HostSettings) -> None:
 @_command(*_ANYWHERE)
 @click.argument("endpoint")
 @click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--sample", default=0.01, help="Share of the queries that is recorded [0.01].")
+@click.option("--sample", default=1.0, help="Share of the queries that is recorded [1].")
 @click.option("--max-mb", default=200.0, help="Size at which it ends [200].")
 @click.option("--seconds", type=float, help="Time after which it ends [none].")
 @click.option(

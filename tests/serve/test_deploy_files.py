@@ -235,6 +235,11 @@ def test_a_canary_is_asked_for_with_its_steps_and_rules(invoke, running):
     invoke("deploy", "filed:app", "--canary", "0.2,1", "--min-samples", "7")
     canary = running.controller.of("DeployApplications")[1].canary
     assert (canary.steps, canary.min_samples, canary.compare) == ((0.2, 1.0), 7, None)
+    ignored = ("--ignore", "/id", "--ignore", "/items/*/at")
+    invoke("deploy", "two.yaml", "--canary", "0.5", "--tolerance", "0.01", *ignored)
+    compare = running.controller.of("DeployApplications")[2].canary.compare
+    assert (compare.how, compare.relative_tolerance) == ("json", 0.01)
+    assert compare.ignore == ("/id", "/items/*/at")
 
 
 @pytest.mark.parametrize(
@@ -244,7 +249,11 @@ def test_a_canary_is_asked_for_with_its_steps_and_rules(invoke, running):
         (["--canary", "2"], "steps=[2.0]: must be at most 50 numbers above 0 that grow"),
         (["--canary", "0.1", "--abort-if", "x=1"], "abort_if={'x': 1.0}"),
         (["--canary", "0.1", "--compare", "x"], "compare='x'"),
-        (["--hold-s", "3"], "--compare, --hold-s, --abort-if, --min-samples are for --canary"),
+        (["--canary", "0.1", "--ignore", "id"], "'id' is no JSON pointer"),
+        (
+            ["--hold-s", "3"],
+            "--compare, --tolerance, --ignore, --hold-s, --abort-if, --min-samples",
+        ),
     ],
 )
 def test_a_bad_canary_is_an_error_of_usage(invoke, running, words, told):

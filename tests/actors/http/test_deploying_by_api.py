@@ -183,6 +183,7 @@ def test_by_file_by_api_and_by_page_it_is_the_same(
         ("{}", "?abort_if=difference_rate=0", "", 400, "abort_if: must come with canary"),
         ("{}", "?canary=0.1&abort_if=p99=1", "", 400, "['p99']: no such rule; there are: error_r"),
         ("{}", "?canary=0.1&abort_if=difference_rate=0", "", 400, "must come with compare"),
+        ("{}", "?canary=0.1&ignore=id", "", 400, "'id' is no JSON pointer"),
         ("{}", "?canary=0.1&min_samples=0", "", 400, "min_samples=0: must be greater"),
         (NOTHING, "?if_version=999", "", 409, "999"),
         ("{}", "", "text/html", 415, "text/html"),

@@ -7,7 +7,7 @@ import pytest
 
 from greenroom.core import operations as ops
 from greenroom.core.cluster import status
-from greenroom.core.comparing.comparing import Differences
+from greenroom.core.comparing.comparing import Differences, Outcome
 from greenroom.core.errors import ConflictError, InvalidRequestError
 from greenroom.core.rollouts.judging import Tally
 from tests.core import requests as ask
@@ -130,6 +130,23 @@ def test_clients_have_the_new_version_while_it_takes_over(world: World) -> None:
     assert status.applications(world.cluster)["app"]["canary"]["state"] == "taking over"
     wait(world)
     assert traffic(world) == {INGRESS: 1.0}
+
+
+def test_what_was_different_stays_with_it_and_is_told_loudly_where_most_was(world: World) -> None:
+    begin(world)
+    wait(world)
+    compare = world.cluster.endpoints.served(INGRESS).compares[NEW]
+    differences = Differences()
+    for cause in ("/price: other value", "/id: other value", "/id: other value", ""):
+        differences.count(Outcome(cause), {})
+    found = {(INGRESS, NEW, compare.id): differences.plain()}
+    world.cluster.differences.reported("r", found)
+    roll_out(world)
+    wait(world)
+    assert status.applications(world.cluster)["app"]["canary"]["why"] == (
+        "3 of 4 compared answers were different, 2 times /id: other value; 1 times /price: other "
+        "value; MOST were, and no difference_rate stood among the rules to go back by"
+    )
 
 
 def test_it_goes_back_by_itself(world: World) -> None:
