@@ -81,8 +81,12 @@ class CompareRecord:
     settings: Mapping[str, Any] = field(repr=False)
 
     def __str__(self) -> str:
-        shown = {name: value for name, value in self.settings.items() if name != "code" and value}
-        return ", ".join(f"{name} {value}" for name, value in shown.items())
+        how = self.settings.get("how")  # "function" is the name of its own setting, too
+        shown = [] if how == "function" else [str(how)]
+        for name, value in self.settings.items():
+            if value and name not in ("how", "code"):
+                shown.append(f"{name} {value}")
+        return ", ".join(shown)
 
 
 @travels

@@ -105,7 +105,7 @@ def history(settings: HostSettings, *, as_json: bool, most: int) -> None:
         click.echo("nothing has been changed yet")
     for entry in entries:
         at = dt.datetime.fromtimestamp(entry["at"]).astimezone()
-        who = f"{entry['user'] or '?'}@{entry['address']}"
+        who = "@".join(filter(None, (entry["user"] or "?", entry["address"])))
         click.echo(f"{entry['id']:>4}  {at:%Y-%m-%d %H:%M:%S}  {who}  {entry['what']}")
         print_lines(f"      {line}" for line in lines_of(entry["changes"]))
 

@@ -191,7 +191,7 @@ def _rollout(endpoint: str, rollout: Mapping[str, Any]) -> list[str]:
         share = f", {steps[step - 1] * 100:.4g} %" if step else ""
         where = f"step {step} of {len(steps)}{share}"
     lines = [f"rollout of {endpoint} to {rollout['to']}: {where}: {rollout['why']}"]
-    if rollout["step"]:
+    if rollout["step"] and rollout["state"] == "under way":  # of one that has ended, why is enough
         lines += [f"  {side}: {_side(rollout[side])}" for side in ("new", "old")]
         needed = f"{rollout['evidence_to_go_back']:.4g} needed to go back"
         lines.append(f"  evidence {rollout['evidence']:.3g} of {needed}")

@@ -39,6 +39,38 @@ def test_what_is_on_a_lost_host_does_not_count_as_one_of_those_that_run(
     assert "aaaaaa LOST" in shown
 
 
+def side(queries: int) -> dict[str, Any]:
+    return {
+        "queries": queries,
+        "errors": 0,
+        "error_rate": None,
+        "p95_latency_s": None,
+        "overdue": 0,
+    }
+
+
+@pytest.mark.parametrize(("state", "is_shown"), [("under way", True), ("went back", False)])
+def test_the_evidence_of_a_rollout_is_shown_while_it_is_under_way(
+    state: str, is_shown: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rollout = {
+        "state": state,
+        "to": "v2",
+        "step": 1,
+        "steps": [0.1, 1],
+        "why": "because",
+        "new": side(3),
+        "old": side(4),
+        "evidence": 2.0,
+        "evidence_to_go_back": 100.0,
+        "rules": {"error_rate": {"limit": 0.1, "evidence": 2.0}},
+    }
+    show_status({"hosts": [], "rollouts": {"shop": rollout}})
+    shown = capsys.readouterr().out
+    assert "rollout of shop to v2: " in shown
+    assert ("evidence" in shown, "queries" in shown) == (is_shown, is_shown)
+
+
 def test_what_troubles_a_replica_is_a_problem() -> None:
     running = {**replica("b#1", "RUNNING", "a"), "trouble": "all 32 threads have been busy"}
     backend = {"status": "HEALTHY", "message": "", "replicas": [running]}

@@ -116,7 +116,7 @@ def test_a_function_of_the_users_compares(shop: Shop) -> None:
     for asked in ("", "off"):
         shop.get(asked)
     told = shop.wait_for(lambda f: f["compared"] == 2, "both")
-    assert told["by"].startswith("how function, function tests.actors")
+    assert told["by"].startswith("function tests.actors")
     assert shop.causes() == {"a score is off": 1}
 
 

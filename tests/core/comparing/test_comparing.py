@@ -19,6 +19,7 @@ from greenroom.core.comparing.comparing import (
     from_plain,
 )
 from greenroom.core.errors import InvalidRequestError
+from greenroom.core.records import CompareRecord
 
 JSON = Compare(how="json")
 
@@ -196,3 +197,15 @@ def test_what_is_kept_of_reports_is_bounded() -> None:
     assert all_found.of(("e", "v2", "id"))["different"] == 100
     known = [all_found.of((f"e{number}", "v2", "id"))["different"] for number in range(1_105)]
     assert sum(known) == 999
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        (JSON, "json"),
+        (Compare(how="json", ignore=("/id",)), "json, ignore ('/id',)"),
+        (Compare(how="function", function="mine.f", code=b"x"), "function mine.f"),
+    ],
+)
+def test_people_read_how_answers_are_compared(settings, shown) -> None:
+    assert str(CompareRecord(id="x", settings=settings.model_dump())) == shown
