@@ -403,7 +403,7 @@ class ActorOptions(Settings):
     runtime_env: RuntimeEnv = Field(default_factory=RuntimeEnv)
 
     hints: ClassVar[Mapping[str, str]] = {
-        "working_dir": "it is part of runtime_env, or of serve.run(working_dir=...)",
+        "working_dir": "it is part of runtime_env",
     }
 
     @field_validator("resources")

@@ -145,6 +145,7 @@ NAMES: dict[str, dict[str, str]] = {
         "external_scaler_enabled": "scale with Client.update_backend_config",
         "host": "give serve.start http_options={'host': ...}",
         "port": "give serve.start http_options={'port': ...}",
+        "working_dir": "give runtime_env={'working_dir': ...}",
     },
     "run_many()": {
         "_local_testing_mode": "call serve.run for each",

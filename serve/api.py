@@ -9,7 +9,6 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Never, TypeVar
 
@@ -20,9 +19,8 @@ from greenroom.core.errors import InvalidRequestError, NotRunningError
 from greenroom.core.validation import validated
 from greenroom.serve import absent, local_testing
 from greenroom.serve.admin import applications, session
-from greenroom.serve.admin.checks import check_name, check_path
+from greenroom.serve.admin.checks import check_name
 from greenroom.serve.build import not_an_application
-from greenroom.serve.code.runtime_env import working_in
 from greenroom.serve.deployments import Application
 from greenroom.serve.handle import DeploymentHandle
 from greenroom.serve.schema import ServeStatus
@@ -38,7 +36,6 @@ def run(
     name: str = "default",
     route_prefix: str | None = "/",
     blocking: bool = False,
-    working_dir: str | Path | None = None,
     runtime_env: RuntimeEnv | Mapping[str, Any] | None = None,
     logging_config: LoggingConfig | Mapping[str, Any] | None = None,
     _local_testing_mode: bool = False,
@@ -51,9 +48,9 @@ def run(
     ``blocking`` waits for Ctrl-C, then deletes the application and exits. Raises the constructor's
     own exception when it fails, and InvalidRequestError, StartError or DeployFailedError.
 
-    ``working_dir`` is a folder of which replicas get a copy, on every host: it is on their
-    ``sys.path``, and their current folder. ``runtime_env`` is what surrounds the code of all
-    deployments, where they give nothing else; ``logging_config`` is for those that have none.
+    ``runtime_env`` is what surrounds the code of all deployments, where they give nothing else: its
+    ``working_dir`` is a folder of which replicas get a copy, on every host, which is on their
+    ``sys.path``, and their current folder. ``logging_config`` is for those that have none.
 
     With ``_local_testing_mode`` it runs in this process, without a system: see local_testing.
     """
@@ -72,8 +69,6 @@ def run(
     connection = ours.ensure_running()
     ours.deployed(name)
     env = None if runtime_env is None else _options("runtime_env", RuntimeEnv, runtime_env)
-    if working_dir is not None:
-        env = working_in(check_path("working_dir", working_dir), env)
     handle = applications.deploy(
         connection,
         target,

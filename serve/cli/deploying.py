@@ -20,7 +20,7 @@ from greenroom.actors.host import launcher as system
 from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings, grpc_names, unlike
 from greenroom.core.comparing.comparing import check_compare
-from greenroom.core.config import GrpcOptions, HTTPOptions
+from greenroom.core.config import GrpcOptions, HTTPOptions, RuntimeEnv
 from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.core.operations import DEFAULT_STEPS, Canary
 from greenroom.core.validation import validated
@@ -31,7 +31,6 @@ from greenroom.serve.cli.display import Progress, front_url
 from greenroom.serve.cli.logs import Logs
 from greenroom.serve.cli.starting import Starting, interrupt_on_terminate, usage
 from greenroom.serve.code import importing
-from greenroom.serve.code.runtime_env import working_in
 from greenroom.serve.deployments import Application
 from greenroom.serve.schema import ServeDeploySchema, read_document
 
@@ -50,7 +49,7 @@ class Source:
         route_prefix: str,
     ) -> None:
         self.target = target
-        self.runtime_env = None if working_dir is None else working_in(Path(working_dir))
+        self.runtime_env = None if working_dir is None else RuntimeEnv(working_dir=working_dir)
         self.app_dir = Path(app_dir or working_dir or ".")
         self.name = name
         self.route_prefix = None if route_prefix.lower() in ("", "none") else route_prefix

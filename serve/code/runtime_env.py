@@ -47,11 +47,6 @@ class PackedEnv(NamedTuple):
     names: frozenset[str]  # of packages and modules at the top of the zips
 
 
-def working_in(folder: Path, env: RuntimeEnv | None = None) -> RuntimeEnv:
-    """Return ``env`` with a working_dir."""
-    return RuntimeEnv(working_dir=str(folder)).over(env)
-
-
 def pack_env(env: RuntimeEnv) -> PackedEnv:
     """Pack what a runtime_env names by paths; InvalidRequestError where that cannot be."""
     work = None if env.working_dir is None else pack(Path(env.working_dir))

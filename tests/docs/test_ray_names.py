@@ -55,6 +55,7 @@ def test_an_unknown_name_is_an_error_as_ever() -> None:
     [
         ("serve.start(logging_config={})", TypeError, "give it to serve.run"),
         ("serve.run(None, controller_options={})", TypeError, "settings to greenroom start"),
+        ("serve.run(None, working_dir='x')", TypeError, "give runtime_env={'working_dir'"),
         ("handle.broadcast('reset')", TypeError, "no broadcast; instead: user_config"),
         ("handle.choose_replica()", TypeError, "no choose_replica; instead: options"),
         ("handle.options(_prefer_local_routing=True)", ValueError, "are taken first"),

@@ -54,15 +54,14 @@ def test_a_name_that_is_none_is_refused_where_something_is_looked_up(running, na
 
 @pytest.mark.parametrize("path", [5, b"x", "", ["a"], math.nan])
 def test_a_path_that_is_none_is_refused(running, path):
-    told = f"working_dir={path!r}: {PATH}"
-    refused(told, serve.run, Adder.bind(), working_dir=path)
     refused(f"key_file={path!r}: {PATH}", serve.Client.connect, key_file=path)
     assert running.controller.requests == []
 
 
 @pytest.mark.parametrize("name", ["x" * 500, "nul\0"])
 def test_a_folder_that_cannot_be_there_is_refused_like_one_that_is_not(running, name):
-    refused(f"working_dir={name!r}: no such folder", serve.run, Adder.bind(), working_dir=name)
+    env = {"working_dir": name}
+    refused(f"working_dir={name!r}: no such folder", serve.run, Adder.bind(), runtime_env=env)
 
 
 def test_a_path_is_a_string_or_a_path():

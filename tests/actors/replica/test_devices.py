@@ -57,7 +57,8 @@ def replicas(system: RunningSystem, name: str) -> list[dict[str, Any]]:
 def deploy(system: RunningSystem, name: str, replicas: int, num_gpus: float) -> Any:
     code = system.settings.state_dir.parent / "code"
     app = Device.options(num_replicas=replicas, actor_options={"num_gpus": num_gpus}).bind()
-    return serve.run(app, name=name, route_prefix=None, working_dir=code)
+    env = {"working_dir": str(code)}
+    return serve.run(app, name=name, route_prefix=None, runtime_env=env)
 
 
 def test_replicas_see_their_gpus_alone_also_after_a_kill(gpus: RunningSystem) -> None:

@@ -122,8 +122,7 @@ def running(tmp_path_factory):
         system.deploy(
             Shop.bind(),
             name="shop",
-            runtime_env={"env_vars": {"X": "1"}},
-            working_dir=folder,
+            runtime_env={"env_vars": {"X": "1"}, "working_dir": str(folder)},
             route_prefix=None,
         )
         stubs = importlib.import_module("shop_pb2_grpc")
