@@ -229,13 +229,18 @@ def member(self: object, name: str) -> Any:
     raise AttributeError(f"{kind}: {text}", name=name, obj=self)
 
 
-def refuse_arguments(function: str, names: Iterable[str]) -> None:
+def refuse_arguments(function: Any, names: Iterable[str]) -> None:
     """Raise TypeError if a function of serve was given arguments that it does not take."""
-    if texts := [
-        instead if (instead := told(f"{function}()", name)) else f"unexpected argument {name!r}"
-        for name in names
-    ]:
-        raise TypeError(f"serve.{function}: {'; '.join(texts)}")
+    here, texts = function.__name__, []
+    for name in names:
+        import difflib  # noqa: PLC0415  # these only for a mistake
+        import inspect  # noqa: PLC0415
+
+        near = difflib.get_close_matches(name, inspect.signature(function).parameters, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        texts.append(told(f"{here}()", name) or f"unexpected argument {name!r}{hint}")
+    if texts:
+        raise TypeError(f"serve.{here}: {'; '.join(texts)}")
 
 
 class _Instead(importlib.abc.MetaPathFinder):

@@ -54,7 +54,7 @@ def run(
 
     With ``_local_testing_mode`` it runs in this process, without a system: see local_testing.
     """
-    absent.refuse_arguments("run", others)
+    absent.refuse_arguments(run, others)
     if not isinstance(target, Application):
         raise InvalidRequestError(not_an_application(target))
     applications.check_target(name, route_prefix)
@@ -97,7 +97,7 @@ def run_many(
     targets: Sequence[RunTarget], *, blocking: bool = False, **others: Never
 ) -> list[DeploymentHandle]:
     """Bring up applications one after the other, and return the handles of their ingresses."""
-    absent.refuse_arguments("run_many", others)
+    absent.refuse_arguments(run_many, others)
     handles: list[DeploymentHandle] = [
         run(
             each.target,
@@ -123,7 +123,7 @@ def start(
     and a warning names those that it was not started with here. gRPC is served where
     ``grpc_options`` name functions that add servicers.
     """
-    absent.refuse_arguments("start", others)
+    absent.refuse_arguments(start, others)
     ours = session.current()
     wanted, names = ours.settings, []
     if http_options is not None:
@@ -164,7 +164,7 @@ async def shutdown_async() -> list[str]:
 
 def delete(name: str, **others: Never) -> None:
     """Delete an application and wait until it is gone; nothing if there is none."""
-    absent.refuse_arguments("delete", others)
+    absent.refuse_arguments(delete, others)
     check_name("name", name)
     if not local_testing.delete(name):
         applications.delete(session.current().connect(), name)

@@ -10,12 +10,13 @@ environment, and :func:`read_settings` reads them there.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import ipaddress
 import json
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -42,7 +43,7 @@ from greenroom.core.config import (
 from greenroom.core.devices import VARIABLES
 from greenroom.core.errors import InvalidRequestError, NotRunningError, StartError
 from greenroom.core.lifecycle.placement import STORE_LABEL
-from greenroom.core.validation import MAX_TAG_BYTES, describe, wrong_with
+from greenroom.core.validation import MAX_TAG_BYTES, problems_in, wrong_with
 from greenroom.persistence.locations import is_database, location_at
 
 PREFIX = "GREENROOM_"
@@ -560,7 +561,19 @@ def read_settings(environ: Mapping[str, str] | None = None, /, **flags: Any) -> 
     try:
         return HostSettings(**{**values, "http": http})
     except ValidationError as error:
-        raise InvalidRequestError(describe("settings", error)) from None
+        raise InvalidRequestError(f"invalid settings: {'; '.join(_problems(error))}") from None
+
+
+def _problems(error: ValidationError) -> Iterator[str]:
+    """Say what is wrong; of a variable that is none of a setting, by its own name."""
+    for item, told in zip(error.errors(), problems_in(error), strict=True):
+        if item["type"] != "extra_forbidden":
+            yield told
+            continue
+        name = variable("_".join(map(str, item["loc"])))
+        near = difflib.get_close_matches(name, map(variable, FIELDS), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        yield f"{name}={item['input']!r}: no such setting{hint}"
 
 
 def given_fields(environ: Mapping[str, str] | None = None, /, **flags: Any) -> frozenset[str]:

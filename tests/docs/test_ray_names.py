@@ -46,8 +46,10 @@ def test_an_unknown_name_is_an_error_as_ever() -> None:
         _ = serve.nonesuch
     with pytest.raises(ImportError, match="cannot import name 'Nonesuch'"):
         from greenroom.serve.config import Nonesuch  # noqa: F401, PLC0415
-    with pytest.raises(TypeError, match=r"serve\.start: unexpected argument 'nonesuch'"):
+    with pytest.raises(TypeError, match=r"serve\.start: unexpected argument 'nonesuch'$"):
         serve.start(nonesuch=1)
+    with pytest.raises(TypeError, match=r"unexpected argument 'nmae'; did you mean name\?"):
+        serve.run(None, nmae="x")
 
 
 @pytest.mark.parametrize(
