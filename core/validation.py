@@ -16,7 +16,7 @@ from greenroom.core.errors import InvalidRequestError
 
 M = TypeVar("M", bound=BaseModel)
 
-_CLOSE = 0.7  # a slip of the pen; what is less alike is another word
+_CLOSE = 0.75  # two letters of a short word the other way round; less alike is another word
 _SHORT = reprlib.Repr()  # as repr() of what people write; of more, and of what is deeper, its head
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
 _SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = 20

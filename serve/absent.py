@@ -8,6 +8,7 @@ in the ``hints`` of the settings' classes.
 from __future__ import annotations
 
 import importlib.abc
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.machinery import ModuleSpec
@@ -233,12 +234,11 @@ def refuse_arguments(function: Any, names: Iterable[str]) -> None:
     """Raise TypeError if a function of serve was given arguments that it does not take."""
     here, texts = function.__name__, []
     for name in names:
-        import difflib  # noqa: PLC0415  # these only for a mistake
-        import inspect  # noqa: PLC0415
+        # This imports pydantic, and greenroom --help imports this module.
+        from greenroom.core.validation import suggestion  # noqa: PLC0415
 
-        near = difflib.get_close_matches(name, inspect.signature(function).parameters, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        texts.append(told(f"{here}()", name) or f"unexpected argument {name!r}{hint}")
+        meant = suggestion(name, inspect.signature(function).parameters)
+        texts.append(told(f"{here}()", name) or f"unexpected argument {name!r}{meant}")
     if texts:
         raise TypeError(f"serve.{here}: {'; '.join(texts)}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from greenroom.core.config import (
     SessionAffinity,
 )
 from greenroom.core.errors import InvalidRequestError
-from greenroom.core.validation import problems_in, wrong_with
+from greenroom.core.validation import problems_in, suggestion, wrong_with
 from greenroom.serve import absent
 from greenroom.serve.admin.checks import check_arguments
 from greenroom.serve.tasks.consumers import QUEUE_OPTIONS, TASKS
@@ -40,7 +39,6 @@ from greenroom.serve.tasks.consumers import QUEUE_OPTIONS, TASKS
 M = TypeVar("M", bound=BaseModel)
 
 _OWN = ("name", "version", "actor_options", "ray_actor_options")
-_CLOSE = 0.8  # a slip of the pen; what is less alike is another word
 _KNOWN = frozenset({*BackendConfig.model_fields, *_OWN})
 HINTS = {
     "route_prefix": "give it to serve.run(app, route_prefix=...)",
@@ -131,9 +129,8 @@ def _unknown(given: Mapping[str, Any]) -> list[str]:
     problems = []
     for name in given:
         if name not in _KNOWN:
-            near = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=_CLOSE)
-            hint = HINTS.get(name) or (f"did you mean {near[0]}?" if near else "")
-            problems.append(f"{name}: no such option" + (f"; {hint}" if hint else ""))
+            hint = f"; {HINTS[name]}" if name in HINTS else suggestion(name, _KNOWN)
+            problems.append(f"{name}: no such option{hint}")
     return problems
 
 

@@ -10,7 +10,6 @@ environment, and :func:`read_settings` reads them there.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import ipaddress
 import json
 import os
@@ -565,15 +564,11 @@ def read_settings(environ: Mapping[str, str] | None = None, /, **flags: Any) -> 
 
 
 def _problems(error: ValidationError) -> Iterator[str]:
-    """Say what is wrong; of a variable that is none of a setting, by its own name."""
+    """Say what is wrong; of a variable that is of no setting, by its own name."""
     for item, told in zip(error.errors(), problems_in(error), strict=True):
-        if item["type"] != "extra_forbidden":
-            yield told
-            continue
-        name = variable("_".join(map(str, item["loc"])))
-        near = difflib.get_close_matches(name, map(variable, FIELDS), n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        yield f"{name}={item['input']!r}: no such setting{hint}"
+        place = [str(part) for part in item["loc"]]
+        is_unknown = item["type"] == "extra_forbidden"  # which only a variable can be, and no flag
+        yield variable("_".join(place)) + told[len(".".join(place)) :] if is_unknown else told
 
 
 def given_fields(environ: Mapping[str, str] | None = None, /, **flags: Any) -> frozenset[str]:

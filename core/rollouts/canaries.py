@@ -300,11 +300,9 @@ class Canaries:
         told = f"{different} of {compared} compared answers were different"
         causes = [each for each in found["causes"] if each["comparable"]][:SHOWN_CAUSES]
         if causes:
-            often = "; ".join(f"{each['count']} times {each['cause']}" for each in causes)
-            told += f", {often}"
-        if different > compared / 2:
-            told += "; MOST were, and no difference_rate stood among the rules to go back by"
-        return told
+            often = ", ".join(f"{each['count']} x {each['cause']}" for each in causes)
+            told += f" ({often})"
+        return f"MOST ANSWERS DIFFER: {told}" if different > compared / 2 else told
 
     def _put(self, record: CanaryRecord) -> None:
         self._records[record.application] = record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import sys
@@ -15,7 +14,7 @@ from pydantic import BaseModel
 
 from greenroom.actors.replica.callables import is_users, users_traceback
 from greenroom.core.errors import GreenroomError, InvalidRequestError
-from greenroom.core.validation import validated
+from greenroom.core.validation import suggestion, validated
 from greenroom.serve.build import not_an_application
 from greenroom.serve.deployments import Application, Deployment
 
@@ -109,9 +108,8 @@ def _hint(name: str) -> str:
 
 def _not_found(name: str, missing: str, folder: str) -> str:
     found = sorted(path.stem for path in Path(folder).glob("*.py") if path.stem.isidentifier())
-    near = difflib.get_close_matches(name, found, n=1)
-    there = f"did you mean {near[0]!r}?" if near else f"it has: {_listed(found)}"
-    return f"no module named {missing!r} in {folder} (see --app-dir) or on sys.path; {there}"
+    there = suggestion(name, found) or f"; it has: {_listed(found)}"
+    return f"no module named {missing!r} in {folder} (see --app-dir) or on sys.path{there}"
 
 
 def _failed(name: str, error: BaseException) -> ImportFailedError:

@@ -116,7 +116,7 @@ def test_every_problem_has_its_line_and_column(refused):
         ("applications: []\n1: 2", "app.yaml:2:1: [1]=1: Keys should be strings"),
         (APP + "    host: a", "app.yaml:3:5: applications[0].host: no such setting; it is one of"),
         (APP + "import_path: a:b", "app.yaml:3:1: import_path: no such setting; it is an"),
-        (APP + "    import: a:b", "app.yaml:3:5: applications[0].import: no such setting; did you"),
+        (APP + "    import: a:b", "app.yaml:3:5: applications[0].import: no such setting; there"),
         (APP + "    args: {at: 2024-01-02}", "app.yaml:3:5: applications[0].args: must be JSON-"),
         (
             APP + "    name: a#b",

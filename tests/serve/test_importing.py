@@ -77,7 +77,7 @@ def test_a_builder_function_gets_the_arguments(load):
 @pytest.mark.parametrize(
     ("target", "arguments", "told"),
     [
-        ("dmeo", {}, "no module named 'dmeo' in .*did you mean 'demo'?"),
+        ("dmeo", {}, "no module named 'dmeo' in .*did you mean demo?"),
         ("zzz", {}, r"no module named 'zzz' in .* \(see --app-dir\) or on sys.path; it has: demo"),
         ("demo.inner", {}, "no module named 'demo.inner'"),
         ("demo.py", {}, "'demo.py': expected MODULE.*not a file; try 'demo'"),
