@@ -293,7 +293,10 @@ class RuntimeEnv(Settings):
     def _is_no_address(cls, path: Any) -> Any:
         path = str(path) if isinstance(path, PurePath) else path
         if isinstance(path, str) and "://" in path:
-            raise ValueError("expected a folder or a zip on this host; it is sent to the others")
+            raise ValueError(
+                "expected a folder or a zip on this host, which is sent to the others; fetch it "
+                "first, and give its path"
+            )
         return path
 
     @field_validator("py_modules", mode="before")
@@ -404,6 +407,11 @@ class ActorOptions(Settings):
 
     hints: ClassVar[Mapping[str, str]] = {
         "working_dir": "it is part of runtime_env",
+        "accelerator_type": (
+            "start its hosts with a label, as --resources accelerator=A100, and give a "
+            "label_selector {'accelerator': 'A100'}"
+        ),
+        "object_store_memory": "leave it out: there is no object store",
     }
 
     @field_validator("resources")
@@ -470,6 +478,10 @@ class RequestRouterConfig(UserCode):
     hints: ClassVar[Mapping[str, str]] = {
         "request_routing_stats_period_s": "leave it out: replicas report nothing to routers",
         "request_routing_stats_timeout_s": "leave it out: replicas report nothing to routers",
+        **dict.fromkeys(
+            ("initial_backoff_s", "backoff_multiplier", "max_backoff_s"),
+            "leave it out: a query waits in the router's queue until a replica has room",
+        ),
     }
 
     request_router_class: str | Callable[..., Any]
@@ -493,6 +505,10 @@ class BackendConfig(Settings):
     for an autoscaling_config from 1 to 100 replicas, whose other fields may be given beside it.
     """
 
+    aliases: ClassVar[Mapping[str, str]] = {
+        "max_concurrent_queries": "max_ongoing_requests",  # in Ray Serve 1.x
+        "max_replicas_per_node": "max_replicas_per_host",
+    }
     hints: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("num_cpus", "num_gpus", "memory", "resources", "runtime_env"),
         "it is one of ray_actor_options",
@@ -565,6 +581,7 @@ class BackendConfig(Settings):
 
         Of a number of replicas and autoscaling, the one that is given replaces the other.
         """
+        changes = self.renamed(changes)
         values = {**self.model_dump(), **changes}
         if changes.get("num_replicas") is not None:
             values["autoscaling_config"] = changes.get("autoscaling_config")
@@ -762,6 +779,8 @@ class GrpcOptions(Settings):
     ``max_receive_message_length`` is in bytes. With ``ssl_ca_certs`` clients need a certificate
     of an authority in that PEM file.
     """
+
+    aliases: ClassVar[Mapping[str, str]] = {"enable_reflection": "reflection"}
 
     port: int = Field(default=9000, ge=1, le=65535)
     grpc_servicer_functions: tuple[ServicerFunction, ...] = ()

@@ -24,6 +24,16 @@ class GreenroomError(Exception):
     http_status: ClassVar[int] = 500
     retry_after_s: float | None = None
 
+    @property
+    def message(self) -> str:
+        """The text, under the name that Ray Serve has for it."""
+        return str(self)
+
+    @property
+    def status_code(self) -> int:
+        """``http_status``, under the name that Ray Serve has for it."""
+        return self.http_status
+
 
 class NotRunningError(GreenroomError):
     """No actor system answers at the address; start one with ``greenroom start``."""

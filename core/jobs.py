@@ -60,6 +60,7 @@ class TaskProcessorConfig(Settings):
     list_jobs: bool = Field(default=False, description="GET / shows every client's jobs")
 
     hints: ClassVar[Mapping[str, str]] = {
+        "adapter": "leave it out: there is one kind of queue",
         "adapter_config": "leave it out: jobs are in the system's own store, without a broker",
         "queue_name": "leave it out: jobs are kept by the names of application and deployment",
         "failed_task_queue_name": "failed jobs are kept with their errors: list_tasks('FAILED')",

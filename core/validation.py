@@ -10,7 +10,7 @@ import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self, TypeGuard, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from greenroom.core.errors import InvalidRequestError
 
@@ -25,11 +25,29 @@ _SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = 20
 class Settings(BaseModel):
     """Base of all settings: frozen, and unknown names are refused rather than ignored.
 
-    ``hints`` says what to use instead of names that users may bring along.
+    ``aliases`` are other names of fields that users may bring along, and ``hints`` says of names
+    without a field what to use instead.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    aliases: ClassVar[Mapping[str, str]] = {}
     hints: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def renamed(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return ``values`` by the fields' names; InvalidRequestError for two of one."""
+        found: dict[str, Any] = {}
+        for name, value in values.items():
+            field = cls.aliases.get(name, name)
+            if field in found or (field != name and field in values):
+                raise InvalidRequestError(f"{name} and {field} are two names for one thing")
+            found[field] = value
+        return found
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_aliases(cls, values: Any) -> Any:
+        return cls.renamed(values) if cls.aliases and isinstance(values, Mapping) else values
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:

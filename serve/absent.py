@@ -25,7 +25,6 @@ _ACTORS = "a deployment with one replica, given to the others by bind"
 _PROMETHEUS = "a policy of your own that asks Prometheus: it runs in a process of its own"
 _TRACING = "the settings of traces: docs/monitoring.md"
 _CLIENT = "serve.Client.connect()"
-_RUN = "serve.run(Deployment.bind(...))"
 
 MODULES = {
     "_private": "nothing: it has what no application should need",
@@ -54,13 +53,13 @@ MODULES = {
 }
 
 OF_1 = (  # names of serve in Ray 1.x that no later Ray has
-    *("connect", "init", "get_handle", "get_deployment", "get_deployment_statuses"),
+    *("connect", "init", "get_handle", "get_deployment_statuses"),
     *("get_serve_client", "accept_batch", "delete_deployments"),
 )
 _CLIENTS = (  # what was a function of serve, and is a method of the client
     *("create_backend", "update_backend_config", "get_backend_config", "list_backends"),
     *("delete_backend", "create_endpoint", "delete_endpoint", "list_endpoints", "set_traffic"),
-    *("shadow_traffic", "delete_deployment", "list_deployments"),
+    *("shadow_traffic", "delete_deployment"),
 )
 # By module ("" is serve itself), by function with "()", or by class.
 NAMES: dict[str, dict[str, str]] = {
@@ -75,7 +74,6 @@ NAMES: dict[str, dict[str, str]] = {
         "connect": _CLIENT,
         "init": "serve.start()",
         "get_handle": f"{_CLIENT}.get_handle, or serve.get_app_handle",
-        "get_deployment": "serve.get_deployment_handle",
         "get_deployment_statuses": "serve.status()",
         "get_serve_client": _CLIENT,
         "accept_batch": "serve.batch on an async method",
@@ -83,7 +81,7 @@ NAMES: dict[str, dict[str, str]] = {
         **{name: f"{_CLIENT}.{name}" for name in _CLIENTS},
     },
     "config": {
-        "AggregationFunction": "nothing: the load is averaged over look_back_period_s",
+        "AggregationFunction": "the text 'mean', 'max' or 'min' as aggregation_function",
         "BackpressureConfig": "max_queued_requests; more get 503 with Retry-After",
         "ControllerOptions": "settings of the host: greenroom start --help",
         "DeploymentActorConfig": _ACTORS,
@@ -94,7 +92,6 @@ NAMES: dict[str, dict[str, str]] = {
         "ProxyLocation": "nothing: every host has a front",
     },
     "context": {"DeploymentActorContext": _ACTORS},
-    "exceptions": {"gRPCStatusError": "GrpcStatusError, with the code and a text: docs/grpc.md"},
     "handle": {
         "DeploymentBroadcastResponse": "reconfigure by user_config: every replica hears of it",
         "RayServeHandle": "DeploymentHandle",
@@ -156,22 +153,21 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "delete()": {"_blocking": "leave it out: serve.delete returns when it is gone"},
     "Deployment": {
-        "delete": "serve.delete(application)",
-        "deploy": _RUN,
-        "get_handle": f"the handle that {_RUN} returns",
         "backpressure_config": "max_queued_requests; more get 503 with Retry-After",
         "init_args": "the args of the Application that bind returns",
         "init_kwargs": "the kwargs of the Application that bind returns",
-        "logging_config": "config.logging_config",
-        "max_ongoing_requests": "config.max_ongoing_requests",
-        "max_queued_requests": "config.max_queued_requests",
         "set_logging_config": "options(logging_config=...)",
         "set_options": "options(), which returns a changed copy",
         "placement_group_bundles": "actor_options",
-        "ray_actor_options": "actor_options",
         "route_prefix": "serve.run(app, route_prefix=...)",
         "url": "serve.run(app, route_prefix=...)",
     },
+    "RunTarget": {"external_scaler_enabled": "scale with Client.update_backend_config"},
+    "ApplicationStatus": {"to_numeric": "the status by its name"},
+    "gRPCStatusError": dict.fromkeys(
+        ("grpc_code", "grpc_details", "original_exception"),
+        "message: the name of the code and the text",
+    ),
     "DeploymentHandle": {
         "broadcast": "user_config, whose change every replica's reconfigure hears of",
         "choose_replica": "options(session_id=...), which keeps calls at one replica",

@@ -16,6 +16,7 @@ from greenroom.actors.replica import context as user_context
 from greenroom.actors.runtime.settings import grpc_names
 from greenroom.core.config import GrpcOptions, HTTPOptions, LoggingConfig, RuntimeEnv
 from greenroom.core.errors import InvalidRequestError, NotRunningError
+from greenroom.core.operations import DeleteApplication
 from greenroom.core.validation import validated
 from greenroom.serve import absent, local_testing
 from greenroom.serve.admin import applications, session
@@ -67,7 +68,7 @@ def run(
         return local_testing.run(target, name)
     ours = session.current()
     connection = ours.ensure_running()
-    ours.deployed(name)
+    ours.deployed(DeleteApplication(application=name))
     env = None if runtime_env is None else _options("runtime_env", RuntimeEnv, runtime_env)
     handle = applications.deploy(
         connection,

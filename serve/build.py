@@ -149,6 +149,11 @@ class _Builder:
         if known is not None:
             return known
         deployment = application.deployment
+        if alone := ", ".join(deployment.settings.alone):
+            raise InvalidRequestError(
+                f"deployment {deployment.name!r} has options for its deploy() only: {alone}; call "
+                "that, or leave them out: serve.run takes a route_prefix, and bind the arguments"
+            )
         self._enter(application, deployment.name)
         args, kwargs = self._resolved((application.args, application.kwargs), deployment.name)
         self._path.pop()

@@ -34,17 +34,19 @@ from greenroom.serve import absent
 from greenroom.serve.admin.checks import check_arguments
 from greenroom.serve.tasks.consumers import QUEUE_OPTIONS, TASKS
 
+if TYPE_CHECKING:
+    from greenroom.serve.handle import DeploymentHandle
+
 # --- Options of a deployment; one error names all bad ones ----------------------------------------
 
 M = TypeVar("M", bound=BaseModel)
 
-_OWN = ("name", "version", "actor_options", "ray_actor_options")
+# What only a deployment of its own can have, which Deployment.deploy() makes.
+_ALONE = ("prev_version", "route_prefix", "init_args", "init_kwargs")
+_OWN = ("name", "version", "actor_options", "ray_actor_options", *_ALONE)
 _KNOWN = frozenset({*BackendConfig.model_fields, *_OWN})
 HINTS = {
-    "route_prefix": "give it to serve.run(app, route_prefix=...)",
     # Ray Serve's, of today and of once
-    "max_concurrent_queries": "it is called max_ongoing_requests",
-    "max_replicas_per_node": "it is called max_replicas_per_host",
     "rolling_update_percentage": "it is called max_surge_percent, in percent",
     "backpressure_config": "leave it out: what max_queued_requests refuses gets 503",
     "gang_scheduling_config": "replicas have ranks: serve.get_replica_context().rank",
@@ -86,20 +88,28 @@ class GivenOptions(TypedDict, total=False):
     request_router_config: RequestRouterConfig | Mapping[str, Any] | None
     actor_options: ActorOptions | Mapping[str, Any] | None
     ray_actor_options: ActorOptions | Mapping[str, Any] | None
+    max_concurrent_queries: int  # max_ongoing_requests, in Ray Serve 1.x
+    max_replicas_per_node: int | None  # max_replicas_per_host, in Ray Serve
+    prev_version: str | None
+    route_prefix: str | None
+    init_args: Sequence[Any]
+    init_kwargs: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeploymentOptions:
-    """What a deployment is called and how it is run."""
+    """What a deployment is called and how it is run; ``alone`` is for ``deploy()`` only."""
 
     name: str
     version: str | None = None
     config: BackendConfig = field(default_factory=BackendConfig)
     actor_options: ActorOptions = field(default_factory=ActorOptions)
+    alone: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_options(base: DeploymentOptions, given: Mapping[str, Any]) -> DeploymentOptions:
     """Return ``base`` with ``given`` options; raise an InvalidRequestError naming each bad one."""
+    given = BackendConfig.renamed(given)
     problems = [*_unknown(given), *_bad_names(given), *_bad_scaling(given)]
     actor_options, actor_problems = _read_actor_options(base.actor_options, given)
     config, config_problems = _read_config(base.config, given)
@@ -112,6 +122,7 @@ def read_options(base: DeploymentOptions, given: Mapping[str, Any]) -> Deploymen
         version=given.get("version", base.version),
         config=config,
         actor_options=actor_options,
+        alone={**base.alone, **{name: given[name] for name in _ALONE if name in given}},
     )
 
 
@@ -282,6 +293,34 @@ class Deployment(Generic[R_co]):
         queue = Deployment(TaskQueue, read_options(options, QUEUE_OPTIONS))
         return Application(queue, (application, consumer))
 
+    def deploy(self, *init_args: Any, _blocking: bool = True, **init_kwargs: Any) -> None:
+        """Run it by itself, as with Ray Serve 1.x, and wait until it serves.
+
+        It is a deployment of its own then, of no application: see :meth:`Client.deploy`, which has
+        the options ``prev_version`` and ``route_prefix``, too. The arguments replace those of the
+        options ``init_args`` and ``init_kwargs``.
+        """
+        from greenroom.serve import classic  # noqa: PLC0415  # few need it
+
+        classic.deploy(self, init_args, init_kwargs, blocking=_blocking)
+
+    def delete(self) -> None:
+        """Delete what :meth:`deploy` has deployed, and wait until it is gone."""
+        from greenroom.serve import classic  # noqa: PLC0415  # few need it
+
+        classic.delete(self.name)
+
+    def get_handle(self, sync: bool | None = True) -> DeploymentHandle:
+        """Return a handle of what :meth:`deploy` has deployed; any handle can do both ways."""
+        from greenroom.serve import classic  # noqa: PLC0415  # few need it
+
+        return classic.get_handle(self.name)
+
+    @property
+    def ray_actor_options(self) -> ActorOptions:
+        """Ray Serve's name of ``actor_options``."""
+        return self.actor_options
+
     def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
         """Refuse: what runs is a replica, and that is called through a handle."""
         raise RuntimeError(
@@ -297,7 +336,12 @@ class Deployment(Generic[R_co]):
         )
 
     if not TYPE_CHECKING:
-        __getattr__ = absent.member
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a setting under its name, as Ray Serve has some."""
+            if name in BackendConfig.model_fields:
+                return getattr(self.config, name)
+            return absent.member(self, name)
 
     def __repr__(self) -> str:
         return f"Deployment(name={self.name!r})"

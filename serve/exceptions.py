@@ -27,6 +27,7 @@ from greenroom.core.errors import (
 from greenroom.serve import absent
 
 RayServeException = GreenroomError
+gRPCStatusError = GrpcStatusError  # noqa: N816  # Ray Serve's name
 
 __all__ = [
     "BackPressureError",
@@ -50,6 +51,7 @@ __all__ = [
     "UnknownNameError",
     "UnsupportedResultError",
     "UserCodeError",
+    "gRPCStatusError",
 ]
 
 if not TYPE_CHECKING:  # names of Ray Serve

@@ -36,7 +36,7 @@ from greenroom.core.config import (
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.jobs import TaskProcessorConfig
 from greenroom.core.operations import ApplicationName, NewName, Route
-from greenroom.core.validation import Settings, expectation, value_told
+from greenroom.core.validation import Settings, expectation, explain_missing, value_told
 from greenroom.serve import absent
 from greenroom.serve.deployments import HINTS
 
@@ -135,11 +135,14 @@ class ServeApplicationSchema(Settings):
         "host": "it is one of http_options",
         "port": "it is one of http_options",
         "external_scaler_enabled": "set num_replicas with Client.update_backend_config",
+        "autoscaling_policy": "give each deployment's autoscaling_config a policy",
     }
 
     name: ApplicationName = "default"
     route_prefix: Route = "/"
-    import_path: str = Field(description="module:attribute of an application or its builder")
+    import_path: str = Field(
+        description="module:attribute or module.attribute, of an application or its builder"
+    )
     args: Annotated[dict[str, Any], BeforeValidator(_is_jsonable)] = Field(
         default_factory=dict, description="for the builder function"
     )
@@ -154,7 +157,8 @@ class ServeApplicationSchema(Settings):
     def _is_path(cls, path: str) -> str:
         if not re.fullmatch(r"[^\W\d][\w.]*([:.][^\W\d][\w.]*)?", path):
             raise ValueError("must be MODULE:ATTRIBUTE, such as mine:app")
-        return path
+        module, dot, attribute = path.rpartition(".")
+        return path if ":" in path or not dot else f"{module}:{attribute}"  # as Ray Serve reads it
 
 
 class ServeDeploySchema(Settings):
@@ -162,6 +166,8 @@ class ServeDeploySchema(Settings):
 
     hints: ClassVar[Mapping[str, str]] = {
         "target_capacity": "set num_replicas of each deployment",
+        "controller_options": "give settings to greenroom start",
+        "tracing_config": "set the OTEL_ variables of traces: docs/monitoring.md",
         "import_path": "it is an application's: applications: [{import_path: ...}]",
         "deployments": "they are an application's: applications: [{deployments: ...}]",
     }
@@ -223,6 +229,10 @@ class DeploymentStatus(StrEnum):
 
 class _Status(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")  # a newer controller may say more
+    hints: ClassVar[Mapping[str, str]] = {}
+
+    if not TYPE_CHECKING:
+        __getattr__ = explain_missing
 
 
 class ReplicaStatusOverview(_Status):
@@ -237,6 +247,8 @@ class ReplicaStatusOverview(_Status):
 
 class DeploymentStatusOverview(_Status):
     """One deployment and its replicas."""
+
+    hints: ClassVar[Mapping[str, str]] = {"status_trigger": "message says why the status is so"}
 
     # A word that is not known here, a newer controller's, stays a string.
     status: DeploymentStatus | str = Field(union_mode="left_to_right")
@@ -254,6 +266,10 @@ class DeploymentStatusOverview(_Status):
 class ApplicationStatusOverview(_Status):
     """One application and its deployments."""
 
+    hints: ClassVar[Mapping[str, str]] = {
+        "last_deployed_time_s": "greenroom history and Client.history have all changes",
+    }
+
     status: ApplicationStatus | str = Field(union_mode="left_to_right")
     message: str = ""
     route_prefix: str | None = None
@@ -263,6 +279,11 @@ class ApplicationStatusOverview(_Status):
 
 class ServeStatus(_Status):
     """All applications, by name; none when no system runs."""
+
+    hints: ClassVar[Mapping[str, str]] = {
+        "proxies": "greenroom status --json has the hosts, each with its front",
+        "target_capacity": "set num_replicas of each deployment",
+    }
 
     applications: dict[str, ApplicationStatusOverview] = Field(default_factory=dict)
 

@@ -21,10 +21,12 @@ from greenroom.core.validation import HOOKS
 class Manner(NamedTuple):
     """How to call one function or method.
 
-    What ``makes_generator`` runs no user code when it is called.
+    What ``makes_generator`` runs no user code when it is called, and ``needs_argument`` cannot be
+    called without just one.
     """
 
     takes_argument: bool
+    needs_argument: bool
     is_async: bool
     makes_generator: bool
 
@@ -32,7 +34,7 @@ class Manner(NamedTuple):
     def of(cls, function: Any) -> Manner:
         """Look at ``function``."""
         generates = inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)
-        return cls(_takes_argument(function), is_async(function), generates)
+        return cls(*_argument_of(function), is_async(function), generates)
 
 
 class Manners:
@@ -60,11 +62,15 @@ def is_async(function: Any) -> bool:
     return inspect.iscoroutinefunction(call)
 
 
-def _takes_argument(function: Any) -> bool:
+def _argument_of(function: Any) -> tuple[bool, bool]:
+    """Return whether it takes an argument, and whether it needs one and no more."""
     try:
-        return len(inspect.signature(function).parameters) > 0
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # some callables in C have no signature
-        return True
+        return True, False
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p for p in parameters if p.default is p.empty and p.kind not in optional]
+    return len(parameters) > 0, [p.kind is not p.KEYWORD_ONLY for p in needed] == [True]
 
 
 def http_methods(cls: type) -> frozenset[str]:

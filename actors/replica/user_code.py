@@ -120,6 +120,7 @@ OnDone = Callable[[Failure | None], None]
 OnStats = Callable[[dict[str, float], Failure | None], None]
 MAX_STATS = 10  # of a replica, for the policy of autoscaling
 MAX_NAME = 60  # characters
+NO_REQUEST = HttpCall("GET", "/", b"/", b"", (), b"", "http", "1.1", None, None, "")
 OnCancelled = Callable[[asyncio.Task[None]], None]
 
 
@@ -392,7 +393,11 @@ class UserCode:
             ) from error
         if reply.feed is not None:
             args = (*args, _values_of(reply.feed))
-        result = await self._invoke(call.method, self._method(call.method), args, kwargs)
+        function = self._method(call.method)
+        if not (args or kwargs) and self._gets_a_request(call.method, function):
+            responses = self._responses or self._import_responses()
+            args = (responses.make_request(NO_REQUEST, reply),)
+        result = await self._invoke(call.method, function, args, kwargs)
         if not call.stream:
             return ValueAnswer(reply.assignment.query.id, dumps(result, "returned"))
         if hasattr(result, "__next__"):
@@ -404,6 +409,16 @@ class UserCode:
             )
         await give_values(reply, result)
         return None
+
+    def _gets_a_request(self, name: str, function: Any) -> bool:
+        """Return whether a call without arguments gets an empty request, as in Ray Serve 1.x.
+
+        There handlers were written for HTTP, and handles called the same ones. Only what belongs to
+        no application was deployed in that way.
+        """
+        replica = user_context.replica_context()
+        is_alone = replica is not None and not replica.app_name
+        return is_alone and self._manners.of(name, function).needs_argument
 
     async def _answer_http(self, reply: Reply, call: HttpCall) -> Answer | None:
         responses = self._responses or self._import_responses()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
@@ -57,7 +57,7 @@ class AutoscalingPolicy(UserCode):
     own, and has ``timeout_s`` seconds to answer.
     """
 
-    hints: ClassVar[Mapping[str, str]] = {"name": "it is called policy_function"}
+    aliases: ClassVar[Mapping[str, str]] = {"name": "policy_function"}
 
     policy_function: str | Callable[..., Any] = ONGOING_REQUESTS
     policy_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -105,13 +105,13 @@ class AutoscalingPolicy(UserCode):
 class AutoscalingConfig(Settings):
     """Bounds, aim and speed of autoscaling; see docs/autoscaling.md for what each does."""
 
+    aliases: ClassVar[Mapping[str, str]] = {
+        "upscale_smoothing_factor": "upscaling_factor",
+        "downscale_smoothing_factor": "downscaling_factor",
+        "target_num_ongoing_requests_per_replica": "target_ongoing_requests",
+    }
     hints: ClassVar[Mapping[str, str]] = {
-        "metrics_interval_s": "leave it out: load is reported every second",
         "smoothing_factor": "give upscaling_factor and downscaling_factor",
-        "upscale_smoothing_factor": "it is called upscaling_factor",
-        "downscale_smoothing_factor": "it is called downscaling_factor",
-        "target_num_ongoing_requests_per_replica": "it is called target_ongoing_requests",
-        "aggregation_function": "leave it out: the load is averaged over look_back_period_s",
         "prometheus_metrics": "leave it out: give a policy of your own that asks for them",
         **dict.fromkeys(QueueLengthPolicy.model_fields, _THRESHOLD_HINT),
     }
@@ -127,6 +127,16 @@ class AutoscalingConfig(Settings):
     downscale_delay_s: float = Field(default=600, ge=0)
     downscale_to_zero_delay_s: float | None = Field(default=None, ge=0)
     policy: AutoscalingPolicy = Field(default_factory=AutoscalingPolicy)
+    aggregation_function: Literal["mean", "max", "min"] = "mean"
+    metrics_interval_s: float = Field(
+        default=10, gt=0, description="without effect: load is reported every second"
+    )
+
+    @field_validator("aggregation_function", mode="before")
+    @classmethod
+    def _in_small_letters(cls, value: Any) -> Any:
+        value = getattr(value, "value", value)  # of an enum
+        return value.lower() if isinstance(value, str) else value
 
     @field_validator("max_replicas")
     @classmethod
@@ -190,7 +200,7 @@ class AutoscalingContext:
     app_name: str
     current_num_replicas: int  # that run
     target_num_replicas: int
-    total_num_requests: float  # queued and running, averaged over look_back_period_s
+    total_num_requests: float  # queued and running, aggregated over look_back_period_s
     total_queued_requests: int  # now
     total_running_requests: int  # now
     queued_by_router: list[int]  # now

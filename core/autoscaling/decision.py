@@ -143,6 +143,7 @@ MAX_WANTED = 1_000_000  # what a policy wants beyond this is taken for a mistake
 CLOCK_S = 0.002  # a window's ends are rounded to milliseconds
 ROUNDING = 1e-9  # 6 queries over 0.1 per replica are 60 replicas, whatever floats make of it
 NEVER = math.inf
+_WORDS = {"mean": "average", "max": "highest", "min": "lowest"}
 
 
 class Outcome(StrEnum):
@@ -164,7 +165,8 @@ class Inputs:
 
     queued: int = 0
     ongoing: int = 0
-    average: float = 0.0
+    average: float = 0.0  # or what else aggregation_function gives
+    aggregated: str = "average"
     window_s: float = 0.0  # what the average covers, up to look_back_period_s
     running: int = 0
     policy: str = ""
@@ -194,9 +196,10 @@ class Decision:
         inputs = self.inputs
         return (
             f"{self.before} -> {self.target} {self.outcome.value}: {self.why} "
-            f"[queued {inputs.queued}, ongoing {inputs.ongoing}, average {inputs.average:.4g} over "
-            f"{inputs.window_s:.3g} s, running {inputs.running}, policy {inputs.policy}, factor "
-            f"{inputs.factor:g}, bounds {inputs.min_replicas}..{inputs.max_replicas}]"
+            f"[queued {inputs.queued}, ongoing {inputs.ongoing}, {inputs.aggregated} "
+            f"{inputs.average:.4g} over {inputs.window_s:.3g} s, running {inputs.running}, policy "
+            f"{inputs.policy}, factor {inputs.factor:g}, bounds "
+            f"{inputs.min_replicas}..{inputs.max_replicas}]"
         )
 
 
@@ -243,6 +246,13 @@ class Window:
             return float(last)
         integral = self._integral + last * (self._now - last_at) - first * (begin - first_at)
         return integral / (self._now - begin)
+
+    def aggregated(self, function: str) -> float:
+        """Return the ``mean``, which is the average, the ``max`` or the ``min`` in this time."""
+        if function == "mean":
+            return self.average
+        values = [value for _, value in self._values]
+        return float(max(values) if function == "max" else min(values))
 
     @property
     def covers_s(self) -> float:
@@ -325,11 +335,12 @@ class Scaling:
         """
         config = self.config
         self._window.add(now, load.total)
-        self.average = self._window.average
+        self.average = self._window.aggregated(config.aggregation_function)
         inputs = Inputs(
             queued=load.queued,
             ongoing=load.ongoing,
             average=self.average,
+            aggregated=_WORDS[config.aggregation_function],
             window_s=self._window.covers_s,
             running=running,
             policy=str(config.policy),
@@ -344,7 +355,7 @@ class Scaling:
         if running == 0 and target > 0:
             return step.ended(Outcome.WAITING, f"none of {target} replicas runs yet")
         if not config.policy.is_custom:
-            return self._decided(step, _built_in(config, self.average, queues, target))
+            return self._decided(step, _built_in(config, inputs, queues, target))
         return None if answer is None else self._answered(step, answer)
 
     @property
@@ -444,12 +455,13 @@ def number_from(answer: Mapping[str, Any]) -> float:
 
 
 def _built_in(
-    config: AutoscalingConfig, average: float, queues: Sequence[int], target: int
+    config: AutoscalingConfig, inputs: Inputs, queues: Sequence[int], target: int
 ) -> Wanted:
     thresholds = config.policy.queue_length
     if thresholds is None:
-        wanted = average / config.target_ongoing_requests
-        why = f"average load {average:.4g} at {config.target_ongoing_requests:g} per replica"
+        wanted = inputs.average / config.target_ongoing_requests
+        load = f"{inputs.aggregated} load {inputs.average:.4g}"
+        why = f"{load} at {config.target_ongoing_requests:g} per replica"
         return _by_config(config, wanted, f"{why} wants {wanted:.4g}")
     length = sum(queues) / max(len(queues), 1)
     wanted, why = target, f"{length:.4g} queued per router"

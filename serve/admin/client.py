@@ -125,6 +125,7 @@ class Client:
         check_name("tag", tag)
         if not isinstance(config, BackendConfig):
             check_mapping("config", config)
+            config = BackendConfig.renamed(config)
         changes = packed_changes(f"backend {tag!r}", config)
         return self._goal(ops.UpdateBackendConfig(tag=tag, changes=changes))
 

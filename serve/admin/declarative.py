@@ -16,7 +16,12 @@ from greenroom.core.config import RuntimeEnv
 from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.serve.admin import applications
 from greenroom.serve.build import Built, BuiltApplication
-from greenroom.serve.code.importing import forget_modules, load_application, read_arguments
+from greenroom.serve.code.importing import (
+    DEFAULT_ATTRIBUTE,
+    forget_modules,
+    load_application,
+    read_arguments,
+)
 from greenroom.serve.schema import (
     DeploymentSchema,
     InvalidDocumentError,
@@ -137,7 +142,8 @@ def described(targets: Sequence[Target], app_dir: Path) -> dict[str, Any]:
     described: list[dict[str, Any]] = []
     for target in targets:
         application = load_application(target.import_path, app_dir, target.arguments)
-        module = target.import_path.partition(":")[0].rpartition(".")[2]
+        path, colon, attribute = target.import_path.partition(":")
+        module = path.rpartition(".")[2]
         taken = [each["name"] for each in described]
         name = module if module not in taken else f"{module}-{len(taken) + 1}"
         name, route = (name, f"/{name}") if len(targets) > 1 else ("default", "/")
@@ -148,7 +154,7 @@ def described(targets: Sequence[Target], app_dir: Path) -> dict[str, Any]:
             {
                 "name": name,
                 "route_prefix": route,
-                "import_path": target.import_path,
+                "import_path": f"{path}:{attribute if colon else DEFAULT_ATTRIBUTE}",
                 **arguments,
                 "deployments": parts,
             }

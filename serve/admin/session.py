@@ -21,7 +21,7 @@ from greenroom.actors.host.draining import stop_s
 from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings, differences, read_settings, variable
 from greenroom.core.errors import DeployFailedError, GreenroomError, NotRunningError
-from greenroom.core.operations import DeleteApplication, DeleteEverything, GetStatus, WaitForGoal
+from greenroom.core.operations import DeleteEverything, GetStatus, Operation, WaitForGoal
 
 _UNDO_TIMEOUT_S = 10.0
 _STATUS_TIMEOUT_S = 30.0
@@ -36,7 +36,7 @@ class Session:
         self.settings = settings
         self._connection: Connection | None = None
         self._started = False
-        self._deployed: set[str] = set()
+        self._undone_by: list[Operation] = []
         self._lock = threading.RLock()
         self._pid = os.getpid()
 
@@ -79,9 +79,10 @@ class Session:
                     atexit.register(self.undo)
             return self.connect()
 
-    def deployed(self, name: str) -> None:
-        """Remember that this process deployed an application."""
-        self._deployed.add(name)
+    def deployed(self, undone_by: Operation) -> None:
+        """Remember that this process deployed something, and what deletes it."""
+        if undone_by not in self._undone_by:
+            self._undone_by.append(undone_by)
 
     def disconnect(self) -> None:
         """Close the connection; the next use opens another."""
@@ -110,8 +111,8 @@ class Session:
             self._started = False
             # Without this, the state that stays on disk would bring them up with the next start.
             with contextlib.suppress(GreenroomError, TimeoutError):
-                for name in self._deployed:
-                    self._request(DeleteApplication(application=name))
+                for operation in self._undone_by:
+                    self._request(operation)
             self.disconnect()
             system.stop(self.settings)
 

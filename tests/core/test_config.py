@@ -92,6 +92,17 @@ def test_names_of_settings_are_strings() -> None:
         validated(BackendConfig, {1: 2})
 
 
+def test_a_setting_may_be_given_by_another_name_but_not_by_two() -> None:
+    config = validated(BackendConfig, {"max_concurrent_queries": 3, "max_replicas_per_node": 2})
+    assert (config.max_ongoing_requests, config.max_replicas_per_host) == (3, 2)
+    assert config.updated({"max_concurrent_queries": 4}).max_ongoing_requests == 4
+    for values in ({"max_concurrent_queries": 3, "max_ongoing_requests": 3},):
+        with pytest.raises(errors.InvalidRequestError, match="are two names for one thing"):
+            validated(BackendConfig, values)
+        with pytest.raises(errors.InvalidRequestError, match="are two names for one thing"):
+            config.updated(values)
+
+
 @pytest.mark.parametrize("name", ["_private", "__call__", "a-b", "reconfigure"])
 def test_only_public_methods_can_be_opened_to_requests(name):
     with pytest.raises(errors.InvalidRequestError, match=f"http_call_methods=.*'{name}': expected"):

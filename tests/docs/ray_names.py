@@ -17,29 +17,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from greenroom.core.config import BackendConfig
 from greenroom.serve import absent
-from greenroom.serve.deployments import HINTS, GivenOptions
+from greenroom.serve.deployments import HINTS, Deployment, GivenOptions
 from greenroom.serve.handle import HandleOptions
 
 LIST = Path(__file__).with_name("ray_names.txt")
 PAGE = Path(__file__).parents[2] / "docs" / "migrating-from-ray-serve.md"
 BEGIN, END = "<!-- names of Ray Serve: python -m tests.docs.ray_names -->\n", "<!-- end -->\n"
 MARKS = ("PublicAPI", "DeveloperAPI", "Deprecated")
-# Whose parameters and members are names that users write, too.
+# Whose parameters are names that users write, too; of all classes the members are.
 FUNCTIONS = {"start", "run", "run_many", "delete", "deployment", "batch", "multiplexed"}
-CLASSES = {
-    "config.AutoscalingConfig",
-    "config.AutoscalingContext",
-    "config.AutoscalingPolicy",
-    "config.HTTPOptions",
-    "context.ReplicaContext",
-    "deployment.Deployment",
-    "handle.DeploymentHandle",
-    "handle.DeploymentResponse",
-    "handle.DeploymentResponseGenerator",
-    "schema.LoggingConfig",
-}
-SETTINGS = {"AutoscalingConfig", "AutoscalingPolicy", "HTTPOptions", "LoggingConfig"}
 USED = {"_blocking", "_by_reference", "_local_testing_mode", "_prefer_local_routing"}
 IN_SERVE = {"api", "deployment", "batching", "multiplex", "utils"}  # modules nobody imports from
 
@@ -78,25 +66,28 @@ def _is_public(node: ast.stmt) -> bool:
 def _of(module: str, node: Any, tree: ast.Module) -> Iterator[str]:
     name = node.name if module in IN_SERVE else f"{module}.{node.name}"
     yield name
-    if isinstance(node, ast.ClassDef) and f"{module}.{node.name}" in CLASSES:
+    if isinstance(node, ast.ClassDef):
         bases = {ast.unparse(base).partition("[")[0] for base in node.bases}
         parents = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name in bases]
         for each in (node, *parents):
             for member in _members(each):
                 yield f"{name}.{member}"
-    elif not isinstance(node, ast.ClassDef) and node.name in FUNCTIONS:
+    elif node.name in FUNCTIONS:
         yield from (f"{name}({parameter})" for parameter in _parameters(node))
 
 
 def _members(node: ast.ClassDef) -> Iterator[str]:
+    bases = {ast.unparse(base) for base in node.bases}
     for member in node.body:
         if isinstance(member, ast.AnnAssign):
             name = ast.unparse(member.target)
+        elif isinstance(member, ast.Assign) and any(base.endswith("Enum") for base in bases):
+            name = ast.unparse(member.targets[0])
         elif isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef):
             if any("validator" in ast.unparse(each) for each in member.decorator_list):
                 continue
             name = member.name
-            if node.name in SETTINGS:  # its methods are Ray's own
+            if "BaseModel" in bases:  # its methods are Ray's own
                 continue
             if name == "options" and node.name != "Deployment":  # as those of deployment
                 yield from (f"options({parameter})" for parameter in _parameters(member))
@@ -136,10 +127,11 @@ def told(name: str) -> str:
     module, _, rest = head.rpartition(".") if head.count(".") < 2 else head.partition(".")
     if parameter:
         return _of_parameter(head, parameter)
-    if module == "Deployment":
+    if module[:1].isupper():
         return _of_member("", module, rest)
     if "." in rest:
-        return _of_member(module, *rest.split("."))
+        owner, member = rest.split(".")
+        return _of_name(module, owner) or _of_member(module, owner, member)
     return _of_name(module, rest)
 
 
@@ -160,12 +152,18 @@ def _of_member(module: str, owner: str, member: str) -> str:
     fields = {*getattr(kind, "model_fields", ()), *getattr(kind, "__dataclass_fields__", ())}
     if member in fields or hasattr(kind, member) or member in getattr(kind, "__slots__", ()):
         return ""
+    if field := getattr(kind, "aliases", {}).get(member):
+        return f"the same as {field}"
+    if kind is Deployment and member in BackendConfig.model_fields:
+        return ""
     hints = {**absent.NAMES.get(owner, {}), **getattr(kind, "hints", {})}
     return str(hints[member])
 
 
 def _of_parameter(function: str, parameter: str) -> str:
     if function == "deployment":
+        if field := BackendConfig.aliases.get(parameter):
+            return f"the same as {field}"
         return "" if parameter in GivenOptions.__annotations__ else HINTS[parameter]
     if function.endswith(".options"):
         if function.startswith("Deployment."):
@@ -193,7 +191,9 @@ def table() -> str:
     works: list[str] = []
     others: dict[str, list[str]] = {}
     for name in kept():
-        instead = told(name)
+        instead, owner = told(name), name.rpartition(".")[0]
+        if instead and "(" not in name and "." in owner and told(owner):
+            continue  # its class is there already, with the same text
         if instead:
             others.setdefault(instead, []).append(f"`{name}`")
         elif name.count(".") < 2 and "(" not in name:

@@ -61,13 +61,14 @@ applications:
   deployments:
   - name: MangoStand
     num_replicas: auto
-    max_ongoing_requests: 5
+    max_concurrent_queries: 5
     user_config: {price: 3}
     ray_actor_options: {num_cpus: 0.0, num_gpus: 1}
 """
     )
     (application,) = document.applications
     (deployment,) = application.deployments
+    assert application.import_path == "fruit:deployment_graph"
     assert application.args == {"depth": 3}
     assert application.runtime_env.env_vars == {"A": "b"}
     assert deployment.given.keys() == {
@@ -127,10 +128,10 @@ def test_every_problem_has_its_line_and_column(refused):
         (APP + "grpc_options: {grpc_servicer_functions: [b]}", "app.yaml:3:42: grpc_options.g"),
         (APP + "http_options: {port: 99999}", "app.yaml:3:16: http_options.port=99999: must be"),
         (
-            APP + "    deployments: [{name: A, max_concurrent_queries: 3}]",
+            APP + "    deployments: [{name: A, rolling_update_percentage: 3}]",
             (
-                "app.yaml:3:29: applications[0].deployments[0].max_concurrent_queries: no such "
-                "setting; it is called max_ongoing_requests"
+                "app.yaml:3:29: applications[0].deployments[0].rolling_update_percentage: no such "
+                "setting; it is called max_surge_percent"
             ),
         ),
     ],

@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.serve.exceptions import GreenroomError
+from greenroom.serve.admin import session
+from greenroom.serve.exceptions import (
+    ConflictError,
+    GreenroomError,
+    InvalidRequestError,
+    UnknownNameError,
+)
 from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, alive, wait_until
 
@@ -98,6 +104,44 @@ def test_a_rolling_update_under_load_fails_no_request_and_keeps_the_capacity(
     assert min(counts)[0] >= 4
     assert max(c[1] for c in counts) <= 8  # 6 and a fifth of 6, rounded up
     assert len(counts) > 20
+
+
+@pytest.fixture
+def classic(running: RunningSystem, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the functions of serve talk to the shared system."""
+    ours = session.Session(running.settings)
+    monkeypatch.setattr(session, "_current", ours)
+    yield
+    ours.disconnect()
+
+
+@pytest.mark.usefixtures("classic")
+def test_code_of_ray_serve_1_deploys_with_versions(running: RunningSystem, name: str) -> None:
+    @serve.deployment(name=name, version="1", max_concurrent_queries=7, init_args=("one",))
+    class Versioned:
+        def __init__(self, text: str) -> None:
+            self.text = text
+
+        def __call__(self, request: Any) -> str:
+            return f"{self.text} {request.method} {request.query_params.get('q')}"
+
+    Versioned.deploy()
+    assert running.get(f"/{name}?q=x")[1] == b"one GET x"
+    assert Versioned.get_handle().remote().result(20) == "one GET None"
+    Versioned.options(version="2", prev_version="1").deploy("two")
+    assert running.get(f"/{name}")[1] == b"two GET None"
+    with pytest.raises(ConflictError, match="'2'"):
+        Versioned.options(version="3", prev_version="1").deploy("three")
+    found = serve.get_deployment(name)
+    assert (found.version, found.num_replicas, found.max_ongoing_requests) == ("2", 1, 7)
+    found.options(num_replicas=2).deploy()
+    assert serve.list_deployments()[name].num_replicas == 2
+    with pytest.raises(InvalidRequestError, match="is not here, so only settings can be changed"):
+        found.options(version="4").deploy()
+    found.delete()
+    assert name not in serve.list_deployments()
+    with pytest.raises(UnknownNameError, match=name):
+        serve.get_deployment(name)
 
 
 def test_a_version_that_cannot_start_leaves_the_old_one_and_says_so(

@@ -24,7 +24,24 @@ def test_the_defaults_are_ray_serves() -> None:
         "upscale_delay_s": 30,
         "downscale_delay_s": 600,
         "downscale_to_zero_delay_s": None,
+        "aggregation_function": "mean",
+        "metrics_interval_s": 10,
     }
+
+
+def test_other_names_that_ray_serve_has_or_had_are_taken() -> None:
+    made = AutoscalingConfig(
+        max_replicas=2,
+        upscale_smoothing_factor=0.5,
+        downscale_smoothing_factor=0.6,
+        target_num_ongoing_requests_per_replica=3,
+        aggregation_function="MAX",
+        metrics_interval_s=0.5,
+        policy={"name": "queue_length"},
+    )
+    assert (made.upscaling_factor, made.downscaling_factor) == (0.5, 0.6)
+    assert made.target_ongoing_requests == 3
+    assert (made.aggregation_function, made.policy.policy_function) == ("max", "queue_length")
 
 
 @pytest.mark.parametrize(
@@ -45,18 +62,18 @@ def test_the_defaults_are_ray_serves() -> None:
         ({"upscale_delay_s": -1}, "upscale_delay_s=-1: must be greater than or equal"),
         ({"downscale_delay_s": float("inf")}, "downscale_delay_s=inf: "),
         ({"downscale_to_zero_delay_s": -0.1}, "downscale_to_zero_delay_s=-0.1: "),
-        ({"metrics_interval_s": 5}, "metrics_interval_s=5: no such setting; leave it out"),
+        ({"metrics_interval_s": 0}, "metrics_interval_s=0: must be greater than 0"),
+        ({"aggregation_function": "sum"}, "aggregation_function='sum': must be 'mean', 'max'"),
         ({"smoothing_factor": 1}, "smoothing_factor=1: no such setting; give upscaling_factor"),
-        ({"upscale_smoothing_factor": 1}, "no such setting; it is called upscaling_factor"),
         (
-            {"target_num_ongoing_requests_per_replica": 1},
-            "no such setting; it is called target_ongoing_requests",
+            {"upscale_smoothing_factor": 1, "upscaling_factor": 1},
+            "upscale_smoothing_factor and upscaling_factor are two names for one thing",
         ),
         ({"scale_up_threshold": 3}, "it is one of policy_kwargs: policy={'policy_function'"),
         ({"min_replica": 1}, "min_replica=1: no such setting"),
         ({"policy": "fastest"}, "policy.policy_function='fastest': must be 'ongoing_requests'"),
         ({"policy": 3}, "policy.policy_function=3: must be"),
-        ({"policy": {"name": "a.b"}}, "policy.name='a.b': no such setting; it is called policy"),
+        ({"policy": {"name": "fastest"}}, "policy.policy_function='fastest': must be"),
         ({"policy": {"policy_function": "a.b", "timeout_s": 0}}, "policy.timeout_s=0: "),
         (
             {"policy": {"policy_function": "a.b", "policy_kwargs": {"x": {1}}}},

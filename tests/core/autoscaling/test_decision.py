@@ -251,6 +251,23 @@ def test_a_scale_that_there_is_stays_within_the_bounds():
     assert config(initial_replicas=5).first_target(config(initial_replicas=4), 7) == 5
 
 
+@pytest.mark.parametrize(("function", "target"), [("max", 8), ("mean", 5), ("min", 1)])
+def test_the_load_of_the_window_is_its_mean_its_highest_or_its_lowest(function, target):
+    setting = config(
+        aggregation_function=function,
+        target_ongoing_requests=1,
+        look_back_period_s=10,
+        upscale_delay_s=0,
+    )
+    scaling = Scaling(setting)
+    for at, load in ((0.0, 1), (5.0, 8)):
+        scaling.step(at, Load(load, 0), 0, 1)
+    decision = scaling.step(10.0, Load(8, 0), 1, 1)
+    assert decision.target == target
+    word = {"max": "highest", "mean": "average", "min": "lowest"}[function]
+    assert decision.why.startswith(f"{word} load ")
+
+
 # --- Windows ------------------------------------------------------------------------------------
 
 
@@ -280,6 +297,8 @@ def test_a_window_is_what_adding_up_every_millisecond_gives(changes, length_s):
         seen = values[:now][-length_s * 1000 :]
         expected = sum(seen) / len(seen) if seen else value
         assert window.average == pytest.approx(expected)
+        assert window.aggregated("max") == max([*seen, value])
+        assert window.aggregated("min") == min([*seen, value])
 
 
 # --- What holds for every curve -----------------------------------------------------------------
