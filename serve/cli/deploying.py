@@ -60,6 +60,7 @@ class Source:
                 raise InvalidRequestError(f"--working-dir {working_dir!r}: no such folder")
             if is_file(target):
                 raise InvalidRequestError(f"{target!r}: only greenroom deploy and run take files")
+        importing.check_module(target, self.app_dir)  # before run starts a system for it
 
     def load(self) -> Application:
         """Import it; where the user's code fails, its traceback is shown."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,15 +38,31 @@ def load_application(target: str, app_dir: Path, arguments: Mapping[str, Any]) -
     ImportFailedError where the user's code raises, InvalidRequestError where nothing fits.
     """
     module_name, _, attribute = target.partition(":")
-    if not app_dir.is_dir():
-        raise InvalidRequestError(f"--app-dir {str(app_dir)!r}: no such folder")
+    check_module(target, app_dir)
     folder = str(app_dir.resolve())
     _check_own_name(app_dir)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    module = _import(module_name, target, folder)
+    module = _import(module_name, folder)
     value = _attribute(module, attribute or DEFAULT_ATTRIBUTE)
     return _application(value, f"{module_name}:{attribute or DEFAULT_ATTRIBUTE}", arguments)
+
+
+def check_module(target: str, app_dir: Path) -> None:
+    """Raise InvalidRequestError where no such module can be imported; nothing is imported here."""
+    name = target.partition(":")[0]
+    if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
+        raise InvalidRequestError(f"{target!r}: expected MODULE or MODULE:ATTRIBUTE{_hint(name)}")
+    if not app_dir.is_dir():
+        raise InvalidRequestError(f"--app-dir {str(app_dir)!r}: no such folder")
+    folder, first = str(app_dir.resolve()), name.partition(".")[0]
+    sys.path.insert(0, folder)
+    try:
+        is_there = first in sys.modules or importlib.util.find_spec(first) is not None
+    finally:
+        sys.path.remove(folder)
+    if not is_there:
+        raise InvalidRequestError(_not_found(name, first, folder))
 
 
 def _check_own_name(app_dir: Path) -> None:
@@ -82,9 +100,7 @@ def forget_modules(app_dir: Path) -> None:
     importlib.invalidate_caches()
 
 
-def _import(name: str, target: str, folder: str) -> ModuleType:
-    if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
-        raise InvalidRequestError(f"{target!r}: expected MODULE or MODULE:ATTRIBUTE{_hint(name)}")
+def _import(name: str, folder: str) -> ModuleType:
     # User code says ``import starlette`` and then starlette.requests.Request: Ray has imported it.
     importlib.import_module("starlette.requests")
     importlib.import_module("starlette.responses")
@@ -108,6 +124,11 @@ def _hint(name: str) -> str:
 
 def _not_found(name: str, missing: str, folder: str) -> str:
     found = sorted(path.stem for path in Path(folder).glob("*.py") if path.stem.isidentifier())
+    first = name.partition(".")[0]
+    for place in ("src", ".."):
+        spec = PathFinder.find_spec(first, [str(Path(folder, place))])
+        if spec is not None and spec.origin is not None:
+            return f"no module named {missing!r} in {folder}; it is found with --app-dir {place}"
     there = suggestion(name, found) or f"; it has: {_listed(found)}"
     return f"no module named {missing!r} in {folder} (see --app-dir) or on sys.path{there}"
 

@@ -259,6 +259,12 @@ def test_run_stops_what_it_started_when_the_import_fails(invoke, system, app_dir
     assert system.calls == ["start", "stop"]
 
 
+def test_run_of_a_module_that_is_not_there_starts_nothing(invoke, system):
+    result = invoke("run", "dmeo")
+    assert (result.exit_code, "did you mean demo?" in result.stderr) == (1, True)
+    assert system.calls == []
+
+
 def test_run_tells_of_a_failed_start_and_of_a_failed_constructor(invoke, system):
     result = invoke("run", "demo:broken")
     assert result.exit_code == 1

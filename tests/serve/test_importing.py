@@ -100,6 +100,14 @@ def test_a_target_that_does_not_fit_is_refused_with_a_hint(load, target, argumen
         load(target, **arguments)
 
 
+@pytest.mark.parametrize("place", ["src", ".."])
+def test_of_a_module_in_src_or_one_level_up_it_is_said_how_it_is_found(load, app_dir, place):
+    (app_dir / place).mkdir(exist_ok=True)
+    (app_dir / place / "elsewhere.py").write_text("")
+    with pytest.raises(InvalidRequestError, match=f"'elsewhere' .* with --app-dir {place}$"):
+        load("elsewhere")
+
+
 def test_a_module_without_an_application_lists_what_it_has(load, app_dir):
     (app_dir / "unbound.py").write_text("from demo import Model\n")
     with pytest.raises(InvalidRequestError, match=r"are not bound: Model; add app = X.bind"):
