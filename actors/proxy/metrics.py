@@ -126,7 +126,15 @@ class Metrics(Observer):
         self._registry.forget(label, name)
 
     def families(self, queries: LoadByEndpoint, mirrored: LoadByEndpoint) -> list[Family]:
-        """Return all metrics; given (endpoint, backend) -> (queued, ongoing)."""
+        """Return all metrics; given (endpoint, backend) -> (queued, ongoing).
+
+        Counters of failures are 0 before the first, or ``increase()`` would not see that one.
+        """
+        for endpoint, backend in queries:
+            self._queries.ended(endpoint, backend, 500, ())
+            self._retried.add(0, endpoint, backend)
+            self._retries_refused.add(0, endpoint, backend)
+            self._deaths.add(0, backend)
         self._queries.set_load(queries)
         self._mirrored.set_load(mirrored)
         return self._registry.families()

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from greenroom import serve
+from greenroom.actors.proxy.metrics import Metrics
 from greenroom.serve import metrics
 from tests.support.metrics import scraped, total
 from tests.support.programs import needed
@@ -65,6 +66,19 @@ def test_the_series_have_what_clients_asked(
 
 
 # --- What Prometheus scrapes ----------------------------------------------------------------------
+
+
+def test_failures_are_counted_as_0_before_the_first() -> None:
+    counting = Metrics()
+    load = {("shop", "shop:v1"): (0, 0)}
+    families = {family.name: family.samples for family in counting.families(load, {})}
+    assert families["greenroom_requests_total"] == {("shop", "shop:v1", "500"): 0}
+    assert families["greenroom_retries_total"] == {("shop", "shop:v1"): 0}
+    assert families["greenroom_retries_refused_total"] == {("shop", "shop:v1"): 0}
+    assert families["greenroom_replica_deaths_total"] == {("shop:v1",): 0}
+    counting.replica_died("shop:v1")
+    families = {family.name: family.samples for family in counting.families(load, {})}
+    assert families["greenroom_replica_deaths_total"] == {("shop:v1",): 1}
 
 
 class Model:
