@@ -131,6 +131,11 @@ def _known(key: str) -> type[Operation]:
     return kind
 
 
+async def _nothing_here(*_: Any, **_fields: Any) -> None:
+    description = "operations are at /api/v1/OPERATION: /api/openapi.json has all of them"
+    raise falcon.HTTPNotFound(description=description)
+
+
 def _wait(text: str | None) -> float:
     try:
         seconds = 0.0 if text is None else float(text)
@@ -338,6 +343,7 @@ def admin_app(settings: HostSettings, link: Link) -> falcon.asgi.App[Any, Any]:
     app.add_route("/api/token", _TokenResource(controller))
     app.add_route("/api/logs", _LogsResource(settings, controller, link))
     app.add_route("/api/openapi.json", _Document())
+    app.add_sink(_nothing_here, "/api")
     app.set_error_serializer(serialize)
     app.add_error_handler(GreenroomError, answer_our_error)
     app.add_error_handler(TimeoutError, answer_timeout)
