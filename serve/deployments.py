@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import (
@@ -224,7 +225,7 @@ class Application(Generic[R_co]):
 
     def __reduce__(self) -> NoReturn:
         # It is not sent: build() has put handles in the place of those that it can replace.
-        raise TypeError(
+        raise pickle.PicklingError(
             "no handle can replace an application there; give it as an argument of bind, or in a "
             "list, a value of a dict or an attribute of an object"
         )

@@ -398,10 +398,13 @@ class Backend:
         before = replica.state
         replica.recovering = False
         since = replica.move(ReplicaEvent.EXITED, now)
+        log = f"see: greenroom logs {tag}"
         if before is ReplicaState.STARTING:
-            self._failed(replica, "its process died while it was starting", None, since, now)
+            error = f"its process died while it was starting; {log}"
+            self._failed(replica, error, None, since, now)
         elif before is ReplicaState.RUNNING:
-            self.retries.last_error = error = replica.worn or "a replica's process died"
+            error = replica.worn or f"a replica's process died; {log}"
+            self.retries.last_error = error
             self._failures_of(replica).died(replica.host, since, now)
             self._ended_amid_update(replica, error, since, now)
 

@@ -83,7 +83,10 @@ def pack_code(
         modules = modules_of(pickler.names, pickler.codes, there)
     except Exception as error:  # any object may refuse in any way
         roots = {func_or_class.__name__: func_or_class, **_named(args, kwargs)}
-        raise InvalidRequestError(f"{what} cannot be pickled: {_blame(roots, error)}") from error
+        told = f"{what} cannot be pickled: {_blame(roots, error)}"
+        if func_or_class.__module__ == "__main__" and isinstance(error, TypeError):
+            told += "; make it in the constructor, or deploy the script with greenroom deploy"
+        raise InvalidRequestError(told) from error
     mark += hash_of(modules) + _hash_of_installed(func_or_class)
     return Code(alone, modules, hashlib.sha256(f"{mark} {version!r}".encode()).hexdigest())
 

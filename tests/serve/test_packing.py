@@ -158,6 +158,10 @@ def test_code_that_cannot_be_pickled_is_named_down_to_the_culprit():
         pack_code("deployment 'Holder'", Holder, (), {}, None)
     text = str(caught.value)
     assert "deployment 'Holder' cannot be pickled: Holder.method, which uses LOCK, is " in text
+    assert "constructor" not in text
+    Holder.__module__ = "__main__"
+    with pytest.raises(InvalidRequestError, match="; make it in the constructor, or deploy the"):
+        pack_code("deployment 'Holder'", Holder, (), {}, None)
 
 
 def test_plain_arguments_and_others_arrive_as_they_were():

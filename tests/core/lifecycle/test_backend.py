@@ -114,7 +114,8 @@ def test_a_replica_that_dies_is_replaced_at_once() -> None:
     world.flush()
     assert states(world) == ["STARTING"]
     assert first not in world.recorded()
-    assert backend(world).trouble == "a replica's process died"
+    told = f"a replica's process died; see: greenroom logs {first}"
+    assert backend(world).trouble == told
     world.settle()
     assert backend(world).trouble == ""
     assert world.running("b")[0].tag != first
