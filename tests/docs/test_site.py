@@ -61,3 +61,14 @@ def test_the_reference_has_every_public_name() -> None:
         for name in importlib.import_module(f"greenroom.serve.{module}").__all__
     }
     assert public - names - ELSEWHERE == set()
+
+
+def test_the_home_page_has_every_extra() -> None:
+    setup = (ROOT / "setup.py").read_text()
+    extras = set(
+        re.findall(r'"(\w+)": \[', setup.partition("extras_require=")[2].partition("entry")[0])
+    )
+    told = set(
+        re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "index.md").read_text(), re.MULTILINE)
+    )
+    assert {"all", "grpc"} <= extras == told
