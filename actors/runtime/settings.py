@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -42,7 +42,7 @@ from greenroom.core.config import (
 from greenroom.core.devices import VARIABLES
 from greenroom.core.errors import InvalidRequestError, NotRunningError, StartError
 from greenroom.core.lifecycle.placement import STORE_LABEL
-from greenroom.core.validation import MAX_TAG_BYTES, problems_in, wrong_with
+from greenroom.core.validation import MAX_TAG_BYTES, describe, suggestion, wrong_with
 from greenroom.persistence.locations import is_database, location_at
 
 PREFIX = "GREENROOM_"
@@ -547,6 +547,7 @@ def read_settings(environ: Mapping[str, str] | None = None, /, **flags: Any) -> 
     Flags are named as in :data:`FIELDS`; None means not given. Raises InvalidRequestError naming
     each bad value.
     """
+    _check_names(os.environ if environ is None else environ)
     source = EnvSettingsSource(HostSettings)
     if environ is not None:
         source.env_vars = {name.lower(): value for name, value in environ.items() if value}
@@ -560,15 +561,23 @@ def read_settings(environ: Mapping[str, str] | None = None, /, **flags: Any) -> 
     try:
         return HostSettings(**{**values, "http": http})
     except ValidationError as error:
-        raise InvalidRequestError(f"invalid settings: {'; '.join(_problems(error))}") from None
+        raise InvalidRequestError(describe("settings", error)) from None
 
 
-def _problems(error: ValidationError) -> Iterator[str]:
-    """Say what is wrong; of a variable that is of no setting, by its own name."""
-    for item, told in zip(error.errors(), problems_in(error), strict=True):
-        place = [str(part) for part in item["loc"]]
-        is_unknown = item["type"] == "extra_forbidden"  # which only a variable can be, and no flag
-        yield variable("_".join(place)) + told[len(".".join(place)) :] if is_unknown else told
+def _check_names(environ: Mapping[str, str]) -> None:
+    """Refuse variables that are of no setting, if they are HTTP's or nearly those of one.
+
+    Others may be ours, or mean something to the user's code.
+    """
+    problems = []
+    for name, value in environ.items():
+        field = name.upper().removeprefix(PREFIX).lower()
+        if value and field != name.lower() and field not in FIELDS:
+            meant = suggestion(field, FIELDS)
+            if meant or field.startswith(_HTTP):
+                problems.append(f"{name}: no such setting{meant}")
+    if problems:
+        raise InvalidRequestError("; ".join(problems))
 
 
 def given_fields(environ: Mapping[str, str] | None = None, /, **flags: Any) -> frozenset[str]:
