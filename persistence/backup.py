@@ -35,10 +35,10 @@ def copy_store(source: StoreLocation, target: StoreLocation) -> int:
 
     Each store is copied as of one moment. Raises StoreError.
     """
-    values = {NAMESPACE: source.read_all()}
+    values = {NAMESPACE: _read_store(source)}
     for name in source.namespaces():
         if name != NAMESPACE:
-            values[name] = source.beside(name).read_all()
+            values[name] = _read_store(source.beside(name))
     for name in values:
         _check_empty(target.beside(name))
     for name, some in reversed(values.items()):  # the controller's last: it makes it a state
@@ -51,7 +51,7 @@ def write_backup(source: StoreLocation, path: Path) -> int:
 
     Raises FileExistsError rather than replace a file, OSError and StoreError.
     """
-    values = source.read_all()
+    values = _read_store(source)
     parts = [_MAGIC]
     for key, value in sorted(values.items()):
         name = key.encode()
@@ -104,9 +104,18 @@ def _read(path: Path) -> dict[str, bytes]:
     return values
 
 
+def _read_store(source: StoreLocation) -> dict[str, bytes]:
+    with closing(source.open_reader()) as reader:
+        values = reader.load()
+        if reader.lost:
+            told = "; ".join(f"{key or '?'}: {why}" for key, why in sorted(reader.lost.items()))
+            raise CorruptValueError(f"{source} lacks what is lost there, so it is not read: {told}")
+    return values
+
+
 def _check_empty(target: StoreLocation) -> None:
     with suppress(StoreMissingError), closing(target.open_reader()) as reader:
-        if reader.list():
+        if reader.list_keys():
             raise StoreNotWritableError(
                 f"{target} has a state already, which is never overwritten: name an empty store, "
                 "or end that cluster with `greenroom destroy` first"

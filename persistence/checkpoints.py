@@ -8,7 +8,6 @@ same check, so that nothing is saved which a restarted controller could not load
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import pickle
@@ -64,23 +63,18 @@ class Checkpoints:
         """
         prefix = _key(_record_kind(kind), "")
         records: dict[str, object] = {}
-        for key in self._store.list(prefix):
+        for key, value in self._store.load(prefix).items():
             try:
-                value = self._store.get(key)
-                if value is not None:  # a reader's store may lose a key between the two calls
-                    records[key.removeprefix(prefix)] = _decode(key, value)
+                records[key.removeprefix(prefix)] = _decode(key, value)
             except CorruptValueError as error:
                 self._unreadable[key] = str(error)
         return records
 
     def check_formats(self) -> None:
         """Raise OtherFormatError where a release wrote records whose format this cannot read."""
-        for key in self._store.list(""):
-            if key.startswith(f"{CODE}/"):
-                continue
-            with contextlib.suppress(CorruptValueError):  # the controller's to deal with
-                value = self._store.get(key)
-                if value is not None and len(value) > _HEADER.size:
+        for kind in {key.partition("/")[0] for key in self._store.list_keys()} - {CODE}:
+            for key, value in self._store.load(_key(kind, "")).items():
+                if len(value) > _HEADER.size:  # else the controller deals with it
                     _check_format(key, value)
 
     def save(
@@ -112,10 +106,6 @@ class Checkpoints:
         """Delete a lost record, and keep a note of it; see KVStore."""
         self._store.give_up(_key(kind, name))
         self._unreadable.pop(_key(kind, name), None)
-
-    def settle(self) -> bool:
-        """Do some of the work that was left for later; see KVStore."""
-        return self._store.settle()
 
     def load_code(self, digest: str) -> bytes:
         """Return the blob with this digest; raises CorruptValueError where it is lost."""

@@ -1,37 +1,41 @@
-"""A store on a file system: one file per key, changed all or nothing, by one writer at a time.
+"""A store on a file system: a log of changes by one writer at a time, and a copy of it.
 
-Theory of operation. A file is only ever replaced whole: written under a temporary name, fsynced,
-renamed over the old one; then its folder is fsynced. A change of any size is first written, whole,
-to the journal in that way: from that rename on it has happened, and it costs two fsyncs. Then it is
-carried out in ``copies/``, which is not waited for. The values themselves follow when there is time
-(``settle``), or the journal too long: what a later entry changes again is left out.
+Theory of operation. A writer that opens the store claims it, reads the newest log, and begins one
+of its own with all values that there are. From then on a change is an entry that is appended to the
+log and made durable, by one fsync; then the writer looks whether there was a later claim, and only
+if not it answers. So writing needs no lock: what a superseded writer still appends is in a file
+that nobody reads, and it answers nothing. What it had answered was there when the store was
+claimed, and so was read.
 
-So each value is on disk twice, as recovery.py explains. A writer compares the two when it opens the
-store, and makes a damaged, torn or missing file again from the other. A value that is damaged in
-both stays where it is, is named in ``lost``, and raises CorruptValueError until it is put or
-deleted: it is never taken for one that was not there. The journal also says how many keys there
-are, so that keys without a trace are missed too.
+Values above ``LARGE`` are files of their own, written before the entry that names them, and removed
+after the one that replaces them. The store remembers where each value is, not the values. Once a
+log has grown to twice what it began with, and ``SPARE``, each change also moves a piece of all
+values to the next log, which gets the changes too, and takes over when it has all.
 
-A reader takes no lock and repairs nothing. Keys named in the journal are taken from there, so once
-it has seen one key of a batch it sees them all. Several calls are not one snapshot, though: a
-change may fall between them.
+Each file has a copy, written after it and not waited for, and what is damaged in one is taken from
+the other. A new log heals both. A value that is damaged in both is named in ``lost`` until it is
+put or deleted: it is never taken for one that was not there.
+
+A reader takes no lock and changes nothing. It reads one log to its end, which is one moment.
 """
 
 from __future__ import annotations
 
-import builtins
 import errno
 import logging
 import os
-from collections import deque
+import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeGuard
 
+from greenroom.persistence.claims import Writer, claim_on_disk, lease_on_disk, lock_alone
+from greenroom.persistence.format_1 import read_format_1, remove_format_1
 from greenroom.persistence.kv import (
-    Batch,
     CorruptValueError,
     NothingSavedError,
     Standing,
@@ -44,18 +48,24 @@ from greenroom.persistence.kv import (
     checked_batch,
 )
 from greenroom.persistence.layout import (
+    FORMAT_TEXT,
+    FORMAT_VERSION,
     Disk,
-    Entry,
-    Folder,
-    FrameError,
     copy_of,
-    encode_entry,
-    encode_head,
-    frame,
-    unframe,
+    file_name,
+    format_at,
 )
-from greenroom.persistence.recovery import Repair, keys_in, read_journal
-from greenroom.persistence.writer import Writer, claim_on_disk, lease_on_disk
+from greenroom.persistence.log import (
+    BOTH,
+    UNNAMED,
+    Contents,
+    Log,
+    Place,
+    Reader,
+    Readers,
+    is_copied,
+    read_log,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -65,37 +75,40 @@ _REMEDIES = {
     errno.EROFS: "mount the file system writable",
     errno.EIO: "see to the disk",
 }
-_TRIED_BYTES = 64 * 1024  # what has to be free for writing to begin again
-KEPT_CHANGES = 256  # in the journal
-KEPT_BYTES = 8 * 1024 * 1024  # of values there, but for the last change
-UNNAMED = ""  # in ``lost``: keys of which no trace is left
-
-
-class _Kept(NamedTuple):
-    """A change in the journal."""
-
-    number: int
-    keys: tuple[str, ...]
-    size: int
+LARGE = 64 * 1024
+SPARE = 4 * 1024 * 1024  # of changes, before it is worth beginning a log anew
+_TRIED_BYTES = 64 * 1024  # what has to be free, at least, for writing to begin again
+TOGETHER = 32 * 1024  # bytes of values in one entry of a new log
+PIECE = 512 * 1024  # bytes that go to the next log with one change
+_READINGS = 20  # of a log that is removed meanwhile, because there is a newer one
+_LOG = re.compile(r"(log-(\d{10})-(\d{6}))(\.copy)?")
+_MADE = re.compile(r"\.?((\d+)-.+?)(\.copy)?")  # a large value, or a file that is not whole yet
 
 
 class FileStore:
-    """A KVStore in a folder; make it with ``open``."""
+    """A LeasedStore in a folder; make it with ``open``."""
 
-    def __init__(self, folder: Folder, disk: Disk, writer: Writer | None) -> None:
-        self._folder = folder
+    renews_apart = False
+
+    def __init__(self, root: Path, disk: Disk, writer: Writer | None = None) -> None:
+        self._root = root
         self._disk = disk
         self._writer = writer
         self._is_closed = False
-        self._before = 0  # changes of the writer that were there before the batch
+        self._is_read = False  # whether these are what the log says
+        self._sizes: dict[str, int] = {}  # of the logs that a reader has read
+        self._values: dict[str, Place | bytes] = {}  # bytes of format 1
         self._lost: dict[str, str] = {}
+        self._doubts: list[str] = []  # what is lost without a name
+        self._readers = Readers(disk, root)
         # What only a writer has:
-        self._is_unfinished = False  # a change failed half-way: look at what is on disk again
-        self._keys: set[str] = set()
-        self._journal: deque[_Kept] = deque()
-        self._newest: dict[str, tuple[int, bytes | None]] = {}  # by key: entry, value
-        self._last = 0  # the number of the last entry
-        self._superfluous: set[int] = set()  # entries that are in values, to be removed
+        self._lock: int | None = None
+        self._log = Log(disk, "", [])
+        self._next: _NextLog | None = None
+        self._is_sound = False  # whether both files of the log are whole
+        self._logs = 0
+        self._large = 0  # files that were made
+        self._limit = 0  # bytes, from which on the log is begun anew
 
     @classmethod
     def open(
@@ -110,22 +123,33 @@ class FileStore:
     ) -> FileStore:
         """Open the store of ``namespace`` under the folder ``path``.
 
-        A writer makes what is missing, takes the lock, fences every earlier writer, carries out
-        a batch that one of them left, and repairs what is damaged; it reads everything, blocks for
-        some fsyncs, and holds the lock until ``close`` or the end of this process. A reader
-        changes nothing. With ``after`` other hosts share the folder, and the writer of that epoch
-        is superseded, though it may live; StaleWriterError where there is another one by now, or
-        where it has renewed its ``lease`` since the one that :meth:`look` returned. Raises
-        StoreLockedError, OtherFormatError, CorruptValueError, StoreNotWritableError (writer),
-        StoreNotReadableError or its subclass StoreMissingError where there is no store yet
-        (reader).
+        A writer makes what is missing, takes the lock, fences every earlier writer, and begins a
+        log; it reads everything, blocks for some fsyncs, and holds the lock until ``close`` or the
+        end of this process. A reader changes nothing. With ``after`` other hosts share the folder,
+        and the writer of that epoch is superseded, though it may live; StaleWriterError where there
+        is another one by now, or where it has renewed its ``lease`` since the one that :meth:`look`
+        returned. Raises StoreLockedError, OtherFormatError, CorruptValueError,
+        StoreNotWritableError (writer), StoreNotReadableError or its subclass StoreMissingError
+        where there is no store yet (reader).
         """
         check_key(namespace, what="namespace")
-        disk = disk or Disk()
-        folder = Folder(Path(path), namespace, disk)
+        store = cls(Path(path) / file_name(namespace), disk or Disk())
         if read_only:
-            return cls._open_reader(folder, disk)
-        return cls._open_writer(folder, disk, after, lease)
+            with store._errors(store._not_readable):
+                if format_at(store._root, store._disk) is None:
+                    raise StoreMissingError(
+                        f"there is no store at {store._root}: nothing was ever saved there, or the "
+                        "path is wrong"
+                    )
+            return store
+        _stores.add(store)
+        with store._errors(partial(_nothing_saved, store._root)):
+            try:
+                store._open_for_writing(after, lease)
+            except BaseException:
+                store.close()
+                raise
+        return store
 
     @property
     def epoch(self) -> int:
@@ -139,49 +163,54 @@ class FileStore:
 
     @property
     def lost(self) -> Mapping[str, str]:
-        """The keys that could not be repaired, and why; see KVStore. A reader knows of none."""
+        """The keys that cannot be read, and why; see KVStore. A reader knows those it met."""
         if UNNAMED in self._lost and self._writer is not None:
             with suppress(OSError):  # it stands until the contrary is seen
-                self._lost[UNNAMED] = self._writer.notes()
+                self._lost[UNNAMED] = self._told()
                 if not self._lost[UNNAMED]:
                     del self._lost[UNNAMED]
         return self._lost
 
     def get(self, key: str) -> bytes | None:
-        """Return the value last applied, or None; see KVStore.
-
-        What is damaged or missing is taken from its copy, and repaired by a writer. Raises
-        CorruptValueError where that is damaged too, until the key is put or deleted;
-        OtherFormatError, or StoreNotReadableError where the system refuses.
-        """
+        """Return the value last applied, or None; see KVStore."""
         check_key(key)
-        self._check_open()
-        with _system_errors(self._not_readable):
-            if self._writer is None:
-                return self._read_beside_writer(key)
-            self._look_again(self._writer)
-            if key in self._newest:
-                return self._newest[key][1]
-            return self._read(self._writer, key) if key in self._keys else None
+        if self._writer is None:
+            value = self.load(key).get(key)
+        else:
+            self._look()
+            with self._errors(self._not_readable):
+                value = self._value(key)
+        if value is None and key in self._lost:
+            raise CorruptValueError(
+                f"key {key!r} is lost: {self._lost[key]}. Nothing of it was used. Save it again"
+            )
+        return value
 
-    def list(self, prefix: str = "") -> builtins.list[str]:
-        """Return the keys that start with ``prefix``, sorted; see KVStore.
+    def list_keys(self) -> list[str]:
+        """Return all keys, sorted; see KVStore."""
+        self._look()
+        return sorted((self._values.keys() | self._lost.keys()) - {UNNAMED})
 
-        Ignores files that no key is spelled like.
-        """
-        self._check_open()
-        with _system_errors(self._not_readable):
-            if self._writer is None:
-                keys = self._keys_beside_writer()
-            else:
-                self._look_again(self._writer)
-                keys = self._keys
-        return sorted(key for key in keys if key.startswith(prefix))
+    def load(self, prefix: str = "") -> dict[str, bytes]:
+        """Return the values whose keys start with ``prefix``, sorted; see KVStore."""
+        for _ in range(_READINGS):
+            self._look()
+            seen = self._values
+            keys = sorted(key for key in seen if key.startswith(prefix))
+            with self._errors(self._not_readable):
+                found = {key: self._value(key) for key in keys}
+            values = {key: value for key, value in found.items() if value is not None}
+            if self._writer is not None or len(values) == len(keys):
+                return values
+            self._look()
+            if self._values == seen:  # else a file was removed before it was read
+                return values
+        raise self._changes_too_often()
 
     def apply(self, puts: Mapping[str, bytes], deletes: Iterable[str] = ()) -> None:
         """Put and delete all or nothing, durable on return; see KVStore.
 
-        Two fsyncs; some more where :meth:`settle` was not called for hundreds of changes. Raises
+        One fsync; one more for each large value, and some where a log is begun. Raises
         StaleWriterError once another writer opened the store, StoreNotWritableError for a reader
         and where the disk refuses.
         """
@@ -190,61 +219,47 @@ class FileStore:
         writer = self._writer
         if writer is None:
             raise StoreNotWritableError(
-                f"the store {self._folder.root} was opened with read_only=True; open it for "
-                "writing, in the one process that should"
+                f"the store {self._root} was opened with read_only=True; open it for writing, in "
+                "the one process that should"
             )
         if not batch:
             return
-        with _system_errors(partial(_nothing_saved, self._folder.root)):
-            self._look_again(writer)
-            self._make_room(writer)
-        self._before = writer.changes
+        with self._errors(partial(_nothing_saved, self._root)):
+            log = self._log_with_room(writer)
+            small = {key: value for key, value in batch.puts.items() if len(value) <= LARGE}
+            large = self._written_apart(writer, batch.puts)
+            content, places = log.entry(small, batch.deletes, large=large)
+            self._is_read = self._is_sound = False  # until this change is known to be made
+            log.append(content)
+        with self._errors(self._not_writable):
+            log.sync()
+            writer.check()
+        self._keep(places, batch.deletes)
+        self._is_read = True
         try:
-            with _system_errors(self._not_saved):
-                entry = self._next_entry(batch)
-                self._write_entry(writer, entry)
-                self._keep(entry)
-                self._carry_out(writer, entry)
-        except BaseException:
-            self._is_unfinished = writer.changes != self._before
-            raise
+            log.append_copy(content)
+        except OSError as error:  # the change is made, and the next one begins a new log
+            _log.warning("cannot write %s.copy: %s", self._root / log.name, error)
+        else:
+            self._is_sound = True
+        if self._next is not None and self._is_sound:
+            with self._next_may_fail():
+                self._next.change(small, batch.deletes, large)
 
     def give_up(self, key: str) -> None:
         """Delete a lost key, and keep a note of it; see KVStore."""
         if self._writer is None or key not in self._lost:
             return
-        with _system_errors(self._not_writable):
-            self._writer.note(f"{key} is given up: {self._lost[key]}")
-            self._lost[UNNAMED] = self._writer.notes()
+        with self._errors(self._not_writable):
+            self._note(self._writer, f"{key} is given up: {self._lost[key]}")
         self.apply({}, [key])
-
-    def settle(self) -> bool:
-        """Carry one change of the journal out in the values; see KVStore."""
-        self._check_open()
-        if self._writer is None:
-            return False
-        with _system_errors(partial(_nothing_saved, self._folder.root)):
-            self._look_again(self._writer)
-            if len(self._journal) > 1:
-                self._settle_oldest(self._writer)
-        return len(self._journal) > 1
-
-    @property
-    def renews_apart(self) -> bool:
-        """No: its locks are those of a process; see LeasedStore."""
-        return False
 
     def renew(self, lease: bytes, term_s: float) -> None:  # no clock is shared
         """Write the lease, as :meth:`look` returns it; see LeasedStore."""
         self._check_open()
         assert self._writer is not None, "a reader has no lease"
-        with _system_errors(self._not_writable):
-            self._writer.write(self._folder.lease, frame(lease))
-
-    def last_change(self) -> int:
-        """Return the number of the last change, for a reader to see whether there was another."""
-        with _system_errors(self._not_readable):
-            return read_journal(self._folder, self._disk).last
+        with self._errors(self._not_writable):
+            self._writer.renew(lease)
 
     @staticmethod
     def look(
@@ -254,284 +269,414 @@ class FileStore:
 
         Needs no open store. Raises CorruptValueError or StoreNotReadableError.
         """
-        disk = disk or Disk()
-        folder = Folder(Path(path), namespace, disk)
-        with _system_errors(FileStore(folder, disk, writer=None)._not_readable):
-            claim = claim_on_disk(folder, disk)
-            return Standing(claim.epoch, claim.store_id, lease_on_disk(folder, disk))
+        root, disk = Path(path) / file_name(namespace), disk or Disk()
+        store = FileStore(root, disk)
+        with store._errors(store._not_readable):
+            claim = claim_on_disk(root, disk)
+            return Standing(claim.epoch, claim.store_id, lease_on_disk(root, disk))
 
     @staticmethod
     def try_to_write(
         path: str | os.PathLike[str], *, namespace: str = "default", disk: Disk | None = None
     ) -> None:
-        """Write some of nothing beside the store, and remove it; raises NothingSavedError.
+        """Write as much beside the store as an opening does, and remove it.
 
         Needs no open store, takes nothing over from a writer, and makes the folder where there is
-        none yet: a disk may have been full since before the first opening.
+        none yet: a disk may have been full since before the first opening. Raises
+        NothingSavedError.
         """
-        disk = disk or Disk()
-        folder = Folder(Path(path), namespace, disk)
-        tried = folder.root / f".try-{os.getpid()}.tmp"
+        root, disk = Path(path) / file_name(namespace), disk or Disk()
+        tried = root / f".0-try-{os.getpid()}.tmp"
         try:
-            folder.make()
-            fd = disk.create(tried)
+            _make_folders(disk, root)
+            sizes = FileStore(root, disk)._log_sizes().values()
             try:
-                disk.write(fd, memoryview(bytes(_TRIED_BYTES)))
-                disk.fsync(fd)
+                disk.write_new(tried, bytes(max(_TRIED_BYTES, sum(sizes))))
             finally:
-                disk.close(fd)
-                disk.unlink(tried)
+                with suppress(FileNotFoundError):
+                    disk.unlink(tried)
         except OSError as error:
-            raise _nothing_saved(folder.root, error) from error
+            raise _nothing_saved(root, error) from error
 
     def close(self) -> None:
         """Release the lock and refuse every later call."""
         self._is_closed = True
-        if self._writer:
-            self._writer.release()
+        _stores.discard(self)
+        self._log.close()
+        if self._next is not None:
+            self._next.log.close()
+        if self._lock is not None:
+            # Not LOCK_UN: in a forked child that would take the lock away from the parent.
+            os.close(self._lock)
+            self._lock = None
 
-    @classmethod
-    def _open_reader(cls, folder: Folder, disk: Disk) -> FileStore:
-        store = cls(folder, disk, writer=None)
-        with _system_errors(store._not_readable):
-            if not folder.has_store():
-                raise StoreMissingError(
-                    f"there is no store at {folder.root}: nothing was ever saved there, or the "
-                    "path is wrong"
-                )
-        return store
+    # --- Opening --------------------------------------------------------------------------------
 
-    @classmethod
-    def _open_writer(
-        cls, folder: Folder, disk: Disk, after: int | None, lease: bytes | None
-    ) -> FileStore:
-        with _system_errors(partial(_nothing_saved, folder.root)):
-            has_store = folder.has_store()
-            folder.make()
-            writer = Writer.claim(folder, disk, after, lease)
-            store = cls(folder, disk, writer)
-            try:
-                store._recover(writer, is_new=not has_store)
-            except BaseException:
-                store.close()
-                raise
-        return store
-
-    def _recover(self, writer: Writer, *, is_new: bool) -> None:
-        self._settle_on(writer, is_new=is_new)
-        text = self._folder.format_text()
-        for path in (copy_of(self._folder.format), self._folder.format):
+    def _open_for_writing(self, after: int | None, lease: bytes | None) -> None:
+        root, disk = self._root, self._disk
+        has_format = format_at(root, disk) == FORMAT_VERSION
+        _make_folders(disk, root)
+        if after is None:
+            self._lock = lock_alone(root / "lock")
+        least = max((int(name[4:14]) for name in self._names_of_logs()), default=0)
+        writer = Writer.claim(root, disk, least=least, after=after, lease=lease)
+        self._writer = writer
+        self._reread()
+        for name in self._names_of_logs()[-1:]:
+            if not is_copied(disk, root, name):
+                _log.warning("%s or its copy is damaged, and both are written anew", root / name)
+        self._recover(writer)
+        for path in (copy_of(root / "format"), root / "format"):
             with suppress(FileNotFoundError):
-                if self._disk.read(path) == text:
+                if disk.read(path) == FORMAT_TEXT:
                     continue
-            if not is_new:
-                _log.warning("%s was damaged or missing, and is written anew", path)
-            writer.write(path, text)
-            writer.sync(self._folder.root)
-        if kept := sorted(self._disk.names(self._folder.corrupt)):
-            _log.warning("What could not be repaired is kept in %s: %s", self._folder.corrupt, kept)
+            if has_format:
+                _log.warning("%s is damaged or missing, and is written anew", path)
+            writer.replace(path, FORMAT_TEXT)
+        remove_format_1(root)
+        for key, reason in self.lost.items():
+            _log.error("Lost in the store %s: %s: %s", root, key or "?", reason)
 
-    def _look_again(self, writer: Writer) -> None:
-        if self._is_unfinished:
-            self._settle_on(writer, is_new=False)
-
-    def _settle_on(self, writer: Writer, *, is_new: bool) -> None:
-        """Find out what the values are, and make both copies say so."""
-        # What a killed writer renamed is visible now, and must not be lost once it was read.
-        for folder in (self._folder.values, self._folder.copies, self._folder.journal):
-            writer.sync(folder)
-        journal = read_journal(self._folder, self._disk)
-        # Without any of it the values may lack what it said.
-        journal.trusts_copies |= not (is_new or journal.last)
-        repair = Repair(self._folder, self._disk, writer, journal)
-        repair.make()
-        self._keys, self._lost, self._last = repair.keys, repair.lost, journal.last
-        self._superfluous = {*journal.superfluous}
-        self._journal.clear()
-        self._newest.clear()
-        if repair.begins_anew:
-            for number, problem in journal.damaged.items():
-                _log.warning("Change %d of the journal was damaged: %s", number, problem)
-            self._superfluous.update(entry.number for entry in journal.entries)
-            entry = self._next_entry(Batch(puts={}))  # the values have all
-            self._write_entry(writer, entry)
-            self._keep(entry)
-        for entry in () if repair.begins_anew else journal.entries:
-            self._keep(entry)
-        if repair.begins_anew or journal.is_headless:
-            self._write_head(writer)
-            writer.sync(self._folder.root)  # from now on a power cut leaves a head, if an old one
-        self._remove_superfluous(writer)
-        self._is_unfinished = False
-        self._tell(writer, repair, is_expected=is_new)
-
-    def _tell(self, writer: Writer, repair: Repair, *, is_expected: bool) -> None:
-        if repair.made and not is_expected:
-            _log.warning("Repaired in the store %s: %s", self._folder.root, repair.told())
-        if repair.doubts:
-            writer.note("; ".join(repair.doubts))
-        if notes := writer.notes():
+    def _recover(self, writer: Writer) -> None:
+        """Begin a log with what was read, and have two sound copies of everything."""
+        writer.check()
+        for doubt in self._doubts:
+            self._note(writer, doubt)
+        self._repair_large_ones(writer)
+        self._begin(writer)
+        if notes := self._told():
             self._lost[UNNAMED] = notes
-        for key, reason in self._lost.items():
-            _log.error("Lost in the store %s: %s: %s", self._folder.root, key or "?", reason)
 
-    # --- The journal ----------------------------------------------------------------------------
+    def _names_of_logs(self) -> list[str]:
+        try:
+            names = self._disk.names(self._root)
+        except FileNotFoundError:
+            return []
+        return sorted({found[1] for name in names if (found := _LOG.fullmatch(name))})
 
-    def _next_entry(self, batch: Batch) -> Entry:
-        number = self._last + 1
-        since = self._journal[0].number if self._journal else number
-        more = sum(key not in self._keys for key in batch.puts)
-        fewer = sum(key in self._keys for key in batch.deletes)
-        return Entry(number, since, len(self._keys) + more - fewer, batch)
+    def _log_sizes(self) -> dict[str, int]:
+        """Return how long the logs and their copies are: what has not grown is the same."""
+        sizes = {}
+        for name in self._disk.names(self._root):
+            if _LOG.fullmatch(name):
+                with suppress(FileNotFoundError):  # there is a newer one
+                    sizes[name] = self._disk.size(self._root / name)
+        return sizes
 
-    def _write_entry(self, writer: Writer, entry: Entry) -> None:
-        writer.write(self._folder.entry(entry.number), frame(encode_entry(entry)))
-        writer.sync(self._folder.journal)
+    def _look(self) -> None:
+        """Read what there is, where this store does not know it."""
+        self._check_open()
+        with self._errors(self._not_readable):
+            sizes = self._log_sizes() if self._writer is None else {}
+            if not self._is_read or sizes != self._sizes:
+                self._reread()
+                self._sizes = sizes
+                self._is_read = bool(sizes) or self._writer is not None
 
-    def _keep(self, entry: Entry) -> None:
-        """Take an entry that is in the journal into account."""
-        number, _, _, batch = entry
-        self._last = max(self._last, number)
-        self._journal.append(
-            _Kept(number, (*batch.puts, *batch.deletes), sum(map(len, batch.puts.values())))
+    def _reread(self) -> None:
+        version = format_at(self._root, self._disk)
+        if version == 1 or (version is None and "values" in self._disk.names(self._root)):
+            values, self._lost, self._doubts = read_format_1(self._root, self._disk)
+            self._values = dict(values)
+            if format_at(self._root, self._disk) != FORMAT_VERSION:
+                return  # else another writer has converted it, and may have removed what it was
+        contents = self._read_newest_log(is_new=version is None)
+        self._values, self._lost, self._doubts = {**contents.values}, contents.lost, contents.doubts
+        if self._doubts:
+            self._lost[UNNAMED] = "; ".join(self._doubts)
+
+    def _read_newest_log(self, *, is_new: bool) -> Contents:
+        for _ in range(_READINGS):
+            names = self._names_of_logs()
+            contents = read_log(self._disk, self._root, names[-1]) if names else Contents()
+            if self._names_of_logs() == names:
+                break
+        else:
+            raise self._changes_too_often()
+        if contents.is_read or is_new:
+            return contents
+        raise CorruptValueError(
+            f"{self._root} has no log that can be read, so all that was saved is lost. Nothing was "
+            "changed: bring its log-* files back, or remove the folder and restore a backup"
         )
-        self._newest.update((key, (number, value)) for key, value in batch.puts.items())
-        self._newest.update((key, (number, None)) for key in batch.deletes)
-        self._keys.update(batch.puts)
-        self._keys.difference_update(batch.deletes)
 
-    def _carry_out(self, writer: Writer, entry: Entry) -> None:
-        for key, value in entry.batch.puts.items():
-            writer.write(self._folder.copy(key), frame(value), durable=False)
-        for key in entry.batch.deletes:
-            writer.remove(self._folder.copy(key))
-            if key in self._lost:  # its damaged file would have it lost again
-                writer.remove(self._folder.value(key))
-        for key in (*entry.batch.puts, *entry.batch.deletes):
-            self._lost.pop(key, None)
-        self._write_head(writer)
-        self._remove_superfluous(writer)
-
-    def _write_head(self, writer: Writer) -> None:
-        head = encode_head(self._last, len(self._keys))
-        writer.write(self._folder.head, frame(head), durable=False)
-
-    def _remove_superfluous(self, writer: Writer) -> None:
-        for number in sorted(self._superfluous):
-            writer.remove(self._folder.entry(number))
-        self._superfluous.clear()
-
-    def _make_room(self, writer: Writer) -> None:
-        """Carry changes out in the values until the journal has room for another entry."""
-        while self._journal and (
-            len(self._journal) >= KEPT_CHANGES
-            or sum(kept.size for kept in self._journal) > KEPT_BYTES
-        ):
-            self._settle_oldest(writer)
-
-    def _settle_oldest(self, writer: Writer) -> None:
-        number, keys, _ = self._journal[0]
-        newest = {key: self._newest[key][1] for key in keys if self._newest[key][0] == number}
-        for key, value in newest.items():
-            if value is None:
-                writer.remove(self._folder.value(key))
-            else:
-                writer.write(self._folder.value(key), frame(value))
-        if newest:
-            writer.sync(self._folder.values)
-        if None in newest.values():
-            # A name that came back after a power cut would be a key that came back.
-            writer.sync(self._folder.copies)
-        for key in newest:
-            del self._newest[key]
-        self._journal.popleft()
-        self._superfluous.add(number)  # and removed when another entry says that it may be
-
-    # --- Reading --------------------------------------------------------------------------------
-
-    def _keys_beside_writer(self) -> set[str]:
-        journal = read_journal(self._folder, self._disk)
-        newest = journal.newest()
-        values, copies = keys_in(self._disk, self._folder)
-        keys = copies if journal.trusts_copies else values | copies
-        return {key for key in keys | newest.keys() if newest.get(key, b"") is not None}
-
-    def _read_beside_writer(self, key: str) -> bytes | None:
-        journal = read_journal(self._folder, self._disk)
-        newest = journal.newest()
-        if key in newest:
-            return newest[key]
-        paths = [self._folder.value(key), self._folder.copy(key)]
-        value, problems = self._first_sound(paths[::-1] if journal.trusts_copies else paths)
-        if value is None and problems:
-            raise self._corrupt(key, problems)
-        return value
-
-    def _read(self, writer: Writer, key: str) -> bytes:
-        path, copy = self._folder.value(key), self._folder.copy(key)
-        value, problems = self._first_sound([path, copy])
+    def _value(self, key: str) -> bytes | None:
+        """Return the value of a key, None where there is none or it is lost."""
+        found = self._values.get(key)
+        if not isinstance(found, Place):
+            return found
+        value = self._readers.value(found)
         if value is None:
-            problems = problems or {path: "is missing", copy: "is missing"}
-            error = self._corrupt(key, problems)
-            if key not in self._lost:
-                _log.error("Lost in the store %s: %s", self._folder.root, error)
-            self._lost[key] = " and ".join(f"{each} {why}" for each, why in problems.items())
-            raise error
-        self._lost.pop(key, None)
-        if problems:
-            with _system_errors(self._not_writable):
-                writer.write(path, frame(value))
-                writer.sync(path.parent)
-            _log.warning("Repaired in the store %s: %s", self._folder.root, path.name)
+            self._lost[key] = f"{self._root / found.file} and its copy are damaged"
+        else:
+            self._lost.pop(key, None)
         return value
 
-    def _first_sound(self, paths: Iterable[Path]) -> tuple[bytes | None, dict[Path, str]]:
-        """Return the first value that is whole, and what is the matter with those before."""
-        problems: dict[Path, str] = {}
-        refused: OSError | None = None
-        for path in paths:
-            try:
-                return unframe(self._disk.read(path), path), problems
-            except FileNotFoundError:
-                problems[path] = "is missing"
-            except OSError as error:
-                refused = error
-                problems[path] = f"cannot be read: {error}"
-            except FrameError as error:
-                problems[path] = f"is damaged: {error}"
-        if refused is not None:
-            raise refused
-        return None, {} if set(problems.values()) == {"is missing"} else problems
+    # --- Logs -----------------------------------------------------------------------------------
 
-    def _corrupt(self, key: str, problems: Mapping[Path, str]) -> CorruptValueError:
-        told = " and ".join(f"{path} {problem}" for path, problem in problems.items())
-        return CorruptValueError(
-            f"key {key!r} is lost: {told}. Nothing of it was used. Put a sound copy back in its "
-            "place, or save the key again"
-        )
+    def _log_with_room(self, writer: Writer) -> Log:
+        if not self._is_sound:
+            self._look()
+            self._recover(writer)
+        elif self._next is not None or self._log.size > self._limit:
+            with self._next_may_fail():
+                following = self._next or self._start_next(writer)
+                self._move(following, writer, PIECE)
+                if following.left:
+                    following.log.sync_both()  # else it all has to be written at the end
+                else:
+                    self._finish(following, writer)
+        return self._log
+
+    def _begin(self, writer: Writer) -> None:
+        """Begin a log with all that there is, and remove those before."""
+        try:
+            following = self._start_next(writer)
+            self._move(following, writer)
+            self._finish(following, writer)
+        except BaseException:
+            self._drop_next()
+            raise
+
+    def _start_next(self, writer: Writer) -> _NextLog:
+        self._drop_next()
+        self._logs += 1
+        name = f"log-{self.epoch:010d}-{self._logs:06d}"
+        paths = [self._root / f"{name}{suffix}" for suffix in BOTH]
+        files = {writer.temporary(path): path for path in paths}
+        fds: list[int] = []
+        following = _NextLog(Log(self._disk, name, fds), files, sorted(self._values, reverse=True))
+        self._next = following
+        fds.extend(self._disk.create(path) for path in files)
+        cut_off = dict.fromkeys(sorted(self._values), f"{name} and its copy are cut off")
+        following.log.add(lost={**cut_off, **self._lost})
+        return following
+
+    def _move(self, following: _NextLog, writer: Writer, limit: float = float("inf")) -> None:
+        """Give the next log values that it lacks, of some ``limit`` bytes."""
+        end = following.log.size + limit
+        small: dict[str, bytes] = {}
+        large: dict[str, Place] = {}
+        while following.left and following.log.size < end:
+            key = following.left.pop()
+            place = self._values.get(key)
+            if place is None or key in following.places:
+                continue  # a change was quicker
+            if _is_large(place):
+                large[key] = place
+            elif (value := self._value(key)) is None:
+                continue  # it stays lost
+            elif len(value) > LARGE:
+                large |= self._written_apart(writer, {key: value})
+            else:
+                small[key] = value
+            if sum(map(len, small.values())) > TOGETHER:
+                following.change(small, large=large)
+                small, large = {}, {}
+        following.change(small, large=large)
+
+    def _finish(self, following: _NextLog, writer: Writer) -> None:
+        """Put the next log, which has all, in the place of this one."""
+        following.log.sync_both()
+        self._is_read = self._is_sound = False  # until one of both is the newest for sure
+        for temporary, path in following.files.items():
+            self._disk.rename(temporary, path)
+        self._disk.fsync_dir(self._root)
+        writer.check()
+        self._log.close()
+        self._log, self._values, self._next = following.log, following.places, None
+        self._is_read = self._is_sound = True
+        self._limit = 2 * self._log.size + SPARE
+        self._remove_what_is_old(self._log)
+
+    @contextmanager
+    def _next_may_fail(self) -> Iterator[None]:
+        """Go on with the log that there is, unless the next one may have its name already."""
+        try:
+            yield
+        except OSError as error:
+            self._drop_next()
+            if not self._is_sound:
+                raise
+            _log.warning("the log %s is not begun anew: %s", self._log.name, error)
+            self._limit = self._log.size + SPARE
+
+    def _drop_next(self) -> None:
+        if self._next is not None:
+            self._next.log.close()
+            for temporary in self._next.files:
+                with suppress(OSError):  # it takes room on a full disk
+                    self._disk.unlink(temporary)
+            self._next = None
+
+    def _remove_what_is_old(self, log: Log) -> None:
+        """Remove what no later writer can have need of: it reads this log, or one after it."""
+        used = {place.file for place in self._large_ones().values()}
+        for folder in ("", "large/"):
+            for name in self._disk.names(self._root / folder):
+                is_old_log = (found := _LOG.fullmatch(name)) and found[1] < log.name
+                made = _MADE.fullmatch(name)
+                is_left = made and int(made[2]) <= self.epoch and f"{folder}{made[1]}" not in used
+                if is_old_log or is_left:
+                    with suppress(FileNotFoundError):
+                        self._disk.unlink(self._root / folder / name)
+
+    # --- Values ---------------------------------------------------------------------------------
+
+    def _large_ones(self) -> dict[str, Place]:
+        return {key: place for key, place in self._values.items() if _is_large(place)}
+
+    def _written_apart(self, writer: Writer, values: Mapping[str, bytes]) -> dict[str, Place]:
+        """Write the large values to files of their own, durably."""
+        places = {}
+        for key, value in values.items():
+            if len(value) > LARGE:
+                self._large += 1
+                file = f"large/{writer.epoch}-{self._large}"
+                place = Place(file, 0, len(value), zlib.crc32(value))
+                path = self._root / file
+                try:
+                    self._disk.write_new(path, value)
+                    self._disk.write_new(copy_of(path), value, durable=False)
+                except BaseException:
+                    self._remove(place)  # it takes room on a full disk
+                    raise
+                places[key] = place
+        if places:
+            self._disk.fsync_dir(self._root / "large")
+        return places
+
+    def _remove(self, place: Place) -> None:
+        for suffix in BOTH:
+            with suppress(OSError):  # it goes when the next log is begun
+                self._disk.unlink(self._root / f"{place.file}{suffix}")
+
+    def _repair_large_ones(self, writer: Writer) -> None:
+        for key, place in self._large_ones().items():
+            if (value := self._value(key)) is None:
+                del self._values[key]
+                continue
+            for suffix in BOTH:
+                path = self._root / f"{place.file}{suffix}"
+                if Reader(self._disk, path).read(0, place.size) != value:
+                    _log.warning("%s is damaged or missing, and is written anew", path)
+                    writer.replace(path, value)
+
+    def _keep(self, places: Mapping[str, Place], deletes: Iterable[str]) -> None:
+        """Take a change into account that is made."""
+        for key in (*places, *deletes):
+            self._lost.pop(key, None)
+            before = self._values.pop(key, None)
+            if _is_large(before):
+                self._remove(before)
+        self._values.update(places)
+
+    # --- What is lost without a name ------------------------------------------------------------
+
+    def _note(self, writer: Writer, text: str) -> None:
+        """Keep a note of what cannot be repaired, until a person removes it."""
+        notes = self._noted()
+        if text not in notes:
+            writer.replace(self._root / "lost", "\n".join((*notes, text, "")).encode())
+        self._lost[UNNAMED] = self._told()
+
+    def _noted(self) -> list[str]:
+        try:
+            return self._disk.read(self._root / "lost").decode(errors="replace").splitlines()
+        except FileNotFoundError:
+            return []
+
+    def _told(self) -> str:
+        notes = "; ".join(self._noted())
+        hint = f"Deploy again what is not there, then remove {self._root / 'lost'}"
+        return f"{notes}. {hint}" if notes else ""
+
+    # --- Errors ---------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise StoreClosedError(f"the store {self._folder.root} was closed; open it again")
+            raise StoreClosedError(
+                f"the store {self._root} was closed, or opened before a fork; open it again"
+            )
+
+    @contextmanager
+    def _errors(self, describe: Callable[[OSError], StoreError]) -> Iterator[None]:
+        """Make the system's errors ours; of a writer that was superseded, that it was.
+
+        The later one removes what it finds half made.
+        """
+        try:
+            yield
+        except OSError as error:
+            if self._writer is not None:
+                with suppress(OSError, CorruptValueError):
+                    self._writer.check()
+            raise describe(error) from error
+
+    def _changes_too_often(self) -> StoreError:
+        return StoreNotReadableError(
+            f"the store {self._root} was changed during each of {_READINGS} readings: try later"
+        )
 
     def _not_writable(self, error: OSError) -> StoreError:
         return StoreNotWritableError(
-            f"cannot write to the store {self._folder.root} as uid {os.geteuid()}: {error}. The "
-            f"change may or may not have been made: {_remedy(error)}, then repeat it"
+            f"cannot write to the store {self._root} as uid {os.geteuid()}: {error}. The change "
+            f"may or may not have been made: {_remedy(error)}, then repeat it"
         )
-
-    def _not_saved(self, error: OSError) -> StoreError:
-        """Return what an ``apply`` raises: before it renames anything, nothing has happened."""
-        assert self._writer is not None
-        if self._writer.changes == self._before:
-            return _nothing_saved(self._folder.root, error)
-        return self._not_writable(error)
 
     def _not_readable(self, error: OSError) -> StoreError:
         return StoreNotReadableError(
-            f"cannot read the store {self._folder.root} as uid {os.geteuid()}: {error}. Make the "
-            "folder readable for that user"
+            f"cannot read the store {self._root} as uid {os.geteuid()}: {error}. Make the folder "
+            "readable for that user"
         )
+
+
+@dataclass
+class _NextLog:
+    """A log that takes over once it has all: the values come piece by piece, and each change."""
+
+    log: Log
+    files: dict[Path, Path]  # the names that they have until then, and those from then on
+    left: list[str]  # keys whose values are to come
+    places: dict[str, Place | bytes] = field(default_factory=dict)
+
+    def change(
+        self,
+        puts: Mapping[str, bytes],
+        deletes: Iterable[str] = (),
+        large: Mapping[str, Place] | None = None,
+    ) -> None:
+        """Add a change, or values that there were."""
+        self.places |= self.log.add(puts, deletes, large=large)
+        for key in deletes:
+            self.places.pop(key, None)
+
+
+def _is_large(place: Place | bytes | None) -> TypeGuard[Place]:
+    return isinstance(place, Place) and place.file.startswith("large/")
+
+
+_stores: set[FileStore] = set()  # of writers
+
+
+def _close_inherited() -> None:
+    for store in tuple(_stores):
+        store.close()
+
+
+# Actors are forked from one another. A child that kept the descriptor would keep the lock after
+# its parent's death, and so keep the parent's successor out.
+os.register_at_fork(after_in_child=_close_inherited)
+
+
+def _make_folders(disk: Disk, root: Path) -> None:
+    for folder in (*reversed(root.parents), root, root / "large"):
+        if not folder.is_dir():
+            with suppress(FileExistsError):
+                disk.mkdir(folder)
+            disk.fsync_dir(folder.parent)
+    # Also where nothing was missing: a writer may have died between mkdir and fsync.
+    disk.fsync_dir(root.parent)
 
 
 def _remedy(error: OSError) -> str:
@@ -543,11 +688,3 @@ def _nothing_saved(path: Path, error: OSError) -> NothingSavedError:
         f"cannot write to the store {path} as uid {os.geteuid()}: {error}. Nothing was changed: "
         f"{_remedy(error)}, then repeat it"
     )
-
-
-@contextmanager
-def _system_errors(describe: Callable[[OSError], StoreError]) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise describe(error) from error

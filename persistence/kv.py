@@ -6,7 +6,6 @@ that it survives pickling on its way between actors.
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -19,7 +18,7 @@ class KVStore(Protocol):
     """Bytes by key, changed all or nothing. Use one store from one thread at a time.
 
     A key is text of 1 to ``MAX_KEY_BYTES`` bytes in UTF-8 without NUL, such as
-    ``backend/resnet:v2``; every method raises ValueError for any other key, and StoreClosedError
+    ``backend/resnet:v2``; methods raise ValueError for any other key, and StoreClosedError
     after ``close``.
     """
 
@@ -27,19 +26,27 @@ class KVStore(Protocol):
     def lost(self) -> Mapping[str, str]:
         """The keys whose values are damaged beyond repair, and how; "" stands for unknown keys.
 
-        They are listed, and getting one raises CorruptValueError, until it is put or deleted.
+        They are not absent: they stay here until they are put or deleted.
         """
         ...
 
     def get(self, key: str) -> bytes | None:
         """Return the value last applied, or None where there is none.
 
-        Blocks for one file read. Raises CorruptValueError rather than return a damaged value.
+        Blocks for one read. Raises CorruptValueError rather than return a damaged value.
         """
         ...
 
-    def list(self, prefix: str = "") -> builtins.list[str]:
-        """Return the keys that start with ``prefix``, sorted by code point."""
+    def list_keys(self) -> list[str]:
+        """Return all keys, sorted by code point, those that are lost too."""
+        ...
+
+    def load(self, prefix: str = "") -> dict[str, bytes]:
+        """Return the values whose keys start with ``prefix``, in the order of their code points.
+
+        Those that are ``lost`` are left out. It is what one moment had, beside a writer too. Blocks
+        for as long as reading them takes; raises StoreNotReadableError.
+        """
         ...
 
     def apply(self, puts: Mapping[str, bytes], deletes: Iterable[str] = ()) -> None:
@@ -53,14 +60,6 @@ class KVStore(Protocol):
 
     def give_up(self, key: str) -> None:
         """Delete a lost key; a note stands for it in ``lost`` until a person removes that."""
-        ...
-
-    def settle(self) -> bool:
-        """Do part of the work that ``apply`` left for later; return whether there is more.
-
-        Blocks for a few fsyncs. It need not be called, and changes nothing that can be seen; raises
-        StoreError.
-        """
         ...
 
     def close(self) -> None:
@@ -135,11 +134,7 @@ class StoreLocation(Protocol):
         """Return the store for reading; StoreMissingError where nothing was ever saved."""
         ...
 
-    def read_all(self) -> dict[str, bytes]:
-        """Return all values as of one moment, beside a writer too; raises StoreError."""
-        ...
-
-    def namespaces(self) -> builtins.list[str]:
+    def namespaces(self) -> list[str]:
         """Return the namespaces that have stores in this place; raises StoreError."""
         ...
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import closing
 from pathlib import Path
 
 from greenroom.persistence.filesystem import FileStore
-from greenroom.persistence.kv import Standing, StoreLocation, StoreNotReadableError
+from greenroom.persistence.kv import Standing, StoreLocation
 from greenroom.persistence.layout import key_of
 
 NAMESPACE = "controller"  # of its state
-READINGS = 20  # to find a moment without a change
 POSTGRES = ("postgresql://", "postgres://")
 
 
@@ -32,16 +30,6 @@ class FileLocation:
     def open_reader(self) -> FileStore:
         """Return the store for reading; see StoreLocation."""
         return FileStore.open(self.folder, namespace=self._namespace, read_only=True)
-
-    def read_all(self) -> dict[str, bytes]:
-        """Return all values as of one moment; see StoreLocation."""
-        for _ in range(READINGS):
-            with closing(self.open_reader()) as store:
-                before = store.last_change()
-                values = {key: store.get(key) for key in store.list()}
-                if store.last_change() == before:
-                    return {key: value for key, value in values.items() if value is not None}
-        raise StoreNotReadableError(f"{self} changed at each of {READINGS} readings: try later")
 
     def namespaces(self) -> list[str]:
         """Return the namespaces that have stores here; see StoreLocation."""

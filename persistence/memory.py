@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Iterable, Mapping
 
 from greenroom.persistence.kv import StoreClosedError, check_key, checked_batch
@@ -22,10 +21,14 @@ class MemoryStore:
         self._check_open()
         return self._values.get(key)
 
-    def list(self, prefix: str = "") -> builtins.list[str]:
-        """Return the keys that start with ``prefix``, sorted; see KVStore."""
+    def list_keys(self) -> list[str]:
+        """Return all keys, sorted; see KVStore."""
+        return [*self.load()]
+
+    def load(self, prefix: str = "") -> dict[str, bytes]:
+        """Return the values whose keys start with ``prefix``, sorted; see KVStore."""
         self._check_open()
-        return sorted(key for key in self._values if key.startswith(prefix))
+        return {key: self._values[key] for key in sorted(self._values) if key.startswith(prefix)}
 
     def apply(self, puts: Mapping[str, bytes], deletes: Iterable[str] = ()) -> None:
         """Put and delete all or nothing; see KVStore."""
@@ -38,10 +41,6 @@ class MemoryStore:
     def give_up(self, key: str) -> None:
         """Delete a key; see KVStore."""
         self.apply({}, [key])
-
-    def settle(self) -> bool:
-        """Do nothing; see KVStore."""
-        return False
 
     def close(self) -> None:
         """Refuse every later call."""

@@ -17,7 +17,6 @@ Nothing here shows a password: errors name the user, the hosts and the database 
 
 from __future__ import annotations
 
-import builtins
 import logging
 import os
 import re
@@ -116,18 +115,20 @@ _APPLY: LiteralString = """
                  ON CONFLICT (namespace, key) DO UPDATE SET value = excluded.value)
     SELECT epoch FROM held
 """
-# Short ones come with the list, and long ones once it is known how long they are.
-_LIST: LiteralString = """
-    SELECT key, CASE WHEN octet_length(value) <= 65536 THEN value END FROM greenroom_values
-     WHERE namespace = %s AND key >= %s AND key < %s
-"""
 _GET: LiteralString = """
     SELECT octet_length(value), CASE WHEN octet_length(value) <= 4194304 THEN value END
       FROM greenroom_values WHERE namespace = %s AND key = %s
 """
 _GET_LONG: LiteralString = "SELECT value FROM greenroom_values WHERE namespace = %s AND key = %s"
-_SIZE: LiteralString = "SELECT sum(octet_length(value)) FROM greenroom_values WHERE namespace = %s"
-_ALL: LiteralString = "SELECT key, value FROM greenroom_values WHERE namespace = %s"
+# All are read once it is known how long they are, and so how long that may take.
+_SIZE: LiteralString = """
+    SELECT sum(octet_length(value)) FROM greenroom_values
+     WHERE namespace = %s AND key >= %s AND key < %s
+"""
+_LIST: LiteralString = "SELECT key FROM greenroom_values WHERE namespace = %s"
+_LOAD: LiteralString = """
+    SELECT key, value FROM greenroom_values WHERE namespace = %s AND key >= %s AND key < %s
+"""
 
 _ADVICE = re.compile(" Is the server running.*| This probably means.*")  # libpq's
 _EACH_HOST = re.compile(r"- host: .*?, hostaddr: '[^']*': ")  # of a URL with several
@@ -199,15 +200,6 @@ class PostgresLocation:
         if not standing.store_id:
             raise StoreMissingError(f"there is no store in {self} yet; check the database's name")
         return self._store(standing._replace(epoch=0), is_alone=False)
-
-    def read_all(self) -> dict[str, bytes]:
-        """Return all values as of one moment; see StoreLocation."""
-        self.open_reader().close()
-        link = self._link()
-        with link.errors(StoreNotReadableError), closing(link):
-            ((size,),) = link.run(_SIZE, self._namespace)
-            rows = link.run(_ALL, self._namespace, size=int(size or 0))
-        return {key.decode(): value for key, value in rows}
 
     def namespaces(self) -> list[str]:
         """Return the namespaces that have stores here; see StoreLocation."""
@@ -288,7 +280,6 @@ class PostgresStore:
         self._lease_link = lease_link
         self._namespace = namespace
         self._closed = threading.Event()
-        self._read_ahead: dict[str, bytes] = {}  # of the last list
         self.epoch = standing.epoch  # 0 of a reader
         self.store_id = standing.store_id
         self.lost: Mapping[str, str] = {}  # the database's to notice
@@ -314,8 +305,6 @@ class PostgresStore:
         """Return the value last applied, or None; see KVStore."""
         check_key(key)
         self._check_open()
-        if key in self._read_ahead:
-            return self._read_ahead.pop(key)
         with self._link.errors(StoreNotReadableError):
             try:
                 rows = self._link.run(_GET, self._namespace, key.encode())
@@ -326,17 +315,21 @@ class PostgresStore:
                 raise CorruptValueError(f"key {key!r} is lost in {self._link}: {error}") from error
         return rows[0][-1] if rows else None
 
-    def list(self, prefix: str = "") -> builtins.list[str]:
-        """Return the keys that start with ``prefix``, sorted; see KVStore."""
+    def list_keys(self) -> list[str]:
+        """Return all keys, sorted; see KVStore."""
+        self._check_open()
+        with self._link.errors(StoreNotReadableError):
+            return sorted(key.decode() for (key,) in self._link.run(_LIST, self._namespace))
+
+    def load(self, prefix: str = "") -> dict[str, bytes]:
+        """Return the values whose keys start with ``prefix``, sorted; see KVStore."""
         self._check_open()
         begin = prefix.encode()
+        keys = self._namespace, begin, begin + b"\xff"  # which no UTF-8 has
         with self._link.errors(StoreNotReadableError):
-            end = begin + b"\xff"  # which no UTF-8 has
-            rows = self._link.run(_LIST, self._namespace, begin, end)
-        values = {key.decode(): value for key, value in rows}
-        if self.epoch:  # else another process changes them meanwhile
-            self._read_ahead = {key: v for key, v in values.items() if v is not None}
-        return sorted(values)
+            ((size,),) = self._link.run(_SIZE, *keys)
+            rows = self._link.run(_LOAD, *keys, size=int(size or 0))
+        return {key.decode(): value for key, value in sorted(rows)}
 
     def apply(self, puts: Mapping[str, bytes], deletes: Iterable[str] = ()) -> None:
         """Put and delete all or nothing, durable on return; see KVStore. One round trip."""
@@ -349,7 +342,6 @@ class PostgresStore:
             )
         if not batch:
             return
-        self._read_ahead.clear()
         with self._link.errors(NothingSavedError, "Nothing was changed"):
             self._link.connected()
         with self._link.errors(StoreNotWritableError, "The change may or may not have been made"):
@@ -367,10 +359,6 @@ class PostgresStore:
     def give_up(self, key: str) -> None:
         """Delete a key; see KVStore."""
         self.apply({}, [key])
-
-    def settle(self) -> bool:
-        """Do nothing; see KVStore."""
-        return False
 
     def renew(self, lease: bytes, term_s: float) -> None:
         """Write the lease; see LeasedStore."""
@@ -434,9 +422,7 @@ class _Link:
             self.run(_SETTINGS)
         return self._connection
 
-    def run(
-        self, sql: LiteralString, *values: Any, size: int = 0
-    ) -> builtins.list[tuple[Any, ...]]:
+    def run(self, sql: LiteralString, *values: Any, size: int = 0) -> list[tuple[Any, ...]]:
         """Run one statement that moves ``size`` bytes; raises psycopg.Error."""
         connection = self.connected()
         timer = threading.Timer(CALL_TIMEOUT_S + size / BYTES_PER_S, self._cut, [connection])

@@ -65,7 +65,6 @@ _OF_MORE = frozenset(
     )
 )
 _ROUTINE = (fx.Check, fx.AskPolicy)  # effects that are of no interest outside
-SETTLE_S = 0.1  # between two pieces of the store's work that no change waits for
 
 
 class ActiveController:
@@ -150,7 +149,6 @@ class ActiveController:
         self._proxies: dict[Hashable, m.Address] = {}  # by the incarnation of each
         self._news: dict[Hashable, News] = {}  # by proxy: sent to it once all is saved
         self._wake: Timer | None = None
-        self._settling: Timer | None = None
         self._turning = False
         self._stopping = False
         self._has_ended = False
@@ -465,25 +463,6 @@ class ActiveController:
             raise _NotSavedError(changes, error) from error
         _crash_for_a_test("AFTER")
         log_changes(changes)
-        self._settle_soon()
-
-    def _settle_soon(self) -> None:
-        if self._settling is None:
-            self._settling = self._loop.call_later(SETTLE_S, self._settle)
-
-    def _settle(self) -> None:
-        """Let the store do a piece of what it left for later; nothing depends on when."""
-        self._settling = None
-        if self._has_ended or not self._may_act():
-            return  # the next save begins it again
-        try:
-            with self._pulse.patience(STORE_PATIENCE_S):
-                has_more = self._checkpoints.settle()
-        except StoreError as error:
-            logger.warning("the store's values do not follow: %s", error)
-            return
-        if has_more:
-            self._settle_soon()
 
     def _arm(self) -> None:
         times = [self._requests.due_at()]

@@ -18,13 +18,7 @@ from typing import Any, TypeVar
 from greenroom.core.backoff import pause_s
 from greenroom.core.errors import StateNotSavedError
 from greenroom.core.jobs import Job
-from greenroom.persistence.kv import (
-    CorruptValueError,
-    KVStore,
-    StaleWriterError,
-    StoreError,
-    StoreLockedError,
-)
+from greenroom.persistence.kv import KVStore, StaleWriterError, StoreError, StoreLockedError
 
 logger = logging.getLogger(__name__)
 FORMAT = 1  # of a record
@@ -120,15 +114,9 @@ class JobLog:
 
     def _read_jobs(self) -> list[Job]:
         assert self._store is not None, "open it first"
-        jobs = []
-        for key in self._store.list(JOB):
-            try:
-                value = self._store.get(key)
-            except CorruptValueError as error:
-                logger.warning("a job is lost: %s", error)
-                continue
-            if value is not None:
-                jobs.append(_job_of(json.loads(value)))
+        jobs = [_job_of(json.loads(value)) for value in self._store.load(JOB).values()]
+        for key, reason in self._store.lost.items():
+            logger.warning("a job is lost: %s: %s", key or "?", reason)
         return jobs
 
     async def _on_thread(self, function: Callable[[], T]) -> T:

@@ -39,6 +39,11 @@ def hello(_request: object) -> str:
     return "hello"
 
 
+def large(_request: object, _filler: bytes = bytes(64 * 1024)) -> str:
+    """Answer; its code takes more than the last block of a file may have room for."""
+    return "hello"
+
+
 def refusal(call: Callable[[], object]) -> str:
     """Return why a change is refused."""
     try:
@@ -55,7 +60,7 @@ def saving(running: System) -> dict[str, Any]:
 def refuses(running: System, disk: Path, tag: str, cause: str) -> None:
     """Every change is refused in time, nothing is lost, and serving goes on."""
     with running.client() as client:
-        first = refusal(lambda: client.create_backend(tag, hello))  # of the controller that was
+        first = refusal(lambda: client.create_backend(tag, large))  # of the controller that was
         assert cause in first, first
         assert str(disk / "state/store") in first, first
         assert running.get("/hello")[1] == b"hello"

@@ -10,6 +10,13 @@ from typing import Any
 
 from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.layout import Disk
+from greenroom.persistence.log import BOTH, Place, read_log
+
+LOGS = {  # settings of the store, by when it begins a log
+    "one log": {},
+    "a log for each change": {"SPARE": -1000},
+    "the next log piece by piece": {"SPARE": -1000, "PIECE": 1, "TOGETHER": 0},
+}
 
 
 class Death(BaseException):
@@ -107,9 +114,10 @@ class KillingDisk(SteppingDisk):
 class DyingDisk(SteppingDisk):
     """Raises Death before step ``die_at`` and ever after, and keeps books on what is durable.
 
-    ``cut_power`` then leaves of ``root`` what a power cut would: file contents as last fsynced, and
-    in the folders that lost their last changes the names as last fsynced. Setting ``die_at`` to
-    infinity starts a new process on a system that has been up all along.
+    ``cut_power`` then leaves of ``root`` what a power cut would: file contents as last fsynced, or
+    with zeros for the rest, and in the folders that lost their last changes the names as last
+    fsynced. Setting ``die_at`` to infinity starts a new process on a system that has been up all
+    along.
     """
 
     def __init__(self, root: Path, die_at: float) -> None:
@@ -118,7 +126,7 @@ class DyingDisk(SteppingDisk):
         self._root = root
         self._names: dict[Path, dict[str, int]] = {}
         self._contents: dict[int, bytes] = {}
-        self._open: dict[int, tuple[int, Path]] = {}
+        self._open: dict[int, int] = {}
         self._files = 0
         for folder, folders, files in os.walk(root):
             entries = self._names[Path(folder)] = dict.fromkeys(folders, 0)
@@ -138,7 +146,7 @@ class DyingDisk(SteppingDisk):
     def create(self, path: Path) -> int:
         fd = super().create(path)
         file = self._names[path.parent].setdefault(path.name, self._new_file())
-        self._open[fd] = (file, path)
+        self._open[fd] = file
         return fd
 
     def close(self, fd: int) -> None:
@@ -147,8 +155,7 @@ class DyingDisk(SteppingDisk):
 
     def fsync(self, fd: int) -> None:
         super().fsync(fd)
-        file, path = self._open[fd]
-        self._contents[file] = path.read_bytes()
+        self._contents[self._open[fd]] = Path(f"/proc/self/fd/{fd}").read_bytes()
 
     def rename(self, old: Path, new: Path) -> None:
         super().rename(old, new)
@@ -168,18 +175,25 @@ class DyingDisk(SteppingDisk):
         super().fsync_dir(folder)
         self._durable_names[folder] = dict(self._names[folder])
 
-    def cut_power(self, loses: Callable[[Path], bool]) -> None:
+    def cut_power(self, loses: Callable[[Path], bool], *, leaves_zeros: bool = False) -> None:
+        sizes = {
+            file: (folder / name).stat().st_size
+            for folder, names in self._names.items()
+            for name, file in names.items()
+            if file and leaves_zeros
+        }
         shutil.rmtree(self._root)
-        self._leave(self._root, loses)
+        self._leave(self._root, loses, sizes)
 
-    def _leave(self, folder: Path, loses: Callable[[Path], bool]) -> None:
+    def _leave(self, folder: Path, loses: Callable[[Path], bool], sizes: dict[int, int]) -> None:
         folder.mkdir()
         names = (self._durable_names if loses(folder) else self._names)[folder]
         for name, file in names.items():
             if file:
-                (folder / name).write_bytes(self._contents.get(file, b""))
+                content = self._contents.get(file, b"")
+                (folder / name).write_bytes(content.ljust(sizes.get(file, 0), b"\0"))
             else:
-                self._leave(folder / name, loses)
+                self._leave(folder / name, loses, sizes)
 
 
 def copy_with_damage(
@@ -187,7 +201,7 @@ def copy_with_damage(
 ) -> None:
     """Copy a store that is closed, and damage some of its files there.
 
-    The other files are the same ones, for a store only ever replaces a file.
+    The other files are the same ones, for a store changes no file that it has not made itself.
     """
     shutil.copytree(store, to, copy_function=os.link)
     for name in names:
@@ -196,13 +210,33 @@ def copy_with_damage(
         damage(to / name)
 
 
+def log_of(root: Path) -> Path:
+    """Return the one log of a store that is closed."""
+    (log,) = (path for path in root.glob("log-*") if not path.name.endswith(".copy"))
+    return log
+
+
+def places_in(root: Path) -> dict[str, Place]:
+    """Return where the values of a closed store are, by their keys."""
+    return read_log(Disk(), root, log_of(root).name).values
+
+
+def damage_value(root: Path, place: Place, suffixes: Iterable[str] = BOTH) -> None:
+    """Flip a bit of a value, in the file and in its copy."""
+    for suffix in suffixes:
+        path = root / f"{place.file}{suffix}"
+        content = bytearray(path.read_bytes())
+        content[place.at + place.size // 2] ^= 0x10
+        path.write_bytes(content)
+
+
 def open_store(path: Path, **options: Any) -> FileStore:
     options.setdefault("disk", UnsyncedDisk())
     return FileStore.open(path, **options)
 
 
 def state_of(store: FileStore) -> dict[str, bytes | None]:
-    return {key: store.get(key) for key in store.list()}
+    return {key: store.get(key) for key in store.list_keys()}
 
 
 def files_under(root: Path) -> dict[str, tuple[int, bytes]]:

@@ -30,10 +30,15 @@ def rows(postgres: PostgresServer) -> StoreLocation:
     return location_at(postgres.new_database())
 
 
+def content(location: StoreLocation) -> dict[str, bytes]:
+    with closing(location.open_reader()) as store:
+        return store.load()
+
+
 def _save(location: StoreLocation) -> dict[str, bytes]:
     store = location.open()
     Checkpoints(store).save({("backend", "a"): {"x": 1}}, code=[bytes(range(256)) * 400, b""])
-    values = {key: store.get(key) or b"" for key in store.list()}
+    values = {key: store.get(key) or b"" for key in store.list_keys()}
     store.close()
     assert len(values) == 3
     return values
@@ -44,13 +49,13 @@ def test_a_state_goes_from_files_to_a_database_and_back_by_copy_and_by_backup(
 ) -> None:
     values = _save(files)
     assert copy_store(files, rows) == 3
-    assert rows.read_all() == values
+    assert content(rows) == values
     file = tmp_path / "backup"
     assert write_backup(rows, file) == 3
     assert file.stat().st_mode & 0o777 == 0o600
     again = location_at(tmp_path / "again")
     assert restore_backup(file, again) == 3
-    assert again.read_all() == values
+    assert content(again) == values
 
 
 def test_a_copy_has_the_jobs_and_a_backup_has_none(
@@ -65,7 +70,7 @@ def test_a_copy_has_the_jobs_and_a_backup_has_none(
     assert copy_store(files, rows) == 4
     again = location_at(tmp_path / "again")
     assert copy_store(rows, again) == 4
-    assert again.beside(name).read_all() == {"job 1": b"call"}
+    assert content(again.beside(name)) == {"job 1": b"call"}
     assert files.namespaces() == rows.namespaces() == again.namespaces() == ["controller", name]
     assert write_backup(files, tmp_path / "backup") == 3
 
@@ -122,6 +127,18 @@ def test_where_there_is_no_store_there_is_no_backup(
     assert not (tmp_path / "backup").exists()
 
 
+def test_what_is_lost_keeps_the_rest_from_being_copied(
+    files: StoreLocation, tmp_path: Path
+) -> None:
+    with closing(files.open()) as store:
+        store.apply({"backend/a": b"a value", "backend/b": b"b"})
+    for path in (tmp_path / "store" / "controller").glob("log-*"):
+        path.write_bytes(path.read_bytes().replace(b"a value", b"another"))
+    with pytest.raises(CorruptValueError, match=r"backend/a: .*are damaged"):
+        write_backup(files, tmp_path / "backup")
+    assert not (tmp_path / "backup").exists()
+
+
 @pytest.mark.parametrize("kind", ["files", "rows"])
 def test_a_backup_beside_a_writer_is_of_one_moment(
     request: pytest.FixtureRequest, kind: str
@@ -141,7 +158,7 @@ def test_a_backup_beside_a_writer_is_of_one_moment(
     writing.start()
     try:
         for _ in range(20):
-            values = location.read_all()
+            values = content(location)
             assert values["a"] == values["b"]
     finally:
         enough.set()

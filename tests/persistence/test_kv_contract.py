@@ -14,13 +14,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from greenroom.persistence import filesystem
 from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import MAX_KEY_BYTES, KVStore, StoreClosedError
 from greenroom.persistence.locations import location_at
 from greenroom.persistence.memory import MemoryStore
 from tests.support.postgres import PostgresServer
 
-from .disks import open_store  # noqa: TID251 - the tests' own folder
+from .disks import LOGS, open_store  # noqa: TID251 - the tests' own folder
 
 ODD_KEYS = [
     "a",
@@ -57,7 +58,7 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KVSto
 def test_an_empty_value_is_not_an_absent_one(store: KVStore) -> None:
     store.apply({"a": b""})
     assert store.get("a") == b""
-    assert store.list() == ["a"]
+    assert store.list_keys() == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -77,20 +78,20 @@ def test_a_key_that_cannot_be_is_refused(store: KVStore, key: str, reason: str) 
         store.apply({"a": b"1", key: b"2"})
     with pytest.raises(ValueError, match=reason):
         store.apply({"a": b"1"}, [key])
-    assert store.list() == []
+    assert store.list_keys() == []
 
 
 def test_a_key_both_put_and_deleted_is_refused(store: KVStore) -> None:
     with pytest.raises(ValueError, match=r"\['a'\] are both"):
         store.apply({"a": b"1", "b": b"2"}, ["a"])
-    assert store.list() == []
+    assert store.list_keys() == []
 
 
 @pytest.mark.parametrize("value", ["text", bytearray(b"1"), None])
 def test_a_value_that_is_not_bytes_is_refused(store: KVStore, value: bytes) -> None:
     with pytest.raises(TypeError, match="expected bytes"):
         store.apply({"a": b"1", "b": value})
-    assert store.list() == []
+    assert store.list_keys() == []
 
 
 def test_a_closed_store_refuses_every_call(store: KVStore) -> None:
@@ -99,7 +100,9 @@ def test_a_closed_store_refuses_every_call(store: KVStore) -> None:
     with pytest.raises(StoreClosedError):
         store.get("a")
     with pytest.raises(StoreClosedError):
-        store.list()
+        store.list_keys()
+    with pytest.raises(StoreClosedError):
+        store.load()
     with pytest.raises(StoreClosedError):
         store.apply({"a": b"1"})
 
@@ -149,10 +152,10 @@ class StoresAgainstADict(RuleBasedStateMachine):
             self.model.pop(key, None)
 
     @rule(prefix=st.sampled_from(["", ".", "b", "backend/", "é", "/"]))
-    def list(self, prefix: str) -> None:
-        expected = sorted(key for key in self.model if key.startswith(prefix))
+    def load(self, prefix: str) -> None:
+        expected = sorted((k, v) for k, v in self.model.items() if k.startswith(prefix))
         for store in (self.memory, self.files, self.rows):
-            assert store.list(prefix) == expected
+            assert list(store.load(prefix).items()) == expected
 
     @rule()
     def reopen(self) -> None:
@@ -167,7 +170,7 @@ class StoresAgainstADict(RuleBasedStateMachine):
     @invariant()
     def values_are_those_of_the_dict(self) -> None:
         for store in (self.memory, self.files, self.rows):
-            assert {key: store.get(key) for key in store.list()} == self.model
+            assert {key: store.get(key) for key in store.list_keys()} == self.model
 
     def teardown(self) -> None:
         self.files.close()
@@ -175,7 +178,12 @@ class StoresAgainstADict(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-def test_stores_do_what_a_dict_does(postgres: PostgresServer) -> None:
+@pytest.mark.parametrize("logs", LOGS)
+def test_stores_do_what_a_dict_does(
+    postgres: PostgresServer, logs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in LOGS[logs].items():
+        monkeypatch.setattr(filesystem, name, value)
     StoresAgainstADict.server = postgres
     run_state_machine_as_test(
         StoresAgainstADict,

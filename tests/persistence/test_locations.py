@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -87,10 +88,10 @@ def test_each_namespace_is_a_store_of_its_own(at: Path | str) -> None:
         other.open_reader()
     second = other.open()
     assert second.store_id != first.store_id
-    assert not second.list()
+    assert not second.list_keys()
     second.apply({"a": b"2"}, ["b"])
-    assert _content(first) == one.read_all() == {"a": b"1", "b": b"1"}
-    assert _content(second) == other.read_all() == {"a": b"2"}
+    assert _content(first) == _read(one) == {"a": b"1", "b": b"1"}
+    assert _content(second) == _read(other) == {"a": b"2"}
     one.open(after=1).close()  # fences the first alone
     second.apply({"c": b"2"})
     with pytest.raises(StaleWriterError):
@@ -129,13 +130,18 @@ def test_a_reader_sees_what_is_saved_and_saves_nothing(location: StoreLocation) 
     with pytest.raises(StoreNotWritableError):
         reader.apply({"a": b"3"})
     location.try_to_write()
-    assert reader.list() == ["a", "b"]
+    assert reader.list_keys() == ["a", "b"]
     for store in (writer, reader):
         store.close()
 
 
+def _read(location: StoreLocation) -> dict[str, bytes]:
+    with closing(location.open_reader()) as reader:
+        return reader.load()
+
+
 def _content(store: KVStore) -> dict[str, bytes | None]:
-    return {key: store.get(key) for key in store.list()}
+    return {key: store.get(key) for key in store.list_keys()}
 
 
 def test_a_name_that_cannot_be_of_a_store_is_refused() -> None:

@@ -8,29 +8,31 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.persistence import writer as lock
+from greenroom.persistence import claims
 from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import StaleWriterError, StoreClosedError, StoreLockedError
 from greenroom.persistence.layout import Disk
 
 
-def test_a_batch_that_was_cut_short_by_a_successor_is_carried_out_by_it(tmp_path: Path) -> None:
+def test_a_change_that_is_durable_when_a_successor_comes_is_found_by_it(tmp_path: Path) -> None:
     class Superseded(Disk):
-        """Is superseded right after its batch is in the journal."""
+        """Is superseded right after its change is durable."""
 
         successor: FileStore | None = None
+        is_open = False
 
-        def rename(self, old: Path, new: Path) -> None:
-            super().rename(old, new)
-            if new.name == "000000000002":
+        def fsync(self, fd: int) -> None:
+            super().fsync(fd)
+            if self.is_open and self.successor is None:
                 self.successor = FileStore.open(tmp_path, after=1)
 
     disk = Superseded()
     first = FileStore.open(tmp_path, after=0, disk=disk)
+    disk.is_open = True
     with pytest.raises(StaleWriterError):
         first.apply({"a": b"1", "b": b"1"})
     assert disk.successor is not None
-    assert (disk.successor.get("a"), disk.successor.get("b")) == (b"1", b"1")
+    assert disk.successor.load() == {"a": b"1", "b": b"1"}
 
 
 def test_a_closed_or_forked_store_is_told_so(tmp_path: Path) -> None:
@@ -49,28 +51,63 @@ def test_a_closed_or_forked_store_is_told_so(tmp_path: Path) -> None:
         store.apply({"a": b"2"})
 
 
-class _StopsInside(Disk):
-    """Stops its process between the look at the epoch and the change."""
+class _Stops(Disk):
+    """Stops its process before it makes a change durable, or gives the lease its name."""
+
+    is_open = False
+
+    def fsync(self, fd: int) -> None:
+        if self.is_open:
+            self.is_open = False
+            os.kill(os.getpid(), signal.SIGSTOP)
+        super().fsync(fd)
 
     def rename(self, old: Path, new: Path) -> None:
-        if new.name == "a":
+        if new.name == "lease":
             os.kill(os.getpid(), signal.SIGSTOP)
         super().rename(old, new)
 
 
-def test_who_is_stopped_in_the_midst_of_a_change_keeps_others_out_until_it_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_writer_that_is_stopped_in_a_change_keeps_nobody_out_and_is_refused_later(
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(lock, "CHANGE_TIMEOUT_S", 0.1)
     child = os.fork()
     if child == 0:
-        FileStore.open(tmp_path, after=0, disk=_StopsInside()).apply({"a": b"1"})
+        disk = _Stops()
+        store = FileStore.open(tmp_path, after=0, disk=disk)
+        store.apply({"a": b"1"})
+        disk.is_open = True
+        try:
+            store.apply({"a": b"2"})
+        except StaleWriterError:
+            os._exit(7)
+        os._exit(1)
+    try:
+        os.waitid(os.P_PID, child, os.WSTOPPED)
+        successor = FileStore.open(tmp_path, after=1)
+        seen = successor.get("a")
+        assert seen in {b"1", b"2"}
+    finally:
+        os.kill(child, signal.SIGCONT)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert successor.get("a") == seen
+    successor.close()
+    assert FileStore.open(tmp_path, after=2).get("a") == seen
+
+
+def test_who_is_stopped_while_it_writes_the_lease_keeps_others_out_until_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "CHANGE_TIMEOUT_S", 0.1)
+    child = os.fork()
+    if child == 0:
+        FileStore.open(tmp_path, after=0, disk=_Stops()).renew(b"lease", 3.0)
         os._exit(7)
     try:
         os.waitid(os.P_PID, child, os.WSTOPPED)
-        with pytest.raises(StoreLockedError, match="stopped in the middle of a change"):
+        with pytest.raises(StoreLockedError, match="stopped while it held it"):
             FileStore.open(tmp_path, after=1)
     finally:
         os.kill(child, signal.SIGCONT)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert FileStore.open(tmp_path, after=1).get("a") == b"1"
+    assert FileStore.open(tmp_path, after=1).epoch == 2

@@ -80,11 +80,11 @@ def test_what_troubles_a_replica_is_a_problem() -> None:
 
 def test_what_is_lost_is_a_problem_of_the_status() -> None:
     lost = [
-        {"kind": "endpoint", "name": "e", "reason": "values/e is damaged"},
+        {"kind": "endpoint", "name": "e", "reason": "log-1 is damaged"},
         {"kind": "", "name": "", "reason": "1 of 9 records are missing without a trace"},
     ]
     told = "\n".join(problems_of({"damaged": lost}))
-    assert "endpoint 'e' is lost from the store: values/e is damaged; deploy it again" in told
+    assert "endpoint 'e' is lost from the store: log-1 is damaged; deploy it again" in told
     assert "1 of 9 records are missing without a trace" in told
 
 

@@ -409,11 +409,17 @@ def _apply(
     return [(epoch,)]
 
 
-def _list(
+def _load(
     database: Database, _session: Session, _namespace: str, begin: bytes, _end: bytes
 ) -> list[Any]:
-    keys = database.kept.list(begin.decode())
-    return [(key.encode(), database.kept.get(key)) for key in keys]
+    values = database.kept.load(begin.decode())
+    return [(key.encode(), value) for key, value in values.items()]
+
+
+def _size(
+    database: Database, _session: Session, _namespace: str, begin: bytes, _end: bytes
+) -> list[Any]:
+    return [(sum(map(len, database.kept.load(begin.decode()).values())),)]
 
 
 def _get(database: Database, _session: Session, _namespace: str, key: bytes) -> list[Any]:
@@ -447,7 +453,8 @@ _STATEMENTS: dict[str, Callable[..., Any]] = {
     "DELETE FROM greenroom_notes": _note,
     "SELECT host, note": _notes,
     "WITH held": _apply,
-    "SELECT key, CASE": _list,
+    "SELECT sum(": _size,
     "SELECT octet_length": _get,
+    "SELECT key, value": _load,
     "INSERT INTO greenroom_values": _try,
 }

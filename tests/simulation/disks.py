@@ -64,8 +64,11 @@ class Store:
     def get(self, key: str) -> bytes | None:
         return self._disk.kept.get(key)
 
-    def list(self, prefix: str = "") -> list[str]:
-        return self._disk.kept.list(prefix)
+    def list_keys(self) -> list[str]:
+        return self._disk.kept.list_keys()
+
+    def load(self, prefix: str = "") -> dict[str, bytes]:
+        return self._disk.kept.load(prefix)
 
     def apply(self, puts: Mapping[str, bytes], deletes: Iterable[str] = ()) -> None:
         """Apply, or die before or after it, or fail before or after it."""
@@ -94,9 +97,6 @@ class Store:
         if mishap < 4.0:
             raise StoreNotWritableError("the disk took it, perhaps")
         self._owner.acts()
-
-    def settle(self) -> bool:
-        return False
 
     def close(self) -> None:
         """Let the next one have it."""

@@ -37,7 +37,7 @@ from tests.simulation.coroutines import running_loop, yield_turn
 from tests.simulation.database import Database
 from tests.simulation.links import BeatLink, host_of
 from tests.simulation.scripted_code import ScriptedCode
-from tests.simulation.shared_disk import ChangeLock
+from tests.simulation.shared_disk import LOG_SIZES, change_lock
 from tests.simulation.world import Killed, SimProcess, World
 
 if TYPE_CHECKING:
@@ -393,8 +393,9 @@ def _classes(simulation: Simulation) -> dict[str, Any]:
         | {f"greenroom.actors.{name}": new for name, new in in_actors.items()}
         | {
             "greenroom.core.cluster.cluster.State": _fallible_state(simulation),
-            "greenroom.persistence.writer.ChangeLock": lambda _: ChangeLock(disk),
+            "greenroom.persistence.claims.change_lock": lambda _: change_lock(disk),
         }
+        | {f"greenroom.persistence.filesystem.{name}": size for name, size in LOG_SIZES.items()}
     )
 
 

@@ -1,8 +1,9 @@
 """The state dir that leaders share: the real FileStore on simulated files.
 
 A writer does one step after the other here, and may die, stand still or fail at each, also with its
-change half carried out, or with the lock around one step in its hands. Whoever's epoch file is
-there is the one that may change anything; the store has to see to it that no other does.
+change half made, or with the lock around its lease in its hands. Whoever's epoch file is there is
+the one that may change the lease, and answer; what others append to their logs must be read by
+nobody.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path("/shared/store")
 LOCK_PATIENCE_S = 2.0
+LOG_SIZES = {"SPARE": 4000, "PIECE": 3000, "TOGETHER": 1000}  # so that logs are begun all the time
 ROT = 0.5  # the chance of a damaged file at an opening
 OUT_OF_REACH_S = 0.3  # until an operation fails
 
@@ -45,6 +47,8 @@ class SharedDisk:
         self.locked_by: SimProcess | None = None  # the change lock
         self.claim: tuple[Any, bytes] = (None, b"")  # the last one, and whose
         self.is_rotten = False  # until an opening has repaired it
+        self.writers: dict[str, Any] = {}  # of logs
+        self.read_by_others: set[str] = set()  # logs that a successor has read
         self.rot = random.Random(self.world.seed)  # of its own, so that it changes nothing else
 
     def open(self, *, after: int | None = None, lease: bytes | None = None) -> Store:
@@ -68,13 +72,14 @@ class SharedDisk:
         """
         if self.is_rotten or self.rot.random() > ROT:
             return
-        newest = max((name for name in self.files if "/journal/" in name), default="")
-        spared: tuple[str, ...] = (".tmp", "/head", "/lease")
+        spared: tuple[str, ...] = (".tmp", "/lease")
         if not any(name.endswith("/epoch") for name in self.files):
             spared += ("/epoch.copy",)  # the first writer came no further
-        sound = [
-            name for name in sorted(self.files) if name != newest and not name.endswith(spared)
-        ]
+        newest = max((name for name in self.files if "/log-" in name), default="")
+        log = newest.removesuffix(".copy")
+        if self.files.get(log) != self.files.get(f"{log}.copy"):
+            spared += (log, f"{log}.copy")
+        sound = [name for name in sorted(self.files) if not name.endswith(spared)]
         if sound:
             name = self.rot.choice(sound)
             self.is_rotten = True
@@ -145,8 +150,22 @@ class Files(Disk):
         """Write some of nothing; raises OSError."""
         self._acts()
 
-    def read(self, path: Path) -> bytes:
+    def answers(self) -> None:
+        """See that only the last claimant answers a change."""
+        self._shared.simulation.checks.leaders.writes(self.process, "a log")
+
+    def read(self, path: Path, at: int = 0, size: int = -1) -> bytes:
         self._check_reach()
+        writer = self._shared.writers.get(str(path))
+        if self.process is self._shared.claim[0] is not writer:
+            self._shared.read_by_others.add(str(path))
+        return self._content(path)[at : None if size < 0 else at + size]
+
+    def size(self, path: Path) -> int:
+        self._check_reach()
+        return len(self._content(path))
+
+    def _content(self, path: Path) -> bytes:
         try:
             return self._shared.files[str(path)]
         except KeyError:
@@ -168,7 +187,10 @@ class Files(Disk):
         return fd
 
     def write(self, fd: int, chunk: memoryview) -> int:
-        self._shared.files[self._open[fd]] += bytes(chunk)
+        path = self._open[fd]
+        if path in self._shared.files:  # else it has rotted away, or the next writer removed it
+            self._shared.files[path] += bytes(chunk)
+            self._made(path)
         return len(chunk)
 
     def fsync(self, fd: int) -> None:
@@ -181,26 +203,22 @@ class Files(Disk):
         self._acts()
         if str(old) not in self._shared.files:  # the next writer has tidied up
             raise FileNotFoundError(errno.ENOENT, "no such file", str(old))
-        if new.name == "epoch.copy":
-            pass  # a writer's first step, before it has claimed anything
-        elif new.name == "epoch":
+        if new.name == "epoch":
             claim = self.process, self._shared.files[str(old)]
-            if claim != self._shared.claim:  # else the writer repairs the file
-                epoch = int(unframe(claim[1], new).split()[0])
-                self._shared.simulation.checks.leaders.claims(self.process, epoch)
+            epoch = int(unframe(claim[1]).split()[0])
+            self._shared.simulation.checks.leaders.claims(self.process, epoch)
             self._shared.claim = claim
-        else:
-            self._changes(new)
+        elif new.name.startswith("log-"):
+            self._shared.writers[str(new)] = self.process
+        elif new.name == "lease":
+            self._shared.simulation.checks.leaders.writes(self.process, new.name)
         self._shared.files[str(new)] = self._shared.files.pop(str(old))
-        self._made(new)
+        self._open = {fd: str(new) if at == str(old) else at for fd, at in self._open.items()}
 
     def unlink(self, path: Path) -> None:
         self._acts()
-        if not path.name.startswith("."):
-            self._changes(path)
         if self._shared.files.pop(str(path), None) is None:
             raise FileNotFoundError
-        self._made(path)
 
     def mkdir(self, folder: Path) -> None:
         """Folders are there once something is in them."""
@@ -208,17 +226,15 @@ class Files(Disk):
     def fsync_dir(self, folder: Path) -> None:
         self._acts()
 
-    def _changes(self, path: Path) -> None:
-        self._shared.simulation.checks.leaders.writes(self.process, path.name)
-
-    def _made(self, path: Path) -> None:
-        """Tell of a change when it has happened: from then on the next one carries it out."""
-        if self.change is None:
+    def _made(self, path: str) -> None:
+        """Tell of a change when it has happened: from then on the next writer reads it."""
+        log = path.removesuffix(".copy")
+        is_first = path == log or log not in self._shared.files  # which has rotted away
+        if self.change is None or "/log-" not in path or not is_first:
             return
-        puts, deletes = self.change
-        if path.parent.name == "journal":
-            self.change = None
-            self._shared.on_applied(puts, deletes)
+        change, self.change = self.change, None
+        if path not in self._shared.read_by_others:
+            self._shared.on_applied(*change)
 
 
 class Store:
@@ -237,27 +253,17 @@ class Store:
             self._store.apply(puts, self._files.change[1])
         finally:
             self._files.change = None
+        self._files.answers()
 
 
-class ChangeLock:
-    """Stands in for the lock around one change, of the process that makes it."""
-
-    def __init__(self, shared: SharedDisk) -> None:
-        self._shared = shared
-        self._process = shared.world.current
-        self.is_held = True
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        shared = self._shared
-        if shared.locked_by is not None and shared.locked_by.alive:
-            shared.world.elapsed += LOCK_PATIENCE_S
-            raise StoreLockedError("another process has held the lock for 2 s")
-        shared.locked_by = self._process
-        try:
-            yield
-        finally:
-            shared.locked_by = None
-
-    def release(self) -> None:
-        self.is_held = False
+@contextlib.contextmanager
+def change_lock(shared: SharedDisk) -> Iterator[None]:
+    """Stand in for the lock around a claim and the lease."""
+    if shared.locked_by is not None and shared.locked_by.alive:
+        shared.world.elapsed += LOCK_PATIENCE_S
+        raise StoreLockedError("another process has held the lock for 2 s")
+    shared.locked_by = shared.world.current
+    try:
+        yield
+    finally:
+        shared.locked_by = None

@@ -27,6 +27,7 @@ from greenroom.actors.runtime.port import CONTROLLER, PROXY
 from greenroom.serve.exceptions import StartError
 from tests.actors.by_hand import Hand
 from tests.actors.conftest import deploy
+from tests.persistence.disks import damage_value, places_in
 from tests.support import template
 from tests.support.another_user import NOBODY, another_user
 from tests.support.systems import RunningSystem, running_system, wait_until
@@ -391,9 +392,7 @@ def test_damaged_files_are_repaired_at_the_start_and_nothing_is_lost(tmp_path: P
         deploy(running, Victim.bind(), "two", "/two")
         running.stop()
         root = running.settings.store_dir / "controller"
-        records = list(root.glob("copies/*application*two*"))
-        assert len(records) == 1, list(root.glob("copies/*"))
-        records[0].write_bytes(b"torn")
+        damage_value(root, places_in(root)["application/two"], suffixes=[""])
         (root / "epoch").write_bytes(b"")
         running.start()
         assert running.get("/one") == (200, b"serves")
@@ -401,7 +400,8 @@ def test_damaged_files_are_repaired_at_the_start_and_nothing_is_lost(tmp_path: P
         told = running.greenroom("status")
         assert told.returncode == 0, told.stdout
         log = (running.settings.logs_dir / "controller.log").read_text()
-        assert "is damaged: 4 bytes long" in log
+        assert "or its copy is damaged, and both are written anew" in log
+        assert f"{root / 'epoch'} is damaged (0 bytes long" in log
     finally:
         running.stop()
 

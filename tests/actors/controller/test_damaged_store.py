@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from greenroom import serve
-from greenroom.persistence.filesystem import FileStore
+from tests.persistence.disks import damage_value, places_in
 from tests.support.systems import RunningSystem, wait_until
 
 
@@ -34,20 +33,11 @@ def damaged(tmp_path: Path):
     running.stop()
 
     def damage(kind: str, which: Callable[[list[str]], list[str]] = lambda all_: all_) -> None:
-        """Damage both copies of these, once the values have what is in the journal."""
-        with contextlib.closing(
-            FileStore.open(running.settings.store_dir, namespace="controller")
-        ) as store:
-            while store.settle():
-                pass
-            store.apply({"goal/x": b""})
-            store.apply({}, ["goal/x"])
+        """Damage both copies of these."""
         root = running.settings.store_dir / "controller"
-        for name in which(sorted(path.name for path in root.glob(f"values/{kind}%2F*"))):
-            for folder in ("values", "copies"):
-                raw = bytearray((root / folder / name).read_bytes())
-                raw[-9] ^= 0xFF
-                (root / folder / name).write_bytes(raw)
+        places = places_in(root)
+        for key in which(sorted(key for key in places if key.startswith(f"{kind}/"))):
+            damage_value(root, places[key])
 
     yield running, damage
     running.disconnect()

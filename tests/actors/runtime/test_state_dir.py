@@ -27,9 +27,9 @@ from tests.support.systems import RunningSystem
 def state(tmp_path: Path) -> Path:
     """A state dir as a host leaves it."""
     state = tmp_path / "state"
-    for folder in ("logs", "run", "store/controller/values", "folders/abc", "environments/a"):
+    for folder in ("logs", "run", "store/controller/large", "folders/abc", "environments/a"):
         make_private(state / folder)
-    for file in ("host.id", "status.json", "logs/access.log", "store/controller/values/a"):
+    for file in ("host.id", "status.json", "logs/access.log", "store/controller/large/a"):
         write_private(state / file, "x")
     return state
 
@@ -71,7 +71,7 @@ def test_a_folder_that_others_may_write_is_refused(state: Path, mode: int) -> No
 @pytest.mark.parametrize(
     "inside",
     [
-        *("logs", "logs/access.log", "store/controller/values/a", "run"),
+        *("logs", "logs/access.log", "store/controller/large/a", "run"),
         *("environments", "environments/a"),
     ],
 )

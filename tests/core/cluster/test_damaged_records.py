@@ -65,7 +65,7 @@ def store_all(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, World]:
     before: dict[Key, Any] = {}
     code: set[str] = set()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filesystem, "KEPT_CHANGES", 5)
+        patch.setattr(filesystem, "SPARE", 20_000)
         store = FileStore.open(path, disk=UnsyncedDisk())
         checkpoints = Checkpoints(store)
 

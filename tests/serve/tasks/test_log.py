@@ -94,7 +94,7 @@ def test_a_log_whose_store_another_queue_has_taken_writes_no_more() -> None:
         assert log.is_superseded
         log.change({"b": b"1"})
         await asyncio.sleep(0.05)
-        assert store.list() == []
+        assert store.list_keys() == []
 
     asyncio.run(main())
 
