@@ -21,11 +21,10 @@ import os
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from typing import NoReturn
 
 from greenroom.actors.host.http_port import bind_http, borrow
 from greenroom.actors.host.records import FRONT_ROLE, GRPC_ROLE, WORKER_ROLE, RunRecords, role_of
@@ -49,7 +48,6 @@ logger = logging.getLogger(__name__)
 
 STABLE_S = 10.0  # a master or server that ran this long did not die of its start
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 10.0  # where one after the other dies
-BIND_RETRY_S = 1.0
 BIND_TIMEOUT_S = 5.0
 BIND_POLL_S = 0.02
 BORROW_RETRY_S = 1.0
@@ -62,18 +60,31 @@ be_front(int(sys.argv[1]))
 _GRPC_PROGRAM = "from greenroom.http_front.grpc.server import main; main()"
 
 
-class _Deaths:
-    """Counts deaths in a row, for the pause before the next start."""
+async def keep_up(
+    what: str,
+    log: str,
+    start: Callable[[], Awaitable[Process | None]],
+    ended: Callable[[Process], Awaitable[None]],
+) -> NoReturn:
+    """Start a process, and another whenever one has ended: later, where they end soon.
 
-    def __init__(self) -> None:
-        self.in_a_row = 0
-
-    def pause_s(self, ran_s: float) -> float:
-        """Count a death after so long; return how long to wait: not at all after the first one."""
-        self.in_a_row = 1 if ran_s > STABLE_S else self.in_a_row + 1
-        if self.in_a_row == 1:
-            return 0.0
-        return pause_s(self.in_a_row - 1, FIRST_PAUSE_S, MAX_PAUSE_S)
+    ``start`` returns the one that runs, where there is one, and None for one that has ended
+    already. ``ended`` returns with the end of a process.
+    """
+    failures = 0  # in a row
+    while True:
+        started_at, how = time.monotonic(), "died"
+        try:
+            process = await start()
+            if process is not None:
+                await ended(process)
+        except StartError as error:
+            how = f"cannot start: {error}"
+        failures = 1 if time.monotonic() - started_at > STABLE_S else failures + 1
+        delay_s = pause_s(failures - 1, FIRST_PAUSE_S, MAX_PAUSE_S) if failures > 1 else 0.0
+        told = "the %s %s (failure %d in a row, see %s.log); starting another in %g s"
+        logger.error(told, what, how, failures, log, delay_s)
+        await asyncio.sleep(delay_s)
 
 
 class Front:
@@ -103,50 +114,35 @@ class Front:
         """Start a master on the listening socket, after getting that. Blocks; StartError."""
         if self.listener is None:
             self.hold(self._bind())
-        self._launch()
+        self._launch(_fork if forking.can_fork() else _spawn)
 
     async def keep_up(
         self, ended: Callable[[Process], Awaitable[None]], changed: Callable[[], None]
-    ) -> None:
-        """Start another master whenever one has ended, later where they end one after the other.
+    ) -> NoReturn:
+        """Start another master whenever one has ended; call ``changed`` once it has workers."""
 
-        ``ended`` returns with the end of a process; ``changed`` is called once another has workers.
-        """
-        deaths = _Deaths()
-        while True:
-            started_at = time.monotonic()
+        async def serve(process: Process) -> None:
             taking_over = asyncio.ensure_future(self._take_over(changed))
             try:
-                if self.process is not None:
-                    await ended(self.process)
+                await ended(process)
             finally:
                 taking_over.cancel()
-            delay_s = deaths.pause_s(time.monotonic() - started_at)
-            if not delay_s:
-                logger.error("the HTTP front died; starting another")
-            else:
-                logger.error(
-                    "the HTTP front died, the %dth time in a row (see front.log); starting another "
-                    "in %g s",
-                    deaths.in_a_row,
-                    delay_s,
-                )
-                await asyncio.sleep(delay_s)
-            while self.listener is None:
-                try:
-                    # On a thread, for it may wait; but only this loop starts anything, so that
-                    # nothing starts once this is cancelled.
-                    self.hold(await asyncio.to_thread(self._bind))
-                except StartError as error:
-                    logger.error("%s; trying again", error)  # noqa: TRY400  # no bug to trace
-                    await asyncio.sleep(BIND_RETRY_S)
-            self._launch()
 
-    def _launch(self) -> None:
+        await keep_up("HTTP front", "front", self._ensure, serve)
+
+    async def _ensure(self) -> Process | None:
+        if self.process is None or not is_alive(self.process):
+            if self.listener is None:
+                # On a thread, for it may wait; but only this loop starts anything, so that nothing
+                # starts once this is cancelled.
+                self.hold(await asyncio.to_thread(self._bind))
+            self._launch(_spawn)  # a fork would close what this loop has, by its present number
+        return self.process
+
+    def _launch(self, launch: Callable[[int, int], int]) -> None:
         assert self.listener is not None, "bound before"
         output, held = open_log_or_stderr(self._settings, "front"), os.dup(self.listener.fileno())
         try:
-            launch = _fork if forking.can_fork() else _spawn
             self.process = identify(launch(output, held))
         finally:
             os.close(output)
@@ -213,14 +209,7 @@ def _fork(output: int, listener: int) -> int:
 
 
 def _spawn(output: int, listener: int) -> int:
-    child = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, str(listener)],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        pass_fds=[listener],
-    )
-    return child.pid
+    return forking.spawn(_PROGRAM, str(listener), output=output, keep=[listener]).pid
 
 
 def url_of(settings: HostSettings) -> str:
@@ -295,33 +284,22 @@ class GrpcServer:
             raise StartError("gRPC needs the extra 'grpc': pip install 'greenroom[grpc]'")
         output = open_log_or_stderr(self._settings, "grpc")
         try:
-            child = subprocess.Popen(
-                [sys.executable, "-c", _GRPC_PROGRAM],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
+            child = forking.spawn(_GRPC_PROGRAM, output=output)
         finally:
             os.close(output)
         self.process = identify(child.pid)
         if self.process is not None:  # else it has ended already
             self._records.add(self.process, GRPC_ROLE)
 
-    async def keep_up(self, ended: Callable[[Process], Awaitable[None]]) -> None:
-        """Start another whenever one has ended, later where they end one after the other."""
-        deaths = _Deaths()
-        while self.is_wanted:
-            started_at = time.monotonic()
-            try:
-                self.start()
-            except StartError as error:  # the extra was uninstalled meanwhile
-                logger.warning("the gRPC server cannot start: %s", error)
-            if self.process is not None:
-                await ended(self.process)
-            delay_s = deaths.pause_s(time.monotonic() - started_at)
-            logger.error("the gRPC server died (see grpc.log); another starts in %g s", delay_s)
-            await asyncio.sleep(delay_s)
-        await asyncio.Event().wait()
+    async def keep_up(self, ended: Callable[[Process], Awaitable[None]]) -> NoReturn:
+        """Start another whenever one has ended; wait for ever where none is wanted."""
+        if not self.is_wanted:
+            await asyncio.Event().wait()
+        await keep_up("gRPC server", "grpc", self._ensure, ended)
+
+    async def _ensure(self) -> Process | None:
+        self.start()
+        return self.process
 
     def stop(self, limit_s: float) -> None:
         """Let it finish what it has, and end. Blocks."""

@@ -12,8 +12,6 @@ import contextlib
 import os
 import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
@@ -263,17 +261,15 @@ def _fork(environ: dict[str, str], output: int, ready_fd: int) -> None:
 
 
 def _spawn(environ: dict[str, str], output: int, ready_fd: int) -> None:
-    subprocess.run(
-        [sys.executable, "-c", _HOST_PROGRAM],
+    child = forking.spawn(
+        _HOST_PROGRAM,
+        output=output,
+        keep=(ready_fd,),
         env={**os.environ, **environ},
         cwd="/",
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        pass_fds=(ready_fd,),
         start_new_session=True,
-        check=True,
     )
+    child.wait()  # it has forked the host process by then
 
 
 def _read_outcome(fd: int) -> str:

@@ -15,13 +15,13 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 
 from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.plugins.process import HEADER, MAX_FRAME_BYTES, POLICY, REQUEST_ROUTER, frame
+from greenroom.actors.runtime import forking
 from greenroom.actors.runtime.logs import open_log
 from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.processes import identify
@@ -136,15 +136,12 @@ class Child:
             file_name = re.sub(r"[^\w.#:-]", "_", self._name)
             with os.fdopen(open_log(self._settings, f"{self._role}-{file_name}"), "ab") as output:
                 fds = (theirs.fileno(), code_fd)
-                self._popen = subprocess.Popen(
-                    [
-                        *(sys.executable, "-c", _PROGRAM.format(_MODULES[self._role]), self._role),
-                        *map(str, (*fds, os.getpid())),
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    pass_fds=fds,
+                self._popen = forking.spawn(
+                    _PROGRAM.format(_MODULES[self._role]),
+                    self._role,
+                    *map(str, (*fds, os.getpid())),
+                    output=output.fileno(),
+                    keep=fds,
                     start_new_session=True,  # so that what it starts ends with it
                 )
         except OSError:

@@ -2,7 +2,7 @@
 
 A child inherits nothing else: no descriptors, no handlers of signals and logs, no main module. It
 never returns into the code that forked it. Only a process without other threads may fork like this,
-because locks that other threads hold would stay locked.
+because locks that other threads hold would stay locked. Any other one spawns a program.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import contextlib
 import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from types import ModuleType
+from typing import Any
 
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
@@ -60,6 +62,20 @@ def fork(
     if detached:
         os.waitpid(pid, 0)
     return pid
+
+
+def spawn(
+    program: str, *arguments: str, output: int, keep: Collection[int] = (), **more: Any
+) -> subprocess.Popen[bytes]:
+    """Start a Python program, which writes to the descriptor ``output``; ``more`` is Popen's."""
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=tuple(keep),
+        **more,
+    )
 
 
 def _be_child(

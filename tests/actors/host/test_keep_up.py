@@ -1,0 +1,101 @@
+"""Processes that the host process keeps up: started again, later where one after the other dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from greenroom.actors.host import front
+from greenroom.actors.host.front import Front, keep_up
+from greenroom.actors.host.records import records_of
+from greenroom.actors.messages.queries import Process
+from greenroom.actors.runtime.settings import read_settings
+from greenroom.core.errors import StartError
+
+
+def kept_up(monkeypatch: pytest.MonkeyPatch, outcomes: list[str]) -> None:
+    """Keep a process up until ``outcomes`` are used up: how each start goes."""
+    monkeypatch.setattr(front, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(front, "MAX_PAUSE_S", 0.004)
+    monkeypatch.setattr(front, "STABLE_S", 0.05)
+    over = asyncio.Event()
+
+    async def start() -> Process | None:
+        if not outcomes:
+            over.set()
+            await asyncio.Event().wait()
+        if outcomes[0] == "no port":
+            raise StartError(outcomes.pop(0))
+        if outcomes[0] == "gone":
+            outcomes.pop(0)
+            return None
+        return Process(1, 1, "")
+
+    async def ended(_process: Process) -> None:
+        if outcomes.pop(0) == "lives":
+            await asyncio.sleep(0.06)
+
+    async def keep() -> None:
+        keeping = asyncio.ensure_future(keep_up("part", "log", start, ended))
+        await asyncio.wait_for(over.wait(), 20)
+        keeping.cancel()
+        await asyncio.wait({keeping})
+
+    asyncio.run(keep())
+
+
+def test_the_first_death_costs_no_time_and_later_ones_ever_more_up_to_a_limit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept_up(monkeypatch, ["dies", "dies", "gone", "no port", "dies", "lives", "dies"])
+    pauses = [float(re.findall(r"in ([\d.]+) s$", each)[0]) for each in caplog.messages]
+    assert pauses == [0.0, 0.001, 0.002, 0.004, 0.004, 0.0, 0.001]
+    assert "the part cannot start: no port (failure 4 in a row, see log.log)" in caplog.text
+
+
+def test_what_is_no_failure_to_start_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start() -> Process | None:
+        raise ValueError("a bug")
+
+    async def ended(_process: Process) -> None:
+        """Nothing is started."""
+
+    with pytest.raises(ValueError, match="a bug"):
+        asyncio.run(keep_up("part", "log", start, ended))
+
+
+def test_a_front_is_forked_at_the_start_alone_not_by_a_loop_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child of the loop lost its listening socket when an object of the loop's was freed."""
+    launched: list[str] = []
+
+    def launch_by(way: str) -> None:
+        def launch(_output: int, _listener: int) -> int:
+            launched.append(way)
+            return os.getpid()
+
+        monkeypatch.setattr(front, f"_{way}", launch)
+
+    launch_by("fork")
+    launch_by("spawn")
+    monkeypatch.setattr(front.forking, "can_fork", lambda: True)
+    settings = read_settings({}, state_dir=str(tmp_path))
+
+    async def ended(_process: Process) -> None:
+        raise KeyboardInterrupt
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        kept = Front(settings, records_of(settings))
+        kept.listener = listener
+        kept.start()
+        kept.process = None
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(kept.keep_up(ended, lambda: None))
+    assert launched == ["fork", "spawn"]
