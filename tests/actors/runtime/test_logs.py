@@ -215,7 +215,11 @@ def test_all_processes_of_a_host_go_on_in_new_logs_when_theirs_are_renamed(tmp_p
 
         for name in written:
             wait_until(partial(is_back, name), 10, f"{name} is opened again")
-        wait_until(replica.read_text, 5, "what the replica prints is in the new one")
+        wait_until(
+            lambda: running.get("/")[0] == 200 and replica.read_text(),
+            5,
+            "what the replica prints is in the new one",
+        )
     finally:
         running.stop()
 
