@@ -600,7 +600,7 @@ def _application_in(parameters: Mapping[str, object]) -> str:
     return str(parameters.get("application", ""))
 
 
-async def _lacking_of(link: Link, application: str) -> dict[str, tuple[str, ...]] | None:
+async def _lacking_of(link: Link, application: str) -> Mapping[str, Iterable[str]] | None:
     """Return what an application lacks, as :meth:`Link.unready` does, also where it is new."""
     lacking = await link.lacking()
     if lacking is None:
@@ -608,7 +608,7 @@ async def _lacking_of(link: Link, application: str) -> dict[str, tuple[str, ...]
     found = {name: tags for name, tags in lacking.items() if name.partition("#")[0] == application}
     if not found:
         raise NotRunningError(f"there is no application {application!r}")
-    return {name: tags or () for name, tags in found.items() if tags is None or tags}
+    return {name: why or () for name, why in found.items() if why is None or why}
 
 
 async def _within_patience(question: Awaitable[T]) -> T:
@@ -619,12 +619,19 @@ async def _within_patience(question: Awaitable[T]) -> T:
 
 
 def _missing(unready: Mapping[str, Iterable[str]]) -> str:
-    """Name the applications, and the endpoints that belong to none, with what they lack."""
+    """Name the applications, and the endpoints that belong to none, with what they lack.
+
+    The backends are by endpoint, and may be told with the reason.
+    """
     lacking: dict[str, list[str]] = {}
     for endpoint, backends in unready.items():
         application, has_one, _ = endpoint.partition("#")
         owner = f"application {application!r}" if has_one else f"endpoint {endpoint!r}"
-        names = [tag.partition("#")[2].partition("#")[0] or tag for tag in backends]
+        reasons = backends if isinstance(backends, Mapping) else dict.fromkeys(backends, "")
+        names = [
+            (tag.partition("#")[2].partition("#")[0] or tag) + (f": {reason}" if reason else "")
+            for tag, reason in reasons.items()
+        ]
         lacking.setdefault(owner, []).extend(names)
     each = [
         f"{owner} ({'no replica of ' + ', '.join(names) if names else 'its record is damaged'})"

@@ -131,12 +131,12 @@ class Link:
         answer: dict[str, tuple[str, ...]] | None = await self._ask_proxy("unready")
         return answer
 
-    async def lacking(self) -> dict[str, tuple[str, ...] | None] | None:
-        """Return each endpoint -> backends that are to have replicas and have none.
+    async def lacking(self) -> dict[str, dict[str, str] | None] | None:
+        """Return each endpoint -> backends that are to have replicas and have none, and why.
 
         None for an endpoint whose own record is lost, and where the router does not answer.
         """
-        answer: dict[str, tuple[str, ...] | None] | None = await self._ask_proxy("lacking")
+        answer: dict[str, dict[str, str] | None] | None = await self._ask_proxy("lacking")
         return answer
 
     async def metrics(self, *, whole: bool) -> bytes:

@@ -314,6 +314,7 @@ class Backend:
         """Return what routers are told."""
         config, affinity = self.config, self.config.session_affinity
         request_router = config.request_router_config
+        has_run = self._has_run
         return BackendTable(
             tag=self.record.tag,
             replicas=tuple(
@@ -330,7 +331,16 @@ class Backend:
             is_expected=self.record.was_running and self.wanted > 0,
             session_affinity=None if affinity is None else affinity.model_dump(),
             request_router=None if request_router is None else request_router.model_dump(),
+            has_run=has_run,
+            trouble="" if has_run else self.trouble,
         )
+
+    @property
+    def _has_run(self) -> bool:
+        """Whether a replica has ever run, or waits for the query that wakes it."""
+        record, scaled = self.record, self.autoscaled_by
+        is_asleep = scaled is not None and not scaled.min_replicas
+        return is_asleep or record.was_running or any(each.served for each in record.releases)
 
     def _live(self) -> list[Replica]:
         return [replica for replica in self.replicas.values() if replica.state in LIVE]

@@ -103,16 +103,17 @@ class Router:
                 unready[name] = missed
         return unready
 
-    def lacking(self) -> dict[str, tuple[str, ...] | None]:
-        """Return each endpoint -> its backends that are to have replicas and have none.
+    def lacking(self) -> dict[str, dict[str, str] | None]:
+        """Return each endpoint -> its backends that are to have replicas and have none, and why.
 
         None for an endpoint that is lost. Unlike :meth:`unready`, whatever has not come up counts.
         """
-        lacking: dict[str, tuple[str, ...] | None] = {}
+        lacking: dict[str, dict[str, str] | None] = {}
         for name, endpoint in self._endpoints.items():
             found = [self._backends[tag] for tag in endpoint.split.tags if tag in self._backends]
-            tags = tuple(b.table.tag for b in found if b.table.is_wanted and not b.replicas)
-            lacking[name] = None if endpoint.table.unavailable else tags
+            tables = [b.table for b in found if b.table.is_wanted and not b.replicas]
+            reasons = {table.tag: table.trouble for table in tables}
+            lacking[name] = None if endpoint.table.unavailable else reasons
         return lacking
 
     @property
@@ -371,6 +372,10 @@ class Router:
             return [backend.assign(ticket, replica, now)]
         if table.unavailable and not backend.replicas:
             return self._fail_unavailable(ticket, table, now)
+        if not (table.has_run or backend.replicas) and ticket.query.http_method:
+            # Why is for operators: /-/readyz has it.
+            text = f"{ticket.endpoint} is unavailable: none of its replicas has run yet"
+            return self._fail(ticket, DeploymentUnavailableError, text, now)
         starved = not (backend.queue.size or backend.replicas)
         effects: Effects = []
         for refused, text in backend.let_wait(ticket, now):

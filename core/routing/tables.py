@@ -37,6 +37,8 @@ class BackendTable:
 
     ``is_wanted``: it is to have replicas. ``is_expected``: it was in full service once, besides, so
     without any it is missed.
+    ``has_run``: a replica of it has run, or a query is to wake the first; only then do HTTP
+    requests wait for one. ``trouble``: why none has run yet, as far as it is known.
     ``retryable``: whether queries may be run again, by its author's word; None if that is not said.
     """
 
@@ -52,6 +54,8 @@ class BackendTable:
     session_affinity: Mapping[str, Any] | None = None  # fields of core.config.SessionAffinity
     request_router: Mapping[str, Any] | None = None  # fields of core.config.RequestRouterConfig
     outlier_ejection: bool = True
+    has_run: bool = True
+    trouble: str = ""
 
 
 @travels

@@ -62,7 +62,7 @@ class FakeLink:
         self.next_id = itertools.count(1).__next__
         self.route_table = {"/": "echo"}
         self.missed: dict[str, tuple[str, ...]] | None = {}
-        self.lacks: dict[str, tuple[str, ...] | None] | None = {}
+        self.lacks: dict[str, dict[str, str] | None] | None = {}
         self.of_hosts: dict[tuple[Any, ...], Any] = {}  # answers by what they are asked
 
     async def start(self) -> None:
@@ -128,7 +128,7 @@ class FakeLink:
     async def unready(self) -> dict[str, tuple[str, ...]] | None:
         return self.missed
 
-    async def lacking(self) -> dict[str, tuple[str, ...] | None] | None:
+    async def lacking(self) -> dict[str, dict[str, str] | None] | None:
         return self.lacks
 
     async def ask_host(self, address: str, what: str, *arguments: Any) -> Any:

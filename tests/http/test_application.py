@@ -480,10 +480,10 @@ def test_readiness_names_the_applications_that_cannot_serve(app):
 def test_readiness_of_one_application_is_its_own_and_new_ones_count(app):
     app.link.missed = {"other#D": ("other#D",)}
     app.link.lacks = {
-        "shop#Shop": (),
-        "shop#Tax": (),
-        "new#Model": ("new#Model#2c0ffee",),
-        "plain": (),
+        "shop#Shop": {},
+        "shop#Tax": {},
+        "new#Model": {"new#Model#2c0ffee": "boom"},
+        "plain": {},
         "lost#Lost": None,
     }
 
@@ -492,7 +492,8 @@ def test_readiness_of_one_application_is_its_own_and_new_ones_count(app):
         return answer.status, answer.text.partition("\n")[0]
 
     assert asked("shop") == asked("plain") == (200, "ready")
-    assert asked("new") == (503, "cannot serve: application 'new' (no replica of Model)")
+    told = "cannot serve: application 'new' (no replica of Model: boom)"
+    assert asked("new") == (503, told)
     assert asked("lost") == (503, "cannot serve: application 'lost' (its record is damaged)")
     assert asked("sho") == (503, "there is no application 'sho'")
     assert asked("")[1].startswith("cannot serve: application 'other'")

@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -313,6 +314,25 @@ def test_readiness_names_what_has_run_and_has_no_replica(wire: Wire, folder: Pat
     assert wire.ask("/-/healthz").status == 200
     (folder / "broken").unlink()
     wait_until(lambda: wire.ask("/-/readyz").status == 200, 30, "it is back")
+
+
+def test_what_has_never_run_is_refused_at_once_and_readiness_says_why(
+    wire: Wire, folder: Path
+) -> None:
+    (folder / "broken").touch()
+    patient = serve.deployment(max_constructor_retry_count=1000)(Frail).bind(str(folder))
+    with ThreadPoolExecutor(1) as pool:
+        deployed = pool.submit(deploy, wire.system, patient, "never", "/never")
+        readiness = "/-/readyz?application=never"
+        told = b"RuntimeError: broken on purpose"
+        wait_until(lambda: told in wire.ask(readiness).body, 10, "it is told why")
+        refused = wire.ask("/never")
+        (folder / "broken").unlink()
+        deployed.result()
+    assert (refused.status, refused.headers["retry-after"]) == (503, "5")
+    assert b"none of its replicas has run yet" in refused.body
+    assert b"broken on purpose" not in refused.body, "that is for operators"
+    assert wire.ask("/never").status == wire.ask(readiness).status == 200
 
 
 @pytest.mark.parametrize(

@@ -719,3 +719,26 @@ def test_failures_without_end_overflow_nothing() -> None:
         failures.starts.add("x", began_at=now - 0.5, now=now)
         failures.died("x", began_at=now - 0.5, now=now)
     assert failures.start_at == now + 10.0
+
+
+def test_routers_are_told_why_nothing_has_run_yet_until_something_has() -> None:
+    world = world_with(code=BROKEN)
+    world.go_on(3, 5.0)
+    table = world.table("backend/b")
+    assert not table.has_run
+    assert table.trouble.endswith("boom")
+    world.code[next(iter(world.code))] = b"its dependency is up"
+    world.settle()
+    assert world.table("backend/b").has_run
+    assert world.table("backend/b").trouble == ""
+    for tag in list(world.processes):
+        world.die(tag)
+    world.flush()
+    assert world.table("backend/b").replicas == ()
+    assert world.table("backend/b").has_run, "the next one is on its way"
+
+
+def test_what_the_first_query_is_to_wake_is_waited_for() -> None:
+    world = world_with(autoscaling_config={"min_replicas": 0, "max_replicas": 2})
+    world.flush()
+    assert world.table("backend/b").has_run

@@ -514,9 +514,21 @@ def test_what_is_wanted_and_has_no_replica_is_lacking_also_where_it_is_new() -> 
     for name, to in (("e", "b"), ("new", "new"), ("idle", "idle")):
         made.set_endpoint(name, endpoint(name, to=to), 0.0)
     made.set_endpoint("lost", EndpointTable(name="lost", unavailable="damaged"), 0.0)
-    assert made.lacking() == {"e": (), "new": ("new",), "idle": (), "lost": None}
+    assert made.lacking() == {"e": {}, "new": {"new": ""}, "idle": {}, "lost": None}
     made.replica_lost("r1", [], 1.0)
-    assert made.lacking()["e"] == ("b",)
+    assert made.lacking()["e"] == {"b": ""}
+    made.set_backend("new", backend(tag="new", is_wanted=True, has_run=False, trouble="boom"), 1.0)
+    assert made.lacking()["new"] == {"new": "boom"}
+
+
+def test_an_http_request_does_not_wait_for_what_has_never_run_and_a_call_of_a_handle_does() -> None:
+    made = router(backend(is_wanted=True, has_run=False, trouble="a secret"))
+    text = "e is unavailable: none of its replicas has run yet"
+    refusal = Refuse("c", 1, "DeploymentUnavailableError", text, 5.0)
+    assert only(Refuse, submit(made, 1, http_method="POST")) == [refusal]
+    assert only(Refuse, submit(made, 2)) == []
+    assert assigned(made.set_backend("b", backend("r1", is_wanted=True), 1.0)) == [("r1", 2)]
+    assert assigned(submit(made, 3, http_method="GET")) == [("r1", 3)]
 
 
 # --- Which replica answers ----------------------------------------------------------------------
