@@ -429,10 +429,10 @@ class Hosts:
                 self._touch(tag)
 
     def rebalance(self, now: float) -> int:
-        """Have replicas moved to where there are fewer of their backend; return how many."""
-        moved = 0
+        """Have replicas moved to where there are fewer of their backend, or fewer in all."""
+        moved, held = 0, self._placement.held()
         for tag, backend in self._backends.items():
-            moves = backend.rebalance(now)
+            moves = backend.rebalance(held, now)
             if moves:
                 moved += moves
                 self._touch(tag)

@@ -546,24 +546,35 @@ class Backend:
             if replica.host == host:
                 replica.move(ReplicaEvent.RETIRE, now)
 
-    def rebalance(self, now: float) -> int:
+    def rebalance(self, held: Counter[str], now: float) -> int:
         """Replace replicas on hosts that have too many elsewhere; return how many.
 
-        An update places anew anyway, so there is nothing to move while one is under way.
+        Those are hosts with two more of this backend's replicas than others, or with one more where
+        the other host is freer and holds two less of all: ``held`` counts these, and is changed as
+        replicas will move. An update places anew anyway, so nothing is moved while one goes on.
         """
+        if self.updating:
+            return 0
         live = [r for r in self._in(ReplicaState.RUNNING) if not r.moving]
         avoided = self.retries.newest.avoided(now)
-        hosts = [host for host in self.placement.open_hosts() if host not in avoided]
-        counts = Counter(dict.fromkeys(hosts, 0))
-        counts.update(replica.host for replica in live if replica.host not in avoided)
+        own = Counter(replica.host for replica in live if replica.host not in avoided)
+        request = self._request_of(self.record.newest)
+        hosts = [host for host in self.placement.fitting(request, own) if host not in avoided]
+
+        def order(host: str) -> tuple[int, int]:
+            return own[host], held[host]
+
         moved = 0
-        while counts and not self.updating:
-            most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
-            if counts[most] - counts[least] <= 1:
+        while own and hosts:
+            most, least = max(own, key=order), min(hosts, key=order)
+            more = own[most] - own[least]
+            is_freer = self.placement.is_freer(least, most, request.needs)
+            if more < 1 or (more == 1 and not (is_freer and held[most] - held[least] > 1)):
                 break
             next(r for r in live if r.host == most and not r.moving).moving = True
-            counts[most] -= 1
-            counts[least] += 1
+            for counts in (own, held):
+                counts[most] -= 1
+                counts[least] += 1
             moved += 1
         return moved
 
@@ -770,12 +781,7 @@ class Backend:
             self._start_due_at = min(self._start_due_at, failures.start_at)
             return
         avoided = failures.avoided(now)
-        options = release.actor_options
-        request = Request(
-            needs=needs_of(options),
-            labels=options.get("label_selector", {}),
-            max_per_host=self.config.max_replicas_per_host,
-        )
+        request = self._request_of(release)
         for _ in range(count):
             # Siblings are not those that leave: code that cannot start on a host would be moved
             # about, and found out or not by chance. Nor those of another release, which go as
@@ -788,6 +794,14 @@ class Backend:
             tag = f"{self.record.tag}#{secrets.token_hex(3)}"
             self.replicas[tag] = Replica(tag, release.number, host, since=now)
             self._take_room(self.replicas[tag])
+
+    def _request_of(self, release: Release) -> Request:
+        options = release.actor_options
+        return Request(
+            needs=needs_of(options),
+            labels=options.get("label_selector", {}),
+            max_per_host=self.config.max_replicas_per_host,
+        )
 
     def _take_room(self, replica: Replica) -> None:
         options = releases.numbered(self.record, replica.release).actor_options

@@ -14,6 +14,7 @@ that are devices it gets certain ones (core/devices.py), which are recorded with
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -284,20 +285,32 @@ class Placement:
 
         ``siblings``, and how many starts have ``failed``, are by host.
         """
-        fitting = [
-            host
-            for host in self._hosts.values()
-            if not host.refusal(request, siblings.get(host.name, 0))
-            and host.has_room(request.needs)
-        ]
-        if not fitting:
+        names = self.fitting(request, siblings)
+        if not names:
             return None
 
         def cost(host: PlacedHost) -> tuple[int, int, float, int, str]:
             name, free = host.name, host.free_part(request.needs)
             return failed.get(name, 0), siblings.get(name, 0), -free, len(host.held), name
 
-        return min(fitting, key=cost).name
+        return min((self._hosts[name] for name in names), key=cost).name
+
+    def fitting(self, request: Request, siblings: Mapping[str, int]) -> list[str]:
+        """Return the hosts that can take one more replica now."""
+        return [
+            host.name
+            for host in self._hosts.values()
+            if not host.refusal(request, siblings.get(host.name, 0))
+            and host.has_room(request.needs)
+        ]
+
+    def is_freer(self, host: str, other: str, needs: Needs) -> bool:
+        """Return whether a host has no smaller share of what is needed free than another."""
+        return self._hosts[host].free_part(needs) >= self._hosts[other].free_part(needs)
+
+    def held(self) -> Counter[str]:
+        """Return how many replicas each host has."""
+        return Counter({host.name: len(host.held) for host in self._hosts.values()})
 
     def why_not(self, request: Request, siblings: Mapping[str, int]) -> str:
         """Return what stands in the way of one more replica, and what would help."""

@@ -434,6 +434,33 @@ def test_a_rebalance_moves_what_is_too_much_and_nothing_goes_before_its_replacem
     assert world.request(lambda cluster: cluster.hosts.rebalance(world.now)) == 0
 
 
+def test_a_rebalance_fills_an_empty_host_with_backends_of_one_replica() -> None:
+    world = Hosts("x")
+    for name in "abcdef":
+        world.complete(ask.deploy(name, Spec("d", b"one", {}), route=f"/{name}"))
+    world.join("y")
+    assert world.request(lambda cluster: cluster.hosts.rebalance(world.now)) == 2
+    world.settle()
+    assert world.cluster.placement.held() == {"": 2, "x": 2, "y": 2}
+    assert world.request(lambda cluster: cluster.hosts.rebalance(world.now)) == 0
+
+
+@pytest.mark.parametrize("why", ["it is full", "it is smaller", "it lacks a label"])
+def test_a_rebalance_moves_nothing_to_where_it_would_be_no_better_off(why: str) -> None:
+    world = Hosts()
+    options: dict[str, Any] = {"num_cpus": 0.5}
+    if why == "it lacks a label":
+        options["label_selector"] = {"disk": "fast"}
+        world.cluster.placement.set_host("", FULL, {"disk": "fast"})
+    for name in "abcd":
+        world.complete(ask.deploy(name, Spec("d", b"one", {}, None, options), route=f"/{name}"))
+    sizes = {"it is full": 0.4, "it is smaller": 0.9}
+    world.join("x", capacity=FULL | {"num_cpus": sizes.get(why, 4.0)})
+    if why == "it is smaller":
+        world.complete(ask.deploy("e", Spec("d", b"one", {}, None, options), route="/e"))
+    assert world.request(lambda cluster: cluster.hosts.rebalance(world.now)) == 0
+
+
 def test_an_update_goes_on_where_every_host_has_as_many_as_it_may() -> None:
     """One on each host, as of a cache or an agent."""
     world = Hosts("x", "y")
