@@ -68,7 +68,7 @@ class Connection(Protocol):
     def evict(self) -> None:
         """Close it, to make room for another."""
 
-    def give_up(self, now: float, *, served_too: bool, fresh_s: float) -> None:
+    def give_up(self, now: float, *, idle_s: float, fresh_s: float) -> None:
         """Close it if it waits for what does not come; see :meth:`Connections.give_up`."""
 
 
@@ -85,13 +85,18 @@ class Connections:
         self.tasks: set[asyncio.Task[None]] = set()
         self.waiting_bytes = 0  # of bodies of unanswered requests, and of WebSockets' messages
         self.default_head = b""
-        self._most = most
+        self.most = most
         most_each = options.max_connections_per_client or max(1, most // SHARE)
         self._clients = ClientCounts(most_each, self.proxies)
         # TLS handshakes, the oldest first
         self._opening: dict[asyncio.Future[Any], str | None] = {}
         self._warned_at: dict[str, float] = {}
         self.set_date()
+
+    @property
+    def are_open(self) -> bool:
+        """Whether there are any, or some are being opened."""
+        return bool(self.all or self._opening)
 
     def add(self, connection: Connection, peer: tuple[str, int] | None) -> None:
         """Count a connection."""
@@ -114,17 +119,16 @@ class Connections:
         """Set the Date of responses; to be called every second."""
         self.default_head = b"date: %s\r\n" % formatdate(usegmt=True).encode()
 
-    def give_up(self, now: float, *, served_too: bool = False, fresh_s: float) -> None:
+    def give_up(self, now: float, *, idle_s: float, fresh_s: float) -> None:
         """Close connections that wait too long.
 
         A connection is cut whose client does not take what is sent to it. It is closed when it has
-        sent nothing yet for ``fresh_s``; when it was served before and is not used for the time
-        for which connections are kept, or at once if ``served_too``; and when its headers have been
-        coming for ``header_timeout_s``.
+        sent nothing yet for ``fresh_s``, when it was served before and is not used for ``idle_s``,
+        and when its headers have been coming for ``header_timeout_s``.
         """
         for connection in list(self.all):
             try:
-                connection.give_up(now, served_too=served_too, fresh_s=fresh_s)
+                connection.give_up(now, idle_s=idle_s, fresh_s=fresh_s)
             except Exception:  # the others need their look
                 _logger.exception("a connection that waits could not be closed")
 
@@ -154,10 +158,10 @@ class Connections:
                 "proxy)"
             )
             return False
-        if len(self.all) + len(self._opening) < self._most + PAGES_ROOM * for_pages:
+        if len(self.all) + len(self._opening) < self.most + PAGES_ROOM * for_pages:
             return True
         self.warn(
-            f"this worker has {self._most} connections, its most: those that have waited longest "
+            f"this worker has {self.most} connections, its most: those that have waited longest "
             "for a request are closed; more open files (ulimit -Hn) or more workers allow more"
         )
         return self._close_waiting() or self._cancel_handshakes()
@@ -235,26 +239,34 @@ class Listener:
         self._is_closed = True
         self._loop.remove_reader(self._socket.fileno())
 
-    def _accept(self) -> None:
+    def accept_waiting(self) -> None:
+        """Accept what waits in the socket's queue: who closes it last would reset that."""
+        for _ in range(self._connections.most):
+            if not self._accept():
+                break
+
+    def _accept(self) -> bool:
+        """Accept one; return whether there was any."""
         connections = self._connections
         try:
             accepted, name = self._socket.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
+            return False
         except OSError as error:  # no descriptors, no memory, no network
             connections.warn(f"no connection can be accepted: {error.strerror}")
             self._loop.remove_reader(self._socket.fileno())
             self._loop.call_later(ACCEPT_AGAIN_S, self.open)
-            return
+            return False
         accepted.setblocking(False)
         peer = peer_of(name)
         if connections.has_room(peer, for_pages=self._for_pages):
             opening = self._loop.connect_accepted_socket(self._make, accepted, **self._tls)
             connections.open(opening, peer)
-            return
+            return True
         with contextlib.suppress(OSError):
             accepted.send(_FULL)
         accepted.close()
+        return True
 
 
 class DisconnectWatcher:

@@ -343,7 +343,7 @@ class FrontProtocol(asyncio.Protocol):
     def _is_answering(self) -> bool:
         return self._request is not None and not self._request.is_complete
 
-    def give_up(self, now: float, *, served_too: bool, fresh_s: float) -> None:
+    def give_up(self, now: float, *, idle_s: float, fresh_s: float) -> None:
         """See :meth:`.connections.Connections.give_up`."""
         options = self.shared.options
         if self._sending.is_stuck(self.transport, now, options.send_timeout_s):
@@ -360,7 +360,7 @@ class FrontProtocol(asyncio.Protocol):
         elif not self._was_served:
             if now - self._accepted_at > fresh_s:
                 self.close()
-        elif served_too or now - self._idle_since > options.keep_alive_timeout_s:
+        elif now - self._idle_since > idle_s:
             self.close()
 
     def throttle(self) -> None:

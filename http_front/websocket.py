@@ -409,7 +409,7 @@ class FrontSocket(asyncio.Protocol):
         """See :class:`.connections.Connection`."""
         self.transport.close()
 
-    def give_up(self, now: float, *, served_too: bool, fresh_s: float) -> None:
+    def give_up(self, now: float, *, idle_s: float, fresh_s: float) -> None:
         """Cut a client that takes nothing, and refuse an opening that is not answered in time."""
         if self._sending.is_stuck(self.transport, now, self._shared.options.send_timeout_s):
             self.transport.abort()

@@ -1,8 +1,9 @@
 """A gunicorn worker that speaks HTTP by :mod:`.protocol`, on gunicorn's public ``Worker``.
 
 - SIGTERM drains: the listening sockets stay open while requests are in flight, so that health
-  checks hear 503 rather than nothing; connections without a request are closed. With nothing in
-  flight the worker is gone within 0.1 s or so. SIGINT and SIGQUIT stop without draining.
+  checks hear 503 rather than nothing; connections without a request for FRESH_S are closed. With
+  nothing in flight and no connection in use the worker is gone within 0.1 s or so, else FRESH_S
+  later. SIGINT and SIGQUIT stop without draining.
 - A worker whose master has died serves on, where a host process has the port, until that one has
   another master whose workers are ready, and says so by SIGTERM: then it hands over to them.
 """
@@ -39,7 +40,9 @@ _logger = logging.getLogger(__name__)
 TICK_S = 1.0
 DRAIN_POLL_S = 0.05
 HAND_OVER_S = 2.0  # what is idle for so long after the master's death is closed
-FRESH_S = 0.3  # while draining, how long a new connection may take to send its request
+# While draining, how long a connection may take to send its request, a new one or one that was
+# served: what is closed with a request on its way is reset, and a POST not repeated.
+FRESH_S = 0.3
 CLEAN_UP_S = 1.0
 BIND_AGAIN_S = 1.0
 
@@ -168,11 +171,15 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         while True:
             await asyncio.sleep(min(TICK_S, *(limit_s / 4 for limit_s in limits_s)))
             self._connections.set_date()
-            self._connections.give_up(self._loop.time(), fresh_s=options.header_timeout_s)
+            self._connections.give_up(
+                self._loop.time(),
+                idle_s=options.keep_alive_timeout_s,
+                fresh_s=options.header_timeout_s,
+            )
 
     async def _shut_down(self) -> None:
         """Finish what is in flight, then stop."""
-        front, open_ones = self._front, self._connections.all
+        front = self._front
         if self.ppid != os.getppid():
             await self._hand_over()
         else:
@@ -181,8 +188,9 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         deadline = self._loop.time() + draining.drain_s(front.settings)
         await self._drain_while(self._is_busy, deadline)
         for listener in self._listeners:
+            listener.accept_waiting()
             listener.close()
-        await self._drain_while(lambda: bool(open_ones), deadline)
+        await self._drain_while(lambda: self._connections.are_open, deadline)
         if not self._is_quick:
             await front.stop()
 
@@ -194,7 +202,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         """Close what is idle until the condition is False, it is late or it is to be quick."""
         while condition() and self._loop.time() < deadline and not self._is_quick:
             self.notify()
-            self._connections.give_up(self._loop.time(), served_too=True, fresh_s=FRESH_S)
+            self._connections.give_up(self._loop.time(), idle_s=FRESH_S, fresh_s=FRESH_S)
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def _hand_over(self) -> None:

@@ -74,9 +74,9 @@ class Server:
         self.answers.release()
         self.loop.run_until_complete(turn_over())
 
-    def give_up_after(self, seconds, *, served_too=False, fresh_s=HEADERS_TIMEOUT_S):
+    def give_up_after(self, seconds, *, idle_s=KEEP_ALIVE_S, fresh_s=HEADERS_TIMEOUT_S):
         now = self.loop.time() + seconds
-        self.connections.give_up(now, served_too=served_too, fresh_s=fresh_s)
+        self.connections.give_up(now, idle_s=idle_s, fresh_s=fresh_s)
         return self.wire.closed
 
 
@@ -123,7 +123,7 @@ def test_nor_are_those_of_a_later_request(server):
 
 def test_a_request_under_way_is_left_alone(server):
     server.say(WHOLE)
-    assert not server.give_up_after(1000, served_too=True, fresh_s=0)
+    assert not server.give_up_after(1000, idle_s=0, fresh_s=0)
 
 
 def test_a_connection_that_was_served_is_kept_for_a_time(server):
@@ -133,10 +133,11 @@ def test_a_connection_that_was_served_is_kept_for_a_time(server):
     assert server.give_up_after(KEEP_ALIVE_S + 1)
 
 
-def test_a_worker_that_leaves_closes_what_was_served_at_once(server):
+def test_a_worker_that_leaves_closes_what_was_served_and_is_not_in_use(server):
     server.say(WHOLE)
     server.let_answer()
-    assert server.give_up_after(0, served_too=True)
+    assert not server.give_up_after(0.2, idle_s=0.3), "the next request may be on its way"
+    assert server.give_up_after(0.4, idle_s=0.3)
 
 
 def test_a_connection_that_is_gone_is_forgotten(server):

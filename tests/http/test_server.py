@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 
 import psutil
 import pytest
@@ -67,6 +68,36 @@ def test_a_request_in_flight_is_finished_and_health_is_503_meanwhile(start_front
     assert answers[0].status == 200
     assert front.process.returncode == 0
     assert [entry["status"] for entry in front.log() if entry["path"] == f"/gate{gate}"] == [200]
+
+
+def test_a_stop_resets_no_connection_that_is_in_use(start_front, until):
+    front = start_front()
+    ends, counts = [], Counter()
+
+    def post_on(number):
+        connection = front.open()
+        while True:
+            try:
+                connection.request("POST", "/echo", b"once")
+                answer = connection.getresponse()
+                answer.read()
+            except OSError as error:  # http.client's are some, too
+                ends.append(error)
+                return
+            counts[number] += 1
+            if answer.getheader("connection") == "close":
+                ends.append(answer.status)
+                return
+
+    clients = [threading.Thread(target=post_on, args=(number,)) for number in range(8)]
+    for client in clients:
+        client.start()
+    until("all post", lambda: len(counts) == 8 and min(counts.values()) > 10)
+    front.signal(signal.SIGTERM)
+    for client in clients:
+        client.join()
+    front.process.wait(DEADLINE_S)
+    assert set(ends) <= {200, 503}
 
 
 def test_the_last_requests_before_the_stop_are_in_the_access_log(start_front):

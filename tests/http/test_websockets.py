@@ -283,7 +283,7 @@ async def look(connections):
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(0.05)
-        connections.give_up(loop.time(), served_too=False, fresh_s=30)
+        connections.give_up(loop.time(), idle_s=30, fresh_s=30)
 
 
 def speak(test, app=echo, *, opening_timeout_s=5.0, send_timeout_s=5.0):
