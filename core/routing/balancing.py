@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from greenroom.core.config import SessionAffinity
-from greenroom.core.routing.outliers import Outliers, OutlierState, has_failed
+from greenroom.core.routing.outliers import Outliers, has_failed
 from greenroom.core.routing.queues import DrainRate, FairQueue
 from greenroom.core.routing.sessions import Homes
 from greenroom.core.routing.tables import BackendTable, ReplicaTable
@@ -173,7 +173,7 @@ class RoutedBackend:
             with_room = [r for r in having if 0 <= r.level < slots]
             if with_room:
                 return min(with_room, key=lambda each: each.level + SUSPECT_LOAD * each.is_suspect)
-        if self.outliers and _has_a_choice(ticket):
+        if self.outliers.decide and _has_a_choice(ticket):
             return self._by_chance(ticket, slots)
         return self._least_loaded(slots)
 
@@ -184,14 +184,14 @@ class RoutedBackend:
         on no trial, as failures there say more, if there is any.
         """
         ticket.trial = None
-        for tag in self.outliers.all_in(OutlierState.PROBED):
+        for tag in self.outliers.probed:
             replica = self.replicas[tag]
             if not (replica.ongoing or replica.draining or replica.is_silent):
                 return replica
         best = self._least_loaded(slots)
-        tried = [self.replicas[tag] for tag in self.outliers.all_in(OutlierState.ON_TRIAL)]
-        if best is None or best not in tried:
+        if best is None or best.table.tag not in self.outliers.on_trial:
             return best
+        tried = [self.replicas[tag] for tag in self.outliers.on_trial]
         other = self._least_loaded_beside(tried, slots) or self._least_loaded_beside([best], slots)
         if other is None:
             return best
@@ -307,7 +307,8 @@ class RoutedBackend:
     def judge(self, ticket: Ticket, status: int, now: float) -> str | None:
         """Learn of an answer; return the replica that is ejected or let in by it, if any is."""
         failed = has_failed(status) and not (ticket.begun or ticket.abandoned)
-        if not (failed or self.outliers) or ticket.replica is None:
+        is_awaited = ticket.trial is not None or ticket.replica in self.outliers.probed
+        if not (failed or is_awaited) or ticket.replica is None:
             return None
         if not (self.table.outlier_ejection and _has_a_choice(ticket)):
             return None
@@ -325,10 +326,9 @@ class RoutedBackend:
                 count = len(self._serving())
                 self.outliers.failed(tag, failures[tag], replicas=count, now=now)
 
-    def look(self, now: float) -> None:
-        """Do what is due about outliers: at most half of those that could serve are out."""
+    def let_in(self, now: float) -> None:
+        """Leave no more replicas out than half of those that could serve."""
         if self.outliers:
-            self.outliers.look(now)
             most_out = len(self._serving()) // 2 if self.table.outlier_ejection else 0
             self._set_levels(self.outliers.let_in(most_out, now), now)
 
@@ -394,7 +394,9 @@ class RoutedBackend:
         """
         assigned: list[Assign] = []
         late: list[Ticket] = []
-        self.look(now)
+        self.outliers.look(now)
+        if self.queue.size or self.mirrored.size:
+            self.let_in(now)
         self._settle_anew(now)
         while self.queue.size or self.mirrored.size:
             waiting = self.queue if self.queue.size else self.mirrored

@@ -19,9 +19,10 @@ chances, beginning with 1 (a mixture, as in Robbins, "Statistical methods relate
 iterated logarithm", Annals of Mathematical Statistics 41, 1970). The chance that it ever reaches
 EVIDENCE is at most 1/EVIDENCE in each trial, whenever one looks.
 
-At most half of the replicas that could serve are out at a time. What a failure is, is for
-:func:`has_failed`. Queries that had no choice of replicas, those with a session, a model or a
-preference, do not count, nor do mirrored ones.
+None is ejected where half of those that could serve would be out, and where queries wait, some are
+let in again until no more are. What a failure is, is for :func:`has_failed`. Queries that had no
+choice of replicas, those with a session, a model or a preference, do not count, nor do mirrored
+ones.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class Trial(NamedTuple):
 class _Record:
     state: OutlierState = OutlierState.WELL
     since: float = -inf
-    lasts_s: float = 0.0  # an ejection; of WELL, how long no trial begins
+    ends_at: float = inf  # the state; of WELL, the record
+    rests_until: float = -inf  # no trial begins before
     window_at: float = -inf
     failures: int = 0  # within the window
     queries: int = 0  # of the trial, as are these
@@ -77,25 +79,6 @@ class _Record:
     ejections: int = 0
     probes_failed: int = 0  # in a row
 
-    def becomes(self, state: OutlierState, now: float, lasts_s: float = 0.0) -> None:
-        self.state, self.since, self.lasts_s = state, now, lasts_s
-        self.failures = self.queries = self.kept = self.sent_away = 0
-
-    @property
-    def is_out(self) -> bool:
-        return self.state in {OutlierState.EJECTED, OutlierState.PROBED}
-
-    def eject(self, now: float) -> None:
-        lasts_s = min(FIRST_S * 2.0**self.ejections, LONGEST_S)
-        self.ejections += 1
-        self.in_vain = 0
-        self.becomes(OutlierState.EJECTED, now, lasts_s)
-
-    def acquit(self, now: float) -> None:
-        lasts_s = min(FIRST_S * 2.0**self.in_vain, LONGEST_S)
-        self.in_vain += 1
-        self.becomes(OutlierState.WELL, now, lasts_s)
-
 
 class Outliers:
     """The states of one backend's replicas. ``draw`` returns a random number in [0, 1)."""
@@ -103,6 +86,11 @@ class Outliers:
     def __init__(self, draw: Callable[[], float]) -> None:
         self._draw = draw
         self._records: dict[str, _Record] = {}  # of those that have failed lately
+        self._in: dict[OutlierState, dict[str, None]] = {state: {} for state in OutlierState}
+        self.on_trial = self._in[OutlierState.ON_TRIAL]
+        self.probed = self._in[OutlierState.PROBED]
+        self._ejected = self._in[OutlierState.EJECTED]
+        self._due_at = inf  # when a state ends
 
     def __bool__(self) -> bool:
         """Return whether any replica has failed lately: else all are used as ever."""
@@ -115,33 +103,25 @@ class Outliers:
 
     def is_out(self, replica: str) -> bool:
         """Return whether a replica gets no queries, but for probes."""
-        record = self._records.get(replica)
-        return record is not None and record.is_out
+        return replica in self._ejected or replica in self.probed
 
     @property
     def out(self) -> list[str]:
         """The replicas that get no queries, but for probes; first those that are out longest."""
-        since = {tag: record.since for tag, record in self._records.items() if record.is_out}
-        return sorted(since, key=since.__getitem__)
+        return sorted([*self._ejected, *self.probed], key=lambda tag: self._records[tag].since)
 
     def ejections(self, replica: str) -> int:
         """Return how often in a row a replica has been ejected; 0 if it gets queries."""
-        record = self._records.get(replica)
-        return 1 + record.probes_failed if record is not None and record.is_out else 0
+        return 1 + self._records[replica].probes_failed if self.is_out(replica) else 0
 
     @property
     def decide(self) -> bool:
         """Whether each query matters to a trial or a probe, so that none goes by a lease."""
-        states = {record.state for record in self._records.values()}
-        return not states.isdisjoint({OutlierState.ON_TRIAL, OutlierState.PROBED})
+        return bool(self.on_trial or self.probed)
 
     def draw(self, replica: str) -> Trial:
         """Decide by chance whether a query is kept at a replica that is on trial."""
         return Trial(replica, self._draw() < 0.5)
-
-    def all_in(self, state: OutlierState) -> list[str]:
-        """Return the replicas that are used in one way; not for WELL, as those are not all here."""
-        return [tag for tag, record in self._records.items() if record.state is state]
 
     def ended(
         self, replica: str, trial: Trial | None, *, failed: bool, replicas: int, now: float
@@ -150,48 +130,53 @@ class Outliers:
 
         Return the replica that gets no queries any more, or gets them again.
         """
-        record = self._records.get(replica)
-        if record is not None and record.state is OutlierState.PROBED:
+        if replica in self.probed:
+            record = self._records[replica]
+            record.probes_failed = record.probes_failed + 1 if failed else 0
             if failed:
-                record.probes_failed += 1
-                record.eject(now)
+                self._eject(replica, record, now)
             else:
-                record.probes_failed = 0
-                record.becomes(OutlierState.WELL, now)
+                self._becomes(replica, OutlierState.WELL, now, FORGIVEN_S)
             return replica
         if failed:
             self.failed(replica, 1, replicas=replicas, now=now)
-        if trial is not None and (tried := self._records.get(trial.replica)) is not None:
-            return self._tried(tried, trial, failed=failed, most_out=replicas // 2, now=now)
+        if trial is not None and trial.replica in self.on_trial:
+            return self._tried(trial, failed=failed, most_out=replicas // 2, now=now)
         return None
 
     def failed(self, replica: str, times: int, *, replicas: int, now: float) -> None:
         """Count failures that are in no trial: a trial begins when there were enough."""
         if replicas < 2:
             return
-        record = self._records.setdefault(replica, _Record())
-        if record.state is not OutlierState.WELL or now < record.since + record.lasts_s:
+        if replica not in self._records:
+            self._records[replica] = _Record()
+            self._becomes(replica, OutlierState.WELL, now, FORGIVEN_S)
+        record = self._records[replica]
+        if record.state is not OutlierState.WELL:
+            return
+        record.ends_at = max(record.ends_at, now + FORGIVEN_S)
+        if now < record.rests_until:
             return
         if now - record.window_at > WINDOW_S:
             record.window_at, record.failures = now, 0
         record.failures += times
         if record.failures >= FAILURES:
-            record.becomes(OutlierState.ON_TRIAL, now)
+            self._becomes(replica, OutlierState.ON_TRIAL, now, TRIAL_S)
 
     def look(self, now: float) -> None:
         """End trials and ejections that have had their time, and forget what is long ago."""
+        if now < self._due_at:
+            return
+        self._due_at = inf
         for tag, record in list(self._records.items()):
-            age = now - record.since
-            if record.state is OutlierState.EJECTED and age >= record.lasts_s:
-                record.becomes(OutlierState.PROBED, now)
-            elif record.state is OutlierState.ON_TRIAL and age >= TRIAL_S:
-                record.acquit(now)
-            elif (
-                record.state is OutlierState.WELL
-                and age > record.lasts_s + FORGIVEN_S
-                and now - record.window_at > WINDOW_S
-            ):
-                del self._records[tag]
+            if now < record.ends_at:
+                self._due_at = min(self._due_at, record.ends_at)
+            elif record.state is OutlierState.EJECTED:
+                self._becomes(tag, OutlierState.PROBED, now, inf)
+            elif record.state is OutlierState.ON_TRIAL:
+                self._acquit(tag, record, now)
+            else:
+                self.forget(tag)
 
     def let_in(self, most_out: int, now: float) -> list[str]:
         """Use replicas again, those that are out longest first, so that so many stay out."""
@@ -199,28 +184,47 @@ class Outliers:
         again = out[: max(len(out) - most_out, 0)]
         for tag in again:
             self._records[tag].probes_failed = 0
-            self._records[tag].becomes(OutlierState.WELL, now)
+            self._becomes(tag, OutlierState.WELL, now, FORGIVEN_S)
         return again
 
     def forget(self, replica: str) -> None:
-        """Forget a replica that is gone."""
-        self._records.pop(replica, None)
+        """Forget a replica that is gone, or has not failed for long."""
+        record = self._records.pop(replica, None)
+        if record is not None:
+            del self._in[record.state][replica]
 
-    def _tried(
-        self, record: _Record, trial: Trial, *, failed: bool, most_out: int, now: float
-    ) -> str | None:
+    def _tried(self, trial: Trial, *, failed: bool, most_out: int, now: float) -> str | None:
         """Count a query of a trial; return the replica if that ejects it."""
-        if record.state is not OutlierState.ON_TRIAL:
-            return None
+        record = self._records[trial.replica]
         record.queries += 1
         record.kept += failed and trial.is_kept
         record.sent_away += failed and not trial.is_kept
         if _is_evident(record.kept, record.sent_away) and len(self.out) < most_out:
-            record.eject(now)
+            record.in_vain = 0
+            self._eject(trial.replica, record, now)
             return trial.replica
         if record.queries >= TRIAL_QUERIES:
-            record.acquit(now)
+            self._acquit(trial.replica, record, now)
         return None
+
+    def _eject(self, tag: str, record: _Record, now: float) -> None:
+        lasts_s = min(FIRST_S * 2.0**record.ejections, LONGEST_S)
+        record.ejections += 1
+        self._becomes(tag, OutlierState.EJECTED, now, lasts_s)
+
+    def _acquit(self, tag: str, record: _Record, now: float) -> None:
+        rest_s = min(FIRST_S * 2.0**record.in_vain, LONGEST_S)
+        record.in_vain += 1
+        self._becomes(tag, OutlierState.WELL, now, rest_s + FORGIVEN_S)
+        record.rests_until = now + rest_s
+
+    def _becomes(self, tag: str, state: OutlierState, now: float, lasts_s: float) -> None:
+        record = self._records[tag]
+        self._in[record.state].pop(tag, None)
+        self._in[state][tag] = None
+        record.state, record.since, record.ends_at = state, now, now + lasts_s
+        record.failures = record.queries = record.kept = record.sent_away = 0
+        self._due_at = min(self._due_at, record.ends_at)
 
 
 def _is_evident(kept: int, sent_away: int) -> bool:

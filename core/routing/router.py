@@ -223,6 +223,7 @@ class Router:
         effects: Effects = [] if table == backend.table else self._revoke_of(tag)
         backend.take_table(table or BackendTable(tag=tag, unavailable="it was deleted"))
         backend.has_traffic = tag in self._with_traffic
+        backend.let_in(now)
         current = {replica.tag: replica for replica in backend.table.replicas}
         for old in list(backend.replicas.values()):
             if current.get(old.table.tag) != old.table:
@@ -365,7 +366,7 @@ class Router:
             )
             return self._fail(ticket, DeploymentUnavailableError, text, now)
         table = backend.table
-        backend.look(now)
+        backend.outliers.look(now)
         if not backend.queue.size and (
             replica := backend.choose(ticket, table.max_ongoing_requests)
         ):
@@ -521,7 +522,7 @@ class Router:
         if backend is None:
             return []
         backend.failed(used.failed, now)
-        backend.look(now)
+        backend.outliers.look(now)
         return self._revoke_of(lease.backend) if backend.outliers.decide else []
 
     def _take_back(self, lease: Lease, in_use: Mapping[str, int], now: float) -> Effects:
@@ -720,7 +721,7 @@ class Router:
             ticket = replica.ongoing.pop(number, None)
             if ticket is None:
                 continue
-            if backend is not None and (status >= 500 or backend.outliers):
+            if backend is not None and (status >= 500 or backend.outliers.decide):
                 effects += self._judge(backend, ticket, status, now)
             if ticket.caller is None:
                 self._end(ticket, ticket.abandoned or status, now)

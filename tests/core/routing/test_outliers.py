@@ -44,7 +44,7 @@ class Backend:
         self.now += 0.01
         self.outliers.look(self.now)
         usable = [tag for tag in self.chances if not self.outliers.is_out(tag)]
-        tag = next(iter(self.outliers.all_in(OutlierState.PROBED)), None)
+        tag = next(iter(self.outliers.probed), None)
         trial = None
         if tag is None:
             tag = wanted if wanted in usable else self.random.choice(usable)
@@ -128,11 +128,11 @@ def test_an_ejection_lasts_longer_each_time_and_ends_with_one_query_that_succeed
     for number in range(8):
         lasts_s = min(FIRST_S * 2**number, LONGEST_S)
         outliers.look(now + lasts_s - 0.01)
-        assert not outliers.all_in(OutlierState.PROBED)
+        assert not outliers.probed
         assert not outliers.decide
         now += lasts_s
         outliers.look(now)
-        assert outliers.all_in(OutlierState.PROBED) == ["a"]
+        assert [*outliers.probed] == ["a"]
         assert outliers.decide
         assert outliers.ended("a", None, failed=True, replicas=3, now=now) == "a"
         assert outliers.is_out("a")
@@ -140,7 +140,7 @@ def test_an_ejection_lasts_longer_each_time_and_ends_with_one_query_that_succeed
     outliers.look(now)
     assert outliers.ended("a", None, failed=False, replicas=3, now=now) == "a"
     assert outliers.state("a") is OutlierState.WELL
-    assert not outliers.all_in(OutlierState.PROBED)
+    assert not outliers.probed
     now += 1
     eject(outliers, now)  # again: it begins where the last one ended
     outliers.look(now + LONGEST_S - 1)
@@ -159,7 +159,7 @@ def test_what_was_is_forgiven():
     now = 2 * FORGIVEN_S
     eject(outliers, now)
     outliers.look(now + FIRST_S)
-    assert outliers.all_in(OutlierState.PROBED) == ["a"]
+    assert [*outliers.probed] == ["a"]
 
 
 def test_few_failures_and_old_ones_are_no_reason_for_a_trial():
