@@ -252,7 +252,7 @@ def test_an_environment_that_cannot_be_is_refused_by_field_and_value(env: Any, t
 
 
 def test_a_working_dir_beside_the_environment_is_told_where_it_belongs() -> None:
-    with pytest.raises(InvalidRequestError, match=r"part of runtime_env, or of serve.run"):
+    with pytest.raises(InvalidRequestError, match=r"working_dir=.*it is part of runtime_env"):
         serve.deployment(ray_actor_options={"working_dir": "."})(plain)
 
 

@@ -48,22 +48,56 @@ class AsyncInstance:
 @pytest.mark.parametrize(
     ("function", "manner"),
     [
-        (plain, Manner(takes_argument=False, is_async=False, makes_generator=False)),
-        (taking, Manner(takes_argument=True, is_async=False, makes_generator=False)),
-        (asynchronous, Manner(takes_argument=True, is_async=True, makes_generator=False)),
-        (generating, Manner(takes_argument=False, is_async=False, makes_generator=True)),
+        (
+            plain,
+            Manner(
+                takes_argument=False, needs_argument=False, is_async=False, makes_generator=False
+            ),
+        ),
+        (
+            taking,
+            Manner(takes_argument=True, needs_argument=True, is_async=False, makes_generator=False),
+        ),
+        (
+            asynchronous,
+            Manner(takes_argument=True, needs_argument=True, is_async=True, makes_generator=False),
+        ),
+        (
+            generating,
+            Manner(
+                takes_argument=False, needs_argument=False, is_async=False, makes_generator=True
+            ),
+        ),
         (
             generating_asynchronously,
-            Manner(takes_argument=True, is_async=False, makes_generator=True),
+            Manner(takes_argument=True, needs_argument=True, is_async=False, makes_generator=True),
         ),
-        (Methods().plain, Manner(takes_argument=False, is_async=False, makes_generator=False)),
-        (Methods().asynchronous, Manner(takes_argument=True, is_async=True, makes_generator=False)),
-        (AsyncInstance(), Manner(takes_argument=True, is_async=True, makes_generator=False)),
+        (
+            Methods().plain,
+            Manner(
+                takes_argument=False, needs_argument=False, is_async=False, makes_generator=False
+            ),
+        ),
+        (
+            Methods().asynchronous,
+            Manner(takes_argument=True, needs_argument=True, is_async=True, makes_generator=False),
+        ),
+        (
+            AsyncInstance(),
+            Manner(takes_argument=True, needs_argument=True, is_async=True, makes_generator=False),
+        ),
         (
             functools.partial(asynchronous, 1),
-            Manner(takes_argument=False, is_async=True, makes_generator=False),
+            Manner(
+                takes_argument=False, needs_argument=False, is_async=True, makes_generator=False
+            ),
         ),
-        (dict, Manner(takes_argument=True, is_async=False, makes_generator=False)),
+        (
+            dict,
+            Manner(
+                takes_argument=True, needs_argument=False, is_async=False, makes_generator=False
+            ),
+        ),
     ],
 )
 def test_a_callable_is_called_as_what_it_is(function: Any, manner: Manner) -> None:
