@@ -134,6 +134,7 @@ class Metrics(Observer):
             self._queries.ended(endpoint, backend, 500, ())
             self._retried.add(0, endpoint, backend)
             self._retries_refused.add(0, endpoint, backend)
+            self._ejections.add(0, backend)
             self._deaths.add(0, backend)
         self._queries.set_load(queries)
         self._mirrored.set_load(mirrored)

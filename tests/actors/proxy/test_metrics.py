@@ -75,6 +75,7 @@ def test_failures_are_counted_as_0_before_the_first() -> None:
     assert families["greenroom_requests_total"] == {("shop", "shop:v1", "500"): 0}
     assert families["greenroom_retries_total"] == {("shop", "shop:v1"): 0}
     assert families["greenroom_retries_refused_total"] == {("shop", "shop:v1"): 0}
+    assert families["greenroom_replica_ejections_total"] == {("shop:v1",): 0}
     assert families["greenroom_replica_deaths_total"] == {("shop:v1",): 0}
     counting.replica_died("shop:v1")
     families = {family.name: family.samples for family in counting.families(load, {})}
