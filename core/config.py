@@ -231,11 +231,11 @@ def _middleware(value: Any) -> Any:
 
 MIB = 1024 * 1024
 MAX_BODY_BYTES = 100 * MIB
-MAX_WAITING_BODY_BYTES = 256 * 1024 * 1024  # of all that a worker has not had answered
-MIN_WAITING_BODY_BYTES = 1024 * 1024
-MAX_GRPC_MESSAGE_BYTES = 4 * 1024 * 1024  # grpc's own limit
+MAX_WAITING_BODY_BYTES = 256 * MIB  # of all that a worker has not had answered
+MIN_WAITING_BODY_BYTES = MIB
+MAX_GRPC_MESSAGE_BYTES = 4 * MIB  # grpc's own limit
 MAX_GRPC_RPCS = 1_000
-MAX_WEBSOCKET_MESSAGE_BYTES = 16 * 1024 * 1024  # of one from a client
+MAX_WEBSOCKET_MESSAGE_BYTES = 16 * MIB  # of one from a client
 _OF_THEIR_OWN = ("num_cpus", "num_gpus", "memory")
 LOOPBACK = "127.0.0.1"
 HIDDEN = "***"
@@ -536,7 +536,7 @@ class BackendConfig(Settings):
     outlier_ejection: bool = Field(default=True, strict=True)
     max_age_s: float | None = Field(default=None, gt=0)
     max_queries: int | None = Field(default=None, ge=1)
-    max_memory_bytes: int | None = Field(default=None, ge=2**20)
+    max_memory_bytes: int | None = Field(default=None, ge=MIB)
 
     _is_jsonable = field_validator("user_config")(jsonable)
 

@@ -156,7 +156,6 @@ class Replica(LoopActor):
     def _full(self, why: str) -> None:
         """End at once, with what runs: neighbours need the memory."""
         logger.critical("%s ends: %s", self.tag, why)
-        self._wear.why = why
         self._report(then=self.exiting)
 
     def _stuck(self, user_code: UserCode) -> Failure | None:
@@ -413,7 +412,8 @@ class Replica(LoopActor):
         if self.state == "starting":
             self.state = "failed" if failure is not None else "running"
             metrics.started(time.monotonic() - self._begun_loading_at)
-            self._wear.begin()
+            if failure is None:
+                self._wear.begin()
             if self.queries is not None:
                 self.queries.accepting = failure is None
         self._report()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from greenroom.actors.runtime.loop import Loop, Timer
+from greenroom.core.config import MIB
 
 LOOK_S = 1.0
 HARD = 1.25
@@ -63,7 +64,8 @@ class Wear:
         if most is not None and (size := memory_bytes()) > most:
             told = f"it has {_mib(size)} of memory, and max_memory_bytes are {_mib(most)}"
             if size > most * HARD:
-                self._tell_full(f"out of memory: {told}")
+                self.why = f"out of memory: {told}"
+                self._tell_full(self.why)
             self._is_worn(told)
         elif queries is not None and (served := self._served()) >= queries:
             self._is_worn(f"it has served {served} queries, and max_queries are {queries}")
@@ -83,4 +85,4 @@ def memory_bytes() -> int:
 
 
 def _mib(size: int) -> str:
-    return f"{size / 2**20:.0f} MiB"
+    return f"{size / MIB:.0f} MiB"

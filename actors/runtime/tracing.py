@@ -54,13 +54,11 @@ def problem_with(environ: Mapping[str, str]) -> str:
         is_there = find_spec("opentelemetry.sdk") is not None
     except ModuleNotFoundError:  # of the package that it is a part of
         is_there = False
+    if is_there:
+        return ""
     return (
-        ""
-        if is_there
-        else (
-            "OTEL_ variables ask for traces, but OpenTelemetry is not installed, and nothing is "
-            "traced: pip install 'greenroom[otel]'"
-        )
+        "OTEL_ variables ask for traces, but OpenTelemetry is not installed, and nothing is "
+        "traced: pip install 'greenroom[otel]'"
     )
 
 

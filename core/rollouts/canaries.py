@@ -306,9 +306,10 @@ class Canaries:
 
     def _put(self, record: CanaryRecord) -> None:
         self._records[record.application] = record
-        (self._taking_over.add if record.state == TAKING_OVER else self._taking_over.discard)(
-            record.application
-        )
+        if record.state == TAKING_OVER:
+            self._taking_over.add(record.application)
+        else:
+            self._taking_over.discard(record.application)
         self._state.changes.put(CANARY, record.application, record)
         self._state.touched_applications.add(record.application)
         self._hold_code(record)

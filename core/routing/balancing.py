@@ -321,9 +321,9 @@ class RoutedBackend:
 
     def failed(self, failures: Mapping[str, int], now: float) -> None:
         """Learn how many queries have failed under a lease, by replica."""
-        if self.table.outlier_ejection:
+        if failures and self.table.outlier_ejection:
+            count = len(self._serving())
             for tag in failures.keys() & self.replicas.keys():
-                count = len(self._serving())
                 self.outliers.failed(tag, failures[tag], replicas=count, now=now)
 
     def let_in(self, now: float) -> None:

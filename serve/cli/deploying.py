@@ -80,6 +80,9 @@ class Source:
         """Return the settings of a system that is started for it."""
         return settings
 
+    def read_again(self) -> None:
+        """See FileSource; a module is imported anew each time."""
+
 
 class FileSource:
     """The applications of a configuration file."""
@@ -88,19 +91,19 @@ class FileSource:
         self.path = path
         self.app_dir = app_dir
         with usage():
-            self.document = self._read()[1]
+            self.read_again()
 
-    def _read(self) -> tuple[config_file.ConfigFile, ServeDeploySchema]:
-        file = config_file.ConfigFile(self.path)
-        with file.located():
-            return file, read_document(file.document)
+    def read_again(self) -> None:
+        """Read the file, which may have changed."""
+        self._file = config_file.ConfigFile(self.path)
+        with self._file.located():
+            self.document = read_document(self._file.document)
 
     def build(self) -> Built:
-        """Read the file, and import and build what it names; tracebacks of user code are shown."""
-        file, document = self._read()
+        """Import and build what the file names; tracebacks of user code are shown."""
         try:
-            with file.located():
-                return declarative.build_document(document, self.app_dir, self.path.parent)
+            with self._file.located():
+                return declarative.build_document(self.document, self.app_dir, self.path.parent)
         except InvalidRequestError as error:
             if isinstance(error.__cause__, importing.ImportFailedError):
                 click.echo(error.__cause__.traceback, err=True)
@@ -351,6 +354,7 @@ def redeploy(connection: Connection, source: Source | FileSource) -> None:
     click.echo("files have changed; deploying again")
     importing.forget_modules(source.app_dir)
     try:
+        source.read_again()
         bring_up(connection, source.build())
     except (GreenroomError, TimeoutError) as error:
         click.echo(f"{error}; the earlier version serves on", err=True)

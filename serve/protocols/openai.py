@@ -270,9 +270,7 @@ class _Api:
     async def chat(self, request: Request) -> Response:
         """Answer a chat."""
         asked = await self._read(request, "chat", ChatRequest)
-        generation = _Generation(instance().chat(asked), asked.stops)
-        head = {"created": int(time.time()), "model": asked.model}
-        return await _answer(asked, head, generation)
+        return await _answer(asked, _Generation(instance().chat(asked), asked.stops))
 
     async def responses(self, request: Request) -> Response:
         """Answer what is asked in the form of the newer API."""
@@ -508,9 +506,13 @@ def _chat_chunk(part: Delta) -> dict[str, Any]:
     return {"delta": delta}
 
 
-async def _answer(asked: ChatRequest, head: dict[str, Any], generation: _Generation) -> Response:
+async def _answer(asked: ChatRequest, generation: _Generation) -> Response:
     parts = generation.parts()
-    head = {"id": f"chatcmpl-{user_context.request_context().request_id}", **head}
+    head = {
+        "id": f"chatcmpl-{user_context.request_context().request_id}",
+        "created": int(time.time()),
+        "model": asked.model,
+    }
     if asked.stream:
         first = await anext(parts, None)
         events = _events(asked, head, generation, first, parts)
