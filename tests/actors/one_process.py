@@ -116,12 +116,12 @@ class OneProcess:
         """End the threads and the loop; handles of later tests find their own way."""
         query_client.install(None)
         user_context.on_models_changed(None)
-        self.proxy.link.seek_no_more()
         for place in (self.proxy.loop, self.caller.loop):
             place.close()
         self.user_code.end()
         self.loop.run_forever()  # until end() stops it
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.proxy.link.seek_no_more()  # last: it begins to seek whenever its timer is due
         self.loop.close()
 
     def _make_proxy(self, place: Place) -> Proxy:
