@@ -20,7 +20,7 @@ from greenroom.actors.runtime.settings import HostSettings, resolved_gates
 from greenroom.core.errors import StartError
 from greenroom.core.routing.tables import order_of_taking
 
-LISTEN_AGAIN_S = 2.0  # also the heartbeat by which the controller knows that this host lives
+LISTEN_AGAIN_S = 2.0  # the question, or the news, may be lost
 SEEK_AFTER_S = 0.2  # in which a host process that lives introduces the controller
 
 

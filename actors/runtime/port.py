@@ -17,10 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import (
-    Future,
-    TimeoutError as FutureTimeoutError,  # its own class until 3.11
-)
+from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -277,12 +274,7 @@ class ThreadPort(Port):
 
     def is_answered(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
         """Return whether an admin of the actor system is there; blocks."""
-        answer: Future[bool] = Future()
-        self.loop.post(
-            lambda: self.probe(
-                lambda answers: None if answer.done() else answer.set_result(answers)
-            )
-        )
+        answer = asyncio.run_coroutine_threadsafe(self.answers(timeout_s), self.loop.asyncio)
         try:
             return answer.result(timeout_s)
         except FutureTimeoutError:
