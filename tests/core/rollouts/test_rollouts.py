@@ -36,14 +36,18 @@ def promote(world: World) -> None:
     world.change(lambda cluster: cluster.rollouts.promote("e", 6.0), "promote rollout 'e'")
 
 
-@pytest.fixture
-def world() -> World:
+def with_endpoint() -> World:
     """Backends "v1" to "v3" that run; endpoint "e" on "v1"."""
     world = World()
     for tag in ("v1", "v2", "v3"):
         world.request(ask.create(tag))
     world.complete(ask.endpoint("e", "v1", route="/e"))
     return world
+
+
+@pytest.fixture
+def world() -> World:
+    return with_endpoint()
 
 
 def tally(queries: int, bad: int = 0, seconds: float = 0.01) -> Any:
