@@ -146,14 +146,6 @@ class StoreLocation(Protocol):
         """Return what the store says of its last writer. Raises StoreError."""
         ...
 
-    def note(self, host: str, text: str) -> None:
-        """Leave a note of a host beside the values, "" for none; raises OSError or StoreError."""
-        ...
-
-    def notes(self) -> Mapping[str, str]:
-        """Return the notes by host; raises OSError or StoreError."""
-        ...
-
     def forget(self) -> None:
         """Delete all that is saved; raises StoreError."""
         ...

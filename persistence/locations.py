@@ -33,8 +33,9 @@ class FileLocation:
 
     def namespaces(self) -> list[str]:
         """Return the namespaces that have stores here; see StoreLocation."""
-        folders = [path for path in self.folder.glob("*") if path.is_dir()]
-        return sorted(filter(None, (key_of(path.name) for path in folders if path.name != "notes")))
+        folders = [path.name for path in self.folder.glob("*") if path.is_dir()]
+        stores = (key_of(name) for name in folders if name != "notes")  # of earlier releases
+        return sorted(filter(None, stores))
 
     def beside(self, namespace: str) -> FileLocation:
         """Return where the store of another namespace is; see StoreLocation."""
@@ -43,22 +44,6 @@ class FileLocation:
     def look(self) -> Standing:
         """Return what the store says of its last writer; see StoreLocation."""
         return FileStore.look(self.folder, namespace=self._namespace)
-
-    def note(self, host: str, text: str) -> None:
-        """Leave a note of a host beside the values; see StoreLocation."""
-        path = self.folder / "notes" / host
-        if not text:
-            path.unlink(missing_ok=True)
-            return
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        temporary = path.with_name(f".{host}")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-
-    def notes(self) -> dict[str, str]:
-        """Return the notes by host; see StoreLocation."""
-        paths = (self.folder / "notes").glob("[!.]*")
-        return {path.name: path.read_text(encoding="utf-8") for path in paths}
 
     def forget(self) -> None:
         """Delete all that is saved; see StoreLocation."""

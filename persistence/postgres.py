@@ -76,7 +76,6 @@ _MAKE: tuple[LiteralString, ...] = (
     """CREATE TABLE IF NOT EXISTS greenroom_store (
         namespace text PRIMARY KEY, format int NOT NULL, id text NOT NULL,
         epoch bigint NOT NULL, lease bytea NOT NULL, over_at timestamptz NOT NULL)""",
-    "CREATE TABLE IF NOT EXISTS greenroom_notes (host text PRIMARY KEY, note text NOT NULL)",
     """CREATE TABLE IF NOT EXISTS greenroom_values (
         namespace text, key bytea, value bytea NOT NULL, PRIMARY KEY (namespace, key))""",
 )
@@ -95,11 +94,6 @@ _LOOK: LiteralString = """
     SELECT epoch, id, lease, over_at <= clock_timestamp(), format FROM greenroom_store
      WHERE namespace = %s
 """
-_NOTE: LiteralString = """
-    INSERT INTO greenroom_notes VALUES (%s, %s)
-    ON CONFLICT (host) DO UPDATE SET note = excluded.note
-"""
-_NO_NOTE: LiteralString = "DELETE FROM greenroom_notes WHERE host = %s"
 _RENEW: LiteralString = """
     UPDATE greenroom_store SET lease = %s, over_at = clock_timestamp() + %s * interval '1 second'
      WHERE namespace = %s AND epoch = %s RETURNING epoch
@@ -218,18 +212,10 @@ class PostgresLocation:
         _check_format(self._looking, version)
         return Standing(epoch, store_id, lease, is_over)
 
-    def note(self, host: str, text: str) -> None:
-        """Leave a note of a host beside the values; see StoreLocation."""
-        with self._looking.errors(StoreNotWritableError):
-            self._looking.run(_NOTE if text else _NO_NOTE, *((host, text) if text else (host,)))
-
-    def notes(self) -> dict[str, str]:
-        """Return the notes by host; see StoreLocation."""
-        return dict(self._looked("SELECT host, note FROM greenroom_notes"))
-
     def forget(self) -> None:
         """Delete all that is saved; see StoreLocation."""
         with self._looking.errors(StoreNotWritableError):
+            # The notes are of earlier releases.
             self._looking.run("DROP TABLE IF EXISTS greenroom_values, greenroom_notes")
             self._looking.run("DROP TABLE IF EXISTS greenroom_store")
 

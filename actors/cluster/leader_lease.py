@@ -8,8 +8,7 @@ file system that hangs must not stop it. After each look the rules decide:
     this host    what it does
     leads        writes down the epoch and the renewal that it saw, and asks its admin for the
                  controller; when that ends, the next look decides again
-    follows      looks for the controller on the other hosts that may lead; bids for the lease
-                 while that does not answer
+    follows      looks for the controller on the other hosts that may lead
 
 A host that cannot see the lease asks all hosts that it knows of. Where one that led finds a later
 controller, it follows that.
@@ -17,9 +16,6 @@ controller, it follows that.
 The controller (:class:`LeaderLease`) takes the store over only if what its host process has written
 down is unchanged, so a leader that was only slow, and has renewed meanwhile, goes on. From then on
 the controller does nothing while its term may be over, and ends when the store refuses a renewal.
-
-A *bid* is a note in the store, so it reaches even a leader that no message reaches. It contains the
-number of other hosts whose proxies have answered lately. They are asked only while there is a bid.
 """
 
 from __future__ import annotations
@@ -38,25 +34,22 @@ from concurrent.futures import (
 )
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime.loop import Loop
-from greenroom.actors.runtime.port import CONTROLLER, PROXY, Finder, Port
+from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.runtime.state_dir import write_private
 from greenroom.core.cluster.leader_lease import (
-    BEATS_S,
     LOOK_S,
     OVER_S,
     RENEW_S,
-    Bid,
-    Contest,
+    Isolation,
     Lease,
     Succession,
     Tenure,
 )
-from greenroom.core.formats import fit
 from greenroom.persistence.kv import LeasedStore, StaleWriterError, StoreError, StoreLocation
 from greenroom.persistence.locations import location_at
 
@@ -66,72 +59,7 @@ LEADING_CONTROLLER = ("greenroom.actors.controller.actor.LeadingController", CON
 ELSEWHERE_S = 0.5  # how often to ask the hosts for a later controller
 NOBODY_ELSE_S = 10.0  # longer than another host would take to lead
 STEPPED_DOWN = 0  # the exit status: nothing is wrong with this process
-ASK_S = 0.5
-HEARD_S = 2.0  # since a host has answered: it is reached
 GIVE_UP_S = 2.0  # that giving the lease up may take
-
-
-class Bidding:
-    """What this host bids; all but ``write`` and ``withdraw`` on the port's loop."""
-
-    def __init__(self, port: Port, settings: HostSettings) -> None:
-        self._port = port
-        self._host = settings.host_name
-        self._own = settings.own_address
-        self._location = location_at(settings.store_name)
-        self._number = 0
-        self._is_written = False
-        self._asked: dict[str, float] = {}  # since when a host owes an answer
-        self._answered: dict[str, float] = {}
-
-    def bid(self, hosts: Iterable[str], leader: str) -> Bid | None:
-        """Ask hosts, by address, whether they can be reached; return what is known of that.
-
-        None where the leader is one of those that can: then its beats are what fails.
-        """
-        now = time.monotonic()
-        for host in {*hosts, leader} - {self._own}:
-            since = max(self._asked.get(host, 0.0), self._answered.get(host, 0.0))
-            if now - since > (HEARD_S if host in self._asked else ASK_S):
-                self._asked[host] = now
-                self._ask(host)
-        reached = {host for host, at in self._answered.items() if now - at <= HEARD_S}
-        self._number += 1
-        return None if leader in reached else Bid(self._number, len(reached))
-
-    def write(self, bid: Bid) -> None:
-        """Show a bid to the leader; raises OSError or StoreError. Blocks."""
-        self._location.note(self._host, json.dumps(bid))
-        self._is_written = True
-
-    def withdraw(self) -> None:
-        """Bid no more; raises OSError or StoreError. Blocks."""
-        if self._is_written:
-            self._location.note(self._host, "")
-            self._is_written = False
-
-    def _ask(self, host: str) -> None:
-        def located(proxy: Address | None) -> None:
-            if proxy is None:
-                self._asked.pop(host, None)
-            else:
-                self._port.ask_proxy(proxy, "controller", partial(self._heard, host))
-
-        self._port.locate(*PROXY, located, self._port.loop.machine.address_of(host))
-
-    def _heard(self, host: str, _known: Any) -> None:
-        self._asked.pop(host, None)
-        self._answered[host] = time.monotonic()
-
-
-def read_bids(location: StoreLocation) -> dict[str, Bid]:
-    """Return all bids, by host; one that cannot be read is none. Blocks."""
-    bids = {}
-    with contextlib.suppress(OSError, StoreError):
-        for host, note in location.notes().items():
-            with contextlib.suppress(ValueError, TypeError):
-                bids[host] = fit(Bid, json.loads(note))
-    return bids
 
 
 class SeenLease(NamedTuple):
@@ -206,8 +134,6 @@ class LeaderElection:
         self._hosts = hosts  # the addresses of all others that were heard of
         self._location = location_at(settings.store_name)
         self._succession = Succession(settings.host_name)
-        self._bidding = Bidding(port, settings)
-        self._bid: Bid | None = None
         self._seen = SeenLease(Lease(), b"")
         self._leader: tuple[str, ...] = ()  # its address, as the lease says
         self._finder: Finder | None = None
@@ -276,7 +202,6 @@ class LeaderElection:
         seen = read_lease(self._location)
         self._compare_with_known(seen.lease)
         self._port.loop.post(partial(self._looked, seen, begun_at, time.monotonic()))
-        self._show_bid()
 
     def _compare_with_known(self, lease: Lease) -> None:
         """Begin nothing where this host has seen a state: the folder may not be mounted."""
@@ -297,15 +222,6 @@ class LeaderElection:
         if refusal and refusal != self.refusal:
             logger.error(refusal)
         self.refusal = refusal
-
-    def _show_bid(self) -> None:
-        try:
-            if self._bid is None:
-                self._bidding.withdraw()
-            else:
-                self._bidding.write(self._bid)
-        except (OSError, StoreError) as error:
-            logger.warning("cannot bid for the lease: %s", error)
 
     def _could_not_look(self) -> None:
         """Start a controller that says why nothing can be done where the leading one has ended."""
@@ -351,9 +267,6 @@ class LeaderElection:
             self._begin(seen)
         if lease.epoch > self.epoch:  # a former leader that reaches only the hosts still answers
             self.doubt()
-        self._bid = None
-        if not leads and lease.address and self._silent_s() > BEATS_S:
-            self._bid = self._bidding.bid(self._hosts(), lease.address)
 
     def _turn(self, *, leads: bool) -> None:
         if leads != self.leads:
@@ -416,18 +329,18 @@ class LeaderLease:
         self._settings = settings
         self._loop = loop
         self._tenure = Tenure()
-        self._contest = Contest(time.monotonic())
         self._lease = Lease()
         self._location = location_at(settings.store_name)
         self._apart: ThreadPoolExecutor | None = None  # where the store renews apart
         self._is_given_up = False
         self._trouble: tuple[float, str] | None = None  # since when it cannot be written, and why
         self.former = Lease()  # of who led before
-        self.reach: Callable[[], tuple[int, int]] = lambda: (0, 0)  # see Members.reach
+        self.away: Callable[[], str] = lambda: ""  # see Members.away
 
     def open(self) -> LeasedStore:
         """Take the store over, or end this process. Raises StoreError."""
         self.former = read_lease(self._location).lease
+        self._isolation = Isolation(self._settings.host_name, self.former, time.monotonic())
         try:
             after, _, lease = word_file(self._settings).read_text(encoding="utf-8").partition("\n")
             self._store = self._location.open(after=int(after), lease=lease.encode())
@@ -515,39 +428,31 @@ class LeaderLease:
         return True
 
     def _renew_again(self) -> None:
-        reach, known = self.reach()
         if self._apart is None:
             self.renew()
-            self._give_way({} if reach == known else read_bids(self._location))
+            self._give_way()
             self._loop.call_later(RENEW_S, self._renew_again)
         elif not self._is_given_up:
             begun_at = time.monotonic()
             self._lease = self._lease._replace(number=self._lease.number + 1)
-            renewing = self._apart.submit(self._renew_apart, self._written(), reach < known)
+            renewing = self._apart.submit(self._store.renew, self._written(), OVER_S)
             renewing.add_done_callback(
                 lambda done: self._loop.post(partial(self._renewed, begun_at, done))
             )
 
-    def _renew_apart(self, written: bytes, is_alone: bool) -> dict[str, Bid]:
-        self._store.renew(written, OVER_S)
-        return read_bids(self._location) if is_alone else {}
-
-    def _renewed(self, begun_at: float, done: Future[dict[str, Bid]]) -> None:
-        bids: dict[str, Bid] = {}
-        if self._has_written(lambda: bids.update(done.result())):
+    def _renewed(self, begun_at: float, done: Future[None]) -> None:
+        if self._has_written(done.result):
             if not self._is_given_up:
                 self._tenure.renewed(begun_at)
-            self._give_way(bids)
+            self._give_way()
         took_s = time.monotonic() - begun_at
         self._loop.call_later(max(RENEW_S - took_s, 0.0), self._renew_again)
 
-    def _give_way(self, bids: dict[str, Bid]) -> None:
-        reach, known = self.reach()
-        if reach < known and not self._is_given_up:
-            heir = self._contest.heir(bids, reach, time.monotonic())
-            if heir:
-                self.give_up(heir, leaves=False)
-                self._step_down(f"host {heir} reaches more than {reach} of {known} other hosts")
+    def _give_way(self) -> None:
+        heir = self.away()
+        if self._isolation.is_to_give_way(heir, time.monotonic()) and not self._is_given_up:
+            self.give_up(heir, leaves=False)
+            self._step_down("it hears none of the other hosts, which may hear each other")
 
     def _step_down(self, reason: str) -> None:
         logger.warning("this controller steps down: %s", reason)

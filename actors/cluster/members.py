@@ -286,11 +286,15 @@ class Members:
         else:
             self._cluster.hosts.suspect(former.holder, time.monotonic())
 
-    def reach(self) -> tuple[int, int]:
-        """Return how many of the other hosts are heard, and how many there are."""
+    def away(self) -> str:
+        """Return a host to lead instead where none of several others is heard; else ""."""
         hosts = self._cluster.hosts
-        heard = sum(hosts.state(name) is not HostState.LOST for name in hosts.records)
-        return heard, len(hosts.records)
+        if len(hosts.records) < 2 or any(
+            hosts.state(name) is not HostState.LOST for name in hosts.records
+        ):
+            return ""
+        may_lead = {name for name, host in self._hosts.items() if host.leads_from}
+        return min(hosts.records, key=lambda name: (name not in may_lead, name))
 
     def heir(self) -> str:
         """Return the first other host of those that may lead that can; "" when none can."""

@@ -156,7 +156,7 @@ class ActiveController:
         self.cluster.state.proxy_gone.append(self._forget_proxy)
         if lease is not None:
             self._members.succeed(lease.former)
-            lease.reach = self._members.reach
+            lease.away = self._members.away
         for expected in self.cluster.listeners.expected():
             if self._members.is_here(expected.host):
                 self._watch_proxy(m.Process(*expected.process), expected.host)

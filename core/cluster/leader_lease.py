@@ -23,15 +23,13 @@ about the same rate. If a leader was stopped in the middle of a write, the store
 because of its epoch. A host that was itself stopped starts counting again. While the leader still
 answers heartbeats, the others wait twice as long, because it may just be late.
 
-A leader gives the lease up when its host is stopped, and when another host *reaches* more hosts
-than it does. To show that, a host that may lead but does not hear the leader leaves a *bid* in the
-store: the number of other hosts that answer it. If no bid is higher than its own number,
-the leader stays: a cut between two hosts does not show which of them is better connected.
+A leader gives the lease up when its host is stopped, and when it hears none of several other hosts,
+which may hear each other. Then its own host takes the lease back only if no other host has: all of
+them are down, and it leads on until it has heard one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 RENEW_S = 0.4
@@ -40,7 +38,6 @@ OVER_S = 2.8  # must be longer than the term
 LOOK_S = 0.2
 PAUSE_S = 1.0  # between two looks: the looking host was away itself
 BEATS_S = 1.5  # a leader that was heard of within this may just be late in renewing
-BID_FRESH_S = 1.5  # a bid that has not changed for longer is an old one
 SETTLED_S = 10.0  # for which a leader keeps the lease, so that leading does not go to and fro
 
 
@@ -53,13 +50,6 @@ class Lease(NamedTuple):
     heir: str = ""  # the host that it was given up for; "" while it is held
     leaves: bool = False  # whether its host was stopped, so that it need not be waited for
     address: str = ""  # of that host
-
-
-class Bid(NamedTuple):
-    """The bid of a host that may lead but does not hear the leader."""
-
-    number: int  # grows with each
-    reach: int  # how many other hosts answer it
 
 
 class Tenure:
@@ -109,33 +99,18 @@ class Succession:
             return True
         if is_over is not None and not lease.heir:
             return is_over
-        may_be_late = not lease.heir and silent_s <= BEATS_S
-        return now - self._changed_at > (2 * OVER_S if may_be_late else OVER_S)
+        comes_last = lease.holder == self._own if lease.heir else silent_s <= BEATS_S
+        return now - self._changed_at > (2 * OVER_S if comes_last else OVER_S)
 
 
-class Contest:
-    """Decides whether the leader should give way to a host that bids."""
+class Isolation:
+    """Decides whether a leader gives way because it hears none of several other hosts."""
 
-    def __init__(self, begun_at: float) -> None:
+    def __init__(self, own: str, former: Lease, begun_at: float) -> None:
         self._begun_at = begun_at
-        self._seen: dict[str, tuple[Bid, float]] = {}  # by host: its bid, and when it last changed
+        self._is_last = former.holder == own and bool(former.heir)  # which gave way to no one
 
-    def heir(self, bids: Mapping[str, Bid], reach: int, now: float) -> str:
-        """Take all bids; return the host to give the lease up for, "" to lead on.
-
-        ``reach`` is how many other hosts the leader hears. A bid counts once it has been seen to
-        change: one that is found may be an old one.
-        """
-        for host, bid in bids.items():
-            if host not in self._seen:
-                self._seen[host] = (bid, float("-inf"))
-            elif self._seen[host][0] != bid:
-                self._seen[host] = (bid, now)
-        if now - self._begun_at < SETTLED_S:
-            return ""
-        higher = [
-            (-bid.reach, host)
-            for host, (bid, changed_at) in self._seen.items()
-            if bid.reach > reach and now - changed_at <= BID_FRESH_S
-        ]
-        return min(higher)[1] if higher else ""
+    def is_to_give_way(self, heir: str, now: float) -> bool:
+        """Return whether to give way to ``heir``; "" while another host is heard."""
+        self._is_last = self._is_last and bool(heir)
+        return bool(heir) and not self._is_last and now - self._begun_at >= SETTLED_S

@@ -116,7 +116,6 @@ class Database:
         self.on_applied: Callable[[Mapping[str, bytes], list[str]], None] = lambda _p, _d: None
         self.fds = itertools.count(FDS)
         self.row: Row | None = None
-        self.notes: dict[str, str] = {}
         self.kept = MemoryStore()
         self._sessions: dict[int, Session] = {}
         self._locks: dict[str, Session] = {}
@@ -378,16 +377,6 @@ def _renew(
     return [(epoch,)]
 
 
-def _note(database: Database, _session: Session, host: str, text: str = "") -> None:
-    database.notes[host] = text
-
-
-def _notes(database: Database, _session: Session) -> list[Any]:
-    if database.row is None:
-        raise psycopg.errors.UndefinedTable("there is none")
-    return [(host, text) for host, text in database.notes.items() if text]
-
-
 def _apply(
     database: Database,
     session: Session,
@@ -449,9 +438,6 @@ _STATEMENTS: dict[str, Callable[..., Any]] = {
     "UPDATE greenroom_store SET epoch": _take,
     "SELECT epoch, id": _look,
     "UPDATE greenroom_store SET lease": _renew,
-    "INSERT INTO greenroom_notes": _note,
-    "DELETE FROM greenroom_notes": _note,
-    "SELECT host, note": _notes,
     "WITH held": _apply,
     "SELECT sum(": _size,
     "SELECT octet_length": _get,

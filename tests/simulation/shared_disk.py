@@ -43,7 +43,6 @@ class SharedDisk:
         self.out_of_reach: set[int] = set()  # hosts that cannot reach it
         self.on_applied: Callable[[Mapping[str, bytes], list[str]], None] = lambda _p, _d: None
         self.files: dict[str, bytes] = {}
-        self.noted: dict[str, str] = {}
         self.locked_by: SimProcess | None = None  # the change lock
         self.claim: tuple[Any, bytes] = (None, b"")  # the last one, and whose
         self.is_rotten = False  # until an opening has repaired it
@@ -89,14 +88,6 @@ class SharedDisk:
             else:
                 cut = self.rot.randrange(len(self.files[name]) + 1)
                 self.files[name] = self.files[name][:cut] + bytes(self.rot.randrange(3))
-
-    def note(self, host: str, text: str) -> None:
-        """Stand in for FileLocation.note."""
-        self.noted[host] = text
-
-    def notes(self) -> dict[str, str]:
-        """Stand in for FileLocation.notes."""
-        return {host: text for host, text in self.noted.items() if text}
 
     def try_to_write(self) -> None:
         """Stand in for FileLocation.try_to_write."""

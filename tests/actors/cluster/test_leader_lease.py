@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,11 @@ from greenroom.actors.cluster.leader_lease import (
     LeaderLease,
     is_known,
     note_store,
-    read_bids,
     read_lease,
     word_file,
 )
 from greenroom.actors.runtime.settings import HostSettings, read_settings
-from greenroom.core.cluster.leader_lease import RENEW_S, SETTLED_S, TERM_S, Bid
+from greenroom.core.cluster.leader_lease import RENEW_S, SETTLED_S, TERM_S
 from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import StoreNotWritableError
 from greenroom.persistence.locations import location_at
@@ -122,33 +120,12 @@ def test_a_leader_that_gives_up_names_its_heir_and_never_acts_again(
     assert read_lease(location_at(settings.store_name)).lease == lease
 
 
-def test_a_leader_that_misses_hosts_gives_way_to_a_higher_bid_and_ends(
+def test_a_leader_that_hears_no_other_host_gives_way_and_ends(
     reign: LeaderLease, world: World, settings: HostSettings
 ) -> None:
-    location = location_at(settings.store_name)
-    bids = iter(range(1000))
-
-    def bid(reach: int) -> tuple[int, int]:
-        """Bid, whenever the leader looks how many hosts it reaches."""
-        location.note("two", json.dumps(Bid(next(bids), reach)))
-        return 1, 2
-
     world.pass_time(SETTLED_S)
-    reign.reach = lambda: bid(1)
-    world.pass_time(5.0)
     assert reign.may_act()
-    reign.reach = lambda: bid(2)
+    reign.away = lambda: "two"
     with pytest.raises(Ended):
         world.pass_time(5.0)
     assert read_lease(location_at(settings.store_name)).lease.heir == "two"
-
-
-def test_what_is_no_bid_is_none(settings: HostSettings) -> None:
-    location = location_at(settings.store_name)
-    location.try_to_write()  # which makes the folder
-    assert read_bids(location) == {}
-    notes = {"two": "[1, 2]", "three": "[1]", "four": "{", "five": "7", "six": "[6, 6]"}
-    for name, text in notes.items():
-        location.note(name, text)
-    location.note("six", "")
-    assert read_bids(location) == {"two": Bid(1, 2)}

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from greenroom.core.cluster.leader_lease import (
-    BID_FRESH_S,
     LOOK_S,
     OVER_S,
     PAUSE_S,
     RENEW_S,
     SETTLED_S,
     TERM_S,
-    Bid,
-    Contest,
+    Isolation,
     Lease,
     Succession,
     Tenure,
@@ -115,93 +113,29 @@ def test_a_clock_of_the_store_does_not_let_others_come_before_the_heir() -> None
     former = Succession("a")
     assert not former.look(given_up("b"), 0.0, LONG, is_over=True)
     assert not former.look(given_up("b"), PAUSE_S, LONG, is_over=True)
-    looks = [former.look(given_up("b"), n * LOOK_S, LONG, is_over=True) for n in range(5, 20)]
-    assert looks == [n * LOOK_S > OVER_S for n in range(5, 20)]
+    looks = [former.look(given_up("b"), n * LOOK_S, LONG, is_over=True) for n in range(5, 40)]
+    assert looks == [n * LOOK_S > 2 * OVER_S for n in range(5, 40)]
 
 
-class Bidders:
-    """Hosts that bid, and a leader that has led for long."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.contest = Contest(0.0)
-        self.number = 0
-
-    def heir(self, reach: int, **reaches: int) -> str:
-        """Let all bid anew, and the leader look."""
-        self.now += RENEW_S
-        self.number += 1
-        bids = {name: Bid(self.number, each) for name, each in reaches.items()}
-        return self.contest.heir(bids, reach, self.now)
+def test_a_former_leader_takes_back_what_nobody_took_after_all_others_could() -> None:
+    former = Succession("a")
+    looks = [former.look(given_up("b"), n * LOOK_S, LONG) for n in range(40)]
+    assert looks == [n * LOOK_S > 2 * OVER_S for n in range(40)]
 
 
-def test_a_leader_gives_way_to_the_host_that_reaches_most_and_not_in_a_tie() -> None:
-    assert Bidders().heir(0, b=1) == ""  # seen once; it may have been left there
-    bidders = Bidders()
-    bidders.heir(0, b=0, c=0)
-    assert bidders.heir(0, b=0, c=0) == ""  # two hosts, and the link between them is cut
-    assert bidders.heir(1, b=1, c=1) == ""
-    assert bidders.heir(0, b=1, c=1) == "b"
-    assert bidders.heir(2, b=1, c=3) == "c"
+def test_a_leader_gives_way_once_it_has_led_for_long_and_hears_no_other_host() -> None:
+    isolation = Isolation("a", Lease(1, "b"), 100.0)
+    assert not isolation.is_to_give_way("b", 100.0 + SETTLED_S - 0.01)
+    assert isolation.is_to_give_way("b", 100.0 + SETTLED_S)
+    assert not isolation.is_to_give_way("", 100.0 + SETTLED_S)
 
 
-def test_bids_that_change_no_more_count_for_nothing() -> None:
-    bidders = Bidders()
-    bidders.heir(5, b=1)
-    assert bidders.heir(5, b=1) == ""
-    left = {"b": Bid(bidders.number, 1)}
-    assert bidders.contest.heir(left, 0, bidders.now + BID_FRESH_S) == "b"
-    assert bidders.contest.heir(left, 0, bidders.now + BID_FRESH_S + 0.01) == ""
-    assert bidders.contest.heir({}, 0, bidders.now + LONG) == ""
-
-
-def test_a_leader_that_has_just_begun_does_not_give_way() -> None:
-    bidders = Bidders()
-    bidders.contest = Contest(bidders.now)
-    while bidders.now < 100.0 + SETTLED_S - 2 * RENEW_S:
-        assert bidders.heir(0, b=3) == ""
-    bidders.now += RENEW_S
-    assert bidders.heir(0, b=3) == "b"
-
-
-pairs = st.sampled_from([(one, other) for other in range(5) for one in range(other)])
-
-
-@settings(max_examples=40)
-@given(st.lists(st.frozensets(pairs), min_size=1, max_size=3), st.integers(3, 5))
-def test_whatever_links_are_cut_one_leads_and_soon_no_bid_is_higher(
-    cuts: list[frozenset[tuple[int, int]]], count: int
-) -> None:
-    """Of the hosts the first three may lead; each cut stays for as long as three of them take."""
-    places = {"a": 0, "b": 1, "c": 2}
-    successions = {name: Succession(name) for name in places}
-    lease, contest, now = Lease(1, "a"), Contest(0.0), 0.0
-
-    def reach(place: int, cut: frozenset[tuple[int, int]]) -> int:
-        others = set(range(count)) - {place}
-        return sum((min(place, other), max(place, other)) not in cut for other in others)
-
-    def bids(cut: frozenset[tuple[int, int]]) -> dict[str, Bid]:
-        return {
-            name: Bid(int(now / LOOK_S), reach(place, cut))
-            for name, place in places.items()
-            if tuple(sorted((place, places[lease.holder]))) in cut
-        }
-
-    for cut in cuts:
-        until = now + 3 * (SETTLED_S + OVER_S)
-        while now < until:
-            now += LOOK_S
-            leading = [name for name, each in successions.items() if each.look(lease, now, LONG)]
-            assert leading == [lease.heir or lease.holder]
-            if lease.heir:
-                lease = Lease(lease.epoch + 1, lease.heir)
-                contest = Contest(now)
-            heir = contest.heir(bids(cut), reach(places[lease.holder], cut), now)
-            lease = lease._replace(number=lease.number + 1, heir=heir)
-        assert not lease.heir
-        led = reach(places[lease.holder], cut)
-        assert all(bid.reach <= led for bid in bids(cut).values())
+def test_a_leader_that_gave_way_to_no_one_leads_on_until_it_has_heard_a_host() -> None:
+    isolation = Isolation("a", given_up("b"), 100.0)
+    assert not isolation.is_to_give_way("b", 200.0)
+    assert not isolation.is_to_give_way("", 201.0)
+    assert isolation.is_to_give_way("b", 202.0)
+    assert Isolation("b", given_up("c"), 100.0).is_to_give_way("c", 200.0)
 
 
 def test_where_no_host_ever_led_any_begins() -> None:
