@@ -10,8 +10,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from greenroom.serve import absent
-
 if TYPE_CHECKING:
     from greenroom.core.jobs import TaskProcessorConfig
     from greenroom.serve.admin.client import Client
@@ -109,8 +107,6 @@ _MODULES = {
     "api",
 )
 
-absent.install()
-
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
@@ -118,8 +114,10 @@ def __getattr__(name: str) -> Any:
     if name == "metrics":  # a module, and users write serve.metrics.Counter
         return importlib.import_module("greenroom.serve.metrics")
     if name not in _MODULES:
-        text = absent.told("", name) or f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(text)
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}; what replaces a name of Ray Serve is "
+            "in docs/migrating-from-ray-serve.md"
+        )
     # User code says ``import starlette`` and then starlette.requests.Request: Ray has imported it.
     importlib.import_module("starlette.requests")
     importlib.import_module("starlette.responses")

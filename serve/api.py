@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import sys
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Never, TypeVar
@@ -17,8 +18,8 @@ from greenroom.actors.runtime.settings import grpc_names
 from greenroom.core.config import GrpcOptions, HTTPOptions, LoggingConfig, RuntimeEnv
 from greenroom.core.errors import InvalidRequestError, NotRunningError
 from greenroom.core.operations import DeleteApplication
-from greenroom.core.validation import validated
-from greenroom.serve import absent, local_testing
+from greenroom.core.validation import suggestion, validated
+from greenroom.serve import local_testing
 from greenroom.serve.admin import applications, session
 from greenroom.serve.admin.checks import check_name
 from greenroom.serve.build import not_an_application
@@ -55,7 +56,7 @@ def run(
 
     With ``_local_testing_mode`` it runs in this process, without a system: see local_testing.
     """
-    absent.refuse_arguments(run, others)
+    _refuse_arguments(run, others)
     if not isinstance(target, Application):
         raise InvalidRequestError(not_an_application(target))
     applications.check_target(name, route_prefix)
@@ -98,7 +99,7 @@ def run_many(
     targets: Sequence[RunTarget], *, blocking: bool = False, **others: Never
 ) -> list[DeploymentHandle]:
     """Bring up applications one after the other, and return the handles of their ingresses."""
-    absent.refuse_arguments(run_many, others)
+    _refuse_arguments(run_many, others)
     handles: list[DeploymentHandle] = [
         run(
             each.target,
@@ -124,7 +125,7 @@ def start(
     and a warning names those that it was not started with here. gRPC is served where
     ``grpc_options`` name functions that add servicers.
     """
-    absent.refuse_arguments(start, others)
+    _refuse_arguments(start, others)
     ours = session.current()
     wanted, names = ours.settings, []
     if http_options is not None:
@@ -165,7 +166,7 @@ async def shutdown_async() -> list[str]:
 
 def delete(name: str, **others: Never) -> None:
     """Delete an application and wait until it is gone; nothing if there is none."""
-    absent.refuse_arguments(delete, others)
+    _refuse_arguments(delete, others)
     check_name("name", name)
     if not local_testing.delete(name):
         applications.delete(session.current().connect(), name)
@@ -221,6 +222,15 @@ def _options(
         public = "gRPCOptions" if model is GrpcOptions else model.__name__
         raise InvalidRequestError(f"{argument}={given!r}: must be {public} or a dict")
     return validated(model, {**defaults, **given})
+
+
+def _refuse_arguments(function: Callable[..., Any], names: Iterable[str]) -> None:
+    texts = [
+        f"unexpected argument {name!r}{suggestion(name, inspect.signature(function).parameters)}"
+        for name in names
+    ]
+    if texts:
+        raise TypeError(f"serve.{function.__name__}: {'; '.join(texts)}")
 
 
 def _wait_for_interrupt(*names: str) -> None:

@@ -1,7 +1,5 @@
 """The settings that users write down, under the names Ray Serve's users know."""
 
-from typing import TYPE_CHECKING
-
 from greenroom.core.autoscaling.config import (
     AutoscalingConfig,
     AutoscalingContext,
@@ -19,7 +17,6 @@ from greenroom.core.config import (
     RequestRouterConfig,
     SessionAffinity,
 )
-from greenroom.serve import absent
 
 __all__ = [
     "ActorOptions",
@@ -39,6 +36,3 @@ __all__ = [
 ]
 
 gRPCOptions = GrpcOptions  # noqa: N816  # Ray Serve's name
-
-if not TYPE_CHECKING:  # names of Ray Serve
-    __getattr__ = absent.names_of(__name__)

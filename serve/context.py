@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica.context import ReplicaContext, RequestContext
 from greenroom.actors.replica.logging import ContextFilter
 from greenroom.actors.runtime import tracing
 from greenroom.core.errors import GreenroomError
-from greenroom.serve import absent
 
 __all__ = [
     "ContextFilter",
@@ -61,7 +60,3 @@ def get_trace_context() -> Any:
 
 _get_serve_request_context = get_request_context  # Ray Serve's names
 _get_serve_batch_request_context = get_batch_request_context
-
-
-if not TYPE_CHECKING:  # names of Ray Serve
-    __getattr__ = absent.names_of(__name__)

@@ -31,7 +31,6 @@ from greenroom.core.config import (
 )
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.validation import problems_in, suggestion, wrong_with
-from greenroom.serve import absent
 from greenroom.serve.admin.checks import check_arguments
 from greenroom.serve.tasks.consumers import QUEUE_OPTIONS, TASKS
 
@@ -342,7 +341,7 @@ class Deployment(Generic[R_co]):
             """Return a setting under its name, as Ray Serve has some."""
             if name in BackendConfig.model_fields:
                 return getattr(self.config, name)
-            return absent.member(self, name)
+            raise AttributeError(f"Deployment has no attribute {name!r}", name=name, obj=self)
 
     def __repr__(self) -> str:
         return f"Deployment(name={self.name!r})"

@@ -1,7 +1,5 @@
 """The errors that users catch; all are kinds of :class:`GreenroomError`."""
 
-from typing import TYPE_CHECKING
-
 from greenroom.core.errors import (
     BackPressureError,
     ConflictError,
@@ -24,7 +22,6 @@ from greenroom.core.errors import (
     UnsupportedResultError,
     UserCodeError,
 )
-from greenroom.serve import absent
 
 RayServeException = GreenroomError
 gRPCStatusError = GrpcStatusError  # noqa: N816  # Ray Serve's name
@@ -53,6 +50,3 @@ __all__ = [
     "UserCodeError",
     "gRPCStatusError",
 ]
-
-if not TYPE_CHECKING:  # names of Ray Serve
-    __getattr__ = absent.names_of(__name__)

@@ -48,7 +48,6 @@ from greenroom.core.errors import (
     UserCodeError,
     error_from,
 )
-from greenroom.serve import absent
 from greenroom.serve.admin.checks import check_timeout
 from greenroom.serve.code.packing import pack_arguments
 
@@ -176,9 +175,6 @@ class DeploymentResponse(Generic[R_co]):
             f"the response of {self._what} must be an argument of its own, not inside another "
             "object; or wait for it and pass its value"
         )
-
-    if not TYPE_CHECKING:
-        __getattr__ = absent.member
 
     def __repr__(self) -> str:
         state = "done" if self._pending.future.done() else "pending"
@@ -396,9 +392,6 @@ class DeploymentResponseGenerator(Generic[V_co]):
             f"the response of {self._what} is a stream, which cannot be passed on; pass its values"
         )
 
-    if not TYPE_CHECKING:
-        __getattr__ = absent.member
-
     def __repr__(self) -> str:
         state = "over" if self._is_over else "pending" if self._stream is None else "streaming"
         of = f"{self._what}, {state}, request {self.request_id}"
@@ -611,8 +604,6 @@ class DeploymentHandle(Generic[R_co]):
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
         """Refuse: a plain call would have to block."""
-        if text := absent.told("DeploymentHandle", self._options.method_name):
-            raise TypeError(f"DeploymentHandle: {text}")
         raise TypeError(f"call {self._what()} with .remote(...), not directly")
 
     def __reduce__(self) -> Any:
@@ -637,6 +628,9 @@ if TYPE_CHECKING:
             self, *args: Any, **kwargs: Any
         ) -> DeploymentResponseGenerator: ...
         def __getattr__(self, name: str) -> StreamingHandle: ...
+
+
+RayServeHandle = RayServeSyncHandle = RayServeDeploymentHandle = DeploymentHandle  # in Ray 1.x
 
 
 def _restore(
@@ -672,9 +666,8 @@ def _problems(changes: dict[str, Any]) -> list[str]:
     problems = []
     for name, value in changes.items():
         if name not in HandleOptions.__dataclass_fields__:
-            known = "there are " + ", ".join(HandleOptions.__dataclass_fields__)
-            told = absent.told("DeploymentHandle.options()", name)
-            problems.append(f"{name}: no such option; {told or known}")
+            known = ", ".join(HandleOptions.__dataclass_fields__)
+            problems.append(f"{name}: no such option; there are {known}")
         elif problem := _value_problem(name, value):
             problems.append(f"{name}={value!r}: {problem}")
     return problems
@@ -698,7 +691,3 @@ def _value_problem(name: str, value: Any) -> str | None:
     if value.startswith("_") and value != "__call__":
         return "private methods cannot be called through a handle"
     return None
-
-
-if not TYPE_CHECKING:  # names of Ray Serve
-    __getattr__ = absent.names_of(__name__)

@@ -37,7 +37,6 @@ from greenroom.core.errors import InvalidRequestError
 from greenroom.core.jobs import TaskProcessorConfig
 from greenroom.core.operations import ApplicationName, NewName, Route
 from greenroom.core.validation import Settings, expectation, explain_missing, value_told
-from greenroom.serve import absent
 from greenroom.serve.deployments import HINTS
 
 __all__ = [
@@ -291,7 +290,3 @@ class ServeStatus(_Status):
     def of(cls, report: Mapping[str, Any]) -> ServeStatus:
         """Read what the controller answered to GetStatus."""
         return cls.model_validate({"applications": report.get("applications") or {}})
-
-
-if not TYPE_CHECKING:  # names of Ray Serve
-    __getattr__ = absent.names_of(__name__)

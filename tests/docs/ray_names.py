@@ -1,8 +1,7 @@
-"""The public names of Ray Serve, and what is said of each here.
+"""The public names of Ray Serve, and which of them are there.
 
 ``python -m tests.docs.ray_names ray-X.whl`` reads a wheel (``pip download --no-deps ray``), without
-running it, and writes ``ray_names.txt`` and the table in docs/migrating-from-ray-serve.md. Without
-an argument it only writes the table.
+running it, and writes ``ray_names.txt``. docs/migrating-from-ray-serve.md has them all in a table.
 """
 
 from __future__ import annotations
@@ -13,18 +12,17 @@ import importlib
 import inspect
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from greenroom.core.config import BackendConfig
-from greenroom.serve import absent
-from greenroom.serve.deployments import HINTS, Deployment, GivenOptions
+from greenroom.serve.deployments import Deployment, GivenOptions
 from greenroom.serve.handle import HandleOptions
 
 LIST = Path(__file__).with_name("ray_names.txt")
 PAGE = Path(__file__).parents[2] / "docs" / "migrating-from-ray-serve.md"
-BEGIN, END = "<!-- names of Ray Serve: python -m tests.docs.ray_names -->\n", "<!-- end -->\n"
+BEGIN, END = "<!-- names of Ray Serve -->\n", "<!-- end -->\n"
 MARKS = ("PublicAPI", "DeveloperAPI", "Deprecated")
 # Whose parameters are names that users write, too; of all classes the members are.
 FUNCTIONS = {"start", "run", "run_many", "delete", "deployment", "batch", "multiplexed"}
@@ -113,7 +111,7 @@ def _parameters(node: Any) -> list[str]:
     return [n for n in names if n not in own and (n in USED or not n.startswith("_"))]
 
 
-# --- What is said of them here --------------------------------------------------------------------
+# --- What is there of them, and what the page says of the others ----------------------------------
 
 
 def kept() -> list[str]:
@@ -121,98 +119,56 @@ def kept() -> list[str]:
     return LIST.read_text().splitlines()[1:]
 
 
-def told(name: str) -> str:
-    """Return what is used instead of a name; "" for one that works. LookupError for neither."""
+def works(name: str) -> bool:
+    """Return whether a name is there, perhaps as another name of one that is."""
     head, _, parameter = name.rstrip(")").partition("(")
-    module, _, rest = head.rpartition(".") if head.count(".") < 2 else head.partition(".")
     if parameter:
-        return _of_parameter(head, parameter)
-    if module[:1].isupper():
-        return _of_member("", module, rest)
-    if "." in rest:
-        owner, member = rest.split(".")
-        return _of_name(module, owner) or _of_member(module, owner, member)
-    return _of_name(module, rest)
+        return parameter in _parameters_of(head)
+    owner, _, last = head.rpartition(".")
+    if (home := _home(owner)) is not None:
+        return hasattr(home, last)
+    return works(owner) and _has_member(_named(owner), last)
 
 
-def _of_name(module: str, name: str) -> str:
-    if module in absent.MODULES:
-        return absent.MODULES[module]
-    home = importlib.import_module(f"greenroom.serve.{module}".rstrip("."))
+def _home(module: str) -> Any:
     try:
-        getattr(home, name)
-    except (AttributeError, ImportError) as error:
-        return _instead(str(error), name)
-    return ""
+        return importlib.import_module(f"greenroom.serve.{module}".rstrip("."))
+    except ModuleNotFoundError:
+        return None
 
 
-def _of_member(module: str, owner: str, member: str) -> str:
-    home = importlib.import_module(f"greenroom.serve.{module}".rstrip("."))
-    kind = getattr(home, owner)
-    fields = {*getattr(kind, "model_fields", ()), *getattr(kind, "__dataclass_fields__", ())}
-    if member in fields or hasattr(kind, member) or member in getattr(kind, "__slots__", ()):
-        return ""
-    if field := getattr(kind, "aliases", {}).get(member):
-        return f"the same as {field}"
-    if kind is Deployment and member in BackendConfig.model_fields:
-        return ""
-    hints = {**absent.NAMES.get(owner, {}), **getattr(kind, "hints", {})}
-    return str(hints[member])
+def _named(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(_home(module), name)
 
 
-def _of_parameter(function: str, parameter: str) -> str:
-    if function == "deployment":
-        if field := BackendConfig.aliases.get(parameter):
-            return f"the same as {field}"
-        return "" if parameter in GivenOptions.__annotations__ else HINTS[parameter]
+def _has_member(kind: Any, member: str) -> bool:
+    named = ("model_fields", "__dataclass_fields__", "aliases", "__slots__")
+    fields = {field for each in named for field in getattr(kind, each, ())}
+    if kind is Deployment:
+        fields |= BackendConfig.model_fields.keys()
+    return member in fields or hasattr(kind, member)
+
+
+def _parameters_of(function: str) -> Iterable[str]:
+    if function in {"deployment", "Deployment.options"}:
+        return GivenOptions.__annotations__
     if function.endswith(".options"):
-        if function.startswith("Deployment."):
-            return _of_parameter("deployment", parameter)
-        fields = {each.name for each in dataclasses.fields(HandleOptions)}
-        return "" if parameter in fields else absent.NAMES["DeploymentHandle.options()"][parameter]
-    called = getattr(importlib.import_module("greenroom.serve"), function)
-    if parameter in inspect.signature(called).parameters:
-        return ""
-    return absent.NAMES[f"{function}()"][parameter]
+        return [each.name for each in dataclasses.fields(HandleOptions)]
+    return inspect.signature(_named(function)).parameters
 
 
-def _instead(text: str, name: str) -> str:
-    _, found, instead = text.partition(f"there is no {name}; instead: ")
-    if not found:
-        raise LookupError(f"{name}: {text}")
-    return instead
+def told() -> tuple[set[str], set[str]]:
+    """Return the names that the page says are the same, and those for which it has another."""
+    _, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, first, *rows, last = rest.partition(END)[0].splitlines()
+    others = [row for row in rows if " | the same as " not in row]  # another name of an option
+    return _names_in([first]), _names_in([*others, last.removeprefix("| of 1.x: ")])
 
 
-# --- The table ------------------------------------------------------------------------------------
-
-
-def table() -> str:
-    """Return the table of all names: those that work, and the others by what replaces them."""
-    works: list[str] = []
-    others: dict[str, list[str]] = {}
-    for name in kept():
-        instead, owner = told(name), name.rpartition(".")[0]
-        if instead and "(" not in name and "." in owner and told(owner):
-            continue  # its class is there already, with the same text
-        if instead:
-            others.setdefault(instead, []).append(f"`{name}`")
-        elif name.count(".") < 2 and "(" not in name:
-            works.append(f"`{name}`")
-    rows = [f"| {', '.join(names)} | {text} |" for text, names in others.items()]
-    same = "the same, with all parameters and members that are not below"
-    head = ["| Ray Serve | here |", "|---|---|", f"| {', '.join(works)} | {same} |"]
-    once = ", ".join(f"`{name}`" for name in absent.OF_1)
-    last = f"| of 1.x: {once} | an error that names what to use |"
-    return "\n".join([*head, *rows, last, ""])
-
-
-def main() -> None:
-    """Write the names of a wheel, and the table."""
-    if len(sys.argv) > 1:
-        LIST.write_text("\n".join(names_in(Path(sys.argv[1]))) + "\n")
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + table() + END + rest.partition(END)[2])
+def _names_in(rows: Iterable[str]) -> set[str]:
+    return {name.strip("`") for row in rows for name in row.split(" | ")[0].strip("| ").split(", ")}
 
 
 if __name__ == "__main__":
-    main()
+    LIST.write_text("\n".join(names_in(Path(sys.argv[1]))) + "\n")

@@ -3,10 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
-from greenroom.serve.code.importing import load_application
-
 STARLETTE = """
 import starlette
 from greenroom import serve
@@ -18,7 +14,6 @@ class Model:
 
 app = Model.bind()
 """
-ABSENT = ["drivers", "llm", "dag", "http_adapters", "grpc_util"]
 
 
 def run(source, *arguments):
@@ -67,26 +62,3 @@ def test_import_starlette_alone_is_enough_in_a_replica(app_dir, tmp_path):
     )
     result = run(replica, str(stored))
     assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.parametrize("name", ABSENT)
-@pytest.mark.parametrize("how", ["import greenroom.serve.{}", "from greenroom.serve import {}"])
-def test_a_module_of_ray_serves_that_is_not_here_says_what_to_use_instead(name, how):
-    with pytest.raises(ImportError, match=rf"no greenroom\.serve\.{name}; in place of .* use \w"):
-        exec(how.format(name))
-
-
-def test_names_within_such_a_module_say_so_too():
-    with pytest.raises(ImportError, match="an ingress deployment that calls the handles"):
-        from greenroom.serve.drivers import DAGDriver  # noqa: F401, PLC0415
-
-
-def test_a_module_that_nobody_has_is_not_found_as_ever():
-    with pytest.raises(ModuleNotFoundError, match=r"No module named 'greenroom\.serve\.nonesuch'"):
-        import greenroom.serve.nonesuch  # noqa: F401, PLC0415
-
-
-def test_a_command_that_imports_one_shows_it(app_dir):
-    (app_dir / "mine.py").write_text("from greenroom.serve.drivers import DAGDriver\n")
-    with pytest.raises(Exception, match="an ingress deployment that calls the handles"):
-        load_application("mine", app_dir, {})
