@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 from collections.abc import Generator, Iterator
 from typing import Any
 
 import cloudpickle
+import hypothesis
 import pytest
 
 from tests.support import logs
@@ -20,7 +22,11 @@ def pytest_configure() -> None:
     """Let SIGINT end what tests start, also where pytest runs in a script's background.
 
     What tests deploy travels by value, or each replica would import the tests' modules, and pytest.
+    Examples that are made up take as long as they take; in CI they are the same each time.
     """
+    is_ci = "CI" in os.environ
+    hypothesis.settings.register_profile("greenroom", deadline=None, derandomize=is_ci)
+    hypothesis.settings.load_profile("greenroom")
     cloudpickle.register_pickle_by_value(sys.modules["tests"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

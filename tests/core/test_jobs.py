@@ -225,7 +225,7 @@ class World:
                 self.ended[name] = each
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(STEPS)
 def test_a_queue_that_dies_at_any_moment_keeps_what_was_saved(
     steps: list[tuple[str, int]],

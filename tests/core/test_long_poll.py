@@ -276,7 +276,7 @@ class Lives(RuleBasedStateMachine):
 
 
 TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLives.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_memory_does_not_grow_with_what_was_published_and_heard() -> None:

@@ -181,7 +181,7 @@ async def turn():
     gives_turns=st.booleans(),
     coded=st.sets(st.integers(0, 2)),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_bodies_and_the_requests_behind_them_arrive_however_they_are_cut(
     sizes, cuts, gives_turns, coded
 ):

@@ -78,7 +78,6 @@ def test_answers_are_those_of_the_document(api: Api, label: str, mode: Generatio
         max_examples=examples,
         derandomize=True,
         database=None,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
     )
     @given(REQUESTS[label].as_strategy(generation_mode=mode))

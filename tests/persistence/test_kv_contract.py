@@ -187,5 +187,5 @@ def test_stores_do_what_a_dict_does(
     StoresAgainstADict.server = postgres
     run_state_machine_as_test(
         StoresAgainstADict,
-        settings=settings(max_examples=15, stateful_step_count=12, deadline=None, database=None),
+        settings=settings(max_examples=15, stateful_step_count=12, database=None),
     )

@@ -589,7 +589,7 @@ calls = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     calls=calls,
     limit=st.integers(4, 9),

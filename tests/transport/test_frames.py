@@ -77,7 +77,7 @@ MESSAGES = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.booleans())
 def test_messages_arrive_whole_however_the_stream_is_cut(data, in_place) -> None:
     stream = written(*MESSAGES)
@@ -119,7 +119,7 @@ def test_a_malformed_frame_is_refused_before_memory_is_set_aside(stream, said) -
         read(stream, [])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_a_stream_with_changed_bytes_is_read_or_refused_and_nothing_else(data) -> None:
     stream = bytearray(written([b"a" * 50], [b"b", b"c" * 30], [b"d" * (SMALL_MESSAGE + 9)]))

@@ -167,5 +167,5 @@ class TwoSessions(RuleBasedStateMachine):
             assert self.arrived[side] == self.sent[side]
 
 
-TwoSessions.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TwoSessions.TestCase.settings = settings(max_examples=50, stateful_step_count=40)
 test_nothing_is_lost_repeated_or_moved_over_any_connections = TwoSessions.TestCase

@@ -79,7 +79,7 @@ async def keep_carrying(joined: Joined, laziness: int) -> None:
         joined.carry()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(SIZES, max_size=60), st.integers(1, 5))
 def test_any_bytes_arrive_whole_and_in_order(sizes: list[int], laziness: int) -> None:
     parts = [bytes([number % 256]) * size for number, size in enumerate(sizes)]
@@ -105,7 +105,7 @@ def test_any_bytes_arrive_whole_and_in_order(sizes: list[int], laziness: int) ->
     assert asyncio.run(run()) == b"".join(parts)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(SIZES, max_size=40), st.integers(1, 5))
 def test_any_values_arrive_one_by_one(sizes: list[int], laziness: int) -> None:
     values = [bytes([number % 256]) * size for number, size in enumerate(sizes)]

@@ -319,7 +319,7 @@ CONFIGS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(LOADS, CONFIGS, st.integers(0, 3))
 def test_bounds_hold_and_nothing_flaps_faster_than_the_delays(loads, setting, start_s):
     run = Run(setting, target=setting.min_replicas, start_s=start_s)
@@ -338,7 +338,7 @@ def test_bounds_hold_and_nothing_flaps_faster_than_the_delays(loads, setting, st
         last_at, last = at, target
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(LOADS, CONFIGS, st.integers(0, 20))
 def test_more_load_never_wants_fewer_replicas(loads, setting, more):
     target = max(setting.min_replicas, 1)
@@ -349,7 +349,7 @@ def test_more_load_never_wants_fewer_replicas(loads, setting, more):
         assert first.inputs.scaled <= second.inputs.scaled
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(LOADS, CONFIGS, st.integers(0, 3))
 def test_the_targets_are_those_of_the_formulas_in_the_documentation(loads, setting, start_s):
     run = Run(setting, target=setting.min_replicas, start_s=start_s)

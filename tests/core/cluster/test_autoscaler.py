@@ -260,7 +260,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(EVENTS, st.integers(0, 1))
 def test_whatever_happens_bounds_hold_and_a_steady_load_gets_its_replicas(
     events: list[tuple[str, Any]], least: int

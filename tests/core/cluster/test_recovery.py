@@ -219,6 +219,5 @@ TestCrashingCluster = CrashingCluster.TestCase
 TestCrashingCluster.settings = settings(
     max_examples=20,
     stateful_step_count=20,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

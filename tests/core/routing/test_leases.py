@@ -461,4 +461,4 @@ class LeasesModel(RuleBasedStateMachine):
 
 
 TestLeases = LeasesModel.TestCase
-TestLeases.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLeases.settings = settings(max_examples=60, stateful_step_count=40)

@@ -384,7 +384,7 @@ class Play:
 
 
 @given(steps=STEPS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_callers_and_their_replicas_see_the_same_with_a_shadow_and_without(
     steps: list[tuple[str, int, str]],
 ) -> None:

@@ -47,7 +47,7 @@ class Replicas:
 
 
 @given(steps=STEPS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_queries_of_an_endpoint_reach_a_backend_in_their_order(
     steps: list[tuple[str, Any, Any]],
 ) -> None:

@@ -381,4 +381,4 @@ class RouterModel(RuleBasedStateMachine):
 
 
 TestRouterModel = RouterModel.TestCase
-TestRouterModel.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestRouterModel.settings = settings(max_examples=40, stateful_step_count=30)
