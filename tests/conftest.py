@@ -24,7 +24,7 @@ def pytest_configure() -> None:
     What tests deploy travels by value, or each replica would import the tests' modules, and pytest.
     Examples that are made up take as long as they take; in CI they are the same each time.
     """
-    is_ci = "CI" in os.environ
+    is_ci = os.environ.get("CI") == "true"
     hypothesis.settings.register_profile("greenroom", deadline=None, derandomize=is_ci)
     hypothesis.settings.load_profile("greenroom")
     cloudpickle.register_pickle_by_value(sys.modules["tests"])
