@@ -254,6 +254,7 @@ def without_credentials(value: Any) -> Any:
 
 
 NO_LIMIT = "none"  # where None cannot be written: in the environment
+CALLBACK_SECRET = "GREENROOM_CALLBACK_SECRET"  # of a job queue: a deployment's, or the system's
 
 
 class RuntimeEnv(Settings):
@@ -284,7 +285,7 @@ class RuntimeEnv(Settings):
         for name, value in variables.items():
             if not name or "=" in name or "\0" in name + value:
                 raise ValueError(f"{name!r}: no variable can have this name and value")
-            if name.startswith("GREENROOM_"):
+            if name.startswith("GREENROOM_") and name != CALLBACK_SECRET:
                 raise ValueError(f"{name}: settings of the host are given to greenroom start")
         return variables
 

@@ -32,7 +32,7 @@ from greenroom.core.config import (
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.validation import problems_in, suggestion, wrong_with
 from greenroom.serve.admin.checks import check_arguments
-from greenroom.serve.tasks.consumers import QUEUE_OPTIONS, TASKS
+from greenroom.serve.tasks.consumers import TASKS, queue_options
 
 if TYPE_CHECKING:
     from greenroom.serve.handle import DeploymentHandle
@@ -290,7 +290,8 @@ class Deployment(Generic[R_co]):
         from greenroom.serve.tasks.queue import TaskQueue  # noqa: PLC0415  # few need it
 
         options = DeploymentOptions(name=f"{self.name}-queue")
-        queue = Deployment(TaskQueue, read_options(options, QUEUE_OPTIONS))
+        given = queue_options(self.actor_options.runtime_env.env_vars)
+        queue = Deployment(TaskQueue, read_options(options, given))
         return Application(queue, (application, consumer))
 
     def deploy(self, *init_args: Any, _blocking: bool = True, **init_kwargs: Any) -> None:

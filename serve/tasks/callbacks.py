@@ -19,10 +19,10 @@ import ssl
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
+from greenroom.core.config import CALLBACK_SECRET
 from greenroom.core.errors import InvalidRequestError
 
 ANY = "*"
-SECRET_VARIABLE = "GREENROOM_CALLBACK_SECRET"
 MAX_URL_CHARACTERS = 2_000
 TIMEOUT_S = 10.0
 _UNICAST = ipaddress.IPv6Network("2000::/3")  # without mapped IPv4 and NAT64
@@ -50,7 +50,8 @@ def target_of(url: str, allowed: tuple[str, ...], secret: str) -> Target:
         raise InvalidRequestError(f"{shown}: callbacks are off; set callback_hosts to allow some")
     if not secret:
         raise InvalidRequestError(
-            f"{shown}: callbacks are signed; set {SECRET_VARIABLE} for the queue's replica"
+            f"{shown}: callbacks are signed; set {CALLBACK_SECRET} in the deployment's env_vars "
+            "or where the system is started"
         )
     try:
         parts: SplitResult = urlsplit(url)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from greenroom.actors.replica.jsonable import to_json
+from greenroom.core.config import CALLBACK_SECRET
 from greenroom.core.jobs import TaskProcessorConfig
 from greenroom.core.lifecycle.placement import STORE_LABEL
 
@@ -16,12 +17,22 @@ T = TypeVar("T", bound=type)
 TASKS = "_greenroom_tasks"  # of a consumer's class: a Consumer
 _NAME = "_greenroom_task"  # of a handler: its task's name
 RUN = "run_task_"  # before a task's name: the method that takes a call and returns a result as JSON
-# One replica at a time has the store, which not every host has.
-QUEUE_OPTIONS: dict[str, Any] = {
-    "max_ongoing_requests": 1_000,
-    "retryable": True,
-    "actor_options": {"label_selector": {STORE_LABEL: "yes"}},
-}
+
+
+def queue_options(variables: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of the queue before a consumer that has these environment variables.
+
+    One replica at a time has the store, which not every host has.
+    """
+    secret = {name: value for name, value in variables.items() if name == CALLBACK_SECRET}
+    return {
+        "max_ongoing_requests": 1_000,
+        "retryable": True,
+        "actor_options": {
+            "label_selector": {STORE_LABEL: "yes"},
+            "runtime_env": {"env_vars": secret},
+        },
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from greenroom.actors.replica import context as user_context
 from greenroom.actors.runtime.settings import read_settings
+from greenroom.core.config import CALLBACK_SECRET
 from greenroom.core.errors import (
     BackPressureError,
     BodyTooLargeError,
@@ -51,13 +52,7 @@ from greenroom.persistence.kv import StoreError
 from greenroom.persistence.locations import location_at
 from greenroom.persistence.memory import MemoryStore
 from greenroom.serve.handle import DeploymentHandle, DeploymentResponse
-from greenroom.serve.tasks.callbacks import (
-    SECRET_VARIABLE,
-    CallbackRefusedError,
-    call_back,
-    origin_of,
-    target_of,
-)
+from greenroom.serve.tasks.callbacks import CallbackRefusedError, call_back, origin_of, target_of
 from greenroom.serve.tasks.consumers import RUN, Consumer
 from greenroom.serve.tasks.log import CALL, RESULT, JobLog, values_of
 
@@ -93,7 +88,7 @@ class TaskQueue:
                 "it without --canary"
             )
         self._consumer, self._tasks, self._config = consumer, known.tasks, known.config
-        self._secret = os.environ.get(SECRET_VARIABLE, "")
+        self._secret = os.environ.get(CALLBACK_SECRET, "")
         name = f"{replica.app_name}#{replica.deployment}"
         is_local = user_context.local_replica.get() is not None  # see serve.local_testing
         location = location_at(read_settings().store_name, f"jobs {name}")

@@ -24,6 +24,7 @@ from greenroom.core.errors import (
 )
 from greenroom.serve import local_testing
 from greenroom.serve.build import build
+from greenroom.serve.tasks.callbacks import signature
 from tests.support.systems import RunningSystem, running_system, wait_until
 
 CONFIG = serve.TaskProcessorConfig(max_retries=1, retry_pause_s=0.05, max_job_bytes=200)
@@ -183,14 +184,23 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
     folder = tmp_path_factory.mktemp("jobs")
     with running_system(folder, GREENROOM_CALLBACK_SECRET="s3cret") as system:
         system.deploy(Slow.bind(), route_prefix="/slow")
+        env = {"env_vars": {"GREENROOM_CALLBACK_SECRET": "its own"}}
+        own = Slow.options(ray_actor_options={"runtime_env": env})
+        system.deploy(own.bind(), name="own", route_prefix="/own")
         yield system
 
 
 def ask(
-    system: RunningSystem, method: str, path: str, body: Any = None, **headers: str
+    system: RunningSystem,
+    method: str,
+    path: str,
+    body: Any = None,
+    *,
+    route: str = "/slow",
+    **headers: str,
 ) -> tuple[int, Any, Any]:
     request = urllib.request.Request(
-        f"http://127.0.0.1:{system.environ['GREENROOM_HTTP_PORT']}/slow{path}",
+        f"http://127.0.0.1:{system.environ['GREENROOM_HTTP_PORT']}{route}{path}",
         method=method,
         data=None if body is None else json.dumps(body).encode(),
         headers={name.replace("_", "-"): value for name, value in headers.items()},
@@ -277,18 +287,21 @@ def test_accepted_jobs_outlive_the_death_of_any_process(
     assert all((tmp_path / str(number)).read_text() for number in jobs.values())
 
 
+@pytest.mark.parametrize(("route", "secret"), [("/slow", "s3cret"), ("/own", "its own")])
 def test_a_callback_comes_signed_when_the_job_has_ended(
-    system: RunningSystem, tmp_path: Path
+    system: RunningSystem, tmp_path: Path, route: str, secret: str
 ) -> None:
     import http.server  # noqa: PLC0415
     import threading  # noqa: PLC0415
 
-    got: list[tuple[str, Any]] = []
+    got: list[tuple[bool, Any]] = []
 
     class Receiver(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            got.append((self.headers["webhook-signature"], json.loads(body)))
+            at = int(self.headers["webhook-timestamp"])
+            wanted = signature(secret, self.headers["webhook-id"], at, body)
+            got.append((self.headers["webhook-signature"] == wanted, json.loads(body)))
             self.send_response(500 if len(got) == 1 else 200)
             self.end_headers()
 
@@ -299,9 +312,10 @@ def test_a_callback_comes_signed_when_the_job_has_ended(
         thread.start()
         body = {"number": 1, "folder": str(tmp_path)}
         url = f"http://127.0.0.1:{server.server_port}/"
-        _, job, _ = ask(system, "POST", "/run", body, Callback_URL=url)
+        _, job, _ = ask(system, "POST", "/run", body, route=route, Callback_URL=url)
         wait_until(lambda: len(got) == 2, 15, "the callback comes again after a 500")
         server.shutdown()
         thread.join()
-    assert got[0][0].startswith("v1,")
-    assert [(told["id"], told["status"]) for _, told in got] == [(job["id"], "SUCCEEDED")] * 2
+    assert [(good, told["id"], told["status"]) for good, told in got] == [
+        (True, job["id"], "SUCCEEDED")
+    ] * 2
