@@ -18,14 +18,14 @@ import asyncio
 import json
 import logging
 import re
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from time import monotonic
 from typing import Any, TypeVar
-from urllib.parse import parse_qs
 
 import falcon.asgi
+from falcon.routing import CompiledRouter
 
 from greenroom.actors.caller.streams import StreamFailedError
 from greenroom.actors.runtime import tracing
@@ -44,26 +44,24 @@ from greenroom.core.metrics import CONTENT_TYPE
 from greenroom.core.routing.tickets import BODY
 from greenroom.http_front import websocket
 from greenroom.http_front.access_log import AccessLog
-from greenroom.http_front.bodies import EARLY, WHOLE, Body
+from greenroom.http_front.bodies import EARLY, Body
 from greenroom.http_front.connections import ClientCounts
-from greenroom.http_front.exchange import (
+from greenroom.http_front.link import Link
+from greenroom.http_front.request import (
     CLIENT_LEFT,
     CLOSE,
-    EXCHANGE_KEY,
-    PAGES_KEY,
-    VISIT_KEY,
+    REQUEST_KEY,
     App,
     Event,
-    Exchange,
-    Exchanges,
     Headers,
     Receive,
     Reply,
+    Request,
+    Requests,
     Scope,
     Send,
     query_for,
 )
-from greenroom.http_front.link import Link
 from greenroom.http_front.responses import (
     end_body,
     error_reply,
@@ -104,15 +102,15 @@ class Front:
             max_bytes=settings.log_max_bytes,
             files=settings.log_files,
         )
-        root_path = options.root_path.rstrip("/")
-        self.exchanges = Exchanges(root_path, self.access_log)
+        self._root_path = root_path = options.root_path.rstrip("/")
+        self.requests = Requests(self.access_log)
         self.conversations = websocket.Conversations(link, options.request_timeout_s)
-        self._shown = SharedMetrics(self.exchanges.metrics)
+        self._shown = SharedMetrics(self.requests.metrics)
         self._is_draining = False
         self._shares_origin = options.has_admin and options.pages_address is None
         self._early_bodies = ClientCounts(EARLY)
         pages = _pages(link)
-        self._falcon = self._falcon_app(pages)
+        self._falcon = _falcon_app(self, pages)
         self._admin: falcon.asgi.App[Any, Any] | None = None  # until it is asked for
         self._admin_prefix = (root_path + ADMIN).encode()
         self._dashboard = (root_path + DASHBOARD).encode()
@@ -121,7 +119,7 @@ class Front:
         # it to itself knows it by these bytes.
         self._pages = {(root_path + path).encode(): path for path in pages}
         self._health = {raw: path for raw, path in self._pages.items() if path in HEALTH}
-        self._long_ways = ((root_path + RESERVED).encode(), RESERVED.encode())
+        self._reserved = (root_path + RESERVED).encode()
         self._app: App = self._answer
         self.add_cors: Callable[[Scope, Headers], Headers] | None = None  # on the short way
         if options.middlewares or options.cors:
@@ -132,38 +130,60 @@ class Front:
                 self.add_cors = middlewares.CorsHeaders(options.cors).added
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request, or a WebSocket from its opening to its end."""
-        exchange: Exchange = scope.get(EXCHANGE_KEY) or self.exchanges.begin(scope)
-        scope[EXCHANGE_KEY] = exchange
-        try:
-            # No middleware stands before pages at a place of their own, which is for operators
-            # alone, nor before health: one that wants a password would keep the system from
-            # starting.
-            is_inside = PAGES_KEY in scope or exchange.raw_path in self._health
-            app = self._answer if is_inside else self._app
-            if scope["type"] == "websocket":
-                await websocket.guarded(app, exchange, receive, send)
-            else:
-                await guarded(exchange, send, partial(app, scope, receive))
-        finally:
-            exchange.end()
+        """Serve a request, or a WebSocket from its opening to its end.
 
-    def is_plain(self, scope: Scope, body: bytes) -> bool:
+        What fails before the response has begun is answered with 500. Later it is raised, and the
+        protocol cuts the connection, so that the client knows.
+        """
+        request: Request = scope.get(REQUEST_KEY) or Request.of(scope, self._root_path)
+        scope[REQUEST_KEY] = request
+        if request.requests is None:
+            request.begin(self.requests)
+        # No middleware stands before pages at a place of their own, which is for operators alone,
+        # nor before health: one that wants a password would keep the system from starting.
+        is_inside = request.for_pages or request.raw_path in self._health
+        app = self._answer if is_inside else self._app
+        try:
+            if request.is_socket:
+                await app(scope, receive, websocket.counting(request, send))
+            elif request.reply is not None:
+                await send_reply(request.reply, send)
+            else:
+                await app(scope, receive, send)
+        except asyncio.CancelledError:
+            if not (request.is_socket and request.status):
+                request.status = CLIENT_LEFT
+            raise
+        except StreamFailedError as error:
+            _logger.warning("request %s was cut off: %s", request.id, error)
+            raise
+        except Exception as error:
+            if isinstance(error, BodyIncompleteError):  # a middleware has read a body, slowly
+                reply = error_reply_for(error, request)
+            else:
+                reply = unexpected(error, request)
+            if request.status or request.is_socket:
+                raise
+            await send_reply(reply, send)
+        finally:
+            request.end()
+
+    def is_plain(self, request: Request, body: bytes) -> bool:
         """Return whether a request whose body is here needs nothing but the router's answer."""
         limit = self.options.max_body_bytes
-        raw_path = scope["raw_path"]
-        is_small = limit is None or len(body) <= limit
-        if self.options.cors is not None and scope["method"] == "OPTIONS":
+        if limit is not None and len(body) > limit:
+            return False
+        if self.options.cors is not None and request.method == "OPTIONS":
             return False  # it may be a preflight
-        return is_small and raw_path[:1] == b"/" and not raw_path.startswith(self._long_ways)
+        return request.raw_path[:1] == b"/" and not request.raw_path.startswith(self._reserved)
 
-    def admit(self, exchange: Exchange) -> None:
+    def admit(self, request: Request) -> None:
         """Raise a GreenroomError for a request that goes no further."""
         if self._is_draining:
             raise NotRunningError("this server is stopping")
-        if self._shares_origin and exchange.head.get(b"service-worker") == b"script":
+        if self._shares_origin and request.head.get(b"service-worker") == b"script":
             raise ForbiddenError(_NO_SERVICE_WORKER)
-        check_target(exchange, empty_segments=self.options.empty_path_segments)
+        check_target(request, empty_segments=self.options.empty_path_segments)
 
     def drain(self) -> None:
         """Take no new requests from now on."""
@@ -172,7 +192,7 @@ class Front:
 
     def leave(self) -> None:
         """Ask clients to close their connections from now on."""
-        self.exchanges.is_leaving = True
+        self.requests.are_last = True
 
     async def start(self) -> None:
         """Begin; never raises, for a worker that cannot start would end all others too."""
@@ -196,236 +216,150 @@ class Front:
     # --- Inside the middlewares -----------------------------------------------------------------
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = scope[EXCHANGE_KEY].passed_on(scope)
-        if scope["type"] == "websocket":
+        request: Request = scope[REQUEST_KEY]
+        if scope is not request.scope:
+            request = scope[REQUEST_KEY] = Request.of(scope, self._root_path, request)
+        if request.is_socket:
             await receive()  # websocket.connect
             try:
-                self.admit(exchange)
-                if PAGES_KEY in scope:
+                self.admit(request)
+                if request.for_pages:
                     raise RouteNotFoundError
-                await self.conversations.serve(exchange, receive, send)
+                await self.conversations.serve(request, receive, send)
             except GreenroomError as error:
-                await websocket.refuse(error_reply_for(error, exchange), exchange, send)
+                await websocket.refuse(error_reply_for(error, request), request, send)
             return
-        are_pages_here = PAGES_KEY in scope or self.options.pages_address is None
-        visit = Visit(exchange, receive, send, self.options.max_body_bytes, self._early_bodies)
+        if request.has_body:
+            limit, early = self.options.max_body_bytes, self._early_bodies
+            request.body = Body(request, receive, limit, early)
+
+        async def send_on(event: Event) -> None:
+            # The headers of a reply go past Falcon, which would merge some.
+            if request.reply is not None and event["type"] == "http.response.start":
+                headers = request.reply.headers
+                if request.body is not None and not request.body.is_complete:
+                    headers.append(CLOSE)  # the client would have to send the rest first
+                event = {**event, "headers": headers}
+            await send(event)
+
+        falcon_app = self._app_for(request)
+        scope["query_string"] = b""  # Falcon would fail to decode one that is not UTF-8
         try:
-            # Falcon reads that of a page, and would fail to decode one that is not ASCII.
-            query = scope["query_string"]
-            falcon_app, path = self._app_for(exchange, are_pages_here=are_pages_here)
-            has_query = path != "/" and query.isascii()
-            inner = {**scope, "path": path, VISIT_KEY: visit}
-            inner["query_string"] = query if has_query else b""
-            await falcon_app(inner, _no_body, visit.send)
+            await falcon_app(scope, _no_body, send_on)
         finally:
-            end_body(visit.reply)
-            await visit.end()
+            end_body(request.reply)
+            if request.body is not None:
+                await request.body.end()
 
-    def _app_for(
-        self, exchange: Exchange, *, are_pages_here: bool
-    ) -> tuple[falcon.asgi.App[Any, Any], str]:
-        """Return the Falcon app that a request is for, and the path that it knows it by."""
-        raw_path = exchange.raw_path
-        if are_pages_here and self.options.has_admin:
-            if raw_path == self._dashboard or raw_path.startswith(self._admin_prefix):
-                return self._admin_app(), exchange.path.removeprefix("/-")
-            if PAGES_KEY in exchange.scope and raw_path.startswith(self._own_admin_prefix):
-                return self._admin_app(), exchange.path
-        pages = self._pages if are_pages_here else self._health
-        return self._falcon, pages.get(raw_path, "/")
-
-    def _admin_app(self) -> falcon.asgi.App[Any, Any]:
+    def _app_for(self, request: Request) -> falcon.asgi.App[Any, Any]:
+        """Return the Falcon app that a request is for."""
+        if not self.options.has_admin or not self._has_pages(request):
+            return self._falcon
+        raw_path = request.raw_path
+        is_own = request.for_pages and raw_path.startswith(self._own_admin_prefix)
+        if not (is_own or raw_path == self._dashboard or raw_path.startswith(self._admin_prefix)):
+            return self._falcon
         if self._admin is None:
             from greenroom.http_front.admin.api import admin_app  # noqa: PLC0415  # few need it
 
-            self._admin = admin_app(self.settings, self.link)
-            self._admin.add_middleware(self)
+            self._admin = admin_app(self.settings, self.link, self.admit)
         return self._admin
 
-    def _falcon_app(self, pages: Mapping[str, object]) -> falcon.asgi.App[Any, Any]:
-        app: falcon.asgi.App[Any, Any] = falcon.asgi.App(middleware=[self])
-        app.resp_options.default_media_type = None  # type: ignore[assignment]  # add no header
-        for path, page in pages.items():
-            app.add_route(path, page)
-        app.add_sink(self._ask_router, "/")  # type: ignore[arg-type]  # resp may be None, it says
-        app.set_error_serializer(_serialize)
-        app.add_error_handler(GreenroomError, _answer_our_error)
-        app.add_error_handler(Exception, _answer_unexpected)
-        return app
+    def _has_pages(self, request: Request) -> bool:
+        return request.for_pages or self.options.pages_address is None
 
-    async def process_request(self, req: falcon.asgi.Request, _: falcon.asgi.Response) -> None:
-        """Refuse what goes no further; Falcon calls this first."""
-        self.admit(_visit(req).exchange)
+    def page_for(self, request: Request) -> str | None:
+        """Return the path of the page that is asked for; None for what the router is asked."""
+        pages = self._pages if self._has_pages(request) else self._health
+        return pages.get(request.raw_path)
 
-    async def _ask_router(
-        self, req: falcon.asgi.Request, resp: falcon.asgi.Response, **_: Any
-    ) -> None:
+    async def on_request(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """Send the query to a replica; cancelling this cancels the query."""
-        visit = _visit(req)
-        exchange = visit.exchange
-        if PAGES_KEY in exchange.scope or exchange.raw_path in self._pages:
+        request: Request = req.scope[REQUEST_KEY]
+        if request.for_pages or request.raw_path in self._pages:
             raise RouteNotFoundError  # pages and requests have places of their own
-        if exchange.path == "*":  # OPTIONS, to see whether the server is there
-            visit.respond(resp, Reply(204, [], b""))
+        if request.path == "*":  # OPTIONS, to see whether the server is there
+            respond(request, resp, Reply(204, [], b""))
             return
-        follows: str = ""
+        begun, body, follows = b"", request.body, ""
         on_fed: Callable[[Any], None] | None = None
-        if visit.has_body:
-            exchange.body = await visit.begin_body()
-            body = visit.body
-            if body is not None and not body.is_complete:
+        if body is not None:
+            begun = await body.begin()
+            if not body.is_complete:
                 follows, on_fed = BODY, body.send_to
         number, most_s = self.link.next_id(), self.options.request_timeout_s
-        query = query_for(exchange, number, most_s, follows=follows)
-        exchange.body = b""  # the query has it
+        query = query_for(request, number, most_s, begun, follows=follows)
+        del begun  # the query has it
         answer = await self.link.ask(query, on_fed)
-        visit.respond(resp, reply_to(answer, exchange))
+        respond(request, resp, reply_to(answer, request))
+
+
+class Router(CompiledRouter):
+    """Falcon's router: our own pages by their paths, and :meth:`Front.on_request` for all else."""
+
+    def __init__(self, front: Front) -> None:
+        super().__init__()
+        self._front = front
+        self._else: Any = front, defaultdict(lambda: front.on_request), {}, None
+
+    def find(self, uri: str, req: Any = None) -> Any:
+        """Return what answers a request; raises for one that goes no further."""
+        request: Request = req.scope[REQUEST_KEY]
+        self._front.admit(request)
+        page = self._front.page_for(request)
+        return self._else if page is None else super().find(page, req)
+
+
+def _falcon_app(front: Front, pages: Mapping[str, object]) -> falcon.asgi.App[Any, Any]:
+    app: falcon.asgi.App[Any, Any] = falcon.asgi.App(router=Router(front))
+    app.resp_options.default_media_type = None  # type: ignore[assignment]  # add no header
+    for path, page in pages.items():
+        app.add_route(path, page)
+    app.set_error_serializer(_serialize)
+    app.add_error_handler(GreenroomError, _answer_our_error)
+    app.add_error_handler(Exception, _answer_unexpected)
+    return app
 
 
 async def _no_body() -> Event:
     return _EMPTY_BODY
 
 
-@dataclass(slots=True)
-class Visit:
-    """A request while it is in Falcon, which reads its body by ``receive``."""
-
-    exchange: Exchange
-    receive: Receive
-    send_on: Send
-    max_body_bytes: int | None
-    early_bodies: ClientCounts
-    is_early: bool = False  # it is among early_bodies
-    body: Body | None = None
-    reply: Reply | None = None  # that Falcon sends
-
-    @property
-    def has_body(self) -> bool:
-        """Whether the client has announced a body."""
-        head = self.exchange.head
-        return b"content-length" in head or b"transfer-encoding" in head
-
-    @property
-    def _host(self) -> str | None:
-        peer = self.exchange.scope["client"]
-        return peer[0] if peer else None
-
-    async def begin_body(self) -> bytes:
-        """Return the body, or what of it goes with the query; see :meth:`Body.begin`."""
-        head = self.exchange.head
-        declared = head.get(b"content-length")
-        self.body = Body(self.receive, declared, self.max_body_bytes)
-        waits = head.get(b"expect", b"").lower() == b"100-continue"
-        if (waits or declared is None) and self.early_bodies.has_room_for(self._host):
-            self.is_early = True
-            self.early_bodies.add(self._host)
-        begun = await self.body.begin(waits=waits, early=self.is_early)
-        if self.body.is_complete or len(begun) >= WHOLE:
-            self._leave_early()
-        return begun
-
-    def _leave_early(self) -> None:
-        if self.is_early:
-            self.is_early = False
-            self.early_bodies.remove(self._host)
-
-    async def end(self) -> None:
-        """Want no more of the body."""
-        self._leave_early()
-        if self.body is not None:
-            await self.body.end()
-
-    async def whole_body(self, max_bytes: int) -> bytes:
-        """Return all of the body, for a resource of ours that takes ``max_bytes``."""
-        if not self.has_body:
-            return b""
-        if self.max_body_bytes is None or self.max_body_bytes > max_bytes:
-            self.max_body_bytes = max_bytes
-        begun = await self.begin_body()
-        return begun + await self.body.rest() if self.body is not None else begun
-
-    def respond(self, resp: falcon.asgi.Response, reply: Reply) -> None:
-        """Make ``reply`` the response."""
-        self.reply = reply
-        resp.status = reply.status
-        if isinstance(reply.body, bytes):
-            resp.data = reply.body
-        else:
-            resp.stream = reply.body  # type: ignore[assignment]  # Falcon only passes parts on
-
-    async def send(self, event: Event) -> None:
-        """Send an event of Falcon's; a reply's headers go past it, for it would merge some."""
-        if self.reply is not None and event["type"] == "http.response.start":
-            headers = self.reply.headers
-            if self.body is not None and not self.body.is_complete:
-                headers.append(CLOSE)  # the client would have to send the rest first
-            event = {**event, "headers": headers}
-        await self.send_on(event)
-
-
-def _visit(req: falcon.Request | falcon.asgi.Request) -> Visit:
-    visit: Visit = req.scope[VISIT_KEY]  # type: ignore[union-attr]  # it is the asgi one
-    return visit
+def respond(request: Request, resp: falcon.asgi.Response, reply: Reply) -> None:
+    """Have Falcon send a reply."""
+    request.reply = reply
+    resp.status = reply.status
+    if isinstance(reply.body, bytes):
+        resp.data = reply.body
+    else:
+        resp.stream = reply.body  # type: ignore[assignment]  # Falcon only passes parts on
 
 
 async def _answer_our_error(
     req: falcon.asgi.Request, resp: falcon.asgi.Response, error: GreenroomError, _: dict[str, Any]
 ) -> None:
-    visit = _visit(req)
-    visit.respond(resp, error_reply_for(error, visit.exchange))
+    request: Request = req.scope[REQUEST_KEY]
+    respond(request, resp, error_reply_for(error, request))
 
 
 async def _answer_unexpected(
     req: falcon.asgi.Request, resp: falcon.asgi.Response, error: Exception, _: dict[str, Any]
 ) -> None:
-    visit = _visit(req)
-    visit.respond(resp, unexpected(error, visit.exchange))
+    request: Request = req.scope[REQUEST_KEY]
+    respond(request, resp, unexpected(error, request))
 
 
-def _serialize(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
+def _serialize(req: Any, resp: falcon.Response, error: falcon.HTTPError) -> None:
     """Give Falcon's own errors, such as 405 on a page, the form of ours."""
     text = error.description or error.title or str(error.status)
-    exchange = _visit(req).exchange
-    reply = error_reply(error.status_code, "InvalidRequestError", text, exchange)
+    request: Request = req.scope[REQUEST_KEY]
+    reply = error_reply(error.status_code, "InvalidRequestError", text, request)
     assert isinstance(reply.body, bytes)
     resp.data = reply.body
     resp.content_type = reply.headers[0][1].decode()
 
 
 # --- Responses as ASGI events ---------------------------------------------------------------------
-
-
-async def guarded(exchange: Exchange, send: Send, serve: Callable[[Send], Awaitable[None]]) -> None:
-    """Call ``serve``, and add to its events the headers of every response.
-
-    What fails before the response has begun is answered with 500. Later it is raised, and the
-    protocol cuts the connection, so that the client knows.
-    """
-
-    async def counted(event: Event) -> None:
-        if event["type"] == "http.response.start":
-            exchange.status = event["status"]
-            event = {**event, "headers": exchange.completed(list(event["headers"]))}
-        else:
-            exchange.bytes_out += len(event.get("body", b""))
-        await send(event)
-
-    try:
-        await serve(counted)
-    except asyncio.CancelledError:
-        exchange.status = CLIENT_LEFT
-        raise
-    except StreamFailedError as error:
-        _logger.warning("request %s was cut off: %s", exchange.request_id, error)
-        raise
-    except Exception as error:
-        if isinstance(error, BodyIncompleteError):  # a middleware has read a body, slowly
-            reply = error_reply_for(error, exchange)
-        else:
-            reply = unexpected(error, exchange)
-        if exchange.status:
-            raise
-        await send_reply(reply, counted)
 
 
 async def send_reply(reply: Reply, send: Send) -> None:
@@ -457,18 +391,18 @@ _dot_segment = re.compile(r"/\.\.?(?:/|\Z)").search
 _DEFAULT_PORTS = {"http": b":80", "https": b":443"}
 
 
-def check_target(exchange: Exchange, *, empty_segments: bool) -> None:
+def check_target(request: Request, *, empty_segments: bool) -> None:
     """Raise InvalidRequestError for a Host or target that servers may read in several ways."""
-    scope, host = exchange.scope, exchange.head.get(b"host")
+    host = request.head.get(b"host")
     if host is None:
-        if scope["http_version"] == "1.1":
+        if request.http_version == "1.1":
             raise InvalidRequestError("the Host header is missing, which HTTP/1.1 requires")
     elif not _is_host(host):
         shown = host[:100].decode("latin-1")
         raise InvalidRequestError(f"the Host header {shown!r} is no name or address with a port")
-    if scope["path"][:1] != "/":
-        _check_odd_target(scope["raw_path"].decode("latin-1"), exchange.method, host)
-    path = exchange.full_path
+    if request.sent_path[:1] != "/":
+        _check_odd_target(request, host)
+    path = request.full_path
     if "/." in path and _dot_segment(path):
         text = f"the path {path[:100]!r} has a segment . or .., which servers resolve differently"
         raise InvalidRequestError(text)
@@ -482,8 +416,9 @@ def _is_host(host: bytes) -> bool:
     return _is_authority(host) is not None
 
 
-def _check_odd_target(target: str, method: str, host: bytes | None) -> None:
-    if target == "*" and method == "OPTIONS":
+def _check_odd_target(request: Request, host: bytes | None) -> None:
+    target = request.scope["raw_path"].decode("latin-1")
+    if target == "*" and request.method == "OPTIONS":
         return
     absolute = _absolute(target)
     if absolute is None:
@@ -507,14 +442,14 @@ class Page:
     """
 
     def __init__(
-        self, content_type: str, make: Callable[[Mapping[str, object]], Awaitable[bytes]]
+        self, content_type: str, make: Callable[[dict[str, str]], Awaitable[bytes]]
     ) -> None:
         self._content_type = content_type
         self._make = make
 
     async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """Answer with the content."""
-        resp.data = await self._make(req.params)
+        resp.data = await self._make(req.scope[REQUEST_KEY].fields())
         resp.content_type = self._content_type
 
     on_head = on_get
@@ -534,11 +469,10 @@ class MetricsPage:
 
     async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """Answer with the metrics; HTTP 400 for another host's name."""
-        query = _visit(req).exchange.scope["query_string"].decode("latin-1")
-        hosts = parse_qs(query, keep_blank_values=True).get("host", [])
-        if hosts not in ([], ["self"]):
-            raise InvalidRequestError(f"host={hosts[-1]!r}: must be 'self', or left out for all")
-        resp.data = await _within_patience(self._text(whole=not hosts))
+        host = req.scope[REQUEST_KEY].fields().get("host")
+        if host not in {None, "self"}:
+            raise InvalidRequestError(f"host={host!r}: must be 'self', or left out for all")
+        resp.data = await _within_patience(self._text(whole=host is None))
         resp.content_type = CONTENT_TYPE
 
     async def _text(self, *, whole: bool) -> bytes:
@@ -568,9 +502,9 @@ def _pages(link: Link) -> dict[str, Page | MetricsPage]:
             raise NotRunningError(_UNHEALTHY)
         return b"success"
 
-    async def readiness(parameters: Mapping[str, object]) -> bytes:
+    async def readiness(fields: dict[str, str]) -> bytes:
         """Say whether every application that was RUNNING once can serve; or whether one can."""
-        application = _application_in(parameters)
+        application = _application_in(fields)
         asked = _lacking_of(link, application) if application else link.unready()
         unready = await _within_patience(asked)
         if unready is None or not link.ready:
@@ -591,13 +525,13 @@ def _pages(link: Link) -> dict[str, Page | MetricsPage]:
     }
 
 
-def _application_in(parameters: Mapping[str, object]) -> str:
+def _application_in(fields: dict[str, str]) -> str:
     """Return the application that is asked for, "" for all; InvalidRequestError for another key."""
-    for name, value in parameters.items():
-        if name != "application" or not isinstance(value, str):
+    for name, value in fields.items():
+        if name != "application":
             told = f"{name}={value!r}"[:200]
             raise InvalidRequestError(f"{told}: must be one application=NAME, or left out for all")
-    return str(parameters.get("application", ""))
+    return fields.get("application", "")
 
 
 async def _lacking_of(link: Link, application: str) -> Mapping[str, Iterable[str]] | None:

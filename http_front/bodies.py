@@ -18,7 +18,8 @@ import re
 from greenroom.actors.caller.streams import NobodyListensError
 from greenroom.actors.caller.uploads import Feed
 from greenroom.core.errors import BodyIncompleteError, BodyTooLargeError, GreenroomError
-from greenroom.http_front.exchange import Event, Receive
+from greenroom.http_front.connections import ClientCounts
+from greenroom.http_front.request import Event, Receive, Request
 
 _logger = logging.getLogger(__name__)
 
@@ -30,41 +31,55 @@ EARLY = 16  # of each client
 class Body:
     """One request's body as it comes, through an ASGI ``receive``.
 
-    ``declared`` is the Content-Length header, which the protocol has found to be a number;
-    ``max_bytes`` is how much the client may send.
+    ``max_bytes`` is how much the client may send. ``early`` counts the bodies whose queries leave
+    before they are here.
     """
 
-    def __init__(self, receive: Receive, declared: bytes | None, max_bytes: int | None) -> None:
+    def __init__(
+        self, request: Request, receive: Receive, max_bytes: int | None, early: ClientCounts
+    ) -> None:
         self.is_complete = False
+        self._request = request
         self._receive = receive
-        self._declared = None if declared is None else int(declared)
         self._max_bytes = max_bytes
+        self._early = early
+        self._is_early = False  # it is among these
         self._size = 0  # of what has come
         self._event: asyncio.Future[Event] | None = None  # asked for, and perhaps not here yet
         self._sending: asyncio.Task[None] | None = None
 
-    async def begin(self, *, waits: bool = False, early: bool = False) -> bytes:
+    @property
+    def _host(self) -> str | None:
+        return None if self._request.client is None else self._request.client[0]
+
+    async def begin(self) -> bytes:
         """Return the body, or what goes with the query when the rest follows.
 
-        ``waits`` means that the client waits with its body until it is asked for it, and ``early``
-        that the query may leave before WHOLE bytes are here. Raises BodyTooLargeError or
-        BodyIncompleteError.
+        Raises BodyTooLargeError or BodyIncompleteError.
         """
-        declared, limit = self._declared, self._max_bytes
+        declared, limit = self._request.length, self._max_bytes
         if declared is not None and limit is not None and declared > limit:
             raise BodyTooLargeError(_too_large(f" of {declared} bytes", limit))
-        if waits and early and (declared or 0) > WHOLE:
+        waits = self._request.expects_continue  # the client, with its body
+        if (waits or declared is None) and self._early.has_room_for(self._host):
+            self._is_early = True
+            self._early.add(self._host)
+        if waits and self._is_early and (declared or 0) > WHOLE:
             return b""
         pieces = [await self._next()]
         while not self.is_complete and self._size < WHOLE:
-            if declared is None and early and not await self._comes_at_once():
+            if declared is None and self._is_early and not await self._comes_at_once():
                 break
             pieces.append(await self._next())
+        if self.is_complete or self._size >= WHOLE:
+            self._leave_early()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def rest(self) -> bytes:
-        """Return what follows :meth:`begin`, for a reader of ours; raises as that does."""
-        pieces = []
+    async def whole(self, max_bytes: int) -> bytes:
+        """Return all of the body, for a reader of ours that takes ``max_bytes``."""
+        if self._max_bytes is None or self._max_bytes > max_bytes:
+            self._max_bytes = max_bytes
+        pieces = [await self.begin()]
         while not self.is_complete:
             pieces.append(await self._next())
         return b"".join(pieces)
@@ -75,11 +90,17 @@ class Body:
 
     async def end(self) -> None:
         """Take no more; bytes that were asked for and have not come stay with the protocol."""
+        self._leave_early()
         pending = [each for each in (self._sending, self._event) if each is not None]
         for each in pending:
             each.cancel()
         if pending:
             await asyncio.wait(pending)
+
+    def _leave_early(self) -> None:
+        if self._is_early:
+            self._is_early = False
+            self._early.remove(self._host)
 
     async def _send(self, feed: Feed) -> None:
         try:

@@ -23,10 +23,10 @@ from email.utils import formatdate
 from functools import lru_cache
 from heapq import nsmallest
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 from greenroom.core.config import HTTPOptions
-from greenroom.http_front.exchange import App, Scope
+from greenroom.http_front.request import App, Request
 
 _logger = logging.getLogger(__name__)
 
@@ -34,12 +34,12 @@ MIN_RATE = 500  # bytes per second that a client must take of what waits for it,
 PAGES_ROOM = 32  # connections to the pages' own port that requests cannot take
 SHARE = 4  # one address has at most this part of a worker's connections
 LOG_EVERY_S = 60.0
+LINGER_S = 2.0
 EVICTED = 16  # connections that are closed at once to make room
 ACCEPT_AGAIN_S = 1.0
 GONE = select.EPOLLRDHUP  # EPOLLHUP and EPOLLERR are always reported
 MAX_HOPS = 32  # of X-Forwarded-For that are looked at, the nearest first
 NO_ROOM = "the bodies that wait in this worker have no room for another"
-FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
 _ACKNOWLEDGED_AT = 120  # tcpi_bytes_acked in Linux's struct tcp_info
 _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 _FULL = (
@@ -51,8 +51,83 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-class Connection(Protocol):
-    """What a connection's protocol, for HTTP or a WebSocket, has for the others' owner."""
+class ClientConnection(asyncio.Protocol):
+    """What each connection of a client is, for HTTP or as a WebSocket.
+
+    While what was written is not taken, nothing is read, and senders wait in :meth:`drained`.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(self, shared: Connections) -> None:
+        self.shared = shared
+        self.peer: tuple[str, int] | None = None
+        self._is_closing = False  # what comes is not for us any more
+        self._is_paused = False
+        self._writable: asyncio.Event | None = None  # while nothing can be written
+        self._sending = Sending()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See asyncio."""
+        self.transport = transport
+        self.peer = peer_of(transport.get_extra_info("peername"))
+        self.shared.add(self, self.peer)
+
+    def pause_writing(self) -> None:
+        """See asyncio."""
+        self._writable = asyncio.Event()
+        self.throttle()
+
+    def resume_writing(self) -> None:
+        """See asyncio."""
+        if self._writable is not None:
+            self._writable.set()
+            self._writable = None
+            self._go_on()
+
+    async def drained(self) -> None:
+        """Return when something can be written, or the client is gone."""
+        while self._writable is not None:
+            await self._writable.wait()
+
+    def throttle(self) -> None:
+        """Read, or read no more, as what is here demands."""
+        pause = not self._is_closing and self._must_wait
+        if pause is self._is_paused or self.transport.is_closing():
+            return
+        self._is_paused = pause
+        if pause:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
+        self._throttled()
+
+    def hang_up(self) -> None:
+        """Close, but not before the client has had time to read what was written.
+
+        Closing a socket with unread bytes resets it, and a reset can overtake the response: the
+        client would see a broken pipe instead of a 413.
+        """
+        self._is_closing = True
+        self.throttle()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.shared.loop.call_later(LINGER_S, self.transport.close)
+
+    def fileno(self) -> int:
+        """Return the connection's file descriptor."""
+        return int(self.transport.get_extra_info("socket").fileno())
+
+    def give_up(self, now: float, *, idle_s: float, fresh_s: float) -> None:
+        """Close it if it waits for what does not come; see :meth:`Connections.give_up`."""
+        if self._sending.is_stuck(self.transport, now, self.shared.options.send_timeout_s):
+            self.transport.abort()
+        else:
+            self._check_time(now, idle_s, fresh_s)
+
+    def evict(self) -> None:
+        """Close it, to make room for another."""
+        self.transport.close()
 
     @property
     def waiting_since(self) -> float | None:
@@ -60,16 +135,23 @@ class Connection(Protocol):
 
         0 for one that was refused, and is open only so that its client reads why.
         """
+        raise NotImplementedError
 
-    def fileno(self) -> int:
-        """Return its file descriptor."""
-        ...
+    @property
+    def _must_wait(self) -> bool:
+        """Whether nothing is to be read now."""
+        raise NotImplementedError
 
-    def evict(self) -> None:
-        """Close it, to make room for another."""
+    def _throttled(self) -> None:
+        """Take note that reading was paused, or goes on."""
 
-    def give_up(self, now: float, *, idle_s: float, fresh_s: float) -> None:
-        """Close it if it waits for what does not come; see :meth:`Connections.give_up`."""
+    def _go_on(self) -> None:
+        """Go on, now that something can be written."""
+        self.throttle()
+
+    def _check_time(self, now: float, idle_s: float, fresh_s: float) -> None:
+        """Close it if its client is late with what it owes."""
+        raise NotImplementedError
 
 
 class Connections:
@@ -81,10 +163,11 @@ class Connections:
         self.options = options
         self.proxies = TrustedProxies(options.trusted_proxies)
         self.departures = DisconnectWatcher()
-        self.all: dict[Connection, str | None] = {}  # with their clients' addresses
+        self.all: dict[ClientConnection, str | None] = {}  # with their clients' addresses
         self.tasks: set[asyncio.Task[None]] = set()
         self.waiting_bytes = 0  # of bodies of unanswered requests, and of WebSockets' messages
         self.default_head = b""
+        self.root_path = options.root_path.rstrip("/")
         self.most = most
         most_each = options.max_connections_per_client or max(1, most // SHARE)
         self._clients = ClientCounts(most_each, self.proxies)
@@ -98,12 +181,12 @@ class Connections:
         """Whether there are any, or some are being opened."""
         return bool(self.all or self._opening)
 
-    def add(self, connection: Connection, peer: tuple[str, int] | None) -> None:
+    def add(self, connection: ClientConnection, peer: tuple[str, int] | None) -> None:
         """Count a connection."""
         host = self.all[connection] = None if peer is None else peer[0]
         self._clients.add(host)
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: ClientConnection) -> None:
         """Count a connection no more."""
         if connection in self.all:
             self._clients.remove(self.all.pop(connection))
@@ -397,18 +480,18 @@ class TrustedProxies:
         address = _address(host)
         return address is not None and any(address in network for network in self._networks)
 
-    def apply(self, scope: Scope) -> None:
-        """Write into the scope what the peer says of the client, if the peer is trusted."""
-        client = scope["client"]
+    def apply(self, request: Request) -> None:
+        """Write into the request what the peer says of the client, if the peer is trusted."""
+        client = request.client
         if client is None or not self.trusts(client[0]):
             return
         hops: list[str] = []
-        for name, value in scope["headers"]:
+        for name, value in request.headers:
             text = value.decode("latin-1").strip()
             if name == b"x-forwarded-for":
                 hops += text.split(",")
             elif name == b"x-forwarded-proto" and text in _SCHEMES:
-                scope["scheme"] = _SCHEMES[text] if scope["type"] == "websocket" else text
+                request.scheme = _SCHEMES[text] if request.is_socket else text
         # The client is the last hop that is not trusted itself, or the first hop. Anybody may send
         # hops, and each costs time: past the limit the peer itself stays the client.
         for at, hop in enumerate(reversed(hops[-MAX_HOPS:]), 1):
@@ -416,7 +499,7 @@ class TrustedProxies:
             if _address(host) is None:
                 return
             if at == len(hops) or not self.trusts(host):
-                scope["client"] = (host, port)
+                request.client = (host, port)
                 return
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from greenroom.actors.caller.streams import StreamFailedError
 from greenroom.core.config import CorsOptions, HTTPOptions
 from greenroom.core.errors import InvalidRequestError
-from greenroom.http_front.exchange import App, Event, Headers, Receive, Scope, Send
+from greenroom.http_front.request import App, Event, Headers, Receive, Scope, Send
 from greenroom.http_front.responses import declared_length, is_valid_header
 
 ANSWER_KEY = "greenroom.answer"

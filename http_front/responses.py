@@ -22,7 +22,7 @@ from greenroom.core.errors import (
     MethodNotAllowedError,
     RouteNotFoundError,
 )
-from greenroom.http_front.exchange import Exchange, Headers, Reply
+from greenroom.http_front.request import Headers, Reply, Request
 
 _logger = logging.getLogger(__name__)
 
@@ -64,6 +64,15 @@ def _status_line(status: int) -> bytes:
 STATUS_LINES = {status: _status_line(status) for status in range(100, 600)}
 
 
+def response_head(status: int, headers: Headers, default_head: bytes) -> bytes:
+    """Return the lines of a response's head; ``default_head`` are those that all have."""
+    lines = [STATUS_LINES[status], default_head]
+    for name, value in headers:
+        lines += (name, b": ", value, b"\r\n")
+    lines.append(b"\r\n")
+    return b"".join(lines)
+
+
 class BadHeaderError(Exception):
     """User code returned a header that would break the response; the text names it."""
 
@@ -71,18 +80,18 @@ class BadHeaderError(Exception):
 # --- Answers --------------------------------------------------------------------------------------
 
 
-def reply_to(answer: Answer, exchange: Exchange) -> Reply:
+def reply_to(answer: Answer, request: Request) -> Reply:
     """Turn the answer to a request's query into the response."""
     if isinstance(answer, FailedAnswer):
-        return failed_reply(answer, exchange)
+        return failed_reply(answer, request)
     try:
         if isinstance(answer, Stream):
-            return _streamed_reply(answer, exchange.method)
-        return _whole_reply(answer, exchange.method)
+            return _streamed_reply(answer, request.method)
+        return _whole_reply(answer, request.method)
     except BadHeaderError as error:
         if isinstance(answer, Stream):
             answer.close()
-        return error_reply(500, "UnsupportedResultError", str(error), exchange)
+        return error_reply(500, "UnsupportedResultError", str(error), request)
 
 
 def _whole_reply(answer: HttpAnswer, method: str) -> Reply:
@@ -210,45 +219,45 @@ def declared_length(headers: tuple[tuple[bytes, bytes], ...]) -> bytes | None:
 # --- Failures -------------------------------------------------------------------------------------
 
 
-def error_reply_for(error: GreenroomError, exchange: Exchange) -> Reply:
+def error_reply_for(error: GreenroomError, request: Request) -> Reply:
     """Return the response for an error that was raised in this worker."""
     failed = FailedAnswer(0, type(error).__name__, str(error), error.retry_after_s)
-    return failed_reply(failed, exchange)
+    return failed_reply(failed, request)
 
 
-def failed_reply(answer: FailedAnswer, exchange: Exchange) -> Reply:
+def failed_reply(answer: FailedAnswer, request: Request) -> Reply:
     """Turn a failure into its row of the HTTP table."""
     error = ERRORS_BY_KIND.get(answer.kind, GreenroomError)
     text = answer.text
     extra: Headers = []
     if issubclass(error, RouteNotFoundError):
-        text = f"Path '{exchange.full_path}' not found. Ping /-/routes for available routes."
+        text = f"Path '{request.full_path}' not found. Ping /-/routes for available routes."
     elif issubclass(error, MethodNotAllowedError):
         extra.append((b"allow", ", ".join(answer.allowed).encode("latin-1", "replace")))
     elif error.http_status == 503:
         seconds = answer.retry_after_s or error.retry_after_s or 1
         extra.append((b"retry-after", b"%d" % max(1, math.ceil(seconds))))
-    return error_reply(error.http_status, answer.kind, text, exchange, extra)
+    return error_reply(error.http_status, answer.kind, text, request, extra)
 
 
-def unexpected(error: Exception, exchange: Exchange) -> Reply:
+def unexpected(error: Exception, request: Request) -> Reply:
     """Log what should not have happened; the client is told no more than that it did."""
-    _logger.error("request %s failed", exchange.request_id, exc_info=error)
-    return error_reply(500, "GreenroomError", "Internal Server Error", exchange)
+    _logger.error("request %s failed", request.id, exc_info=error)
+    return error_reply(500, "GreenroomError", "Internal Server Error", request)
 
 
 def error_reply(
-    status: int, kind: str, text: str, exchange: Exchange, extra: Headers | None = None
+    status: int, kind: str, text: str, request: Request, extra: Headers | None = None
 ) -> Reply:
     """Make an error's response: JSON where the client asks for it, else text."""
     text = text.partition("Traceback (most recent call last)")[0].strip() or kind
     content_type = TEXT
-    if b"application/json" in exchange.head.get(b"accept", b""):
+    if b"application/json" in request.head.get(b"accept", b""):
         content_type = JSON
-        fields = {"error": kind, "message": text, "request_id": exchange.request_id}
+        fields = {"error": kind, "message": text, "request_id": request.id}
         text = json.dumps(fields)
     elif status >= 500:
-        text = f"{text}\nRequest ID: {exchange.request_id}"
+        text = f"{text}\nRequest ID: {request.id}"
     body = text.encode("utf-8", "replace")
     headers = [content_type, (b"content-length", b"%d" % len(body)), *(extra or ())]
-    return Reply(status, headers, b"" if exchange.method == "HEAD" else body)
+    return Reply(status, headers, b"" if request.method == "HEAD" else body)

@@ -29,7 +29,7 @@ import logging
 import os
 
 from websockets.frames import Frame, Opcode
-from websockets.http11 import Request, Response
+from websockets.http11 import Request as Opening, Response
 from websockets.server import ServerProtocol
 
 from greenroom.actors.caller.streams import NobodyListensError, Stream, StreamFailedError
@@ -44,28 +44,31 @@ from greenroom.actors.messages.closing import (
 )
 from greenroom.actors.messages.queries import BINARY, END, MORE, TEXT
 from greenroom.core.routing.tickets import SOCKET
-from greenroom.http_front.connections import NO_ROOM, Connections, Pace, Sending, bytes_acknowledged
-from greenroom.http_front.exchange import (
-    CLIENT_LEFT,
+from greenroom.http_front.connections import (
+    NO_ROOM,
+    ClientConnection,
+    Connections,
+    Pace,
+    bytes_acknowledged,
+)
+from greenroom.http_front.link import Link
+from greenroom.http_front.request import (
     CLOSE,
-    App,
     Event,
-    Exchange,
     Headers,
     Receive,
     Reply,
-    Scope,
+    Request,
     Send,
     query_for,
 )
-from greenroom.http_front.link import Link
 from greenroom.http_front.responses import (
-    STATUS_LINES,
     TEXT as TEXT_TYPE,
     BadHeaderError,
     error_reply,
     passed_on,
     reply_to,
+    response_head,
 )
 
 _logger = logging.getLogger(__name__)
@@ -81,7 +84,6 @@ ANSWER_MARGIN_S = 5.0  # the router's 408 comes first
 PING_S = 20.0
 PONG_S = 20.0
 CLOSE_S = 5.0
-LINGER_S = 2.0
 MESSAGE_TIMEOUT_S = 30.0  # that a message may lag behind MIN_RATE
 UNCOUNTED_BYTES = 64 * 1024  # of messages that wait, which cost no more than a connection does
 POLICY_VIOLATION = 1008
@@ -89,41 +91,36 @@ TRY_AGAIN_LATER = 1013
 INVALID_DATA = 1007
 PING_BYTES = 64  # more than one has, with TLS too
 MAX_EARLY_BYTES = 64 * 1024  # that may come before the opening is answered
+_OURS = frozenset({b"content-length", b"connection", b"transfer-encoding", b"date"})
 _HANDSHAKE_HEADERS = frozenset({b"connection", b"upgrade", b"origin"})
 
 
 # --- The conversation -----------------------------------------------------------------------------
 
 
-async def guarded(app: App, exchange: Exchange, receive: Receive, send: Send) -> None:
-    """Have ``app`` serve a WebSocket; what fails is logged, and raised for the connection."""
+def counting(request: Request, send: Send) -> Send:
+    """Return a ``send`` that notes what becomes of a WebSocket, and gives its answer its id."""
 
     async def counted(event: Event) -> None:
         kind = event["type"]
         if kind == "websocket.send":
-            exchange.bytes_out += len(event.get("bytes") or event.get("text") or b"")
+            request.bytes_out += len(event.get("bytes") or event.get("text") or b"")
         elif kind == f"{RESPONSE}.body":
-            exchange.bytes_out += len(event.get("body", b""))
+            request.bytes_out += len(event.get("body", b""))
         elif kind in {"websocket.accept", f"{RESPONSE}.start"}:
-            exchange.status = event.get("status", SWITCHING)
-            event = {**event, "headers": exchange.identified(list(event.get("headers", ())))}
-        elif not exchange.status:  # a close that refuses
-            exchange.status = 403
+            request.status = event.get("status", SWITCHING)
+            identity = (b"x-request-id", request.id.encode("ascii"))
+            event = {**event, "headers": [*event.get("headers", ()), identity]}
+        elif not request.status:  # a close that refuses
+            request.status = 403
         await send(event)
 
-    try:
-        await app(exchange.scope, receive, counted)
-    except asyncio.CancelledError:
-        exchange.status = exchange.status or CLIENT_LEFT
-        raise
-    except Exception:
-        _logger.exception("WebSocket %s failed", exchange.request_id)
-        raise
+    return counted
 
 
-async def refuse(reply: Reply, exchange: Exchange, send: Send) -> None:
+async def refuse(reply: Reply, request: Request, send: Send) -> None:
     """Answer an opening with a response; with a bare 403 where the server cannot give another."""
-    if RESPONSE not in exchange.scope.get("extensions", {}):
+    if RESPONSE not in request.scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": POLICY_VIOLATION})
         return
     body = reply.body
@@ -143,18 +140,18 @@ class Conversations:
         self._open: set[_Conversation] = set()
         self._is_closing = False
 
-    async def serve(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+    async def serve(self, request: Request, receive: Receive, send: Send) -> None:
         """Open one, and return when it is closed; cancelled when the client is gone.
 
         Raises a GreenroomError for an opening that cannot be asked about.
         """
         fed: list[Feed] = []
-        query = query_for(exchange, self._link.next_id(), self._timeout_s, follows=SOCKET)
+        query = query_for(request, self._link.next_id(), self._timeout_s, follows=SOCKET)
         answer = await self._link.ask(query, fed.append)
         if not isinstance(answer, Stream):
-            await refuse(reply_to(answer, exchange), exchange, send)
+            await refuse(reply_to(answer, request), request, send)
             return
-        conversation = _Conversation(exchange, receive, send, answer, fed[0])
+        conversation = _Conversation(request, receive, send, answer, fed[0])
         self._open.add(conversation)
         if self._is_closing:
             conversation.close()
@@ -179,9 +176,9 @@ class _Conversation:
     """One WebSocket that user code has accepted."""
 
     def __init__(
-        self, exchange: Exchange, receive: Receive, send: Send, stream: Stream, feed: Feed
+        self, request: Request, receive: Receive, send: Send, stream: Stream, feed: Feed
     ) -> None:
-        self._exchange = exchange
+        self._request = request
         self._receive = receive
         self._send = send
         self._stream = stream
@@ -200,8 +197,8 @@ class _Conversation:
             accept = self._accept()
         except BadHeaderError as error:
             self._leave()
-            reply = error_reply(500, "UnsupportedResultError", str(error), self._exchange)
-            await refuse(reply, self._exchange, self._send)
+            reply = error_reply(500, "UnsupportedResultError", str(error), self._request)
+            await refuse(reply, self._request, self._send)
             return
         tasks: set[asyncio.Future[None]] = set()
         try:
@@ -247,7 +244,7 @@ class _Conversation:
         except OSError:  # the client has gone, and _from_client hears how
             await asyncio.get_running_loop().create_future()
         except StreamFailedError as error:
-            _logger.warning("WebSocket %s was cut off: %s", self._exchange.request_id, error)
+            _logger.warning("WebSocket %s was cut off: %s", self._request.id, error)
             await self._close(close_frame(FAILED, str(error)))
 
     async def _next_message(self) -> Event | None:
@@ -288,17 +285,12 @@ class ClientGoneError(OSError):
     """The WebSocket is closed; nothing can be sent."""
 
 
-class FrontSocket(asyncio.Protocol):
+class FrontSocket(ClientConnection):
     """One connection that has become a WebSocket, or asks to."""
 
-    transport: asyncio.Transport
-
-    def __init__(
-        self, shared: Connections, scope: Scope, peer: tuple[str, int] | None = None
-    ) -> None:
-        self._shared = shared
-        self._peer = peer
-        self._scope = scope
+    def __init__(self, shared: Connections, request: Request) -> None:
+        super().__init__(shared)
+        self._request = request
         self._conn = ServerProtocol(
             max_size=shared.options.max_websocket_message_bytes, logger=_wire_logger
         )
@@ -308,15 +300,11 @@ class FrontSocket(asyncio.Protocol):
         self._queue: asyncio.Queue[Event] = asyncio.Queue()
         self._is_answered = False  # the opening is
         self._is_open = False
-        self._is_closing = False  # a close frame has left, or nothing will
         self._is_deaf = False  # what comes is not looked at
         self._is_lost = False
         self._early = b""  # what came before the opening was answered
         self._refusal: Event | None = None
         self._refusal_body = b""
-        self._writable: asyncio.Event | None = None  # while nothing can be written
-        self._is_paused = False
-        self._sending = Sending()
         self._close_timer: asyncio.TimerHandle | None = None
         self._ping_timer: asyncio.TimerHandle | None = None
         self._pinged_at: float | None = None
@@ -333,8 +321,7 @@ class FrontSocket(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection over, with its opening; the app is asked unless that is malformed."""
-        self.transport = transport
-        self._shared.add(self, self._peer)
+        super().connection_made(transport)
         response = self._handshake()
         if response.status_code != SWITCHING:
             headers = [
@@ -344,17 +331,18 @@ class FrontSocket(asyncio.Protocol):
             self._respond(response.status_code, headers, bytes(response.body))
             return
         self._response = response
-        offered = [v for name, v in self._scope["headers"] if name == SUBPROTOCOL]
-        self._scope["subprotocols"] = [
+        scope = self._request.scope
+        offered = [value for name, value in self._request.headers if name == SUBPROTOCOL]
+        scope["subprotocols"] = [
             each.strip() for each in b",".join(offered).decode("latin-1").split(",") if each.strip()
         ]
-        self._scope["extensions"] = {RESPONSE: {}}
+        scope["extensions"] = {RESPONSE: {}}
         self._queue.put_nowait({"type": "websocket.connect"})
-        self._task = self._shared.run(self._run())
+        self._task = self.shared.run(self._run())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the app; cancel it where the opening is not answered."""
-        self._shared.remove(self)
+        self.shared.remove(self)
         self._is_lost = self._is_closing = True
         for timer in (self._ping_timer, self._close_timer):
             if timer is not None:
@@ -368,18 +356,6 @@ class FrontSocket(asyncio.Protocol):
             self._queue.put_nowait(_disconnect(ABNORMAL))
         elif self._task is not None:
             self._task.cancel()
-
-    def pause_writing(self) -> None:
-        """Write no more, and read no more: pings would have pongs written."""
-        self._writable = asyncio.Event()
-        self._throttle()
-
-    def resume_writing(self) -> None:
-        """Go on."""
-        if self._writable is not None:
-            self._writable.set()
-            self._writable = None
-            self._throttle()
 
     def data_received(self, data: bytes) -> None:
         """Take frames."""
@@ -398,22 +374,12 @@ class FrontSocket(asyncio.Protocol):
 
     @property
     def waiting_since(self) -> float | None:
-        """See :class:`.connections.Connection`."""
+        """See :class:`.connections.ClientConnection`."""
         return 0.0 if self._is_deaf else None
 
-    def fileno(self) -> int:
-        """Return the connection's file descriptor."""
-        return int(self.transport.get_extra_info("socket").fileno())
-
-    def evict(self) -> None:
-        """See :class:`.connections.Connection`."""
-        self.transport.close()
-
-    def give_up(self, now: float, *, idle_s: float, fresh_s: float) -> None:
-        """Cut a client that takes nothing, and refuse an opening that is not answered in time."""
-        if self._sending.is_stuck(self.transport, now, self._shared.options.send_timeout_s):
-            self.transport.abort()
-        elif not self._is_answered and now - self._made_at > self._timeout_s:
+    def _check_time(self, now: float, idle_s: float, fresh_s: float) -> None:
+        """Refuse an opening that is not answered in time."""
+        if not self._is_answered and now - self._made_at > self._timeout_s:
             headers = [(b"retry-after", b"1")]
             self._respond(503, headers, b"the WebSocket was not accepted in time")
             self._cancel()
@@ -424,20 +390,20 @@ class FrontSocket(asyncio.Protocol):
         """Check what concerns the handshake alone; the front has checked all the rest."""
         lines = [
             b"%b: %b\r\n" % header
-            for header in self._scope["headers"]
+            for header in self._request.headers
             if header[0] in _HANDSHAKE_HEADERS or header[0].startswith(b"sec-websocket-")
         ]
         conn = self._conn
         conn.receive_data(b"GET / HTTP/1.1\r\n" + b"".join(lines) + b"\r\n")
         for event in conn.events_received():
-            if isinstance(event, Request):
+            if isinstance(event, Opening):
                 return conn.accept(event)
         return conn.reject(400, "the WebSocket's opening cannot be read\n")
 
     async def _run(self) -> None:
         """Run the app, which logs its own errors."""
         try:
-            await self._shared.app(self._scope, self.receive, self.send)
+            await self.shared.app(self._request.scope, self.receive, self.send)
         except (asyncio.CancelledError, ClientGoneError):
             pass
         except Exception:
@@ -447,7 +413,7 @@ class FrontSocket(asyncio.Protocol):
                 self._fail()
         finally:
             self._task = None
-        if self._close_timer is None:
+        if not (self._is_deaf or self._close_timer):
             self.transport.close()
 
     def _cancel(self) -> None:
@@ -466,24 +432,19 @@ class FrontSocket(asyncio.Protocol):
         if self._is_answered:
             return
         self._is_answered = self._is_closing = True
-        own = {b"content-length", b"connection", b"transfer-encoding", b"date"}
-        kept = [header for header in headers if header[0].lower() not in own]
-        length = (b"content-length", b"%d" % len(body))
-        self._write_head(status, [*kept, length, CLOSE])
+        kept = [(name, value) for each, value in headers if (name := each.lower()) not in _OURS]
+        ends = ((b"content-length", b"%d" % len(body)), CLOSE)
+        self._write_head(status, [*kept, *ends])
         self.transport.write(body)
-        self._hang_up()
+        self.hang_up()
 
     def _write_head(self, status: int, headers: Headers) -> None:
-        lines = [STATUS_LINES[status], self._shared.default_head]
-        for name, value in headers:
-            lines += (name.lower(), b": ", value, b"\r\n")
-        lines.append(b"\r\n")
-        self.transport.write(b"".join(lines))
+        self.transport.write(response_head(status, headers, self.shared.default_head))
 
     def _accept(self, event: Event) -> None:
         self._is_answered = self._is_open = True
         headers: Headers = [
-            (name.encode("ascii"), value.encode("ascii"))
+            (name.lower().encode("ascii"), value.encode("ascii"))
             for name, value in self._response.headers.raw_items()
             if name != "Date"
         ]
@@ -491,8 +452,9 @@ class FrontSocket(asyncio.Protocol):
             headers.append((SUBPROTOCOL, event["subprotocol"].encode("latin-1")))
         self._conn.send_response(self._response)
         self._conn.data_to_send()  # the same response, without the app's headers
-        self._write_head(SWITCHING, [*headers, *event.get("headers", ())])
-        self._ping_timer = self._shared.loop.call_later(PING_S, self._keep_alive)
+        more = [(name.lower(), value) for name, value in event.get("headers", ())]
+        self._write_head(SWITCHING, [*headers, *more])
+        self._ping_timer = self.shared.loop.call_later(PING_S, self._keep_alive)
         early, self._early = self._early, b""
         if early:
             self._take(early)
@@ -507,14 +469,14 @@ class FrontSocket(asyncio.Protocol):
             self._count()
         event = await self._queue.get()
         self._in_hand = len(event.get("bytes") or event.get("text") or b"")
-        self._throttle()
+        self.throttle()
         return event
 
     async def send(self, event: Event) -> None:
         """Take an event of the app; ClientGoneError once the WebSocket is closed, by whomever."""
         kind = event["type"]
-        while self._writable is not None and kind != "websocket.close":
-            await self._writable.wait()
+        if kind != "websocket.close":
+            await self.drained()
         if not self._is_answered:
             self._answer(kind, event)
         elif kind == "websocket.close":
@@ -571,15 +533,15 @@ class FrontSocket(asyncio.Protocol):
         if has_ended and not self._has_begun_message:
             self._pace = Pace()
         else:
-            now = self._shared.loop.time()
+            now = self.shared.loop.time()
             self._pace.wait(now)
             self._pace.took(len(data), now)
         self._count()
-        if self._counted and self._shared.lacks_room():
+        if self._counted and self.shared.lacks_room():
             self._conn.fail(TRY_AGAIN_LATER, NO_ROOM)
             self._break_off()
         else:
-            self._throttle()
+            self.throttle()
 
     @property
     def _has_begun_message(self) -> bool:
@@ -590,7 +552,7 @@ class FrontSocket(asyncio.Protocol):
         unfinished = len(self._conn.reader.buffer) + len(self._message or b"")
         size = 0 if self._is_lost else self._untaken + unfinished
         counted = size if size > UNCOUNTED_BYTES else 0
-        self._shared.waiting_bytes += counted - self._counted
+        self.shared.waiting_bytes += counted - self._counted
         self._counted = counted
 
     def _take_frame(self, frame: Frame) -> None:
@@ -637,55 +599,44 @@ class FrontSocket(asyncio.Protocol):
         self._queue.put_nowait(_disconnect(code, reason))
         self._is_closing = True
         self._flush()
-        self._hang_up()
+        self.hang_up()
 
     def _send_close(self, code: int, reason: str) -> None:
         """Close, and wait for the client's close; not for long."""
         self._is_closing = True
         self._conn.send_close(code, reason)
         self._flush()
-        self._throttle()
-        self._end_within(CLOSE_S)
+        self.throttle()
+        self._close_timer = self.shared.loop.call_later(CLOSE_S, self.transport.abort)
 
-    def _hang_up(self) -> None:
-        """Close, but not before the client has had time to read what was sent."""
+    def hang_up(self) -> None:
+        """See :class:`.connections.ClientConnection`; nothing more is looked at."""
         self._is_deaf = True
         self._early = b""
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        self._throttle()
-        self._end_within(LINGER_S)
-
-    def _end_within(self, seconds: float) -> None:
-        if self._close_timer is not None:
-            self._close_timer.cancel()
-        self._close_timer = self._shared.loop.call_later(seconds, self.transport.abort)
+        super().hang_up()
 
     def _flush(self) -> None:
         written = b"".join(self._conn.data_to_send())
         if written and not self._is_lost:
             self.transport.write(written)
 
-    def _throttle(self) -> None:
-        """Read, or read no more: while user code does not take what is here, or the client."""
-        pause = not self._is_closing and (self._writable is not None or not self._queue.empty())
-        if pause is self._is_paused or self.transport.is_closing() or not self._is_open:
-            return
-        self._is_paused = pause
-        now = self._shared.loop.time()
-        if pause:
-            self.transport.pause_reading()
+    @property
+    def _must_wait(self) -> bool:
+        """Whether user code does not take what is here, or the client what was written."""
+        return self._is_open and (self._writable is not None or not self._queue.empty())
+
+    def _throttled(self) -> None:
+        now = self.shared.loop.time()
+        if self._is_paused:
             self._pace.stop(now)
-        else:
-            self.transport.resume_reading()
-            if self._has_begun_message:
-                self._pace.wait(now)
+        elif self._has_begun_message:
+            self._pace.wait(now)
 
     # --- Dead and slow clients --------------------------------------------------------------------
 
     def _keep_alive(self) -> None:
         """Ping the client, or give it up."""
-        loop = self._shared.loop
+        loop = self.shared.loop
         if self._is_closing or self.transport.is_closing():
             return
         now = loop.time()

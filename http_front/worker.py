@@ -196,7 +196,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
 
     def _is_busy(self) -> bool:
         has_sockets = any(isinstance(each, FrontSocket) for each in self._connections.all)
-        return self._front.exchanges.in_flight > 0 or has_sockets
+        return self._front.requests.in_flight > 0 or has_sockets
 
     async def _drain_while(self, condition: Callable[[], bool], deadline: float) -> None:
         """Close what is idle until the condition is False, it is late or it is to be quick."""

@@ -1,57 +1,31 @@
-"""What the admin API's resources read of a request, and how they answer: JSON, and problems.
+"""How the admin API's resources answer: JSON, and problems.
 
 Problems are documents of RFC 9457, with the texts that a Python client gets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl
 
 import falcon.asgi
 from pydantic_core import to_json
 
-from greenroom.core.errors import (
-    GreenroomError,
-    InvalidRequestError,
-    NotRunningError,
-    UnauthorizedError,
-)
-from greenroom.http_front.exchange import VISIT_KEY
+from greenroom.core.errors import GreenroomError, NotRunningError, UnauthorizedError
+from greenroom.http_front.request import REQUEST_KEY, Request
 
 RETRY_AFTER_S = 5
 PROBLEM = "application/problem+json"
 
 
-class AdminRequest:
-    """What the resources need of a request: its head, its query and its body.
-
-    Falcon's own would log and decode what is not ours to decode.
-    """
-
-    def __init__(self, visit: Any) -> None:
-        self._visit = visit
-        self.head: Mapping[bytes, bytes] = visit.exchange.head
-
-    def query(self) -> dict[str, str]:
-        """Return the query's fields; InvalidRequestError where one comes twice."""
-        text = self._visit.exchange.scope["query_string"].decode("latin-1")
-        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=50)
-        fields = dict(pairs)
-        if len(fields) < len(pairs):
-            raise InvalidRequestError(f"query {text[:200]!r}: give each field once")
-        return fields
-
-    async def body(self, max_bytes: int) -> bytes:
-        """Return the body; BodyTooLargeError where it has more than ``max_bytes``."""
-        body: bytes = await self._visit.whole_body(max_bytes)
-        return body
+def asked(req: Any) -> Request:
+    """Return the request that Falcon's stands for, which would log and decode what is not ours."""
+    request: Request = req.scope[REQUEST_KEY]
+    return request
 
 
-def asked(req: Any) -> AdminRequest:
-    """Return the request that Falcon's stands for."""
-    return AdminRequest(req.scope[VISIT_KEY])
+async def body_of(request: Request, max_bytes: int) -> bytes:
+    """Return a request's body; BodyTooLargeError where it has more than ``max_bytes``."""
+    return b"" if request.body is None else await request.body.whole(max_bytes)
 
 
 def write(resp: falcon.asgi.Response, answer: Any, *, is_accepted: bool = False) -> None:

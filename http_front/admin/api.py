@@ -14,11 +14,12 @@ import asyncio
 import base64
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import falcon.asgi
+from falcon.routing import CompiledRouter
 from pydantic import ValidationError
 from pydantic_core import to_json
 
@@ -44,12 +45,14 @@ from greenroom.http_front.admin.answers import (
     answer_our_error,
     answer_timeout,
     asked,
+    body_of,
     serialize,
     write,
 )
 from greenroom.http_front.admin.applications import ApplicationsResource
 from greenroom.http_front.admin.openapi import openapi
 from greenroom.http_front.link import Link
+from greenroom.http_front.request import Request
 
 GOAL_S = 0.5  # how long to wait for a goal's state without ?wait=
 MAX_WAIT_S = 300.0
@@ -57,6 +60,7 @@ READ_BYTES = 64 * 1024  # of a body of an operation that reads, which any viewer
 CHANGE_BYTES = 100_000_000  # of one that changes something: code is in it
 SMALL_BYTES = 256 * 1024  # larger bodies are parsed in a thread, and hold up no requests
 DASHBOARD = "/dashboard"
+Admit = Callable[[Request], None]
 _PAGE = Path(__file__).with_name("dashboard.html")
 _IDEMPOTENCY_KEY = b"idempotency-key"
 
@@ -82,7 +86,7 @@ class OperationResource:
     async def _answer(self, req: Any, resp: falcon.asgi.Response, kind: type[Operation]) -> None:
         request = asked(req)
         author = (await self._controller.holder(request.head, kind.role)).name
-        query = request.query()
+        query = request.fields()
         wait_s = _wait(query.pop("wait", None))
         if req.method == "GET":
             operation = self._read(kind, query)
@@ -92,7 +96,7 @@ class OperationResource:
                 raise InvalidRequestError(
                     f"query {', '.join(query)}: the fields of {kind.key} go into the body, as JSON"
                 )
-            body = await request.body(READ_BYTES if kind.is_read else CHANGE_BYTES)
+            body = await body_of(request, READ_BYTES if kind.is_read else CHANGE_BYTES)
             if len(body) <= SMALL_BYTES:
                 operation = self._read(kind, body)
             else:
@@ -202,7 +206,7 @@ class _LogsResource:
         """Answer with the names of the logs, or with lines of one."""
         request = asked(req)
         holder = await self._controller.holder(request.head, "viewer")
-        query = request.query()
+        query = request.fields()
         host, log, after = (query.pop(name, None) for name in ("host", "log", "after"))
         if query:
             raise InvalidRequestError(f"query {', '.join(query)}: expected host, log and after")
@@ -300,7 +304,8 @@ def _hash(text: str) -> str:
 class _Guard:
     """Falcon's middleware: what holds for every request and response of the API."""
 
-    def __init__(self, settings: HostSettings) -> None:
+    def __init__(self, settings: HostSettings, admit: Admit) -> None:
+        self._admit = admit
         self._is_shared = settings.http.pages_address is None
         host, _ = settings.http.pages_address or (settings.http.host, settings.http.port)
         self._is_local = is_loopback(host)
@@ -310,7 +315,9 @@ class _Guard:
 
     async def process_request(self, req: Any, _: falcon.asgi.Response) -> None:
         """Refuse what comes from other sites; but they may link to the page."""
-        head = asked(req).head
+        request = asked(req)
+        self._admit(request)
+        head = request.head
         if self._is_readable:
             raise ForbiddenError(
                 "other hosts reach this address, so the dashboard and the admin API are here only "
@@ -320,7 +327,7 @@ class _Guard:
         if self._is_shared:
             check_not_forwarded(head)
         check_name(head, self._own_names, is_local=self._is_local)
-        if req.path != DASHBOARD:
+        if _path(request) != DASHBOARD:
             check_origin(head)
 
     async def process_response(
@@ -331,9 +338,25 @@ class _Guard:
         resp.set_header("x-content-type-options", "nosniff")
 
 
-def admin_app(settings: HostSettings, link: Link) -> falcon.asgi.App[Any, Any]:
-    """Return the Falcon app of the dashboard and all below ``/api/``; one in each worker."""
-    app: falcon.asgi.App[Any, Any] = falcon.asgi.App(middleware=[_Guard(settings)])
+class _Router(CompiledRouter):
+    """Finds resources below ``/-``, or where the API is at a place of its own, at the root."""
+
+    def find(self, uri: str, req: Any = None) -> Any:
+        """Return what answers a request."""
+        return super().find(_path(asked(req)), req)
+
+
+def _path(request: Request) -> str:
+    return request.path.removeprefix("/-")
+
+
+def admin_app(settings: HostSettings, link: Link, admit: Admit) -> falcon.asgi.App[Any, Any]:
+    """Return the Falcon app of the dashboard and all below ``/api/``; one in each worker.
+
+    ``admit`` refuses what no part of the front answers.
+    """
+    guard = _Guard(settings, admit)
+    app: falcon.asgi.App[Any, Any] = falcon.asgi.App(middleware=[guard], router=_Router())
     controller = Controller(link)
     app.add_route("/api/v1/{operation}", OperationResource(controller))
     applications = ApplicationsResource(settings, controller)
@@ -343,7 +366,7 @@ def admin_app(settings: HostSettings, link: Link) -> falcon.asgi.App[Any, Any]:
     app.add_route("/api/token", _TokenResource(controller))
     app.add_route("/api/logs", _LogsResource(settings, controller, link))
     app.add_route("/api/openapi.json", _Document())
-    app.add_sink(_nothing_here, "/api")
+    app.add_sink(_nothing_here, "/")
     app.set_error_serializer(serialize)
     app.add_error_handler(GreenroomError, answer_our_error)
     app.add_error_handler(TimeoutError, answer_timeout)

@@ -26,7 +26,7 @@ from greenroom.core.operations import DeployApplications, GetStatus
 from greenroom.core.records import TokenRecord
 from greenroom.core.validation import problems_in
 from greenroom.http_front.admin.access import Controller
-from greenroom.http_front.admin.answers import asked, write
+from greenroom.http_front.admin.answers import asked, body_of, write
 
 PUT_TIMEOUT_S = 120.0
 DOCUMENT_BYTES = 1024 * 1024
@@ -99,11 +99,11 @@ class ApplicationsResource:
         request = asked(req)
         holder = await self._controller.holder(request.head, "deployer")
         try:
-            query = PutQuery.model_validate_strings(request.query())
+            query = PutQuery.model_validate_strings(request.fields())
         except ValidationError as error:
             raise InvalidRequestError(f"query: {'; '.join(problems_in(error))}") from None
         text, kind = _document(
-            await request.body(DOCUMENT_BYTES), request.head.get(b"content-type", b"")
+            await body_of(request, DOCUMENT_BYTES), request.head.get(b"content-type", b"")
         )
         asked_for = {**query.model_dump(), "text": text, "kind": kind, "user": _user(holder)}
         async with self._applying:

@@ -14,8 +14,8 @@ from greenroom.actors.runtime.processes import this_process
 from greenroom.core.cluster import status
 from greenroom.core.metrics import Group
 from greenroom.http_front.access_log import AccessLog
-from greenroom.http_front.exchange import Exchanges
 from greenroom.http_front.grpc.calls import Applications, Servicers
+from greenroom.http_front.request import Requests
 from tests.core.worlds import World
 
 PAGE = Path(__file__).parents[2] / "docs/monitoring.md"
@@ -44,7 +44,7 @@ def test_the_table_has_all_metrics_and_no_other(tmp_path: Path) -> None:
     process: Process = this_process()
     records.add(process, "proxy")
     host = HostMetrics(records, "h").groups(Metrics().families({}, {}))
-    worker = Exchanges("", AccessLog(tmp_path / "access.log")).metrics()
+    worker = Requests(AccessLog(tmp_path / "access.log")).metrics()
     link: Any = None  # it asks nothing
     rpcs: Group = ({}, Servicers(link, Applications(link), None, 1).metrics())
     of_controller = status.metrics(World().cluster, "h")

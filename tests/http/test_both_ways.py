@@ -133,7 +133,7 @@ def test_both_ways_give_the_same_bytes_and_lines_of_the_log(app, request_bytes, 
         lines = [{name: line[name] for name in fields} for line in app.log()]
         (app.settings.logs_dir / "access.log").unlink()
         asked = [each._replace(request_id="") for each in app.link.asked]
-        assert app.front.exchanges.in_flight == 0
+        assert app.front.requests.in_flight == 0
         seen.append((written, lines, asked))
     assert seen[0] == seen[1]
 
@@ -213,21 +213,13 @@ def test_with_cors_all_but_preflights_go_the_short_way(app, monkeypatch):
     assert len(submitted) == len(app.link.asked) == 1
 
 
-def test_without_a_router_a_request_waits_for_it_the_long_way_as_one_exchange(app, monkeypatch):
+def test_without_a_router_a_request_waits_for_it_the_long_way_as_one_request(app):
     app.rebuild(short_way=True)
-    begun, begin = [], app.front.exchanges.begin
-
-    def counted(scope):
-        begun.append(begin(scope))
-        return begun[-1]
-
-    monkeypatch.setattr(app.front.exchanges, "begin", counted)
     app.link.submit = lambda _query, _on_answer: None
     assert app.ask("POST", body=b"body").text == "ok"
-    assert app.front.exchanges.in_flight == 0
-    assert [each.status for each in begun] == [200]
+    assert app.front.requests.in_flight == 0
     assert app.link.asked[-1].call.body == b"body"
-    assert len(app.log()) == 1
+    assert [line["status"] for line in app.log()] == [200]
 
 
 @pytest.mark.parametrize(("has_short_way", "begins"), [(True, True), (True, False), (False, True)])
@@ -246,7 +238,7 @@ def test_a_client_that_leaves_ends_the_stream_it_gets(app, has_short_way, begins
         await turn_over()
 
     asyncio.run(leave())
-    assert app.front.exchanges.in_flight == 0
+    assert app.front.requests.in_flight == 0
     assert source.stopped == 1
     assert [line["status"] for line in app.log()] == [499]
 
@@ -279,7 +271,7 @@ def test_a_request_goes_on_without_its_client_where_it_asks_for_that(
     app.link.handler = answer
     asyncio.run(leave())
     assert (ended, app.link.cancelled) == ((["/"], 0) if goes_on else ([], 1))
-    assert app.front.exchanges.in_flight == 0
+    assert app.front.requests.in_flight == 0
 
 
 @pytest.mark.parametrize("has_short_way", [True, False])

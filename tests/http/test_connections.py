@@ -25,6 +25,7 @@ from greenroom.http_front.connections import (
     TrustedProxies,
 )
 from greenroom.http_front.protocol import FrontProtocol
+from greenroom.http_front.request import Request
 from greenroom.http_front.worker import most_connections
 from tests.http.wire import Conversation, turn_over
 
@@ -581,9 +582,11 @@ PROXY = ("127.0.0.1", 5000)
 
 
 def told(*headers, trusted=("127.0.0.1", "::1", "10.0.0.0/8"), client=PROXY, kind="http"):
-    scope = {"type": kind, "client": client, "scheme": "http", "headers": list(headers)}
-    TrustedProxies(trusted).apply(scope)
-    return scope["client"], scope["scheme"]
+    request = Request()
+    request.is_socket = kind == "websocket"
+    request.client, request.scheme, request.headers = client, "http", list(headers)
+    TrustedProxies(trusted).apply(request)
+    return request.client, request.scheme
 
 
 def hops(value):

@@ -1,0 +1,386 @@
+"""One HTTP request on its way through a worker, from its head to its query.
+
+The life of a request is the same on every way through the worker:
+
+1. :mod:`.heads` reads it, and :meth:`Request.locate` finds the path to route by;
+2. :meth:`Requests.begin` gives it an id and counts it;
+3. ``Front.admit`` may refuse it (:mod:`.app`);
+4. :func:`query_for` makes the query that the router gets, through :mod:`.link`;
+5. ``reply_to`` turns the answer into a :class:`Reply` (:mod:`.responses`);
+6. the protocol writes that, with the headers that every response has (:mod:`.protocol`);
+7. :meth:`Request.end` counts it, and writes its line in the access log.
+
+Falcon takes these steps for most requests (:mod:`.app`), callbacks for the plain ones
+(:mod:`.short_way`), and :mod:`.websocket` for WebSockets.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import pickle
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from time import perf_counter, time
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qsl, unquote
+
+from greenroom.actors.messages.queries import Query, beside
+from greenroom.actors.runtime import tracing
+from greenroom.core.errors import InvalidRequestError
+from greenroom.core.metrics import Family, Group
+from greenroom.core.validation import HOOKS
+from greenroom.http_front.access_log import AccessLog, Entry
+
+if TYPE_CHECKING:
+    from greenroom.http_front.bodies import Body
+
+Scope = dict[str, Any]
+Event = dict[str, Any]
+Receive = Callable[[], Awaitable[Event]]
+Send = Callable[[Event], Awaitable[None]]
+Header = tuple[bytes, bytes]
+Headers = list[Header]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+REQUEST_KEY = "greenroom.request"  # in a scope: its Request
+CLOSE = (b"connection", b"close")
+CLIENT_LEFT = 499
+MODEL_HEADER = b"serve_multiplexed_model_id"  # Ray Serve's name
+CALL_METHOD_HEADER = b"x-serve-call-method"
+
+_ASGI = {"version": "3.0", "spec_version": "2.4"}
+_is_acceptable_id = re.compile(rb"[\x20-\x7e]{1,200}").fullmatch
+
+
+def split(target: bytes) -> tuple[bytes, bytes]:
+    """Return a target's path and its query."""
+    path, _, query = target.partition(b"#")[0].partition(b"?")
+    return path, query
+
+
+class Reply(NamedTuple):
+    """A response that is ready to leave: its headers are checked and have the body's length.
+
+    A body in parts is an async iterator; it may be sent once.
+    """
+
+    status: int
+    headers: Headers
+    body: bytes | AsyncIterator[bytes | memoryview]
+
+
+class Request:
+    """One request: what its head says, and what became of it.
+
+    ``path`` is the one to route by, below the root path. ``full_path`` and ``raw_path`` include
+    that, whether or not the proxy in front of us took it off. The target's absolute form is reduced
+    to its path. ``sent_path`` is what the client has sent.
+    """
+
+    __slots__ = (
+        "_scope",
+        "body",
+        "bytes_out",
+        "client",
+        "expects_continue",
+        "for_pages",
+        "full_path",
+        "head",
+        "headers",
+        "http_version",
+        "id",
+        "is_chunked",
+        "is_socket",
+        "keep_alive",
+        "length",
+        "method",
+        "path",
+        "query_string",
+        "raw_path",
+        "reply",
+        "requests",
+        "root_path",
+        "scheme",
+        "sent_path",
+        "server",
+        "span",
+        "started_at",
+        "status",
+        "target",
+    )
+
+    def __init__(self) -> None:
+        self.target = b""
+        self.headers: Headers = []
+        self.head: dict[bytes, bytes]  # the same by their names, of several the last
+        self.method: str
+        self.http_version = "1.1"
+        self.length: int | None = None  # of its body, where it declares one
+        self.is_chunked = False
+        self.keep_alive = False
+        self.expects_continue = False
+        self.is_socket = False  # it opens a WebSocket
+        self.client: tuple[str, int] | None
+        self.server: tuple[str, int] | None
+        self.scheme: str
+        self.for_pages = False  # it came in where only our own pages are
+        self.requests: Requests | None = None  # while it is one of them
+        self.id = ""  # until then
+        self.span: tracing.Span | None = None  # where this worker traces
+        self.body: Body | None = None  # while Falcon has the request
+        self.reply: Reply | None = None  # that Falcon is to send
+        self.status = 0  # until the response has begun
+        self.bytes_out = 0
+        self._scope: Scope | None = None
+
+    @property
+    def has_body(self) -> bool:
+        """Whether a body follows."""
+        return self.is_chunked or bool(self.length)
+
+    def locate(self, root_path: str) -> None:
+        """Find the path to route by, in the target."""
+        raw_path, self.query_string = split(self.target)
+        path = raw_path.decode("latin-1")
+        self._locate(unquote(path) if "%" in path else path, raw_path, root_path)
+
+    def _locate(self, path: str, raw_path: bytes, root_path: str) -> None:
+        self.sent_path = path
+        self.root_path = root_path
+        if path[:1] != "/" and "://" in path:
+            raw_path = b"/" + raw_path.partition(b"://")[2].partition(b"/")[2]
+            path = unquote(raw_path.decode("latin-1"))
+        self.path = self.full_path = path
+        self.raw_path = raw_path
+        if not root_path:
+            return
+        if path == root_path or path.startswith(root_path + "/"):
+            self.path = path[len(root_path) :] or "/"
+        else:
+            self.full_path = root_path + path
+            self.raw_path = root_path.encode() + raw_path
+
+    @property
+    def scope(self) -> Scope:
+        """The request as ASGI has it, made when it is first asked for."""
+        if self._scope is None:
+            self._scope = {
+                "type": "websocket" if self.is_socket else "http",
+                "asgi": _ASGI,
+                "http_version": self.http_version,
+                "server": self.server,
+                "client": self.client,
+                "scheme": self.scheme,
+                "root_path": "",
+                "headers": self.headers,
+                "path": self.sent_path,
+                "raw_path": split(self.target)[0],
+                "query_string": self.query_string,
+                REQUEST_KEY: self,
+            }
+            if not self.is_socket:
+                self._scope["method"] = self.method
+        return self._scope
+
+    @classmethod
+    def of(cls, scope: Scope, root_path: str, original: Request | None = None) -> Request:
+        """Return a request as middlewares have passed it on."""
+        request = cls()
+        request._scope = scope
+        request.is_socket = scope["type"] == "websocket"
+        request.method = scope.get("method", "GET")  # a WebSocket's scope has none
+        for name in ("http_version", "server", "client", "scheme", "headers", "query_string"):
+            setattr(request, name, scope[name])
+        request.head = head = dict(request.headers)
+        request.is_chunked = b"transfer-encoding" in head
+        if (length := head.get(b"content-length")) is not None:
+            request.length = int(length)
+        request._locate(scope["path"], scope["raw_path"], root_path)
+        if original is not None:
+            request.id, request.span = original.id, original.span
+            request.for_pages = original.for_pages
+            request.expects_continue = original.expects_continue
+        return request
+
+    def fields(self) -> dict[str, str]:
+        """Return the fields of the query; InvalidRequestError where one comes twice."""
+        text = self.query_string.decode("latin-1")
+        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=50)
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
+            raise InvalidRequestError(f"query {text[:200]!r}: give each field once")
+        return fields
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the worker asks the client to close the connection after it."""
+        return self.requests is not None and self.requests.are_last
+
+    def begin(self, requests: Requests) -> None:
+        """Count it among those that are being answered, and give it its id."""
+        self.requests = requests
+        self.started_at = perf_counter()
+        self.id = requests.new_id(self.head.get(b"x-request-id"))
+        if tracing.active is not None and not self.path.startswith("/-/"):
+            self.span = tracing.active.request(self.scope, self.id)
+        requests.in_flight += 1
+
+    def end(self) -> None:
+        """Count and log it, once; it was answered, or its client has left."""
+        requests, self.requests = self.requests, None
+        if requests is None:
+            return
+        requests.in_flight -= 1
+        requests.ended[self.status] += 1
+        requests.access_log.add(
+            Entry(
+                time(),
+                self.id,
+                self.method,
+                self.sent_path,
+                self.status,
+                perf_counter() - self.started_at,
+                self.bytes_out,
+                self.client,
+                "" if self.span is None else self.span.trace_id,
+            )
+        )
+        if self.span is not None:
+            self.span.ended(self.status)
+
+
+class Requests:
+    """The requests that one worker is answering; make it after the fork."""
+
+    def __init__(self, access_log: AccessLog) -> None:
+        self.access_log = access_log
+        self.in_flight = 0
+        self.ended: Counter[int] = Counter()  # requests by the status of their response
+        self.are_last = False  # responses ask clients to close their connections
+        # A random prefix and a count: a uuid4 would cost more than reading the headers.
+        self._prefix = os.urandom(8).hex()
+        self._counter = itertools.count(1)
+
+    def new_id(self, offered: bytes | None) -> str:
+        """Return ``offered`` if it is printable ASCII of at most 200 characters, else a new id."""
+        if offered is not None and _is_acceptable_id(offered):
+            return offered.decode("ascii")
+        return f"{self._prefix}{next(self._counter):08x}"
+
+    def metrics(self) -> list[Group]:
+        """Return what was counted, for a scrape of this host."""
+        ended = Family(
+            "greenroom_http_responses_total",
+            "counter",
+            "Requests that ended, by the response's status; 499 where the client left before it",
+            ("status",),
+            (),
+            {(str(status),): count for status, count in self.ended.items()},
+        )
+        ongoing = Family(
+            "greenroom_http_ongoing_requests",
+            "gauge",
+            "Requests that are being answered",
+            (),
+            (),
+            {(): self.in_flight},
+        )
+        return [({"pid": str(os.getpid())}, [ended, ongoing])]
+
+
+# --- The query ------------------------------------------------------------------------------------
+
+
+def query_for(
+    request: Request, number: int, most_s: float | None, body: bytes = b"", *, follows: str = ""
+) -> Query:
+    """Return the query for a request, which takes ``most_s`` at most.
+
+    InvalidRequestError names a header that cannot be read, and its value.
+    """
+    head = request.head
+    timeout = head.get(b"x-request-timeout-seconds")
+    shard_key = head.get(b"x-serve-shard-key")
+    model_id = head.get(MODEL_HEADER)
+    return Query(
+        number,
+        None,
+        request.path,
+        request.method,
+        _call_method(request) if CALL_METHOD_HEADER in head else "",
+        beside(pickle.dumps(_http_call(request, body), 5)),
+        request.id,
+        most_s if timeout is None else _timeout(timeout, most_s),
+        None,
+        None if shard_key is None else _text(shard_key),
+        multiplexed_model_id="" if model_id is None else _text(model_id),
+        follows=follows,
+    )
+
+
+def _http_call(request: Request, body: bytes) -> tuple[Any, ...]:
+    """Return the fields of an HttpCall, the request as user code will see it.
+
+    Headers with underscores are left out: where CGI's names are in use, in a WSGI app of the user's
+    for one, X_Forwarded_For would pass for X-Forwarded-For.
+    """
+    return (
+        request.method,
+        request.full_path,
+        request.raw_path,
+        request.query_string,
+        tuple([each for each in request.headers if b"_" not in each[0] or each[0] == MODEL_HEADER]),
+        body,
+        request.scheme,
+        request.http_version,
+        request.client,
+        request.server,
+        request.root_path,
+        None if request.span is None else request.span.carried(),
+    )
+
+
+def _timeout(value: bytes, most_s: float | None) -> float | None:
+    """Return the time limit of a request: its own, within ours; ours for 0 and for nonsense.
+
+    As with Ray Serve, 0 asks for no limit; but what the operator allows at most, no client raises.
+    """
+    try:
+        seconds = float(value)
+    except ValueError:
+        return most_s
+    if not 0 < seconds < math.inf:
+        return most_s
+    return seconds if most_s is None else min(seconds, most_s)
+
+
+def _call_method(request: Request) -> str:
+    values = [value for name, value in request.headers if name == CALL_METHOD_HEADER]
+    if len(values) > 1:  # a proxy in front of us may have checked another one of them
+        raise InvalidRequestError(
+            f"header X-Serve-Call-Method: given {len(values)} times; name one method, once"
+        )
+    name = _text(values[0])
+    if name == "__call__":
+        return name
+    # A client must not reach what a class keeps to itself, __init__ above all, nor the hooks that
+    # the controller calls.
+    if not name.isidentifier() or name.startswith("_") or name in HOOKS:
+        raise _bad_header("X-Serve-Call-Method", values[0], "the name of a public method")
+    return name
+
+
+def _text(value: bytes) -> str:
+    """Decode UTF-8, so that a key equals the one that a handle gives, else Latin-1."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+def _bad_header(name: str, value: bytes, expected: str) -> InvalidRequestError:
+    shown = value[:100].decode("latin-1")
+    return InvalidRequestError(f"header {name}: {shown!r} is not {expected}")
