@@ -71,7 +71,7 @@ class Bench:
         replicas: int = 1,
         more: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        self.now = 1000.0
+        self.now = time.monotonic() + 1e6  # later than all that requests wait for
         self.clock = clock
         self.hosts = range(hosts)
         self.requests_made = 0

@@ -16,11 +16,11 @@ know yet which replicas run, and its tables would make proxies forget replicas t
 
 from __future__ import annotations
 
-import heapq
-import itertools
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
+from greenroom.core.agenda import Agenda
 from greenroom.core.records import Changes, ListenerRecord
 
 IDS_PER_EPOCH = 2**32
@@ -55,8 +55,7 @@ class LongPoll:
         self._forgotten = self._first  # deletions up to here may be missing from the changes
         self._seen: dict[Hashable, int] = {}  # by listener; NOTHING_SEEN for earlier epochs' ids
         self._parked: dict[Hashable, None] = {}  # in the order in which they came
-        self._lowest: list[tuple[int, int, Hashable]] = []  # a heap of what listeners have seen
-        self._order = itertools.count()
+        self._having: Counter[int] = Counter()  # how many listeners have seen so much
         self._has_news = False  # perhaps; a listener that parks lacks nothing, while it is open
         self._forget_at = KEPT_DELETED
         self._everything = News({}, NOTHING_SEEN, True)  # for those who have seen nothing
@@ -81,8 +80,7 @@ class LongPoll:
 
     def expect(self, listener: Hashable) -> None:
         """Count a listener as one that holds nothing yet, until it says what it holds."""
-        self._seen[listener] = NOTHING_SEEN
-        self._note_seen(listener, NOTHING_SEEN)
+        self._count(listener, NOTHING_SEEN)
 
     def listen(self, listener: Hashable, seen: int) -> News | None:
         """Note up to which id a listener holds everything; return what it lacks.
@@ -92,9 +90,7 @@ class LongPoll:
         """
         if not self._forgotten <= seen <= self._last:
             seen = NOTHING_SEEN
-        if self._seen.get(listener) != seen:
-            self._seen[listener] = seen
-            self._note_seen(listener, seen)
+        self._count(listener, seen)
         if self.closed or seen == self._last:
             self._parked[listener] = None
             return None
@@ -121,7 +117,7 @@ class LongPoll:
 
     def forget(self, listener: Hashable) -> None:
         """Count a listener no more; it is gone."""
-        self._seen.pop(listener, None)
+        self._count(listener, None)
         self._parked.pop(listener, None)
 
     def held_by_all(self, key: str) -> bool:
@@ -139,7 +135,7 @@ class LongPoll:
 
         What they do not hold yet, they can only come to hold when this changes.
         """
-        return self._seen_by_all() if self._seen else None
+        return min(self._having, default=None)
 
     def _news_since(self, seen: int) -> News:
         complete = seen == NOTHING_SEEN
@@ -157,24 +153,21 @@ class LongPoll:
             self._everything = news
         return news
 
-    def _note_seen(self, listener: Hashable, seen: int) -> None:
-        if len(self._lowest) > 2 * len(self._seen) + 100:  # mostly what counts no more
-            self._lowest = [(each, next(self._order), who) for who, each in self._seen.items()]
-            heapq.heapify(self._lowest)
-        else:
-            heapq.heappush(self._lowest, (seen, next(self._order), listener))
-
-    def _seen_by_all(self) -> int:
-        heap = self._lowest
-        while self._seen.get(heap[0][2]) != heap[0][0]:
-            heapq.heappop(heap)  # of a listener that is gone, or has seen more since
-        return heap[0][0]
+    def _count(self, listener: Hashable, seen: int | None) -> None:
+        before = self._seen.pop(listener, None)
+        if before is not None:
+            self._having[before] -= 1
+            if not self._having[before]:
+                del self._having[before]
+        if seen is not None:
+            self._seen[listener] = seen
+            self._having[seen] += 1
 
     def _forget_deleted(self) -> None:
         """Forget deletions that all listeners have heard of, when there are many."""
         if len(self._changes) < self._forget_at:
             return
-        heard = self._seen_by_all() if self._seen else self._last
+        heard = self._last if self.held_upto is None else self.held_upto
         known = [k for k, changed in self._changes.items() if changed > heard or k in self._values]
         self._changes = {key: self._changes[key] for key in known}
         self._forgotten = max(self._forgotten, heard)
@@ -203,20 +196,18 @@ class Listeners:
         changes: Changes,
         records: Mapping[str, ListenerRecord],
         now: float,
-        *,
-        changed: Callable[[], None],
-        told_gone: Callable[[str], None] = lambda _: None,
+        agenda: Agenda,
+        told_gone: Callable[[str], None],
     ) -> None:
-        """Call ``changed`` when a listener holds more, or is gone; ``told_gone`` with its name."""
+        """Call ``told_gone`` with the name of a listener that is gone."""
         self._long_poll = long_poll
         self._changes = changes
-        self._changed = changed
         self._told_gone = told_gone
         self._recorded = {name: record.host for name, record in records.items()}
         self._expected = dict(records)
-        self._expected_until = now + EXPECTED_S
         for name in records:
             long_poll.expect(name)
+            agenda.at(LISTENER, name, now + EXPECTED_S)
 
     def expected(self) -> list[ListenerRecord]:
         """Return those of an earlier controller that have not been heard of yet."""
@@ -231,9 +222,7 @@ class Listeners:
             record = ListenerRecord(name=name, process=process, host=host)
             self._changes.put(LISTENER, name, record)
         self._expected.pop(name, None)
-        news = self._long_poll.listen(name, seen)
-        self._changed()
-        return news
+        return self._long_poll.listen(name, seen)
 
     def gone(self, name: str) -> None:
         """Wait for a proxy no more, and forget it; harmless when it is forgotten."""
@@ -244,19 +233,13 @@ class Listeners:
         self._changes.put(LISTENER, name, None)
         self._long_poll.forget(name)
         self._told_gone(name)
-        self._changed()
 
     def host_gone(self, host: str) -> None:
         """Wait no more for the proxies of a host that is lost; they begin anew when it is back."""
         for name in [name for name, at in self._recorded.items() if at == host]:
             self.gone(name)
 
-    def advance(self, now: float) -> None:
-        """Give up those that were expected for long enough."""
-        if now >= self.due_at():
-            for name in list(self._expected):
-                self.gone(name)
-
-    def due_at(self) -> float:
-        """Return when :meth:`advance` has something to do."""
-        return self._expected_until if self._expected else float("inf")
+    def look(self, name: str) -> None:
+        """Give a proxy up that was expected for long enough."""
+        if name in self._expected:
+            self.gone(name)

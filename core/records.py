@@ -247,6 +247,7 @@ class HistoryRecord:
 # restores those from before.
 
 BACKEND, ENDPOINT, APPLICATION = ("backend", "endpoint", "application")
+ROLLOUT, CANARY = "rollout", "canary"  # by endpoint, and by application
 DEPLOYMENT = "deployment"  # a backend and the endpoint of its name; a goal may be about one
 
 Key = tuple[str, str]

@@ -64,6 +64,7 @@ _OF_MORE = frozenset(
         ops.RebalanceHosts,
     )
 )
+STOPPING_S = 0.5  # between two looks at what is left, beside those at each end of a replica
 _ROUTINE = (fx.Check, fx.AskPolicy)  # effects that are of no interest outside
 
 
@@ -336,7 +337,7 @@ class ActiveController:
             return
         self._watch_proxy(listener, message.host, sender, message.at)
         self._proxies[listener.incarnation] = sender
-        self.cluster.loads.expect(listener.incarnation, time.monotonic())
+        self.cluster.autoscaler.expect(listener.incarnation, time.monotonic())
         plain = listener[:]  # records do without the class
         news = self.cluster.listeners.listen(
             listener.incarnation, plain, message.seen, message.host
@@ -400,7 +401,7 @@ class ActiveController:
 
     def _comparisons_reported(self, message: cm.ComparisonsReported, _sender: m.Address) -> None:
         """Keep what a shadow's replica has found by comparing."""
-        self.cluster.differences.reported(message.process.incarnation, message.found)
+        self.cluster.compared(message.process.incarnation, message.found)
 
     # --- The turn: advance, save, perform, answer -----------------------------------------------
 
@@ -465,14 +466,12 @@ class ActiveController:
         log_changes(changes)
 
     def _arm(self) -> None:
-        times = [self._requests.due_at()]
-        due_at = self.cluster.next_due_at()
-        if due_at is not None and not self._stopping:
-            times.append(due_at)
         if self._wake is not None:
             self._wake.cancel()
-        if min(times) < float("inf"):
-            delay_s = max(min(times) - time.monotonic(), 0.0)
+        if self._stopping:
+            self._wake = self._loop.call_later(STOPPING_S, self._changed)
+        elif (due_at := self.cluster.next_due_at()) is not None:
+            delay_s = max(due_at - time.monotonic(), 0.0)
             self._wake = self._loop.call_later(delay_s, self._changed)
 
 

@@ -11,20 +11,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from greenroom.actors.messages.admin import Request, RequestReply
 from greenroom.actors.messages.queries import Address
 from greenroom.core import operations as ops
+from greenroom.core.agenda import HELD
 from greenroom.core.cluster.admin import Now, carry_out
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.errors import DeployFailedError, GreenroomError, StateNotSavedError
+from greenroom.core.lifecycle.goals import GOAL
 from greenroom.core.lifecycle.history import Author
 from greenroom.core.records import Changes
 from greenroom.core.routing.tables import ENDPOINT_PREFIX
-from greenroom.core.schedule import Schedule
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +34,8 @@ ASKED_S = 60.0  # clients repeat what they wait for; one that has not for so lon
 HELD_TIMEOUT_S = 5.0  # how long an answer waits for proxies to hold a changed endpoint
 FAILED = "the controller failed; see controller.log"
 PENDING = object()
-HELD = "held"  # until all proxies hold something
-ANYTHING = "anything"  # which is to be looked at in each turn
+REQUEST = "request"  # the kind of their keys on the agenda
+TURN = "turn"  # the event of each turn
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,14 @@ class Later:
     """An answer that waits: ``poll`` returns it, raises why there is none, or returns PENDING.
 
     Past ``timeout_s`` the request is answered with an error. With ``while_asked`` each repeat
-    begins that time anew, and past it the request is forgotten. ``on`` is what it waits for: a
-    goal's id, HELD or ANYTHING.
+    begins that time anew, and past it the request is forgotten. ``upon`` is the event after which
+    it is looked at.
     """
 
     poll: Callable[[], Any]
     timeout_s: float = float("inf")
     while_asked: bool = False
-    on: str = ANYTHING
+    upon: Hashable = TURN
 
 
 class _Parked(NamedTuple):
@@ -73,10 +74,7 @@ class Requests:
         self._own: dict[type[ops.Operation], Callable[[Any, str], Any]]
         self._own = {ops.WaitForGoal: self._wait_for_goal, **own}
         self._parked: dict[str, _Parked] = {}  # by request id
-        self._fresh: dict[str, None] = {}  # request ids of those parked since the last look
-        self._waiting: dict[str, dict[str, None]] = {}  # request ids, by what they wait for
-        self._schedule = Schedule()  # of when to give them up
-        self._held_upto: int | None = None  # at the last look
+        self._agenda = cluster.state.agenda
         self._answers: list[tuple[Address, RequestReply]] = []
         self._answered: dict[str, RequestReply] = {}  # by request id, the oldest first
         self._taken: dict[str, Address] = {}  # by request id, of those that are not saved yet
@@ -115,7 +113,7 @@ class Requests:
             return answer
         key = ENDPOINT_PREFIX + next(iter(operation.fields.values()))
         held = self._cluster.long_poll.held_by_all
-        return Later(lambda: answer if held(key) else PENDING, HELD_TIMEOUT_S, on=HELD)
+        return Later(lambda: answer if held(key) else PENDING, HELD_TIMEOUT_S, upon=HELD)
 
     def _wait_for_goal(self, operation: ops.WaitForGoal, _request_id: str) -> Later:
         state = self._cluster.state
@@ -129,7 +127,7 @@ class Requests:
             return True if goal.state == "succeeded" else PENDING
 
         state.goal(operation.goal_id)
-        return Later(poll, ASKED_S, while_asked=True, on=operation.goal_id)
+        return Later(poll, ASKED_S, while_asked=True, upon=(GOAL, operation.goal_id))
 
     def _park(self, request_id: str, sender: Address, answer: Later) -> None:
         """Answer later; a repeat of the request takes the place of the first.
@@ -141,36 +139,20 @@ class Requests:
         if earlier is not None and not answer.while_asked:
             give_up_at = min(give_up_at, earlier.give_up_at)
         self._parked[request_id] = _Parked(sender, answer, give_up_at)
-        self._waiting.setdefault(answer.on, {})[request_id] = None
-        self._schedule.put(request_id, give_up_at)
-        self._fresh[request_id] = None
+        self._agenda.at(REQUEST, request_id, give_up_at)
+        self._agenda.touch(REQUEST, request_id)
 
     def _unpark(self, request_id: str) -> _Parked | None:
         parked = self._parked.pop(request_id, None)
         if parked is not None:
-            self._schedule.drop(request_id)
-            waiting = self._waiting[parked.answer.on]
-            del waiting[request_id]
-            if not waiting:
-                del self._waiting[parked.answer.on]
+            self._agenda.drop(REQUEST, request_id, parked.answer.upon)
         return parked
-
-    def _to_look_at(self, now: float) -> dict[str, None]:
-        """Return the ids of parked requests whose answers may be there."""
-        found, self._fresh = self._fresh, {}
-        changed = [ANYTHING, *sorted(self._cluster.goals.take_ended())]
-        upto = self._cluster.long_poll.held_upto
-        if upto != self._held_upto:
-            self._held_upto = upto
-            changed.append(HELD)
-        for what in changed:
-            found |= self._waiting.get(what, {})
-        return found | dict.fromkeys(sorted(self._schedule.take(now)))
 
     def take_answers(self) -> list[tuple[Address, RequestReply]]:
         """Return what is to be answered now; everything that it tells of must be saved."""
         now = time.monotonic()
-        for request_id in self._to_look_at(now):
+        self._agenda.happened(TURN)
+        for request_id in self._agenda.take(REQUEST, now):
             if request_id not in self._parked:
                 continue
             sender, answer, give_up_at = self._parked[request_id]
@@ -183,12 +165,10 @@ class Requests:
                 self._answer(sender, reply)
             if reply is not None or is_over:
                 self._unpark(request_id)
+            else:
+                self._agenda.upon(answer.upon, REQUEST, request_id)
         answers, self._answers = self._answers, []
         return answers
-
-    def due_at(self) -> float:
-        """Return when :meth:`take_answers` has to look again, if nothing happens before."""
-        return self._schedule.next_at()
 
     def _answer(self, sender: Address, reply: RequestReply, *, keep: bool = True) -> None:
         """Owe an answer, and keep it for repeats.

@@ -10,16 +10,18 @@ entry, which is also logged; any other decision updates the last entry.
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from greenroom.core.autoscaling.decision import NEVER, Decision, Loads, Scaling
+from greenroom.core.agenda import NEVER, Agenda
+from greenroom.core.autoscaling.decision import Decision, Loads, Scaling
 from greenroom.core.effects import AskPolicy, Effect
 from greenroom.core.lifecycle.backend import Backend
+from greenroom.core.records import BACKEND
 
+SCALING, LOADS = "scaling", "loads"  # kinds of keys: by backend, and the only one
 KEPT_DECISIONS = 20
 MIN_STEP_S = 0.01  # between two steps, whatever happens
 MAX_STATS = 1000  # numbers of replicas in a question
@@ -38,7 +40,6 @@ class Kept(NamedTuple):
 class _Entry:
     backend: Backend
     scaling: Scaling
-    due_at: float
     history: deque[Kept] = field(default_factory=lambda: deque(maxlen=KEPT_DECISIONS))
     ask_id: int = 0
     asked_at: float | None = None
@@ -47,65 +48,57 @@ class _Entry:
 class Autoscaler:
     """All backends with an autoscaling_config. ``now`` is always monotonic seconds."""
 
-    def __init__(self, loads: Loads) -> None:
+    def __init__(self, loads: Loads, agenda: Agenda) -> None:
         self._loads = loads
+        self._agenda = agenda
         self._entries: dict[str, _Entry] = {}
-        self._due: list[tuple[float, str]] = []
-        self._rescaled: set[str] = set()
         self._log: list[tuple[str, Decision]] = []
 
     # --- Which backends, and what they have -----------------------------------------------------
 
-    def watch(self, tag: str, backend: Backend, now: float) -> None:
+    def watch(self, tag: str, backend: Backend) -> None:
         """Scale a backend as its settings say; to be called after each change of it; cheap."""
         entry, config = self._entries.get(tag), backend.autoscaled_by
         if config is None:
             self._entries.pop(tag, None)
         elif entry is None or entry.backend is not backend:
-            entry = self._entries[tag] = _Entry(backend, Scaling(config), now)
-            self._schedule(tag, entry, now)
+            self._entries[tag] = _Entry(backend, Scaling(config))
+            self._agenda.touch(SCALING, tag)
         elif entry.scaling.config is not config:
             entry.scaling.reconfigure(config)
-            self._schedule(tag, entry, now)
+            self._agenda.touch(SCALING, tag)
+
+    def expect(self, proxy: Hashable, now: float) -> None:
+        """Expect a report of a proxy."""
+        self._loads.expect(proxy, now)
+        self._load_changed(set())
 
     def load_reported(
         self, proxy: Hashable, load: Mapping[str, tuple[int, int]], now: float
     ) -> None:
         """Take what a proxy has to do: backend -> (queued, ongoing)."""
-        self._load_changed(self._loads.report(proxy, load, now), now)
+        self._load_changed(self._loads.report(proxy, load, now))
 
-    def proxy_gone(self, proxy: Hashable, now: float) -> None:
+    def proxy_gone(self, proxy: Hashable) -> None:
         """Stop counting what a proxy had to do."""
-        self._load_changed(self._loads.forget(proxy), now)
+        self._load_changed(self._loads.forget(proxy))
+
+    def look_at_loads(self, now: float) -> None:
+        """Stop counting what proxies had to do that report no more."""
+        self._load_changed(self._loads.expire(now))
 
     # --- Steps ----------------------------------------------------------------------------------
 
-    def advance(self, now: float) -> list[Effect]:
-        """Take the steps that are due."""
-        self._load_changed(self._loads.expire(now), now)
-        effects: list[Effect] = []
-        while self._due and self._due[0][0] <= now:
-            due_at, tag = heapq.heappop(self._due)
-            entry = self._entries.get(tag)
-            if entry is None or entry.due_at != due_at:
-                continue
-            if not self._step(tag, entry, now) and (
-                entry.asked_at is None or now >= entry.asked_at + LOST_S
-            ):
-                entry.ask_id += 1
-                entry.asked_at = now
-                effects.append(AskPolicy(tag, entry.ask_id, self._question(tag, entry)))
-        return effects
-
-    def next_due_at(self) -> float:
-        """Return when :meth:`advance` has something to do, if nothing happens before."""
-        while self._due:
-            due_at, tag = self._due[0]
-            entry = self._entries.get(tag)
-            if entry is not None and entry.due_at == due_at:
-                return min(due_at, self._loads.check_at)
-            heapq.heappop(self._due)
-        return self._loads.check_at if self._entries else NEVER
+    def look(self, tag: str, now: float) -> list[Effect]:
+        """Take a backend's step."""
+        entry = self._entries.get(tag)
+        if entry is None or self._step(tag, entry, now):
+            return []
+        if entry.asked_at is not None and now < entry.asked_at + LOST_S:
+            return []
+        entry.ask_id += 1
+        entry.asked_at = now
+        return [AskPolicy(tag, entry.ask_id, self._question(tag, entry))]
 
     def policy_answered(self, tag: str, ask_id: int, answer: Mapping[str, Any], now: float) -> None:
         """End a step with the policy's answer.
@@ -118,11 +111,6 @@ class Autoscaler:
             return
         entry.asked_at = None
         self._step(tag, entry, now, answer)
-
-    def take_rescaled(self) -> set[str]:
-        """Return the backends that got a new target since the last call."""
-        rescaled, self._rescaled = self._rescaled, set()
-        return rescaled
 
     def take_log(self) -> list[tuple[str, Decision]]:
         """Return the entries of all histories that are new since the last call."""
@@ -170,13 +158,13 @@ class Autoscaler:
             complete=self._loads.is_complete(now),
             answer=answer,
         )
-        self._schedule(tag, entry, max(entry.scaling.due_at, now + MIN_STEP_S))
+        self._agenda.at(SCALING, tag, max(entry.scaling.due_at, now + MIN_STEP_S))
         if decision is None:
             return False
         self._keep(tag, entry, decision)
         if decision.target != decision.before:
             entry.backend.rescale(decision.target)
-            self._rescaled.add(tag)
+            self._agenda.touch(BACKEND, tag)
         return True
 
     def _question(self, tag: str, entry: _Entry) -> dict[str, Any]:
@@ -213,17 +201,13 @@ class Autoscaler:
             entry.history.append(Kept(decision, decision.at, 1))
             self._log.append((tag, decision))
 
-    def _load_changed(self, tags: set[str], now: float) -> None:
+    def _load_changed(self, tags: set[str]) -> None:
         """Step backends whose load changed, if they rest or have no replica."""
         for tag in tags:
             entry = self._entries.get(tag)
-            if entry is not None and (entry.due_at == NEVER or entry.backend.target == 0):
-                self._schedule(tag, entry, now)
-
-    def _schedule(self, tag: str, entry: _Entry, due_at: float) -> None:
-        entry.due_at = due_at
-        if due_at < NEVER:
-            heapq.heappush(self._due, (due_at, tag))
+            if entry is not None and (entry.scaling.due_at == NEVER or entry.backend.target == 0):
+                self._agenda.touch(SCALING, tag)
+        self._agenda.at(LOADS, "", self._loads.check_at)
 
 
 def _by_name(stats: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:

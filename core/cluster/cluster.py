@@ -4,21 +4,25 @@ Theory of operation. Operations (:mod:`greenroom.core.cluster.admin`) change rec
 change soft state only. :meth:`Cluster.advance` moves whatever was touched or is due one step closer
 to what is wanted, and returns effects. The shell then saves :meth:`Cluster.take_changes`, and only
 after that performs the effects, pushes the news and answers.
+
+What a look at one thing touches is looked at in the same step, until nothing is left: replicas'
+hosts and loads first, backends, what is made of these, and goals last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from greenroom.core.agenda import HELD, NEVER, ROOM
 from greenroom.core.autoscaling.decision import Loads
-from greenroom.core.cluster.autoscaler import Autoscaler
+from greenroom.core.cluster.autoscaler import LOADS, SCALING, Autoscaler
 from greenroom.core.cluster.hosts import EXPECTED_S, HOST, Hosts, prepare
-from greenroom.core.comparing.comparing import AllDifferences
+from greenroom.core.comparing.comparing import AllDifferences, Place, Plain
 from greenroom.core.effects import Effect
 from greenroom.core.lifecycle import definitions
 from greenroom.core.lifecycle.backend import Backend
-from greenroom.core.lifecycle.goals import Progress, Subject
+from greenroom.core.lifecycle.goals import GOAL, Progress, Subject
 from greenroom.core.lifecycle.placement import Placement, anywhere
 from greenroom.core.lifecycle.replicas import Report
 from greenroom.core.lifecycle.state import State
@@ -26,20 +30,22 @@ from greenroom.core.long_poll import LISTENER, Listeners
 from greenroom.core.records import (
     APPLICATION,
     BACKEND,
+    CANARY,
     DEPLOYMENT,
     ENDPOINT,
+    ROLLOUT,
     Changes,
     Key,
-    served_as,
+    candidate_of,
 )
-from greenroom.core.rollouts.canaries import CANARY, Canaries
-from greenroom.core.rollouts.rollouts import ROLLOUT, Rollouts
+from greenroom.core.rollouts.canaries import Canaries
+from greenroom.core.rollouts.rollouts import Rollouts
 from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, BackendTable
-from greenroom.core.schedule import Schedule
 from greenroom.core.series import Pair, Series
 from greenroom.core.tokens import TOKEN, Tokens
 
 RECOVERY_S = 2.0  # how long a new controller waits for replicas before it talks to proxies
+RECOVERY = "recovery"  # the key of this
 MIN_STEP_S = 0.01  # between two looks at a backend for which nothing has happened
 
 
@@ -71,7 +77,7 @@ class Cluster:
             state.changes,
             records.get(LISTENER, {}),
             now,
-            changed=self._listener_changed,
+            agenda=state.agenda,
             told_gone=state.proxy_gone,
         )
         self.hosts = Hosts(state, self.listeners, hosts, own_host, now)
@@ -79,19 +85,30 @@ class Cluster:
         self.differences = AllDifferences()
         self.series = Series(self._has_both, self._is_inner)
         self._wall_now = 0.0
-        self.autoscaler = Autoscaler(self.loads)
-        state.proxy_gone.append(lambda proxy: self.autoscaler.proxy_gone(proxy, self.now))
+        self.autoscaler = Autoscaler(self.loads, state.agenda)
+        state.proxy_gone.append(self.autoscaler.proxy_gone)
         state.proxy_gone.append(self._forget_ejections)
         self.rollouts = Rollouts(state, self.differences, records.get(ROLLOUT, {}))
         self.tokens = Tokens(records.get(TOKEN, {}), state.changes)
         self.canaries = Canaries(state, self.rollouts, self.differences, records.get(CANARY, {}))
         self._by_replica = {r: tag for tag, b in self.backends.items() for r in b.replicas}
         self._recovering = {tag for tag, b in self.backends.items() if not b.recovered}
-        self._recovery_ends_at = now + (EXPECTED_S if hosts else RECOVERY_S)
-        self._releasing: set[str] = set()  # backends with replicas that proxies have to let go
-        self._waiting: set[str] = set()  # backends with replicas for which there is no room
-        self._schedule = Schedule()  # of backends
-        self._held_upto: int | None = None  # what waits for proxies was last looked at
+        self._agenda = state.agenda
+        if self.long_poll.closed:
+            self._agenda.at(RECOVERY, "", now + (EXPECTED_S if hosts else RECOVERY_S))
+        self._held_upto: int | None = None  # at the last look
+        self._look: dict[str, Callable[[str], Iterable[Effect] | None]] = {
+            LISTENER: self.listeners.look,
+            HOST: lambda _: self.hosts.look(self.now),
+            LOADS: lambda _: self.autoscaler.look_at_loads(self.now),
+            SCALING: lambda tag: self.autoscaler.look(tag, self.now),
+            BACKEND: self._look_at_backend,
+            APPLICATION: lambda name: definitions.advance_application(state, name),
+            ROLLOUT: lambda name: self.rollouts.look(name, self.now, self._wall_now),
+            CANARY: lambda name: self.canaries.look(name, self._wall_now),
+            RECOVERY: lambda _: self.long_poll.open(),
+            GOAL: self._look_at_goal,
+        }
 
     # --- Observations ---------------------------------------------------------------------------
 
@@ -102,9 +119,9 @@ class Cluster:
             return False
         due_at = self.backends[backend_tag].reported(tag, Report(**report), now)
         if due_at <= now:
-            self.state.touched.add(backend_tag)
+            self._agenda.touch(BACKEND, backend_tag)
         else:
-            self._schedule.put_earlier(backend_tag, due_at)
+            self._agenda.by(BACKEND, backend_tag, due_at)
         return True
 
     def replica_exited(self, tag: str, now: float) -> None:
@@ -112,13 +129,13 @@ class Cluster:
         backend_tag = self._by_replica.get(tag)
         if backend_tag is not None:
             self.backends[backend_tag].exited(tag, now)
-            self.state.touched.add(backend_tag)
+            self._agenda.touch(BACKEND, backend_tag)
 
     def replica_ejected(self, tag: str, proxy: str, times: int) -> None:
         """Note how often in a row a proxy has sent a replica no queries, as they fail there."""
         backend = self.backend_of(tag)
         if backend is not None and backend.ejected(tag, proxy, times):
-            self.state.touched.add(backend.record.tag)
+            self._agenda.touch(BACKEND, backend.record.tag)
 
     def _forget_ejections(self, proxy: str) -> None:
         for tag in self._by_replica:
@@ -138,9 +155,10 @@ class Cluster:
         application = self.state.applications.get(name) if deployment else None
         return application is not None and deployment != application.ingress
 
-    def _listener_changed(self) -> None:
-        """Look again at what waits for proxies to hold the newest tables."""
-        self.state.touched |= self._releasing
+    def compared(self, replica: str, found: Mapping[Place, Plain]) -> None:
+        """Keep what a shadow's replica has found by comparing."""
+        self.differences.reported(replica, found)
+        self._agenda.touch(ROLLOUT, *(endpoint for endpoint, _, _ in found))
 
     # --- Reconciliation -------------------------------------------------------------------------
 
@@ -151,63 +169,33 @@ class Cluster:
         """
         self.now, self._wall_now = now, wall_now
         self.series.advance(wall_now)
-        state = self.state
-        state.touched |= self._schedule.take(now)
-        self.listeners.advance(now)
-        self.hosts.advance(now)
-        effects = self.autoscaler.advance(now)
-        state.touched |= self.autoscaler.take_rescaled()
-        self._advance_touched(effects, now)
-        if self.long_poll.held_upto != self._held_upto:
-            self._held_upto = self.long_poll.held_upto
-            for waiting in (self.rollouts, self.canaries, self.goals):
-                waiting.held()
-        self.rollouts.advance(now, wall_now)
-        for endpoint in self.rollouts.take_ended() & self.endpoints.keys():
-            self.canaries.touch(self.endpoints[endpoint].application)
-        self.canaries.advance(wall_now)
-        self._advance_touched(effects, now)  # what canaries have changed
-        if self.long_poll.closed and (not self._recovering or now >= self._recovery_ends_at):
-            self.long_poll.open()
-        self.goals.advance(self._progress)
+        effects: list[Effect] = []
+        while kind := self._next_kind():
+            for name in self._agenda.take(kind, now):
+                effects += self._look[kind](name) or ()
+                self._agenda.happened((kind, name))
         return effects
 
-    def _advance_touched(self, effects: list[Effect], now: float) -> None:
-        state = self.state
-        while True:
-            state.touched |= self._waiting if self.placement.take_freed() else set()
-            if not (state.touched or state.touched_applications):
-                return
-            touched, state.touched = state.touched, set()
-            for tag in sorted(touched):
-                effects += self._advance_backend(tag, now)
-            names, state.touched_applications = state.touched_applications, set()
-            for name in sorted(names):
-                definitions.advance_application(state, name)
-                self.goals.touch((APPLICATION, name), (APPLICATION, served_as(name)))
-                self.canaries.touch(name)
+    def _next_kind(self) -> str:
+        """Return of which kind the next keys are to be looked at; "" when there is none."""
+        if self.long_poll.held_upto != self._held_upto:
+            self._held_upto = self.long_poll.held_upto
+            self._agenda.happened(HELD)
+        if self.placement.take_freed():
+            self._agenda.happened(ROOM)
+        return self._agenda.first(self._look, self.now)
 
     def next_due_at(self) -> float | None:
         """Return when :meth:`advance` has something to do, if nothing happens before."""
-        due_at = min(
-            self._schedule.next_at(),
-            self._recovery_ends_at if self.long_poll.closed else float("inf"),
-            self.autoscaler.next_due_at(),
-            self.rollouts.due_at(),
-            self.canaries.due_at(),
-            self.listeners.due_at(),
-            self.hosts.due_at(),
-        )
-        return due_at if due_at < float("inf") else None
+        due_at = self._agenda.next_at()
+        return due_at if due_at < NEVER else None
 
     def take_changes(self) -> Changes:
         """Return what to save before anything else is done."""
         return self.state.take_changes()
 
-    def _advance_backend(self, tag: str, now: float) -> list[Effect]:
-        backend = self.backends.get(tag)
-        self.goals.touch((BACKEND, tag), (DEPLOYMENT, tag))
-        self.rollouts.touch((BACKEND, tag))
+    def _look_at_backend(self, tag: str) -> list[Effect]:
+        backend, now = self.backends.get(tag), self.now
         if backend is None:
             return []
         before = backend.record.replicas
@@ -217,29 +205,43 @@ class Cluster:
                 self._by_replica.pop(replica, None)
                 self.state.replica_gone(replica)
             self._by_replica.update(dict.fromkeys(backend.record.replicas, tag))
-        if backend.recovered:
+        if backend.recovered and tag in self._recovering:
             self._recovering.discard(tag)
-        (self._releasing.add if backend.releasing else self._releasing.discard)(tag)
-        (self._waiting.add if backend.waiting else self._waiting.discard)(tag)
-        self.autoscaler.watch(tag, backend, now)
+            self._agenda.by(RECOVERY, "", NEVER if self._recovering else now)
+        self.autoscaler.watch(tag, backend)
         self.series.scaled(tag, backend.running, self._wall_now)
         if backend.record.application:
-            self.state.touched_applications.add(backend.record.application)
-            self.rollouts.touch((APPLICATION, backend.record.application))
+            self._agenda.touch(APPLICATION, backend.record.application)
         elif backend.wanted and backend.settled and backend.note_running():
             self.state.touch(tag)  # routers are to know
         if backend.record.deleting and not backend.replicas:
-            self._waiting.discard(tag)
             self.state.remove_backend(tag)
             self.series.removed(tag)
             return effects
         self.state.save_backend(backend)
-        self._schedule.put(tag, max(backend.due_at(), now + MIN_STEP_S))
+        self._agenda.at(BACKEND, tag, max(backend.due_at(), now + MIN_STEP_S))
+        if backend.releasing:
+            self._agenda.upon(HELD, BACKEND, tag)
+        if backend.waiting:
+            self._agenda.upon(ROOM, BACKEND, tag)
         return effects
 
     def _publish(self, tag: str, table: BackendTable) -> bool:
         self.long_poll.publish(BACKEND_PREFIX + tag, table)
         return self.long_poll.held_by_all(BACKEND_PREFIX + tag)
+
+    def _look_at_goal(self, goal_id: str) -> None:
+        goal = self.goals.get(goal_id)
+        if goal is None or goal.state != "pending":
+            return
+        kind, name = goal.subject
+        progress = self._progress(goal.subject)
+        self.goals.advance(goal, progress)
+        events = {DEPLOYMENT: [(BACKEND, name)], ENDPOINT: []}.get(kind, [(kind, name)])
+        if kind == APPLICATION:
+            events += [(CANARY, name), (APPLICATION, candidate_of(name))]
+        for event in (*events, *[HELD] * progress.unheld):
+            self._agenda.upon(event, GOAL, goal_id)
 
     def _progress(self, subject: Subject) -> Progress:
         kind, name = subject

@@ -14,15 +14,16 @@ controller's own host is not judged: it runs, or drains.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from greenroom.core.errors import ConflictError, UnknownNameError
+from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.placement import Placement
 from greenroom.core.lifecycle.state import State
 from greenroom.core.long_poll import Listeners
-from greenroom.core.records import HostRecord
+from greenroom.core.records import BACKEND, HostRecord
 from greenroom.core.validation import suggestion
 
 # --- Liveness -------------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ class Hosts:
         self._backends = state.backends
         self._placement = state.placement
         self._changes = state.changes
-        self._touch = state.touch
+        self._agenda = state.agenda
         self._told_gone = state.host_gone
         self._listeners = listeners
         self._own = own
@@ -189,10 +190,10 @@ class Hosts:
         self._keeps_own = False  # its record, whether it drains or not
         self._states = dict.fromkeys(self.records, S.EXPECTED)
         self._heard: defaultdict[str, _Heard] = defaultdict(_Heard)
-        self._look_at = now
         self.liveness = Liveness()
         for name in self.records:
             self.liveness.expect(name, now, EXPECTED_S)
+            self._agenda.touch(HOST, "")
         if self._placement.is_gateway(own):
             self._empty(own, now)
         if self._is_drained(own):
@@ -268,7 +269,7 @@ class Hosts:
             self._states[name] = S.EXPECTED
             self._placement.close_host(name, _EXPECTED)
             self.liveness.expect(name, now)
-            self._look_at = now
+            self._agenda.touch(HOST, "")
         elif is_started_anew and heard.was_stable:  # it is not a link that comes and goes
             self.liveness.forget(name)
             self.liveness.expect(name, now)
@@ -302,30 +303,23 @@ class Hosts:
         if name in self._states and self.liveness.give_up(name):
             self._missed(name, now)
 
-    def advance(self, now: float) -> None:
-        """Judge hosts by their beats."""
-        if now < self.due_at():
-            return
-        self._look_at = now + LOOK_S
+    def look(self, now: float) -> None:
+        """Judge all hosts by their beats."""
         lost, back = self.liveness.look(now)
         for name in lost:
             self._missed(name, now)
         for name in back:
             self._seen(name, now)
-
-    def due_at(self) -> float:
-        """Return when :meth:`advance` has something to do."""
-        return self._look_at if self._states else float("inf")
+        if self._states:
+            self._agenda.at(HOST, "", now + LOOK_S)
 
     def _seen(self, name: str, now: float) -> None:
         was_lost, heard = self._states[name] is S.LOST, self._heard[name]
         heard.was_stable = heard.is_stopping = False
         self._states[name] = TRANSITIONS[self._states[name], E.SEEN]
         self._placement.open_host(name)
-        for tag, backend in self._backends.items():
-            if was_lost and backend.is_at(name):
-                backend.host_back(name, heard.running, now)
-                self._touch(tag)
+        for backend in self._at(name) if was_lost else ():
+            backend.host_back(name, heard.running, now)
         if self._is_drained(name):
             self._close(name)
 
@@ -337,7 +331,7 @@ class Hosts:
         for tag, backend in self._backends.items():
             if backend.retries.host_lost(name, now) or backend.is_at(name):
                 backend.host_lost(name, now)
-                self._touch(tag)
+                self._agenda.touch(BACKEND, tag)
 
     # --- What is asked for ----------------------------------------------------------------------
 
@@ -373,10 +367,8 @@ class Hosts:
                 return  # it takes replicas when it is seen
             self._states[name] = TRANSITIONS[S.DRAINING, E.UNDRAIN]
         self._placement.open_host(name)
-        for tag, backend in self._backends.items():
-            if backend.is_at(name):
-                backend.stay_at(name)
-                self._touch(tag)
+        for backend in self._at(name):
+            backend.stay_at(name)
 
     def _known(self, name: str) -> HostRecord:
         record = self._own_record if name == self._own else self.records.get(name)
@@ -416,17 +408,20 @@ class Hosts:
             is_stopping = self._heard[name].is_stopping
             until = f"it is drained, until `greenroom undrain {name}`"
             self._placement.close_host(name, _STOPPING if is_stopping else until)
-        for tag, backend in self._backends.items():
-            if backend.is_at(name):
-                backend.move_from(name)
-                self._touch(tag)
+        for backend in self._at(name):
+            backend.move_from(name)
 
     def _empty(self, name: str, now: float) -> None:
         """Have what is on a host stop."""
+        for backend in self._at(name):
+            backend.retire_from(name, now)
+
+    def _at(self, name: str) -> Iterator[Backend]:
+        """Yield the backends with replicas on a host, which are looked at in the next step."""
         for tag, backend in self._backends.items():
             if backend.is_at(name):
-                backend.retire_from(name, now)
-                self._touch(tag)
+                self._agenda.touch(BACKEND, tag)
+                yield backend
 
     def rebalance(self, now: float) -> int:
         """Have replicas moved to where there are fewer of their backend, or fewer in all."""
@@ -435,7 +430,7 @@ class Hosts:
             moves = backend.rebalance(held, now)
             if moves:
                 moved += moves
-                self._touch(tag)
+                self._agenda.touch(BACKEND, tag)
         return moved
 
     def is_empty(self, name: str) -> bool:
@@ -460,10 +455,8 @@ class Hosts:
         """Forget a host, and what was on it; harmless when it is forgotten."""
         if name not in self._states:
             return
-        for tag, backend in self._backends.items():
-            if backend.is_at(name):
-                backend.host_gone(name, now)
-                self._touch(tag)
+        for backend in self._at(name):
+            backend.host_gone(name, now)
         del self._states[name], self.records[name]
         self._heard.pop(name, None)
         self.liveness.forget(name)

@@ -322,16 +322,9 @@ class AllDifferences:
 
     def __init__(self) -> None:
         self._reports: dict[Place, dict[Hashable, Plain]] = {}
-        self._changed: set[str] = set()
-
-    def take_changed(self) -> set[str]:
-        """Return the endpoints of which there were reports since the last call."""
-        changed, self._changed = self._changed, set()
-        return changed
 
     def reported(self, replica: Hashable, found: Mapping[Place, Plain]) -> None:
         """Take a replica's report."""
-        self._changed.update(place[0] for place in found)
         for place, plain in found.items():
             reports = self._reports.pop(place, {})
             self._reports[place] = reports

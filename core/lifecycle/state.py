@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set as AbstractSet
 from typing import Any
 
+from greenroom.core.agenda import Agenda
 from greenroom.core.errors import UnknownNameError
 from greenroom.core.lifecycle import releases
 from greenroom.core.lifecycle.backend import Backend
@@ -25,6 +26,7 @@ from greenroom.core.records import (
     BACKEND,
     DEPLOYMENT,
     ENDPOINT,
+    ROLLOUT,
     ApplicationRecord,
     BackendRecord,
     Changes,
@@ -91,9 +93,10 @@ class State:
     ) -> None:
         self.placement = placement
         self.changes = Changes()
+        self.agenda = agenda = Agenda()
         self.endpoints = Endpoints(records.get("endpoint", {}))
         self.applications: dict[str, ApplicationRecord] = dict(records.get("application", {}))
-        self.goals = Goals(records.get("goal", {}))
+        self.goals = Goals(records.get("goal", {}), self.changes, agenda)
         self.history = History(records.get("history", {}))
         self.backends = {
             tag: Backend(record, now, placement)
@@ -106,9 +109,8 @@ class State:
         self.code_use = releases.CodeUse()
         is_recovering = any(not backend.recovered for backend in self.backends.values())
         self.long_poll = LongPoll(epoch, closed=is_recovering)
-        self.touched = set(self.backends)  # to be looked at in the next step
-        self.touched_applications = set(self.applications)
-        self.touched_endpoints: set[str] = set()  # with another definition, for rollouts
+        agenda.touch(BACKEND, *self.backends)
+        agenda.touch(APPLICATION, *self.applications)
         self.is_torn = False  # a change failed when a part of it was made
         self._of_application: dict[str, set[str]] = {}
         self._before: dict[Key, Definition | None] | None = None  # in a change: what it found
@@ -266,8 +268,6 @@ class State:
 
     def take_changes(self) -> Changes:
         """Return what to save before anything else is done."""
-        for goal_id, goal in self.goals.take_changed().items():
-            self.changes.put("goal", goal_id, goal)
         for digest in sorted(self.code_use.take_freed()):
             self.changes.delete_code(digest)
         changes = self.changes.take()
@@ -278,7 +278,7 @@ class State:
 
     def touch(self, backend: str) -> None:
         """Look at a changed backend in the next step."""
-        self.touched.add(backend)
+        self.agenda.touch(BACKEND, backend)
         self._count(self.backends[backend].record)
 
     def add_backend(self, record: BackendRecord, code: bytes | None) -> None:
@@ -317,7 +317,7 @@ class State:
         """Add or replace an endpoint."""
         self.note((ENDPOINT, record.name))
         self.endpoints[record.name] = record
-        self.touched_endpoints.add(record.name)
+        self.agenda.touch(ROLLOUT, record.name)
         self.changes.put("endpoint", record.name, record)
         self._publish_endpoint(record.name)
 
@@ -340,7 +340,7 @@ class State:
 
     def put_application(self, record: ApplicationRecord) -> None:
         """Add or replace an application."""
-        self.touched_applications.add(record.name)
+        self.agenda.touch(APPLICATION, record.name)
         self.note((APPLICATION, record.name))
         if self.applications.get(record.name) != record:
             self.applications[record.name] = record

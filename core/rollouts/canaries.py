@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from greenroom.core.agenda import HELD
 from greenroom.core.comparing.comparing import AllDifferences
 from greenroom.core.errors import ConflictError, GreenroomError
 from greenroom.core.lifecycle import definitions
@@ -38,7 +39,9 @@ from greenroom.core.operations import Canary, ShadowTraffic, StartRollout
 from greenroom.core.records import (
     APPLICATION,
     BACKEND,
+    CANARY,
     ENDPOINT,
+    ROLLOUT,
     ApplicationRecord,
     BackendDefinition,
     CanaryRecord,
@@ -55,7 +58,6 @@ from greenroom.core.rollouts.rollouts import (
     without_candidates,
 )
 
-CANARY = "canary"
 ROLLING_OUT, TAKING_OVER = UNDER_WAY = ("rolling out", "taking over")
 PROMOTED, WENT_BACK = "promoted", "went back"
 SHOWN_CAUSES = 3  # of answers that were different
@@ -78,7 +80,6 @@ class Canaries:
         for endpoint in list(state.endpoints.values()):  # canaries were written there once
             if (own := without_candidates(endpoint)) != endpoint:
                 state.put_endpoint(own)
-        self._taking_over = {n for n, each in records.items() if each.state == TAKING_OVER}
         for record in records.values():
             self._hold_code(record)
             if record.state == TAKING_OVER:
@@ -89,7 +90,7 @@ class Canaries:
             for name, application in state.applications.items()
             if name != served_as(name) and not application.deleting
         } - {candidate_of(name) for name, each in records.items() if each.state in UNDER_WAY}
-        self._touched = {*records, *map(served_as, self._retiring)}  # applications
+        state.agenda.touch(CANARY, *records, *map(served_as, self._retiring))
 
     # --- Requests -------------------------------------------------------------------------------
 
@@ -167,8 +168,7 @@ class Canaries:
     def forget(self, name: str) -> None:
         """Drop what is known of an application's last canary; it must have ended."""
         if self._records.pop(name, None) is not None:
-            self._taking_over.discard(name)
-            self._state.touched_applications.add(name)
+            self._state.agenda.touch(APPLICATION, name)
             self._state.changes.delete(CANARY, name)
             self._state.code_use.hold((CANARY, name), ())
 
@@ -183,39 +183,31 @@ class Canaries:
 
     # --- Decisions ------------------------------------------------------------------------------
 
-    def touch(self, application: str) -> None:
-        """Look at the canary of an application, or of the one that this is a candidate for."""
-        name = served_as(application)
-        if name in self._records or candidate_of(name) in self._retiring:
-            self._touched.add(name)
+    def look(self, name: str, wall_now: float) -> None:
+        """Take the next step of an application's canary, if it has one to take."""
+        agenda, record, candidate = self._state.agenda, self._records.get(name), candidate_of(name)
+        if candidate in self._retiring:
+            self._retire(candidate)
+        if record is not None and record.state in UNDER_WAY:
+            self._advance(record, wall_now)
+            agenda.upon((APPLICATION, name), CANARY, name)
+            agenda.upon((ROLLOUT, record.endpoint), CANARY, name)
+            if record.state == TAKING_OVER:
+                agenda.upon(HELD, CANARY, name)
+        if candidate in self._retiring:
+            agenda.upon((APPLICATION, candidate), CANARY, name)
 
-    def held(self) -> None:
-        """Look at those that wait for proxies: they hold more, or there are fewer."""
-        self._touched |= self._taking_over
-
-    def due_at(self) -> float:
-        """Return when :meth:`advance` has something to do: now, or after a change."""
-        return float("-inf") if self._touched else float("inf")
-
-    def advance(self, wall_now: float) -> None:
-        """Take the next step of every canary that has one to take, of those that were touched."""
-        touched, self._touched = sorted(self._touched), set()
-        for name in touched:
-            if (candidate := candidate_of(name)) in self._retiring:
-                self._retire(candidate)
-        for record in [self._records[name] for name in touched if name in self._records]:
-            if record.state not in UNDER_WAY:
-                continue
-            if self._state.definition((APPLICATION, record.application)) is None:
-                self.forget(record.application)  # it was deleted
-                self._retiring.add(candidate_of(record.application))
-                self._touched.add(record.application)
-            elif self._is_changed(record):
-                self._end(record, WENT_BACK, "the application was changed otherwise")
-            elif record.state == ROLLING_OUT:
-                self._follow_rollout(record, wall_now)
-            else:
-                self._take_over(record)
+    def _advance(self, record: CanaryRecord, wall_now: float) -> None:
+        if self._state.definition((APPLICATION, record.application)) is None:
+            self.forget(record.application)  # it was deleted
+            self._retiring.add(candidate_of(record.application))
+            self._retire(candidate_of(record.application))
+        elif self._is_changed(record):
+            self._end(record, WENT_BACK, "the application was changed otherwise")
+        elif record.state == ROLLING_OUT:
+            self._follow_rollout(record, wall_now)
+        else:
+            self._take_over(record)
 
     def _is_changed(self, record: CanaryRecord) -> bool:
         """Return whether the application's code or settings are no longer those that there were."""
@@ -306,12 +298,9 @@ class Canaries:
 
     def _put(self, record: CanaryRecord) -> None:
         self._records[record.application] = record
-        if record.state == TAKING_OVER:
-            self._taking_over.add(record.application)
-        else:
-            self._taking_over.discard(record.application)
         self._state.changes.put(CANARY, record.application, record)
-        self._state.touched_applications.add(record.application)
+        self._state.agenda.touch(CANARY, record.application)
+        self._state.agenda.touch(APPLICATION, record.application)  # whose goals go by it
         self._hold_code(record)
 
     def _hold_code(self, record: CanaryRecord) -> None:

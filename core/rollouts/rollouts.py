@@ -36,6 +36,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from greenroom.core.agenda import HELD, NEVER
 from greenroom.core.comparing.comparing import AllDifferences, Counts
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
 from greenroom.core.lifecycle.backend import Backend
@@ -47,18 +48,16 @@ from greenroom.core.operations import StartRollout
 from greenroom.core.records import (
     APPLICATION,
     BACKEND,
+    ROLLOUT,
     CompareRecord,
     EndpointRecord,
-    Key,
     RolloutRecord,
     is_candidates,
 )
 from greenroom.core.rollouts import judging
 from greenroom.core.rollouts.judging import DIFFERENCE_RATE, PlainTally, Sample, Tally
 from greenroom.core.routing.tables import ENDPOINT_PREFIX, ROLLOUT_PREFIX
-from greenroom.core.schedule import Schedule
 
-ROLLOUT = "rollout"
 UNDER_WAY, PROMOTED, WENT_BACK, INTERRUPTED = "under way", "promoted", "went back", "interrupted"
 SAVE_S = 5.0  # at most this often, what was counted is saved
 BY_ITSELF = Author(user="greenroom")  # who makes the changes that a rollout decides on
@@ -81,7 +80,6 @@ class _Run:
     answers: Counts = field(default_factory=Counts)
     new: Tally = field(default_factory=Tally)  # the sums of what was counted
     old: Tally = field(default_factory=Tally)
-    parts: tuple[Key, ...] = ()  # whose changes are of interest
 
     def __post_init__(self) -> None:
         """Add up what was counted before."""
@@ -125,6 +123,7 @@ class Rollouts:
         self, state: State, differences: AllDifferences, records: Mapping[str, RolloutRecord]
     ) -> None:
         self._state = state
+        self._agenda = state.agenda
         self._differences = differences
         self._records = dict(records)
         state.endpoint_gone.append(self._forget)
@@ -132,10 +131,6 @@ class Rollouts:
             del self._records[name]
             state.changes.delete(ROLLOUT, name)
         self._runs: dict[str, _Run] = {}
-        self._by_part: dict[Key, set[str]] = {}  # the endpoints whose rollouts go by it
-        self._touched: set[str] = set()  # endpoints
-        self._due = Schedule()
-        self._ended: set[str] = set()  # endpoints
         for record in self._records.values():
             if record.state == UNDER_WAY:
                 self._begin(_Run(record, dict(record.counted)))
@@ -145,24 +140,8 @@ class Rollouts:
             self._publish(run.record)
 
     def _begin(self, run: _Run) -> None:
-        """Look at this in the next step, and after each change of what it goes by."""
-        endpoint, to = run.record.endpoint, run.record.to
-        backend = self._state.backends.get(to)
-        parts = [(BACKEND, to)]
-        if backend is not None and backend.record.application:
-            parts.append((APPLICATION, backend.record.application))
-        run.parts = tuple(parts)
-        self._runs[endpoint] = run
-        for part in parts:
-            self._by_part.setdefault(part, set()).add(endpoint)
-        self._touched.add(endpoint)
-
-    def _drop(self, endpoint: str) -> None:
-        run = self._runs.pop(endpoint, None)
-        for part in run.parts if run is not None else ():
-            self._by_part[part].discard(endpoint)
-            if not self._by_part[part]:
-                del self._by_part[part]
+        self._runs[run.record.endpoint] = run
+        self._agenda.touch(ROLLOUT, run.record.endpoint)
 
     def _separate(self, run: _Run) -> None:
         """Read what was saved while a rollout wrote its weights into its endpoint's definition."""
@@ -266,41 +245,23 @@ class Rollouts:
         run = self._runs.get(endpoint)
         if run is not None and token == _token(run.record):
             run.count(proxy, counted)
-            self._touched.add(endpoint)
+            self._agenda.touch(ROLLOUT, endpoint)
 
     # --- Decisions ------------------------------------------------------------------------------
 
-    def touch(self, part: Key) -> None:
-        """Look at the rollouts that go by a backend, or an application's backends."""
-        self._touched |= self._by_part.get(part, set())
-
-    def held(self) -> None:
-        """Look at those that wait for proxies: they hold more, or there are fewer."""
-        self._touched |= {name for name, run in self._runs.items() if run.held_since is None}
-
-    def take_ended(self) -> set[str]:
-        """Return the endpoints whose rollouts have ended since the last call."""
-        ended, self._ended = self._ended, set()
-        return ended
-
-    def advance(self, now: float, wall_now: float) -> None:
-        """Take the next step of every rollout that has one to take."""
-        state = self._state
-        changed, state.touched_endpoints = state.touched_endpoints, set()
-        touched = self._touched | self._due.take(now) | self._differences.take_changed()
-        self._touched = set()
-        for endpoint in sorted((touched | changed) & self._runs.keys()):
-            self._advance(self._runs[endpoint], now, wall_now)
-
-    def due_at(self) -> float:
-        """Return when :meth:`advance` has something to do, if nothing happens before."""
-        return float("-inf") if self._touched else self._due.next_at()
+    def look(self, endpoint: str, now: float, wall_now: float) -> None:
+        """Take the next step of an endpoint's rollout, if it has one to take."""
+        run = self._runs.get(endpoint)
+        if run is not None:
+            self._advance(run, now, wall_now)
+            if self._runs.get(endpoint) is run:
+                self._look_again(run, now)
 
     def _forget(self, endpoint: str) -> None:
         """End an endpoint's rollout without a word, for the endpoint is deleted."""
         if self._records.pop(endpoint, None) is not None:
-            self._drop(endpoint)
-            self._tell_ended(endpoint)
+            self._runs.pop(endpoint, None)
+            self._agenda.touch(ROLLOUT, endpoint)
             self._state.changes.put(ROLLOUT, endpoint, None)
             self._state.long_poll.publish(ROLLOUT_PREFIX + endpoint, None)
 
@@ -318,7 +279,6 @@ class Rollouts:
             elif why := self._unready(run) or self._undecided(run, now):
                 run.why = why
                 self._save_counted(run, now)
-                self._schedule(run, now)
             else:
                 self._step(run, wall_now)
 
@@ -329,13 +289,21 @@ class Rollouts:
             return Counts()
         return self._differences.counts((record.endpoint, record.to, compare.id))
 
-    def _schedule(self, run: _Run, now: float) -> None:
-        record, times = run.record, [float("inf")]
-        if run.held_since is not None:
+    def _look_again(self, run: _Run, now: float) -> None:
+        """Look at this when it is due, and after each change of what it goes by."""
+        record, times, agenda = run.record, [NEVER], self._agenda
+        backend = self._state.backends.get(record.to)
+        agenda.upon((BACKEND, record.to), ROLLOUT, record.endpoint)
+        if backend is not None and backend.record.application:
+            application = backend.record.application
+            agenda.upon((APPLICATION, application), ROLLOUT, record.endpoint)
+        if run.held_since is None:
+            agenda.upon(HELD, ROLLOUT, record.endpoint)
+        else:
             times.append(run.held_since + record.hold_s)
         if run.down_since is not None:
             times.append(run.down_since + record.ready_timeout_s)
-        self._due.put(record.endpoint, min(due_at for due_at in times if due_at > now))
+        agenda.at(ROLLOUT, record.endpoint, min(due_at for due_at in times if due_at > now))
 
     def _broken(self, run: _Run, now: float) -> str:
         """Say why the new backend is out of the question; empty where it is not."""
@@ -426,7 +394,7 @@ class Rollouts:
             self._end(run, PROMOTED, "no rule was broken in any step", wall_now)
             return
         record = replace(run.record, step=step, held_s=0.0, counted={}, slowness=None)
-        self._drop(record.endpoint)
+        self._runs.pop(record.endpoint, None)
         self._begin(_Run(record))
         self._put(record)
         self._publish(record)
@@ -440,7 +408,7 @@ class Rollouts:
             held_s=0.0,
             answers=tuple(run.answers),
         )
-        self._drop(record.endpoint)
+        self._runs.pop(record.endpoint, None)
         if state == PROMOTED and not is_candidates(record.to):
             self._state.change(
                 BY_ITSELF,
@@ -463,7 +431,7 @@ class Rollouts:
 
     def _interrupt(self, run: _Run, reason: str) -> None:
         record = replace(run.record, state=INTERRUPTED, reason=reason, counted=dict(run.counted))
-        self._drop(record.endpoint)
+        self._runs.pop(record.endpoint, None)
         self._put(record)
         self._state.long_poll.publish(ROLLOUT_PREFIX + record.endpoint, None)
 
@@ -483,13 +451,9 @@ class Rollouts:
         if record.endpoint in self._runs:
             self._runs[record.endpoint].record = record
         else:
-            self._tell_ended(record.endpoint)
+            self._agenda.touch(ROLLOUT, record.endpoint)  # that it has ended is of interest
         self._state.changes.put(ROLLOUT, record.endpoint, record)
         self._state.lay(record.endpoint, _overlay_of(record))
-
-    def _tell_ended(self, endpoint: str) -> None:
-        self._ended.add(endpoint)
-        self._state.goals.touch((ROLLOUT, endpoint))
 
     def _publish(self, record: RolloutRecord) -> None:
         if record.step >= 0:

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from greenroom.core import operations as ops
+from greenroom.core.agenda import Agenda
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
-from greenroom.core.lifecycle.goals import Goals, Progress
+from greenroom.core.lifecycle.goals import GOAL, Goals, Progress
 from greenroom.core.long_poll import NOTHING_SEEN
+from greenroom.core.records import Changes
 from tests.core import requests as ask
 from tests.core.worlds import Spec, World
 
@@ -300,21 +302,21 @@ def test_settings_that_change_while_a_backend_comes_up_are_part_of_its_goal(worl
 
 
 def test_ended_goals_are_kept_for_late_clients_but_not_all() -> None:
-    goals = Goals({})
+    changes, agenda = Changes(), Agenda()
+    goals = Goals({}, changes, agenda)
     slow = goals.create(("backend", "slow"), "create", 0.0)
     ids = [goals.create(("backend", str(i)), "create", 1.0 + i) for i in range(105)]
-    goals.advance(lambda subject: Progress(done=subject[1] != "slow"))
+    for goal in goals.pending():
+        goals.advance(goal, Progress(done=goal.subject[1] != "slow"))
     assert [goals.get(each) is None for each in ids[:6]] == [True] * 5 + [False]
     assert goals.get(ids[-1]).state == "succeeded"
     assert len(goals.all()) == 101
-    goals.take_changed()
-    goals.advance(lambda _: Progress(error="boom", exception=b"x"))
     assert goals.get(slow).state == "pending", "nothing has happened to it"
-    goals.touch(("backend", "slow"), ("backend", "nothing that a goal is about"))
-    goals.advance(lambda _: Progress(error="boom", exception=b"x"))
+    agenda.upon((GOAL, slow), "request", "waits for it")
+    goals.advance(goals.get(slow), Progress(error="boom", exception=b"x"))
+    assert agenda.take("request", 0.0) == ["waits for it"]
     ended = goals.get(slow)
     assert (ended.state, ended.error, ended.exception) == ("failed", "boom", b"x")
-    changed = goals.take_changed()
-    assert changed[slow] == ended
-    assert changed[ids[5]] is None, "those that ended first go first"
+    assert changes.puts[GOAL, slow] == ended
+    assert (GOAL, ids[5]) in changes.deletes, "those that ended first go first"
     assert [goal.created_at for goal in goals.all()] == sorted(g.created_at for g in goals.all())

@@ -136,7 +136,7 @@ def test_the_load_of_a_dead_proxy_counts_no_more() -> None:
     world.complete(scaled())
     world.cluster.autoscaler.load_reported("proxy 1", {"a": (9, 9)}, world.now)
     assert world.cluster.loads.of("a").total == 18
-    world.cluster.autoscaler.proxy_gone("proxy 1", world.now)
+    world.cluster.autoscaler.proxy_gone("proxy 1")
     assert world.cluster.loads.of("a").total == 0
 
 

@@ -17,6 +17,7 @@ from greenroom.core.lifecycle.backend import (
 )
 from greenroom.core.lifecycle.replicas import MAX_FAILURE, MAX_REPLACE_S, PATIENCE_S, Failures
 from greenroom.core.long_poll import NOTHING_SEEN
+from greenroom.core.records import BACKEND
 from tests.core import requests as ask
 from tests.core.worlds import BROKEN, UNLOADABLE, Process, World
 
@@ -395,15 +396,16 @@ def test_a_lowered_period_holds_for_the_check_that_was_planned_before() -> None:
 def test_a_check_that_tells_nothing_new_takes_no_look_at_the_other_replicas() -> None:
     world = running_world(num_replicas=3, health_check_period_s=10)
     well, sick, _ = world.running("b")
+    agenda = world.cluster.state.agenda
     for process in (well, sick):
-        world.cluster.state.touched.clear()
+        agenda.take(BACKEND, world.now)
         check_id = backend(world).replicas[process.tag].check_id + 1
         while backend(world).replicas[process.tag].check_id < check_id:
             world.now += 1.0
             world.cluster.advance(world.now)
         process.sick = process is sick
         world.cluster.replica_reported(process.tag, world.now, **process.report(check_id))
-        assert world.cluster.state.touched == ({"b"} if process is sick else set())
+        assert agenda.take(BACKEND, world.now) == (["b"] if process is sick else [])
 
 
 def test_checks_that_are_due_soon_are_sent_together() -> None:

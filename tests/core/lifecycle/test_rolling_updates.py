@@ -29,7 +29,9 @@ def watch(world: World, steps: int = 400) -> tuple[int, int]:
     fewest, most = serving(world), len(world.processes)
     for _ in range(steps):
         starting = [p for p in world.processes.values() if p.state in {"starting", "draining"}]
-        if not world.deliver() and starting:
+        if world.deliver():
+            pass  # time stands still while anything is under way
+        elif starting:
             one = starting[0]
             if one.state == "draining":
                 world.die(one.tag)
@@ -38,7 +40,7 @@ def watch(world: World, steps: int = 400) -> tuple[int, int]:
                 world.report(one)
         elif world.is_settled():
             return fewest, most
-        elif not starting and (due_at := world.cluster.next_due_at()) is not None:
+        elif (due_at := world.cluster.next_due_at()) is not None:
             world.now = max(world.now, due_at)
             world.turn()
         fewest, most = min(fewest, serving(world)), max(most, len(world.processes))
