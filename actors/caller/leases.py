@@ -12,9 +12,11 @@ from functools import partial
 
 from greenroom.actors.messages.queries import (
     Address,
+    CloseLeases,
     LeasedSlots,
     LeaseGranted,
     LeasesUsed,
+    OpenLease,
     Process,
     Query,
     RevokeLeases,
@@ -31,7 +33,11 @@ MAX_TARGETS = 64  # before those without a lease are dropped
 class Target:
     """A replica, as a caller sends to it."""
 
-    def __init__(self, outbox: Outbox, watch: Callable[[], Callback]) -> None:
+    def __init__(
+        self, incarnation: str, address: Address, outbox: Outbox, watch: Callable[[], Callback]
+    ) -> None:
+        self.incarnation = incarnation
+        self.address = address
         self.outbox = outbox
         self.is_dead = False
         self.unwatch = watch()
@@ -117,6 +123,7 @@ class CallerLeases:
             lease.count(leased.share, status, now - leased.began_at)
         lease.free(leased.share, now)
         if lease.is_returned:
+            self._close_unused(leased.share)
             self._report_soon()
 
     def cancel(self, query_id: int, status: int) -> bool:
@@ -200,6 +207,7 @@ class CallerLeases:
                 share = HeldShare(slots.replica, slots.slots)
                 self._at[share] = target
                 shares.append(share)
+                self._show(slots, message)
         lease = HeldLease(
             message.number,
             message.lease,
@@ -212,6 +220,19 @@ class CallerLeases:
         self.held[message.endpoint] = lease
         if self._timer is None:
             self._timer = self._loop.call_later(IDLE_S, self._tick)
+
+    def _show(self, slots: LeasedSlots, message: LeaseGranted) -> None:
+        """Show a lease to a replica; its queries come after this, on the same link."""
+        lease = OpenLease(
+            incarnation=slots.process.incarnation,
+            lease=message.lease,
+            proxy=message.proxy.incarnation,
+            caller=self._process,
+            caller_address=b"",
+            endpoint=message.endpoint,
+            route=message.route,
+        )
+        self._loop.send(slots.address, lease)
 
     def revoked(self, message: RevokeLeases) -> None:
         """Return leases."""
@@ -231,9 +252,16 @@ class CallerLeases:
         lease.is_returned = True
         del self.held[lease.endpoint]
         self._returned[lease.number] = lease
-        for share in lease.shares:
-            del self._at[share]
+        for share in list(lease.shares):
+            self._close_unused(share)
         self._report_soon()
+
+    def _close_unused(self, share: HeldShare) -> None:
+        """Tell a replica that no more comes of a lease that is returned."""
+        if not share.ongoing and (target := self._at.pop(share, None)) is not None:
+            name = share.lease.name
+            message = CloseLeases(incarnation=target.incarnation, leases=(name,))
+            self._loop.send(target.address, message)
 
     def _return_all(self, leases: Iterable[HeldLease]) -> None:
         for lease in leases:
@@ -257,7 +285,8 @@ class CallerLeases:
             weigh=lambda item: 0 if isinstance(item, int) else len(item.query.call),
         )
         watch = partial(self._loop.watch_process, slots.process, gone)
-        target = self._targets[incarnation] = Target(outbox, watch)
+        target = Target(incarnation, slots.address, outbox, watch)
+        self._targets[incarnation] = target
         return target
 
     def _replica_lost(self, incarnation: str) -> None:

@@ -430,31 +430,38 @@ class LeasedSlots(NamedTuple):
 
 @message
 class OpenLease(Message):
-    """Proxy to replica: this caller, of the same host, may send queries of an endpoint itself."""
+    """Caller to replica of the same host: it may send queries of an endpoint itself.
+
+    The proxy has granted that. A replica that was told to close the lease refuses it.
+    """
 
     incarnation: str  # the replica's
     lease: str
     proxy: str  # its incarnation
     caller: Process
-    caller_address: bytes  # pickled
+    caller_address: bytes  # pickled, or b"" for where the message is from
     endpoint: str
     route: str
 
 
 @message
 class CloseLeases(Message):
-    """Proxy to replica: refuse what comes of these leases from now on."""
+    """Caller to replica: no more comes of these leases. Proxy to replica: refuse what may come.
+
+    For what a proxy says ``is_fence``: a lease that the replica does not know may be on its way.
+    """
 
     incarnation: str
     leases: tuple[str, ...]
+    is_fence: bool = False
 
 
 @message
 class LeaseGranted(Message):
     """Proxy to caller: it may use these slots for queries of an endpoint.
 
-    ``timeout_s`` is the backend's. ``routes`` is prefix -> endpoint, where the caller does not have
-    the present ones.
+    ``timeout_s`` is the backend's, ``route`` the endpoint's. ``routes`` is prefix -> endpoint,
+    where the caller does not have the present ones.
     """
 
     proxy: Process
@@ -465,6 +472,7 @@ class LeaseGranted(Message):
     timeout_s: float | None
     slots: tuple[LeasedSlots, ...]
     routes: dict[str, str] | None = None
+    route: str = "/"
 
 
 @message

@@ -29,7 +29,7 @@ from greenroom.actors.messages.queries import (
     RunQueries,
     SubmitQueries,
 )
-from greenroom.actors.proxy.leases import LeaseDesk, Lessee
+from greenroom.actors.proxy.leases import LeaseDesk
 from greenroom.actors.proxy.metrics import Metrics
 from greenroom.actors.proxy.reports import (
     EjectionReports,
@@ -110,7 +110,7 @@ class Dispatcher:
         self.router.observers.add(self._metrics)
         EjectionReports(process, self.router, send)
         self.leases = LeaseDesk(
-            loop, process, self.router, self._run, self._table_of, self._lessee_of
+            loop, process, self.router, self._run, self._table_of, self._address_of
         )
 
         self._request_routers = RequestRouters(
@@ -141,10 +141,8 @@ class Dispatcher:
             tickets.Compare: self._compare,
             tickets.Refuse: self._refuse,
             tickets.Grant: self.leases.grant,
-            tickets.TellGranted: self.leases.tell_granted,
             tickets.Revoke: self.leases.revoke,
             tickets.Reclaim: self.leases.reclaim,
-            tickets.CloseLease: self.leases.close,
         }
 
     def metrics(self) -> list[Family]:
@@ -367,9 +365,9 @@ class Dispatcher:
             self._run(self.router.caller_lost(incarnation, time.monotonic()))
             self.leases.caller_lost(incarnation)
 
-    def _lessee_of(self, incarnation: Hashable) -> Lessee | None:
+    def _address_of(self, incarnation: Hashable) -> bytes | None:
         caller = self._callers.get(str(incarnation))
-        return None if caller is None else Lessee(caller.process, caller.address)
+        return None if caller is None else caller.address
 
     def _table_of(self, replica: str) -> ReplicaTable | None:
         link = self._links.get(replica)

@@ -9,37 +9,27 @@ import pickle
 import time
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from greenroom.actors.messages.queries import (
     CloseLeases,
     LeasedSlots,
     LeaseGranted,
     LeasesUsed,
-    OpenLease,
     Process,
     RevokeLeases,
 )
-from greenroom.actors.runtime.loop import Callback, Loop, Timer, nothing
+from greenroom.actors.runtime.loop import Callback, Loop, nothing
 from greenroom.core.routing import tickets
 from greenroom.core.routing.leases import FENCE_S, ORPHAN_S, WAIT_S, Used
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import ReplicaTable
 
-OPEN_S = 0.2  # within which replicas take note of a lease, or it is dropped
-
-
-class Lessee(NamedTuple):
-    """A caller that may have leases."""
-
-    process: Process
-    address: bytes  # pickled
-
 
 class LeaseDesk:
-    """Grants, revokes and closes leases as the router says; ``run`` performs its effects.
+    """Grants and revokes leases as the router says; ``run`` performs its effects.
 
-    ``replica`` and ``lessee`` return who is meant, None for one that is gone.
+    ``replica`` and ``caller``, which returns a pickled address, return None for one that is gone.
     """
 
     def __init__(
@@ -49,16 +39,14 @@ class LeaseDesk:
         router: Router,
         run: Callable[[tickets.Effects], None],
         replica: Callable[[str], ReplicaTable | None],
-        lessee: Callable[[Hashable], Lessee | None],
+        caller: Callable[[Hashable], bytes | None],
     ) -> None:
         self._loop = loop
         self._process = process
         self._router = router
         self._run = run
         self._replica = replica
-        self._lessee = lessee
-        self._opening: dict[int, tuple[set[str], Timer]] = {}  # who has yet to know a lease
-        self._fencing: dict[int, Timer] = {}  # revoked ones, until their replicas close them
+        self._caller = caller
         self._routes_known: dict[Hashable, int] = {}  # caller -> version
         # A lease of a proxy before this one may be used until replicas have met this one.
         self._introducing: set[str] | None = set()
@@ -69,49 +57,11 @@ class LeaseDesk:
     # --- What the router says -------------------------------------------------------------------
 
     def grant(self, effect: tickets.Grant) -> None:
-        """Tell the replicas of a lease, and when they know it, the caller."""
-        lease = effect.lease
-        lessee = self._lessee(lease.caller)
-        timer = self._loop.call_later(OPEN_S, partial(self._not_opened, lease.number))
-        replicas = [each for tag in lease.slots if (each := self._replica(tag)) is not None]
-        self._opening[lease.number] = ({each.tag for each in replicas}, timer)
-        endpoint = self._router.endpoint(lease.endpoint)
-        if lessee is None or endpoint is None:
-            return  # its death is being handled
-        for replica in replicas:
-            process: Any = replica.process
-            message = OpenLease(
-                incarnation=process.incarnation,
-                lease=self._name(lease),
-                proxy=self._process.incarnation,
-                caller=lessee.process,
-                caller_address=lessee.address,
-                endpoint=lease.endpoint,
-                route=endpoint.route or "/",
-            )
-            opened = partial(self._opened, lease.number, replica.tag)
-            self._loop.send(replica.address, message, opened, opened)
-
-    def _opened(self, number: int, replica: str) -> None:
-        if number not in self._opening:
-            return
-        missing, timer = self._opening[number]
-        missing.discard(replica)
-        if not missing:
-            timer.cancel()
-            del self._opening[number]
-            self._run(self._router.opened(number, time.monotonic()))
-
-    def _not_opened(self, number: int) -> None:
-        if self._opening.pop(number, None) is not None:
-            self._run(self._router.not_opened(number, time.monotonic()))
-
-    def tell_granted(self, effect: tickets.TellGranted) -> None:
         """Tell the caller of a lease, and of the routes if it does not know the present ones."""
         lease = effect.lease
-        lessee, endpoint = self._lessee(lease.caller), self._router.endpoint(lease.endpoint)
-        if lessee is None or endpoint is None:
-            return
+        caller, endpoint = self._caller(lease.caller), self._router.endpoint(lease.endpoint)
+        if caller is None or endpoint is None:
+            return  # its death is being handled
         routes, version = None, self._router.routes_version
         if self._routes_known.get(lease.caller) != version:
             self._routes_known[lease.caller] = version
@@ -130,17 +80,18 @@ class LeaseDesk:
             timeout_s=self._router.time_limit_s(lease.backend),
             slots=tuple(slots),
             routes=routes,
+            route=endpoint.route or "/",
         )
-        self._loop.send(pickle.loads(lessee.address), message)
+        self._loop.send(pickle.loads(caller), message)
 
     def revoke(self, effect: tickets.Revoke) -> None:
         """Ask the caller to return a lease, or after a while its replicas refuse it."""
         lease = effect.lease
-        lessee = self._lessee(lease.caller)
-        self._fencing[lease.number] = self._loop.call_later(FENCE_S, partial(self._fence, lease))
-        if lessee is not None:
+        caller = self._caller(lease.caller)
+        self._loop.call_later(FENCE_S, partial(self._fence, lease))
+        if caller is not None:
             message = RevokeLeases(proxy=self._process, numbers=(lease.number,))
-            self._loop.send(pickle.loads(lessee.address), message)
+            self._loop.send(pickle.loads(caller), message)
 
     def reclaim(self, effect: tickets.Reclaim) -> None:
         """Make the router look soon whether queries still wait."""
@@ -151,7 +102,7 @@ class LeaseDesk:
         self._loop.call_later(WAIT_S, look)
 
     def _fence(self, lease: tickets.Lease) -> None:
-        if self._fencing.pop(lease.number, None) is None:
+        if lease.state is not tickets.LeaseState.REVOKED:
             return
         missing = set(lease.slots)
 
@@ -164,22 +115,14 @@ class LeaseDesk:
         for tag in [*missing, ""]:
             self._close(lease, tag, partial(closed, tag))
 
-    def close(self, effect: tickets.CloseLease) -> None:
-        """Have replicas refuse what comes of a lease."""
-        if (timer := self._fencing.pop(effect.lease.number, None)) is not None:
-            timer.cancel()
-        if (opening := self._opening.pop(effect.lease.number, None)) is not None:
-            opening[1].cancel()
-        for tag in effect.replicas:
-            self._close(effect.lease, tag, nothing)
-
     def _close(self, lease: tickets.Lease, tag: str, closed: Callback) -> None:
         replica = self._replica(tag)
         if replica is None:
             closed()
             return
         process: Any = replica.process
-        message = CloseLeases(incarnation=process.incarnation, leases=(self._name(lease),))
+        names = (self._name(lease),)
+        message = CloseLeases(incarnation=process.incarnation, leases=names, is_fence=True)
         self._loop.send(replica.address, message, closed, closed)
 
     def _name(self, lease: tickets.Lease) -> str:
@@ -194,8 +137,6 @@ class LeaseDesk:
             failed = message.failed.get(number, {})
             self._run(self._router.used(caller, number, Used(*used)._replace(failed=failed), now))
         for number, in_use in message.returned:
-            if (timer := self._fencing.pop(number, None)) is not None:
-                timer.cancel()
             self._run(self._router.returned(caller, number, in_use, now))
         self.look()
 

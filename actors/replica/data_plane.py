@@ -18,6 +18,7 @@ import itertools
 import pickle
 import secrets
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -215,6 +216,8 @@ class Queries:
         self._adrift_timer: Timer | None = None
         self._proxies: set[str] = set()  # incarnations of those whose end will be noticed
         self.leases: dict[str, OpenLease] = {}  # open ones, by name
+        self._fenced: set[str] = set()  # the names of others, that are to be refused if they come
+        self._near_proxy = ""  # the incarnation of the one that may grant leases
         self._lessees: set[str] = set()  # callers that have had one, whose end will be noticed
         self._fed: dict[int, Run] = {}  # by the number of its FeedWanted
         self._fed_numbers = itertools.count(1)
@@ -255,8 +258,9 @@ class Queries:
         """Send this proxy news of its queries; a near one also gets the queries of handles."""
         if message.is_near:
             self._caller.met_proxy(message.proxy, message.process)
-            proxy = message.process.incarnation
+            self._near_proxy = proxy = message.process.incarnation
             self.leases = {name: it for name, it in self.leases.items() if it.proxy == proxy}
+            self._fenced = {name for name in self._fenced if name.startswith(f"{proxy}/")}
         if message.process.incarnation not in self._news:
             self._meet(message.process, message.proxy)
 
@@ -338,12 +342,15 @@ class Queries:
 
     # --- Leases: see greenroom.core.routing.leases ----------------------------------------------
 
-    def _open_lease(self, message: OpenLease, _sender: Address) -> None:
+    def _open_lease(self, message: OpenLease, sender: Address) -> None:
         """Let a caller send queries by itself, and notice its end: its router may be dead then."""
-        if message.incarnation != self._incarnation:
+        if message.incarnation != self._incarnation or message.proxy != self._near_proxy:
             return
-        self.leases[message.lease] = message
+        if message.lease in self._fenced:
+            self._fenced.discard(message.lease)
+            return
         caller = message.caller.incarnation
+        self.leases[message.lease] = replace(message, caller_address=pickle.dumps(sender))
         if caller not in self._lessees:
             self._lessees.add(caller)
             self._loop.watch_process(message.caller, partial(self._lessee_lost, caller))
@@ -360,7 +367,8 @@ class Queries:
     def _close_leases(self, message: CloseLeases, _sender: Address) -> None:
         if message.incarnation == self._incarnation:
             for name in message.leases:
-                self.leases.pop(name, None)
+                if self.leases.pop(name, None) is None and message.is_fence:
+                    self._fenced.add(name)
 
     def _run_leased(self, message: RunLeased, sender: Address) -> None:
         """Run what comes under open leases while there is room, refuse the rest."""

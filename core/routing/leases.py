@@ -10,11 +10,12 @@ backend has all the traffic, no shadow and no rollout follows it, its queue has 
 waits there, and caller, router and replicas are on one host. There the end of a process is certain,
 so that no lease needs a time limit.
 
-    OPENING   its replicas are told; then the caller              revoked: it is gone at once
     GRANTED   the caller may use the slots, or return them
     REVOKED   the caller is told to return them
     RETURNED  no query may begin; slots count until those in them have ended
-    gone      its replicas are told, and refuse what they get of it
+
+The caller shows its lease to the replicas, before the first query on the same link. One that does
+not return a revoked lease within FENCE_S is *fenced*: the replicas are told to refuse the lease.
 
 A lease is revoked when a query has waited for its backend for WAIT_S, when the tables of its
 endpoint or backend change, when any path may lead elsewhere than before, while a replica is on
@@ -41,15 +42,7 @@ from typing import NamedTuple
 
 from greenroom.core.routing.balancing import RoutedBackend, RoutedReplica
 from greenroom.core.routing.outliers import has_failed
-from greenroom.core.routing.tickets import (
-    Effects,
-    Grant,
-    Lease,
-    LeaseState,
-    Reclaim,
-    Revoke,
-    TellGranted,
-)
+from greenroom.core.routing.tickets import Effects, Grant, Lease, LeaseState, Reclaim, Revoke
 
 ASK_WITHIN_S = 0.05  # two queries that come so soon after each other are worth a lease
 RECENT_S = 1.0  # for so long a caller that used a backend has a share of it
@@ -284,7 +277,7 @@ class Leases:
                 lease.slots[tag] += more
                 backend.lease_slots(replica, more)
                 has_more = True
-        return [TellGranted(lease)] if has_more else []
+        return [Grant(lease)] if has_more else []
 
     def _callers(self, backend: str, caller: Hashable, now: float) -> int:
         """Note that a caller uses a backend; return how many have lately."""
@@ -293,14 +286,6 @@ class Leases:
         for each in [each for each, at in used_at.items() if now - at > RECENT_S]:
             del used_at[each]
         return len(used_at)
-
-    def opened(self, number: int) -> Lease | None:
-        """Return a lease that its caller is to be told of: its replicas know it."""
-        lease = self.by_number.get(number)
-        if lease is None or lease.state is not LeaseState.OPENING:
-            return None
-        lease.state = LeaseState.GRANTED
-        return lease
 
     # --- Ends -----------------------------------------------------------------------------------
 
@@ -332,7 +317,7 @@ class Leases:
         self._paused_until[backend] = now + PAUSE_S
 
     def revoke(self, lease: Lease) -> Effects:
-        """Have a lease returned; one that the caller has not heard of is to be dropped."""
+        """Have a lease returned, unless its caller has been told to, or has returned it."""
         if lease.state is not LeaseState.GRANTED:
             return []
         lease.state = LeaseState.REVOKED

@@ -34,7 +34,6 @@ from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTa
 from greenroom.core.routing.tickets import (
     CANCELLED_STATUS,
     Cancel,
-    CloseLease,
     Effects,
     Lease,
     LeaseState,
@@ -46,7 +45,6 @@ from greenroom.core.routing.tickets import (
     QueryLike,
     Refuse,
     Session,
-    TellGranted,
     Ticket,
     Withdraw,
 )
@@ -473,21 +471,6 @@ class Router:
             return []
         return [*self._leases.grant(ticket.caller, name, backend, backend.leasable(), now)]
 
-    def opened(self, number: int, now: float) -> Effects:
-        """Note that all replicas know a lease, so that its caller may be told."""
-        lease = self._leases.opened(number)
-        if lease is None:
-            return []
-        return [TellGranted(lease)] if lease.slots else self._take_back(lease, {}, now)
-
-    def not_opened(self, number: int, now: float) -> Effects:
-        """Drop a lease that some replica may not know."""
-        lease = self._leases.by_number.get(number)
-        if lease is None or lease.state is not LeaseState.OPENING:
-            return []
-        self._leases.pause(lease.backend, now)
-        return self._take_back(lease, {}, now)
-
     def returned(
         self, caller: Hashable, number: int, in_use: Mapping[str, int], now: float
     ) -> Effects:
@@ -526,12 +509,8 @@ class Router:
         return self._revoke_of(lease.backend) if backend.outliers.decide else []
 
     def _take_back(self, lease: Lease, in_use: Mapping[str, int], now: float) -> Effects:
-        replicas = tuple(lease.slots)
-        freed = self._leases.returned(lease, in_use)
-        # A replica at which no slot is in use gets nothing more of it, and need not wait for that.
-        done = tuple(tag for tag in replicas if tag not in lease.slots)
-        effects: Effects = [CloseLease(lease, done)] if done else []
-        for tag, count in freed.items():
+        effects: Effects = []
+        for tag, count in self._leases.returned(lease, in_use).items():
             replica = self._replicas.by_tag.get(tag)
             if replica is not None and replica.leased >= count:
                 replica.leased -= count
@@ -571,19 +550,7 @@ class Router:
         return self._revoke(self._leases.of_endpoint(endpoint))
 
     def _revoke(self, leases: Iterable[Lease]) -> Effects:
-        effects: Effects = []
-        for lease in leases:
-            if lease.state is LeaseState.OPENING:  # its caller has not heard of it
-                replicas = tuple(lease.slots)
-                for tag, count in self._leases.returned(lease, {}).items():
-                    replica = self._replicas.by_tag.get(tag)
-                    backend = self._backends.get(lease.backend)
-                    if replica is not None and backend is not None:
-                        backend.lease_slots(replica, -count)
-                effects.append(CloseLease(lease, replicas))
-            else:
-                effects += self._leases.revoke(lease)
-        return effects
+        return [effect for lease in leases for effect in self._leases.revoke(lease)]
 
     # --- A query is mirrored --------------------------------------------------------------------
 

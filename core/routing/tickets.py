@@ -196,7 +196,6 @@ class Refuse(NamedTuple):
 class LeaseState(enum.Enum):
     """See leases.py."""
 
-    OPENING = enum.auto()
     GRANTED = enum.auto()
     REVOKED = enum.auto()
     RETURNED = enum.auto()
@@ -211,17 +210,11 @@ class Lease:
     endpoint: str
     backend: str
     slots: dict[str, int]  # replica -> leased, and once it is returned: in use
-    state: LeaseState = LeaseState.OPENING
+    state: LeaseState = LeaseState.GRANTED
     ongoing: int = 0  # by the last report
 
 
 class Grant(NamedTuple):
-    """Tell the lease's replicas of it, and then :meth:`Router.opened`."""
-
-    lease: Lease
-
-
-class TellGranted(NamedTuple):
     """Tell the caller of its lease, or that the lease has more slots now."""
 
     lease: Lease
@@ -239,25 +232,7 @@ class Reclaim(NamedTuple):
     backend: str
 
 
-class CloseLease(NamedTuple):
-    """Tell the replicas to refuse what comes of a lease."""
-
-    lease: Lease
-    replicas: tuple[str, ...]
-
-
-Effect = (
-    Assign
-    | Cancel
-    | Withdraw
-    | Compare
-    | Refuse
-    | Grant
-    | TellGranted
-    | Revoke
-    | Reclaim
-    | CloseLease
-)
+Effect = Assign | Cancel | Withdraw | Compare | Refuse | Grant | Revoke | Reclaim
 Effects = list[Effect]
 
 

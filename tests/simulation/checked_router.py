@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 _WATCHED = {
     "submit",
     "submit_refused",
-    "opened",
-    "not_opened",
     "returned",
     "fenced",
     "set_rollout",

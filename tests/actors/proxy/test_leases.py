@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from greenroom.actors.messages.control import MeetProxy
-from greenroom.actors.messages.queries import Process
+from greenroom.actors.messages.queries import CloseLeases, Process
 from greenroom.core.errors import DeploymentUnavailableError
 from greenroom.core.routing.leases import FENCE_S
 from greenroom.core.routing.tables import ENDPOINT_PREFIX, EndpointTable
@@ -91,6 +92,7 @@ def test_queries_go_straight_to_the_replica_and_are_counted_all_the_same(leased:
         await until(lambda: leased.counted() == 300)
         await until(lambda: leased.load() == {"r1": 0})
         assert not leased.leases.held, "what is not used is returned"
+        await until(lambda: not leased.one.queries.leases)
 
     run(leased, scenario())
     assert len(submitted) < 100
@@ -127,6 +129,27 @@ def test_the_replica_refuses_what_a_caller_sends_that_does_not_answer(leased: Le
         assert await running
 
     run(leased, scenario())
+
+
+def test_a_lease_that_was_fenced_before_its_caller_showed_it_is_refused(leased: Leased) -> None:
+    opened: list[Any] = []
+    port: Any = leased.one.queries.address
+
+    async def scenario() -> None:
+        await leased.hold()
+        await until(lambda: leased.one.queries.leases)
+        (lease,) = leased.one.queries.leases.values()
+        for name, is_fence in (("old/1", True), ("old/2", False)):
+            another = replace(lease, lease=lease.lease + name)
+            close = CloseLeases(
+                incarnation=lease.incarnation, leases=(another.lease,), is_fence=is_fence
+            )
+            for message in (close, another):
+                port.arrived(message, Place(leased.one.loop))
+            opened.append(another.lease in leased.one.queries.leases)
+
+    run(leased, scenario())
+    assert opened == [False, True]
 
 
 def test_what_does_not_fit_goes_to_the_router(leased: Leased) -> None:

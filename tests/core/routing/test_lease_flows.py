@@ -14,7 +14,7 @@ import pytest
 from greenroom.core.routing.leases import IDLE_S, WAIT_S, HeldLease, HeldShare
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BackendTable
-from greenroom.core.routing.tickets import Assign, Grant, Reclaim, Revoke, TellGranted
+from greenroom.core.routing.tickets import Assign, Grant, Reclaim, Revoke
 from tests.core.routing.queries import Query, endpoint, replica
 
 MESSAGE_S = 0.0003  # from one process to another
@@ -105,12 +105,6 @@ class Flow:
                     MESSAGE_S + self._query_s + NEWS_S, partial(self._finished, ticket.number)
                 )
             elif isinstance(effect, Grant):
-                number = effect.lease.number
-                self._after(
-                    2 * MESSAGE_S,
-                    lambda n=number: self._perform(self._router.opened(n, self.now)),
-                )
-            elif isinstance(effect, TellGranted):
                 lease = effect.lease
                 slots = dict(lease.slots)
                 heard = partial(self._granted, str(lease.caller), lease.number, slots)

@@ -21,17 +21,7 @@ from greenroom.core.routing.leases import (
 from greenroom.core.routing.retries import MAX_ATTEMPTS
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BackendTable, EndpointTable
-from greenroom.core.routing.tickets import (
-    Assign,
-    CloseLease,
-    Grant,
-    Lease,
-    Observer,
-    Reclaim,
-    Refuse,
-    Revoke,
-    TellGranted,
-)
+from greenroom.core.routing.tickets import Assign, Grant, Lease, Observer, Reclaim, Refuse, Revoke
 from tests.core.routing.queries import Query, endpoint, replica
 
 SOON_S = ASK_WITHIN_S / 10
@@ -67,7 +57,6 @@ def granted(router: Router, caller: str = "c1", now: float = 0.0) -> Lease:
     """Have a caller be told of a lease, by two queries in a row."""
     effects = run(router, caller, 1, now) + run(router, caller, 2, now + SOON_S)
     (lease,) = [each.lease for each in effects if isinstance(each, Grant)]
-    assert router.opened(lease.number, now + SOON_S) == [TellGranted(lease)]
     return lease
 
 
@@ -147,8 +136,7 @@ def test_what_a_change_of_tables_revokes_is_unconfirmed_until_it_is_returned() -
         router.returned("c1", lease.number, {"b#1": 2}, 1.0)
         assert not router.unconfirmed, "nothing begins; what has begun runs on"
         assert router.ongoing()["b#1"] == 2
-        (closed,) = router.returned("c1", lease.number, {}, 1.0)
-        assert isinstance(closed, CloseLease)
+        assert router.returned("c1", lease.number, {}, 1.0) == []
         assert router.ongoing().get("b#1", 0) == 0
 
 
@@ -162,14 +150,16 @@ def test_the_same_table_again_revokes_nothing() -> None:
 def test_a_lease_is_gone_with_its_caller_and_when_its_replicas_refuse_it() -> None:
     router = leasing()
     lease = granted(router)
-    assert CloseLease(lease, ("b#1",)) in router.caller_lost("c1", 1.0)
+    assert router.caller_lost("c1", 1.0) == []
     assert router.ongoing() == {"b#1": 0}
 
     router = leasing()
     lease = granted(router)
     router.set_rollout("e", is_on=True)
-    assert CloseLease(lease, ("b#1",)) in router.fenced(lease.number, 1.0)
+    assert router.unconfirmed
+    assert router.fenced(lease.number, 1.0) == []
     assert not router.unconfirmed
+    assert router.ongoing() == {"b#1": 0}
     assert router.returned("c1", lease.number, {}, 2.0) == [], "it may come after all"
 
 
@@ -328,7 +318,6 @@ class LeasesModel(RuleBasedStateMachine):
         self.returned: dict[str, list[HeldLease]] = {caller: [] for caller in CALLERS}
         self.to_caller: dict[str, deque[Any]] = {caller: deque() for caller in CALLERS}
         self.to_router: dict[str, deque[Any]] = {caller: deque() for caller in CALLERS}
-        self.opening: list[Lease] = []
         self.reclaims: list[float] = []  # when they are due
         self.tickets: dict[int, Any] = {}  # that the replica has
         self.leased: list[tuple[str, HeldShare]] = []  # queries that it has under leases
@@ -339,8 +328,6 @@ class LeasesModel(RuleBasedStateMachine):
             if isinstance(effect, Assign):
                 self.tickets[effect.ticket.number] = effect.ticket
             elif isinstance(effect, Grant):
-                self.opening.append(effect.lease)
-            elif isinstance(effect, TellGranted):
                 slots = dict(effect.lease.slots)
                 self.to_caller[effect.lease.caller].append(("granted", effect.lease.number, slots))
             elif isinstance(effect, Reclaim):
@@ -402,11 +389,6 @@ class LeasesModel(RuleBasedStateMachine):
             number, in_use = self.to_router[caller].popleft()
             self.perform(self.router.returned(caller, number, in_use, self.now))
 
-    @rule()
-    def replica_opens(self) -> None:
-        if self.opening:
-            self.perform(self.router.opened(self.opening.pop(0).number, self.now))
-
     @rule(seconds=st.sampled_from([0.001, WAIT_S, PAUSE_S, 2.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
@@ -454,7 +436,6 @@ class LeasesModel(RuleBasedStateMachine):
 
     def settle(self) -> None:
         for _ in range(50):
-            self.replica_opens()
             for caller in CALLERS:
                 self.caller_hears(caller)
                 self.router_hears(caller)

@@ -380,7 +380,6 @@ def test_failures_under_leases_begin_a_trial_that_the_router_decides_on():
     for _ in range(2):
         effects += hole.router.submit("c", Query(next(hole.ids)), hole.now)
     (lease,) = [each.lease for each in effects if isinstance(each, Grant)]
-    hole.router.opened(lease.number, hole.now)
     few = Used(0, {500: (0.001,) * 2}, {"b#1": 2})
     assert hole.router.used("c", lease.number, few, hole.now) == []
     more = Used(0, {500: (0.001,)}, {"b#1": 1})
