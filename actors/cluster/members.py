@@ -397,7 +397,7 @@ def _living(shown: dict[str, Any]) -> dict[str, Any]:
     def lives(pid: int | None) -> int | None:
         return pid if pid is not None and identify(pid) is not None else None
 
-    for name in ("admin_pid", "logger_pid", "host_pid"):
+    for name in ("admin_pid", "host_pid"):
         if name in shown:
             shown = {**shown, name: lives(shown[name])}
     proxy, front = shown.get("proxy"), shown.get("front")

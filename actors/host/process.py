@@ -10,8 +10,8 @@ From then on all of it runs on one asyncio loop (:class:`Host`), in these states
     state       what it does                              ends
     starting    waits until the system answers HTTP       running; or the start fails, and all that
                                                           was started is killed
-    running     keeps up the front, the logger, the       stopping, by SIGTERM or by the controller;
-                host's place in the cluster               or starting over
+    running     keeps up the front, the host's place in   stopping, by SIGTERM or by the controller;
+                the cluster                               or starting over
     stopping    drains the replicas, ends everything      the process ends
 
 The death of the admin, or an unexpected exception, is dealt with by *starting over*: kill the
@@ -56,7 +56,6 @@ from greenroom.actors.host.records import (
     FRONT_ROLE,
     GRPC_ROLE,
     HOST_ROLE,
-    LOGGER_ROLE,
     WORKER_ROLE,
     RunRecords,
     forget_state,
@@ -97,7 +96,6 @@ ROTATE_EVERY_S = 10.0
 PRUNE_EVERY_S = 60.0  # logs and folders that are not needed, and actors that are not known
 READY_TIMEOUT_S = 25.0
 READY_POLL_S = 0.005
-LOGGER_POLL_S = 0.2
 JOIN_TIMEOUT_S = 5.0  # after which what keeps this host from joining, and may pass, is an error
 START_AGAIN_S = 0.2  # so that starting over does not spin
 DISK_RETRY_S = 1.0
@@ -115,14 +113,6 @@ class StopRequest:
 
     is_made: bool = False
     forget: bool = False  # the state on disk goes too
-
-
-@dataclass
-class ActorSystemProcesses:
-    """The two processes that Thespian's system consists of, beside its actors."""
-
-    admin: Process
-    logger: Process | None  # None while the admin starts another
 
 
 def main() -> int:
@@ -154,9 +144,9 @@ def main() -> int:
     records.add(process, HOST_ROLE, title, **settings.to_environ())
     try:
         front = Front(settings, records)
-        system = bring_up(settings, records, front, process)
+        admin = bring_up(settings, records, front, process)
         loop = asyncio.new_event_loop()
-        host = Host(settings, records, front, system, process, lock_fd, stop, loop)
+        host = Host(settings, records, front, admin, process, lock_fd, stop, loop)
         loop.run_until_complete(host.start(starts_over=starts_over))
     except Exception as error:  # whatever it was, leave nothing unattended
         is_told = isinstance(error, StartError)  # by its text
@@ -207,8 +197,11 @@ def tell_starter(text: str) -> None:
 
 def bring_up(
     settings: HostSettings, records: RunRecords, front: Front, process: Process
-) -> ActorSystemProcesses:
-    """Adopt what runs, or kill its remains, and start what is missing; StartError."""
+) -> Process:
+    """Adopt what runs, or kill its remains, and start what is missing; return the admin.
+
+    StartError where that cannot be done.
+    """
     # Orphans of this host's system become our children, so that none stays a zombie.
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     require_open_files()
@@ -223,23 +216,20 @@ def bring_up(
     admin, front.process = by_role.get(ADMIN_ROLE), by_role.get(FRONT_ROLE)
     if admin is None:
         # Actors without their admin can be reached, but a new admin would make second ones of the
-        # same names; and the logger keeps the admin's port.
+        # same names.
         killed = records.kill(spare=_KEPT)
         if killed:
             logger.warning("killed %d processes left by a broken system", len(killed))
-        by_role.pop(LOGGER_ROLE, None)
-    for role in (FRONT_ROLE, ADMIN_ROLE, LOGGER_ROLE):
+    for role in (FRONT_ROLE, ADMIN_ROLE):
         if role in by_role and is_alive(by_role[role]):
             records.add(by_role[role], role)
     if front.process is None:
         front.start()
     if admin is not None:
-        return ActorSystemProcesses(admin, by_role.get(LOGGER_ROLE))
-    system = _start_actor_system(settings, process)
-    records.add(system.admin, ADMIN_ROLE)
-    if system.logger is not None:
-        records.add(system.logger, LOGGER_ROLE)
-    return system
+        return admin
+    admin = _start_actor_system(settings, process)
+    records.add(admin, ADMIN_ROLE)
+    return admin
 
 
 def _check_store(settings: HostSettings) -> None:
@@ -253,7 +243,7 @@ def _check_store(settings: HostSettings) -> None:
         raise StartError(str(error)) from error
 
 
-def _start_actor_system(settings: HostSettings, process: Process) -> ActorSystemProcesses:
+def _start_actor_system(settings: HostSettings, process: Process) -> Process:
     port = settings.admin_port
     holder = describe_holder(port, settings.bind) or _describe_admin(port)
     if holder is not None:
@@ -266,7 +256,7 @@ def _start_actor_system(settings: HostSettings, process: Process) -> ActorSystem
         from greenroom.actors.controller import actor as controller  # noqa: F401, PLC0415
         from greenroom.actors.proxy import actor as proxy  # noqa: F401, PLC0415
     forking.share_memory()
-    thespian_logging = {  # its logger process writes warnings to this process's log
+    thespian_logging = {  # the admin writes warnings to this process's log
         "version": 1,
         "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(message)s"}},
         "handlers": {"err": {"class": "logging.StreamHandler", "formatter": "line"}},
@@ -283,7 +273,7 @@ def _start_actor_system(settings: HostSettings, process: Process) -> ActorSystem
         if time.monotonic() > deadline:
             raise StartError("the actor system's admin died at its start; see logs/host.log")
         time.sleep(READY_POLL_S)
-    return ActorSystemProcesses(admin, _child_of(admin, LOGGER_ROLE))
+    return admin
 
 
 def _describe_admin(port: int) -> str | None:
@@ -323,7 +313,7 @@ class Host:
         settings: HostSettings,
         records: RunRecords,
         front: Front,
-        system: ActorSystemProcesses,
+        admin: Process,
         process: Process,
         lock_fd: int,
         stop: StopRequest,
@@ -333,7 +323,7 @@ class Host:
         self._records = records
         self._front = front
         self._grpc = GrpcServer(settings, records)
-        self._system = system
+        self._admin = admin
         self._process = process
         self._lock_fd = lock_fd
         self._stop_request = stop
@@ -415,7 +405,6 @@ class Host:
             self._front.keep_up(self._end_of, self._report),
             self._grpc.keep_up(self._end_of),
             self._follow_admin(),
-            self._follow_logger(),
             self._keep_tidy(),
             self._keep_logs_small(),
         ):
@@ -448,25 +437,8 @@ class Host:
 
     async def _follow_admin(self) -> None:
         """Return, for the system to start over, when the admin has died."""
-        await self._end_of(self._system.admin)
+        await self._end_of(self._admin)
         logger.error("the actor system's admin died; starting over from the saved state")
-
-    async def _follow_logger(self) -> None:
-        """Learn of each logger that the admin starts, however long that takes.
-
-        Nothing waits for a logger. An admin that starts none because it stands still is ended for
-        that, like any process.
-        """
-        while True:
-            if self._system.logger is not None:
-                await self._end_of(self._system.logger)
-                self._system.logger = None
-                logger.warning("the actor system's logger died; its admin is to start another")
-            while (found := _child_of(self._system.admin, LOGGER_ROLE)) is None:
-                await asyncio.sleep(LOGGER_POLL_S)
-            logger.info("the actor system has another logger, process %d", found.pid)
-            self._system.logger = found
-            self._records.add(found, LOGGER_ROLE)
 
     async def _keep_tidy(self) -> None:
         while True:
@@ -484,7 +456,7 @@ class Host:
         if len(replicas) == len(self._records.with_role("replica")):
             # On a thread: a loop that is silent for long, as on a slow disk, is killed.
             await asyncio.to_thread(_prune_folders, self._settings)
-        for process in self._unasked.end(self._system.admin, self._records):
+        for process in self._unasked.end(self._admin, self._records):
             logger.warning("killed process %d: a replica that was never told which", process.pid)
 
     async def _keep_logs_small(self) -> None:
@@ -531,8 +503,8 @@ class Host:
             "release": own_release(),
             "takes_replicas": not self._settings.no_replicas,
             "store_trouble": trouble_with_store(self._controller),
-            "admin_pid": _living_pid(self._system.admin),
-            "logger_pid": _living_pid(self._system.logger),
+            "admin_pid": _living_pid(self._admin),
+            "logger_pid": None,  # Thespian's logger is no process any more
             "host_pid": self._process.pid,
             "proxy": {
                 "pid": proxy[1].pid if proxy is not None else None,

@@ -51,7 +51,6 @@ FRONT_ROLE = "http master"
 WORKER_ROLE = "http worker"
 GRPC_ROLE = "grpc server"
 ADMIN_ROLE = "thespian admin"
-LOGGER_ROLE = "thespian logger"
 _TITLE = "greenroom: "
 _BEGINNINGS = (  # of command lines: our titles, then Thespian's
     *(
@@ -62,7 +61,6 @@ _BEGINNINGS = (  # of command lines: our titles, then Thespian's
     ),
     ("RepairedMultiProcAdmin ", ADMIN_ROLE),
     ("MultiProcAdmin ", ADMIN_ROLE),
-    ("logger ", LOGGER_ROLE),
     ("Replica ", "replica"),
 )
 _PROGRAMS = (  # of ``python -c``, before the process has a title

@@ -84,7 +84,7 @@ def replica_log(tag: str) -> str:
 def configure_logging(settings: HostSettings, role: str) -> None:
     """Send this process's log records to ``logs/<role>.log`` of the state dir, and nowhere else.
 
-    Thespian replaces the root logger by one that mails each record to its logger process, at 200 us
+    Thespian replaces the root logger by one that mails each record to its logger, at 200 us
     each, and from whatever thread logs, which its transport does not survive. The one from before
     is put back as Python makes it, so that user code's records go to stderr, or to the handlers
     that it adds.

@@ -27,7 +27,6 @@ from typing import Any
 from thespian.actors import ActorAddress, ActorExitRequest, WakeupMessage, WatchMessage
 from thespian.system import multiprocCommon
 from thespian.system.addressManager import ActorLocalAddress, CannotPickleAddress
-from thespian.system.logdirector import LoggerExitRequest
 from thespian.system.messages.multiproc import ChildMayHaveDied, EndpointConnected
 from thespian.system.multiprocCommon import multiprocessCommon
 from thespian.system.timing import ExpirationTimer, currentTime
@@ -245,7 +244,6 @@ class Transport(Naming):
     def __init__(self, init: TransportInit__Base, *args: Any) -> None:
         place = place_of(init, args)
         own, self._admin = place.own, place.admin
-        self._ends_with = place.parent.addressDetails if place.is_logger else None
         self._prepare()
         self._pid = os.getpid()
         self.myAddress = ActorAddress(own)
@@ -263,7 +261,7 @@ class Transport(Naming):
                 close_loop(self.loop)
             raise
         descriptors.release_in_children(self)
-        if place.is_logger or (place.parent is not None and own.is_admin):
+        if place.parent is not None and own.is_admin:
             self.loop.call_soon(Pulse().keep_beating, self.loop)  # actors see to theirs
         self._is_announced = isinstance(init, Endpoint) and init.first is not None
         if isinstance(init, Endpoint) and init.first is not None:
@@ -492,11 +490,9 @@ class Transport(Naming):
         self.loop.call_soon(self._finish, tag, SendStatus.Failed)
 
     def lost(self, address: ProcessAddress, *, is_certain: bool) -> None:
-        """See Shell; the logger ends with its admin, because nothing else would end it."""
+        """See Shell."""
         self._tell_watchers(address, is_certain=is_certain)
-        if address == self._ends_with:
-            self._arrive(LoggerExitRequest())
-        elif address.is_admin and self.on_host_lost is not None:
+        if address.is_admin and self.on_host_lost is not None:
             self.loop.call_soon(self.on_host_lost, ActorAddress(address))
 
     # --- Watching processes of other hosts ----------------------------------------------------

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import logging.config
 import os
 import signal
 import socket
@@ -22,7 +23,8 @@ from thespian.actors import ActorAddress, ActorSystemStartupFailure, ChildActorE
 from thespian.system import multiprocCommon
 from thespian.system.addressManager import CannotPickleAddress
 from thespian.system.admin import convention
-from thespian.system.multiprocCommon import MultiProcAdmin, MultiProcManager
+from thespian.system.messages.multiproc import EndpointConnected
+from thespian.system.multiprocCommon import MultiProcAdmin, MultiProcManager, actorStartupFailed
 from thespian.system.transport import (
     ExternalInterfaceTransportInit,
     TransmitIntent,
@@ -189,7 +191,6 @@ class _Repaired:
 
     def childDied(self) -> bool:
         """Reap dead children, and tell of each once."""
-        self._replace_logger()
         alive = []
         for child in getattr(self, "_child_procs", []):
             if self._checkChildLiveness(child):
@@ -206,26 +207,31 @@ class _Repaired:
         except CannotPickleAddress:
             logger.error("a child died before its address was known: %s", address)  # noqa: TRY400
 
-    def _replace_logger(self) -> None:
-        """Do nothing: only the admin has a logger."""
-
 
 class RepairedMultiProcAdmin(_Repaired, MultiProcAdmin):  # type: ignore[misc]  # Thespian ships no types
-    """The admin of one host."""
+    """The admin of one host, which is also what Thespian has a logger process for."""
 
-    def _replace_logger(self) -> None:
-        """Start another logger; Thespian's way raised, for an attribute it has by another name."""
-        process = getattr(self, "asLogProc", None)
-        if process is None or hasattr(self, "_exiting") or self._checkChildLiveness(process):
-            return
-        multiprocCommon._startLogger(
-            type(self.transport),
-            self.transport,
-            self,
-            self.capabilities,
-            self.logdefs,
-            self.mpcontext,
-        )
+    def log_by_itself(self, log_defs: Any) -> None:
+        """Log here what others forward, as their loggers begin; tell the starter that all is up."""
+        logging.root = logging.Logger.root = logging.RootLogger(logging.WARNING)
+        logging.Logger.manager = logging.Manager(logging.root)
+        if log_defs:
+            logging.config.dictConfig(log_defs)
+        else:
+            logging.basicConfig()
+        self.asLogger = self.transport.myAddress
+        started = TransmitIntent(self.addrOfStarter, EndpointConnected(0))
+        self.transport.scheduleTransmit(None, started.addCallback(onFailure=actorStartupFailed))
+        self._activate()
+
+    def h_LogRecord(self, envelope: Any) -> bool:
+        """Log what an actor forwards."""
+        logging.getLogger(envelope.message.name).handle(envelope.message)
+        return True
+
+    def _cleanupAdmin(self, finish_cleanup: Callable[[], None]) -> None:
+        """End without a logger to be waited for."""
+        finish_cleanup()
 
     def _not_compatible(self, envelope: Any) -> Any:
         """Ask another host; the entry left behind made every later call for the name hang."""
@@ -279,12 +285,19 @@ class RepairedMultiProcManager(_Repaired, MultiProcManager):  # type: ignore[mis
         return receive_once
 
 
+def _start_no_logger(
+    _transport_class: Any, _transport: Any, admin: Any, _capabilities: Any, log_defs: Any, _: Any
+) -> None:
+    admin.log_by_itself(log_defs)
+
+
 def take_over() -> None:
     """Have this process, which runs on our transport, use these classes."""
     for name, value in _CONVENTION.items():
         if name not in os.environ:
             setattr(convention, name, value)
     multiprocCommon.MultiProcAdmin = RepairedMultiProcAdmin
+    multiprocCommon._startLogger = _start_no_logger
     multiprocCommon.MultiProcManager = RepairedMultiProcManager
 
 
@@ -313,9 +326,6 @@ def keys_of(own: ProcessAddress, environ: Mapping[str, str]) -> KeyFiles | None:
             f"a system bound to {own.host} needs the cluster file: name it by GREENROOM_KEY_FILE"
         )
     return None
-
-
-LOGGER_INSTANCE = -1  # Thespian's own number for its logger process
 
 
 class Endpoint(TransportInit__Base):  # type: ignore[misc]  # Thespian ships no types
@@ -366,7 +376,6 @@ class Place:
     own: ProcessAddress
     admin: Any
     parent: Any = None
-    is_logger: bool = False
     gate: socket.socket | None = None  # of a process of another host's system
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
@@ -385,7 +394,6 @@ def place_of(init: TransportInit__Base, args: tuple[Any, ...]) -> Place:
             own=assigned or _drawn_beside(init.admin),
             admin=init.admin,
             parent=init.parent,
-            is_logger=init.addrInst == LOGGER_INSTANCE,
         )
     if isinstance(init, Attach):
         if init.gate is not None:

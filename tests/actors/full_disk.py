@@ -98,7 +98,7 @@ def filled(disk: Path) -> Iterator[None]:
 
 def serves_on(running: System) -> None:
     """Whatever dies is replaced, without a record."""
-    for role in ("http worker", "http master", "thespian logger", "host"):
+    for role in ("http worker", "http master", "host"):
         (victim,) = running.found(role)
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda old=victim: identify(old) is None, 10, f"the end of the {role}")

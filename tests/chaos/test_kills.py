@@ -32,7 +32,6 @@ BACK_WITHIN_S = {
     "controller": 2.0,
     "proxy": 2.0,
     "http master": 2.0,
-    "thespian logger": 5.0,
     "thespian admin": 5.0,
 }
 KILLED_AT_RANDOM_S = 10.0

@@ -25,7 +25,7 @@ LIMIT_S = 3.0
 KILLED_WITHIN_S = LIMIT_S + 2.0  # beats and looks come once a second
 BY_ITSELF = {
     "what proxies watch": ("replica", "http worker"),
-    "proxy and logger": ("proxy", "thespian logger"),
+    "proxy": ("proxy",),
     "controller and master": ("controller", "http master"),
     "admin": ("thespian admin",),
 }

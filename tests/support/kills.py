@@ -19,7 +19,7 @@ from tests.support.systems import PATIENCE, RunningSystem, alive, running_system
 
 WORKERS = 2
 REPLICAS = len(policies.BACKENDS)
-ONCE = ("host", "http master", "thespian admin", "thespian logger", "controller", "proxy")
+ONCE = ("host", "http master", "thespian admin", "controller", "proxy")
 SETTLED_WITHIN_S = 15
 SETTLED_ROLES = sorted([*ONCE, *["http worker"] * WORKERS, *["replica"] * REPLICAS])
 

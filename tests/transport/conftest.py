@@ -15,10 +15,11 @@ from tests.transport.worlds import World
 def start():
     systems = []
 
-    def start(port=None, capabilities=()):
+    def start(port=None, capabilities=(), log_defs=None):
         port = port or free_port()
         described = {**dict(capabilities), "Admin Port": port}
-        systems.append(ActorSystem(install(), described, {"version": 1}, transientUnique=True))
+        log_defs = log_defs or {"version": 1}
+        systems.append(ActorSystem(install(), described, log_defs, transientUnique=True))
         systems[-1].port = port
         return systems[-1]
 

@@ -170,23 +170,19 @@ def test_a_busy_actor_delays_nobody_else(system, worker):
         os.kill(pid, signal.SIGKILL)
 
 
-def test_the_loggers_death_is_survived_and_it_is_replaced(system, worker):
-    admin = admin_of(system, worker)
-    pid = system.ask(worker, ("pid",), ASK_S)
-    loggers = [each for each in child_pids(admin) if each != pid]
-    assert len(loggers) == 1
-    os.kill(loggers[0], signal.SIGKILL)
-    wait_until(lambda: set(child_pids(admin)) - {pid, *loggers}, 5, "the admin has another logger")
-    assert alive(admin)
-    assert system.ask(system.createActor(Worker), ("echo", 1), ASK_S) == (1,)
+def test_the_admin_logs_what_an_actor_forwards(start, tmp_path):
+    path = tmp_path / "log"
+    file = {"class": "logging.FileHandler", "filename": str(path)}
+    log_defs = {"version": 1, "handlers": {"file": file}, "root": {"handlers": ["file"]}}
+    system = start(log_defs=log_defs)
+    system.tell(system.createActor(Worker), ("warn", "of an actor"))
+    wait_until(lambda: "of an actor" in path.read_text(), 5, "it is in the file")
 
 
 def test_after_the_admins_death_its_address_is_free_at_once(system, worker, start):
     admin = admin_of(system, worker)
     actor = system.ask(worker, ("pid",), ASK_S)
-    loggers = [each for each in child_pids(admin) if each != actor]
     os.kill(admin, signal.SIGKILL)
-    wait_until(lambda: not any(map(alive, loggers)), 5, "the logger ends with its admin")
     begun = time.monotonic()
     another = start(system.port)
     assert time.monotonic() - begun < 10, "it does not wait for the kernel to forget the old one"
@@ -214,7 +210,7 @@ def test_actors_do_not_keep_what_their_starter_had_open(start):
         name = os.readlink(f"/proc/self/fd/{listener.fileno()}")
     admin = admin_of(system, worker)
     pids = [admin, *child_pids(admin)]
-    assert len(pids) == 3, "the logger and the worker"
+    assert len(pids) == 2, "the worker"
     wait_until(lambda: not any(name in open_files(pid) for pid in pids), 5, "they let go of it")
     os.close(write_fd)
     os.set_blocking(read_fd, False)

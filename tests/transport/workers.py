@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from datetime import timedelta
@@ -55,6 +56,9 @@ class Worker(Actor):
 
     def do_pid(self, sender):
         return os.getpid()
+
+    def do_warn(self, text, sender):
+        logging.getLogger("worker").warning(text)
 
     def do_echo(self, value, sender):
         return (value,)

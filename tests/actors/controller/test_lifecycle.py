@@ -221,7 +221,6 @@ def test_status_shows_host_application_deployment_and_replicas_with_pids(
     assert host["front"]["url"] == own_system.url
     shown = {
         "thespian admin": host["admin_pid"],
-        "thespian logger": host["logger_pid"],
         "host": host["host_pid"],
         "proxy": host["proxy"]["pid"],
         "http master": host["front"]["pid"],

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,43 +106,11 @@ def test_processes_that_a_replica_started_end_with_it(
     wait_until(lambda: not any(map(alive, pids)), 5, "what the replica started ends")
 
 
-def test_what_a_killed_replica_started_ends_with_the_system_and_a_logger_with_the_admins(
-    tmp_path: Path,
-) -> None:
+def test_what_a_killed_replica_started_ends_with_the_system(tmp_path: Path) -> None:
     with running_system(tmp_path / "state") as running:
-        handle = deploy(running, serve.deployment(Starter, name="Logger").bind())
+        handle = deploy(running, serve.deployment(Starter).bind())
         pids = [handle.popen.remote().result(10), handle.fork.remote().result(10)]
         (replica,) = running.replica_pids()
-        before = running.pid_of("thespian logger")
-        os.kill(before, signal.SIGKILL)
-        wait_until(lambda: not alive(before), 5, "the end of the logger")
-
-        def successor() -> int:
-            return next((pid for role, pid in running.pids() if role == "thespian logger"), 0)
-
-        wait_until(successor, 5, "another logger")
-        assert successor() != replica, "a deployment may be called Logger"
-        assert running.pid_of("replica") == replica
         os.kill(replica, signal.SIGKILL)
         wait_until(lambda: not alive(replica), 5, "the end of the replica")
     wait_until(lambda: not any(map(alive, pids)), 5, "what the replica started ends")
-
-
-def test_an_admin_that_is_slow_to_replace_its_logger_takes_nothing_down(tmp_path: Path) -> None:
-    with running_system(tmp_path / "state", GREENROOM_SILENCE_TIMEOUT_S="60") as running:
-        before = dict(running.pids())
-        roles = ("thespian admin", "controller", "proxy")
-        kept = {role: running.pid_of(role) for role in roles}
-        admin, killed = kept["thespian admin"], running.pid_of("thespian logger")
-        os.kill(admin, signal.SIGSTOP)
-        try:
-            os.kill(killed, signal.SIGKILL)
-            time.sleep(2.8)  # the point of the test: longer than the host process once waited
-        finally:
-            os.kill(admin, signal.SIGCONT)
-        wait_until(lambda: not alive(killed), 5, "the end of the logger")
-        wait_until(lambda: running.pid_of("thespian logger") != killed, 10, "another logger")
-        assert {role: running.pid_of(role) for role in roles} == kept
-        assert dict(running.pids()).keys() == before.keys()
-        log = (running.settings.logs_dir / "host.log").read_text()
-        assert "the actor system's logger died" in log

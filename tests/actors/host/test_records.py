@@ -131,7 +131,6 @@ def test_spared_roles_and_what_they_have_started_are_left_alone(tmp_path: Path) 
         ("greenroom: host (starting)", "host"),
         ("greenroom: replica default#Host#1", "replica"),
         ("greenroom: http worker", "http worker"),
-        ("logger ActorAddr-(U|1)", "thespian logger"),
         ("sleep", ""),
     ],
 )
