@@ -25,6 +25,7 @@ from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.config import ActorOptions, BackendConfig
 from greenroom.core.effects import Check, Effect
 from greenroom.core.lifecycle.history import CODE_KEPT
+from greenroom.core.lifecycle.replicas import Report
 from greenroom.core.records import (
     APPLICATION,
     BACKEND,
@@ -98,18 +99,15 @@ class Bench:
         self.turn()
 
     def report(self, tag: str, check_id: int = 0) -> None:
-        self.cluster.replica_reported(
-            tag,
-            self.now,
-            state="running",
-            address=tag,
+        report = Report(
+            replica=tag,
             process=(tag, 1),
+            state="running",
+            queries_at=tag,
             config_id=10,
             check_id=check_id,
-            ongoing=0,
-            error="",
-            exception=None,
         )
+        self.cluster.replica_reported(report, self.now)
 
     def turn(self) -> list[Any]:
         """Do what the controller does in a turn; return the answers."""

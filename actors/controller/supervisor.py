@@ -94,22 +94,7 @@ class Supervisor:
             )
         if known is not None:
             self._log(message, known)
-        is_wanted = self._cluster.replica_reported(
-            tag,
-            time.monotonic(),
-            state=message.state,
-            address=message.queries_at,
-            process=process,
-            config_id=message.config_id,
-            check_id=message.check_id,
-            ongoing=message.ongoing,
-            error=message.error,
-            exception=message.exception,
-            trouble=message.trouble,
-            lasts=message.lasts,
-            stats=message.stats,
-            worn=message.worn,
-        )
+        is_wanted = self._cluster.replica_reported(message, time.monotonic())
         if not is_wanted and message.state != "draining":
             self._loop.send(sender, cm.StopReplica(replica=tag, drain_s=0.0, epoch=self._epoch))
         self._changed()

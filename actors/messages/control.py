@@ -10,6 +10,7 @@ from dataclasses import field
 from typing import Any
 
 from greenroom.actors.messages.queries import Address, LargeBytes, Message, Process, message
+from greenroom.core.lifecycle.replicas import Report
 
 # --- Long poll: proxy -> controller -----------------------------------------------------------
 
@@ -192,30 +193,8 @@ class StopReplica(Message):
 
 
 @message
-class ReplicaReported(Message):
-    """Replica to controller: its state, after any of the above.
-
-    ``queries_at`` is where it takes queries, once it has code.
-    ``state`` is "idle" (no StartReplica yet), "starting", "running", "failed" (the constructor
-    raised), "draining"; ``error`` is the constructor's, reconfigure's or check_health's, with its
-    traceback; ``exception`` that exception, cloudpickled where it can be; ``lasts`` tells whether
-    to start it again would end in the same way; ``trouble`` is for status to show, ``stats`` what
-    ``record_autoscaling_stats`` returned last. ``worn`` says why it is to be replaced.
-    """
-
-    replica: str
-    process: Process
-    state: str
-    queries_at: Address | None = None
-    config_id: int = 0
-    check_id: int = 0
-    ongoing: int = 0
-    error: str = ""
-    exception: bytes | None = None
-    lasts: bool = False
-    trouble: str = ""
-    stats: dict[str, float] = field(default_factory=dict)
-    worn: str = ""
+class ReplicaReported(Report, Message):
+    """Replica to controller: its state, after any of the above."""
 
 
 @message

@@ -112,12 +112,12 @@ class Cluster:
 
     # --- Observations ---------------------------------------------------------------------------
 
-    def replica_reported(self, tag: str, now: float, **report: Any) -> bool:
+    def replica_reported(self, report: Report, now: float) -> bool:
         """Take a replica's report; False when no such replica is known, so that it should go."""
-        backend_tag = self._by_replica.get(tag)
+        backend_tag = self._by_replica.get(report.replica)
         if backend_tag is None:
             return False
-        due_at = self.backends[backend_tag].reported(tag, Report(**report), now)
+        due_at = self.backends[backend_tag].reported(report, now)
         if due_at <= now:
             self._agenda.touch(BACKEND, backend_tag)
         else:

@@ -45,6 +45,7 @@ from greenroom.core.lifecycle.replicas import (
     ReplicaState,
     Report,
     Retries,
+    bounded,
     rank,
     recorded_rank,
 )
@@ -353,15 +354,18 @@ class Backend:
 
     # --- What is observed -----------------------------------------------------------------------
 
-    def reported(self, tag: str, report: Report, now: float) -> float:
+    def reported(self, report: Report, now: float) -> float:
         """Take a replica's report of itself; return when to reconcile, at the latest.
 
         That is the time of the next check after a check that tells nothing new. A look at all
         replicas for each of those would cost the square of their number.
         """
-        replica = self.replicas.get(tag)
+        replica = self.replicas.get(report.replica)
         if replica is None or replica.state in {ReplicaState.STOPPED, ReplicaState.LOST}:
             return now
+        if report.error:  # older replicas report it whole
+            error, exception = bounded(report.error, report.exception)
+            report = replace(report, error=error, exception=exception)
         before = self._facts(replica)
         self._take_report(replica, report, now)
         is_routine = bool(report.check_id) and self._facts(replica) == before
@@ -385,7 +389,7 @@ class Backend:
 
     def _take_report(self, replica: Replica, report: Report, now: float) -> None:
         replica.reported, replica.recovering = True, False
-        replica.address, replica.process = report.address, report.process
+        replica.address, replica.process = report.queries_at, report.process
         replica.ongoing, replica.trouble = report.ongoing, report.trouble
         replica.worn_at = replica.worn_at if replica.worn else now
         replica.stats, replica.worn = report.stats, report.worn

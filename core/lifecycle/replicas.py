@@ -190,30 +190,35 @@ def bounded(error: str, exception: bytes | None) -> tuple[str, bytes | None]:
     return error, exception
 
 
-@dataclass(slots=True, kw_only=True)
-class Report:
-    """What a replica reports about itself.
+Address = Any  # of actors, which are not known here
+Process = Any
 
-    ``lasts`` marks an error that another try would not fix; ``exception`` is cloudpickled, and
-    dropped where it is larger than MAX_FAILURE.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A replica's state, in its own words.
+
+    ``queries_at`` is where it takes queries, once it has code.
+    ``state`` is "idle" (no StartReplica yet), "starting", "running", "failed" (the constructor
+    raised), "draining"; ``error`` is the constructor's, reconfigure's or check_health's, with its
+    traceback; ``exception`` that exception, cloudpickled where it can be; ``lasts`` tells whether
+    to start it again would end in the same way; ``trouble`` is for status to show, ``stats`` what
+    ``record_autoscaling_stats`` returned last. ``worn`` says why it is to be replaced.
     """
 
+    replica: str
+    process: Process
     state: str
-    address: Any
-    process: Any
-    config_id: int
-    check_id: int
-    ongoing: int
-    error: str
-    exception: bytes | None
+    queries_at: Address | None = None
+    config_id: int = 0
+    check_id: int = 0
+    ongoing: int = 0
+    error: str = ""
+    exception: bytes | None = None
     lasts: bool = False
     trouble: str = ""
-    stats: Mapping[str, float] = field(default_factory=dict)
+    stats: dict[str, float] = field(default_factory=dict)
     worn: str = ""
-
-    def __post_init__(self) -> None:
-        """Bound what records, goals and answers keep of it; older replicas report it whole."""
-        self.error, self.exception = bounded(self.error, self.exception)
 
 
 # --- Back-off: when to start a replica after failures ---------------------------------------------

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from pydantic_core import PydanticUndefined
 
 from greenroom.core import formats
 from greenroom.core.formats import FORMAT, SHAPES, fit, travels
+from greenroom.core.operations import OPERATIONS, ApplicationSpec, Canary, DeploymentSpec, Operation
 
 RELEASED = Path(__file__).with_name("shapes.json")
 MODULES = (
@@ -50,9 +52,20 @@ def shape(kind: type) -> list[str]:
 def present() -> dict[str, list[str]]:
     for name in MODULES:
         importlib.import_module(f"greenroom.{name}")
-    return {
+    found = {
         name: shape(kind) for name, kind in sorted(SHAPES.items()) if name.startswith("greenroom.")
     }
+    for key, kind in sorted(OPERATIONS.items()):
+        found[f"operation {key}"] = asked(kind)
+    for spec in (DeploymentSpec, ApplicationSpec, Canary):  # all of whose fields are always sent
+        found[f"part of operations {spec.__name__}"] = list(spec.model_fields)
+    return found
+
+
+def asked(kind: type[Operation]) -> list[str]:
+    """Return an operation's fields, and "=" behind those that are sent only if they say more."""
+    fields = kind.model_fields.items()
+    return [name + (" =" if each.default is not PydanticUndefined else "") for name, each in fields]
 
 
 def wrong(released: Shapes, now: Shapes) -> list[str]:

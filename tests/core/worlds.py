@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from greenroom.core.cluster.cluster import Cluster
@@ -18,6 +19,7 @@ from greenroom.core.effects import AskPolicy, Check, Effect, Kill, Reconfigure, 
 from greenroom.core.lifecycle.history import Author
 from greenroom.core.lifecycle.placement import anywhere
 from greenroom.core.lifecycle.releases import numbered
+from greenroom.core.lifecycle.replicas import Report
 from greenroom.core.lifecycle.state import KINDS
 from greenroom.core.long_poll import NOTHING_SEEN, News
 
@@ -68,24 +70,24 @@ class Process:
     stats: dict[str, float] = field(default_factory=dict)  # of record_autoscaling_stats
     worn: str = ""
 
-    def report(self, check_id: int = 0) -> dict[str, Any]:
+    def report(self, check_id: int = 0) -> Report:
         error = "boom" if self.state == "failed" or (self.sick and check_id) else ""
         exception = b"pickled boom" if self.state == "failed" else None
         if self.refused and not check_id:
             error, exception = "no such", b"pickled no such"
-        return {
-            "state": self.state,
-            "address": f"address of {self.pid}",
-            "process": self,
-            "config_id": self.config_id,
-            "check_id": check_id,
-            "ongoing": 0,
-            "error": error,
-            "exception": exception,
-            "lasts": self.state == "failed" and self.code == UNLOADABLE,
-            "stats": self.stats,
-            "worn": self.worn,
-        }
+        return Report(
+            replica=self.tag,
+            process=self,
+            state=self.state,
+            queries_at=f"address of {self.pid}",
+            config_id=self.config_id,
+            check_id=check_id,
+            error=error,
+            exception=exception,
+            lasts=self.state == "failed" and self.code == UNLOADABLE,
+            stats=self.stats,
+            worn=self.worn,
+        )
 
 
 @dataclass(eq=False)
@@ -136,7 +138,7 @@ class World:
         self.cluster = Cluster(records, self.epoch, self.now, anywhere(self.capacity))
         self._addresses: dict[str, Process] = {}
         self.watched: dict[str, Process] = {}
-        self.reports: list[tuple[str, dict[str, Any]]] = []
+        self.reports: list[Report] = []
         self._exits: list[tuple[str, Process]] = []
         self._inbox: list[tuple[Proxy, News]] = []
         for proxy in self.proxies:
@@ -246,7 +248,7 @@ class World:
         process.refused = config["user_config"] == REFUSED
 
     def report(self, process: Process, check_id: int = 0) -> None:
-        self.reports.append((process.tag, process.report(check_id)))
+        self.reports.append(process.report(check_id))
 
     # --- What happens out there -------------------------------------------------------------------
 
@@ -289,9 +291,7 @@ class World:
         reports, self.reports = self.reports, []
         exits, self._exits = self._exits, []
         inbox, self._inbox = self._inbox, []
-        steps: list[Callable[[], None]] = []
-        for tag, report in reports:
-            steps.append(lambda tag=tag, report=report: self._reported(tag, report))
+        steps: list[Callable[[], None]] = [partial(self._reported, report) for report in reports]
         for tag, process in exits:
             steps.append(lambda tag=tag, process=process: self._exited(tag, process))
         for proxy, news in inbox:
@@ -304,14 +304,14 @@ class World:
                 return True
         return bool(steps)
 
-    def _reported(self, tag: str, report: dict[str, Any]) -> None:
-        process = report["process"]
+    def _reported(self, report: Report) -> None:
+        tag, process = report.replica, report.process
         if self.watched.get(tag) is not process:
             self._addresses[tag] = self.watched[tag] = process
             if not process.alive:
                 self._exits.append((tag, process))
-        known = self.cluster.replica_reported(tag, self.now, **report)
-        if not known and report["state"] != "draining" and process.alive:
+        known = self.cluster.replica_reported(report, self.now)
+        if not known and report.state != "draining" and process.alive:
             self._receive(process, Stop(tag, 0.0), None)
 
     def _exited(self, tag: str, process: Process) -> None:

@@ -1,6 +1,7 @@
 """Whole lives of a backend's replicas, seen through a cluster with a world around it."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,13 @@ from greenroom.core.lifecycle.backend import (
     SILENT_START_S,
     Backend,
 )
-from greenroom.core.lifecycle.replicas import MAX_FAILURE, MAX_REPLACE_S, PATIENCE_S, Failures
+from greenroom.core.lifecycle.replicas import (
+    MAX_FAILURE,
+    MAX_REPLACE_S,
+    PATIENCE_S,
+    Failures,
+    Report,
+)
 from greenroom.core.long_poll import NOTHING_SEEN
 from greenroom.core.records import BACKEND
 from tests.core import requests as ask
@@ -196,9 +203,9 @@ def test_what_code_raises_is_kept_up_to_a_size(more: int, monkeypatch: pytest.Mo
     message = "frames" + "-" * MAX_FAILURE * 3 * more + "cause"
     report = Process.report
 
-    def large(process: Process, check_id: int = 0) -> dict[str, object]:
+    def large(process: Process, check_id: int = 0) -> Report:
         told = report(process, check_id)
-        return told | {"error": message, "exception": raised} if told["error"] else told
+        return replace(told, error=message, exception=raised) if told.error else told
 
     monkeypatch.setattr(Process, "report", large)
     world = World()
@@ -404,7 +411,7 @@ def test_a_check_that_tells_nothing_new_takes_no_look_at_the_other_replicas() ->
             world.now += 1.0
             world.cluster.advance(world.now)
         process.sick = process is sick
-        world.cluster.replica_reported(process.tag, world.now, **process.report(check_id))
+        world.cluster.replica_reported(process.report(check_id), world.now)
         assert agenda.take(BACKEND, world.now) == (["b"] if process is sick else [])
 
 
