@@ -21,7 +21,6 @@ import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import lru_cache
-from time import monotonic
 from typing import Any, TypeVar
 
 import falcon.asgi
@@ -46,7 +45,7 @@ from greenroom.http_front import websocket
 from greenroom.http_front.access_log import AccessLog
 from greenroom.http_front.bodies import EARLY, Body
 from greenroom.http_front.connections import ClientCounts
-from greenroom.http_front.link import Link
+from greenroom.http_front.link import Kept, Link
 from greenroom.http_front.request import (
     CLIENT_LEFT,
     CLOSE,
@@ -463,34 +462,16 @@ class MetricsPage:
     """
 
     def __init__(self, link: Link) -> None:
-        self._link = link
-        self._kept: dict[bool, tuple[float, bytes]] = {}  # by whether it is of all hosts
-        self._scraping: dict[bool, asyncio.Future[bytes]] = {}
+        self._own = Kept(lambda: link.metrics(whole=False))
+        self._whole = Kept(lambda: link.metrics(whole=True))
 
     async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """Answer with the metrics; HTTP 400 for another host's name."""
         host = req.scope[REQUEST_KEY].fields().get("host")
         if host not in {None, "self"}:
             raise InvalidRequestError(f"host={host!r}: must be 'self', or left out for all")
-        resp.data = await _within_patience(self._text(whole=host is None))
+        resp.data = await _within_patience((self._own if host else self._whole).get(KEPT_S))
         resp.content_type = CONTENT_TYPE
-
-    async def _text(self, *, whole: bool) -> bytes:
-        kept_at, text = self._kept.get(whole, (0.0, b""))
-        if text and monotonic() - kept_at < KEPT_S:
-            return text
-        scraping = self._scraping.get(whole)
-        if scraping is None:
-            scraping = self._scraping[whole] = asyncio.ensure_future(self._scrape(whole=whole))
-        return await asyncio.shield(scraping)  # another request may wait for it, too
-
-    async def _scrape(self, *, whole: bool) -> bytes:
-        try:
-            text = await self._link.metrics(whole=whole)
-            self._kept[whole] = monotonic(), text
-            return text
-        finally:
-            del self._scraping[whole]
 
     on_head = on_get
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from greenroom.actors.caller.caller import Caller, OnFed
 from greenroom.actors.caller.streams import Stream
@@ -43,6 +45,7 @@ OWN_SCRAPE_TIMEOUT_S = 3.0
 SCRAPE_TIMEOUT_S = 1.5  # for each question to another host
 
 
+T = TypeVar("T")
 Outcome = HttpAnswer | FailedAnswer | Stream
 
 
@@ -244,6 +247,37 @@ class Link:
             return await asyncio.wait_for(future, ASK_TIMEOUT_S)
         except TimeoutError:
             return None
+
+
+class Kept(Generic[T]):
+    """What ``read`` returns, kept for a time; all who wait for it share one question."""
+
+    def __init__(self, read: Callable[[], Awaitable[T]]) -> None:
+        self._read = read
+        self._read_at = -math.inf
+        self._value: T
+        self._reading: asyncio.Future[None] | None = None
+
+    async def get(self, within_s: float) -> T:
+        """Return it as it was at most ``within_s`` ago; raises what reading it raises."""
+        wanted_at = monotonic() - within_s
+        while self._read_at < wanted_at:
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.ensure_future(self._read_once())
+                self._reading.add_done_callback(_retrieved)
+            await asyncio.shield(self._reading)  # others may wait for it, too
+        return self._value
+
+    async def _read_once(self) -> None:
+        asked_at = monotonic()
+        self._value = await self._read()
+        self._read_at = asked_at
+
+
+def _retrieved(reading: asyncio.Future[None]) -> None:
+    """Take an error, which asyncio logs where all who waited have left."""
+    if not reading.cancelled():
+        reading.exception()
 
 
 class ProxyQuestions:

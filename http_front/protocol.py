@@ -17,6 +17,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from greenroom.actors.runtime.loop import nothing
 from greenroom.core.errors import BodyIncompleteError
@@ -39,48 +40,29 @@ _STAYS = (b"x-request-disconnect-disabled", b"?1")  # Ray Serve's header, of a r
 _FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
 
 
+@dataclass(slots=True, eq=False)
 class Cycle:
     """One request's time on its connection: its body, and the response that an app gives.
 
     An app gives that in ASGI's events, or as a whole by :meth:`reply`.
     """
 
-    __slots__ = (
-        "_event",
-        "_has_given_all",
-        "_is_chunked",
-        "_left",
-        "_protocol",
-        "_start",
-        "body",
-        "counted",
-        "is_complete",
-        "is_disconnected",
-        "is_late",
-        "is_started",
-        "leave",
-        "more_body",
-        "pace",
-        "request",
-    )
-
-    def __init__(self, protocol: FrontProtocol, request: Request) -> None:
-        self._protocol = protocol
-        self.request = request
-        self.body: bytes | bytearray = b""  # what has come and waits to be taken
-        self.more_body = False
-        self.counted = 0  # bytes of the body, in Connections.waiting_bytes
-        self.pace: Pace | None = None  # of the body, where one follows
-        self.is_late = False  # the body comes too slowly
-        self.is_disconnected = False
-        self.is_started = False  # the response is
-        self.is_complete = False
-        self.leave: Callable[[], object] = nothing  # ends what answers
-        self._event: asyncio.Event | None = None
-        self._has_given_all = False
-        self._start: tuple[int, Headers] | None = None  # until the first part of the body
-        self._is_chunked = False
-        self._left: int | None = None  # of a response body with a length
+    _protocol: FrontProtocol
+    request: Request
+    body: bytes | bytearray = b""  # what has come and waits to be taken
+    more_body: bool = False
+    counted: int = 0  # bytes of the body, in Connections.waiting_bytes
+    pace: Pace | None = None  # of the body, where one follows
+    is_late: bool = False  # the body comes too slowly
+    is_disconnected: bool = False
+    is_started: bool = False  # the response is
+    is_complete: bool = False
+    leave: Callable[[], object] = nothing  # ends what answers
+    _event: asyncio.Event | None = None
+    _has_given_all: bool = False
+    _start: tuple[int, Headers] | None = None  # until the first part of the body
+    _is_chunked: bool = False
+    _left: int | None = None  # of a response body with a length
 
     def wake(self) -> None:
         """Let :meth:`receive` look again."""

@@ -23,6 +23,7 @@ import pickle
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
@@ -72,6 +73,7 @@ class Reply(NamedTuple):
     body: bytes | AsyncIterator[bytes | memoryview]
 
 
+@dataclass(slots=True, eq=False)
 class Request:
     """One request: what its head says, and what became of it.
 
@@ -80,61 +82,35 @@ class Request:
     to its path. ``sent_path`` is what the client has sent.
     """
 
-    __slots__ = (
-        "_scope",
-        "body",
-        "bytes_out",
-        "client",
-        "expects_continue",
-        "for_pages",
-        "full_path",
-        "head",
-        "headers",
-        "http_version",
-        "id",
-        "is_chunked",
-        "is_socket",
-        "keep_alive",
-        "length",
-        "method",
-        "path",
-        "query_string",
-        "raw_path",
-        "reply",
-        "requests",
-        "root_path",
-        "scheme",
-        "sent_path",
-        "server",
-        "span",
-        "started_at",
-        "status",
-        "target",
-    )
-
-    def __init__(self) -> None:
-        self.target = b""
-        self.headers: Headers = []
-        self.head: dict[bytes, bytes]  # the same by their names, of several the last
-        self.method: str
-        self.http_version = "1.1"
-        self.length: int | None = None  # of its body, where it declares one
-        self.is_chunked = False
-        self.keep_alive = False
-        self.expects_continue = False
-        self.is_socket = False  # it opens a WebSocket
-        self.client: tuple[str, int] | None
-        self.server: tuple[str, int] | None
-        self.scheme: str
-        self.for_pages = False  # it came in where only our own pages are
-        self.requests: Requests | None = None  # while it is one of them
-        self.id = ""  # until then
-        self.span: tracing.Span | None = None  # where this worker traces
-        self.body: Body | None = None  # while Falcon has the request
-        self.reply: Reply | None = None  # that Falcon is to send
-        self.status = 0  # until the response has begun
-        self.bytes_out = 0
-        self._scope: Scope | None = None
+    method: str = field(init=False)
+    target: bytes = b""
+    http_version: str = "1.1"
+    headers: Headers = field(default_factory=list)
+    head: dict[bytes, bytes] = field(init=False)  # the same by their names, of several the last
+    length: int | None = None  # of its body, where it declares one
+    is_chunked: bool = False
+    keep_alive: bool = False
+    expects_continue: bool = False
+    is_socket: bool = False  # it opens a WebSocket
+    client: tuple[str, int] | None = field(init=False)
+    server: tuple[str, int] | None = field(init=False)
+    scheme: str = field(init=False)
+    for_pages: bool = False  # it came in where only our own pages are
+    path: str = field(init=False)
+    full_path: str = field(init=False)
+    raw_path: bytes = field(init=False)
+    sent_path: str = field(init=False)
+    query_string: bytes = field(init=False)
+    root_path: str = field(init=False)
+    requests: Requests | None = None  # while it is one of them
+    id: str = ""  # until then
+    started_at: float = field(init=False)
+    span: tracing.Span | None = None  # where this worker traces
+    body: Body | None = None  # while Falcon has the request
+    reply: Reply | None = None  # that an app is to send
+    status: int = 0  # until the response has begun
+    bytes_out: int = 0
+    _scope: Scope | None = None
 
     @property
     def has_body(self) -> bool:

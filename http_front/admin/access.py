@@ -23,7 +23,7 @@ from greenroom.core.errors import ForbiddenError, UnauthorizedError
 from greenroom.core.operations import ListTokens, Operation, WaitForGoal
 from greenroom.core.records import TokenRecord
 from greenroom.core.tokens import Role, holder, may
-from greenroom.http_front.link import Link
+from greenroom.http_front.link import Kept, Link
 
 REVOKED_WITHIN_S = 2.0
 CREATED_WITHIN_S = 0.2  # a token that is not known is looked for this often at most
@@ -40,9 +40,7 @@ class Controller:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._tokens: Sequence[TokenRecord] = ()
-        self._read_at = float("-inf")
-        self._reading: asyncio.Task[None] | None = None
+        self._tokens = Kept(self._list)
 
     async def holder(self, head: Head, role: Role | None) -> TokenRecord:
         """Return the token that a request bears.
@@ -51,11 +49,9 @@ class Controller:
         include ``role``, NotRunningError where there is no controller to ask.
         """
         token = _bearer(head)
-        await self._read(REVOKED_WITHIN_S)
-        found = holder(self._tokens, token, time.time())
+        found = holder(await self._tokens.get(REVOKED_WITHIN_S), token, time.time())
         if found is None:
-            await self._read(CREATED_WITHIN_S)
-            found = holder(self._tokens, token, time.time())
+            found = holder(await self._tokens.get(CREATED_WITHIN_S), token, time.time())
         if found is None:
             raise UnauthorizedError(
                 "the token is unknown, expired or revoked; `greenroom token list` has those in "
@@ -68,21 +64,9 @@ class Controller:
             )
         return found
 
-    async def _read(self, within_s: float) -> None:
-        """Have the tokens as they were ``within_s`` ago at most."""
-        wanted_at = time.monotonic() - within_s
-        while self._read_at < wanted_at:
-            # All who wait share one question, and its error: in a queue each would wait in turn.
-            if self._reading is None or self._reading.done():
-                self._reading = asyncio.create_task(self._list())
-                self._reading.add_done_callback(_retrieved)
-            await asyncio.shield(self._reading)
-
-    async def _list(self) -> None:
-        asked_at = time.monotonic()
+    async def _list(self) -> Sequence[TokenRecord]:
         listed = await self._link.request(request_of(ListTokens(), new_id()), TIMEOUT_S)
-        self._tokens = [TokenRecord(**each) for each in listed]
-        self._read_at = asked_at
+        return [TokenRecord(**each) for each in listed]
 
     async def request(
         self,
@@ -107,12 +91,6 @@ class Controller:
             except TimeoutError:
                 return False
         return True
-
-
-def _retrieved(task: asyncio.Task[None]) -> None:
-    """Take a question's error, which asyncio logs where all who waited have left."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _bearer(head: Head) -> str:

@@ -39,7 +39,7 @@ from greenroom.core.metrics import Family, Registry
 from greenroom.core.operations import GetStatus
 from greenroom.core.routing.tickets import BODY
 from greenroom.http_front.connections import SHARE, ClientCounts, TrustedProxies
-from greenroom.http_front.link import Link
+from greenroom.http_front.link import Kept, Link
 
 FRESH_S = 2.0  # how long the table of applications is believed
 ASK_TIMEOUT_S = 5.0
@@ -64,20 +64,16 @@ class Applications:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._endpoints: dict[str, str] | None = None
-        self._read_at = 0.0
-        self._reading: asyncio.Task[None] | None = None
+        self._kept = Kept(self._read)
 
     async def endpoints(self) -> dict[str, str]:
         """Return name -> endpoint, as it was up to FRESH_S ago; GreenroomError if never known."""
-        if time.monotonic() - self._read_at > FRESH_S:
-            if self._reading is None or self._reading.done():
-                self._reading = asyncio.create_task(self._read())
-            await asyncio.shield(self._reading)
-        if self._endpoints is None:
+        found = await self._kept.get(FRESH_S)
+        if found is None:
             raise GreenroomError("no controller answers")
-        return self._endpoints
+        return found
 
-    async def _read(self) -> None:
+    async def _read(self) -> dict[str, str] | None:
         # While there is no controller, what was known last will do.
         with contextlib.suppress(GreenroomError, TimeoutError):
             report = await self._link.request(request_of(GetStatus(), new_id()), ASK_TIMEOUT_S)
@@ -87,7 +83,7 @@ class Applications:
                 for name, application in found.items()
                 if application.get("ingress")
             }
-        self._read_at = time.monotonic()
+        return self._endpoints
 
 
 class Places:

@@ -6,7 +6,6 @@ import pytest
 
 from greenroom.actors.messages.queries import FailedAnswer, HttpAnswer
 from greenroom.core.errors import BackPressureError
-from greenroom.http_front import app as module
 from greenroom.http_front.app import PAGE_TIMEOUT_S
 from greenroom.http_front.bodies import AT_ONCE_S, EARLY, WHOLE
 from tests.http.wire import Conversation, connected, turn_over
@@ -516,7 +515,7 @@ def test_while_draining_health_and_new_queries_are_503_and_the_connection_closes
 
 def test_metrics_are_scraped_once_at_a_time_and_kept_for_a_second(app, monkeypatch):
     clock, scraped, gate = [100.0], [], asyncio.Event()
-    monkeypatch.setattr(module, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("greenroom.http_front.link.monotonic", lambda: clock[0])
 
     async def metrics(*, whole):
         scraped.append(whole)
