@@ -37,7 +37,6 @@ _RESET = struct.pack("ii", 1, 0)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _DISCONNECT: Event = {"type": "http.disconnect"}
 _STAYS = (b"x-request-disconnect-disabled", b"?1")  # Ray Serve's header, of a request that goes on
-_FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
 
 
 @dataclass(slots=True, eq=False)
@@ -135,22 +134,21 @@ class Cycle:
                 return
             raise RuntimeError(f"the ASGI event {kind!r} is not expected now")
         if kind == "http.response.start":
-            self.begin(event["status"], event.get("headers", ()))
+            self._start = event["status"], event.get("headers", ())
+            self.request.status = event["status"]
         elif kind == "http.response.body":
             self._send_body(event.get("body", b""), more=event.get("more_body", False))
         else:
             raise RuntimeError(f"the ASGI event {kind!r} is none of a response's")
 
     def reply(self, reply: Reply) -> None:
-        """Send a response that is whole."""
+        """Send a response that is whole; its headers are in lower case, and have its length."""
         assert isinstance(reply.body, bytes)
-        self.begin(reply.status, reply.headers)
-        self._send_body(reply.body, more=False)
-
-    def begin(self, status: int, headers: Headers) -> None:
-        """Begin the response."""
-        self._start = status, headers
-        self.request.status = status
+        self.request.status, self.request.bytes_out = reply.status, len(reply.body)
+        if not self.is_disconnected:
+            self.is_started = True
+            self._protocol.write(self._head(reply.status, reply.headers), reply.body)
+            self._protocol.completed(self)
 
     def _send_body(self, body: bytes, *, more: bool) -> None:
         request = self.request
@@ -159,7 +157,7 @@ class Cycle:
             return
         head = b""
         if self._start is not None:
-            head = self._head(*self._start)
+            head = self._begin(*self._start)
             self._start = None
         tail = b""
         if request.method == "HEAD":
@@ -184,7 +182,7 @@ class Cycle:
         if self._left < 0 or (self._left and not more):
             raise RuntimeError("the response is not as long as its Content-Length")
 
-    def _head(self, status: int, given: Headers) -> bytes:
+    def _begin(self, status: int, given: Headers) -> bytes:
         request = self.request
         headers: Headers = []
         for name, value in given:
@@ -197,17 +195,22 @@ class Cycle:
                 request.keep_alive = False
                 continue  # it comes last
             headers.append((lowered, value))
-        if request.id:
-            headers.append((b"x-request-id", request.id.encode("ascii")))
-        if request.is_last:
-            request.keep_alive = False
-        if not request.keep_alive:
-            headers.append(CLOSE)
         if request.method == "HEAD" or status in {204, 304}:
             self._left = 0
         elif self._left is None and request.http_version == "1.1":
             self._is_chunked = True
             headers.append((b"transfer-encoding", b"chunked"))
+        return self._head(status, headers)
+
+    def _head(self, status: int, headers: Headers) -> bytes:
+        """Return the head of the response, with the headers that every one has."""
+        request = self.request
+        if request.id:
+            headers = [*headers, (b"x-request-id", request.id.encode("ascii"))]
+        if request.requests is not None and request.requests.are_last:
+            request.keep_alive = False
+        if not request.keep_alive:
+            headers = [*headers, CLOSE]
         return response_head(status, headers, self._protocol.shared.default_head)
 
 
@@ -396,7 +399,7 @@ class FrontProtocol(ClientConnection):
         request.scheme = self._scheme
         request.for_pages = self._for_pages
         request.locate(self.shared.root_path)
-        if not _FORWARDED.isdisjoint(request.head):
+        if b"x-forwarded-for" in request.head or b"x-forwarded-proto" in request.head:
             self.shared.proxies.apply(request)
         if request.is_socket:
             self._open_socket(request)

@@ -190,11 +190,6 @@ class Request:
             raise InvalidRequestError(f"query {text[:200]!r}: give each field once")
         return fields
 
-    @property
-    def is_last(self) -> bool:
-        """Whether the worker asks the client to close the connection after it."""
-        return self.requests is not None and self.requests.are_last
-
     def begin(self, requests: Requests) -> None:
         """Count it among those that are being answered, and give it its id."""
         self.requests = requests
