@@ -27,6 +27,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    WithJsonSchema,
     model_validator,
 )
 
@@ -34,14 +35,16 @@ from greenroom.core.comparing.comparing import Compare, check_compare
 from greenroom.core.config import ActorOptions, BackendConfig
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.records import CANDIDATE, served_as
-from greenroom.core.rollouts.judging import DEFAULT_RULES, DIFFERENCE_RATE, check_rules
+from greenroom.core.rollouts.judging import DEFAULT_RULES, DIFFERENCE_RATE, RULES, check_rules
 from greenroom.core.series import MAX_STEPS
 from greenroom.core.tokens import Role
 from greenroom.core.validation import (
     MAX_NAME_BYTES,
     MAX_TAG_BYTES,
+    Settings,
     is_number,
     problems_in,
+    validated,
     wrong_with,
 )
 
@@ -197,7 +200,18 @@ DEFAULT_READY_TIMEOUT_S = 60.0
 CANARY_READY_TIMEOUT_S = 600.0  # a new version has to start first
 
 
+def _words(value: object) -> object:
+    """Return what is written with commas between, as a flag or a query has it."""
+    return [word for word in value.split(",") if word] if isinstance(value, str) else value
+
+
 def _checked_steps(steps: Any) -> tuple[float, ...]:
+    if isinstance(steps, str):
+        try:
+            steps = [float(step) for step in steps.split(",")]
+        except ValueError:
+            text = "expected shares with commas between, such as 0.01,0.1,1"
+            raise ValueError(text) from None
     if (
         isinstance(steps, list | tuple)
         and 0 < len(steps) <= MAX_ROLLOUT_STEPS
@@ -211,8 +225,29 @@ def _checked_steps(steps: Any) -> tuple[float, ...]:
     )
 
 
+def _first_steps(steps: Any) -> tuple[float, ...]:
+    """Return steps, of which the first one alone is enough; those of every rollout follow."""
+    try:
+        first = float(steps)
+    except (TypeError, ValueError):
+        return _checked_steps(steps)
+    return _checked_steps([first, *(step for step in DEFAULT_STEPS if step > first)])
+
+
 def _checked_rules(rules: object) -> dict[str, float]:
+    rules = _words(rules)
+    if isinstance(rules, list | tuple):
+        rules = dict(map(_rule, rules)) or None
     return dict(DEFAULT_RULES) if rules is None else check_rules(rules)
+
+
+def _rule(text: str) -> tuple[str, float]:
+    name, _, limit = text.partition("=")
+    try:
+        return name, float(limit)
+    except ValueError:
+        known = ", ".join(RULES)
+        raise ValueError(f"{text!r}: expected RULE=NUMBER, with a rule of {known}") from None
 
 
 def _checked_compare(compare: object) -> object:
@@ -221,6 +256,7 @@ def _checked_compare(compare: object) -> object:
 
 Steps = Annotated[tuple[float, ...], BeforeValidator(_checked_steps)]
 Rules = Annotated[dict[str, float], BeforeValidator(_checked_rules)]
+_AS_TEXT = WithJsonSchema({"type": "string"})
 HoldS = Annotated[float, Field(gt=0, le=86400 * 30)]
 Alpha = Annotated[float, Field(gt=0, le=0.5)]
 MinSamples = Annotated[int, Field(ge=1)]
@@ -248,6 +284,66 @@ class Canary(BaseModel):
     def _compares_what_it_judges(self) -> Self:
         if DIFFERENCE_RATE in self.abort_if and self.compare is None:
             raise ValueError(f"abort_if[{DIFFERENCE_RATE!r}]: must come with compare")
+        return self
+
+
+class DeployFlags(Settings):
+    """How to deploy applications: the flags of ``greenroom deploy``, and the query of a PUT."""
+
+    plan: bool = Field(default=False, description="Show what would change, and change nothing.")
+    keep_others: bool = Field(default=False, description="Keep what earlier files have named, too.")
+    prune: bool = Field(
+        default=False, description="Delete what scripts and commands deployed, too."
+    )
+    if_version: int | None = Field(
+        default=None, description="Fail unless this is the id of the last change."
+    )
+    canary: Annotated[tuple[float, ...] | None, BeforeValidator(_first_steps), _AS_TEXT] = Field(
+        default=None,
+        description="New versions take over step by step, from this share; or all: 0.05,0.5,1.",
+    )
+    compare: str | None = Field(
+        default=None, description="Also mirror queries, and compare answers: status or json."
+    )
+    tolerance: float | None = Field(
+        default=None, description="Relative difference of equal numbers in JSON [0]."
+    )
+    ignore: Annotated[tuple[str, ...], BeforeValidator(_words), _AS_TEXT] = Field(
+        default=(), description="What of JSON is not compared, such as /id or /items/*/at."
+    )
+    hold_s: float | None = Field(
+        default=None, description=f"Seconds that a step stands at least [{DEFAULT_HOLD_S:g}]."
+    )
+    abort_if: Annotated[dict[str, float], BeforeValidator(_checked_rules), _AS_TEXT] = Field(
+        default={}, description="When to go back, as of a rollout: error_rate=0.02."
+    )
+    min_samples: int | None = Field(
+        default=None, description=f"Queries that a step needs [{DEFAULT_MIN_SAMPLES}]."
+    )
+
+    @property
+    def rollout(self) -> Canary | None:
+        """How new versions take over; None for at once."""
+        if self.canary is None:
+            return None
+        how: Any = self.compare
+        if self.tolerance is not None or self.ignore:  # which only answers in JSON have
+            json = {"relative_tolerance": self.tolerance or 0.0, "ignore": self.ignore}
+            how = check_compare({"how": how or "json", **json})
+        numbers = {"hold_s": self.hold_s, "min_samples": self.min_samples}
+        given = {name: value for name, value in numbers.items() if value is not None}
+        rules = self.abort_if or None
+        return validated(Canary, {"steps": self.canary, "compare": how, "abort_if": rules, **given})
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> Self:
+        if self.keep_others and self.prune:
+            raise ValueError("keep_others deletes nothing, so it excludes prune")
+        of_canary = ("compare", "tolerance", "ignore", "hold_s", "abort_if", "min_samples")
+        given = [name for name in of_canary if getattr(self, name)]
+        if given and self.canary is None:
+            raise ValueError(f"{', '.join(given)}: must come with canary")
+        _ = self.rollout  # or what is wrong with it
         return self
 
 
@@ -445,13 +541,26 @@ class StartRollout(GoalChange):
     """
 
     endpoint: str
-    to: Annotated[str, Field(min_length=1)]
-    steps: Steps = DEFAULT_STEPS
-    hold_s: HoldS = DEFAULT_HOLD_S
-    abort_if: Rules = Field(default_factory=lambda: dict(DEFAULT_RULES))
-    alpha: Alpha = DEFAULT_ALPHA
-    min_samples: MinSamples = DEFAULT_MIN_SAMPLES
-    ready_timeout_s: ReadyTimeoutS = DEFAULT_READY_TIMEOUT_S
+    to: Annotated[str, Field(min_length=1)] = Field(
+        description="The backend that is to get the traffic."
+    )
+    steps: Steps = Field(default=DEFAULT_STEPS, description="Its shares.")
+    hold_s: HoldS = Field(
+        default=DEFAULT_HOLD_S, description="Seconds that a step stands at least."
+    )
+    abort_if: Rules = Field(
+        default_factory=lambda: dict(DEFAULT_RULES),
+        description="error_rate, error_rate_increase, p95_latency_s, p95_latency_ratio or "
+        "difference_rate; more than once for several "
+        "[error_rate_increase=0.005 p95_latency_ratio=1.5].",
+    )
+    alpha: Alpha = Field(default=DEFAULT_ALPHA, description="Chance of going back without cause.")
+    min_samples: MinSamples = Field(
+        default=DEFAULT_MIN_SAMPLES, description="Queries that a step needs."
+    )
+    ready_timeout_s: ReadyTimeoutS = Field(
+        default=DEFAULT_READY_TIMEOUT_S, description="Seconds without a replica."
+    )
 
 
 class AbortRollout(EndpointChange):

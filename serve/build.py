@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 from greenroom.core.config import ActorOptions, LoggingConfig, RuntimeEnv
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.operations import ApplicationSpec, DeploymentSpec
+from greenroom.serve.admin.checks import check_answers_http
 from greenroom.serve.code.modules import Modules
 from greenroom.serve.code.packing import Code, pack_code, packed
 from greenroom.serve.code.runtime_env import PackedEnv, pack_env
@@ -24,52 +25,20 @@ _CONTAINERS = (list, tuple, set, frozenset)
 _CODE = (type, ModuleType, FunctionType, MethodType)  # travels as it is
 
 
-class BuiltApplication(NamedTuple):
-    """An application's deployments: each before those that hold it, the ingress last."""
-
-    name: str
-    ingress: str
-    deployments: tuple[DeploymentSpec, ...]
-    needs: tuple[DeploymentHandle, ...] = ()  # handles of what must be there already
-    folders: Mapping[str, bytes] = MappingProxyType({})  # zips of its runtime_envs, by digest
-
-    def served_at(self, route_prefix: str | None) -> ApplicationSpec:
-        """Return what the controller is asked for."""
-        return ApplicationSpec(
-            name=self.name,
-            ingress=self.ingress,
-            route_prefix=route_prefix,
-            deployments=self.deployments,
-        )
-
-    def alone_at(self, route_prefix: str | None) -> Built:
-        """Return it as all that is to be deployed."""
-        needs = tuple((handle.app_name, handle.deployment_name) for handle in self.needs)
-        return Built((self.served_at(route_prefix),), self.folders, needs)
-
-    def logging_as(self, config: LoggingConfig | None) -> BuiltApplication:
-        """Return a copy whose deployments log as ``config`` says, but for those that say how."""
-        if config is None:
-            return self
-        return self._with_each(
-            lambda spec: (
-                {}
-                if spec.config.logging_config is not None
-                else {"config": spec.config.model_copy(update={"logging_config": config})}
-            )
-        )
-
-    def _with_each(self, changes: Callable[[DeploymentSpec], dict[str, Any]]) -> BuiltApplication:
-        specs = (spec.model_copy(update=changes(spec)) for spec in self.deployments)
-        return self._replace(deployments=tuple(specs))
-
-
 class Built(NamedTuple):
-    """Applications as the controller takes them, in one change."""
+    """Applications as the controller takes them, in one change.
+
+    Of each the deployments: each before those that hold it, the ingress last.
+    """
 
     applications: tuple[ApplicationSpec, ...]
-    folders: Mapping[str, bytes]  # zips by their sha256
+    folders: Mapping[str, bytes]  # zips of their runtime_envs, by sha256
     needs: tuple[tuple[str | None, str], ...]  # handles of other applications' deployments
+
+    @property
+    def deployments(self) -> tuple[DeploymentSpec, ...]:
+        """The deployments of all."""
+        return tuple(spec for each in self.applications for spec in each.deployments)
 
     @classmethod
     def of_all(cls, parts: Iterable[Built]) -> Built:
@@ -92,30 +61,37 @@ Options = Mapping[str, Mapping[str, Any]]
 def build(
     application: Application,
     name: str,
+    route_prefix: str | None = None,
+    *,
     runtime_env: RuntimeEnv | None = None,
     options: Options = MappingProxyType({}),
-) -> BuiltApplication:
+    logging_config: LoggingConfig | None = None,
+) -> Built:
     """Pickle every deployment that ``application`` is made of, each once.
 
-    ``runtime_env`` is what deployments have where they give nothing else; ``options`` go before
-    those of the code. A second deployment of a name that is taken gets a suffix: ``Model_1``.
-    Raises InvalidRequestError, naming the deployment, where something cannot be pickled, where
-    deployments are bound to each other in a circle, and where a handle is of none of them that
-    should be.
+    ``runtime_env`` and ``logging_config`` are what deployments have where they give nothing else;
+    ``options`` go before those of the code. A second deployment of a name that is taken gets a
+    suffix: ``Model_1``. Raises InvalidRequestError, naming the deployment, where something cannot
+    be pickled, where deployments are bound to each other in a circle, where a handle is of none of
+    them that should be, and where there is a route and HTTP requests could call nothing there.
     """
     if not isinstance(application, Application):
         raise InvalidRequestError(not_an_application(application))
     if problem := name_problem("name", name):
         raise InvalidRequestError(problem)
-    builder = _Builder(name, runtime_env, options)
-    ingress = builder.add(application)
-    return BuiltApplication(
-        name,
-        ingress.deployment_name,
-        builder.deployments(),
-        tuple(builder.foreign_handles()),
-        builder.folders,
+    builder = _Builder(name, runtime_env, options, logging_config)
+    ingress = builder.add(application).deployment_name
+    deployments = builder.deployments()
+    if route_prefix is not None:
+        check_answers_http(
+            f"deployment {ingress!r}",
+            application.deployment.func_or_class,
+            deployments[-1].config.http_call_methods,
+        )
+    spec = ApplicationSpec(
+        name=name, ingress=ingress, route_prefix=route_prefix, deployments=deployments
     )
+    return Built((spec,), builder.folders, tuple(builder.needs()))
 
 
 def not_an_application(value: Any) -> str:
@@ -130,7 +106,11 @@ def not_an_application(value: Any) -> str:
 
 class _Builder:
     def __init__(
-        self, application_name: str, runtime_env: RuntimeEnv | None, options: Options
+        self,
+        application_name: str,
+        runtime_env: RuntimeEnv | None,
+        options: Options,
+        logging_config: LoggingConfig | None,
     ) -> None:
         self.specs: list[DeploymentSpec] = []
         self.codes: list[Code] = []  # of each
@@ -138,6 +118,7 @@ class _Builder:
         self._application_name = application_name
         self._runtime_env = runtime_env
         self._options = options
+        self._logging_config = logging_config
         self._packed: dict[str, PackedEnv] = {}  # by the environment as JSON
         self._handles: dict[int, DeploymentHandle] = {}  # by id of the Application
         self._path: list[Any] = []  # Applications and containers, from the ingress to here
@@ -159,6 +140,8 @@ class _Builder:
         self._path.pop()
         name = self._free_name(deployment.name)
         deployment = deployment.options(**self._options.get(name, {}))
+        if deployment.config.logging_config is None:
+            deployment = deployment.options(logging_config=self._logging_config)
         what = f"deployment {name!r}"
         env = self._packed_env(deployment.actor_options)
         target, version = deployment.func_or_class, deployment.version
@@ -246,12 +229,12 @@ class _Builder:
             "the other with serve.get_deployment_handle, when it first calls it"
         )
 
-    def foreign_handles(self) -> Iterator[DeploymentHandle]:
-        """Return the handles in arguments that are of no deployment of this application."""
+    def needs(self) -> Iterator[tuple[str | None, str]]:
+        """Return what handles in arguments are of, that is no deployment of this application."""
         names = {spec.name for spec in self.specs}
         for owner, handle in self._given:
             if handle.app_name != self._application_name:
-                yield handle
+                yield handle.app_name, handle.deployment_name
             elif handle.deployment_name not in names:
                 raise InvalidRequestError(
                     f"bad argument of deployment {owner!r}: {handle!r}, but the application has no "

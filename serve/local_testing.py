@@ -39,7 +39,7 @@ from greenroom.actors.replica.user_code import Failure, UserCode
 from greenroom.actors.runtime.processes import this_process
 from greenroom.core.errors import DeployFailedError, UnknownNameError
 from greenroom.core.operations import DeploymentSpec
-from greenroom.serve.build import BuiltApplication, build
+from greenroom.serve.build import Built, build
 from greenroom.serve.deployments import Application
 from greenroom.serve.handle import DeploymentHandle
 
@@ -84,11 +84,12 @@ class LocalClient(QueryClient):
         with self._lock:
             self._deployments[endpoint] = _Local(user_code, _as(context))
 
-    def check(self, built: BuiltApplication) -> None:
+    def check(self, built: Built) -> None:
         """Raise UnknownNameError unless there is all that the application has handles of."""
-        for handle in built.needs:
-            if handle.endpoint not in self._deployments:
-                raise UnknownNameError(f"no deployment {handle.endpoint!r} runs in this process")
+        for application, deployment in built.needs:
+            endpoint = DeploymentHandle(deployment, application).endpoint
+            if endpoint not in self._deployments:
+                raise UnknownNameError(f"no deployment {endpoint!r} runs in this process")
 
     def remove_all(self, application: str) -> None:
         """Close an application's deployments; those that call others first."""
@@ -210,8 +211,8 @@ def run(target: Application, name: str) -> DeploymentHandle:
     except BaseException:
         client.remove_all(name)
         raise
-    client.ingresses[name] = built.ingress
-    return DeploymentHandle(built.ingress, name, client=client)
+    client.ingresses[name] = built.applications[0].ingress
+    return DeploymentHandle(client.ingresses[name], name, client=client)
 
 
 def ingress_of(application: str) -> str | None:

@@ -2,8 +2,8 @@
 
 GET answers in the shape of Ray's ``ServeInstanceDetails``, with what there is of it here. PUT takes
 a ``ServeDeploySchema``, as JSON or YAML: what is in it is deployed, other applications are deleted,
-in one change. The query has the flags of ``greenroom deploy``: see :class:`PutQuery`. A process of
-its own (:mod:`.applying`) does that, since it imports what the document names.
+in one change. The query has the flags of ``greenroom deploy``, DeployFlags. A process of its
+own (:mod:`.applying`) does that, since it imports what the document names.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import falcon
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.errors import GreenroomError, InvalidRequestError, error_from
-from greenroom.core.operations import DeployApplications, GetStatus
-from greenroom.core.records import TokenRecord
+from greenroom.core.operations import DeployApplications, DeployFlags, GetStatus
 from greenroom.core.validation import problems_in
 from greenroom.http_front.admin.access import Controller
 from greenroom.http_front.admin.answers import asked, body_of, write
@@ -39,45 +38,6 @@ _KINDS = {
     b"text/yaml": "yaml",
 }
 _PROXY_STATES = {"LOST": "UNHEALTHY", "RUNNING": "HEALTHY"}
-
-
-class PutQuery(BaseModel):
-    """How to deploy a document: the flags of ``greenroom deploy``."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    plan: bool = Field(default=False, description="Answer what would change, and change nothing.")
-    keep_others: bool = Field(
-        default=False, description="Keep applications of earlier documents that are not in this."
-    )
-    prune: bool = Field(
-        default=False, description="Delete also what scripts and commands have deployed."
-    )
-    if_version: int | None = Field(
-        default=None, description="Refuse it unless this is the id of the last change."
-    )
-    canary: str | None = Field(
-        default=None, description="The first share of the traffic, or all of them: `0.05,0.5,1`."
-    )
-    compare: str | None = Field(
-        default=None, description="With `canary`: how to compare answers, such as `json`."
-    )
-    tolerance: float | None = Field(
-        default=None, description="With `compare`: relative difference of equal numbers in JSON."
-    )
-    ignore: str | None = Field(
-        default=None, description="With `compare`: what of JSON is not compared: `/id,/items/*/at`."
-    )
-    abort_if: str | None = Field(
-        default=None,
-        description="With `canary`: when to go back: `difference_rate=0.01,error_rate=0.02`.",
-    )
-    hold_s: float | None = Field(
-        default=None, description="With `canary`: seconds that a step stands at least."
-    )
-    min_samples: int | None = Field(
-        default=None, description="With `canary`: queries that a step needs."
-    )
 
 
 class ApplicationsResource:
@@ -99,15 +59,15 @@ class ApplicationsResource:
         request = asked(req)
         holder = await self._controller.holder(request.head, "deployer")
         try:
-            query = PutQuery.model_validate_strings(request.fields())
+            flags = DeployFlags.model_validate_strings(request.fields())
         except ValidationError as error:
             raise InvalidRequestError(f"query: {'; '.join(problems_in(error))}") from None
         text, kind = _document(
             await body_of(request, DOCUMENT_BYTES), request.head.get(b"content-type", b"")
         )
-        asked_for = {**query.model_dump(), "text": text, "kind": kind, "user": _user(holder)}
+        given = {"text": text, "kind": kind, "user": f"token {holder.name}"}
         async with self._applying:
-            answer = await applied(asked_for)
+            answer = await applied({**given, "flags": flags.model_dump(exclude_unset=True)})
         write(resp, answer, is_accepted=bool(answer.get("goals")))
 
     async def on_delete(self, req: Any, resp: Any) -> None:
@@ -115,10 +75,6 @@ class ApplicationsResource:
         holder = await self._controller.holder(asked(req).head, "deployer")
         answer = await self._controller.request(DeployApplications(applications=()), holder.name)
         write(resp, answer, is_accepted=bool(answer["goals"]))
-
-
-def _user(holder: TokenRecord) -> str:
-    return f"token {holder.name}"
 
 
 def _document(body: bytes, content_type: bytes) -> tuple[str, str]:

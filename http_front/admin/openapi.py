@@ -6,8 +6,7 @@ import inspect
 from importlib.metadata import version
 from typing import Any
 
-from greenroom.core.operations import OPERATIONS, Operation
-from greenroom.http_front.admin.applications import PutQuery
+from greenroom.core.operations import OPERATIONS, DeployFlags, Operation
 
 _REF = "#/components/schemas/{model}"
 _PLAIN = ("string", "integer", "number", "boolean", "null")
@@ -122,7 +121,7 @@ def _documents() -> dict[str, Any]:
     for method, summary in summaries.items():
         read = _read(f"{method}_applications", summary, {})["get"]
         path[method] = {**read, "tags": ["viewer" if method == "get" else "deployer"]}
-    fields = PutQuery.model_json_schema()["properties"]
+    fields = DeployFlags.model_json_schema()["properties"]
     put = path["put"]
     put["parameters"] = [
         {"name": name, "in": "query", "description": of.pop("description"), "schema": of}

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from greenroom.core import operations as ops
 from greenroom.core.backoff import pause_s
 from greenroom.core.config import LoggingConfig, RuntimeEnv
 from greenroom.core.errors import InvalidRequestError, UnknownNameError
-from greenroom.serve.admin.checks import check_answers_http
 from greenroom.serve.admin.session import has_reached, raising_users_own, wait_for_goal
-from greenroom.serve.build import Built, BuiltApplication, Options, build
+from greenroom.serve.build import Built, build
 from greenroom.serve.deployments import Application, name_problem
 from greenroom.serve.handle import DeploymentHandle
 
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
     from greenroom.actors.runtime.connection import Connection
 
 FIRST_LOOK_S, LOOK_EVERY_S = 1.0, 3.0
+_DEFAULT_FLAGS = ops.DeployFlags()
 
 
 def check_target(name: str, route_prefix: str | None) -> None:
@@ -48,84 +47,48 @@ def deploy(
     for, when that is another thing than before. ``runtime_env`` is what deployments have where they
     give nothing else.
     """
-    built = build_in(runtime_env, application, name, route_prefix).logging_as(logging_config)
-    answer = apply(connection, built.alone_at(route_prefix), keep_others=True)
-    goal = answer["goals"].get(name)
+    built = build(
+        application, name, route_prefix, runtime_env=runtime_env, logging_config=logging_config
+    )
+    goal = apply(connection, built)["goals"].get(name)
     with raising_users_own():
         wait(connection, goal, name, on_wait)
-    return DeploymentHandle(built.ingress, name, client=connection.queries)
+    return DeploymentHandle(built.applications[0].ingress, name, client=connection.queries)
 
 
 def apply(
     connection: Connection,
     built: Built,
+    flags: ops.DeployFlags = _DEFAULT_FLAGS,
     *,
-    keep_others: bool = False,
     from_file: bool = False,
-    prune: bool = False,
-    if_version: int | None = None,
-    canary: ops.Canary | None = None,
 ) -> dict[str, Any]:
-    """Make the applications be these, in one change, as ``DeployApplications`` says.
+    """Make the applications be these, in one change, or answer what that would change.
 
-    Returns at once, with the goals to wait for. With ``canary`` new versions of applications that
-    run take over step by step. ConflictError where ``if_version`` is not the
-    version that :func:`plan` or the status has told.
+    Those that are not ``from_file`` are deployed beside all others. Returns at once, with the goals
+    to wait for or with the plan: see DeployApplications and PlanApplications. ConflictError where
+    the version is not the one of the flags.
     """
     check_there(connection, built.needs)
-    operation = ops.DeployApplications(
-        applications=built.applications,
-        keep_others=keep_others,
-        from_file=from_file,
-        prune=prune,
-        if_version=if_version,
-        canary=canary,
-        folders=missing_of(connection, built.folders),
-    )
+    which: dict[str, Any] = {
+        "applications": built.applications,
+        "keep_others": flags.keep_others or not from_file,
+        "from_file": from_file,
+        "prune": flags.prune,
+    }
+    operation: ops.Operation
+    if flags.plan:
+        operation = ops.PlanApplications(**which)
+    else:
+        folders = missing_of(connection, built.folders)
+        how: dict[str, Any] = {
+            "if_version": flags.if_version,
+            "canary": flags.rollout,
+            "folders": folders,
+        }
+        operation = ops.DeployApplications(**which, **how)
     answer: dict[str, Any] = connection.request(operation)
     return answer
-
-
-def plan(
-    connection: Connection,
-    built: Built,
-    *,
-    keep_others: bool = False,
-    from_file: bool = False,
-    prune: bool = False,
-) -> dict[str, Any]:
-    """Answer {"version": ..., "changes": [...]}: what :func:`apply` would change."""
-    check_there(connection, built.needs)
-    operation = ops.PlanApplications(
-        applications=built.applications,
-        keep_others=keep_others,
-        from_file=from_file,
-        prune=prune,
-    )
-    answer: dict[str, Any] = connection.request(operation)
-    return answer
-
-
-def build_in(
-    runtime_env: RuntimeEnv | None,
-    application: Application,
-    name: str,
-    route_prefix: str | None,
-    options: Options = MappingProxyType({}),
-) -> BuiltApplication:
-    """Build an application, and pack the folders of its runtime_envs.
-
-    ``options`` are as :func:`build` takes them. InvalidRequestError where there is a route, and
-    HTTP requests could call nothing there.
-    """
-    built = build(application, name, runtime_env, options)
-    if route_prefix is not None:
-        check_answers_http(
-            f"deployment {built.ingress!r}",
-            application.deployment.func_or_class,
-            built.deployments[-1].config.http_call_methods,
-        )
-    return built
 
 
 def missing_of(connection: Connection, folders: Mapping[str, bytes]) -> tuple[bytes, ...]:

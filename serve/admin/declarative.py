@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from greenroom.core import operations as ops
-from greenroom.core.config import RuntimeEnv
+from greenroom.core.config import LoggingConfig, RuntimeEnv
 from greenroom.core.errors import GreenroomError, InvalidRequestError
-from greenroom.serve.admin import applications
-from greenroom.serve.build import Built, BuiltApplication
+from greenroom.serve.build import Built, build
 from greenroom.serve.code.importing import (
     DEFAULT_ATTRIBUTE,
     forget_modules,
@@ -52,13 +51,11 @@ def build_document(document: ServeDeploySchema, app_dir: Path, base: Path) -> Bu
             forget_modules(last_dir)  # modules of two folders may have one name
         last_dir = import_dir
         try:
-            built = _build(schema, ("applications", number), import_dir, env, base)
+            log = schema.logging_config or document.logging_config
+            found.append(_build(schema, ("applications", number), import_dir, env, log, base))
         except InvalidDocumentError as error:
             problems += error.problems
             cause = cause or error.__cause__
-            continue
-        built = built.logging_as(schema.logging_config).logging_as(document.logging_config)
-        found.append(built.alone_at(schema.route_prefix))
     if problems:
         raise InvalidDocumentError(problems) from cause
     return Built.of_all(found)
@@ -69,13 +66,19 @@ def _build(
     place: Place,
     import_dir: Path,
     runtime_env: RuntimeEnv | None,
+    logging_config: LoggingConfig | None,
     base: Path,
-) -> BuiltApplication:
+) -> Built:
     options = {each.name: _options(each, base) for each in schema.deployments}
     try:
         application = load_application(schema.import_path, import_dir, schema.args)
-        built = applications.build_in(
-            runtime_env, application, schema.name, schema.route_prefix, options
+        built = build(
+            application,
+            schema.name,
+            schema.route_prefix,
+            runtime_env=runtime_env,
+            options=options,
+            logging_config=logging_config,
         )
     except GreenroomError as error:
         raise InvalidDocumentError([((*place, "import_path"), str(error))]) from error
@@ -147,7 +150,7 @@ def described(targets: Sequence[Target], app_dir: Path) -> dict[str, Any]:
         taken = [each["name"] for each in described]
         name = module if module not in taken else f"{module}-{len(taken) + 1}"
         name, route = (name, f"/{name}") if len(targets) > 1 else ("default", "/")
-        built = applications.build_in(None, application, name, route)
+        built = build(application, name, route)
         parts = [_described_deployment(spec) for spec in built.deployments]
         arguments = {"args": dict(target.arguments)} if target.arguments else {}
         described.append(

@@ -1,4 +1,4 @@
-"""``greenroom deploy``, ``run`` and ``build``: from modules and files to the controller."""
+"""The commands that deploy, from modules and files to the controller, and that write files."""
 
 from __future__ import annotations
 
@@ -10,26 +10,34 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
+from pydantic import ValidationError
 
 from greenroom.actors.host import launcher as system
 from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings, grpc_names, unlike
-from greenroom.core.comparing.comparing import check_compare
 from greenroom.core.config import GrpcOptions, HTTPOptions, RuntimeEnv
 from greenroom.core.errors import GreenroomError, InvalidRequestError
-from greenroom.core.operations import DEFAULT_STEPS, Canary
-from greenroom.core.validation import validated
+from greenroom.core.operations import DeployFlags
+from greenroom.core.validation import problems_in
 from greenroom.serve.admin import applications, declarative
-from greenroom.serve.build import Built
+from greenroom.serve.build import Built, build as built_of
 from greenroom.serve.cli import commands, config_file
 from greenroom.serve.cli.display import Progress, front_url
+from greenroom.serve.cli.flags import (
+    ANYWHERE,
+    EXIT_CHANGES,
+    PATH,
+    application,
+    command,
+    fields_of,
+    usage,
+)
 from greenroom.serve.cli.logs import Logs
-from greenroom.serve.cli.starting import Starting, interrupt_on_terminate, usage
+from greenroom.serve.cli.starting import Starting, interrupt_on_terminate
 from greenroom.serve.code import importing
 from greenroom.serve.deployments import Application
 from greenroom.serve.schema import ServeDeploySchema, read_document
@@ -72,9 +80,11 @@ class Source:
 
     def build(self) -> Built:
         """Import and build it, as the only application of a document."""
-        name, route = self.name, self.route_prefix
-        built = applications.build_in(self.runtime_env, self.load(), name, route)
-        return built.alone_at(route)
+        application = self.load()
+        return built_of(application, self.name, self.route_prefix, runtime_env=self.runtime_env)
+
+    def __str__(self) -> str:
+        return repr(self.name)
 
     def options_over(self, settings: HostSettings) -> HostSettings:
         """Return the settings of a system that is started for it."""
@@ -113,58 +123,69 @@ class FileSource:
         """Return the settings of a system that is started for it: with the file's options."""
         return _with_options(settings, self.document)[0]
 
+    def __str__(self) -> str:
+        return str(self.path)
+
 
 def is_file(target: str) -> bool:
     """Return whether what is to be deployed is a configuration file."""
     return target.endswith(config_file.SUFFIXES)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeployFlags:
-    """How ``greenroom deploy`` is to go about it."""
-
-    plan: bool = False
-    keep_others: bool = False
-    from_file: bool = True
-    prune: bool = False
-    if_version: int | None = None
-    timeout_s: float | None = None
-    canary: Canary | None = None
-
-
-def read_canary(
-    shares: str,
-    compare: str | None,
-    tolerance: float | None,
-    ignore: Sequence[str],
-    abort_if: Sequence[str],
-    **numbers: Any,
-) -> Canary:
-    """Read the flags of a canary: the first share, or all of them with commas between."""
-    how: Any = compare
-    if tolerance is not None or ignore:  # which only answers in JSON have
-        kept = {"relative_tolerance": tolerance or 0.0, "ignore": tuple(ignore)}
-        how = check_compare({"how": compare or "json", **kept})
-    steps = commands.read_shares("--canary", shares)
-    if len(steps) == 1:
-        steps += [step for step in DEFAULT_STEPS if step > steps[0]]
-    rules = {"abort_if": dict(map(commands.read_rule, abort_if))} if abort_if else {}
-    given = {name: value for name, value in numbers.items() if value is not None}
-    return validated(Canary, {"steps": steps, "compare": how, **rules, **given})
+def _source(ctx: click.Context, named: Mapping[str, Any]) -> Source | FileSource:
+    """Return what a command deploys; UsageError for flags that a configuration file says itself."""
+    if not is_file(named["target"]):
+        return Source(**named)
+    for name in ("name", "route_prefix", "working_dir", "arguments"):
+        given = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if given and named[name]:
+            what = "KEY=VALUE" if name == "arguments" else f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{what}: a configuration file says that itself")
+    return FileSource(Path(named["target"]), Path(named["app_dir"] or "."))
 
 
-def deploy(settings: HostSettings, source: Source, flags: DeployFlags) -> bool:
-    """Bring up an application beside the others, as :func:`deploy_file` does those of a file."""
-    flags = replace(flags, keep_others=True, from_file=False)
-    return _deploy(settings, repr(source.name), source.build(), flags)
+@command(*ANYWHERE)
+@application
+@fields_of(DeployFlags)
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds to wait [none].")
+@click.pass_context
+def deploy(
+    ctx: click.Context,
+    /,
+    named: dict[str, Any],
+    fields: dict[str, Any],
+    timeout: float | None,
+    settings: HostSettings,
+) -> None:
+    """Deploy an application, or all that a FILE names, on a system that runs.
 
-
-def deploy_file(settings: HostSettings, path: Path, app_dir: Path, flags: DeployFlags) -> bool:
-    """Make the applications those of a file; return whether a plan has found changes."""
-    source = FileSource(path, app_dir)
+    FILE is YAML or JSON with Ray Serve's schema. What earlier files have deployed and this one does
+    not name is deleted; what scripts and other commands deployed stays. With --plan, the exit code
+    is 3 if anything would change.
+    """
+    try:
+        flags = DeployFlags(**fields)
+    except ValidationError as error:
+        raise click.UsageError("; ".join(problems_in(error))) from None
+    source = _source(ctx, named)
     built = source.build()
-    _tell_options(settings, source.document)
-    return _deploy(settings, str(path), built, flags)
+    is_from_file = isinstance(source, FileSource)
+    if isinstance(source, FileSource):
+        _tell_options(settings, source.document)
+    with commands.connected(settings) as connection:
+        answer = applications.apply(connection, built, flags, from_file=is_from_file)
+        if flags.plan:
+            changes, version = answer["changes"], answer["version"]
+            commands.print_lines(commands.lines_of(changes))
+            told = "; nothing was changed yet" if changes else " would change nothing"
+            click.echo(f"deploying {source}{told} (version {version})")
+            if changes:
+                sys.exit(EXIT_CHANGES)
+            return
+        is_canary = flags.canary is not None
+        _wait_for_all(connection, built, answer["goals"], timeout, is_canary=is_canary)
+    if not answer["changed"]:
+        click.echo(f"no change (version {answer['version']})")
 
 
 def _tell_options(settings: HostSettings, document: ServeDeploySchema) -> None:
@@ -206,33 +227,6 @@ def _with_options(
 
 def _given(options: HTTPOptions) -> dict[str, Any]:
     return {name: getattr(options, name) for name in options.model_fields_set}
-
-
-def _deploy(settings: HostSettings, what: str, built: Built, flags: DeployFlags) -> bool:
-    others = {
-        "keep_others": flags.keep_others,
-        "from_file": flags.from_file,
-        "prune": flags.prune,
-    }
-    with commands.connected(settings) as connection:
-        if flags.plan:
-            planned = applications.plan(connection, built, **others)
-            commands.print_lines(commands.lines_of(planned["changes"]))
-            told = "; nothing was changed yet" if planned["changes"] else " would change nothing"
-            click.echo(f"deploying {what}{told} (version {planned['version']})")
-            return bool(planned["changes"])
-        answer = applications.apply(
-            connection,
-            built,
-            if_version=flags.if_version,
-            canary=flags.canary,
-            **others,
-        )
-        is_canary = flags.canary is not None
-        _wait_for_all(connection, built, answer["goals"], flags.timeout_s, is_canary=is_canary)
-        if not answer["changed"]:
-            click.echo(f"no change (version {answer['version']})")
-    return False
 
 
 def _wait_for_all(
@@ -281,7 +275,7 @@ def _where(url: str, route_prefix: str | None) -> str:
 
 def bring_up(connection: Connection, built: Built) -> None:
     """Deploy applications beside the others, and say where they are."""
-    goals = applications.apply(connection, built, keep_others=True)["goals"]
+    goals = applications.apply(connection, built)["goals"]
     all_goals = {spec.name: goals.get(spec.name) for spec in built.applications}
     _wait_for_all(connection, built, all_goals, None)
 
@@ -289,18 +283,29 @@ def bring_up(connection: Connection, built: Built) -> None:
 # --- Running: deploy, follow the logs, and undo it at the end -------------------------------------
 
 
+@command(leaves_out=("log_format",))
+@click.pass_obj
+@application
+@click.option("--reload", is_flag=True, help="Deploy again when a .py file under DIR changes.")
+@click.option("--non-blocking", is_flag=True, help="Deploy and leave it running.")
+@click.pass_context
 def run(
-    settings: HostSettings,
-    source: Source | FileSource,
-    *,
+    ctx: click.Context,
+    /,
+    given: Collection[str],
+    named: dict[str, Any],
     reload: bool,
     non_blocking: bool,
-    given: Collection[str] = (),
+    settings: HostSettings,
 ) -> None:
-    """Deploy applications and follow their logs until Ctrl-C; undo then what this has started.
+    """Run an application, or all of a FILE: start what is missing, deploy, follow the logs.
 
-    ``given`` are the settings of the system that were asked for.
+    MODULE:ATTRIBUTE names what Deployment.bind() returned, or a function that returns it and gets
+    the KEY=VALUE arguments; ATTRIBUTE is "app" if not given. Ctrl-C undoes what this has started.
     """
+    if reload and non_blocking:
+        raise click.UsageError("--reload watches until Ctrl-C, so it excludes --non-blocking")
+    source = _source(ctx, named)
     interrupt_on_terminate()
     with contextlib.ExitStack() as undo:
         starting = Starting(source.options_over(settings))
@@ -424,8 +429,14 @@ class Watcher:
 # --- Writing configuration files ------------------------------------------------------------------
 
 
-def build(words: Sequence[str], app_dir: Path, output: Path | None) -> None:
-    """Write a configuration file of applications: import paths, each with its KEY=VALUE words."""
+@click.command()
+@click.argument("words", metavar="MODULE[:ATTRIBUTE] [KEY=VALUE]...", nargs=-1, required=True)
+@click.option(
+    "--output", "-o", type=PATH, metavar="FILE", help="Where to write it [standard output]."
+)
+@click.option("--app-dir", type=PATH, default=".", metavar="DIR", help="Where to import from [.].")
+def build(words: tuple[str, ...], output: Path | None, app_dir: Path) -> None:
+    """Write a configuration file of applications, for greenroom deploy FILE."""
     with usage():
         targets = declarative.read_targets(words)
         if output is not None and output.exists():
@@ -444,6 +455,7 @@ def build(words: Sequence[str], app_dir: Path, output: Path | None) -> None:
     click.echo(f"wrote {output}; deploy it with: greenroom deploy {output}")
 
 
+@click.command()
 def schema() -> None:
-    """Print the JSON schema of configuration files."""
+    """Print the JSON schema of configuration files, for editors."""
     click.echo(json.dumps(ServeDeploySchema.model_json_schema(), indent=2))

@@ -11,9 +11,8 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import click
 
@@ -21,28 +20,14 @@ from greenroom.actors.host import launcher as system
 from greenroom.actors.host.records import records_of
 from greenroom.actors.runtime import tracing
 from greenroom.actors.runtime.liveness import SilenceWatch
-from greenroom.actors.runtime.settings import HostSettings, differences, read_settings
-from greenroom.core.errors import GreenroomError, InvalidRequestError
+from greenroom.actors.runtime.settings import HostSettings, differences
+from greenroom.core.errors import GreenroomError
 from greenroom.core.silence import TICK_S
 from greenroom.serve.cli.display import Progress
+from greenroom.serve.cli.flags import HERE, command
 from greenroom.serve.cli.logs import Event, event, show_events
 
 STOP_MARGIN_S = 5.0  # for what this command does besides
-
-
-def settings_from(flags: dict[str, Any]) -> HostSettings:
-    """Read flags and environment; a bad value is the user's error, so exit code 2."""
-    with usage():
-        return read_settings(**flags)
-
-
-@contextlib.contextmanager
-def usage() -> Iterator[None]:
-    """Turn an InvalidRequestError into an error of usage."""
-    try:
-        yield
-    except InvalidRequestError as error:
-        raise click.UsageError(str(error)) from error
 
 
 def interrupt_on_terminate() -> None:
@@ -82,11 +67,13 @@ class Starting:
                     system.stop(self._settings)
 
 
-def start(settings: HostSettings, *, block: bool, given: Collection[str] = ()) -> None:
-    """Start this host's system; with ``block``, stay until Ctrl-C and stop it then.
+@command(leaves_out=("address",))
+@click.option("--block", is_flag=True, help="Stay until Ctrl-C, and print what happens.")
+@click.pass_obj
+def start(given: Collection[str], block: bool, settings: HostSettings) -> None:
+    """Start this host's system, unless it runs.
 
-    ``given`` are the settings that it was asked for with. GreenroomError where one that runs
-    already has others.
+    One that runs already with other settings than those asked for is an error.
     """
     notify = notifier()
     if not block:
@@ -132,8 +119,9 @@ def check_same(settings: HostSettings, given: Collection[str]) -> None:
         )
 
 
+@command(*HERE)
 def stop(settings: HostSettings) -> None:
-    """Drain and stop this host's system."""
+    """Drain and stop this host's system; "start" resumes it."""
     with Progress("stopping"):
         told = _stop(settings)
     click.echo(told)

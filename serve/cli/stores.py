@@ -13,17 +13,22 @@ from greenroom.core.errors import GreenroomError
 from greenroom.persistence.backup import copy_store, restore_backup, write_backup
 from greenroom.persistence.kv import StoreError, StoreLocation
 from greenroom.persistence.locations import is_database, location_at
+from greenroom.serve.cli.flags import EXISTING, HERE, command
 
 
-def backup(settings: HostSettings, file: Path) -> None:
-    """Write the state to a new file."""
+@command(*HERE, "store")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def backup(file: Path, settings: HostSettings) -> None:
+    """Write the cluster's state to a new FILE, also while it runs."""
     location = _location(settings)
     count = _done(lambda: write_backup(location, file))
     click.echo(f"wrote {count} values of {location} to {file}, which is as secret as your code")
 
 
-def restore(settings: HostSettings, file: Path) -> None:
-    """Put the state of a file into the store of this host's system, which must not run."""
+@command(*HERE, "store")
+@click.argument("file", type=EXISTING)
+def restore(file: Path, settings: HostSettings) -> None:
+    """Put the state of FILE into an empty store; then start the hosts."""
     if system.is_running(settings):
         raise GreenroomError("this host's system runs: stop all hosts with `greenroom stop` first")
     location = _location(settings)
@@ -31,8 +36,20 @@ def restore(settings: HostSettings, file: Path) -> None:
     click.echo(f"restored {count} values to {location}; `greenroom start` goes on from there")
 
 
+@click.group()
+def store() -> None:
+    """Move a cluster's state between stores."""
+
+
+@store.command()
+@click.argument("source")
+@click.argument("target")
 def copy(source: str, target: str) -> None:
-    """Copy the state from one store to another."""
+    """Copy a cluster's state from SOURCE to TARGET, which must be empty.
+
+    Each is a state dir, or postgresql://USER@HOST/DATABASE. Stop all hosts first: what changes
+    later is not copied.
+    """
     one, other = _named(source), _named(target)
     count = _done(lambda: copy_store(one, other))
     click.echo(f"copied {count} values from {one} to {other}")

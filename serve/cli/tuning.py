@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -27,11 +28,10 @@ from greenroom.serve.admin.client import Client
 from greenroom.serve.cli import config_file
 from greenroom.serve.cli.commands import connected, print_lines
 from greenroom.serve.cli.deploying import Source, bring_up
-from greenroom.serve.cli.starting import interrupt_on_terminate, usage
+from greenroom.serve.cli.flags import EXIT_CHANGES, PATH, usage
+from greenroom.serve.cli.starting import interrupt_on_terminate
 from greenroom.serve.measuring import tuning
 from greenroom.serve.measuring.tuning import Objective, Setting, Trial, read_objective
-
-__all__ = ["TuneFlags", "read_objective", "tune"]
 
 SETTLE_TIMEOUT_S = 60.0
 SEARCH = 0.6  # of the time; the rest is for the finals
@@ -82,9 +82,32 @@ class TuneFlags:
         return tuning.steady(rate, tuning.request_bytes("GET", self.path))
 
 
-def tune(flags: TuneFlags) -> bool:
-    """Measure, print what was found, write the files; return whether the objective is met."""
+@click.command()
+@click.argument("target", metavar="MODULE[:ATTRIBUTE]")
+@click.option("--slo", required=True, metavar="pN=TIME", help="What is to be met: p99=200ms.")
+@click.option(
+    "--traffic",
+    required=True,
+    metavar="RATE|FILE",
+    help="Requests a second, or a recording of greenroom record.",
+)
+@click.option("--path", default="/", help="What requests at a rate ask for [/].")
+@click.option("--deployment", metavar="NAME", help="The one to be tuned [the ingress].")
+@click.option("--seconds", default=5.0, help="How long a trial is measured [5].")
+@click.option("--max-minutes", default=5.0, help="After which no trial begins [5].")
+@click.option("--max-replicas", type=click.IntRange(1), help="Of a trial [twice the CPUs].")
+@click.option("--app-dir", type=PATH, default=".", metavar="DIR", help="Where to import from [.].")
+@click.option(
+    "--output", "-o", type=PATH, default="tuned.yaml", metavar="FILE", help="[tuned.yaml]."
+)
+@click.option("--picture", type=PATH, default="tuned.svg", metavar="FILE", help="[tuned.svg].")
+def tune(slo: str, **given: Any) -> None:
+    """Find settings that meet an objective with the least CPU, by measuring on this host.
+
+    Exit code 3 when no setting has met it; the best found is written all the same.
+    """
     with usage():
+        flags = TuneFlags(objective=read_objective(slo), **given)
         flags.check()
     interrupt_on_terminate()
     source = Source(
@@ -135,7 +158,8 @@ def tune(flags: TuneFlags) -> bool:
     options = trials[0].setting.options(user_config)
     flags.output.write_text(_document(flags, deployment, options), encoding="utf-8")
     click.echo(f"wrote {flags.output} and {flags.picture}")
-    return trials[0].is_met
+    if not trials[0].is_met:
+        sys.exit(EXIT_CHANGES)
 
 
 @contextlib.contextmanager

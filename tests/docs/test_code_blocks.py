@@ -100,7 +100,7 @@ def commands(page: Path) -> Iterator[str]:
 def test_commands_and_flags_exist(page: Path) -> None:
     for line in commands(page):
         _, name, *words = shlex.split(line)
-        command = main.commands.get(name)
+        command = main.get_command(click.Context(main), name)
         if isinstance(command, click.Group):
             command = command.commands.get(words[0])
         assert command is not None, line

@@ -294,9 +294,8 @@ def test_an_import_that_takes_too_long_or_dies_is_told_and_ends_with_what_it_sta
     starts += f"open({str(pid)!r}, 'w').write(str(child.pid))\n"
     (tmp_path / "rude_shop.py").write_text(starts + source)
     application = {"import_path": "rude_shop:app", "runtime_env": {"working_dir": str(tmp_path)}}
-    query = applications.PutQuery().model_dump()
     text = json.dumps({"applications": [application]})
-    asked = {**query, "text": text, "kind": "json", "user": "token ci"}
+    asked = {"text": text, "kind": "json", "user": "token ci", "flags": {}}
     with pytest.raises(GreenroomError, match=told):
         asyncio.run(applications.applied(asked, timeout_s))
     wait_until(lambda: not alive(int(pid.read_text())), 10, "what it started has ended")

@@ -42,8 +42,9 @@ def names(built):
 
 def test_one_deployment_is_its_own_ingress():
     built = build(Leaf.options(version="v1", num_replicas=2).bind(), "a")
-    (spec,) = built.deployments
-    assert (built.name, built.ingress, spec.name, spec.version) == ("a", "Leaf", "Leaf", "v1")
+    (application,), (spec,) = built.applications, built.deployments
+    assert (application.name, application.ingress) == ("a", "Leaf")
+    assert (spec.name, spec.version) == ("Leaf", "v1")
     assert spec.config.num_replicas == 2
     assert spec.actor_options.num_cpus == 0
     assert len(spec.code_hash) == 64
@@ -169,7 +170,7 @@ def test_two_deployments_of_one_name_get_suffixes_as_in_ray_serve(caplog):
     assert "renamed 'Leaf_1'" in caplog.text
     built = build(Node.bind(Node.bind(Node.bind())), "a")
     assert names(built) == ["Node", "Node_1", "Node_2"]
-    assert built.ingress == "Node_2"
+    assert built.applications[0].ingress == "Node_2"
 
 
 def test_an_unbound_deployment_is_refused_wherever_it_is():
@@ -230,4 +231,4 @@ def test_a_handle_of_a_deployment_that_the_application_lacks_is_refused():
 
 def test_handles_of_other_applications_are_what_it_needs():
     given = (DeploymentHandle("Leaf", "b"), DeploymentHandle("plain", None))
-    assert build(Node.bind(list(given)), "a").needs == given
+    assert build(Node.bind(list(given)), "a").needs == (("b", "Leaf"), (None, "plain"))

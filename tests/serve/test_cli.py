@@ -142,7 +142,7 @@ def test_what_belongs_to_another_user_is_an_error_that_tells_so(invoke, monkeypa
     def refuse(*_):
         raise PermissionError(13, "Permission denied", str(theirs))
 
-    monkeypatch.setattr(starting, "stop", refuse)
+    monkeypatch.setattr(starting.system, "stop", refuse)
     refused = invoke("stop")
     assert refused.exit_code == 1
     assert f"{str(theirs)!r}; user {os.geteuid()} may not do that" in refused.output

@@ -221,7 +221,8 @@ def test_an_application_s_environment_is_that_of_deployments_that_give_none() ->
     )
     env = {"env_vars": {"B": "2"}}
     target = serve.deployment(ray_actor_options={"runtime_env": env})(plain).bind()
-    (spec,) = build(target, "app", RuntimeEnv(env_vars={"A": "1", "B": "1"})).deployments
+    default = RuntimeEnv(env_vars={"A": "1", "B": "1"})
+    (spec,) = build(target, "app", runtime_env=default).deployments
     assert spec.actor_options.runtime_env.env_vars == {"A": "1", "B": "2"}
 
 

@@ -155,7 +155,7 @@ def _serve(listening: socket.socket) -> bool:
 def _import_all() -> None:
     """Import what a host imports, and what commands do."""
     from greenroom.actors.host import process  # noqa: F401, PLC0415
-    from greenroom.serve.cli import commands, deploying, starting  # noqa: F401, PLC0415
+    from greenroom.serve.cli import commands, deploying, hosts, starting  # noqa: F401, PLC0415
 
 
 def _answer(connection: Connection) -> None:

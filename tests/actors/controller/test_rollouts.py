@@ -171,9 +171,9 @@ class Outer:
 def deploy_composed(
     system: RunningSystem, version: str, canary: dict[str, Any] | None, every: int = 0
 ) -> str:
-    built = build(Outer.bind(Inner.bind(version), version, every), "whole")
+    built = build(Outer.bind(Inner.bind(version), version, every), "whole", "/whole")
     asked = DeployApplications(
-        applications=(built.served_at("/whole"),),
+        applications=built.applications,
         keep_others=True,
         canary=None if canary is None else Canary(**canary),
     )

@@ -31,8 +31,8 @@ def test_fifty_deployments_deployed_in_one_go_all_answer_and_stop_cleanly(tmp_pa
         begun = time.monotonic()
         goals = []
         for number in range(DEPLOYMENTS):
-            built = build(One.bind(number), f"app{number}")
-            spec = built.served_at(f"/{number}")
+            built = build(One.bind(number), f"app{number}", f"/{number}")
+            (spec,) = built.applications
             operation = DeployApplications(applications=(spec,), keep_others=True)
             goals += running.connection.request(operation)["goals"].values()
         asked_s = time.monotonic() - begun

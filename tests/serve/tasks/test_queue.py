@@ -117,7 +117,7 @@ def test_a_key_makes_two_requests_one_job(queue: Any) -> None:
 
 def test_the_queue_is_a_deployment_before_the_consumer() -> None:
     built = build(Local.bind(), "app")
-    assert built.ingress == "Local-queue"
+    assert built.applications[0].ingress == "Local-queue"
     consumer, before = built.deployments
     assert (consumer.name, before.config.num_replicas) == ("Local", 1)
     assert before.config.retryable

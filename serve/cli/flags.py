@@ -1,0 +1,143 @@
+"""Flags of several commands: settings, an application's name and place, the fields of a model."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from greenroom.actors.runtime.settings import (
+    FIELDS,
+    HostSettings,
+    described,
+    given_fields,
+    read_settings,
+)
+from greenroom.core.errors import InvalidRequestError
+
+EXIT_CHANGES = 3  # of a plan or a replay with differences, and of tuning that reached no goal
+HERE = ("state_dir", "admin_port")
+ANYWHERE = (*HERE, "address", "key_file")
+PATH = click.Path(path_type=Path)
+EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, with every field.")
+
+
+@contextlib.contextmanager
+def usage() -> Iterator[None]:
+    """Turn an InvalidRequestError into an error of usage."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def settings_from(flags: dict[str, Any]) -> HostSettings:
+    """Read flags and environment; a bad value is the user's error, so exit code 2."""
+    with usage():
+        return read_settings(**flags)
+
+
+class _Command(click.Command):
+    takes: Collection[str] = ()
+
+    def invoke(self, ctx: click.Context) -> Any:
+        flags = {name: ctx.params.pop(name) for name in self.takes}
+        ctx.params["settings"] = settings_from(flags)
+        ctx.obj = given_fields(**flags)
+        return super().invoke(ctx)
+
+
+def command(
+    *takes: str, leaves_out: Collection[str] = (), **kwargs: Any
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a function a command with settings among its flags; it gets them as ``settings``.
+
+    Of all settings it takes those in ``takes``, or all but ``leaves_out``. In the context's ``obj``
+    are the names of those that are given.
+    """
+    names = [name for name in takes or FIELDS if name not in leaves_out]
+
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        made = click.command(cls=_Command, **kwargs)(function)
+        made.takes = names
+        made.params += map(_setting, names)
+        return made
+
+    return decorate
+
+
+def _setting(name: str) -> click.Option:
+    flag = name.replace("_", "-")
+    if FIELDS[name].annotation is bool and FIELDS[name].default is False:
+        return click.Option([f"--{flag}", name], flag_value="true", help=described(name))
+    metavar = flag.rpartition("-")[2].upper()
+    return click.Option([f"--{flag}", name], metavar=metavar, help=described(name))
+
+
+def fields_of(model: type[BaseModel], *leaves_out: str) -> Callable[..., Callable[..., Any]]:
+    """Add a flag for each field; the command gets those that are given, by name, as ``fields``."""
+    fields = {n: field for n, field in model.model_fields.items() if n not in leaves_out}
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def gathered(*args: Any, **given: Any) -> Any:
+            found = {name: given.pop(name) for name in fields}
+            found = {n: v for n, v in found.items() if not (v is None or v is False or v == ())}
+            return function(*args, fields=found, **given)
+
+        command: Callable[..., Any] = gathered
+        for name, field in reversed(fields.items()):
+            command = _field(name, field)(command)
+        return command
+
+    return decorate
+
+
+_KINDS: dict[Any, type] = {int: int, int | None: int, float: float, float | None: float}
+
+
+def _field(name: str, field: FieldInfo) -> Callable[[Any], Any]:
+    is_shown = isinstance(field.default, int | float | tuple) and field.default not in (False, ())
+    default = field.default if isinstance(field.default, tuple) else (field.default,)
+    shown = f" [{','.join(f'{each:g}' for each in default)}]" if is_shown else ""
+    return click.option(
+        f"--{name.replace('_', '-')}",
+        type=_KINDS.get(field.annotation, str),
+        is_flag=field.annotation is bool,
+        multiple=field.annotation in (tuple[str, ...], dict[str, float]),
+        help=f"{str(field.description).removesuffix('.')}{shown}.",
+    )
+
+
+_NAMING = ("target", "arguments", "app_dir", "working_dir", "name", "route_prefix")
+
+
+def application(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the arguments that name an application; the command gets them as ``named``."""
+
+    @functools.wraps(function)
+    def gathered(*args: Any, **given: Any) -> None:
+        function(*args, named={name: given.pop(name) for name in _NAMING}, **given)
+
+    command = gathered
+    for parameter in (
+        click.argument("arguments", metavar="[KEY=VALUE]...", nargs=-1),
+        click.argument("target", metavar="MODULE[:ATTRIBUTE]|FILE"),
+        click.option(
+            "--working-dir", metavar="DIR", help="A folder that replicas get a copy of [none]."
+        ),
+        click.option(
+            "--app-dir", metavar="DIR", help="Where to import from [--working-dir, else .]."
+        ),
+        click.option("--route-prefix", default="/", help="Its URL path, or 'none' [/]."),
+        click.option("--name", default="default", help="The application's name [default]."),
+    ):
+        command = parameter(command)
+    return command
