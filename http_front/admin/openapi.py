@@ -124,7 +124,12 @@ def _documents() -> dict[str, Any]:
     fields = DeployFlags.model_json_schema()["properties"]
     put = path["put"]
     put["parameters"] = [
-        {"name": name, "in": "query", "description": of.pop("description"), "schema": of}
+        {
+            "name": name,
+            "in": "query",
+            "description": of.pop("description"),
+            "schema": {key: told for key, told in of.items() if told not in (None, [], {})},
+        }
         for name, of in fields.items()
     ]
     document = {"schema": {"type": "object"}}
