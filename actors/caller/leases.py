@@ -81,7 +81,6 @@ class CallerLeases:
         self._routes = Routes()
         self.held: dict[str, HeldLease] = {}  # by endpoint
         self._returned: dict[int, HeldLease] = {}  # by number, those with slots in use
-        self._unknown: list[int] = []  # revoked, and not here
         self._newest: dict[str, int] = {}  # endpoint -> the latest number of a lease
         self._targets: dict[str, Target] = {}  # by the incarnation of the replica
         self._at: dict[HeldShare, Target] = {}
@@ -172,7 +171,6 @@ class CallerLeases:
         """Have leases of this proxy; those of another are used no more."""
         self._return_all(list(self.held.values()))
         self._returned.clear()
-        self._unknown.clear()
         self._newest.clear()
         self._proxy, self._proxy_address = proxy, address
 
@@ -235,16 +233,11 @@ class CallerLeases:
         self._loop.send(slots.address, lease)
 
     def revoked(self, message: RevokeLeases) -> None:
-        """Return leases."""
-        if message.proxy != self._proxy:
-            return
-        for number in message.numbers:
-            found = [lease for lease in self.held.values() if lease.number == number]
-            for lease in found:
-                self._return(lease)
-            if not found and number not in self._returned:
-                self._unknown.append(number)
-                self._report_soon()
+        """Return leases; those that are not here have been returned."""
+        if message.proxy == self._proxy:
+            self._return_all(
+                [lease for lease in self.held.values() if lease.number in message.numbers]
+            )
 
     def _return(self, lease: HeldLease) -> None:
         if lease.is_returned:
@@ -334,8 +327,6 @@ class CallerLeases:
         for number, in_use in returned:
             if not in_use:
                 del self._returned[number]
-        returned += [(number, {}) for number in self._unknown]
-        self._unknown.clear()
         if used or returned:
             message = LeasesUsed(
                 incarnation=self._process.incarnation,

@@ -137,7 +137,6 @@ class Dispatcher:
         self._perform: dict[type, Callable[[Any], None]] = {
             tickets.Assign: self._assign,
             tickets.Cancel: self._cancel,
-            tickets.Withdraw: self._withdraw,
             tickets.Compare: self._compare,
             tickets.Refuse: self._refuse,
             tickets.Grant: self.leases.grant,
@@ -393,14 +392,13 @@ class Dispatcher:
         if caller not in self._callers:
             logger.warning("ignored queries of a caller that is not attached")
             return
-        now, queries = time.monotonic(), message.queries
-        if message.refused:
-            refused = [query for query in queries if query.id in message.refused]
-            queries = tuple(query for query in queries if query.id not in message.refused)
-            self._run(self.router.submit_refused(caller, refused, now))
-        attempts = dict(message.lost)
-        for query in queries:
-            new = NewQuery(caller, query, query.id in message.resent, attempts.get(query.id, 0))
+        now, refused, attempts = time.monotonic(), message.refused, dict(message.lost)
+        first = [query for query in message.queries if query.id in refused]
+        others = [query for query in message.queries if query.id not in refused]
+        # Those that were refused go to the front of the queue one by one, so the last comes first.
+        for query in (*reversed(first), *others):
+            resent, lost = query.id in message.resent, attempts.get(query.id, 0)
+            new = NewQuery(caller, query, resent, lost, query.id in refused)
             if not self._request_routers.ask(new):
                 self._submit_one(new, now)
         for query_id in message.cancelled:
@@ -412,10 +410,14 @@ class Dispatcher:
     def _submit_one(
         self, new: NewQuery, now: float, preference: tickets.Preference | None = None
     ) -> None:
-        caller, query, resent, attempts = new
+        caller, query, resent, attempts, is_refused = new
         try:
             effects = self.router.submit(
-                caller, query, now, resent=resent, attempts=attempts, preference=preference
+                *(caller, query, now),
+                resent=resent,
+                attempts=attempts,
+                is_refused=is_refused,
+                preference=preference,
             )
             self._run(effects)
         except Exception as error:
@@ -503,11 +505,6 @@ class Dispatcher:
             link.outbox.put_patiently((effect.ticket.number, places), MIRROR_S)
 
     def _cancel(self, effect: tickets.Cancel) -> None:
-        link = self._links.get(effect.replica)
-        if link is not None:
-            link.outbox.put(effect.ticket.number)
-
-    def _withdraw(self, effect: tickets.Withdraw) -> None:
         link = self._links.get(effect.replica)
         if link is not None:
             link.outbox.put(effect.number)

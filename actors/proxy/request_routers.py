@@ -44,6 +44,7 @@ class NewQuery(NamedTuple):
     query: Query
     resent: bool
     attempts: int
+    is_refused: bool
 
 
 class _Question(NamedTuple):

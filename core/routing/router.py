@@ -46,7 +46,6 @@ from greenroom.core.routing.tickets import (
     Refuse,
     Session,
     Ticket,
-    Withdraw,
 )
 from greenroom.core.routing.traffic import RoutedEndpoint, Routes
 
@@ -128,14 +127,11 @@ class Router:
     def busy(self) -> LoadByBackend:
         """Return backend -> (queued, ongoing) of those that have any, mirrored queries included."""
         load: LoadByBackend = {}
-        for ticket in self._tickets.unanswered():
-            queued, ongoing = load.get(ticket.backend, (0, 0))
-            waits = ticket.replica is None
-            load[ticket.backend] = (queued + waits, ongoing + (not waits))
-        for lease in self._leases.by_number.values():
-            if lease.ongoing:
-                queued, ongoing = load.get(lease.backend, (0, 0))
-                load[lease.backend] = (queued, ongoing + lease.ongoing)
+        for by_endpoint in self.load_by_endpoint():
+            for (_, tag), (queued, ongoing) in by_endpoint.items():
+                if queued or ongoing:
+                    others = load.get(tag, (0, 0))
+                    load[tag] = (others[0] + queued, others[1] + ongoing)
         return load
 
     def load_by_endpoint(self) -> tuple[LoadByEndpoint, LoadByEndpoint]:
@@ -254,13 +250,15 @@ class Router:
         *,
         resent: bool = False,
         attempts: int = 0,
+        is_refused: bool = False,
         preference: Preference | None = None,
     ) -> Effects:
         """Route a new query. A query that is still here is ignored when it comes again.
 
         One that is ``resent`` was another router's, now dead, and may have run: it is refused
-        unless it may be retried wherever it could have been. ``attempts`` replicas have died with
-        one that was sent under a lease. ``preference`` is what came of :meth:`to_ask`.
+        unless it may be retried wherever it could have been. With one that was sent under a lease
+        ``attempts`` replicas have died; if it ``is_refused``, a replica had no room for it, and it
+        goes before all others. ``preference`` is what came of :meth:`to_ask`.
         """
         endpoint, effects = self._admit(caller, query, resent=resent)
         if endpoint is None:
@@ -269,7 +267,10 @@ class Router:
         ticket.preference = preference
         if attempts:
             effects += self._retry_leased(ticket, endpoint, attempts, now)
-        if not ticket.ended:
+        if is_refused and not ticket.ended:
+            self._place(ticket, endpoint)
+            effects += self._put_back([ticket], now)
+        elif not ticket.ended:
             effects += self._route(ticket, endpoint, now)
         return effects + self._accepted(ticket, endpoint, now)
 
@@ -288,22 +289,6 @@ class Router:
         if backend is None or backend.table.request_router is None or backend.affinity is not None:
             return None
         return backend if backend.replicas else None
-
-    def submit_refused(self, caller: Hashable, queries: Iterable[QueryLike], now: float) -> Effects:
-        """Route queries under leases that a replica had no room for, before all others."""
-        effects: Effects = []
-        opened: list[tuple[Ticket, RoutedEndpoint]] = []
-        for query in queries:
-            endpoint, refusal = self._admit(caller, query)
-            effects += refusal
-            if endpoint is not None:
-                ticket = self._tickets.open(caller, query, endpoint.table, now)
-                self._place(ticket, endpoint)
-                opened.append((ticket, endpoint))
-        effects += self._put_back([ticket for ticket, _ in opened], now)
-        for ticket, endpoint in opened:
-            effects += self._accepted(ticket, endpoint, now)
-        return effects
 
     def _admit(
         self, caller: Hashable, query: QueryLike, *, resent: bool = False
@@ -829,7 +814,7 @@ class Router:
                 continue
             if replica.ongoing.pop(ticket.number, None) is not None:
                 replica.withdrawn.add(ticket.number)
-                effects.append(Withdraw(replica.table.tag, ticket.number))
+                effects.append(Cancel(replica.table.tag, ticket.number))
             else:
                 del replica.unconfirmed[ticket.number]
             ticket.answered = 0
@@ -923,7 +908,7 @@ class Router:
             replica = self._replicas.by_tag.get(ticket.replica)
             if replica is not None and replica.is_silent_on(ticket, now):
                 self._suspect(replica, is_suspect=True)
-            return [Cancel(ticket.replica, ticket)]
+            return [Cancel(ticket.replica, ticket.number)]
         self._backends[ticket.backend].queue_of(ticket).remove(ticket)
         self._end(ticket, status, now)
         return []

@@ -162,14 +162,7 @@ class Assign(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Tell the replica to drop the ticket, which keeps its slot until the outcome comes."""
-
-    replica: str
-    ticket: Ticket
-
-
-class Withdraw(NamedTuple):
-    """Tell the replica to drop what it has by this number, which is no ticket's any more."""
+    """Tell the replica to drop what it has by this number; its slot is taken until it has."""
 
     replica: str
     number: int
@@ -232,7 +225,7 @@ class Reclaim(NamedTuple):
     backend: str
 
 
-Effect = Assign | Cancel | Withdraw | Compare | Refuse | Grant | Revoke | Reclaim
+Effect = Assign | Cancel | Compare | Refuse | Grant | Revoke | Reclaim
 Effects = list[Effect]
 
 

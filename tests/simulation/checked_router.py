@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _WATCHED = {
     "submit",
-    "submit_refused",
     "returned",
     "fenced",
     "set_rollout",

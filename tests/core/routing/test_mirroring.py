@@ -267,7 +267,7 @@ def test_a_mirrored_query_past_its_time_is_cancelled_and_no_caller_is_told() -> 
     effects = submit(made, 1, 2)
     assert made.next_deadline_at() == 5.0
     late = made.expire(5.0)
-    assert late == [Cancel("s1", effects[1].ticket), Dropped("e", "s")]
+    assert late == [Cancel("s1", effects[1].ticket.number), Dropped("e", "s")]
     assert ends(made.finished("s1", [(effects[1].ticket.number, 499)], 6.0)) == [("s", 408, True)]
 
 
@@ -323,6 +323,7 @@ class Play:
         self.router = WatchedRouter(lambda: 0.5)
         self.now = 0.0
         self.held: dict[str, list[int]] = {"r1": [], "r2": [], "s1": []}
+        self.tickets: dict[int, Any] = {}
         self.seen: list[Any] = []
         self.router.set_backend("b", backend("r1", "r2", limit=2, max_queued_requests=3), 0.0)
         self.router.set_backend("s", backend("s1", tag="s", limit=2), 0.0)
@@ -333,8 +334,12 @@ class Play:
         for effect in effects:
             if isinstance(effect, Assign):
                 self.held[effect.replica].append(effect.ticket.number)
-            if isinstance(effect, Assign | Cancel) and not effect.ticket.is_mirrored:
-                self.seen.append((type(effect), effect.replica, effect.ticket.query.id))
+                self.tickets[effect.ticket.number] = effect.ticket
+            if isinstance(effect, Assign | Cancel):
+                is_new = isinstance(effect, Assign)
+                ticket = effect.ticket if is_new else self.tickets[effect.number]
+                if not ticket.is_mirrored:
+                    self.seen.append((is_new, effect.replica, ticket.query.id))
             elif isinstance(effect, Refuse) or (
                 isinstance(effect, Ended) and not effect.is_mirrored
             ):

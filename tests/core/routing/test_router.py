@@ -3,7 +3,7 @@ import pytest
 from greenroom.core.routing.balancing import SATURATED_S
 from greenroom.core.routing.retries import MAX_ATTEMPTS
 from greenroom.core.routing.tables import BackendTable, EndpointTable
-from greenroom.core.routing.tickets import Assign, Cancel, Refuse, Withdraw
+from greenroom.core.routing.tickets import Assign, Cancel, Refuse
 from tests.core.routing.queries import (
     Ended,
     Query,
@@ -203,7 +203,7 @@ def test_a_cancelled_running_query_keeps_its_slot_until_its_outcome() -> None:
     made = router(backend("r1", limit=1))
     ticket = submit(made, 1)[0].ticket
     submit(made, 2)
-    assert made.cancel("c", 1, 1.0) == [Cancel("r1", ticket)]
+    assert made.cancel("c", 1, 1.0) == [Cancel("r1", ticket.number)]
     assert made.cancel("c", 1, 1.0) == [], "once is enough"
     assert made.ongoing() == {"r1": 1}
     effects = made.finished("r1", [(ticket.number, 200)], 2.0)
@@ -633,7 +633,7 @@ def test_a_silent_host_gets_nothing_new_and_others_get_what_may_be_retried() -> 
     submit(made, 2)
     submit(made, 3, retryable=False)  # at r1, as query 1
     effects = made.host_silent("h1", 1.0)
-    (withdrawn,) = only(Withdraw, effects)
+    (withdrawn,) = only(Cancel, effects)
     assert (withdrawn.replica, assigned(effects)) == ("r1", [("r2", 1)])
     assert withdrawn.number not in numbers(effects)
     assert only(Refuse, effects) == []
@@ -692,11 +692,11 @@ def test_a_query_that_moved_keeps_its_deadline() -> None:
 def test_retries_from_a_silent_host_are_within_the_budget() -> None:
     made = on_two_hosts(limit=100)
     submit(made, *range(100))
-    moved = len(only(Withdraw, made.host_silent("h1", 1.0)))
+    moved = len(only(Cancel, made.host_silent("h1", 1.0)))
     made.host_answers("h1", 2.0)
     for _ in range(10):
         for host in ("h2", "h1"):
-            moved += len(only(Withdraw, made.host_silent(host, 3.0)))
+            moved += len(only(Cancel, made.host_silent(host, 3.0)))
             made.host_answers(host, 3.0)
     assert moved <= 100
     assert made.open_tickets == 100

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from greenroom.core.routing.balancing import SATURATED_S
 from greenroom.core.routing.retries import MAX_ATTEMPTS, may_retry
 from greenroom.core.routing.tables import BackendTable
-from greenroom.core.routing.tickets import Assign, Cancel, Refuse, Ticket, Withdraw
+from greenroom.core.routing.tickets import Assign, Cancel, Refuse, Ticket
 from tests.core.routing.queries import (
     Dropped,
     Ended,
@@ -88,10 +88,9 @@ class RouterModel(RuleBasedStateMachine):
                 if "answered" not in got:
                     got.append(effect.kind)
             elif isinstance(effect, Cancel):
-                assert effect.ticket.number in self.held[effect.replica]
-            elif isinstance(effect, Withdraw):
-                del self.held[effect.replica][effect.number]
-                self.withdrawn.setdefault(effect.replica, set()).add(effect.number)
+                if self.held[effect.replica][effect.number].number != effect.number:
+                    del self.held[effect.replica][effect.number]  # another replica has it now
+                    self.withdrawn.setdefault(effect.replica, set()).add(effect.number)
             elif isinstance(effect, Retried):
                 self.retries[effect] += 1
             else:
