@@ -4,13 +4,16 @@ Every process of the cluster presents this certificate, and requires exactly it 
 (tls.py). The file is private, and whole or not there: it is written under a temporary name, synced,
 and linked to its own. It is never logged, and reaches child processes as a path.
 
-While the file is being replaced there may be the next one, and the last one, beside it
-(core/cluster/key_rotation.py). A process presents the current certificate and takes peers with any
-of them. It looks at the files whenever it dials, is dialed or beats: so a file is in use on all of
-a host as soon as it is on its disk. A step of several files is made in such an order that no crash
-amid it leaves a host without one that the others take. The names of those that were replaced are
-kept, so that a host which is started with the file of its first start is not taken for one of
-another cluster.
+While the key is being replaced, the file also holds the next one, or the last one
+(core/cluster/key_rotation.py). A process presents the current certificate, which comes first, and
+takes peers with any of them. It looks at the file whenever it dials, is dialed or beats: so what is
+on a host's disk is in use on all of the host, and each step is one rename. The names of keys that
+were replaced are kept, so that a host which is started with the file of its first start is not
+taken for one of another cluster.
+
+    private key and certificate, as PEM     all that there is in a file that was never replaced
+    # next, or # last                       then another private key with its certificate
+    # replaced                              then names, one a line
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import datetime as dt
 import hashlib
 import logging
 import os
+import re
 import secrets
 import ssl
 import stat
@@ -32,7 +36,8 @@ from greenroom.core.cluster.key_rotation import KeyIds
 logger = logging.getLogger(__name__)
 
 MAX_SIZE = 64 * 1024
-MAX_RETIRED = 100  # names of files that were replaced
+MAX_REPLACED = 100  # names of keys
+_HEADING = re.compile(rb"^# (next|last|replaced)\n", re.MULTILINE)
 
 _Mark: TypeAlias = "tuple[int, int, int, int] | None"
 
@@ -92,7 +97,7 @@ def read_key(path: Path) -> bytes:
         text = os.read(fd, MAX_SIZE)
     finally:
         os.close(fd)
-    _contexts(path, [text])
+    _contexts(path, _Held.of(text).texts)
     return text
 
 
@@ -136,7 +141,7 @@ def ensure_key(path: Path, given: Path | None = None) -> bytes:
     if not path.exists():
         create_key(path, make_key() if key is None else key)
     kept = read_key(path)
-    if key is not None and key_id(key) != key_id(kept) and key_id(key) not in _retired(path):
+    if key is not None and key_id(key) not in _Held.of(kept).names:
         raise ClusterKeyError(
             f"--key-file {given} is not the cluster file that this host has in {path}; remove that "
             "one to move the host to another cluster or, if this cluster's was replaced, to have "
@@ -177,25 +182,6 @@ def write_key(path: Path, text: bytes) -> None:
         ) from None
 
 
-def _retire(path: Path, name: str) -> None:
-    """Remember that the file of this name was replaced by the one in ``path``."""
-    names = _retired(path)
-    if name not in names:
-        text = "".join(f"{each}\n" for each in [*names, name][-MAX_RETIRED:])
-        write_key(_list_of_retired(path), text.encode())
-
-
-def _retired(path: Path) -> list[str]:
-    try:
-        return _list_of_retired(path).read_text(encoding="ascii").split()
-    except FileNotFoundError:
-        return []
-
-
-def _list_of_retired(path: Path) -> Path:
-    return path.with_name(path.name + ".retired")
-
-
 def _write_beside(path: Path, content: bytes) -> Path:
     """Return a new file in the same folder, private and on the disk."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
@@ -224,100 +210,108 @@ class Tls(NamedTuple):
     taken: frozenset[bytes]  # the certificates of others that are taken
 
 
-class KeyFiles:
-    """The cluster file at ``path`` and those beside it.
+class _Held(NamedTuple):
+    """What a cluster file holds; b"" for a key that it does not."""
 
-    ClusterKeyError when the file cannot be used. If that happens to files that change later, what
+    current: bytes
+    next: bytes = b""
+    last: bytes = b""
+    replaced: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, text: bytes) -> _Held:
+        """Read a file's text."""
+        current, *rest = _HEADING.split(text)
+        others = dict(zip(rest[::2], rest[1::2], strict=True))
+        replaced = tuple(others.get(b"replaced", b"").decode(errors="replace").split())
+        return cls(current, others.get(b"next", b""), others.get(b"last", b""), replaced)
+
+    def text(self) -> bytes:
+        """Return the text of the file that holds this."""
+        replaced = "".join(f"{name}\n" for name in self.replaced[-MAX_REPLACED:]).encode()
+        others = {b"next": self.next, b"last": self.last, b"replaced": replaced}
+        parts = (b"# %b\n%b\n" % (name, text.strip()) for name, text in others.items() if text)
+        return b"".join((self.current.strip(), b"\n", *parts))
+
+    @property
+    def texts(self) -> list[bytes]:
+        """The keys with their certificates, the current one first."""
+        return [self.current, *filter(None, (self.next, self.last))]
+
+    @property
+    def ids(self) -> KeyIds:
+        """The names of the keys."""
+        return KeyIds(*(key_id(text) if text else "" for text in self[:3]))
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all keys that are here, or were."""
+        return {*self.ids, *self.replaced}
+
+
+class KeyFiles:
+    """The keys in the cluster file at ``path``.
+
+    ClusterKeyError when the file cannot be used. If that happens to a file that changes later, what
     was read last stays in use, and the reason is logged.
     """
 
     def __init__(self, path: Path) -> None:
-        self._paths = (
-            path,
-            path.with_name(path.name + ".next"),
-            path.with_name(path.name + ".last"),
-        )
-        self._marks = self._look()
-        self._slots = self._read()
+        self._path = path
+        self._mark = _mark(path)
+        self._held = _Held.of(read_key(path))
         self._tls: Tls | None = None  # made when it is needed
 
     def __call__(self) -> Sequence[bytes]:
-        """Return the text of the current file, then of the others that are taken."""
+        """Return the current key with its certificate, then the others that are taken."""
         self._refresh()
-        return [text for text in self._slots if text]
+        return self._held.texts
 
     def tls(self) -> Tls:
         """Return what secures connections at present; ClusterKeyError if that cannot be made."""
         self._refresh()
         if self._tls is None:
-            self._tls = _contexts(self._paths[0], self())
+            self._tls = _contexts(self._path, self._held.texts)
         return self._tls
 
     def ids(self) -> KeyIds:
-        """Return the names of the current file, the next one and the last one."""
+        """Return the names of the current key, the next one and the last one."""
         self._refresh()
-        current, following, last = (text and key_id(text) for text in self._slots)
-        # Amid a step one text may be in two files.
-        return KeyIds(
-            str(current),
-            "" if following == current else str(following or ""),
-            "" if last == current else str(last or ""),
-        )
-
-    def get(self, name: str) -> bytes | None:
-        """Return a cluster file's text by its name; None when it is not here."""
-        return next((text for text in self() if key_id(text) == name), None)
+        return self._held.ids
 
     def begin(self) -> None:
-        """Make the next file; harmless while there is one."""
-        if self.ids() == KeyIds(self.ids().current):
-            write_key(self._paths[1], make_key())
+        """Make the next key; harmless while there is one."""
+        self._refresh()
+        if len(self._held.texts) == 1:
+            write_key(self._path, self._held._replace(next=make_key()).text())
 
     def hold(self, wanted: KeyIds, given: Sequence[bytes] = ()) -> None:
-        """Have these files, taken from those here and ``given``.
+        """Have these keys, taken from those here and ``given``.
 
         ClusterKeyError where one is missing, or cannot be used or written.
         """
-        known = {key_id(text): text for text in (*self(), *given)}
-        missing = [name for name in wanted if name and name not in known]
+        known = {"": b"", **{key_id(text): text for text in (*self(), *given)}}
+        missing = [name for name in wanted if name not in known]
         if missing:
             raise ClusterKeyError(f"the cluster file {missing[0]} is not here and was not given")
-        before = self.ids()
-        current, following, last = self._paths
-        for path, name in (
-            (last, wanted.last),
-            (following, wanted.next),
-            (current, wanted.current),
-        ):
-            if name:
-                write_key(path, known[name])
-        for name in before:
-            if name and name not in wanted:
-                _retire(current, name)
-        for path, name in ((following, wanted.next), (last, wanted.last)):
-            if not name:
-                path.unlink(missing_ok=True)
+        gone = [name for name in self._held.ids if name and name not in wanted]
+        replaced = (*(name for name in self._held.replaced if name not in gone), *gone)
+        current, following, last = (known[name] for name in wanted)
+        write_key(self._path, _Held(current, following, last, replaced).text())
 
     def _refresh(self) -> None:
-        marks = self._look()
-        if marks == self._marks:
+        mark = _mark(self._path)
+        if mark == self._mark:
             return
-        self._marks = marks
+        self._mark = mark
         try:
-            slots = self._read()
+            held = _Held.of(read_key(self._path))
             if self._tls is not None:
-                self._tls = _contexts(self._paths[0], [text for text in slots if text])
+                self._tls = _contexts(self._path, held.texts)
         except ClusterKeyError as error:
             logger.warning("%s; what it held before stays in use", error)
         else:
-            self._slots = slots
-
-    def _look(self) -> list[_Mark]:
-        return [_mark(path) for path in self._paths]
-
-    def _read(self) -> list[bytes | None]:
-        current, *others = self._paths
-        return [read_key(current), *(read_key(path) if path.exists() else None for path in others)]
+            self._held = held
 
 
 def _mark(path: Path) -> _Mark:

@@ -28,7 +28,7 @@ def test_the_key_is_replaced_under_load_and_an_evicted_host_stays_out(serving: C
             assert before != read_key(path) == read_key(a.state_dir / "cluster.key")
             assert {stat.S_IMODE(each.stat().st_mode) for each in path.parent.glob("cluster.key*")
                     } == {0o600}  # fmt: skip
-            assert key_files(host) == ["cluster.key", "cluster.key.retired"]
+            assert key_files(host) == ["cluster.key"]
             assert host.hosts() == ALL
         assert a.replicas("default#Who") == replicas
         b.cut()

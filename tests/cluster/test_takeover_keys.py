@@ -46,7 +46,7 @@ def test_another_takes_over_amid_the_replacing_of_the_key(led: Cluster) -> None:
     c.cut()  # so that the replacing waits
     thread = threading.Thread(target=lambda: answers.append(asking.call(replace_key, b.environ)))
     thread.start()
-    wait_until(lambda: key.with_name("cluster.key.next").exists() or answers, 20, "it has begun")
+    wait_until(lambda: read_key(key) != before or answers, 20, "it has begun")
     a.crash()
     c.heal()
     thread.join(100)

@@ -21,6 +21,7 @@ from greenroom.actors.transport.cluster_key import (
     write_key,
 )
 from greenroom.actors.transport.endpoints import keys_of
+from greenroom.core.cluster.key_rotation import KeyIds
 
 
 @pytest.fixture
@@ -109,6 +110,43 @@ def test_a_file_that_becomes_unusable_leaves_what_was_read_in_use(
     write_key(path, new := make_key())
     assert list(files()) == [new]
     assert files.tls().own not in before.taken
+
+
+def test_a_file_holds_what_it_is_told_to_and_remembers_what_was_replaced(path: Path) -> None:
+    first = ensure_key(path).rstrip()  # as an editor may leave it
+    path.write_bytes(first)
+    files = KeyFiles(path)
+    files.begin()
+    files.begin()
+    current, following = files()
+    assert current.strip() == first
+    assert files.ids() == KeyIds(key_id(first), next=key_id(following))
+    files.hold(KeyIds(key_id(following), last=key_id(first)))
+    assert files.ids() == KeyFiles(path).ids() == KeyIds(key_id(following), last=key_id(first))
+    assert len(files.tls().taken) == 2
+    files.hold(KeyIds(key_id(following)))
+    assert [key_id(each) for each in files()] == [key_id(following)]
+    given = path.with_name("given")
+    write_key(given, first)
+    assert ensure_key(path, given) == path.read_bytes()
+    with pytest.raises(ClusterKeyError, match=f"{key_id(first)} is not here"):
+        files.hold(KeyIds(key_id(first)))
+
+
+def test_a_file_that_is_copied_amid_a_replacing_is_taken(path: Path) -> None:
+    ensure_key(path)
+    KeyFiles(path).begin()
+    there = path.with_name("there")
+    ensure_key(there, path)
+    assert KeyFiles(there).ids() == KeyFiles(path).ids()
+
+
+@pytest.mark.parametrize("text", [b"# next\nwhat is no key\n", b"# last\n-----BEGIN CERTIFICATE-"])
+def test_a_file_whose_other_key_is_none_is_refused(path: Path, text: bytes) -> None:
+    path.write_bytes(make_key() + text)
+    path.chmod(0o600)
+    with pytest.raises(ClusterKeyError, match=r"does not hold a private key and a certificate"):
+        KeyFiles(path)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o601])
