@@ -223,7 +223,7 @@ class Members:
                 process, ended, sender, on_unreachable=lambda: None
             )
         watched = self._watched[incarnation]
-        record = self._cluster.hosts.records.get(host)
+        record = self._cluster.hosts.record(host)
         is_its = record is None or at in ("", record.address)
         if host != self._own and is_its and not watched.beats:
             watched.beats = True
@@ -321,7 +321,7 @@ class Members:
 
         ``what`` it is for; of repeats only the last is called.
         """
-        record = self._cluster.hosts.records.get(host)
+        record = self._cluster.hosts.record(host)
         if record is None:
             return
         now = time.monotonic()
@@ -379,7 +379,7 @@ class Members:
 
     def _shown(self, name: str) -> dict[str, Any]:
         hosts = self._cluster.hosts
-        record = hosts.records.get(name)
+        record = hosts.record(name)
         known = {} if record is None else {"name": name, "address": record.address}
         shown = {**known, **self._report(name)}
         if name == self._own:

@@ -13,7 +13,6 @@ controller's own host is not judged: it runs, or drains.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -44,68 +43,38 @@ LOOK_S = 0.2  # how often to judge
 PAUSE_S = 1.5  # between two looks: the judge itself was away, and not only late
 
 
-@dataclass(slots=True)
-class _Beats:
-    at: float
-    since: float  # the beginning of the present run of beats
-    is_lost: bool = False
+class Beats:
+    """The beats of one host. ``now`` is always monotonic seconds."""
 
-
-class Liveness:
-    """All hosts that send heartbeats. ``now`` is always monotonic seconds."""
-
-    def __init__(self) -> None:
-        self._hosts: dict[str, _Beats] = {}
-        self._looked_at = 0.0
-
-    def expect(self, host: str, now: float, patience_s: float = LOST_AFTER_S) -> None:
-        """Judge a host, which is lost when it is not heard of for ``patience_s`` from now on.
-
-        Harmless when it is judged already.
-        """
-        self._hosts.setdefault(host, _Beats(now + patience_s - LOST_AFTER_S, now))
-
-    def forget(self, host: str) -> None:
-        """Judge a host no more."""
-        self._hosts.pop(host, None)
-
-    def heard(self, host: str, now: float) -> None:
-        """Take a host's beat; one of a host that is not judged means nothing."""
-        heard = self._hosts.get(host)
-        if heard is not None:
-            if now - heard.at > GAP_S:
-                heard.since = now
-            heard.at = now
-
-    def look(self, now: float) -> tuple[list[str], list[str]]:
-        """Return the hosts that are lost, and those that are back, since the last look."""
-        away_s = now - self._looked_at
-        if away_s > PAUSE_S:
-            for heard in self._hosts.values():
-                heard.at = max(heard.at, min(heard.at + away_s, now))
+    def __init__(self, now: float, patience_s: float = LOST_AFTER_S) -> None:
+        """Begin with ``patience_s`` to hear of it before it is lost."""
+        self.is_lost = False
+        self._at = now + patience_s - LOST_AFTER_S
+        self._since = now  # the beginning of the present run of beats
         self._looked_at = now
-        lost, back = [], []
-        for host, heard in self._hosts.items():
-            if not heard.is_lost and now - heard.at > LOST_AFTER_S:
-                heard.is_lost = True
-                lost.append(host)
-            elif heard.is_lost and _is_steady(heard, now):
-                heard.is_lost = False
-                back.append(host)
-        return lost, back
 
-    def give_up(self, host: str) -> bool:
-        """Count a host as lost at once; False when it is already, or is not judged."""
-        heard = self._hosts.get(host)
-        if heard is None or heard.is_lost:
-            return False
-        heard.is_lost = True
-        heard.at = heard.since = float("-inf")
-        return True
+    def heard(self, now: float) -> None:
+        """Take a beat."""
+        if now - self._at > GAP_S:
+            self._since = now
+        self._at = now
 
+    def look(self, now: float) -> bool:
+        """Return whether the host is lost, or back, since the last look."""
+        away_s = now - self._looked_at
+        self._looked_at = now
+        if away_s > PAUSE_S:
+            self._at = max(self._at, min(self._at + away_s, now))
+        is_steady = now - self._at <= GAP_S and self._at - self._since >= STEADY_S
+        was_lost = self.is_lost
+        self.is_lost = not is_steady if was_lost else now - self._at > LOST_AFTER_S
+        return self.is_lost is not was_lost
 
-def _is_steady(heard: _Beats, now: float) -> bool:
-    return now - heard.at <= GAP_S and heard.at - heard.since >= STEADY_S
+    def give_up(self) -> bool:
+        """Count the host as lost at once; False when it is already."""
+        was_lost, self.is_lost = self.is_lost, True
+        self._at = self._since = float("-inf")
+        return not was_lost
 
 
 HOST = "host"
@@ -148,15 +117,28 @@ _LOST = "it is lost"
 _STOPPING = "it is stopping"
 
 
-@dataclass(slots=True)
-class _Heard:
-    """What this controller has heard of a host."""
+@dataclass(slots=True, eq=False)
+class Host:
+    """One host: its record, and what this controller has heard of it."""
 
+    name: str
+    record: HostRecord | None  # the controller's own may not have reported yet
+    beats: Beats
+    state: HostState = S.EXPECTED
     incarnation: str = ""  # of its host process
     running: frozenset[str] = frozenset()  # replicas that have a process there
     since: float = float("inf")  # when that was heard of first
     was_stable: bool = False  # when it was lost
     is_stopping: bool = False
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether it was asked to drain, and not to stop."""
+        return self.record is not None and self.record.draining
+
+    def move(self, event: HostEvent) -> None:
+        """Take the table's transition."""
+        self.state = TRANSITIONS[self.state, event]
 
 
 def prepare(placement: Placement, records: Mapping[str, HostRecord], own: str) -> None:
@@ -168,7 +150,7 @@ def prepare(placement: Placement, records: Mapping[str, HostRecord], own: str) -
 
 
 class Hosts:
-    """All hosts but the controller's own. ``now`` is always monotonic seconds."""
+    """All hosts. ``now`` is always monotonic seconds."""
 
     def __init__(
         self,
@@ -184,32 +166,34 @@ class Hosts:
         self._agenda = state.agenda
         self._told_gone = state.host_gone
         self._listeners = listeners
-        self._own = own
-        self.records = {name: record for name, record in records.items() if name != own}
-        self._own_record = records.get(own)
+        self._own = Host(own, records.get(own), Beats(now), S.RUNNING)
         self._keeps_own = False  # its record, whether it drains or not
-        self._states = dict.fromkeys(self.records, S.EXPECTED)
-        self._heard: defaultdict[str, _Heard] = defaultdict(_Heard)
-        self.liveness = Liveness()
-        for name in self.records:
-            self.liveness.expect(name, now, EXPECTED_S)
-            self._agenda.touch(HOST, "")
+        self._hosts = {own: self._own}
+        for name, record in records.items():
+            if name != own:
+                self._hosts[name] = Host(name, record, Beats(now, EXPECTED_S))
+                self._agenda.touch(HOST, "")
         if self._placement.is_gateway(own):
             self._empty(own, now)
-        if self._is_drained(own):
-            self._close(own)
+        if self._own.is_drained:
+            self._close(self._own)
+
+    def _others(self) -> list[Host]:
+        return [host for host in self._hosts.values() if host is not self._own]
+
+    @property
+    def records(self) -> dict[str, HostRecord]:
+        """The records of all hosts but the controller's own, by name."""
+        return {each.name: each.record for each in self._others() if each.record is not None}
+
+    def record(self, name: str) -> HostRecord | None:
+        """Return the record of a host other than the controller's own."""
+        host = self._hosts.get(name)
+        return None if host is None or host is self._own else host.record
 
     def state(self, name: str) -> HostState:
         """Return a host's state; the controller's own runs or drains."""
-        if name == self._own:
-            drains = self._is_drained(name) or self._heard[name].is_stopping
-            return S.DRAINING if drains else S.RUNNING
-        return self._states.get(name, S.LOST)
-
-    def _is_drained(self, name: str) -> bool:
-        """Return whether a host was asked to drain, and not to stop."""
-        record = self._own_record if name == self._own else self.records.get(name)
-        return record is not None and record.draining
+        return self._hosts[name].state if name in self._hosts else S.LOST
 
     def note_own(self, record: HostRecord, now: float, *, keeps: bool) -> None:
         """Take the report of the controller's own host.
@@ -218,22 +202,24 @@ class Hosts:
         """
         self._keeps_own = keeps
         self._forget_other_names(record, now)
-        self._put_own(replace(record, draining=self._is_drained(self._own)))
+        self._put(self._own, replace(record, draining=self._own.is_drained))
 
-    def _put_own(self, record: HostRecord) -> None:
-        if self._own_record != record:
-            was_kept = self._keeps_own or self._is_drained(self._own)
-            self._own_record = record
-            if self._keeps_own or record.draining:
-                self._changes.put(HOST, record.name, record)
+    def _put(self, host: Host, record: HostRecord) -> None:
+        if host.record != record:
+            was_kept = self._is_kept(host)
+            host.record = record
+            if self._is_kept(host):
+                self._changes.put(HOST, host.name, record)
             elif was_kept:
-                self._changes.put(HOST, record.name, None)
+                self._changes.put(HOST, host.name, None)
+
+    def _is_kept(self, host: Host) -> bool:
+        return host is not self._own or self._keeps_own or host.is_drained
 
     def suspect(self, name: str, now: float) -> None:
         """Wait less long for a host than for others: a new controller leads because of it."""
-        if self._states.get(name) is S.EXPECTED:
-            self.liveness.forget(name)
-            self.liveness.expect(name, now, SUSPECT_S)
+        if self.state(name) is S.EXPECTED:
+            self._hosts[name].beats = Beats(now, SUSPECT_S)
 
     # --- What is observed -----------------------------------------------------------------------
 
@@ -247,47 +233,44 @@ class Hosts:
         address is gone.
         """
         name = record.name
-        present = self.records.get(name)
-        self._check_name(record, present)
+        self._check_name(record)
         self._forget_other_names(record, now)
-        if present is not None and present.id == record.id:
-            record = replace(record, draining=present.draining)
-        if present != record:
-            if present is not None and present.id != record.id:
+        if (present := self.record(name)) is not None:
+            if present.id == record.id:
+                record = replace(record, draining=present.draining)
+            else:
                 self.forget(name, now)  # a new one, in place of one that was lost
-            self.records[name] = record
-            self._changes.put(HOST, name, record)
+        if present != record:
             self._placement.set_host(name, record.capacity, record.labels)
-            if not record.capacity:
-                self._empty(name, now)
-        heard = self._heard[name]
-        heard.running = frozenset(running)
-        is_started_anew = heard.incarnation != incarnation
-        if is_started_anew:
-            heard.incarnation, heard.since = incarnation, now
-        if name not in self._states:
-            self._states[name] = S.EXPECTED
+        if name not in self._hosts:
+            self._hosts[name] = Host(name, None, Beats(now))
             self._placement.close_host(name, _EXPECTED)
-            self.liveness.expect(name, now)
             self._agenda.touch(HOST, "")
-        elif is_started_anew and heard.was_stable:  # it is not a link that comes and goes
-            self.liveness.forget(name)
-            self.liveness.expect(name, now)
-            self._seen(name, now)
-        if self._states[name] is S.EXPECTED:
-            self._seen(name, now)
+        host = self._hosts[name]
+        self._put(host, record)
+        if present != record and not record.capacity:
+            self._empty(name, now)
+        host.running = frozenset(running)
+        if host.incarnation != incarnation:
+            host.incarnation, host.since = incarnation, now
+            if host.was_stable:  # it is not a link that comes and goes
+                host.beats = Beats(now)
+                self._seen(host, now)
+        if host.state is S.EXPECTED:
+            self._seen(host, now)
 
     def _forget_other_names(self, record: HostRecord, now: float) -> None:
         """Forget the same host by another name."""
-        for other in [*self.records.values()]:
-            if other.id == record.id and other.name != record.name:
-                self.forget(other.name, now)
+        for name, other in self.records.items():
+            if other.id == record.id and name != record.name:
+                self.forget(name, now)
 
-    def _check_name(self, record: HostRecord, present: HostRecord | None) -> None:
+    def _check_name(self, record: HostRecord) -> None:
+        present = self.record(record.name)
         is_another = present is not None and (
             present.id != record.id and present.address != record.address
         )
-        if record.name == self._own or (is_another and self.state(record.name) is not S.LOST):
+        if record.name == self._own.name or (is_another and self.state(record.name) is not S.LOST):
             at = "the controller is on" if present is None else f"is at {present.address}"
             raise ConflictError(
                 f"host name {record.name!r} is taken by the host that {at}; give this one "
@@ -296,36 +279,41 @@ class Hosts:
 
     def beat(self, name: str, now: float) -> None:
         """Take note that a host lives and can be reached."""
-        self.liveness.heard(name, now)
+        if name in self._hosts:
+            self._hosts[name].beats.heard(now)
 
     def gone(self, name: str, now: float) -> None:
         """Take note that nothing of a host's system runs any more: it need not be waited for."""
-        if name in self._states and self.liveness.give_up(name):
-            self._missed(name, now)
+        host = self._hosts.get(name, self._own)
+        if host is not self._own and host.beats.give_up():
+            self._missed(host, now)
 
     def look(self, now: float) -> None:
         """Judge all hosts by their beats."""
-        lost, back = self.liveness.look(now)
-        for name in lost:
-            self._missed(name, now)
-        for name in back:
-            self._seen(name, now)
-        if self._states:
+        for host in self._others():
+            if not host.beats.look(now):
+                continue
+            if host.beats.is_lost:
+                self._missed(host, now)
+            else:
+                self._seen(host, now)
+        if len(self._hosts) > 1:
             self._agenda.at(HOST, "", now + LOOK_S)
 
-    def _seen(self, name: str, now: float) -> None:
-        was_lost, heard = self._states[name] is S.LOST, self._heard[name]
-        heard.was_stable = heard.is_stopping = False
-        self._states[name] = TRANSITIONS[self._states[name], E.SEEN]
-        self._placement.open_host(name)
-        for backend in self._at(name) if was_lost else ():
-            backend.host_back(name, heard.running, now)
-        if self._is_drained(name):
-            self._close(name)
+    def _seen(self, host: Host, now: float) -> None:
+        was_lost = host.state is S.LOST
+        host.was_stable = host.is_stopping = False
+        host.move(E.SEEN)
+        self._placement.open_host(host.name)
+        for backend in self._at(host.name) if was_lost else ():
+            backend.host_back(host.name, host.running, now)
+        if host.is_drained:
+            self._close(host)
 
-    def _missed(self, name: str, now: float) -> None:
-        self._states[name] = TRANSITIONS[self._states[name], E.MISSED]
-        self._heard[name].was_stable = now - self._heard[name].since >= STABLE_S
+    def _missed(self, host: Host, now: float) -> None:
+        name = host.name
+        host.move(E.MISSED)
+        host.was_stable = now - host.since >= STABLE_S
         self._placement.close_host(name, _LOST)
         self._listeners.host_gone(name)
         for tag, backend in self._backends.items():
@@ -341,75 +329,66 @@ class Hosts:
         UnknownNameError; ConflictError for the last host that takes replicas, unless with
         ``force``. May be repeated.
         """
-        if self._known(name).draining:
+        host, record = self._known(name)
+        if record.draining:
             return
         if not force and self._placement.is_open(name) and not self.can_take_over(name):
             raise ConflictError(
                 f"host {name!r} is the last that takes replicas: those on it would stay, and what "
                 "is deployed next would wait. Start or undrain another host first, or give force"
             )
-        self._set_draining(name, True)
-        self._close(name)
+        self._put(host, replace(record, draining=True))
+        self._close(host)
 
     def undrain(self, name: str) -> None:
         """Take a :meth:`drain` back; may be repeated. UnknownNameError, ConflictError.
 
         Replicas that have moved stay where they are.
         """
-        is_draining = self._known(name).draining
-        if self._heard[name].is_stopping:
+        host, record = self._known(name)
+        if host.is_stopping:
             raise ConflictError(f"host {name!r} is stopping; start it again when it has stopped")
-        if not is_draining:
+        if not record.draining:
             return
-        self._set_draining(name, False)
-        if name != self._own:
-            if self._states[name] is not S.DRAINING:
-                return  # it takes replicas when it is seen
-            self._states[name] = TRANSITIONS[S.DRAINING, E.UNDRAIN]
+        self._put(host, replace(record, draining=False))
+        if host.state is not S.DRAINING:
+            return  # it takes replicas when it is seen
+        host.move(E.UNDRAIN)
         self._placement.open_host(name)
         for backend in self._at(name):
             backend.stay_at(name)
 
-    def _known(self, name: str) -> HostRecord:
-        record = self._own_record if name == self._own else self.records.get(name)
-        if record is not None:
-            return record
-        if name == self._own:
+    def _known(self, name: str) -> tuple[Host, HostRecord]:
+        host = self._hosts.get(name)
+        if host is not None and host.record is not None:
+            return host, host.record
+        if host is not None:
             raise ConflictError(f"host {name!r} has not reported yet; ask again in a second")
-        names = sorted({self._own, *self.records})
+        names = sorted(self._hosts)
         raise UnknownNameError(
             f"no host is named {name!r}; there are: {', '.join(names)}{suggestion(name, names)}"
         )
 
-    def _set_draining(self, name: str, draining: bool) -> None:
-        record = replace(self._known(name), draining=draining)
-        if name == self._own:
-            self._put_own(record)
-        else:
-            self.records[name] = record
-            self._changes.put(HOST, name, record)
-
     def stop(self, name: str) -> None:
         """Replace elsewhere what is on a host that is to stop; harmless for one that has left."""
-        if name == self._own or name in self._states:
-            self._heard[name].is_stopping = True
-            self._close(name)
+        if name in self._hosts:
+            self._hosts[name].is_stopping = True
+            self._close(self._hosts[name])
 
     def leave(self, name: str, now: float) -> None:
         """Have what is left on a host stop, finishing what it has, replaced or not."""
         self.stop(name)
         self._empty(name, now)
 
-    def _close(self, name: str) -> None:
+    def _close(self, host: Host) -> None:
         """Place nothing on a host that drains, and replace elsewhere what is there."""
-        if self._states.get(name) is S.RUNNING:
-            self._states[name] = TRANSITIONS[S.RUNNING, E.DRAIN]
-        if self.state(name) is S.DRAINING:
-            is_stopping = self._heard[name].is_stopping
-            until = f"it is drained, until `greenroom undrain {name}`"
-            self._placement.close_host(name, _STOPPING if is_stopping else until)
-        for backend in self._at(name):
-            backend.move_from(name)
+        if host.state is S.RUNNING:
+            host.move(E.DRAIN)
+        if host.state is S.DRAINING:
+            until = f"it is drained, until `greenroom undrain {host.name}`"
+            self._placement.close_host(host.name, _STOPPING if host.is_stopping else until)
+        for backend in self._at(host.name):
+            backend.move_from(host.name)
 
     def _empty(self, name: str, now: float) -> None:
         """Have what is on a host stop."""
@@ -439,27 +418,24 @@ class Hosts:
 
     def can_take_over(self, name: str) -> bool:
         """Return whether there is any other host on which replicas may be placed."""
-        names = {self._own, *self._states} - {name}
-        return any(self._placement.is_open(each) for each in names)
+        return any(self._placement.is_open(each) for each in self._hosts if each != name)
 
     def evict(self, name: str, now: float) -> None:
         """Forget a host that is lost and does not come back; UnknownNameError, ConflictError."""
-        if name == self._own:
+        if name == self._own.name:
             raise ConflictError(f"host {name!r} is RUNNING, and leads; stop it first")
-        self._known(name)
-        if self.state(name) is not S.LOST:
-            raise ConflictError(f"host {name!r} is {self.state(name).value}; stop it first")
+        host, _ = self._known(name)
+        if host.state is not S.LOST:
+            raise ConflictError(f"host {name!r} is {host.state.value}; stop it first")
         self.forget(name, now)
 
     def forget(self, name: str, now: float) -> None:
         """Forget a host, and what was on it; harmless when it is forgotten."""
-        if name not in self._states:
+        if self.record(name) is None:
             return
         for backend in self._at(name):
             backend.host_gone(name, now)
-        del self._states[name], self.records[name]
-        self._heard.pop(name, None)
-        self.liveness.forget(name)
+        del self._hosts[name]
         self._listeners.host_gone(name)
         self._placement.drop_host(name)
         self._changes.put(HOST, name, None)

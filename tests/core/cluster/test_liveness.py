@@ -11,7 +11,7 @@ from greenroom.core.cluster.hosts import (
     LOST_AFTER_S,
     PAUSE_S,
     STEADY_S,
-    Liveness,
+    Beats,
 )
 
 
@@ -19,10 +19,8 @@ class Judge:
     """A judge that looks every LOOK_S, at a host whose beats the test decides on."""
 
     def __init__(self) -> None:
-        self.liveness = Liveness()
         self.now = 1000.0
-        self.liveness.look(self.now)
-        self.liveness.expect("one", self.now)
+        self.beats = Beats(self.now)
         self.told: list[tuple[str, float]] = []
 
     def run(self, seconds: float, beats: float = 1.0, rng: random.Random | None = None) -> None:
@@ -32,9 +30,12 @@ class Judge:
         while self.now < end:
             self.now += BEAT_S
             if rng.random() < beats:
-                self.liveness.heard("one", self.now)
-            lost, back = self.liveness.look(self.now)
-            self.told += [("lost", self.now)] * len(lost) + [("back", self.now)] * len(back)
+                self.beats.heard(self.now)
+            self.look()
+
+    def look(self) -> None:
+        if self.beats.look(self.now):
+            self.told.append(("lost" if self.beats.is_lost else "back", self.now))
 
 
 def test_a_silent_host_is_lost_within_three_seconds_and_once() -> None:
@@ -81,19 +82,10 @@ def test_time_in_which_the_judge_did_not_listen_does_not_count() -> None:
 
 def test_a_host_that_is_given_up_is_lost_at_once_and_can_come_back() -> None:
     judge = Judge()
-    assert judge.liveness.give_up("one")
-    assert not judge.liveness.give_up("one")
+    assert judge.beats.give_up()
+    assert not judge.beats.give_up()
     judge.run(5)
     assert [what for what, _ in judge.told] == ["back"]
-
-
-def test_hosts_that_are_not_judged_mean_nothing() -> None:
-    judge = Judge()
-    judge.liveness.heard("another", judge.now)
-    assert not judge.liveness.give_up("another")
-    judge.liveness.forget("one")
-    judge.run(10, beats=0)
-    assert judge.told == []
 
 
 def test_a_judge_that_is_always_late_still_judges() -> None:
@@ -101,6 +93,5 @@ def test_a_judge_that_is_always_late_still_judges() -> None:
     begun = judge.now
     while not judge.told:
         judge.now += PAUSE_S * 0.9
-        lost, _ = judge.liveness.look(judge.now)
-        judge.told += [("lost", judge.now)] * len(lost)
+        judge.look()
         assert judge.now - begun < LOST_AFTER_S + PAUSE_S
