@@ -71,11 +71,11 @@ from greenroom.http_front.responses import (
 
 _logger = logging.getLogger(__name__)
 
-RESERVED = "/-/"  # below it is nothing of users'
-DASHBOARD = "/-/dashboard"
-ADMIN = "/-/api/"  # where the admin API is beside requests
-OWN_ADMIN = "/api/"  # and at a place of its own, as Ray Serve has it
-HEALTH = ("/-/healthz", "/-/readyz")  # answered wherever requests are, and past the middlewares
+RESERVED = b"/-/"  # below it is nothing of users'
+DASHBOARD = b"/-/dashboard"
+ADMIN = b"/-/api/"  # where the admin API is beside requests
+OWN_ADMIN = b"/api/"  # and at a place of its own, as Ray Serve has it
+HEALTH = (b"/-/healthz", b"/-/readyz")  # answered wherever requests are, past the middlewares
 PAGE_TIMEOUT_S = 5.0
 KEPT_S = 1.0  # how long the text of the metrics is kept
 _EMPTY_BODY: Event = {"type": "http.request", "body": b"", "more_body": False}
@@ -101,7 +101,8 @@ class Front:
             max_bytes=settings.log_max_bytes,
             files=settings.log_files,
         )
-        self._root_path = root_path = options.root_path.rstrip("/")
+        self._root_path = options.root_path.rstrip("/")
+        self._raw_root = self._root_path.encode()
         self.requests = Requests(self.access_log)
         self.conversations = websocket.Conversations(link, options.request_timeout_s)
         self._shown = SharedMetrics(self.requests.metrics)
@@ -109,16 +110,9 @@ class Front:
         self._shares_origin = options.has_admin and options.pages_address is None
         self._early_bodies = ClientCounts(EARLY)
         pages = _pages(link)
+        self._pages = {path.encode() for path in pages}
         self._falcon = _falcon_app(self, pages)
         self._admin: falcon.asgi.App[Any, Any] | None = None  # until it is asked for
-        self._admin_prefix = (root_path + ADMIN).encode()
-        self._dashboard = (root_path + DASHBOARD).encode()
-        self._own_admin_prefix = (root_path + OWN_ADMIN).encode()
-        # A page has one spelling, below the root path: a proxy in front of us that was told to keep
-        # it to itself knows it by these bytes.
-        self._pages = {(root_path + path).encode(): path for path in pages}
-        self._health = {raw: path for raw, path in self._pages.items() if path in HEALTH}
-        self._reserved = (root_path + RESERVED).encode()
         self._app: App = self._answer
         self.add_cors: Callable[[Scope, Headers], Headers] | None = None  # on the short way
         if options.middlewares or options.cors:
@@ -140,7 +134,7 @@ class Front:
             request.begin(self.requests)
         # No middleware stands before pages at a place of their own, which is for operators alone,
         # nor before health: one that wants a password would keep the system from starting.
-        is_inside = request.for_pages or request.raw_path in self._health
+        is_inside = request.for_pages or self._below(request) in HEALTH
         app = self._answer if is_inside else self._app
         try:
             if request.is_socket:
@@ -174,7 +168,7 @@ class Front:
             return False
         if self.options.cors is not None and request.method == "OPTIONS":
             return False  # it may be a preflight
-        return request.raw_path[:1] == b"/" and not request.raw_path.startswith(self._reserved)
+        return request.raw_path[:1] == b"/" and not self._below(request).startswith(RESERVED)
 
     def admit(self, request: Request) -> None:
         """Raise a GreenroomError for a request that goes no further."""
@@ -250,13 +244,20 @@ class Front:
             if request.body is not None:
                 await request.body.end()
 
+    def _below(self, request: Request) -> bytes:
+        """Return the path below the root path, as it was sent.
+
+        A page has one spelling: a proxy in front of us that was told to keep it to itself knows it
+        by these bytes.
+        """
+        return request.raw_path.removeprefix(self._raw_root)
+
     def _app_for(self, request: Request) -> falcon.asgi.App[Any, Any]:
         """Return the Falcon app that a request is for."""
-        if not self.options.has_admin or not self._has_pages(request):
-            return self._falcon
-        raw_path = request.raw_path
-        is_own = request.for_pages and raw_path.startswith(self._own_admin_prefix)
-        if not (is_own or raw_path == self._dashboard or raw_path.startswith(self._admin_prefix)):
+        path = self._below(request)
+        is_admin = path == DASHBOARD or path.startswith(ADMIN)
+        is_admin |= request.for_pages and path.startswith(OWN_ADMIN)
+        if not (is_admin and self.options.has_admin and self._has_pages(request)):
             return self._falcon
         if self._admin is None:
             from greenroom.http_front.admin.api import admin_app  # noqa: PLC0415  # few need it
@@ -269,13 +270,14 @@ class Front:
 
     def page_for(self, request: Request) -> str | None:
         """Return the path of the page that is asked for; None for what the router is asked."""
-        pages = self._pages if self._has_pages(request) else self._health
-        return pages.get(request.raw_path)
+        path = self._below(request)
+        pages = self._pages if self._has_pages(request) else HEALTH
+        return path.decode() if path in pages else None
 
     async def on_request(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """Send the query to a replica; cancelling this cancels the query."""
         request: Request = req.scope[REQUEST_KEY]
-        if request.for_pages or request.raw_path in self._pages:
+        if request.for_pages or self._below(request) in self._pages:
             raise RouteNotFoundError  # pages and requests have places of their own
         if request.path == "*":  # OPTIONS, to see whether the server is there
             respond(request, resp, Reply(204, [], b""))

@@ -17,19 +17,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from greenroom.actors.caller.streams import StreamFailedError
 from greenroom.core.config import CorsOptions, HTTPOptions
 from greenroom.core.errors import InvalidRequestError
-from greenroom.http_front.request import App, Event, Headers, Receive, Scope, Send
-from greenroom.http_front.responses import declared_length, is_valid_header
+from greenroom.http_front.request import REQUEST_KEY, App, Event, Headers, Receive, Scope, Send
 
-ANSWER_KEY = "greenroom.answer"
 CHECK_FAILED = 1
 CHECK_TIMEOUT_S = 15.0  # below what the host gives the front to answer
-
-
-class BrokenAnswerError(Exception):
-    """A middleware has broken the response; the text says how."""
 
 
 def around(app: App, options: HTTPOptions) -> App:
@@ -41,12 +34,9 @@ def around(app: App, options: HTTPOptions) -> App:
 
 
 async def _outermost(chain: App, scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] != "http":
-        await chain(scope, receive, send)
-        return
-    answer = scope[ANSWER_KEY] = _Answer(scope["method"], send)
-    await chain(scope, receive, answer.send)
-    answer.check_complete()
+    await chain(scope, receive, send)
+    if scope["type"] == "http" and not scope[REQUEST_KEY].status:
+        raise RuntimeError("a middleware returned without a response")
 
 
 async def _innermost(app: App, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,62 +65,15 @@ class _Watched:
 
         async def watched(event: Event) -> None:
             nonlocal has_begun
-            has_begun = True
             await send(event)
+            has_begun = True
 
         try:
             await self._app(scope, receive, watched)
         except BaseException as error:
-            if has_begun:
-                scope[ANSWER_KEY].broke_off(error)
+            if has_begun:  # Starlette's BaseHTTPMiddleware would end it as a good one
+                scope[REQUEST_KEY].broken_by = error
             raise
-
-
-class _Answer:
-    """Looks at what leaves the middlewares: a wrong length would garble the connection."""
-
-    def __init__(self, method: str, send: Send) -> None:
-        self._method = method
-        self._send = send
-        self._left: int | None = None
-        self._is_complete = False
-        self._broken_by: BaseException | None = None
-
-    def broke_off(self, error: BaseException) -> None:
-        """Let no more of it out: Starlette's BaseHTTPMiddleware would end it as a good one."""
-        self._broken_by = error
-
-    async def send(self, event: Event) -> None:
-        if self._broken_by is not None:
-            raise StreamFailedError(f"behind the middlewares: {self._broken_by}")
-        if event["type"] == "http.response.start":
-            self._begin(event)
-        elif event["type"] == "http.response.body":
-            self._count(event)
-        await self._send(event)
-
-    def _begin(self, event: Event) -> None:
-        headers = tuple(event.get("headers", ()))
-        for name, value in headers:
-            if not is_valid_header(name, value):
-                raise BrokenAnswerError(f"a middleware sent the invalid header {name!r}")
-        length = declared_length(headers)
-        has_body = self._method != "HEAD" and event["status"] != 304
-        self._left = int(length) if length is not None and has_body else None
-
-    def _count(self, event: Event) -> None:
-        more = event.get("more_body", False)
-        if self._left is not None:
-            self._left -= len(event.get("body", b""))
-            if self._left < 0 or (self._left and not more):
-                raise BrokenAnswerError(
-                    "a middleware's response is not as long as its Content-Length"
-                )
-        self._is_complete = not more
-
-    def check_complete(self) -> None:
-        if not self._is_complete:
-            raise BrokenAnswerError("a middleware returned before the end of the response")
 
 
 def wrapped(options: HTTPOptions, app: App) -> App:

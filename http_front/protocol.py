@@ -19,13 +19,14 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from greenroom.actors.caller.streams import StreamFailedError
 from greenroom.actors.runtime.loop import nothing
 from greenroom.core.errors import BodyIncompleteError
 from greenroom.http_front.bodies import WHOLE, BadChunksError, ChunkedBody, TrailersTooLargeError
 from greenroom.http_front.connections import NO_ROOM, ClientConnection, Connections, Pace, peer_of
 from greenroom.http_front.heads import MAX_HEAD_BYTES, HeadReader, RefusedRequestError
 from greenroom.http_front.request import CLOSE, App, Event, Headers, Reply, Request
-from greenroom.http_front.responses import TEXT, response_head
+from greenroom.http_front.responses import TEXT, is_valid_header, response_head
 from greenroom.http_front.websocket import FrontSocket
 
 AHEAD = 256 * 1024  # bytes of a body that wait to be taken
@@ -126,6 +127,8 @@ class Cycle:
 
     async def send(self, event: Event) -> None:
         """Send an event of the response; its head leaves with the first part of its body."""
+        if self.request.broken_by is not None:
+            raise StreamFailedError(f"behind the middlewares: {self.request.broken_by}")
         await self._protocol.drained()
         kind = event["type"]
         has_start = self.is_started or self._start is not None
@@ -134,7 +137,11 @@ class Cycle:
                 return
             raise RuntimeError(f"the ASGI event {kind!r} is not expected now")
         if kind == "http.response.start":
-            self._start = event["status"], event.get("headers", ())
+            headers = event.get("headers", ())
+            for name, value in headers:
+                if not is_valid_header(name, value):
+                    raise RuntimeError(f"the response has the invalid header {name!r}")
+            self._start = event["status"], headers
             self.request.status = event["status"]
         elif kind == "http.response.body":
             self._send_body(event.get("body", b""), more=event.get("more_body", False))

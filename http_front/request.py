@@ -108,6 +108,7 @@ class Request:
     span: tracing.Span | None = None  # where this worker traces
     body: Body | None = None  # while Falcon has the request
     reply: Reply | None = None  # that an app is to send
+    broken_by: BaseException | None = None  # what has ended its response midway
     status: int = 0  # until the response has begun
     bytes_out: int = 0
     _scope: Scope | None = None
