@@ -86,14 +86,12 @@ _MODULES = {
     "continuous_batch": "decorators.continuous",
     "deployment": "deployments",
     "get_batch_request_context": "context",
-    "get_deployment": "classic",
     "get_multiplexed_model_id": "decorators.multiplex",
     "get_replica_context": "context",
     "get_request_context": "context",
     "get_trace_context": "context",
     "inference": "protocols.inference",
     "ingress": "decorators.ingress",
-    "list_deployments": "classic",
     "multiplexed": "decorators.multiplex",
     "openai": "protocols.openai",
     "TaskProcessorConfig": "tasks.consumers",
@@ -101,8 +99,8 @@ _MODULES = {
     "task_handler": "tasks.consumers",
 } | dict.fromkeys(
     (
-        *("RunTarget", "delete", "get_app_handle", "get_deployment_handle", "run", "run_many"),
-        *("shutdown", "shutdown_async", "start", "status"),
+        *("RunTarget", "delete", "get_app_handle", "get_deployment", "get_deployment_handle"),
+        *("list_deployments", "run", "run_many", "shutdown", "shutdown_async", "start", "status"),
     ),
     "api",
 )

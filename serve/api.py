@@ -15,15 +15,20 @@ from typing import Any, Never, TypeVar
 
 from greenroom.actors.replica import context as user_context
 from greenroom.actors.runtime.settings import grpc_names
-from greenroom.core.config import GrpcOptions, HTTPOptions, LoggingConfig, RuntimeEnv
+from greenroom.core.config import BackendConfig, GrpcOptions, HTTPOptions, LoggingConfig, RuntimeEnv
 from greenroom.core.errors import InvalidRequestError, NotRunningError
-from greenroom.core.operations import DeleteApplication
+from greenroom.core.operations import (
+    DeleteApplication,
+    GetBackendConfig,
+    GetDeployment,
+    ListDeployments,
+)
 from greenroom.core.validation import suggestion, validated
 from greenroom.serve import local_testing
-from greenroom.serve.admin import applications, session
+from greenroom.serve.admin import applications, reports, session
 from greenroom.serve.admin.checks import check_name
 from greenroom.serve.build import not_an_application
-from greenroom.serve.deployments import Application
+from greenroom.serve.deployments import Application, Deployment, DeploymentOptions
 from greenroom.serve.handle import DeploymentHandle
 from greenroom.serve.schema import ServeStatus
 
@@ -176,7 +181,7 @@ def status() -> ServeStatus:
     """Return the state of all applications; an empty one when no system runs."""
     try:
         connection = session.current().connect()
-        return ServeStatus.of(applications.read_report(connection))
+        return ServeStatus.of(reports.read_report(connection))
     except NotRunningError:
         session.current().disconnect()
         return ServeStatus()
@@ -187,8 +192,8 @@ def get_app_handle(name: str) -> DeploymentHandle:
     check_name("name", name)
     ingress = local_testing.ingress_of(name)
     if ingress is None:
-        report = applications.read_report(session.current().connect())
-        ingress = applications.ingress_of(report, name)
+        report = reports.read_report(session.current().connect())
+        ingress = reports.ingress_of(report, name)
     return DeploymentHandle(ingress, name)
 
 
@@ -204,9 +209,45 @@ def get_deployment_handle(deployment_name: str, app_name: str | None = None) -> 
         replica = user_context.replica_context()
         app_name = (replica.app_name if replica is not None else "") or "default"
     if not local_testing.has_deployment(app_name, deployment_name):
-        report = applications.read_report(session.current().connect())
-        applications.check_deployment(report, deployment_name, app_name)
+        report = reports.read_report(session.current().connect())
+        reports.check_deployment(report, deployment_name, app_name)
     return DeploymentHandle(deployment_name, app_name)
+
+
+def get_deployment(name: str) -> Deployment:
+    """Return what ``Deployment.deploy()`` has deployed; UnknownNameError if there is none.
+
+    Its code is not here: to deploy other code or settings, deploy the class or function again.
+    """
+    check_name("name", name)
+    connection = session.current().connect()
+    info = connection.request(GetDeployment(name=name))
+    config = BackendConfig.read(connection.request(GetBackendConfig(tag=name)))
+    options = DeploymentOptions(name=name, version=info["version"], config=config)
+    return Deployment(_Elsewhere(name), options)
+
+
+def list_deployments() -> dict[str, Deployment]:
+    """Return by name what :func:`get_deployment` returns, of all deployments of their own."""
+    found = session.current().connect().request(ListDeployments())
+    return {name: get_deployment(name) for name in found}
+
+
+class _Elsewhere:
+    """Stands for code that is deployed and not here."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
+        """Refuse: the code is elsewhere."""
+        raise InvalidRequestError(
+            f"the code of deployment {self.__name__!r}, which serve.get_deployment has found, is "
+            "not here; deploy its class or function again, or change settings alone with "
+            "serve.Client.connect().update_backend_config"
+        )
+
+    __reduce__ = __call__
 
 
 def _options(

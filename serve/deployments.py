@@ -30,6 +30,7 @@ from greenroom.core.config import (
     SessionAffinity,
 )
 from greenroom.core.errors import InvalidRequestError
+from greenroom.core.operations import DeleteDeployment
 from greenroom.core.validation import problems_in, suggestion, wrong_with
 from greenroom.serve.admin.checks import check_arguments
 from greenroom.serve.tasks.consumers import TASKS, queue_options
@@ -301,21 +302,42 @@ class Deployment(Generic[R_co]):
         the options ``prev_version`` and ``route_prefix``, too. The arguments replace those of the
         options ``init_args`` and ``init_kwargs``.
         """
-        from greenroom.serve import classic  # noqa: PLC0415  # few need it
+        from greenroom.serve.admin import alone, session  # noqa: PLC0415  # few need it
 
-        classic.deploy(self, init_args, init_kwargs, blocking=_blocking)
+        ours = session.current()
+        connection = ours.ensure_running()
+        ours.deployed(DeleteDeployment(name=self.name))
+        options = dict(self.settings.alone)
+        if init_args or init_kwargs:
+            options |= {"init_args": init_args, "init_kwargs": init_kwargs}
+        goal = alone.deploy(
+            connection,
+            self.name,
+            self.func_or_class,
+            version=self.version,
+            config=self.config,
+            actor_options=self.actor_options,
+            **options,
+        )
+        if _blocking:
+            with session.raising_users_own():
+                session.wait_for_goal(connection, goal)
 
     def delete(self) -> None:
         """Delete what :meth:`deploy` has deployed, and wait until it is gone."""
-        from greenroom.serve import classic  # noqa: PLC0415  # few need it
+        from greenroom.serve.admin import session  # noqa: PLC0415  # few need it
 
-        classic.delete(self.name)
+        connection = session.current().connect()
+        session.wait_for_goal(connection, connection.request(DeleteDeployment(name=self.name)))
 
     def get_handle(self, sync: bool | None = True) -> DeploymentHandle:
         """Return a handle of what :meth:`deploy` has deployed; any handle can do both ways."""
-        from greenroom.serve import classic  # noqa: PLC0415  # few need it
+        from greenroom.serve.admin import reports, session  # noqa: PLC0415  # few need it
+        from greenroom.serve.handle import DeploymentHandle  # noqa: PLC0415
 
-        return classic.get_handle(self.name)
+        connection = session.current().connect()
+        reports.check_there(connection, [(None, self.name)])
+        return DeploymentHandle(self.name, None, client=connection.queries)
 
     @property
     def ray_actor_options(self) -> ActorOptions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from greenroom.actors.host import launcher as system
 from greenroom.actors.runtime.connection import Connection
@@ -12,26 +12,16 @@ from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core import operations as ops
 from greenroom.core.comparing.comparing import Compare, Response, check_compare
 from greenroom.core.config import ActorOptions, BackendConfig
-from greenroom.core.errors import GreenroomError, InvalidRequestError, UnknownNameError
-from greenroom.core.validation import Settings, validated
-from greenroom.serve.admin import applications
-from greenroom.serve.admin.checks import (
-    check_answers_http,
-    check_arguments,
-    check_list,
-    check_mapping,
-    check_name,
-    check_path,
-    check_timeout,
-)
+from greenroom.core.errors import GreenroomError
+from greenroom.serve.admin import alone, reports
+from greenroom.serve.admin.checks import check_mapping, check_name, check_path, check_timeout
 from greenroom.serve.admin.session import (
     delete_everything,
     raising_users_own,
     stop_limit_s,
     wait_for_goal,
 )
-from greenroom.serve.code.packing import Code, pack_by_value, pack_code, packed, packed_changes
-from greenroom.serve.code.runtime_env import pack_env
+from greenroom.serve.code.packing import pack_by_value, packed, packed_changes
 from greenroom.serve.deployments import Deployment
 from greenroom.serve.handle import DeploymentHandle
 from greenroom.serve.schema import ServeStatus
@@ -46,10 +36,6 @@ def packed_compare(what: str, compare: object) -> Compare:
     code = pack_by_value(f"the compare function of {what}", compare)
     name = f"{compare.__module__}.{getattr(compare, '__qualname__', compare.__name__)}"
     return check_compare({"how": "function", "function": name, "code": code})
-
-
-S = TypeVar("S", bound=Settings)
-_BY_NAME = "/<name>"  # no route; stands for the deployment's name
 
 
 class Client:
@@ -102,21 +88,11 @@ class Client:
         """Run code under a tag; returns the goal's id."""
         check_name("tag", tag)
         what = f"backend {tag!r}"
-        target = _callable(what, func_or_class)
-        code, options, folders = self._packed_code(
-            what, target, init_args, {}, version, actor_options
+        code, folders = alone.packed_code(
+            self._connection, what, _code(func_or_class), init_args, {}, version, actor_options
         )
-        return self._goal(
-            ops.CreateBackend.of(
-                tag=tag,
-                config=packed(what, _made(BackendConfig, config)),
-                actor_options=options,
-                version=version,
-                code=code.pickled,
-                code_hash=code.hash,
-                folders=folders,
-            )
-        )
+        made = packed(what, alone.made(BackendConfig, config))
+        return self._goal(ops.CreateBackend.of(tag=tag, config=made, folders=folders, **code))
 
     def update_backend_config(
         self, tag: str, config: BackendConfig | Mapping[str, Any]
@@ -278,7 +254,7 @@ class Client:
         init_kwargs: Mapping[str, Any] | None = None,
         version: str | None = None,
         prev_version: str | None = None,
-        route_prefix: str | None = _BY_NAME,
+        route_prefix: str | None = alone.BY_NAME,
         config: BackendConfig | Mapping[str, Any] | None = None,
         actor_options: ActorOptions | Mapping[str, Any] | None = None,
     ) -> str | None:
@@ -291,38 +267,22 @@ class Client:
         ``route_prefix`` is ``/<name>`` if not given; None gives it no route. Of a Deployment, its
         own options count where none are given here.
         """
-        check_name("name", name)
         if isinstance(func_or_class, Deployment):
             version = func_or_class.version if version is None else version
             config = func_or_class.config if config is None else config
             own = func_or_class.actor_options
             actor_options = own if actor_options is None else actor_options
-        for field, value in (("version", version), ("prev_version", prev_version)):
-            if value is not None:
-                check_name(field, value)
-        route = f"/{name}" if route_prefix is _BY_NAME else route_prefix
-        check_list("init_args", init_args)
-        if init_kwargs is not None:
-            check_mapping("init_kwargs", init_kwargs)
-        what = f"deployment {name!r}"
-        target = _callable(what, func_or_class)
-        made_config = _made(BackendConfig, config)
-        if route is not None:
-            check_answers_http(what, target, made_config.http_call_methods)
-        kwargs = dict(init_kwargs or {})
-        code, options, folders = self._packed_code(
-            what, target, tuple(init_args), kwargs, version, actor_options
-        )
-        spec = {
-            "name": name,
-            "code": code.pickled,
-            "code_hash": code.hash,
-            "version": version,
-            "config": packed(what, made_config),
-            "actor_options": options,
-        }
-        return self._goal(
-            ops.Deploy.of(spec=spec, route_prefix=route, prev_version=prev_version, folders=folders)
+        return alone.deploy(
+            self._connection,
+            name,
+            _code(func_or_class),
+            init_args=init_args,
+            init_kwargs=init_kwargs,
+            version=version,
+            prev_version=prev_version,
+            route_prefix=route_prefix,
+            config=config,
+            actor_options=actor_options,
         )
 
     def delete_deployment(self, name: str) -> str | None:
@@ -353,10 +313,7 @@ class Client:
         """Return a handle of an endpoint; UnknownNameError if it is missing, unless that is ok."""
         check_name("endpoint", endpoint)
         if not missing_ok:
-            endpoints = self.list_endpoints()
-            if endpoint not in endpoints:
-                known = ", ".join(sorted(endpoints)) or "none"
-                raise UnknownNameError(f"no endpoint is named {endpoint!r}; there are: {known}")
+            reports.check_there(self._connection, [(None, endpoint)])
         return DeploymentHandle(endpoint, None, client=self._connection.queries)
 
     def wait_for_goal(self, goal_id: str | None, timeout_s: float | None = None) -> None:
@@ -385,7 +342,7 @@ class Client:
 
     def status(self) -> ServeStatus:
         """Return the state of all applications."""
-        return ServeStatus.of(applications.read_report(self._connection))
+        return ServeStatus.of(reports.read_report(self._connection))
 
     def shutdown(self) -> list[str]:
         """Delete everything, stop the system, and delete its state.
@@ -413,42 +370,11 @@ class Client:
                 f"{limit_s:g} s; see its logs/host.log"
             )
 
-    def _packed_code(
-        self,
-        what: str,
-        target: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        version: str | None,
-        actor_options: ActorOptions | Mapping[str, Any] | None,
-    ) -> tuple[Code, dict[str, Any], tuple[bytes, ...]]:
-        """Return the code, the options with their packed environment, and zips to be sent."""
-        check_arguments(what, target, args, kwargs)
-        options = _made(ActorOptions, actor_options)
-        env = pack_env(options.runtime_env)
-        code = pack_code(what, target, args, kwargs, version, env.names)
-        missing = applications.missing_of(self._connection, env.folders)
-        options = options.model_copy(update={"runtime_env": env.env})
-        return code, options.model_dump(), missing
-
     def _goal(self, request: Any) -> str | None:
         goal: str | None = self._connection.request(request)
         return goal
 
 
-def _callable(what: str, func_or_class: Any) -> Any:
-    target = func_or_class
-    if isinstance(target, Deployment):
-        target = target.func_or_class
-    if not callable(target) or not hasattr(target, "__name__"):
-        raise InvalidRequestError(f"{what}: {target!r} is no function or class")
-    return target
-
-
-def _made(model: type[S], given: S | Mapping[str, Any] | None) -> S:
-    if isinstance(given, model):
-        return given
-    if given is not None:
-        check_mapping(model.__name__, given)
-    values: Mapping[str, Any] = given or {}  # type: ignore[assignment]  # checked above
-    return validated(model, values)
+def _code(func_or_class: Any) -> Any:
+    is_deployment = isinstance(func_or_class, Deployment)
+    return func_or_class.func_or_class if is_deployment else func_or_class

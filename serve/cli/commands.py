@@ -21,7 +21,7 @@ from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport import admission
 from greenroom.core import operations as ops
 from greenroom.core.errors import DeployFailedError, GreenroomError, UnknownNameError
-from greenroom.serve.admin import applications
+from greenroom.serve.admin import applications, reports
 from greenroom.serve.admin.session import wait_for_goal
 from greenroom.serve.cli.display import Progress, note_silent, problems_of
 from greenroom.serve.cli.flags import ANYWHERE, HERE, as_json, command, settings_from
@@ -63,7 +63,7 @@ def complete_names(_ctx: click.Context, _parameter: click.Parameter, incomplete:
     """Complete the name of an application that runs on the system of the environment."""
     try:
         with connected(settings_from({})) as connection:  # soon or not at all: a shell waits
-            names = applications.read_report(connection, COMPLETION_TIMEOUT_S)["applications"]
+            names = reports.read_report(connection, COMPLETION_TIMEOUT_S)["applications"]
     except (GreenroomError, TimeoutError, OSError):
         return []  # none runs
     return sorted(name for name in names if name.startswith(incomplete))
@@ -215,7 +215,7 @@ def _show_status(settings: HostSettings, name: str | None, *, as_json: bool) -> 
     silent = silence.silent_among(here)
     try:
         with connected(settings) as connection, Progress("asking the controller"):
-            report = applications.read_report(connection, STATUS_TIMEOUT_S)
+            report = reports.read_report(connection, STATUS_TIMEOUT_S)
     except (GreenroomError, TimeoutError) as error:
         if not silent:
             raise
@@ -235,7 +235,7 @@ def _show_status(settings: HostSettings, name: str | None, *, as_json: bool) -> 
 def _show_autoscaling(settings: HostSettings, *, as_json: bool) -> None:
     """Print what autoscaling goes by and has decided."""
     with connected(settings) as connection, Progress("asking the controller"):
-        report = applications.read_autoscaling(connection, STATUS_TIMEOUT_S)
+        report = reports.read_autoscaling(connection, STATUS_TIMEOUT_S)
     if as_json:
         print_json(report)
     else:

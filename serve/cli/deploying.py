@@ -23,7 +23,7 @@ from greenroom.core.config import GrpcOptions, HTTPOptions, RuntimeEnv
 from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.core.operations import DeployFlags
 from greenroom.core.validation import problems_in
-from greenroom.serve.admin import applications, declarative
+from greenroom.serve.admin import applications, declarative, reports
 from greenroom.serve.build import Built, build as built_of
 from greenroom.serve.cli import commands, config_file
 from greenroom.serve.cli.display import Progress, front_url
@@ -240,7 +240,7 @@ def _wait_for_all(
     """Wait for every application; the errors of all that fail are told."""
     began_at = time.monotonic()
     routes = {spec.name: spec.route_prefix for spec in built.applications}
-    url = front_url(applications.read_report(connection, commands.STATUS_TIMEOUT_S)) or ""
+    url = front_url(reports.read_report(connection, commands.STATUS_TIMEOUT_S)) or ""
     failed: list[str] = []
     for name, goal in goals.items():
         does, did = ("deploy", "deployed") if name in routes else ("delet", "deleted")
@@ -260,7 +260,7 @@ def _wait_for_all(
 
 
 def _of_canary(connection: Connection, name: str) -> str:
-    report = applications.read_report(connection, commands.STATUS_TIMEOUT_S)
+    report = reports.read_report(connection, commands.STATUS_TIMEOUT_S)
     canary = (report["applications"].get(name) or {}).get("canary") or {}
     return f"; {canary['why']}" if canary.get("why") else ""
 
@@ -322,7 +322,7 @@ def run(
         of = _file_name(names[0]) if len(names) == 1 else "*"
         logs = Logs(settings.logs_dir, f"replica-{of}#*.log")
         logs.skip()
-        there = applications.read_report(connection).get("applications") or {}
+        there = reports.read_report(connection).get("applications") or {}
         for name in names:
             if name not in there:
                 undo.callback(_delete, connection, name)

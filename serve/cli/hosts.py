@@ -13,7 +13,7 @@ from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport.cluster_key import ClusterKeyError, create_key, make_key
 from greenroom.core import operations as ops
 from greenroom.core.errors import GreenroomError
-from greenroom.serve.admin import applications
+from greenroom.serve.admin import reports
 from greenroom.serve.admin.session import delete_everything
 from greenroom.serve.cli.commands import STATUS_TIMEOUT_S, connected
 from greenroom.serve.cli.display import Progress
@@ -141,7 +141,7 @@ def _destroy(settings: HostSettings, *, is_sure: bool) -> None:
     with Progress("stopping"):
         with contextlib.suppress(GreenroomError, TimeoutError), connected(settings) as connection:
             delete_everything(connection)
-            if len(applications.read_report(connection).get("hosts") or ()) > 1:
+            if len(reports.read_report(connection).get("hosts") or ()) > 1:
                 connection.request(ops.StopCluster(forget=True), timeout_s=STATUS_TIMEOUT_S)
         stopped = system.stop(settings, forget=True)
     click.echo(f"{'stopped' if stopped else 'nothing was running'}; its state is deleted")

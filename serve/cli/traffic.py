@@ -15,7 +15,7 @@ from greenroom.core import operations as ops
 from greenroom.core.comparing.comparing import check_compare
 from greenroom.core.comparing.latencies import MIN_PAIRS, Interval, percentile
 from greenroom.core.errors import InvalidRequestError
-from greenroom.serve.admin import applications
+from greenroom.serve.admin import reports
 from greenroom.serve.admin.client import Client
 from greenroom.serve.admin.session import wait_for_goal
 from greenroom.serve.cli.commands import connected, print_json, print_lines
@@ -65,7 +65,7 @@ def rollout(
     with usage():
         begin = ops.StartRollout.of(endpoint=endpoint, **fields) if fields.get("to") else None
     with connected(settings) as connection:
-        named = applications.endpoint_named(connection, endpoint)
+        named = reports.endpoint_named(connection, endpoint)
         if begin is None:
             kind = ops.PromoteRollout if promote else ops.AbortRollout
             connection.request(kind(endpoint=named))
@@ -99,7 +99,7 @@ def rollout(
 def diff(endpoint: str, as_json: bool, settings: HostSettings) -> None:
     """Show how the answers of ENDPOINT's shadows differ from those that clients get."""
     with connected(settings) as connection:
-        named = applications.endpoint_named(connection, endpoint)
+        named = reports.endpoint_named(connection, endpoint)
         found: dict[str, Any] = connection.request(ops.GetDifferences(endpoint=named))
     if as_json:
         print_json(found)
@@ -163,7 +163,7 @@ def record(
     """
     if stop:
         with connected(settings) as connection:
-            named = applications.endpoint_named(connection, endpoint)
+            named = reports.endpoint_named(connection, endpoint)
             recording.stop(Client(connection, settings), named)
         click.echo(f"nothing of {endpoint!r} is recorded")
         return
@@ -174,7 +174,7 @@ def record(
         client = Client(connection, settings)
         done = recording.record(
             client,
-            applications.endpoint_named(connection, endpoint),
+            reports.endpoint_named(connection, endpoint),
             file,
             sample=sample,
             max_bytes=int(max_mb * MB),
@@ -223,13 +223,13 @@ def replay(
         how = check_compare({"how": compare, "relative_tolerance": tolerance, "ignore": ignore})
     with connected(settings) as connection:
         client = Client(connection, settings)
-        to = applications.endpoint_named(connection, to)  # and of an application, its backend
+        to = reports.endpoint_named(connection, to)  # and of an application, its backend
         if baseline is None:
             baseline = replaying.serving(client, recording.endpoint_of(file), to)
         elif baseline == NO_BASELINE:
             baseline = None
         else:
-            baseline = applications.endpoint_named(connection, baseline)
+            baseline = reports.endpoint_named(connection, baseline)
         found = replaying.replay(
             client, connection.queries, file, to=to, baseline=baseline, how=how, speed=speed
         )

@@ -134,9 +134,10 @@ def test_code_of_ray_serve_1_deploys_with_versions(running: RunningSystem, name:
         Versioned.options(version="3", prev_version="1").deploy("three")
     found = serve.get_deployment(name)
     assert (found.version, found.num_replicas, found.max_ongoing_requests) == ("2", 1, 7)
-    found.options(num_replicas=2).deploy()
-    assert serve.list_deployments()[name].num_replicas == 2
-    with pytest.raises(InvalidRequestError, match="is not here, so only settings can be changed"):
+    assert serve.list_deployments()[name].num_replicas == 1
+    with pytest.raises(
+        InvalidRequestError, match="is not here; deploy its class or function again"
+    ):
         found.options(version="4").deploy()
     found.delete()
     assert name not in serve.list_deployments()

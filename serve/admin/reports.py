@@ -1,0 +1,68 @@
+"""What the controller reports, and what is there by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from greenroom.actors.runtime.connection import Connection
+from greenroom.core import operations as ops
+from greenroom.core.errors import UnknownNameError
+
+
+def read_report(connection: Connection, timeout_s: float | None = None) -> dict[str, Any]:
+    """Return the object that ``greenroom status --json`` prints."""
+    report: dict[str, Any] = connection.request(ops.GetStatus(), timeout_s=timeout_s)
+    return report
+
+
+def read_autoscaling(connection: Connection, timeout_s: float | None = None) -> dict[str, Any]:
+    """Return the object that ``greenroom status --autoscaling --json`` prints."""
+    report: dict[str, Any] = connection.request(ops.GetAutoscaling(), timeout_s=timeout_s)
+    return report
+
+
+def ingress_of(report: dict[str, Any], name: str) -> str:
+    """Return the name of an application's ingress; UnknownNameError naming those there are."""
+    application = _entry(report.get("applications") or {}, name, "application")
+    deployments = application["deployments"]
+    if ingress := application.get("ingress"):
+        return str(ingress)
+    endpoints = report.get("endpoints") or {}
+    routed = [d for d in deployments if (endpoints.get(f"{name}#{d}") or {}).get("route")]
+    return str((routed or list(deployments))[-1])  # the ingress is deployed last
+
+
+def endpoint_named(connection: Connection, name: str) -> str:
+    """Return the endpoint that a command's argument means: of an application its ingress.
+
+    A name that is neither is returned as it is, for the error of what is asked for.
+    """
+    report = read_report(connection)
+    if name in (report.get("endpoints") or {}) or name not in (report.get("applications") or {}):
+        return name
+    return f"{name}#{ingress_of(report, name)}"
+
+
+def check_there(connection: Connection, needs: Iterable[tuple[str | None, str]]) -> None:
+    """Raise UnknownNameError unless there are these: an application's deployments, endpoints."""
+    report = None
+    for application, name in needs:
+        report = report or read_report(connection)
+        if application is None:
+            _entry(report.get("endpoints") or {}, name, "endpoint")
+        else:
+            check_deployment(report, name, application)
+
+
+def check_deployment(report: dict[str, Any], deployment: str, name: str) -> None:
+    """Raise UnknownNameError unless the application has the deployment."""
+    application = _entry(report.get("applications") or {}, name, "application")
+    _entry(application["deployments"], deployment, f"deployment of application {name!r}")
+
+
+def _entry(entries: dict[str, Any], name: str, what: str) -> Any:
+    if name not in entries:
+        known = ", ".join(sorted(entries)) or "none"
+        raise UnknownNameError(f"no {what} is named {name!r}; there are: {known}")
+    return entries[name]
