@@ -38,11 +38,11 @@ from typing import Any
 import psutil
 from thespian.actors import Actor, ActorExitRequest, ActorSystem
 
-from greenroom.actors.transport import base
 from greenroom.actors.transport.addresses import ProcessAddress
 from greenroom.actors.transport.admission import Admission
 from greenroom.actors.transport.cluster_key import KeyFiles, ensure_key
 from greenroom.actors.transport.gate import Gate
+from greenroom.actors.transport.thespian_base import install
 
 HERE, THERE, NEXT_DOOR = "127.0.0.21", "127.0.0.22", "127.0.0.23"
 KINDS = ("to the other host", "within a host", "with a new connection")
@@ -226,7 +226,7 @@ def systems(port: int, folder: Path) -> Iterator[tuple[Any, Any]]:
         for address in (HERE, THERE):
             os.environ["GREENROOM_BIND"] = address
             log = {"version": 1, "root": {"level": "ERROR"}}
-            started.append(ActorSystem(base.install(), {"Admin Port": port}, log, True))
+            started.append(ActorSystem(install(), {"Admin Port": port}, log, True))
         yield started[0], started[1]
     finally:
         for system in started:

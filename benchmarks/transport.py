@@ -15,7 +15,7 @@ from typing import Any
 
 from thespian.actors import Actor, ActorExitRequest, ActorSystem
 
-from greenroom.actors.transport.base import install
+from greenroom.actors.transport.thespian_base import install
 
 ASK_S = 120
 MEGABYTE = 1024 * 1024

@@ -82,9 +82,9 @@ from greenroom.actors.runtime.processes import (
     this_process,
 )
 from greenroom.actors.runtime.settings import HostSettings, read_settings
-from greenroom.actors.transport import base
-from greenroom.actors.transport.addresses import ProcessAddress, host_of_admin, own_release
+from greenroom.actors.transport.addresses import admin_of_port, own_release
 from greenroom.actors.transport.sockets import holder_of, names_taken
+from greenroom.actors.transport.thespian_base import install
 from greenroom.core.errors import StartError
 from greenroom.core.operations import StopCluster
 from greenroom.persistence.kv import StoreError, StoreMissingError
@@ -263,7 +263,7 @@ def _start_actor_system(settings: HostSettings, process: Process) -> Process:
         "root": {"level": "WARNING", "handlers": ["err"]},
     }
     try:
-        ActorSystem(base.install(), binding.capabilities_of(settings), logDefs=thespian_logging)
+        ActorSystem(install(), binding.capabilities_of(settings), logDefs=thespian_logging)
     except ActorSystemException as error:
         raise StartError(f"the actor system does not start on port {port}: {error}") from error
     # It answers before it is our child: the process that forked it has to end, and it to get its
@@ -278,7 +278,7 @@ def _start_actor_system(settings: HostSettings, process: Process) -> Process:
 
 def _describe_admin(port: int) -> str | None:
     """Return "pid N (command)" of another system's admin, which on one host has no TCP port."""
-    name = ProcessAddress(host_of_admin(port), port).socket_name
+    name = admin_of_port(port).socket_name
     holder = holder_of(name) if name in names_taken() else None
     return describe_process(holder.pid) if holder is not None and holder.is_ours else None
 

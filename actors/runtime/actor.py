@@ -248,7 +248,7 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
         self.settings: HostSettings = machine.read_settings()
         self.pulse = machine.pulse(runs_user_code=self.runs_user_code)
         self._crash_loop = CrashLoop(self.settings.run_dir, self.role)
-        self._loop = Loop(manager.transport, manager._send_intent, self.turn_failed, machine)
+        self._loop = Loop(manager.transport.mailbox, self.turn_failed, machine)
         machine.configure_logging(self.settings, self.role)
         self.records = machine.run_records(self.settings.run_dir, call_later=self._loop.call_later)
         self.records.add(self.process, self.role, self.role)

@@ -19,11 +19,8 @@ import os
 import resource
 from collections import deque
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol
-
-from thespian.system.transport import TransmitIntent
 
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime.liveness import Pulse, SilenceWatch
@@ -34,7 +31,6 @@ logger = logging.getLogger(__name__)
 Callback = Callable[[], None]
 Timer = asyncio.TimerHandle
 
-DELIVERY_TIMEOUT_S = 30.0
 MAX_BATCH = 256
 # From so many items on, what a turn gathers is sent before its end: the receiver begins while the
 # sender goes on. With 64 connections: 8,720 requests/s instead of 7,480, and 7,740 with 4.
@@ -76,8 +72,8 @@ class Transport(Protocol):
         message: Any,
         on_sent: Callback | None,
         on_failed: Callback | None,
-    ) -> bool:
-        """Send past Thespian, and return True, if ``target`` can be reached so."""
+    ) -> None:
+        """Send; then one of the callbacks, once that has arrived or failed."""
 
     def write(self, target: Address) -> None:
         """Write what was sent to ``target`` now, where that is cheap."""
@@ -114,16 +110,15 @@ class BeatLink(Protocol):
 
 
 class Loop:
-    """One process's loop; ``schedule`` takes Thespian's description of a delivery.
+    """One process's loop; ``on_error`` gets what a callback raises.
 
-    ``on_error`` gets what a callback raises; by default that is logged, and all goes on.
+    By default that is logged, and all goes on.
     ``machine`` is what the loop and all on it have of the operating system.
     """
 
     def __init__(
         self,
         transport: Transport,
-        schedule: Callable[[Any], None],
         on_error: Callable[[Exception], None] | None = None,
         machine: Machine = MACHINE,
     ) -> None:
@@ -134,7 +129,6 @@ class Loop:
         self._is_stopped = False
         self.deliveries_at_once = transport.deliveries_at_once
         self._transport = transport
-        self._schedule = schedule
         self._posted: deque[Callback] = deque()
         self._woken = False
         self._pidfds: dict[int, Process] = {}
@@ -175,17 +169,7 @@ class Loop:
         """
         sent = None if on_sent is None else partial(self.guarded, on_sent)
         failed = None if on_failed is None else partial(self.guarded, on_failed)
-        if self._transport.send(target, message, sent, failed):
-            return
-        self._schedule(
-            TransmitIntent(
-                target,
-                message,
-                onSuccess=_outcome(sent),
-                onError=_outcome(failed),
-                maxPeriod=timedelta(seconds=DELIVERY_TIMEOUT_S),
-            )
-        )
+        self._transport.send(target, message, sent, failed)
 
     def is_here(self, target: Address) -> bool:
         """Return whether ``target`` is on this host, where the end of a process is certain."""
@@ -337,10 +321,6 @@ def end_where_starved(*loops: Loop) -> bool:
 
 def nothing() -> None:
     """Stand in for a callback."""
-
-
-def _outcome(callback: Callback | None) -> Callable[[Any, Any], None] | None:
-    return None if callback is None else lambda _result, _intent: callback()
 
 
 class Repeats:

@@ -25,7 +25,7 @@ from greenroom.actors.runtime.processes import (
 )
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.actors.transport.addresses import parse_address
-from greenroom.actors.transport.base import attach
+from greenroom.actors.transport.mailbox import attach
 
 
 class Machine:

@@ -29,8 +29,9 @@ from greenroom.actors.messages.control import Identify, IdentifyReply
 from greenroom.actors.messages.queries import Address, AskProxy, AskProxyReply, Process
 from greenroom.actors.runtime.loop import Callback, Loop
 from greenroom.actors.runtime.machine import MACHINE, Machine
+from greenroom.actors.transport.addresses import Way
 from greenroom.actors.transport.admission import Trouble
-from greenroom.actors.transport.endpoints import Way, close_loop
+from greenroom.actors.transport.descriptors import close_loop
 from greenroom.core.errors import NotRunningError
 
 logger = logging.getLogger(__name__)
@@ -71,10 +72,9 @@ class Port:
             machine.address_of(gate) for gate in (way.gates if way is not None else ())
         ]
         self._learnt: list[Address] = []
-        self._transport = machine.attach(admin_port, loop, self._arrived, way)
-        schedule = partial(self._transport.scheduleTransmit, None)
-        self.loop = Loop(self._transport, schedule, on_error, machine)
-        self.address: Address = self._transport.myAddress
+        self._mailbox = machine.attach(admin_port, loop, self._arrived, way)
+        self.loop = Loop(self._mailbox, on_error, machine)
+        self.address: Address = self._mailbox.address
         self._handlers: dict[type, Callable[[Any, Address], None]] = {
             IdentifyReply: self._identified,
             AskProxyReply: lambda message, _: self._answered(message.request_id, message.value),
@@ -92,7 +92,7 @@ class Port:
 
     def detach(self) -> None:
         """Leave; what is under way is dropped."""
-        self._transport.close()
+        self._mailbox.close()
         self.loop.close()
 
     def learn_gates(self, addresses: Iterable[str]) -> None:
@@ -103,11 +103,11 @@ class Port:
     @property
     def gates(self) -> list[Address]:
         """The known admins of the system, any of which will do."""
-        return [*self._given, *self._learnt] or [self._transport.admin_address]
+        return [*self._given, *self._learnt] or [self._mailbox.admin_address]
 
     def trouble(self, gate: Address | None = None) -> Trouble:
         """Return why an admin, by default the system's, was not reached last."""
-        return self._transport.trouble_with(gate or self._transport.admin_address)
+        return self._mailbox.trouble_with(gate or self._mailbox.admin_address)
 
     def reach(self, gate: Address, on_lost: Callback) -> None:
         """Connect to another host's admin; ``on_lost``, once, when it cannot be reached, or ends.
@@ -120,7 +120,7 @@ class Port:
                 cancel()
             self.loop.guarded(on_lost)
 
-        cancel = self._transport.watch_remote(gate, lost)
+        cancel = self._mailbox.watch_remote(gate, lost)
 
     def probe(self, on_probed: Callable[[bool], None]) -> None:
         """Ask the actor system's admins whether one is there; one that hangs never answers."""
@@ -152,7 +152,7 @@ class Port:
         self._await(instance, on_located)
         request = PendingActor(class_name, None, instance, None, globalName=global_name)
         self.loop.send(
-            gate or self._transport.admin_address,
+            gate or self._mailbox.admin_address,
             request,
             on_failed=lambda: self._answered(instance, None),
         )

@@ -29,9 +29,8 @@ from pydantic_settings import (
 )
 
 from greenroom.actors.runtime.state_dir import write_private
-from greenroom.actors.transport.addresses import LOOPBACK, ProcessAddress
+from greenroom.actors.transport.addresses import LOOPBACK, ProcessAddress, Way
 from greenroom.actors.transport.cluster_key import ClusterKeyError, ensure_key
-from greenroom.actors.transport.endpoints import Way
 from greenroom.core.config import (
     MAX_GRPC_MESSAGE_BYTES,
     MAX_GRPC_RPCS,

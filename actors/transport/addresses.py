@@ -15,7 +15,8 @@ import re
 import secrets
 import socket
 import sys
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from greenroom.actors.transport.sockets import is_listening, names_taken
 from greenroom.core import formats
@@ -85,6 +86,13 @@ class ProcessAddress:
         return self.socket_name + b"/door"
 
 
+class Way(NamedTuple):
+    """How a process that is no actor comes to a system, where its environment does not say it."""
+
+    gates: tuple[str, ...]  # IP:PORT of hosts of another system; empty for this host's
+    environ: Mapping[str, str]  # where the cluster file is
+
+
 def _own_names() -> str:
     return f"\0greenroom-{os.geteuid()}/"
 
@@ -121,6 +129,11 @@ def host_of_admin(port: int) -> str:
     return LOOPBACK if here is None else here[len(_own_names()) : -len(f":{port}")].decode()
 
 
+def admin_of_port(port: int) -> ProcessAddress:
+    """Return the address of this machine's admin of that port; see :func:`host_of_admin`."""
+    return ProcessAddress(host_of_admin(port), port)
+
+
 def host_towards(gate: ProcessAddress) -> str:
     """Return the address of this host from which the kernel would reach another's gate."""
     if ipaddress.IPv4Address(gate.host).is_loopback:
@@ -139,6 +152,11 @@ def drawn_address(host: str, port: int = 0) -> ProcessAddress:
     ``port`` is the admin's.
     """
     return ProcessAddress(host, (1 + secrets.randbelow(_DRAWN)) * (LAST_PORT + 1) + port)
+
+
+def drawn_beside(admin: ProcessAddress) -> ProcessAddress:
+    """Return an address that no process had or will have, in the actor system of ``admin``."""
+    return drawn_address(admin.host, admin.number)
 
 
 def parse_address(text: str) -> ProcessAddress:

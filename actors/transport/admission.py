@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from greenroom.actors.transport.addresses import ProcessAddress
-from greenroom.actors.transport.endpoints import Shortage
+from greenroom.actors.transport.descriptors import Shortage
 from greenroom.actors.transport.sockets import credentials_of
 
 # --- Bounds on unauthenticated connections --------------------------------------------------------

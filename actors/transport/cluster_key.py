@@ -27,10 +27,11 @@ import re
 import secrets
 import ssl
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from greenroom.actors.transport.addresses import LOOPBACK, ProcessAddress
 from greenroom.core.cluster.key_rotation import KeyIds
 
 logger = logging.getLogger(__name__)
@@ -312,6 +313,26 @@ class KeyFiles:
             logger.warning("%s; what it held before stays in use", error)
         else:
             self._held = held
+
+
+def keys_of(own: ProcessAddress, environ: Mapping[str, str]) -> KeyFiles | None:
+    """Return the cluster's files for the process at ``own``; None on a host that is not bound.
+
+    ClusterKeyError when they cannot be used. Without one an admin raises, too; any other process,
+    such as a command, then reaches this host's processes only.
+    """
+    if own.host == LOOPBACK:
+        return None
+    path = environ.get("GREENROOM_KEY_FILE")
+    if path:
+        files = KeyFiles(Path(path))
+        files.tls()  # raises now rather than with the first connection
+        return files
+    if own.is_admin:
+        raise ClusterKeyError(
+            f"a system bound to {own.host} needs the cluster file: name it by GREENROOM_KEY_FILE"
+        )
+    return None
 
 
 def _mark(path: Path) -> _Mark:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from thespian.system.multiprocCommon import startChild
 
-from greenroom.actors.transport.endpoints import Endpoint
+from greenroom.actors.transport.thespian_base import Endpoint
 
 PROGRAM = "from greenroom.actors.transport.handover import go_on; go_on()"
 
@@ -28,9 +28,9 @@ def hand_over(manager: Any, python: str, message: Any, sender: Any) -> NoReturn:
     is no such program; the actor then goes on as it was.
     """
     transport, kind = manager.transport, type(manager.actorInst)
-    listeners = transport.links.listeners()
-    own = transport.myAddress
-    endpoint = Endpoint(None, own, manager._parentAddr, transport.admin_address, [])
+    listeners = transport.mailbox.links.listeners()
+    own, admin = transport.myAddress, transport.mailbox.admin_address
+    endpoint = Endpoint(None, own, manager._parentAddr, admin, [])
     endpoint.listeners, endpoint.first = listeners, (message, sender)
     arguments: tuple[Any, ...] = (
         f"{kind.__module__}.{kind.__qualname__}",
@@ -39,7 +39,7 @@ def hand_over(manager: Any, python: str, message: Any, sender: Any) -> NoReturn:
         type(transport),
         *(None, None),  # no source of its own
         manager._parentAddr,
-        transport.admin_address,
+        admin,
         own,  # to tell that it has started, which its parent knows
         manager.asLogger,
         manager._childReqs,

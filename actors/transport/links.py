@@ -40,7 +40,7 @@ from greenroom.actors.transport.admission import Admission, Listener, Trouble, l
 from greenroom.actors.transport.beats import BeatLink, answer_beats
 from greenroom.actors.transport.cluster_key import KeyFiles
 from greenroom.actors.transport.connection import MESSAGE_COST, Connection, Session, Stream, Unsent
-from greenroom.actors.transport.endpoints import Shortage
+from greenroom.actors.transport.descriptors import Shortage
 from greenroom.actors.transport.frames import (
     ACK,
     CHUNK,

@@ -51,8 +51,8 @@ def nothing(*_args: Any, **_kwargs: Any) -> None:
     """Stand in for what the simulation has no need of."""
 
 
-class Transport:
-    """What loops and ports need of a transport, for one address of a process."""
+class Mailbox:
+    """What loops and ports need of a mailbox, for one address of a process."""
 
     starved_s = 0.0
 
@@ -61,7 +61,7 @@ class Transport:
     ) -> None:
         self.loop = process
         self.deliveries_at_once = simulation.deliveries_at_once
-        self.myAddress = address
+        self.address = address
         self.admin_address = Address(admin)
         self._world = simulation.world
 
@@ -71,13 +71,12 @@ class Transport:
         if self._world.current is not process:
             process.enqueue(lambda: None)
 
-    def send(self, target: Any, message: Any, on_sent: Any, on_failed: Any) -> bool:
+    def send(self, target: Any, message: Any, on_sent: Any, on_failed: Any) -> None:
         if isinstance(target, Later) and target.resolved() is None:
             target.waiting.append((message, on_sent, on_failed))
         else:
             to = target.resolved()
-            self._world.send(self.loop, self.myAddress, to, message, on_sent, on_failed)
-        return True
+            self._world.send(self.loop, self.address, to, message, on_sent, on_failed)
 
     def is_here(self, target: Any) -> bool:
         return host_of(target.resolved()) == self.loop.host
@@ -100,9 +99,6 @@ class Transport:
     def write(self, _target: Any) -> None:
         """Do nothing: what was sent is on its way."""
 
-    def scheduleTransmit(self, _manager: Any, intent: Any) -> None:
-        raise AssertionError(f"every address can be reached: {intent}")
-
     def close(self) -> None:
         """Nothing is needed."""
 
@@ -123,12 +119,10 @@ class Manager:
     def __init__(self, simulation: Simulation, process: SimProcess, address: Address) -> None:
         self.address = address
         admin = simulation.admin_number(process.host)
-        self.transport = Transport(simulation, process, address, admin)
+        self.mailbox = Mailbox(simulation, process, address, admin)
+        self.transport = SimpleNamespace(mailbox=self.mailbox)
         self._simulation = simulation
         self._process = process
-
-    def _send_intent(self, intent: Any) -> None:
-        raise AssertionError(f"every address can be reached: {intent}")
 
     def createActor(
         self, actor_class: Any, _requirements: Any, global_name: str, _hash: Any
@@ -143,7 +137,7 @@ class Manager:
             raises_in, self._process.raises_in = self._process.raises_in, None
             for message, on_sent, on_failed in waiting:
                 if number is not None:
-                    self.transport.send(later, message, on_sent, on_failed)
+                    self.mailbox.send(later, message, on_sent, on_failed)
                 elif on_failed is not None:
                     on_failed()
             self._process.raises_in = raises_in

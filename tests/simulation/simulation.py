@@ -39,7 +39,7 @@ from tests.simulation.hosts import (
     settings_of,
 )
 from tests.simulation.links import OUTSIDE
-from tests.simulation.processes import Manager, SimMachine, Transport, replaced
+from tests.simulation.processes import Mailbox, Manager, SimMachine, replaced
 from tests.simulation.shared_disk import SharedDisk
 from tests.simulation.world import InvariantError, SimProcess, World
 
@@ -178,13 +178,13 @@ class Simulation(logging.Handler):
     def spawn(self, role: str, host: int = 0) -> SimProcess:
         return SimProcess(self.world, role, host)
 
-    def attach(self, arrived: Callable[[Any], None]) -> Transport:
+    def attach(self, arrived: Callable[[Any], None]) -> Mailbox:
         """Give the running process another address, as a Port has it."""
         process = self.world.current
         assert process is not None
         address = self.world.listen(process, lambda body, sender: arrived(_Envelope(body, sender)))
         admin = 0 if process.host == OUTSIDE else process.host
-        return Transport(self, process, address, self.admin_number(admin))
+        return Mailbox(self, process, address, self.admin_number(admin))
 
     def start_host(self, number: int) -> None:
         """Start a host's admin and host process, from what is on the disk."""
@@ -203,8 +203,8 @@ class Simulation(logging.Handler):
         if not isinstance(body, PendingActor) or admin is None:
             return
         if body.actorClassName == CONTROLLER[0] and self.shape == JOINED and host:
-            transport = Transport(self, admin, sender, 0)  # the leader's admin answers
-            transport.send(Address(self.admin_number(0)), body, None, None)
+            mailbox = Mailbox(self, admin, sender, 0)  # the leader's admin answers
+            mailbox.send(Address(self.admin_number(0)), body, None, None)
             return
 
         def answer() -> None:
@@ -217,8 +217,8 @@ class Simulation(logging.Handler):
                     actualAddress=address,
                     errorCode=None if address is not None else 3586,  # no capable system
                 )
-                transport = Transport(self, admin, Address(self.admin_number(host)), 0)
-                self.world.run_as(admin, lambda: transport.send(sender, reply, None, None))
+                mailbox = Mailbox(self, admin, Address(self.admin_number(host)), 0)
+                self.world.run_as(admin, lambda: mailbox.send(sender, reply, None, None))
 
         is_quick = (host, body.globalName) in self.names
         self.world.after(0.001 if is_quick else self.world.rng.uniform(0.005, 0.05), answer)

@@ -11,9 +11,9 @@ import sys
 
 from thespian import test as thespian_tests
 
-from greenroom.actors.transport import base
+from greenroom.actors.transport import thespian_base
 
-sys.modules["thespian.system.multiprocTCPBase"] = base
+sys.modules["thespian.system.multiprocTCPBase"] = thespian_base
 
 
 def pytest_collection_modifyitems(config, items):
@@ -40,7 +40,8 @@ def free_admin_port():
 
 
 def _is_free(port):
-    return not base.Transport.probeAdmin(base.Transport.getAdminAddr({"Admin Port": port}))
+    transport = thespian_base.Transport
+    return not transport.probeAdmin(transport.getAdminAddr({"Admin Port": port}))
 
 
 thespian_tests.get_free_admin_port = free_admin_port

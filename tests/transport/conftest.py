@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from thespian.actors import ActorSystem
 
-from greenroom.actors.transport.base import install
+from greenroom.actors.transport.thespian_base import install
 from tests.support.systems import free_port
 from tests.transport.workers import Worker
 from tests.transport.worlds import World

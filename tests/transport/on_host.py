@@ -8,7 +8,7 @@ import time
 
 from thespian.actors import ActorSystem
 
-from greenroom.actors.transport.base import install
+from greenroom.actors.transport.thespian_base import install
 from tests.transport.workers import Worker
 
 PORT = 1900

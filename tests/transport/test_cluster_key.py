@@ -16,11 +16,11 @@ from greenroom.actors.transport.cluster_key import (
     create_key,
     ensure_key,
     key_id,
+    keys_of,
     make_key,
     read_key,
     write_key,
 )
-from greenroom.actors.transport.endpoints import keys_of
 from greenroom.core.cluster.key_rotation import KeyIds
 
 

@@ -8,7 +8,7 @@ import resource
 import select
 import socket
 
-from greenroom.actors.transport import endpoints as descriptors
+from greenroom.actors.transport import descriptors
 
 
 def in_child(action) -> bytes:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from greenroom.actors.transport import base as inbox_module
-from greenroom.actors.transport.base import MAX_WAITING_BYTES, SLICE_S, Inbox
+from greenroom.actors.transport import mailbox as inbox_module
 from greenroom.actors.transport.envelopes import Envelope
+from greenroom.actors.transport.mailbox import MAX_WAITING_BYTES, SLICE_S, Inbox
 
 
 @pytest.fixture

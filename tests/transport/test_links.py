@@ -14,7 +14,7 @@ import pytest
 from greenroom.actors.transport import connection, links, sockets
 from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
 from greenroom.actors.transport.connection import PATIENT_MESSAGES
-from greenroom.actors.transport.endpoints import Shortage
+from greenroom.actors.transport.descriptors import Shortage
 from greenroom.actors.transport.frames import (
     CHUNK,
     DATA,

@@ -10,8 +10,8 @@ from thespian.actors import ActorAddress
 
 from greenroom.actors.transport import admission, admission as strangers
 from greenroom.actors.transport.addresses import ProcessAddress, host_of_admin
-from greenroom.actors.transport.endpoints import Naming
 from greenroom.actors.transport.sockets import own_listener
+from greenroom.actors.transport.thespian_base import Naming
 from tests.support.another_user import NOBODY, another_user
 from tests.transport.worlds import HOST
 

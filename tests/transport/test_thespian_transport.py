@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import logging
 import os
 import pickle
+import re
 import signal
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import thespian
 from thespian.actors import (
     ActorAddress,
     ActorExitRequest,
@@ -31,15 +35,16 @@ from thespian.system.transport import (
     TransmitOnly,
 )
 
-from greenroom.actors.transport import connection
+from greenroom.actors.transport import connection, thespian_base
 from greenroom.actors.transport.addresses import drawn_address
-from greenroom.actors.transport.base import Transport
-from greenroom.actors.transport.endpoints import Attach
+from greenroom.actors.transport.mailbox import attach
+from greenroom.actors.transport.thespian_base import Transport
 from tests.support.systems import wait_until
 from tests.support.timing import check_within
 
 DEADLINE = timedelta(seconds=30)
-CAPABILITIES = {"Admin Port": 1}
+PORT = 1
+CAPABILITIES = {"Admin Port": PORT}
 
 
 def new_transport() -> Transport:
@@ -63,18 +68,14 @@ def transport(transports):
 def echo():
     """Return the address of a transport on a thread that sends everything back."""
     loop = asyncio.new_event_loop()
-    echoing = Transport(
-        Attach(
-            loop,
-            lambda envelope: echoing.scheduleTransmit(
-                None, TransmitIntent(envelope.sender, envelope.message)
-            ),
-        ),
-        CAPABILITIES,
+    echoing = attach(
+        PORT,
+        loop,
+        lambda envelope: echoing.send(envelope.sender, envelope.message, None, None),
     )
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    yield echoing.myAddress
+    yield echoing.address
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     echoing.close()
@@ -438,8 +439,8 @@ def test_a_transport_attaches_to_a_loop_that_runs(echo):
     async def ask():
         loop = asyncio.get_running_loop()
         answer = loop.create_future()
-        attached = Transport(Attach(loop, answer.set_result), CAPABILITIES)
-        Sent(attached, echo)
+        attached = attach(PORT, loop, answer.set_result)
+        attached.send(echo, "hello", None, None)
         envelope = await asyncio.wait_for(answer, DEADLINE.total_seconds())
         attached.close()
         return envelope.message
@@ -458,10 +459,9 @@ def test_what_a_callback_raises_is_the_loops_and_the_next_message_is_handled():
         seen.append(envelope.message)
         loop.stop()
 
-    attached = Transport(Attach(loop, take), CAPABILITIES)
-    sender = Transport(Attach(loop, take), CAPABILITIES)
+    attached, sender = attach(PORT, loop, take), attach(PORT, loop, take)
     for message in ("bad", "good"):
-        Sent(sender, attached.myAddress, message)
+        sender.send(attached.address, message, None, None)
     loop.call_later(DEADLINE.total_seconds(), loop.stop)
     loop.run_forever()
     assert seen == ["good"]
@@ -552,3 +552,22 @@ def time_of_noticing_a_parents_death(transport):
     os.kill(int(data[-8:]), signal.SIGKILL)
     os.close(read_fd)
     return took_s
+
+
+def test_every_private_name_of_thespians_is_in_the_list():
+    folder = Path(thespian_base.__file__).parent
+    used = set()
+    for file in ("thespian_base.py", "handover.py", "../runtime/actor.py"):
+        for part in ast.parse((folder / file).read_text(encoding="utf-8")).body:
+            if getattr(part, "name", "") not in {"Interrupts", "Transport"}:  # ours altogether
+                attributes = [each for each in ast.walk(part) if isinstance(each, ast.Attribute)]
+                used |= {each.attr for each in attributes if re.match(r"_[a-zA-Z]", each.attr)}
+    theirs = {
+        name
+        for file in Path(thespian.__file__).parent.glob("system/**/*.py")
+        for name in re.findall(r"\b_[a-zA-Z]\w+", file.read_text(encoding="utf-8"))
+    }
+    listed = set(re.findall(r"\b_[a-zA-Z]\w+", thespian_base.__doc__))
+    pythons = {"_exit", "_set_running_loop"}
+    assert (used & theirs) - pythons - {"_loop"} <= listed
+    assert listed <= theirs

@@ -10,7 +10,7 @@ import time
 
 from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
 from greenroom.actors.transport.cluster_key import KeyFiles, create_key, make_key
-from greenroom.actors.transport.endpoints import close_loop
+from greenroom.actors.transport.descriptors import close_loop
 from greenroom.actors.transport.links import Links
 
 DEADLINE_S = 30.0

@@ -74,9 +74,8 @@ class Transport:
         if args == (1,):  # the exit's
             self.later.append((delay_s, call, args))
 
-    def send(self, target: Any, message: Any, _on_sent: Any, _on_failed: Any) -> bool:
+    def send(self, target: Any, message: Any, _on_sent: Any, _on_failed: Any) -> None:
         self.sent.append((target, message))
-        return True
 
     def at_turn_end(self, callback: Callable[[], None]) -> None:
         callback()
@@ -108,7 +107,7 @@ def make(
         actor, transport = kind(), Transport()
         actor.machine = machine
         actor._myRef = SimpleNamespace(
-            transport=transport, _send_intent=lambda _: None, address="itself"
+            transport=SimpleNamespace(mailbox=transport), address="itself"
         )
         return actor, transport
 

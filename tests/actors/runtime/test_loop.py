@@ -12,7 +12,6 @@ import time
 from typing import Any
 
 import pytest
-from thespian.system.transport import SendStatus
 
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime.loop import (
@@ -37,28 +36,23 @@ class Recorder:
 
     def __init__(self) -> None:
         self.loop = new_event_loop()  # uvloop's, where that is installed
-        self.sent: list[Any] = []
+        self.messages: list[Any] = []
+        self.outcomes: list[Any] = []
         self.written: list[Any] = []
 
     def at_turn_end(self, callback):
         self.loop.call_soon(callback)
 
-    def send(self, *_args: Any) -> bool:
-        return False
+    def send(self, target: Any, message: Any, on_sent: Any, on_failed: Any) -> None:
+        self.messages.append(message)
+        self.outcomes.append((on_sent, on_failed))
 
     def write(self, target: Any) -> None:
         self.written.append(target)
 
-    def schedule(self, intent: Any) -> None:
-        self.sent.append(intent)
-
-    @property
-    def messages(self) -> list[Any]:
-        return [intent.message for intent in self.sent]
-
     def end(self, number: int, *, well: bool = True) -> None:
         """Tell the sender how a delivery ended."""
-        self.sent[number].tx_done(SendStatus.Sent if well else SendStatus.Failed)
+        self.outcomes[number][0 if well else 1]()
 
 
 @pytest.fixture
@@ -70,7 +64,7 @@ def recorder():
 
 @pytest.fixture
 def loop(recorder):
-    loop = Loop(recorder, recorder.schedule)
+    loop = Loop(recorder)
     yield loop
     loop.close()
 
@@ -222,7 +216,7 @@ def outbox(loop):
 def test_an_outbox_sends_what_gathers_during_a_delivery_as_one_message(outbox, loop, recorder):
     outbox.put(1)
     outbox.put(2)
-    assert recorder.sent == []
+    assert recorder.messages == []
     turn(loop)
     outbox.put(3)
     outbox.put(4)
@@ -259,7 +253,7 @@ def test_idle_outboxes_are_dropped_when_there_are_too_many(loop, recorder):
 
 def test_an_outbox_sends_on_without_waiting_where_that_is_cheap(recorder):
     recorder.deliveries_at_once = 2
-    loop = Loop(recorder, recorder.schedule)
+    loop = Loop(recorder)
     outbox = Outbox(loop, "target", list)
     for number in range(4):
         outbox.put(number)
@@ -271,7 +265,7 @@ def test_an_outbox_sends_on_without_waiting_where_that_is_cheap(recorder):
 
 def test_what_gathers_in_one_turn_leaves_before_its_end(recorder):
     recorder.deliveries_at_once = 100
-    loop = Loop(recorder, recorder.schedule)
+    loop = Loop(recorder)
     outbox = Outbox(loop, "target", list)
     for number in range(2 * GATHERED + 1):
         outbox.put(number)
@@ -304,7 +298,7 @@ def test_what_may_wait_leaves_with_what_may_not_or_when_its_time_is_up(outbox, l
 
 def test_an_outbox_keeps_its_bytes_to_a_bound_and_waits_to_be_idle(recorder):
     recorder.deliveries_at_once = 100
-    loop = Loop(recorder, recorder.schedule)
+    loop = Loop(recorder)
     outbox = Outbox(loop, "target", list, weigh=len)
     for _ in range(20):
         outbox.put(b"x" * 1_000_000)

@@ -40,14 +40,11 @@ class FakeTransport:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.watching: list[Callable[[bool], None]] = []
-        self.myAddress = ActorAddress(ProcessAddress("10.77.0.2", 70_000))
+        self.address = ActorAddress(ProcessAddress("10.77.0.2", 70_000))
 
     def watch_remote(self, _target: Any, on_lost: Callable[[bool], None]) -> Callable[[], None]:
         self.watching.append(on_lost)
         return lambda: self.watching.remove(on_lost)
-
-    def scheduleTransmit(self, *_args: Any) -> None:
-        """Nothing is sent here."""
 
     def end(self) -> None:
         for on_lost in list(self.watching):

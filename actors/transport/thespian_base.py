@@ -1,0 +1,699 @@
+"""Thespian's system base, over our links: what of an actor's life is Thespian's, on one page.
+
+Thespian starts and ends processes: an admin on each host, and actors, which it forks.
+It knows global names, capabilities, and which hosts form a convention. It runs each of these
+processes by :meth:`Transport.run` with a handler, which gets one envelope at a time. Names in
+camelCase are those that it calls.
+
+Everything else is ours. :class:`Transport` gives Thespian's own messages to the process's mailbox
+(mailbox.py), which has the links to other processes. Messages of our actors go to the mailbox past
+Thespian, at a tenth of the cost, except to an actor whose address only its parent's Thespian knows.
+
+These are all of Thespian's private names that Greenroom uses, as no public ones reach so far. The
+processes are an admin and, around each actor, a manager.
+
+    name                         of                what for
+    _myRef                       an actor          its manager, which has its transport
+    _parentAddr, _childReqs      a manager         to go on in another interpreter (handover.py)
+    _updateStatusResponse        a transport       Thespian calls it
+    _startAdmin                  a system base     to start our admin instead of Thespian's
+    _startLogger                 multiprocCommon   to start no process that logs
+    _cleanupAdmin                an admin          to wait for no such process
+    _send_intent                 both processes    Thespian calls it; its own sleeps, and formats
+                                                   each message for a log that is off
+    _send_intent_to_transport    both processes    what it does when a send raises
+    _addrManager, _sCBStats      both processes    what it looks up and counts when it sends
+    _childExited, _child_procs   both processes    to tell of each child's death once
+    _checkChildLiveness          both processes    whether a child's process has ended
+    _not_compatible              an admin          to remove what made later calls for a name hang
+    _pendingChildren             an admin          the same
+    _activate                    an admin          to hear of lost hosts once it is up
+    _cstate, _conventionMembers  an admin          to remove a lost host at once
+    _remote_system_cleanup       an admin          the same
+    _performIO                   an admin          the same
+    _createInstance, _actorClass a manager         to run handlers once, and name who failed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import logging.config
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from thespian.actors import (
+    ActorAddress,
+    ActorExitRequest,
+    ActorSystemStartupFailure,
+    ChildActorExited,
+    PoisonMessage,
+    WakeupMessage,
+    WatchMessage,
+)
+from thespian.system import multiprocCommon
+from thespian.system.addressManager import ActorLocalAddress, CannotPickleAddress
+from thespian.system.admin import convention
+from thespian.system.messages.multiproc import ChildMayHaveDied, EndpointConnected
+from thespian.system.multiprocCommon import (
+    MultiProcAdmin,
+    MultiProcManager,
+    actorStartupFailed,
+    multiprocessCommon,
+)
+from thespian.system.timing import ExpirationTimer
+from thespian.system.transport import (
+    ExternalInterfaceTransportInit,
+    SendStatus,
+    Thespian__Run_HandlerResult,
+    Thespian__Run_Terminated,
+    Thespian__UpdateWork,
+    TransmitIntent,
+    TransmitOnly,
+    TransportInit__Base,
+)
+from thespian.system.utilis import thesplog_control
+
+from greenroom.actors.runtime.liveness import Pulse
+from greenroom.actors.transport import addresses, descriptors
+from greenroom.actors.transport.addresses import ProcessAddress, admin_of_port, drawn_beside
+from greenroom.actors.transport.envelopes import Envelope, encode
+from greenroom.actors.transport.mailbox import Callback, Delivery, Mailbox
+from greenroom.actors.transport.sockets import is_listening, keep_listeners
+
+logger = logging.getLogger(__name__)
+
+NAME = "greenroomBase"
+
+if "THESPLOG_FILE_MAXSIZE" not in os.environ:  # else each process writes Thespian's log in /tmp
+    thesplog_control(logging.WARNING, useLogging=False, tmpFileMaxSize=0)
+
+EXPIRY_CHECK_S = 1.0
+DELIVERY_TIMEOUT_S = 30.0  # of what our actors send by Thespian
+
+
+# --- Wake-ups, readable descriptors and signals ---------------------------------------------------
+
+
+class Interrupts:
+    """Turns these into messages for ``arrive``; on the loop's thread, unless said otherwise."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, arrive: Callable[[Any], None]) -> None:
+        self._loop = loop
+        self._arrive = arrive
+        self._wakeups: dict[int, Any] = {}  # Thespian's timers, by identity
+        self._watches: list[int] = []
+        self._ready: list[int] = []
+        self._must_exit = self._must_check_children = False
+
+    @property
+    def wakeups(self) -> list[Any]:
+        """Return the timers that are not due yet."""
+        return list(self._wakeups.values())
+
+    def wake_after(self, timer: Any, payload: Any) -> None:
+        """Deliver a WakeupMessage when the timer is over."""
+        self._wakeups[id(timer)] = timer
+        self._loop.call_later(timer.view().remainingSeconds(), self._wake, timer, payload)
+
+    def watch(self, numbers: list[int]) -> None:
+        """Deliver a WatchMessage when one of these, and no other, is readable."""
+        # Anew each time: a number that was closed and opened again is another file.
+        for fd in self._watches:
+            self._loop.remove_reader(fd)
+        self._watches = []
+        for fd in numbers:
+            try:
+                self._loop.add_reader(fd, self._readable, fd)
+            except (OSError, ValueError) as error:
+                logger.warning("cannot watch descriptor %s: %s", fd, error)
+            else:
+                self._watches.append(fd)
+
+    def note_signal(self, *, exits: bool, checks_children: bool) -> None:
+        """Remember what a signal asks for, until :meth:`check_signals`; from signal handlers."""
+        self._must_exit |= exits
+        self._must_check_children |= checks_children
+
+    def check_signals(self) -> None:
+        """Do what signals asked for."""
+        if self._must_check_children:
+            self._must_check_children = False
+            self._arrive(ChildMayHaveDied())
+        if self._must_exit:
+            self._must_exit = False
+            self._arrive(ActorExitRequest())
+
+    def _wake(self, timer: Any, payload: Any) -> None:
+        del self._wakeups[id(timer)]
+        self._arrive(WakeupMessage(timer.duration, payload))
+
+    def _readable(self, fd: int) -> None:
+        self._loop.remove_reader(fd)  # once: the handler says what to watch from then on
+        if fd in self._watches:
+            self._watches.remove(fd)
+        if not self._ready:
+            self._loop.call_soon(self._tell)
+        self._ready.append(fd)
+
+    def _tell(self) -> None:
+        ready, self._ready = self._ready, []
+        self._arrive(WatchMessage(ready))
+
+
+# --- The transport --------------------------------------------------------------------------------
+
+
+class Endpoint(TransportInit__Base):  # type: ignore[misc]  # Thespian ships no types
+    """What a parent gives to a child process to make its transport from."""
+
+    def __init__(
+        self, instance: int | None, assigned: Any, parent: Any, admin: Any, inherited: list[int]
+    ) -> None:
+        self.addrInst = instance  # Thespian's name for it
+        self.assigned = assigned
+        self.parent = parent
+        self.admin = admin
+        self.inherited = inherited
+        # Of an actor that goes on as another program (handover.py): its sockets by their names, and
+        # the message that it handles first, with its sender.
+        self.listeners: dict[bytes, int] = {}
+        self.first: tuple[Any, Any] | None = None
+
+    def begin(self) -> None:
+        """Be a child, before there is a transport: let go of what a fork has of its parent."""
+        take_over()
+        if descriptors.is_forked():
+            descriptors.let_go(self.inherited)
+            asyncio._set_running_loop(None)  # the parent's, which forked inside it
+            signal.set_wakeup_fd(-1)  # the parent's too
+        keep_listeners(self.listeners)
+
+
+class ExternalCopy(TransportInit__Base):  # type: ignore[misc]
+    """Asks for one more transport of a process outside the system."""
+
+
+class Naming:
+    """The addresses of admins."""
+
+    @staticmethod
+    def getAdminAddr(capabilities: dict[str, Any]) -> Any:
+        """Return the address of this host's admin."""
+        port = int(capabilities.get("Admin Port", addresses.ADMIN_PORT))
+        return ActorAddress(admin_of_port(port))
+
+    @staticmethod
+    def getAddressFromString(address: Any, adminRouting: bool = False) -> Any:
+        """Return the address of the admin at ``host:port``."""
+        del adminRouting
+        return ActorAddress(addresses.admin_address(address))
+
+    @staticmethod
+    def getConventionAddress(capabilities: dict[str, Any]) -> Any:
+        """Return the addresses of the convention's leaders; None without a convention."""
+        named = capabilities.get("Convention Address.IPv4")
+        if not named:
+            return None
+        each = named if isinstance(named, list) else [named]
+        return [Naming.getAddressFromString(address) for address in each]
+
+    @staticmethod
+    def probeAdmin(address: Any) -> bool:
+        """Return whether a process of this user listens where the admin should."""
+        return is_listening([address.addressDetails.socket_name]) is not None
+
+
+class Transport(Naming):
+    """Thespian's hold on a process's mailbox.
+
+    The loop runs as long as :meth:`run` does, so an actor may start tasks on it; what arrives at
+    other times waits. It belongs to the thread that runs it. Another thread may send at any time:
+    it pickles the message itself, and posts the rest to the loop.
+    """
+
+    # Called with the address of another host's admin that is dead, by then outside of a turn.
+    on_host_lost: Callable[[Any], None] | None = None
+
+    def __init__(self, init: TransportInit__Base, *args: Any) -> None:
+        is_child = isinstance(init, Endpoint)
+        if is_child:
+            init.begin()
+            admin = init.admin
+        elif isinstance(init, ExternalInterfaceTransportInit):
+            admin = self.getAdminAddr(args[0])
+        elif isinstance(init, ExternalCopy):
+            admin = args[0]
+        else:
+            raise ActorSystemStartupFailure(f"no transport can be made from a {type(init)}")
+        assigned = init.assigned if is_child else None
+        own = assigned.addressDetails if assigned else drawn_beside(admin.addressDetails)
+        self.loop = asyncio.new_event_loop()
+        try:
+            self.mailbox = Mailbox(self.loop, own, admin)
+        except BaseException:
+            descriptors.close_loop(self.loop)
+            raise
+        self.mailbox.on_finished, self.mailbox.on_lost = self._finished, self._lost
+        self.myAddress = self.mailbox.address
+        self._interrupts = Interrupts(self.loop, self.mailbox.arrive)
+        self._is_watching = self._expiry_due = False
+        self._is_running = self._is_draining = self._was_aborted = False
+        self._result: Any = None
+        self._raised: BaseException | None = None
+        descriptors.release_in_children(self)
+        if is_child and own.is_admin:
+            self.loop.call_soon(Pulse().keep_beating, self.loop)  # actors see to theirs
+        self._is_announced = is_child and init.first is not None
+        if self._is_announced:
+            message, sender = init.first
+            self.mailbox.inbox.put(Envelope(sender, message))
+
+    def descriptors(self) -> list[int]:
+        """Return the numbers of the loop's own descriptors."""
+        return descriptors.descriptors_of(self.loop)
+
+    # --- Addresses and children ---------------------------------------------------------------
+
+    def setAddressManager(self, manager: Any) -> None:
+        """Do nothing: scheduleTransmit is given it each time."""
+
+    def deadAddress(self, _manager: Any, address: Any) -> None:
+        """Give up what was sent to a child that exited and did not arrive."""
+        self.mailbox.finish_sent_to(address)
+
+    def lostRemote(self, address: Any) -> None:
+        """Do nothing: what is under way to another host ends with its connection."""
+
+    def prepEndpoint(self, assigned: Any, _capabilities: dict[str, Any]) -> Endpoint:
+        """Make what a child's transport is made from, just before the child is started."""
+        details = assigned.addressDetails
+        is_local = isinstance(details, ActorLocalAddress)
+        return Endpoint(
+            details.addressInstanceNum if is_local else None,
+            None if is_local else assigned,
+            self.myAddress,
+            self.mailbox.admin_address,
+            descriptors.inheritable(),
+        )
+
+    def connectEndpoint(self, endpoint: Endpoint) -> None:
+        """Do nothing: the child reports itself."""
+
+    def external_transport_clone(self) -> Transport:
+        """Return another transport of this process, with messages of its own."""
+        return type(self)(ExternalCopy(), self.mailbox.admin_address)
+
+    def childResetFileNumList(self) -> list[int]:
+        """Return nothing: a child lets go of descriptors by its own rule (descriptors.py)."""
+        return []
+
+    # --- Sending ------------------------------------------------------------------------------
+
+    def enableRXPauseFlowControl(self, enable: bool = True) -> None:
+        """Do nothing: receiving is never paused for the sake of sending."""
+
+    def scheduleTransmit(self, manager: Any, intent: Any, has_exclusive_flag: bool = False) -> None:
+        """Send; from any thread. CannotPickleAddress when an address is not known yet."""
+        if manager is not None:
+            target, message = manager.prepMessageSend(intent.targetAddr, intent.message)
+            if message is SendStatus.DeadTarget:
+                intent.tx_done(SendStatus.Sent)  # a notice about the dead to the dead
+                return
+            if target is None:
+                raise CannotPickleAddress(intent.targetAddr)
+            intent.changeTargetAddr(target)
+            intent.changeMessage(message)
+        is_known = self._is_announced and isinstance(intent.message, EndpointConnected)
+        if is_known or isinstance(intent.message, Thespian__UpdateWork):
+            intent.tx_done(SendStatus.Sent)
+            return
+        buffers = encode(intent.message)
+        self.mailbox.unfinished[intent] = None
+        try:
+            self.mailbox.on_loop(self._put, intent, buffers)
+        except RuntimeError:
+            del self.mailbox.unfinished[intent]
+            raise
+
+    def _put(self, intent: Any, buffers: Any) -> None:
+        self.mailbox.put(intent, intent.message, buffers)
+        if not self._expiry_due:
+            self._expiry_due = True
+            self.loop.call_later(EXPIRY_CHECK_S, self._expire)
+
+    def _expire(self) -> None:
+        """Give up intents whose time is over; their messages may arrive all the same."""
+        unfinished = [each for each in list(self.mailbox.unfinished) if type(each) is not Delivery]
+        self._expiry_due = bool(unfinished)
+        if self._expiry_due:
+            self.loop.call_later(EXPIRY_CHECK_S, self._expire)
+        for intent in unfinished:
+            if intent.expired():
+                self.mailbox.finish(intent, SendStatus.Failed)
+
+    def _finished(self) -> None:
+        """Note that the outcome of something that was sent is known."""
+        if self._is_draining and not (self._was_aborted and self.mailbox.unfinished):
+            self._stop(Thespian__Run_Terminated() if self._was_aborted else None)
+
+    def _lost(self, address: ProcessAddress) -> None:
+        """Tell of a lost host."""
+        if address.is_admin and self.on_host_lost is not None:
+            self.loop.call_soon(self.on_host_lost, ActorAddress(address))
+
+    # --- Wake-ups, watches, signals -----------------------------------------------------------
+
+    def addWakeup(self, period: Any, payload: Any) -> None:
+        """Deliver a WakeupMessage after ``period``; from any thread."""
+        self.mailbox.on_loop(self._interrupts.wake_after, ExpirationTimer(period), payload)
+
+    def set_watch(self, numbers: list[int]) -> None:
+        """Deliver a WatchMessage when one of these descriptors is readable."""
+        if numbers or self._is_watching:
+            self._is_watching = bool(numbers)
+            self._interrupts.watch(numbers)
+
+    def interrupt_wait(self, signal_shutdown: bool = False, check_children: bool = False) -> None:
+        """Make the loop look for exit requests and dead children; from signal handlers too."""
+        self._interrupts.note_signal(exits=signal_shutdown, checks_children=check_children)
+        with contextlib.suppress(RuntimeError):  # closed, or inherited from the parent
+            self.mailbox.post(self._interrupts.check_signals)
+
+    # --- Running ------------------------------------------------------------------------------
+
+    def run(self, incomingHandler: Any, maximumDuration: timedelta | float | None = None) -> Any:
+        """Run the loop and hand each envelope to the handler until it returns something false.
+
+        Without a handler the first envelope is returned. TransmitOnly: nothing is handled, and the
+        number of unfinished transmits is returned as soon as one is finished. None when the time is
+        over; Thespian__Run_Terminated after ``abort_run``.
+        """
+        mailbox = self.mailbox
+        if incomingHandler is TransmitOnly or isinstance(incomingHandler, TransmitOnly):
+            if not mailbox.unfinished:
+                return 0
+            self._run(None, maximumDuration, is_draining=True)
+            return Thespian__Run_Terminated() if self._was_aborted else len(mailbox.unfinished)
+        if incomingHandler is None:
+            return mailbox.inbox.take() if mailbox.inbox else self._run(self._stop, maximumDuration)
+        return self._run(partial(self._handle, incomingHandler), maximumDuration)
+
+    def _run(
+        self,
+        handle: Callable[[Envelope], object] | None,
+        maximum: timedelta | float | None,
+        *,
+        is_draining: bool = False,
+    ) -> Any:
+        if self._is_running:
+            raise RuntimeError("this transport's loop is running already")
+        self._result, self._was_aborted, self._is_draining = None, False, is_draining
+        timer = None
+        if maximum is not None:
+            seconds = ExpirationTimer(maximum).view().remainingSeconds()
+            timer = self.loop.call_later(seconds, self._stop, None)
+        outer = asyncio._get_running_loop()
+        asyncio._set_running_loop(None)  # an actor or a coroutine may use a system of its own
+        self._is_running, self.mailbox.handle = True, handle
+        if self.mailbox.inbox:
+            self.loop.call_soon(self.mailbox.deliver)
+        try:
+            self.loop.run_forever()
+        finally:
+            self._is_running, self.mailbox.handle = False, None
+            asyncio._set_running_loop(outer)
+            if timer is not None:
+                timer.cancel()
+        self.mailbox.links.finish_turn()
+        raised, self._raised = self._raised, None
+        if raised is not None:
+            raise raised
+        return self._result
+
+    def abort_run(self, drain: bool = False) -> None:
+        """End the present run; with ``drain`` once all transmits are finished."""
+        self._was_aborted = True
+        if drain and self.mailbox.unfinished:
+            self._is_draining = True
+        else:
+            self._stop(Thespian__Run_Terminated())
+
+    def _handle(self, handler: Callable[[Envelope], object], envelope: Envelope) -> None:
+        try:
+            result = handler(envelope)
+        except BaseException as error:
+            self._raised = error  # run() raises it, SystemExit too
+            self._stop(None)
+        else:
+            if not result:
+                self._stop(Thespian__Run_HandlerResult(result))
+
+    def _stop(self, result: Any) -> None:
+        if self._is_running:
+            self._is_running, self.mailbox.handle = False, None
+            self._result = result
+            self.loop.stop()
+
+    def close(self) -> None:
+        """Fail what is unfinished and let go of everything."""
+        if not self.loop.is_closed():
+            self.set_watch([])
+            self.mailbox.close()
+            descriptors.close_loop(self.loop)
+
+    # --- Status -------------------------------------------------------------------------------
+
+    def _updateStatusResponse(self, response: Any) -> None:
+        """Add what is under way to Thespian's status."""
+        for tag in list(self.mailbox.unfinished):
+            what = tag.kind.__name__ if type(tag) is Delivery else str(tag.message)
+            response.addPendingMessage(self.myAddress, tag.targetAddr, what)
+        for envelope in self.mailbox.inbox:
+            response.addReceivedMessage(envelope.sender, self.myAddress, str(envelope.message))
+        response.addWakeups([(self.myAddress, timer) for timer in self._interrupts.wakeups])
+
+
+# --- Thespian's admin and actor processes, repaired -----------------------------------------------
+#
+# Each repair names the fault that it removes; all of these faults were measured. A class of actors
+# sets ``runs_handlers_once = True`` if its handlers must not run a second time after an exception.
+
+# A member checks every second that it is registered, so that it is back a second after its leader
+# or the network is; in Thespian that takes minutes. A member counts as dead when its transport says
+# so, not when it was too busy to register in time. Environment variables override these values.
+_CONVENTION = {
+    "CONVENTION_REREGISTRATION_PERIOD": timedelta(seconds=1),
+    "CONVENTION_RESTART_PERIOD": timedelta(seconds=1),
+    "CONVENTION_REGISTRATION_MISS_MAX": 60,
+}
+
+
+class _Repaired:
+    """What admin and actors have in common; before Thespian's classes in the order of bases."""
+
+    _send_intent_to_transport: Callable[[Any], None]
+    _checkChildLiveness: Callable[[Any], bool]
+    transport: Any
+    _addrManager: Any
+    _sCBStats: Any
+
+    def _send_intent(self, intent: Any, curtime: Any = None) -> None:
+        """Send without the governor, which slept, and without formatting the message for a log."""
+        del curtime
+        try:
+            self.transport.scheduleTransmit(self._addrManager, intent)
+        except Exception:  # it is tried again where Thespian deals with it
+            self._send_intent_to_transport(intent)
+        else:
+            self._sCBStats.inc("Actor.Message Send.Transmit Started")
+
+    def _childExited(self, address: Any) -> None:
+        """Note that a child's exit was told; its process is reaped when it has ended.
+
+        Thespian told it a second time when the process outlived its farewell, and of two children
+        that died at once it forgot the second untold.
+        """
+        for child in getattr(self, "_child_procs", []):
+            if getattr(child, "childRealAddr", child.childAddr) == address:
+                child.is_told = True
+
+    def childDied(self) -> bool:
+        """Reap dead children, and tell of each once."""
+        alive = []
+        for child in getattr(self, "_child_procs", []):
+            if self._checkChildLiveness(child):
+                alive.append(child)
+            elif not getattr(child, "is_told", False):
+                self._tell_exited(getattr(child, "childRealAddr", child.childAddr))
+        self._child_procs = alive
+        return True
+
+    def _tell_exited(self, address: Any) -> None:
+        notice = TransmitIntent(self.transport.myAddress, ChildActorExited(address))
+        try:
+            self.transport.scheduleTransmit(None, notice)
+        except CannotPickleAddress:
+            logger.error("a child died before its address was known: %s", address)  # noqa: TRY400
+
+
+class RepairedMultiProcAdmin(_Repaired, MultiProcAdmin):  # type: ignore[misc]  # Thespian ships no types
+    """The admin of one host, which is also what Thespian has a logger process for."""
+
+    def log_by_itself(self, log_defs: Any) -> None:
+        """Log here what others forward, as their loggers begin; tell the starter that all is up."""
+        logging.root = logging.Logger.root = logging.RootLogger(logging.WARNING)
+        logging.Logger.manager = logging.Manager(logging.root)
+        if log_defs:
+            logging.config.dictConfig(log_defs)
+        else:
+            logging.basicConfig()
+        self.asLogger = self.transport.myAddress
+        started = TransmitIntent(self.addrOfStarter, EndpointConnected(0))
+        self.transport.scheduleTransmit(None, started.addCallback(onFailure=actorStartupFailed))
+        self._activate()
+
+    def h_LogRecord(self, envelope: Any) -> bool:
+        """Log what an actor forwards."""
+        logging.getLogger(envelope.message.name).handle(envelope.message)
+        return True
+
+    def _cleanupAdmin(self, finish_cleanup: Callable[[], None]) -> None:
+        """End without a logger to be waited for."""
+        finish_cleanup()
+
+    def _not_compatible(self, envelope: Any) -> Any:
+        """Ask another host; the entry left behind made every later call for the name hang."""
+        try:
+            return super()._not_compatible(envelope)
+        finally:  # also when there is no other host to ask, which it raises
+            for instance, waiting in list(self._pendingChildren.items()):
+                if waiting and waiting[0] is envelope:
+                    del self._pendingChildren[instance]
+
+    def _activate(self) -> None:
+        super()._activate()
+        self.transport.on_host_lost = self._host_lost
+
+    def _host_lost(self, admin: Any) -> None:
+        """Remove a host whose admin is dead from the convention at once, not after minutes."""
+        if self._cstate._conventionMembers.find(admin) is not None and not self.isShuttingDown():
+            logger.warning("lost the actor system at %s", admin)
+            self._performIO(self._cstate._remote_system_cleanup(admin))
+
+
+class RepairedMultiProcManager(_Repaired, MultiProcManager):  # type: ignore[misc]  # Thespian ships no types
+    """What runs one actor."""
+
+    def _createInstance(self) -> None:
+        self.transport.mailbox.forward = self._forward
+        super()._createInstance()
+        self.transport.on_host_lost = self._host_lost
+        actor = self.actorInst
+        if getattr(actor, "runs_handlers_once", False):
+            actor.receiveMessage = self._once(actor.receiveMessage)
+
+    def _forward(
+        self, target: Any, message: Any, on_sent: Callback | None, on_failed: Callback | None
+    ) -> None:
+        """Send to a child; what is sent before it is up waits for its address."""
+        self._send_intent(
+            TransmitIntent(
+                target,
+                message,
+                onSuccess=_outcome(on_sent),
+                onError=_outcome(on_failed),
+                maxPeriod=timedelta(seconds=DELIVERY_TIMEOUT_S),
+            )
+        )
+
+    def _host_lost(self, admin: Any) -> None:
+        """Tell the actor that its children there have exited, which Thespian does not."""
+        lost = admin.addressDetails
+        for child in list(self.childAddresses):
+            details = child.addressDetails
+            if isinstance(details, ProcessAddress) and details.is_beside(lost):
+                self._tell_exited(child)
+
+    def _once(self, receive: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def receive_once(message: Any, sender: Any) -> Any:
+            try:
+                return receive(message, sender)
+            except Exception:
+                logger.exception("%s failed on a message", self._actorClass)
+                if not isinstance(message, PoisonMessage):
+                    poison = PoisonMessage(message, traceback.format_exc())
+                    self._send_intent(TransmitIntent(sender, poison))
+                return None
+
+        return receive_once
+
+
+def _outcome(callback: Callback | None) -> Callable[[Any, Any], None] | None:
+    return None if callback is None else lambda _result, _intent: callback()
+
+
+def _start_no_logger(
+    _transport_class: Any, _transport: Any, admin: Any, _capabilities: Any, log_defs: Any, _: Any
+) -> None:
+    admin.log_by_itself(log_defs)
+
+
+def take_over() -> None:
+    """Have this process, which runs on our transport, use these classes."""
+    for name, value in _CONVENTION.items():
+        if name not in os.environ:
+            setattr(convention, name, value)
+    multiprocCommon.MultiProcAdmin = RepairedMultiProcAdmin
+    multiprocCommon._startLogger = _start_no_logger
+    multiprocCommon.MultiProcManager = RepairedMultiProcManager
+
+
+# --- The system base ------------------------------------------------------------------------------
+
+
+class ActorSystemBase(multiprocessCommon):  # type: ignore[misc]  # Thespian ships no types
+    """Thespian's multi-process base over our transport."""
+
+    transportType = Transport
+
+    def __init__(self, system: Any, logDefs: Any = None) -> None:
+        system.capabilities["Thespian ActorSystem Name"] = NAME
+        system.capabilities["Thespian ActorSystem Version"] = 1
+        system.capabilities["Thespian Watch Supported"] = True
+        try:
+            super().__init__(system, logDefs)
+        except BaseException:
+            if hasattr(self, "transport"):
+                self.transport.close()
+            raise
+
+    def shutdown(self) -> None:
+        """Stop the system; close the transport even when nothing answers any more."""
+        try:
+            super().shutdown()
+        finally:
+            self.transport.close()
+
+    def _startAdmin(self, *args: Any) -> None:
+        before, multiprocCommon.MultiProcAdmin = (
+            multiprocCommon.MultiProcAdmin,
+            RepairedMultiProcAdmin,
+        )
+        try:
+            super()._startAdmin(*args)
+        finally:
+            multiprocCommon.MultiProcAdmin = before
+
+
+def install() -> str:
+    """Make the base known to Thespian, which finds bases by name; return that name."""
+    sys.modules.setdefault(f"thespian.system.{NAME}", sys.modules[__name__])
+    return NAME
