@@ -37,9 +37,7 @@ from greenroom.core.records import (
     DEPLOYMENT,
     ENDPOINT,
     BackendDefinition,
-    BackendRecord,
     Definitions,
-    Release,
     TokenRecord,
 )
 
@@ -75,38 +73,25 @@ def carry_out(cluster: Cluster, asked: ops.Operation, author: history.Author, no
 
 def _create_backend(cluster: Cluster, asked: ops.CreateBackend, _now: Now) -> str | None:
     state, tag = cluster.state, asked.tag
-    digest = hashlib.sha256(asked.code).hexdigest()
-    folders = _by_digest(asked.folders)
-    _check_stored(state, tag, set(asked.actor_options.runtime_env.folders) - folders.keys())
+    definition = definitions.backend_of(asked)
+    wanted, code = {(BACKEND, tag): definition}, _by_digest((asked.code, *asked.folders))
+    _check_folders(state, wanted, code)
     present = state.backends.get(tag)
-    if present is None:
-        for name, content in folders.items():
-            state.keep_code(name, content)
-        release = Release(
-            code_hash=asked.code_hash,
-            code_digest=digest,
-            config=asked.config.model_dump(),
-            actor_options=asked.actor_options.model_dump(),
-            version=asked.version,
-        )
-        state.add_backend(BackendRecord(tag=tag, releases=(release,)), asked.code)
-        return state.new_goal((BACKEND, tag), "create backend")
-    if present.record.deleting:
-        raise ConflictError(f"backend {tag!r} is being deleted; wait for that goal first")
-    newest = present.record.newest
-    made_of = (newest.code_hash, present.config, newest.actor_options)
-    if made_of != (asked.code_hash, asked.config, asked.actor_options.model_dump()):
-        raise ConflictError(
-            f"backend {tag!r} exists with other code or settings; use update_backend_config, or "
-            "delete it first"
-        )
-    if digest == newest.code_digest:
-        state.keep_code(digest, asked.code)
-    if not present.record.failure:
-        return state.goals.pending_for((BACKEND, tag))
-    present.try_again()
-    state.touch(tag)
-    return state.new_goal((BACKEND, tag), "create backend")
+    if present is not None:
+        if present.record.deleting:
+            raise ConflictError(f"backend {tag!r} is being deleted; wait for that goal first")
+        newest = present.record.newest
+        made_of = (newest.code_hash, present.config, newest.actor_options)
+        if made_of != (asked.code_hash, asked.config, definition.actor_options):
+            raise ConflictError(
+                f"backend {tag!r} exists with other code or settings; use update_backend_config, "
+                "or delete it first"
+            )
+        if not present.record.failure:
+            if newest.code_digest in code:
+                state.keep_code(newest.code_digest, code[newest.code_digest])
+            return state.goals.pending_for((BACKEND, tag))
+    return _bring_about(cluster, wanted, (BACKEND, tag), "create backend", code)
 
 
 def _update_backend_config(
@@ -115,10 +100,8 @@ def _update_backend_config(
     state, tag = cluster.state, asked.tag
     backend = state.backend(tag)
     config = backend.config.updated(asked.changes)
-    state.note((BACKEND, tag))
-    if not backend.set_config(config):
+    if not state.redefine(tag, lambda: backend.set_config(config)):
         return state.goals.pending_for((BACKEND, tag))
-    state.touch(tag)
     # A goal under way is reached with the new settings, and only so.
     return state.goals.pending_for((BACKEND, tag)) or state.new_goal(
         (BACKEND, tag), "update backend config"
@@ -141,9 +124,7 @@ def _delete_backend(cluster: Cluster, asked: ops.DeleteBackend, _now: Now) -> st
         )
     if backend.record.deleting and (backend.record.force or not asked.force):
         return state.goals.pending_for((BACKEND, tag))
-    state.note((BACKEND, tag))
-    backend.delete(force=asked.force)
-    state.touch(tag)
+    state.redefine(tag, lambda: backend.delete(force=asked.force))
     return state.new_goal((BACKEND, tag), "delete backend")
 
 
@@ -388,16 +369,12 @@ def _check_folders(state: State, wanted: Definitions, given: Mapping[str, bytes]
     """Raise ConflictError unless every folder is stored, or given."""
     for (_, name), definition in wanted.items():
         if isinstance(definition, BackendDefinition):
-            _check_stored(state, name, folders_of(definition) - given.keys())
-
-
-def _check_stored(state: State, name: str, folders: Iterable[str]) -> None:
-    for folder in folders:
-        if not state.code_use.is_stored(folder):
-            raise ConflictError(
-                f"a folder of the runtime_env of {name!r} (zip {folder}) is not stored any more; "
-                "deploy it again"
-            )
+            for folder in folders_of(definition) - given.keys():
+                if not state.code_use.is_stored(folder):
+                    raise ConflictError(
+                        f"a folder of the runtime_env of {name!r} (zip {folder}) is not stored any "
+                        "more; deploy it again"
+                    )
 
 
 def _by_digest(contents: Iterable[bytes]) -> dict[str, bytes]:

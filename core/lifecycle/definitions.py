@@ -25,6 +25,7 @@ from greenroom.core.lifecycle.releases import digests_of, folders_of
 from greenroom.core.lifecycle.state import State
 from greenroom.core.operations import (
     ApplicationSpec,
+    CreateBackend,
     Deploy,
     DeployApplications,
     DeploymentSpec,
@@ -138,7 +139,7 @@ def _application_of(state: State, asked: ApplicationSpec, *, from_file: bool) ->
         endpoint = replace(_endpoint_of(state, both, route, spec.name), application=name)
         if not own >= endpoint.traffic.keys():  # it was split with one that goes now
             endpoint = replace(endpoint, traffic={both: 1.0})
-        wanted[BACKEND, both] = _backend_of(spec, application=name)
+        wanted[BACKEND, both] = backend_of(spec, application=name, deployment=spec.name)
         wanted[ENDPOINT, both] = endpoint
     return wanted
 
@@ -227,7 +228,7 @@ def with_deployment(state: State, asked: Deploy) -> Wanted:
             )
     check_free(state.endpoints.at(asked.route_prefix), name, asked.route_prefix)
     return {
-        (BACKEND, name): _backend_of(asked.spec),
+        (BACKEND, name): backend_of(asked.spec, deployment=name),
         (ENDPOINT, name): _endpoint_of(state, name, asked.route_prefix, name),
     }
 
@@ -306,7 +307,10 @@ def _check_version(state: State, name: str, prev_version: str | None) -> None:
         )
 
 
-def _backend_of(spec: DeploymentSpec, *, application: str = "") -> BackendDefinition:
+def backend_of(
+    spec: CreateBackend | DeploymentSpec, *, application: str = "", deployment: str = ""
+) -> BackendDefinition:
+    """Return the definition of the backend that is asked for."""
     return BackendDefinition(
         code_hash=spec.code_hash,
         code_digest=hashlib.sha256(spec.code).hexdigest(),
@@ -314,7 +318,7 @@ def _backend_of(spec: DeploymentSpec, *, application: str = "") -> BackendDefini
         actor_options=spec.actor_options.model_dump(),
         version=spec.version,
         application=application,
-        deployment=spec.name,
+        deployment=deployment,
     )
 
 
@@ -432,9 +436,7 @@ def _define(state: State, key: Key, wanted: Definition | None, code: Mapping[str
     elif kind == APPLICATION:
         state.put_application(replace(state.applications[name], deleting=True))
     else:
-        state.note(key)
-        state.backends[name].delete()
-        state.touch(name)
+        state.redefine(name, state.backends[name].delete)
     return True
 
 
@@ -454,10 +456,12 @@ def _define_backend(
         )
         state.add_backend(record, content)
         return True
-    state.note((BACKEND, tag))
-    changed = backend.deploy(**wanted.release)
-    # Equal code may have come as other bytes; then what is stored already is kept.
-    if content is not None and backend.record.newest.code_digest == wanted.code_digest:
-        state.keep_code(wanted.code_digest, content)
-    state.touch(tag)
-    return changed
+
+    def deploy() -> bool:
+        changed = backend.deploy(**wanted.release)
+        # Equal code may have come as other bytes; then what is stored already is kept.
+        if content is not None and backend.record.newest.code_digest == wanted.code_digest:
+            state.keep_code(wanted.code_digest, content)
+        return changed
+
+    return state.redefine(tag, deploy)

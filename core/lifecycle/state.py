@@ -10,7 +10,7 @@ only then, so a refused change writes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set as AbstractSet
-from typing import Any
+from typing import Any, TypeVar
 
 from greenroom.core.agenda import Agenda
 from greenroom.core.errors import UnknownNameError
@@ -46,6 +46,7 @@ from greenroom.core.routing.tables import (
 
 SOFT = ("goal", "history", "rollout", "canary", "listener", "host", "token")
 """Kinds of records that the cluster can do without when they are damaged; the status says so."""
+T = TypeVar("T")
 KINDS = (BACKEND, ENDPOINT, APPLICATION, *SOFT)
 DAMAGED = "its record in the store is damaged; deploy it again"
 
@@ -289,6 +290,13 @@ class State:
         if code is not None:
             self.keep_code(record.newest.code_digest, code)
         self.touch(record.tag)
+
+    def redefine(self, tag: str, change: Callable[[], T]) -> T:
+        """Make a change of a backend's definition; return what it returns."""
+        self.note((BACKEND, tag))
+        changed = change()
+        self.touch(tag)
+        return changed
 
     def save_backend(self, backend: Backend) -> None:
         """Save a backend's record, if it has changed."""
