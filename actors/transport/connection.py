@@ -56,7 +56,6 @@ class Session:
     __slots__ = (
         "_highest",
         "_sent",
-        "_waiting",
         "acknowledged",
         "has_impatient",
         "kept_bytes",
@@ -67,6 +66,7 @@ class Session:
         "told",
         "unacknowledged_bytes",
         "untold_bytes",
+        "waiting",
     )
 
     def __init__(self) -> None:
@@ -81,18 +81,13 @@ class Session:
         self._highest = 0  # the last one written to any
         self.kept_bytes = 0
         self.unacknowledged_bytes = 0  # of what was written
-        self._waiting: deque[Outgoing] = deque()
+        self.waiting: deque[Outgoing] = deque()  # to be written, perhaps for room in the window
         self._sent: deque[Outgoing] = deque()  # numbers acknowledged + 1 to sent_up_to
-
-    @property
-    def has_unwritten(self) -> bool:
-        """Return whether a message waits to be written, perhaps for room in the window."""
-        return bool(self._waiting)
 
     @property
     def is_waiting(self) -> bool:
         """Return whether :meth:`take` has a message."""
-        return bool(self._waiting) and self.unacknowledged_bytes < WINDOW
+        return bool(self.waiting) and self.unacknowledged_bytes < WINDOW
 
     def send(self, buffers: list[Buffer], tag: object, *, is_patient: bool) -> None:
         """Take a message, whose buffers must not change until it is acknowledged.
@@ -108,13 +103,13 @@ class Session:
         if self.kept_bytes and self.kept_bytes + size > MAX_KEPT:
             raise ValueError(f"{self.kept_bytes} bytes wait for its target already")
         self.kept_bytes += size + MESSAGE_COST
-        self._waiting.append(Outgoing(buffers, size, tag, is_patient=is_patient))
+        self.waiting.append(Outgoing(buffers, size, tag, is_patient=is_patient))
 
     def take(self) -> Outgoing | None:
         """Return the next message to write, number ``sent_up_to``; None when there is none."""
-        if not self._waiting or self.unacknowledged_bytes >= WINDOW:
+        if not self.waiting or self.unacknowledged_bytes >= WINDOW:
             return None
-        message = self._waiting.popleft()
+        message = self.waiting.popleft()
         self._sent.append(message)
         self.unacknowledged_bytes += message.size + MESSAGE_COST
         self.sent_up_to += 1
@@ -131,7 +126,7 @@ class Session:
                 message = self._sent.popleft()
                 self.unacknowledged_bytes -= message.size + MESSAGE_COST
             else:  # written to an earlier connection, and not yet to this one
-                message = self._waiting.popleft()
+                message = self.waiting.popleft()
                 self.sent_up_to += 1
             self.kept_bytes -= message.size + MESSAGE_COST
             if message.tag is not None:
@@ -141,7 +136,7 @@ class Session:
 
     def rewind(self) -> None:
         """Go back to the first message that is not acknowledged, for another connection."""
-        self._waiting.extendleft(reversed(self._sent))
+        self.waiting.extendleft(reversed(self._sent))
         self._sent.clear()
         self.unacknowledged_bytes = 0
         self.sent_up_to = self.acknowledged
@@ -153,15 +148,15 @@ class Session:
         Messages that were never written go to the peer's new session if ``keep_unwritten``.
         """
         self.rewind()
-        count = self._highest - self.acknowledged if keep_unwritten else len(self._waiting)
-        lost = [self._waiting.popleft() for _ in range(count)]
+        count = self._highest - self.acknowledged if keep_unwritten else len(self.waiting)
+        lost = [self.waiting.popleft() for _ in range(count)]
         self.kept_bytes -= sum(each.size + MESSAGE_COST for each in lost)
         self.received = self.told = self.acknowledged = self.sent_up_to = self._highest = 0
         return [Unsent(each.buffers, each.tag) for each in lost]
 
     def unsent(self) -> list[Unsent]:
         """Return all that is not acknowledged."""
-        return [Unsent(each.buffers, each.tag) for each in (*self._sent, *self._waiting)]
+        return [Unsent(each.buffers, each.tag) for each in (*self._sent, *self.waiting)]
 
     def receive(self, number: int, size: int, *, is_patient: bool) -> bool:
         """Count a message that arrived; return False for one that had arrived before."""
@@ -269,12 +264,20 @@ class Connection:
     def write_loose(self, body: Buffer) -> bool:
         """Write a message that is kept nowhere, behind all others; False where it has to wait."""
         session = self.session
-        if session is None or session.has_unwritten or self.writer.is_inside:
+        if session is None or session.waiting or self.writer.is_inside:
             return False
-        if self._waits_for_room or self.is_closed:
+        if self._waits_for_room or self._control:
             return False
-        self._control.append(HEADER.pack(LOOSE, 1, len(body), 0, 0) + body)
-        self._write()
+        frame = HEADER.pack(LOOSE, 1, len(body), 0, 0) + body
+        try:
+            written = self._socket.send(frame)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            return True  # it is lost; reading tells the end, after what still can be read
+        if written < len(frame):
+            self._unwritten = [memoryview(frame)[written:]]
+            self._wait_for_room()
         return True
 
     def flush(self) -> None:
@@ -284,10 +287,11 @@ class Connection:
 
     def read(self) -> None:
         """Take what there is to read now; also called when something may be."""
+        reader = self.reader
         try:
-            if not self._fill_chunk():
+            if reader.chunk is not None and not self._fill_chunk():
                 return
-            between = self.reader.is_between_chunks and not self.source
+            between = reader.assembly is not None and not self.source  # chunks: a header is next
             received = self._socket.recv(CHUNK_HEADER if between else self._read_size)
         except (BlockingIOError, InterruptedError):
             return
@@ -328,6 +332,9 @@ class Connection:
         except OSError:
             self._unwritten.clear()  # reading tells the end, after what still can be read
             return
+        self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
         self._waits_for_room = True
         self._loop.add_writer(self._fd, self._writable)
 

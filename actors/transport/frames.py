@@ -18,7 +18,7 @@ their message. ``acknowledged`` is the number up to which the sender of the fram
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -132,14 +132,9 @@ class FrameReader:
         self.assembly: Assembly | None = None
         self._rest = bytearray()  # the beginning of a frame
         self._need = _HEADER_SIZE  # how long it must be before it can be looked at
-        self._chunk: Assembly | None = None  # where the chunk under way goes
+        self.chunk: Assembly | None = None  # where the bytes of the chunk under way go
         self._chunk_left = 0
         self._chunk_done: Frame = (CHUNK, 0, 0, 0, b"")
-
-    @property
-    def is_between_chunks(self) -> bool:
-        """Return whether the next bytes are the last of a chunk, then the header of another."""
-        return self.assembly is not None
 
     def rooms(self) -> list[memoryview]:
         """Return where the next bytes of a chunk may be put, past :meth:`frames`; then ``filled``.
@@ -147,12 +142,12 @@ class FrameReader:
         Nowhere between chunks. The last byte of a chunk is for ``frames``, which does whatever
         follows from its end.
         """
-        return [] if self._chunk is None else self._chunk.rooms(self._chunk_left - 1)
+        return [] if self.chunk is None else self.chunk.rooms(self._chunk_left - 1)
 
     def filled(self, size: int) -> None:
         """Note that so much of ``rooms`` has been written."""
-        if self._chunk is not None:
-            self._chunk.filled(size)
+        if self.chunk is not None:
+            self.chunk.filled(size)
             self._chunk_left -= size
 
     def frames(self, received: Buffer) -> Iterator[Frame]:
@@ -160,50 +155,50 @@ class FrameReader:
 
         The caller runs the iterator to its end, or drops the reader.
         """
-        at = 0
+        at, unpack = 0, HEADER.unpack_from
         while True:
-            if self._chunk is not None:
+            if self.chunk is not None:
                 piece = memoryview(received)[at : at + self._chunk_left]
-                self._chunk.write(piece)
+                self.chunk.write(piece)
                 at += len(piece)
                 self._chunk_left -= len(piece)
                 if self._chunk_left:
                     return
-                self._chunk = None
+                self.chunk = None
                 yield self._chunk_done
-            if self._rest:
-                if len(self._rest) + len(received) - at < self._need:
-                    self._rest += memoryview(received)[at:]
-                    return
-                received, at = b"".join((self._rest, memoryview(received)[at:])), 0
-                self._rest.clear()
-            elif type(received) is not bytes:  # slices of bytes are the caller's to keep
-                received, at = bytes(memoryview(received)[at:]), 0
-            at = yield from self._cut(received, at)
-            if self._chunk is None:
+            if self._rest or type(received) is not bytes:  # slices of bytes can be kept
+                received, at = self._joined(memoryview(received)[at:]), 0
+            size = len(received)
+            while size - at >= _HEADER_SIZE:
+                kind, buffers, length, number, acknowledged = unpack(received, at)
+                start = at + _HEADER_SIZE
+                if kind == CHUNK:
+                    self._begin_chunk(length, number, acknowledged)
+                    at = start
+                    break
+                if length > SMALL_MESSAGE:
+                    raise RefusedError(
+                        f"a frame of {length} bytes, over the limit of {SMALL_MESSAGE}"
+                    )
+                stop = start + length
+                if stop > size:
+                    self._need = stop - at
+                    break
+                yield kind, buffers, number, acknowledged, received[start:stop]
+                at = stop
+            if self.chunk is None:
+                self._rest += received[at:]
                 return
 
-    def _cut(self, received: bytes, at: int) -> Generator[Frame, None, int]:
-        """Yield frames up to a chunk's header, or keep what is left; return where that was."""
-        size, unpack = len(received), HEADER.unpack_from
-        while size - at >= _HEADER_SIZE:
-            kind, buffers, length, number, acknowledged = unpack(received, at)
-            start = at + _HEADER_SIZE
-            if kind == CHUNK:
-                self._begin_chunk(length, number, acknowledged)
-                return start
-            if length > SMALL_MESSAGE:
-                raise RefusedError(f"a frame of {length} bytes, over the limit of {SMALL_MESSAGE}")
-            stop = start + length
-            if stop > size:
-                self._need = stop - at
-                break
-            yield kind, buffers, number, acknowledged, received[start:stop]
-            at = stop
-        else:
-            self._need = _HEADER_SIZE
-        self._rest += received[at:]
-        return size
+    def _joined(self, received: memoryview) -> bytes:
+        """Return what was left of the last bytes and these, if they make a frame; else keep all."""
+        if len(self._rest) + len(received) < self._need:
+            self._rest += received
+            return b""
+        joined = b"".join((self._rest, received))
+        self._rest.clear()
+        self._need = _HEADER_SIZE
+        return joined
 
     def _begin_chunk(self, length: int, number: int, acknowledged: int) -> None:
         if length > MAX_FRAME:
@@ -212,7 +207,7 @@ class FrameReader:
         if assembly is None or number != assembly.number or not 0 < length <= assembly.left:
             raise RefusedError(f"a chunk of {length} bytes of message {number}, which has none due")
         self._chunk_done = (CHUNK, 0, number, acknowledged, b"")
-        self._chunk = assembly
+        self.chunk = assembly
         self._chunk_left = length
 
 

@@ -351,7 +351,8 @@ class Links:
                 peer.connection.flush()
             elif not peer.connections and peer.retry is None:
                 self.dial(peer)
-        self._acknowledge()
+        if self._heard:
+            self._acknowledge()
         self._in_turn = False
         if self._dirty or self._at_end:
             self._need_turn()
@@ -408,7 +409,8 @@ class Links:
             self.turned_away(connection, str(refusal))
         if arrived:
             # Before handlers, which may take long; with what they send it was no faster: measured.
-            self._acknowledge()
+            if self._heard:
+                self._acknowledge()
             try:
                 self._shell.deliver()
             finally:  # a handler may raise what ends the loop's run, and the loop may run again
@@ -418,18 +420,20 @@ class Links:
 
     def _take(self, connection: Connection, received: bytes) -> bool:
         """Do what frames ask for; return whether a message was among them."""
-        arrived = False
+        arrived = heard = False
         peer, reader = self._by_connection[connection], connection.reader
         for kind, buffers, number, acknowledged, body in reader.frames(received):
             if peer is None or not peer.connections[connection]:
                 if kind != HELLO:
                     raise RefusedError(f"a frame of kind {kind} before the hello")
                 peer = self._greeted(connection, read_hello(number, acknowledged, body))
+                heard = True
                 continue
             if kind == LOOSE and not connection.source:
                 arrived = True
                 self._shell.received(peer, [body])
                 continue
+            heard = True
             if acknowledged > peer.session.acknowledged:
                 self._acknowledged(peer, acknowledged)
             parts = _message_in(peer.session, reader, kind, buffers, number, body)
@@ -438,7 +442,7 @@ class Links:
             arrived = peer.has_progressed = True
             peer.failures = 0
             self._shell.received(peer, parts)
-        if peer is not None and not connection.is_closed:
+        if heard and peer is not None and not connection.is_closed:
             self._heard[peer] = None
         return arrived
 

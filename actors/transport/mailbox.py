@@ -294,10 +294,8 @@ class Mailbox:
 
     def deliver(self) -> None:
         """Hand over what has arrived, in slices; see Shell and :class:`Inbox`."""
-        if not self._delivery_is_due:
-            self._deliver()
-
-    def _deliver(self) -> None:
+        if self._delivery_is_due:
+            return
         self._delivery_is_due = True  # what a handler does begins no other one
         try:
             if self.handle is not None:
@@ -308,7 +306,11 @@ class Mailbox:
         finally:
             self._delivery_is_due = bool(self.inbox) and self.handle is not None
             if self._delivery_is_due:
-                self.loop.call_soon(self._deliver)
+                self.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._delivery_is_due = False
+        self.deliver()
 
     def sent(self, tags: Sequence[object]) -> None:
         """See Shell."""
