@@ -33,13 +33,13 @@ from greenroom.core.errors import (
 from greenroom.core.metrics import Group, text
 
 if TYPE_CHECKING:  # few workers need it
-    from greenroom.actors.messages.admin import Request, RequestReply
+    from greenroom.actors.messages.admin import Request
     from greenroom.actors.runtime.asking import ControllerRequests
 
 CONNECT_RETRY_S = 0.1
 CONNECT_TIMEOUT_S = 10.0
 ASK_TIMEOUT_S = 5.0
-ASK_AGAIN_S = 2.0  # a lost request or answer is asked again; requests are idempotent
+ABSENT_S = 1.5  # how long a request waits while there is no controller
 LEAVE_TIMEOUT_S = 0.5
 OWN_SCRAPE_TIMEOUT_S = 3.0
 SCRAPE_TIMEOUT_S = 1.5  # for each question to another host
@@ -165,26 +165,7 @@ class Link:
         requests = self._requests or self._follow_controller()
         if requests is None:
             raise NotRunningError("this host's actor system does not answer")
-        loop = asyncio.get_running_loop()
-        ends_at = loop.time() + timeout_s
-        answer: asyncio.Future[RequestReply] = loop.create_future()
-        requests.ask(request, partial(_settle, answer))
-        try:
-            while True:
-                left_s = ends_at - loop.time()
-                await asyncio.wait([answer], timeout=max(0.0, min(left_s, ASK_AGAIN_S)))
-                if answer.done():
-                    break
-                if not requests.is_found:
-                    raise NotRunningError(
-                        "no controller was found: its host may be stopped or away"
-                    )
-                if loop.time() >= ends_at:
-                    raise TimeoutError(f"not answered within {timeout_s:g} s")
-                requests.ask_again(request.request_id)
-        finally:
-            requests.forget(request.request_id)
-        reply = answer.result()
+        reply = await requests.ask(request, timeout_s)
         if reply.error_kind:
             raise error_from(reply.error_kind, reply.error)
         return reply.value
@@ -205,9 +186,14 @@ class Link:
 
         if self._port is None or self._caller is None:
             return None
-        self._requests = ControllerRequests(self._port)
-        self._requests.start()
-        return self._requests
+
+        async def is_there() -> bool:
+            return requests.is_found
+
+        why = "no controller was found: its host may be stopped or away"
+        requests = self._requests = ControllerRequests(self._port, is_there, ABSENT_S, why)
+        requests.start()
+        return requests
 
     async def _wait_connected(self) -> Caller | None:
         """Wait for the link: a worker just started takes connections before it has its own."""
@@ -239,14 +225,9 @@ class Link:
 
     async def _ask_proxy(self, what: str) -> Any:
         found = self._finder.found if self._finder is not None else None
-        if found is None or self._port is None:
+        if found is None or self._asking is None:
             return None
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._port.ask_proxy(found[0], what, partial(_settle, future))
-        try:
-            return await asyncio.wait_for(future, ASK_TIMEOUT_S)
-        except TimeoutError:
-            return None
+        return await self._asking.proxy(found[0], ASK_TIMEOUT_S, what)
 
 
 class Kept(Generic[T]):
@@ -295,7 +276,7 @@ class ProxyQuestions:
 
     async def metrics(self, proxy: Address, *, whole: bool) -> bytes:
         """Return the metrics of this host, or of the whole cluster, as Prometheus' text."""
-        own = self._proxy(proxy, OWN_SCRAPE_TIMEOUT_S, "metrics")
+        own = self.proxy(proxy, OWN_SCRAPE_TIMEOUT_S, "metrics")
         others = self._others() if whole else _nothing()
         groups = await asyncio.gather(own, others)
         return text([*(groups[0] or []), *groups[1]])
@@ -304,14 +285,15 @@ class ProxyQuestions:
         """Return what another host's proxy answers, None where it does not in time."""
         gate = self._port.loop.machine.address_of(address)
         proxy = await self._wait(lambda found: self._port.locate(*PROXY, found, gate))
-        return proxy and await self._proxy(proxy, SCRAPE_TIMEOUT_S, what, *arguments)
+        return proxy and await self.proxy(proxy, SCRAPE_TIMEOUT_S, what, *arguments)
 
     async def _others(self) -> list[Group]:
         addresses = await self._hosts()
         every = [self.host(each, "metrics") for each in addresses if each != self._own]
         return [group for groups in await asyncio.gather(*every) for group in groups or []]
 
-    async def _proxy(self, proxy: Address, timeout_s: float, what: str, *arguments: Any) -> Any:
+    async def proxy(self, proxy: Address, timeout_s: float, what: str, *arguments: Any) -> Any:
+        """Return what a proxy answers, None where it does not in time."""
         ask = lambda answered: self._port.ask_proxy(proxy, what, answered, *arguments)  # noqa: E731
         return await self._wait(ask, timeout_s)
 

@@ -6,40 +6,46 @@ with its id, to the controller that leads by then. The controller carries it out
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from greenroom.actors.messages.admin import Request, RequestReply
 from greenroom.actors.messages.queries import Address
 from greenroom.actors.runtime.loop import Repeats
 from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
-from greenroom.core.errors import StateNotReadableError, StateNotSavedError
+from greenroom.core.errors import NotRunningError, StateNotReadableError, StateNotSavedError
 
 LOOK_AGAIN_S = 0.5  # whether there is a later controller: one that is cut off does not say so
 _OF_STORE = frozenset({StateNotSavedError.__name__, StateNotReadableError.__name__})
 REPEAT_S = 2.0  # a lost request or answer is asked again; requests are idempotent
 
-OnReply = Callable[[RequestReply], None]
 
-
+@dataclass(slots=True)
 class _Pending:
     """A request that is not answered yet."""
 
-    __slots__ = ("epoch", "on_reply", "repeat_at", "request")
-
-    def __init__(self, request: Request, on_reply: OnReply) -> None:
-        self.request = request
-        self.on_reply = on_reply
-        self.repeat_at = 0.0
-        self.epoch = 0  # of the latest controller that it was sent to, where several may lead
+    request: Request
+    answer: asyncio.Future[RequestReply]
+    repeat_at: float = 0.0
+    epoch: int = 0  # of the latest controller that it was sent to, where several may lead
 
 
 class ControllerRequests:
-    """Follows the controller, and sends it what it is asked for."""
+    """Follows the controller, and sends it what it is asked for; all on the port's loop.
 
-    def __init__(self, port: Port) -> None:
-        self._port = port
+    ``is_there`` says whether waiting is of any use: where it has said no for ``patience_s``, a
+    request ends with a NotRunningError that says ``why``.
+    """
+
+    def __init__(
+        self, port: Port, is_there: Callable[[], Awaitable[bool]], patience_s: float, why: str
+    ) -> None:
+        self._is_there = is_there
+        self._patience_s = patience_s
+        self._why = why
         self._pending: dict[str, _Pending] = {}
         self._repeats = Repeats(port.loop)
         self._finder = Finder(port, CONTROLLER, lambda *_: self._met())
@@ -58,28 +64,44 @@ class ControllerRequests:
         """Whether a controller is known, alive as far as that is."""
         return self._finder.found is not None
 
-    def ask(self, request: Request, on_reply: OnReply) -> None:
-        """Have ``on_reply`` called, on the loop, with what the controller answers; on any thread.
+    async def ask(self, request: Request, timeout_s: float | None = None) -> RequestReply:
+        """Return the controller's answer.
 
-        Call :meth:`ask_again` every LOOK_AGAIN_S until then, and :meth:`forget` to wait no longer.
+        The request is sent again, with its id, when the controller was restarted or an answer is
+        late. TimeoutError past ``timeout_s``, NotRunningError when there is nothing to wait for.
         """
-        self._pending[request.request_id] = _Pending(request, on_reply)
-        self._port.loop.post(lambda: self._send(request.request_id))
+        now = asyncio.get_running_loop().time
+        there_at = began_at = now()
+        pending = _Pending(request, asyncio.get_running_loop().create_future())
+        self._pending[request.request_id] = pending
+        self._send(request.request_id)
+        try:
+            while not pending.answer.done():
+                left_s = LOOK_AGAIN_S if timeout_s is None else began_at + timeout_s - now()
+                if left_s <= 0:
+                    raise TimeoutError(
+                        f"{request.operation} was not answered within {timeout_s:g} s"
+                        f"{self._absence}; it may have been carried out"
+                    )
+                done, _ = await asyncio.wait((pending.answer,), timeout=min(left_s, LOOK_AGAIN_S))
+                if done:
+                    break
+                self._finder.doubt()  # a stopped controller may have a successor
+                if time.monotonic() >= pending.repeat_at:
+                    self._send(request.request_id)
+                if await self._is_there():
+                    there_at = now()
+                elif now() - there_at > self._patience_s:
+                    raise NotRunningError(self._why)
+        finally:
+            del self._pending[request.request_id]
+        return pending.answer.result()
 
-    def ask_again(self, request_id: str) -> None:
-        """Look for a stopped controller's successor; send again what is late. On any thread."""
-
-        def send() -> None:
-            self._finder.doubt()
-            pending = self._pending.get(request_id)
-            if pending is not None and time.monotonic() >= pending.repeat_at:
-                self._send(request_id)
-
-        self._port.loop.post(send)
-
-    def forget(self, request_id: str) -> None:
-        """Wait no longer; harmless when it is answered; on any thread."""
-        self._pending.pop(request_id, None)
+    @property
+    def _absence(self) -> str:
+        if self.is_found:
+            return ""
+        return ", for no controller was found: the host that leads may be stopped, or cut off"
 
     def _met(self) -> None:
         for request_id in list(self._pending):
@@ -101,8 +123,8 @@ class ControllerRequests:
         # the change. So only the latest one's word that nothing was changed is believed.
         if message.error_kind in _OF_STORE and not self._finder.is_latest(sender, pending.epoch):
             return
-        self.forget(message.request_id)
-        pending.on_reply(message)
+        if not pending.answer.done():
+            pending.answer.set_result(message)
 
 
 def new_id() -> str:

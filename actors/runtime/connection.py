@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import pwd
 import threading
 import time
-from concurrent.futures import (
-    CancelledError,
-    Future,
-    TimeoutError as FutureTimeoutError,  # its own class until 3.11
-)
-from functools import partial
-from typing import Any
+from collections.abc import Coroutine
+from concurrent.futures import CancelledError, Future
+from typing import Any, TypeVar
 
 import cloudpickle
 
 from greenroom.actors.caller.caller import CLOSED, Caller
 from greenroom.actors.caller.client import CallerClient, QueryClient
 from greenroom.actors.host.launcher import is_running
-from greenroom.actors.messages.admin import Request, RequestReply, request_of
-from greenroom.actors.runtime.asking import LOOK_AGAIN_S, ControllerRequests, new_id
+from greenroom.actors.messages.admin import RequestReply, request_of
+from greenroom.actors.runtime.asking import ControllerRequests, new_id
 from greenroom.actors.runtime.port import PROXY, Finder, ThreadPort
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.settings import HostSettings, way_to
@@ -34,6 +32,7 @@ LEAVE_TIMEOUT_S = 1.0
 OPEN_TIMEOUT_S = 5.0
 UNMANAGED_TIMEOUT_S = 0.5  # without a host process nothing is about to come up
 LIST_EVERY_S = 30.0
+T = TypeVar("T")
 LISTED = 8  # so many other hosts that one of them is there, whatever has happened
 
 
@@ -44,12 +43,15 @@ class Connection:
         self._port = port
         self._user = user or user_name()
         self._caller = Caller(port.loop, port.process)
-        self._waiting: dict[str, Future[RequestReply]] = {}
-        self._controller = ControllerRequests(port)
+        self._waiting: set[Future[Any]] = set()
+        why = (
+            f"the actor system on port {port.admin_port} is gone; see `greenroom status`, or start "
+            "it with `greenroom start`"
+        )
+        self._controller = ControllerRequests(port, port.answers, GONE_S, why)
         self._proxy = Finder(port, PROXY, self._caller.met_proxy, self._caller.lost_proxy)
         self._asked_proxy = False
         self._is_remote = is_remote  # to another host, whose cluster's other hosts will do too
-        self._listing = ""  # the id of the request for the cluster's hosts
         self._closed = False
         self._lock = threading.Lock()
         self._caller.listen(port.on)
@@ -76,7 +78,7 @@ class Connection:
         """Look for the controller from now on."""
         self._port.loop.post(self._controller.start)
         if self._is_remote:
-            self._port.loop.post(self._list_hosts)
+            self._post(self._list_hosts())
 
     @property
     def queries(self) -> QueryClient:
@@ -98,22 +100,27 @@ class Connection:
         """
         self._check_open()
         request = request_of(operation, new_id(), self._user)
-        waiting: Future[RequestReply] = Future()
-        self._waiting[request.request_id] = waiting
-        self._controller.ask(request, partial(_settle, waiting))
+        waiting = self._post(self._controller.ask(request, timeout_s))
+        self._waiting.add(waiting)
         try:
-            reply = self._wait(waiting, request, timeout_s)
+            reply = waiting.result()
+        except CancelledError:
+            self._check_open()
+            raise
         finally:
-            del self._waiting[request.request_id]
-            self._controller.forget(request.request_id)
+            self._waiting.discard(waiting)
+            waiting.cancel()
         if reply.error_kind:
             raise error_from(reply.error_kind, reply.error) from _cause(reply)
         return reply.value
 
+    def _post(self, asking: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(asking, self._port.loop.asyncio)
+
     def close(self) -> None:
         """Disconnect; requests under way are abandoned, not undone, and calls of handles fail."""
         self._closed = True
-        for waiting in list(self._waiting.values()):
+        for waiting in list(self._waiting):
             waiting.cancel()
         if not self._caller.left:
             left = threading.Event()
@@ -136,52 +143,13 @@ class Connection:
         if self._closed:
             raise NotRunningError(f"{CLOSED}; open another, for example with Client.connect()")
 
-    def _absence(self) -> str:
-        if self._controller.is_found:
-            return ""
-        return ", for no controller was found: the host that leads may be stopped, or cut off"
-
-    def _wait(
-        self, future: Future[RequestReply], request: Request, timeout_s: float | None
-    ) -> RequestReply:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        # Of this request alone: what an earlier one has seen says nothing of the time since.
-        gone_since: float | None = None
-        while True:
-            left_s = None if deadline is None else deadline - time.monotonic()
-            try:
-                return future.result(LOOK_AGAIN_S if left_s is None else min(left_s, LOOK_AGAIN_S))
-            except CancelledError:
-                self._check_open()
-                raise
-            except FutureTimeoutError:
-                self._controller.ask_again(request.request_id)
-            if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(
-                    f"{request.operation} was not answered within {timeout_s:g} s"
-                    f"{self._absence()}; it may have been carried out"
-                )
-            gone_since = None if self._port.is_answered() else gone_since or time.monotonic()
-            if gone_since is not None and time.monotonic() - gone_since > GONE_S:
-                raise NotRunningError(
-                    f"the actor system on port {self._port.admin_port} is gone; see `greenroom "
-                    "status`, or start it with `greenroom start`"
-                )
-
-    def _list_hosts(self) -> None:
+    async def _list_hosts(self) -> None:
         """Learn of the cluster's other hosts, for when the known ones are gone."""
-        self._controller.forget(self._listing)
-        self._listing = new_id()
-        self._controller.ask(request_of(ListHosts(), self._listing), self._listed)
-        self._port.loop.call_later(LIST_EVERY_S, self._list_hosts)
-
-    def _listed(self, reply: RequestReply) -> None:
-        self._port.learn_gates((reply.value or ())[:LISTED])
-
-
-def _settle(waiting: Future[RequestReply], reply: RequestReply) -> None:
-    if not waiting.done():  # closed meanwhile
-        waiting.set_result(reply)
+        while True:
+            with contextlib.suppress(NotRunningError):
+                listed = await self._controller.ask(request_of(ListHosts(), new_id()))
+                self._port.learn_gates((listed.value or ())[:LISTED])
+            await asyncio.sleep(LIST_EVERY_S)
 
 
 def user_name() -> str:

@@ -66,7 +66,7 @@ async def answer_timeout(
     _req: Any, resp: falcon.asgi.Response, error: TimeoutError, _: dict[str, Any]
 ) -> None:
     """Answer that the controller did not, in time."""
-    detail = f"{error}; it may have been carried out: send it again, which changes nothing then"
+    detail = f"{error}: send it again, which changes nothing then"
     write_problem(resp, 504, "TimeoutError", detail)
 
 

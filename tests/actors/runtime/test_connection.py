@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from greenroom.actors.messages.admin import Request, RequestReply, request_of
-from greenroom.actors.runtime import connection as connection_module
+from greenroom.actors.runtime import asking, connection as connection_module
 from greenroom.actors.runtime.connection import Connection
 from greenroom.core.errors import NotRunningError
 from greenroom.core.operations import ListBackends
@@ -22,10 +23,10 @@ GONE_S = 0.4
 class Port:
     """A port to a system that answers, or not, as the test says."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.admin_port = 1
         self.process = None
-        self.loop = SimpleNamespace(post=lambda _callback: None, asyncio=None)
+        self.loop = SimpleNamespace(post=lambda _callback: None, asyncio=loop)
         self.is_there = True
         self.probes = 0
         self.asked: list[Request] = []
@@ -34,27 +35,38 @@ class Port:
     def on(self, message_class: type, handler: Callable[[Any, Any], None]) -> None:
         self.handlers[message_class] = handler
 
-    def is_answered(self) -> bool:
+    async def answers(self) -> bool:
         self.probes += 1
         return self.is_there
 
+    def locate(self, *_: Any) -> None:
+        pass
+
+    gates = ("gate",)
+
     def answer(self) -> None:
         reply = RequestReply(request_id=self.asked.pop(0).request_id, value={})
-        self.handlers[RequestReply](reply, None)
+        self.loop.asyncio.call_soon_threadsafe(self.handlers[RequestReply], reply, None)
 
 
 @pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> Port:
+def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[Port]:
     monkeypatch.setattr(connection_module, "GONE_S", GONE_S)
-    monkeypatch.setattr(connection_module, "LOOK_AGAIN_S", 0.01)
-    port = Port()
+    monkeypatch.setattr(asking, "LOOK_AGAIN_S", 0.01)
+    loop = asyncio.new_event_loop()
+    port = Port(loop)
 
     def noted(*of: Any) -> Request:
         port.asked.append(request_of(*of))
         return port.asked[-1]
 
     monkeypatch.setattr(connection_module, "request_of", noted)
-    return port
+    running = threading.Thread(target=loop.run_forever, daemon=True)
+    running.start()
+    yield port
+    loop.call_soon_threadsafe(loop.stop)
+    running.join(10)
+    loop.close()
 
 
 def seconds_until_gone(connection: Connection) -> float:
