@@ -46,13 +46,11 @@ class Target:
 class Leased:
     """A query while a replica has it under a lease."""
 
-    __slots__ = ("began_at", "is_sent", "is_wanted", "name", "query", "share", "target")
+    __slots__ = ("began_at", "is_sent", "is_wanted", "query", "share")
 
-    def __init__(self, name: str, query: Query, share: HeldShare, target: Target) -> None:
-        self.name = name  # the lease's
+    def __init__(self, query: Query, share: HeldShare) -> None:
         self.query = query
-        self.share = share
-        self.target = target
+        self.share = share  # at a Target
         self.began_at = share.lease.used_at
         self.is_sent = False
         self.is_wanted = True
@@ -83,7 +81,6 @@ class CallerLeases:
         self._returned: dict[int, HeldLease] = {}  # by number, those with slots in use
         self._newest: dict[str, int] = {}  # endpoint -> the latest number of a lease
         self._targets: dict[str, Target] = {}  # by the incarnation of the replica
-        self._at: dict[HeldShare, Target] = {}
         self._leased: dict[int, Leased] = {}  # by query, until the slot is free
         self._timer: Timer | None = None  # armed while there are leases
         self._reported_at = 0.0
@@ -107,9 +104,8 @@ class CallerLeases:
         limit_s = lease.timeout_s
         if limit_s is not None and (query.timeout_s is None or limit_s < query.timeout_s):
             query = query._replace(timeout_s=limit_s)
-        leased = Leased(lease.name, query, share, self._at[share])
-        self._leased[query.id] = leased
-        leased.target.outbox.put(leased)
+        leased = self._leased[query.id] = Leased(query, share)
+        share.at.outbox.put(leased)
         return query
 
     def ended(self, query_id: int, status: int) -> None:
@@ -134,7 +130,7 @@ class CallerLeases:
             leased.is_wanted = False
             took_s = time.monotonic() - leased.began_at
             leased.share.lease.count(leased.share, status, took_s)
-            leased.target.outbox.put(query_id)
+            leased.share.at.outbox.put(query_id)
         return True
 
     def refused(self, query_id: int) -> None:
@@ -155,7 +151,7 @@ class CallerLeases:
                 cancelled.append(item)
             elif item.query.id in self._wanted:
                 item.is_sent = True
-                queries.append((item.name, item.query))
+                queries.append((item.share.lease.name, item.query))
             else:  # no longer wanted, and never sent
                 self.ended(item.query.id, 0)
         return RunLeased(
@@ -202,9 +198,7 @@ class CallerLeases:
         for slots in message.slots:
             target = self._target(slots)
             if not target.is_dead:
-                share = HeldShare(slots.replica, slots.slots)
-                self._at[share] = target
-                shares.append(share)
+                shares.append(HeldShare(slots.replica, slots.slots, target))
                 self._show(slots, message)
         lease = HeldLease(
             message.number,
@@ -251,10 +245,10 @@ class CallerLeases:
 
     def _close_unused(self, share: HeldShare) -> None:
         """Tell a replica that no more comes of a lease that is returned."""
-        if not share.ongoing and (target := self._at.pop(share, None)) is not None:
-            name = share.lease.name
-            message = CloseLeases(incarnation=target.incarnation, leases=(name,))
-            self._loop.send(target.address, message)
+        if not (share.ongoing or share.at.is_dead):
+            names = (share.lease.name,)
+            message = CloseLeases(incarnation=share.at.incarnation, leases=names)
+            self._loop.send(share.at.address, message)
 
     def _return_all(self, leases: Iterable[HeldLease]) -> None:
         for lease in leases:
@@ -266,7 +260,7 @@ class CallerLeases:
         if target is not None:
             return target
         if len(self._targets) >= MAX_TARGETS:
-            in_use = {*self._at.values(), *(leased.target for leased in self._leased.values())}
+            in_use = {share.at for share in self._shares()}
             for known in [key for key, each in self._targets.items() if each not in in_use]:
                 self._targets.pop(known).unwatch()
         gone = partial(self._replica_lost, incarnation)
@@ -282,6 +276,11 @@ class CallerLeases:
         self._targets[incarnation] = target
         return target
 
+    def _shares(self) -> set[HeldShare]:
+        """Return all that may be used, or are."""
+        of_leases = {share for lease in self.held.values() for share in lease.shares}
+        return of_leases | {leased.share for leased in self._leased.values()}
+
     def _replica_lost(self, incarnation: str) -> None:
         target = self._targets.pop(incarnation, None)
         if target is None:
@@ -289,11 +288,10 @@ class CallerLeases:
         target.is_dead = True
         target.unwatch()
         target.outbox.drop()
-        for share in [share for share, at in self._at.items() if at is target]:
+        for share in [share for share in self._shares() if share.at is target]:
             share.lease.lost(share)
-            del self._at[share]
         for query_id, leased in list(self._leased.items()):
-            if leased.target is target:
+            if leased.share.at is target:
                 self.ended(query_id, 0)
                 self._lost(query_id, leased.is_sent)
 

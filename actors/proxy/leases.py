@@ -113,17 +113,14 @@ class LeaseDesk:
                 self.look()
 
         for tag in [*missing, ""]:
-            self._close(lease, tag, partial(closed, tag))
-
-    def _close(self, lease: tickets.Lease, tag: str, closed: Callback) -> None:
-        replica = self._replica(tag)
-        if replica is None:
-            closed()
-            return
-        process: Any = replica.process
-        names = (self._name(lease),)
-        message = CloseLeases(incarnation=process.incarnation, leases=names, is_fence=True)
-        self._loop.send(replica.address, message, closed, closed)
+            replica, done = self._replica(tag), partial(closed, tag)
+            if replica is None:
+                done()
+                continue
+            process: Any = replica.process
+            names = (self._name(lease),)
+            message = CloseLeases(incarnation=process.incarnation, leases=names, is_fence=True)
+            self._loop.send(replica.address, message, done, done)
 
     def _name(self, lease: tickets.Lease) -> str:
         return f"{self._process.incarnation}/{lease.number}"

@@ -38,7 +38,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from greenroom.core.routing.balancing import RoutedBackend, RoutedReplica
 from greenroom.core.routing.outliers import has_failed
@@ -71,13 +71,14 @@ class Used(NamedTuple):
 class HeldShare:
     """The slots of a lease at one replica."""
 
-    __slots__ = ("began_at", "lease", "ongoing", "replica", "slots")
+    __slots__ = ("at", "began_at", "lease", "ongoing", "replica", "slots")
 
     lease: HeldLease
 
-    def __init__(self, replica: str, slots: int) -> None:
+    def __init__(self, replica: str, slots: int, at: Any = None) -> None:
         self.replica = replica
         self.slots = slots
+        self.at = at  # where its caller sends queries
         self.ongoing = 0
         self.began_at = 0.0  # when the first of what runs was sent, or the replica was heard
 
