@@ -94,7 +94,7 @@ class Bench:
         self.turn()
         self.cluster.advance(self.now + 2.5, 0.0)  # past its recovery
         for host in self.hosts:
-            self.cluster.listeners.listen(host, (1, 1, host), 0)
+            self.cluster.listeners.listen(host, (1, 1, host), 0, host)
         self.proxies_take_news()
         self.turn()
 
@@ -115,14 +115,14 @@ class Bench:
         changes = self.cluster.take_changes()
         if changes:
             self.checkpoints.save(changes.puts, changes.deletes, code=changes.code.values())
-        self.news = self.cluster.long_poll.take_news()
+        self.cluster.listeners.take_news()
         return self.requests.take_answers()
 
     def proxies_take_news(self) -> None:
         """Have every proxy say that it holds the newest tables: one message of each."""
         upto = self.cluster.long_poll._last
         for host in self.hosts:
-            self.cluster.listeners.listen(host, (1, 1, host), upto)
+            self.cluster.listeners.listen(host, (1, 1, host), upto, host)
 
     def change(self, request: Any, **fields: Any) -> float:
         """Return the seconds from a request to its answer, all proxies' words included."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from greenroom.core.agenda import Agenda
@@ -187,6 +188,14 @@ LISTENER = "listener"
 EXPECTED_S = 30.0  # some times what a host takes to start its proxy anew
 
 
+@dataclass(slots=True, eq=False)
+class Proxy:
+    """A proxy that listens, or is expected to."""
+
+    record: ListenerRecord
+    address: Any = None  # of its actor; None while this controller has not heard of it
+
+
 class Listeners:
     """The proxies that listen, and those expected to. ``now`` is always monotonic seconds."""
 
@@ -196,6 +205,7 @@ class Listeners:
         changes: Changes,
         records: Mapping[str, ListenerRecord],
         now: float,
+        *,
         agenda: Agenda,
         told_gone: Callable[[str], None],
     ) -> None:
@@ -203,43 +213,53 @@ class Listeners:
         self._long_poll = long_poll
         self._changes = changes
         self._told_gone = told_gone
-        self._recorded = {name: record.host for name, record in records.items()}
-        self._expected = dict(records)
+        self._proxies: dict[Any, Proxy] = {n: Proxy(each) for n, each in records.items()}
+        self._owed: dict[Hashable, News] = {}  # what proxies lacked when they called
         for name in records:
             long_poll.expect(name)
             agenda.at(LISTENER, name, now + EXPECTED_S)
 
     def expected(self) -> list[ListenerRecord]:
         """Return those of an earlier controller that have not been heard of yet."""
-        return list(self._expected.values())
+        return [each.record for each in self._proxies.values() if each.address is None]
+
+    def is_heard(self, name: str) -> bool:
+        """Return whether a proxy has called, and is not gone."""
+        return name in self._proxies and self._proxies[name].address is not None
 
     def listen(
-        self, name: str, process: tuple[int, int, str], seen: int, host: str = ""
-    ) -> News | None:
-        """Take a proxy's call; return what it lacks, to be sent once what has changed is saved."""
-        if name not in self._recorded:
-            self._recorded[name] = host
+        self, name: str, process: tuple[int, int, str], seen: int, address: Any, host: str = ""
+    ) -> None:
+        """Take a proxy's call; what it lacks, now or later, is in :meth:`take_news`."""
+        if name not in self._proxies:
             record = ListenerRecord(name=name, process=process, host=host)
+            self._proxies[name] = Proxy(record)
             self._changes.put(LISTENER, name, record)
-        self._expected.pop(name, None)
-        return self._long_poll.listen(name, seen)
+        self._proxies[name].address = address
+        if (news := self._long_poll.listen(name, seen)) is not None:
+            self._owed[name] = news
+
+    def take_news(self) -> list[tuple[Any, News]]:
+        """Return what to send to which addresses; everything that it tells of must be saved."""
+        owed, self._owed = self._owed | self._long_poll.take_news(), {}
+        proxies = self._proxies
+        return [(proxies[name].address, news) for name, news in owed.items() if name in proxies]
 
     def gone(self, name: str) -> None:
         """Wait for a proxy no more, and forget it; harmless when it is forgotten."""
-        if name not in self._recorded:
-            return
-        del self._recorded[name]
-        self._expected.pop(name, None)
-        self._changes.put(LISTENER, name, None)
-        self._long_poll.forget(name)
-        self._told_gone(name)
+        if self._proxies.pop(name, None) is not None:
+            self._owed.pop(name, None)
+            self._changes.put(LISTENER, name, None)
+            self._long_poll.forget(name)
+            self._told_gone(name)
 
     def host_gone(self, host: str) -> None:
         """Wait no more for the proxies of a host that is lost; they begin anew when it is back."""
-        for name in [name for name, at in self._recorded.items() if at == host]:
-            self.gone(name)
+        for name, proxy in list(self._proxies.items()):
+            if proxy.record.host == host:
+                self.gone(name)
 
     def look(self, name: str) -> None:
         """Give a proxy up that was expected for long enough."""
-        if name in self._expected:
+        if not self.is_heard(name):
             self.gone(name)

@@ -13,7 +13,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from thespian.actors import ChildActorExited
@@ -38,7 +38,7 @@ from greenroom.core.cluster.leader_lease import RENEW_S
 from greenroom.core.errors import StateNotReadableError, StateNotSavedError
 from greenroom.core.lifecycle.placement import Placement
 from greenroom.core.lifecycle.state import KINDS, SOFT
-from greenroom.core.long_poll import News, epoch_of
+from greenroom.core.long_poll import epoch_of
 from greenroom.core.records import Changes
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.kv import (
@@ -147,14 +147,11 @@ class ActiveController:
                 message.childAddress
             ),
         }
-        self._proxies: dict[Hashable, m.Address] = {}  # by the incarnation of each
-        self._news: dict[Hashable, News] = {}  # by proxy: sent to it once all is saved
         self._wake: Timer | None = None
         self._turning = False
         self._stopping = False
         self._has_ended = False
 
-        self.cluster.state.proxy_gone.append(self._forget_proxy)
         if lease is not None:
             self._members.succeed(lease.former)
             lease.away = self._members.away
@@ -336,14 +333,11 @@ class ActiveController:
             self._refuse_store(f"host {message.host} has tables of {_described(claim)}", claim)
             return
         self._watch_proxy(listener, message.host, sender, message.at)
-        self._proxies[listener.incarnation] = sender
         self.cluster.autoscaler.expect(listener.incarnation, time.monotonic())
         plain = listener[:]  # records do without the class
-        news = self.cluster.listeners.listen(
-            listener.incarnation, plain, message.seen, message.host
+        self.cluster.listeners.listen(
+            listener.incarnation, plain, message.seen, sender, message.host
         )
-        if news is not None:
-            self._news[listener.incarnation] = news
         self._changed()
 
     def _is_of_other_store(self, message: cm.Listen) -> bool:
@@ -369,13 +363,9 @@ class ActiveController:
 
         self._members.watch(process, host, at, sender, ended)
 
-    def _forget_proxy(self, incarnation: str) -> None:
-        self._proxies.pop(incarnation, None)
-        self._news.pop(incarnation, None)
-
     def _load_reported(self, message: cm.LoadReported, _sender: m.Address) -> None:
         """Take a proxy's load; one that is not known as a listener may be dead already."""
-        if message.proxy.incarnation in self._proxies:
+        if self.cluster.listeners.is_heard(message.proxy.incarnation):
             now = time.monotonic()
             proxy = message.proxy.incarnation
             self.cluster.autoscaler.load_reported(proxy, message.load, now)
@@ -383,7 +373,7 @@ class ActiveController:
 
     def _replica_ejected(self, message: cm.ReplicaEjected, _sender: m.Address) -> None:
         """Note that a replica gets no queries from a proxy, or gets them again."""
-        if message.proxy.incarnation in self._proxies:
+        if self.cluster.listeners.is_heard(message.proxy.incarnation):
             proxy = message.proxy.incarnation
             self.cluster.replica_ejected(message.replica, proxy, message.times)
             self._changed()
@@ -434,22 +424,17 @@ class ActiveController:
         self._policies.tidy()
         for tag, decision in self.cluster.autoscaler.take_log():
             logger.info("autoscaling %s: %s", tag, decision)
-        news_by_listener = self.cluster.long_poll.take_news()
-        if changes or news_by_listener or any(not isinstance(e, _ROUTINE) for e in effects):
+        owed = self.cluster.listeners.take_news()
+        if changes or owed or any(not isinstance(e, _ROUTINE) for e in effects):
             self._status_file.changed()
-        self._news.update(news_by_listener)
-        owed, self._news = self._news, {}
-        for listener, news in owed.items():
-            proxy = self._proxies.get(listener)
-            if proxy is not None:
-                epoch = self._members.epoch
-                changed = cm.Changed(
-                    controller=self._process,
-                    epoch=epoch,
-                    store=self._store.store_id,
-                    **news._asdict(),
-                )
-                self._loop.send(proxy, changed)
+        for proxy, news in owed:
+            changed = cm.Changed(
+                controller=self._process,
+                epoch=self._members.epoch,
+                store=self._store.store_id,
+                **news._asdict(),
+            )
+            self._loop.send(proxy, changed)
         for sender, reply in self._requests.take_answers():
             self._loop.send(sender, reply)
 

@@ -184,8 +184,7 @@ class World:
             if number == 1:
                 self._crash("amid effects")
             self.perform(effect)
-        for name, news in self.cluster.long_poll.take_news().items():
-            self._inbox += [(proxy, news) for proxy in self.proxies if proxy.name == name]
+        self._inbox += self.cluster.listeners.take_news()
 
     def _crash(self, point: str) -> None:
         if self.crash_at == point:
@@ -326,9 +325,7 @@ class World:
 
     def listen(self, proxy: Proxy) -> None:
         """Let a proxy ask for what it lacks."""
-        news = self.cluster.listeners.listen(proxy.name, (1, 1, proxy.name), proxy.seen)
-        if news is not None:
-            self._inbox.append((proxy, news))
+        self.cluster.listeners.listen(proxy.name, (1, 1, proxy.name), proxy.seen, proxy)
 
     def restart_proxy(self, index: int = 0) -> None:
         """Replace a proxy by one that holds nothing."""
