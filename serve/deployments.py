@@ -8,7 +8,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import (
     TYPE_CHECKING,
+    Annotated,
     Any,
+    ClassVar,
     Generic,
     Literal,
     NoReturn,
@@ -18,7 +20,7 @@ from typing import (
     overload,
 )
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BeforeValidator, ValidationError, field_validator
 from typing_extensions import TypeVar
 
 from greenroom.core.autoscaling.config import AutoscalingConfig
@@ -31,7 +33,7 @@ from greenroom.core.config import (
 )
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.operations import DeleteDeployment
-from greenroom.core.validation import problems_in, suggestion, wrong_with
+from greenroom.core.validation import problems_in, wrong_with
 from greenroom.serve.admin.checks import check_arguments
 from greenroom.serve.tasks.consumers import TASKS, queue_options
 
@@ -40,12 +42,6 @@ if TYPE_CHECKING:
 
 # --- Options of a deployment; one error names all bad ones ----------------------------------------
 
-M = TypeVar("M", bound=BaseModel)
-
-# What only a deployment of its own can have, which Deployment.deploy() makes.
-_ALONE = ("prev_version", "route_prefix", "init_args", "init_kwargs")
-_OWN = ("name", "version", "actor_options", "ray_actor_options", *_ALONE)
-_KNOWN = frozenset({*BackendConfig.model_fields, *_OWN})
 HINTS = {
     # Ray Serve's, of today and of once
     "rolling_update_percentage": "it is called max_surge_percent, in percent",
@@ -108,25 +104,6 @@ class DeploymentOptions:
     alone: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_options(base: DeploymentOptions, given: Mapping[str, Any]) -> DeploymentOptions:
-    """Return ``base`` with ``given`` options; raise an InvalidRequestError naming each bad one."""
-    given = BackendConfig.renamed(given)
-    problems = [*_unknown(given), *_bad_names(given), *_bad_scaling(given)]
-    actor_options, actor_problems = _read_actor_options(base.actor_options, given)
-    config, config_problems = _read_config(base.config, given)
-    problems += [*actor_problems, *config_problems]
-    if problems:
-        name = given.get("name", base.name)
-        raise InvalidRequestError(f"bad options of deployment {name!r}: " + "; ".join(problems))
-    return DeploymentOptions(
-        name=given.get("name", base.name),
-        version=given.get("version", base.version),
-        config=config,
-        actor_options=actor_options,
-        alone={**base.alone, **{name: given[name] for name in _ALONE if name in given}},
-    )
-
-
 def name_problem(what: str, name: object) -> str | None:
     """Say what is wrong with a deployment's or application's name, or None."""
     if not isinstance(name, str) or not name:
@@ -137,62 +114,64 @@ def name_problem(what: str, name: object) -> str | None:
     return f"{what}={name!r}: {wrong}" if wrong else None
 
 
-def _unknown(given: Mapping[str, Any]) -> list[str]:
-    problems = []
-    for name in given:
-        if name not in _KNOWN:
-            hint = f"; {HINTS[name]}" if name in HINTS else suggestion(name, _KNOWN)
-            problems.append(f"{name}: no such option{hint}")
-    return problems
+def _checked_name(name: object) -> object:
+    if problem := name_problem("name", name):
+        raise ValueError(problem.partition(": ")[2])
+    return name
 
 
-def _bad_names(given: Mapping[str, Any]) -> list[str]:
-    problems = []
-    if "name" in given and (problem := name_problem("name", given["name"])):
-        problems.append(problem)
-    version = given.get("version")
-    if version is not None and not isinstance(version, str):
-        problems.append(f"version={version!r}: must be a string")
-    return problems
+class _Given(BackendConfig):
+    """All that a user may give: the settings of replicas, and what a deployment has beside them."""
+
+    hints: ClassVar[Mapping[str, str]] = HINTS
+    aliases: ClassVar[Mapping[str, str]] = {
+        **BackendConfig.aliases,
+        "ray_actor_options": "actor_options",
+    }
+
+    name: Annotated[str, BeforeValidator(_checked_name)]
+    version: str | None = None
+    actor_options: Annotated[ActorOptions, BeforeValidator(lambda given: given or {})]
+    # What only a deployment of its own can have, which Deployment.deploy() makes and checks.
+    prev_version: Any = None
+    route_prefix: Any = None
+    init_args: Any = None
+    init_kwargs: Any = None
+
+    @field_validator("num_replicas", mode="before")
+    @classmethod
+    def _is_not_off(cls, number: Any) -> Any:
+        if number == 0:
+            raise ValueError(
+                "must be at least 1; to have none when idle, set min_replicas=0 in "
+                "autoscaling_config; else delete it"
+            )
+        return number
 
 
-def _bad_scaling(given: Mapping[str, Any]) -> list[str]:
-    if given.get("num_replicas") != 0:
-        return []
-    hint = "to have none when idle, set min_replicas=0 in autoscaling_config; else delete it"
-    return [f"num_replicas=0: must be at least 1; {hint}"]
+_ALONE = ("prev_version", "route_prefix", "init_args", "init_kwargs")
 
 
-def _read_actor_options(
-    base: ActorOptions, given: Mapping[str, Any]
-) -> tuple[ActorOptions, list[str]]:
-    names = [name for name in ("actor_options", "ray_actor_options") if name in given]
-    if not names:
-        return base, []
-    if len(names) == 2:
-        return base, ["actor_options and ray_actor_options are two names for one thing; give one"]
-    value = given[names[0]]
-    if value is None:
-        return ActorOptions(), []
-    if isinstance(value, ActorOptions):
-        return value, []
-    if not isinstance(value, Mapping):
-        return base, [f"{names[0]}={value!r}: must be a dict"]
-    return _made(base, value, names[0] + ".")
-
-
-def _read_config(base: BackendConfig, given: Mapping[str, Any]) -> tuple[BackendConfig, list[str]]:
+def read_options(base: DeploymentOptions, given: Mapping[str, Any]) -> DeploymentOptions:
+    """Return ``base`` with ``given`` options; raise an InvalidRequestError naming each bad one."""
+    given = _Given.renamed(given)
     changes = {name: value for name, value in given.items() if name in BackendConfig.model_fields}
-    if changes.get("num_replicas", 1) == 0:
-        del changes["num_replicas"]  # _bad_scaling has told, and better
-    return _made(base, base.merged(changes), "")
-
-
-def _made(base: M, values: Mapping[str, Any], prefix: str) -> tuple[M, list[str]]:
+    config = base.config.merged(changes)
+    own = {"name": base.name, "version": base.version, "actor_options": base.actor_options}
+    others = {name: value for name, value in given.items() if name not in changes}
     try:
-        return type(base)(**values), []
+        made = _Given(**{**config, **own, **base.alone, **others})
     except ValidationError as error:
-        return base, problems_in(error, prefix)
+        name = given.get("name", base.name)
+        told = "; ".join(problems_in(error))
+        raise InvalidRequestError(f"bad options of deployment {name!r}: {told}") from None
+    return DeploymentOptions(
+        name=made.name,
+        version=made.version,
+        config=BackendConfig(**config),
+        actor_options=made.actor_options,
+        alone={**base.alone, **{name: given[name] for name in _ALONE if name in given}},
+    )
 
 
 # What a call returns: of the function, or of the class's __call__.
