@@ -229,8 +229,8 @@ class Front:
         async def send_on(event: Event) -> None:
             # The headers of a reply go past Falcon, which would merge some.
             if request.reply is not None and event["type"] == "http.response.start":
-                headers = request.reply.headers
-                if request.body is not None and not request.body.is_complete:
+                headers, body = request.reply.headers, request.body
+                if body is not None and body.is_begun and not body.is_complete:
                     headers.append(CLOSE)  # the client would have to send the rest first
                 event = {**event, "headers": headers}
             await send(event)

@@ -38,7 +38,7 @@ class Body:
     def __init__(
         self, request: Request, receive: Receive, max_bytes: int | None, early: ClientCounts
     ) -> None:
-        self.is_complete = False
+        self.is_begun = self.is_complete = False
         self._request = request
         self._receive = receive
         self._max_bytes = max_bytes
@@ -57,6 +57,7 @@ class Body:
 
         Raises BodyTooLargeError or BodyIncompleteError.
         """
+        self.is_begun = True
         declared, limit = self._request.length, self._max_bytes
         if declared is not None and limit is not None and declared > limit:
             raise BodyTooLargeError(_too_large(f" of {declared} bytes", limit))

@@ -54,6 +54,9 @@ FORMS = {
     "a bad timeout": (GET % b"/ok").replace(b"Host", b"X-Request-Timeout-Seconds: x\r\nHost"),
     "no host": b"GET /ok HTTP/1.1\r\nX-Request-ID: id\r\n\r\n",
     "a bad host": (GET % b"/ok").replace(b": a", b": a b"),
+    "a bad host before a body": (
+        b"POST /ok HTTP/1.1\r\nHost: a b\r\nX-Request-ID: id\r\nContent-Length: 2\r\n\r\nab"
+    ),
     "a URL": GET % b"http://a/ok",
     "a page": GET % b"/-/healthz",
     "a page that is none": GET % b"/-/none",
