@@ -6,7 +6,11 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
+
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
 from greenroom.actors.replica.jsonable import to_json
 from greenroom.core.config import CALLBACK_SECRET
@@ -99,14 +103,40 @@ def task_consumer(
 
 def _signature(method: Callable[..., Any]) -> inspect.Signature:
     """Return the signature without self, and without what may be classes of the user's."""
+    try:
+        signature = inspect.signature(method, eval_str=True)
+    except NameError:  # an annotation that exists for type checkers only
+        signature = inspect.signature(method)
+    empty = inspect.Parameter.empty
     bare = [
         each.replace(
-            annotation=inspect.Parameter.empty,
-            default=each.default if each.default is inspect.Parameter.empty else None,
+            annotation=each.annotation if _is_json(each.annotation) else empty,
+            default=each.default if each.default is empty else None,
         )
-        for each in list(inspect.signature(method).parameters.values())[1:]
+        for each in list(signature.parameters.values())[1:]
     ]
     return inspect.Signature(bare)
+
+
+def _is_json(kind: Any) -> bool:
+    """Return whether values of a type are all that JSON has of it."""
+    parts = get_args(kind)
+    if get_origin(kind) is dict and parts[0] is not str:
+        return False
+    if get_origin(kind) in (list, dict, Union, UnionType):
+        return all(map(_is_json, parts))
+    return kind in (str, int, float, bool, list, dict, NoneType, Any)
+
+
+def types_of(signature: inspect.Signature) -> TypeAdapter[Any]:
+    """Return what checks the arguments of a call, by name, where a handler says their types."""
+    single = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    kinds = {
+        name: each.annotation
+        for name, each in signature.parameters.items()
+        if each.kind in single and each.annotation is not inspect.Parameter.empty
+    }
+    return TypeAdapter(TypedDict("Arguments", kinds, total=False))  # type: ignore[operator]  # made here
 
 
 def _runner(attribute: str, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,6 +26,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, get_args
 
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
@@ -48,12 +49,13 @@ from greenroom.core.errors import (
 )
 from greenroom.core.jobs import MAX_KEY_CHARACTERS, Job, Jobs, Status
 from greenroom.core.operations import application_problem
+from greenroom.core.validation import problems_in
 from greenroom.persistence.kv import StoreError
 from greenroom.persistence.locations import location_at
 from greenroom.persistence.memory import MemoryStore
 from greenroom.serve.handle import DeploymentHandle, DeploymentResponse
 from greenroom.serve.tasks.callbacks import CallbackRefusedError, call_back, origin_of, target_of
-from greenroom.serve.tasks.consumers import RUN, Consumer
+from greenroom.serve.tasks.consumers import RUN, Consumer, types_of
 from greenroom.serve.tasks.log import CALL, RESULT, JobLog, values_of
 
 logger = logging.getLogger(__name__)
@@ -88,6 +90,7 @@ class TaskQueue:
                 "it without --canary"
             )
         self._consumer, self._tasks, self._config = consumer, known.tasks, known.config
+        self._types = {name: types_of(signature) for name, signature in known.tasks.items()}
         self._secret = os.environ.get(CALLBACK_SECRET, "")
         name = f"{replica.app_name}#{replica.deployment}"
         is_local = user_context.local_replica.get() is not None  # see serve.local_testing
@@ -285,6 +288,13 @@ class TaskQueue:
             raise InvalidRequestError(f"task {task!r} cannot be called so: {error}") from None
         if len(call) > self._config.max_job_bytes:
             raise self._too_large(len(call), "bytes")
+        args, kwargs = json.loads(call)
+        try:
+            given = self._tasks[task].bind(*args, **kwargs).arguments
+            self._types[task].validate_python(given, strict=True)
+        except ValidationError as error:
+            told = "; ".join(problems_in(error))
+            raise InvalidRequestError(f"task {task!r} cannot be called so: {told}") from None
         return call
 
     def _too_large(self, size: int, unit: str) -> BodyTooLargeError:

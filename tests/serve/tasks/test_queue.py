@@ -97,6 +97,8 @@ def test_calls_that_no_handler_takes_are_refused(queue: Any) -> None:
         (InvalidRequestError, "'a'", ("add",)),
         (InvalidRequestError, "'c'", ("add", [1], {"c": 1})),
         (InvalidRequestError, "JSON", ("add", [float("nan")])),
+        (InvalidRequestError, "a='2': must be a valid integer", ("add", ["2"])),
+        (InvalidRequestError, "b=True: must be a valid integer", ("add", [2], {"b": True})),
         (BodyTooLargeError, "max_job_bytes=200", ("add", ["x" * 300])),
     ):
         with pytest.raises(error, match=told):
