@@ -359,6 +359,7 @@ class Operation(BaseModel):
     is_read: ClassVar[bool] = False  # whether it changes nothing
     is_held_by_proxies: ClassVar[bool] = False  # whether its answer waits until every proxy knows
     answers_goal: ClassVar[bool] = False  # whether its answer is a goal's id, or None for no change
+    is_of_records: ClassVar[bool] = True  # it changes nothing else, so whether it did shows
     role: ClassVar[Role | None] = "deployer"  # that asks for it over HTTP; None for no one
 
     def __init__(self, /, **fields: Any) -> None:
@@ -699,6 +700,7 @@ class DrainHost(Operation):
     itself, and then with ``leave``, to be forgotten.
     """
 
+    is_of_records: ClassVar[bool] = False
     role: ClassVar[Role | None] = "admin"
 
     host: str
@@ -709,6 +711,7 @@ class DrainHost(Operation):
 class UndrainHost(Operation):
     """Let replicas be placed again on a host that was drained; those that have moved stay."""
 
+    is_of_records: ClassVar[bool] = False
     role: ClassVar[Role | None] = "admin"
 
     host: str
@@ -717,6 +720,7 @@ class UndrainHost(Operation):
 class EvictHost(Operation):
     """Forget a host that is lost, and all that was there."""
 
+    is_of_records: ClassVar[bool] = False
     role: ClassVar[Role | None] = "admin"
 
     host: str
@@ -725,6 +729,7 @@ class EvictHost(Operation):
 class RebalanceHosts(Operation):
     """Move replicas from hosts that have more of a backend; answers how many are to move."""
 
+    is_of_records: ClassVar[bool] = False
     role: ClassVar[Role | None] = "admin"
 
 
@@ -738,6 +743,7 @@ class RotateKey(Operation):
     Answers {"hosts": [names of those], "away": [names of hosts that are lost and do not]}.
     """
 
+    is_of_records: ClassVar[bool] = False
     role: ClassVar[Role | None] = "admin"
 
 
@@ -747,6 +753,7 @@ class StopCluster(Operation):
     With ``forget`` instead have every host stop and delete its state; answered True at once.
     """
 
+    is_of_records: ClassVar[bool] = False
     role: ClassVar[Role | None] = "admin"
 
     forget: bool = False

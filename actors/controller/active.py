@@ -52,18 +52,6 @@ from greenroom.persistence.locations import location_at
 
 logger = logging.getLogger(__name__)
 
-# Operations that change more than records, so that nothing shows whether a failed one did.
-_OF_MORE = frozenset(
-    kind.key
-    for kind in (
-        ops.StopCluster,
-        ops.DrainHost,
-        ops.UndrainHost,
-        ops.RotateKey,
-        ops.EvictHost,
-        ops.RebalanceHosts,
-    )
-)
 STOPPING_S = 0.5  # between two looks at what is left, beside those at each end of a replica
 _ROUTINE = (fx.Check, fx.AskPolicy)  # effects that are of no interest outside
 
@@ -199,8 +187,9 @@ class ActiveController:
 
     def has_changed_nothing(self, message: Any) -> bool:
         """Return whether a message whose handling failed was a request that changed nothing."""
-        is_harmless = isinstance(message, am.Request) and message.operation not in _OF_MORE
-        return is_harmless and not self.cluster.state.is_torn
+        if not isinstance(message, am.Request) or self.cluster.state.is_torn:
+            return False
+        return ops.OPERATIONS.get(message.operation, ops.Operation).is_of_records
 
     def owed(self, error: Exception) -> Iterable[Any]:
         """Return what to answer those whose requests are not saved; all others repeat them."""

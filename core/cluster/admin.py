@@ -20,7 +20,6 @@ from greenroom.core.errors import ConflictError, InvalidRequestError
 from greenroom.core.lifecycle import definitions, history
 from greenroom.core.lifecycle.endpoints import (
     check_free,
-    check_known,
     described,
     is_made_alike,
     new_endpoint,
@@ -147,8 +146,7 @@ def _create_endpoint(cluster: Cluster, asked: ops.CreateEndpoint, _now: Now) -> 
             f"endpoint {asked.name!r} exists with other settings: {described(present)}; "
             "delete it first"
         )
-    known = state.usable_backends("")
-    check_known(f"endpoint {asked.name!r}", "backend", [asked.backend], known)
+    state.check_usable(f"endpoint {asked.name!r}: backend", [asked.backend])
     check_free(state.endpoints.at(asked.route), asked.name, asked.route)
     state.put_endpoint(record)
 
@@ -166,8 +164,8 @@ def _delete_endpoint(cluster: Cluster, asked: ops.DeleteEndpoint, _now: Now) -> 
 def _set_traffic(cluster: Cluster, asked: ops.SetTraffic, _now: Now) -> None:
     state, name = cluster.state, asked.endpoint
     present = state.endpoint(name)
-    known = state.usable_backends(present.application)
-    check_known(f"traffic of endpoint {name!r}", "weights", asked.weights, known)
+    what = f"traffic of endpoint {name!r}: weights"
+    state.check_usable(what, asked.weights, present.application)
     cluster.rollouts.check_traffic(name)
     if present.traffic != asked.weights:
         state.put_endpoint(replace(present, traffic=asked.weights))
@@ -176,7 +174,9 @@ def _set_traffic(cluster: Cluster, asked: ops.SetTraffic, _now: Now) -> None:
 def _shadow_traffic(cluster: Cluster, asked: ops.ShadowTraffic, _now: Now) -> None:
     state = cluster.state
     present = state.endpoint(asked.endpoint)
-    changed = with_shadow(present, asked, state.usable_backends(""))
+    if asked.proportion:
+        state.check_usable(f"shadow of endpoint {asked.endpoint!r}: backend", [asked.backend])
+    changed = with_shadow(present, asked)
     if changed != present:
         state.put_endpoint(changed)
 

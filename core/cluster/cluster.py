@@ -91,7 +91,6 @@ class Cluster:
         self.rollouts = Rollouts(state, self.differences, records.get(ROLLOUT, {}))
         self.tokens = Tokens(records.get(TOKEN, {}), state.changes)
         self.canaries = Canaries(state, self.rollouts, self.differences, records.get(CANARY, {}))
-        self._by_replica = {r: tag for tag, b in self.backends.items() for r in b.replicas}
         self._recovering = {tag for tag, b in self.backends.items() if not b.recovered}
         self._agenda = state.agenda
         if self.long_poll.closed:
@@ -114,22 +113,22 @@ class Cluster:
 
     def replica_reported(self, report: Report, now: float) -> bool:
         """Take a replica's report; False when no such replica is known, so that it should go."""
-        backend_tag = self._by_replica.get(report.replica)
-        if backend_tag is None:
+        backend = self.backend_of(report.replica)
+        if backend is None:
             return False
-        due_at = self.backends[backend_tag].reported(report, now)
+        due_at = backend.reported(report, now)
         if due_at <= now:
-            self._agenda.touch(BACKEND, backend_tag)
+            self._agenda.touch(BACKEND, backend.record.tag)
         else:
-            self._agenda.by(BACKEND, backend_tag, due_at)
+            self._agenda.by(BACKEND, backend.record.tag, due_at)
         return True
 
     def replica_exited(self, tag: str, now: float) -> None:
         """Take note that a replica's process is gone."""
-        backend_tag = self._by_replica.get(tag)
-        if backend_tag is not None:
-            self.backends[backend_tag].exited(tag, now)
-            self._agenda.touch(BACKEND, backend_tag)
+        backend = self.backend_of(tag)
+        if backend is not None:
+            backend.exited(tag, now)
+            self._agenda.touch(BACKEND, backend.record.tag)
 
     def replica_ejected(self, tag: str, proxy: str, times: int) -> None:
         """Note how often in a row a proxy has sent a replica no queries, as they fail there."""
@@ -138,12 +137,14 @@ class Cluster:
             self._agenda.touch(BACKEND, backend.record.tag)
 
     def _forget_ejections(self, proxy: str) -> None:
-        for tag in self._by_replica:
-            self.replica_ejected(tag, proxy, 0)
+        for backend in self.backends.values():
+            for tag in backend.replicas:
+                self.replica_ejected(tag, proxy, 0)
 
     def backend_of(self, replica: str) -> Backend | None:
         """Return the backend that a replica belongs to."""
-        return self.backends.get(self._by_replica.get(replica, ""))
+        backend = self.backends.get(replica.rpartition("#")[0])
+        return backend if backend is not None and replica in backend.replicas else None
 
     def _has_both(self, pair: Pair) -> bool:
         endpoint, backend = pair
@@ -200,11 +201,9 @@ class Cluster:
             return []
         before = backend.record.replicas
         effects = backend.reconcile(lambda table: self._publish(tag, table), now)
-        if backend.record.replicas != before:
+        if backend.record.replicas is not before:
             for replica in before.keys() - backend.record.replicas.keys():
-                self._by_replica.pop(replica, None)
                 self.state.replica_gone(replica)
-            self._by_replica.update(dict.fromkeys(backend.record.replicas, tag))
         if backend.recovered and tag in self._recovering:
             self._recovering.discard(tag)
             self._agenda.by(RECOVERY, "", NEVER if self._recovering else now)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from greenroom.core.errors import ConflictError, InvalidRequestError
+from greenroom.core.errors import ConflictError
 from greenroom.core.operations import CreateEndpoint, ShadowTraffic
 from greenroom.core.records import BackendRecord, CompareRecord, EndpointRecord
 from greenroom.core.routing.tables import EndpointTable
@@ -126,14 +126,11 @@ def check_free(endpoints: Iterable[EndpointRecord], name: str, route: str | None
             )
 
 
-def with_shadow(
-    endpoint: EndpointRecord, asked: ShadowTraffic, known: Collection[str]
-) -> EndpointRecord:
+def with_shadow(endpoint: EndpointRecord, asked: ShadowTraffic) -> EndpointRecord:
     """Return the endpoint with this proportion for a shadow, and this comparison; 0 ends both."""
     shadows = {tag: each for tag, each in endpoint.shadows.items() if tag != asked.backend}
     compares = {tag: each for tag, each in endpoint.compares.items() if tag != asked.backend}
     if asked.proportion:
-        check_known(f"shadow of endpoint {endpoint.name!r}", "backend", [asked.backend], known)
         shadows[asked.backend] = asked.proportion
         if asked.compare is not None:
             settings = asked.compare.model_dump()
@@ -142,16 +139,6 @@ def with_shadow(
                 present = CompareRecord(id=secrets.token_hex(4), settings=settings)
             compares[asked.backend] = present
     return replace(endpoint, shadows=shadows, compares=compares)
-
-
-def check_known(what: str, field: str, tags: Iterable[str], known: Collection[str]) -> None:
-    """Raise InvalidRequestError unless all backends are known; lists them only then."""
-    unknown = sorted(repr(tag) for tag in set(tags) if tag not in known)
-    if unknown:
-        raise InvalidRequestError(
-            f"{what}: {field}: no backend is named {', '.join(unknown)}; it could be: "
-            f"{', '.join(sorted(known)) or 'none'}"
-        )
 
 
 def is_made_alike(present: EndpointRecord, asked: EndpointRecord) -> bool:

@@ -9,11 +9,11 @@ only then, so a refused change writes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set as AbstractSet
+from collections.abc import Callable, Iterable, Mapping, Set as AbstractSet
 from typing import Any, TypeVar
 
 from greenroom.core.agenda import Agenda
-from greenroom.core.errors import UnknownNameError
+from greenroom.core.errors import InvalidRequestError, UnknownNameError
 from greenroom.core.lifecycle import releases
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.endpoints import Endpoints, Overlay, table_of
@@ -49,23 +49,6 @@ SOFT = ("goal", "history", "rollout", "canary", "listener", "host", "token")
 T = TypeVar("T")
 KINDS = (BACKEND, ENDPOINT, APPLICATION, *SOFT)
 DAMAGED = "its record in the store is damaged; deploy it again"
-
-
-class Present(Collection[str]):
-    """The backends among these that are not being deleted, without a look at each."""
-
-    def __init__(self, backends: Mapping[str, Backend], tags: Collection[str]) -> None:
-        self._backends = backends
-        self._tags = tags
-
-    def __contains__(self, tag: object) -> bool:
-        return tag in self._tags and not self._backends[str(tag)].record.deleting
-
-    def __iter__(self) -> Iterator[str]:
-        return (tag for tag in self._tags if not self._backends[tag].record.deleting)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 class Gone(list[Callable[[str], None]]):
@@ -183,9 +166,21 @@ class State:
         """Return the tags of an application's backends, those that are being deleted too."""
         return self._of_application.get(application, set())
 
-    def usable_backends(self, application: str) -> Collection[str]:
-        """Return the backends that an application's endpoints may name: its own."""
-        return Present(self.backends, self.backends_of(application))
+    def check_usable(self, what: str, tags: Iterable[str], application: str = "") -> None:
+        """Raise InvalidRequestError unless an application's endpoint may name these backends.
+
+        It may name those of its application. ``what`` is said first.
+        """
+        own = self.backends_of(application)
+
+        def usable(tag: str) -> bool:
+            return tag in own and not self.backends[tag].record.deleting
+
+        if unknown := sorted(repr(tag) for tag in set(tags) if not usable(tag)):
+            raise InvalidRequestError(
+                f"{what}: no backend is named {', '.join(unknown)}; it could be: "
+                f"{', '.join(sorted(filter(usable, own))) or 'none'}"
+            )
 
     def definition(self, key: Key) -> Definition | None:
         """Return what the last change has made of something; None where there is none."""

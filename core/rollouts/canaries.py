@@ -157,7 +157,7 @@ class Canaries:
                 compare=settings.compare,
             )
             alone = EndpointRecord(name=record.endpoint)
-            shadowed = with_shadow(alone, shadow, [record.to])
+            shadowed = with_shadow(alone, shadow)
             mirrored = Overlay({}, shadowed.shadows, shadowed.compares)
         rules = settings.model_dump(exclude={"compare"})
         rollout = StartRollout(endpoint=record.endpoint, to=record.to, **rules)

@@ -40,7 +40,7 @@ from greenroom.core.agenda import HELD, NEVER
 from greenroom.core.comparing.comparing import AllDifferences, Counts
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
 from greenroom.core.lifecycle.backend import Backend
-from greenroom.core.lifecycle.endpoints import Overlay, check_known
+from greenroom.core.lifecycle.endpoints import Overlay
 from greenroom.core.lifecycle.goals import Progress
 from greenroom.core.lifecycle.history import Author
 from greenroom.core.lifecycle.state import State
@@ -173,8 +173,7 @@ class Rollouts:
             raise ConflictError(f"{_named(run.record)} is under way; {_advice(endpoint)}")
         self.check_traffic(endpoint)
         if candidate is None:
-            known = state.usable_backends(present.application)
-            check_known(f"rollout of endpoint {endpoint!r}", "to", [to], known)
+            state.check_usable(f"rollout of endpoint {endpoint!r}: to", [to], present.application)
         if _others_of(present.traffic, to) == {}:
             return None
         shadows, compares = (candidate.shadows, candidate.compares) if candidate else ({}, {})
