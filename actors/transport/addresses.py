@@ -67,7 +67,7 @@ class ProcessAddress:
         """Return the TCP port of the host that leads to this process."""
         return self.number & LAST_PORT
 
-    def is_beside(self, admin: ProcessAddress) -> bool:
+    def is_of(self, admin: ProcessAddress) -> bool:
         """Return whether this process belongs to the actor system of ``admin``."""
         return self.host == admin.host and self.port == admin.number
 
@@ -81,7 +81,7 @@ class ProcessAddress:
         return f"{_own_names()}{self.text}".encode()
 
     @property
-    def door_name(self) -> bytes:
+    def fd_socket_name(self) -> bytes:
         """Return the name where the host's gate hands over connections from other hosts."""
         return self.socket_name + b"/door"
 
@@ -154,7 +154,7 @@ def drawn_address(host: str, port: int = 0) -> ProcessAddress:
     return ProcessAddress(host, (1 + secrets.randbelow(_DRAWN)) * (LAST_PORT + 1) + port)
 
 
-def drawn_beside(admin: ProcessAddress) -> ProcessAddress:
+def drawn_for(admin: ProcessAddress) -> ProcessAddress:
     """Return an address that no process had or will have, in the actor system of ``admin``."""
     return drawn_address(admin.host, admin.number)
 

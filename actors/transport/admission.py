@@ -161,7 +161,7 @@ class Admission:
                 "the oldest"
             )
         if self._sweep is None:
-            self._sweep = self._loop.call_later(self.strangers.patience_s, self._look_round)
+            self._sweep = self._loop.call_later(self.strangers.patience_s, self._sweep_overdue)
 
     def left(self, stranger: object) -> None:
         """Note that a connection is authenticated, or has ended."""
@@ -185,7 +185,7 @@ class Admission:
                 "refused a connection of user %d, process %d: not this user", user, process
             )
 
-    def gave_up(self, target: str, reason: str) -> None:
+    def unreachable(self, target: str, reason: str) -> None:
         """Say that ``target``, an address, cannot be reached; or only count it."""
         self._say("gave up", target, Trouble(reason))
 
@@ -214,14 +214,14 @@ class Admission:
             if timer is not None:
                 timer.cancel()
 
-    def _look_round(self) -> None:
+    def _sweep_overdue(self) -> None:
         self._sweep = None
         for stranger in self.strangers.overdue(self._loop.time()):
             self._turn_away[stranger](
                 f"it was not authenticated within {self.strangers.patience_s:g} s"
             )
         if len(self.strangers):
-            self._sweep = self._loop.call_later(self.strangers.patience_s / 5, self._look_round)
+            self._sweep = self._loop.call_later(self.strangers.patience_s / 5, self._sweep_overdue)
 
     def _sum_up(self) -> None:
         self._summary = None

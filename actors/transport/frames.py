@@ -5,7 +5,7 @@
 
     HELLO    the first frame each way: who sends it, and which session it continues
     DATA     a whole message; body: sizes u64 of its buffers unless it has one, then the buffers
-    PATIENT  the same, when the sender can wait some milliseconds for its acknowledgement
+    DELAYED  the same, when the sender can wait some milliseconds for its acknowledgement
     START    a message too large for that; body: the sizes of its buffers
     CHUNK    the next bytes of the message last started; body: at most ``MAX_FRAME`` bytes
     ACK      nothing but its ``acknowledged``
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 HEADER = struct.Struct(">BxHIQQ")
-HELLO, DATA, PATIENT, START, CHUNK, ACK, LOOSE = range(1, 8)
+HELLO, DATA, DELAYED, START, CHUNK, ACK, LOOSE = range(1, 8)
 SMALL_MESSAGE = 32 * 1024  # one DATA frame; more is copied less when cut into chunks
 MAX_FRAME = 1024 * 1024  # of a chunk
 MAX_MESSAGE = 2 * 1024**3
@@ -245,13 +245,13 @@ def begin_assembly(number: int, buffers: int, body: bytes) -> Assembly:
 class Outgoing:
     """A message until it is acknowledged."""
 
-    __slots__ = ("buffers", "is_patient", "size", "tag")
+    __slots__ = ("buffers", "delays_ack", "size", "tag")
 
-    def __init__(self, buffers: list[Buffer], size: int, tag: object, *, is_patient: bool) -> None:
+    def __init__(self, buffers: list[Buffer], size: int, tag: object, *, delays_ack: bool) -> None:
         self.buffers = buffers
         self.size = size
         self.tag = tag
-        self.is_patient = is_patient
+        self.delays_ack = delays_ack
 
 
 class FrameWriter:
@@ -278,7 +278,7 @@ class FrameWriter:
         """Return the first frame of a message; of a large one :meth:`chunk` gives the others."""
         buffers, size = message.buffers, message.size
         count = len(buffers)
-        kind = PATIENT if message.is_patient else DATA
+        kind = DELAYED if message.delays_ack else DATA
         if size + 8 * count > SMALL_MESSAGE:
             sizes = struct.pack(f">{count}Q", *map(len, buffers))
             frame = HEADER.pack(START, count, len(sizes), number, acknowledged) + sizes

@@ -4,7 +4,7 @@ Theory of operation. A host has one TCP port, its admin's, and many processes. T
 *gate*. A dialer and the gate shake hands by TLS (tls.py), so nothing but OpenSSL reads what a
 stranger sends. Inside, the dialer says which process it wants and what for, and the gate answers
 with one byte: whether there is such a process. If there is, the gate hands the connection, the
-descriptor itself, over to that process through its *door*, a Unix socket. The dialer and that
+descriptor itself, over to that process through a Unix socket for that. The dialer and that
 process begin a TLS session of their own on it; the gate relays nothing.
 
 Between the gate's answer and the second handshake only the dialer sends, so the gate never holds
@@ -168,15 +168,15 @@ class Gate:
             stream.send(b"\1")
             self._take(socket.socket(fileno=os.dup(stream.fileno())), purpose)
             return
-        with local_socket(socket.SOCK_SEQPACKET) as door:
+        with local_socket(socket.SOCK_SEQPACKET) as passing:
             try:
-                door.connect(target.door_name)
-                found = credentials_of(door).is_ours
+                passing.connect(target.fd_socket_name)
+                found = credentials_of(passing).is_ours
             except ConnectionRefusedError:
                 found = False
             stream.send(bytes([found]))
             if found:
-                socket.send_fds(door, [bytes([purpose])], [stream.fileno()])
+                socket.send_fds(passing, [bytes([purpose])], [stream.fileno()])
 
 
 class UnreachableError(Exception):

@@ -47,16 +47,16 @@ def hand_over(manager: Any, python: str, message: Any, sender: Any) -> NoReturn:
         *([], None),  # no descriptors to close; it starts no actors
         manager.logdefs,
     )
-    told = os.memfd_create("greenroom-actor")
+    description = os.memfd_create("greenroom-actor")
     try:
-        with open(told, "wb", closefd=False) as file:
+        with open(description, "wb", closefd=False) as file:
             pickle.dump(arguments, file)
-        os.lseek(told, 0, os.SEEK_SET)
-        for fd in (told, *listeners.values()):
+        os.lseek(description, 0, os.SEEK_SET)
+        for fd in (description, *listeners.values()):
             os.set_inheritable(fd, True)
-        os.execv(python, [python, "-c", PROGRAM, str(told)])
+        os.execv(python, [python, "-c", PROGRAM, str(description)])
     finally:
-        os.close(told)
+        os.close(description)
         for fd in listeners.values():
             os.set_inheritable(fd, False)
 

@@ -8,10 +8,10 @@ end, and connects to the one process that listens at an address. When the last c
 peer ends, the peer is *dead*, and what it had not acknowledged is handed back.
 
 A connection to another host may be cut. The peer is then dialed again at once, and what was not
-acknowledged is written again (connection.py). The peer is dead when its host says that it has no
-such process, when the kernel there says that nothing listens at the port, when nothing answers for
-``DIAL_TIMEOUT_S``, or when connections have failed for ``GIVE_UP_S``. A host that vanishes is
-noticed by the kernel's probes (sockets.py), and then dialed once more.
+acknowledged is written again (session.py). The peer is dead when its host says that it has no such
+process, when the kernel there says that nothing listens at the port, when nothing answers for
+``DIAL_TIMEOUT_S``, or when connections have failed for ``UNREACHABLE_AFTER_S``. A host that
+vanishes is noticed by the kernel's probes (sockets.py), and then dialed once more.
 
 A *turn* is what the process does for one arrival: messages are acknowledged and handed to the
 shell, handlers run, and only then everything that was sent meanwhile is written.
@@ -39,15 +39,14 @@ from greenroom.actors.transport.addresses import (
 from greenroom.actors.transport.admission import Admission, Listener, Trouble, listen_here
 from greenroom.actors.transport.beats import BeatLink, answer_beats
 from greenroom.actors.transport.cluster_key import KeyFiles
-from greenroom.actors.transport.connection import MESSAGE_COST, Connection, Session, Stream, Unsent
 from greenroom.actors.transport.descriptors import Shortage
 from greenroom.actors.transport.frames import (
     ACK,
     CHUNK,
     DATA,
+    DELAYED,
     HELLO,
     LOOSE,
-    PATIENT,
     SMALL_MESSAGE,
     START,
     Buffer,
@@ -59,6 +58,7 @@ from greenroom.actors.transport.frames import (
     split_body,
 )
 from greenroom.actors.transport.gate import BEATS, MESSAGES, Arrivals, Gate, UnreachableError, dial
+from greenroom.actors.transport.session import MESSAGE_COST, Connection, Session, Stream, Unsent
 from greenroom.actors.transport.sockets import (
     Credentials,
     discard,
@@ -77,10 +77,10 @@ logger = logging.getLogger(__name__)
 FLUSH_BYTES = 256 * 1024  # what may gather in a long turn before it is written
 BACKLOG_RETRY_S = 0.005
 SHORTAGE_RETRY_S = 1.0
-PATIENCE_S = 0.01  # how long an acknowledgement that is not urgent waits for a message to ride on
-GIVE_UP_S = 1.5  # after the first failure to reach a peer of another host
+ACK_DELAY_S = 0.01  # how long an acknowledgement that is not urgent waits for a message to ride on
+UNREACHABLE_AFTER_S = 1.5  # after the first failure to reach a peer of another host
 FIRST_RETRY_S, LAST_RETRY_S = 0.04, 0.5
-LOOK_AT_KEYS_S = 1.0
+KEY_CHECK_S = 1.0
 
 
 class Cancelable(Protocol):
@@ -141,10 +141,10 @@ class Shell(Protocol):
     def refused(self, tag: object, reason: str) -> None:
         """Take back a message that cannot be sent."""
 
-    def lost(self, address: ProcessAddress, *, is_certain: bool) -> None:
+    def peer_down(self, address: ProcessAddress, *, is_certain: bool) -> None:
         """Note that the process at ``address`` is dead, or cannot be reached, and may be dead."""
 
-    def forgotten(self, address: ProcessAddress) -> None:
+    def peer_reset(self, address: ProcessAddress) -> None:
         """Note that the process at ``address`` had given this one up, and can be reached again."""
 
 
@@ -152,17 +152,17 @@ def _message_in(
     session: Session, reader: FrameReader, kind: int, buffers: int, number: int, body: bytes
 ) -> list[Buffer] | None:
     """Return the message that a frame completes, if it does and the message is new."""
-    if kind in {DATA, PATIENT}:
+    if kind in {DATA, DELAYED}:
         reader.assembly = None  # of a message that was begun here and then sent elsewhere
         parts: list[Buffer] = [body] if buffers == 1 else split_body(buffers, body)
-        is_new = session.receive(number, len(body), is_patient=kind == PATIENT)
+        is_new = session.receive(number, len(body), delays_ack=kind == DELAYED)
         return parts if is_new else None
     assembly = reader.assembly
     if kind == CHUNK and assembly is not None:
         if assembly.left:
             return None
         reader.assembly = None
-        is_new = session.receive(assembly.number, assembly.size, is_patient=False)
+        is_new = session.receive(assembly.number, assembly.size, delays_ack=False)
         return [*assembly.buffers] if is_new else None
     if kind == START:
         session.check_order(number)
@@ -192,7 +192,7 @@ class Links:
         self._by_connection: dict[Connection, Peer | None] = {}  # None until it has said hello
         self._dirty: dict[Peer, None] = {}
         self._heard: dict[Peer, None] = {}
-        self._patient: dict[Peer, None] = {}  # to be acknowledged when the timer is due
+        self._delayed: dict[Peer, None] = {}  # to be acknowledged when the timer is due
         self._at_end: list[Callable[[], None]] = []
         self._in_turn = False
         self._turn_due = False
@@ -247,7 +247,7 @@ class Links:
         for peer in self._peers.values():
             if peer.retry is not None:
                 peer.retry.cancel()
-        for each in (self._by_connection, self._peers, self._dirty, self._heard, self._patient):
+        for each in (self._by_connection, self._peers, self._dirty, self._heard, self._delayed):
             each.clear()
 
     def trouble_with(self, address: ProcessAddress) -> Trouble:
@@ -262,12 +262,12 @@ class Links:
         buffers: list[Buffer],
         tag: object,
         *,
-        is_patient: bool = False,
+        delays_ack: bool = False,
     ) -> None:
-        """Send a message; ``tag`` comes back through the shell, once, later if ``is_patient``."""
+        """Send a message; ``tag`` comes back through the shell, once, later if ``delays_ack``."""
         peer = self._peers.get(address.text) or self._make(address)
         try:
-            peer.session.send(buffers, tag, is_patient=is_patient)
+            peer.session.send(buffers, tag, delays_ack=delays_ack)
         except ValueError as error:
             self._shell.refused(tag, str(error))
             return
@@ -371,26 +371,26 @@ class Links:
         heard, self._heard = self._heard, {}
         for peer in heard:
             session = peer.session
-            if session.told == session.received:
+            if session.own_ack == session.received:
                 continue
             if session.ack_is_urgent:
                 self._write_ack(peer)
             else:
-                if not self._patient:
-                    self.loop.call_later(PATIENCE_S, self._acknowledge_patient)
-                self._patient[peer] = None
+                if not self._delayed:
+                    self.loop.call_later(ACK_DELAY_S, self._acknowledge_delayed)
+                self._delayed[peer] = None
 
-    def _acknowledge_patient(self) -> None:
-        patient, self._patient = self._patient, {}
+    def _acknowledge_delayed(self) -> None:
+        patient, self._delayed = self._delayed, {}
         for peer in patient:
-            if peer.session.told != peer.session.received:
+            if peer.session.own_ack != peer.session.received:
                 self._write_ack(peer)
 
     def _write_ack(self, peer: Peer) -> None:
         connection, session = peer.connection, peer.session
         if connection is not None:
             connection.put(connection.writer.ack(session.received))
-            session.note_told()
+            session.ack_written()
             connection.flush()
 
     # --- Arrivals -----------------------------------------------------------------------------
@@ -475,7 +475,7 @@ class Links:
         strangers: list[Credentials] = []
         try:
             sock = own_connection(
-                peer.address.socket_name, strangers, may_be_beside=peer.address.is_admin
+                peer.address.socket_name, strangers, or_alternative=peer.address.is_admin
             )
         except BlockingIOError:  # its backlog is full
             peer.retry = self.loop.call_later(BACKLOG_RETRY_S, self.dial, peer)
@@ -525,7 +525,7 @@ class Links:
             session.received,
         )
         connection.put(hello.frame())
-        session.note_told()
+        session.ack_written()
 
     def _find(self, name: str) -> Peer:
         try:
@@ -578,7 +578,7 @@ class Links:
         lost = peer.session.restart(keep_unwritten=is_same_process)
         if lost:
             self._shell.undeliverable(lost)
-        self._shell.forgotten(peer.address)
+        self._shell.peer_reset(peer.address)
 
     def turned_away(self, connection: Connection, reason: str) -> None:
         """End a connection whose peer broke the rules, or did not authenticate in time."""
@@ -648,7 +648,7 @@ class Links:
         unsent = peer.session.unsent()
         if unsent:
             self._shell.undeliverable(unsent)
-        self._shell.lost(peer.address, is_certain=is_certain)
+        self._shell.peer_down(peer.address, is_certain=is_certain)
 
 
 class Remote:
@@ -665,15 +665,15 @@ class Remote:
         self._handed: dict[int, socket.socket] = {}  # from the gate, not read yet
         self._dialing: set[socket.socket] = set()
         self._begun: dict[TlsStream, Callable[[], object]] = {}  # and what ends each
-        self._look: asyncio.TimerHandle | None = None
+        self._key_check: asyncio.TimerHandle | None = None
         self._gate: Gate | None = None
-        self._door: Listener | None = None
+        self._fd_listener: Listener | None = None
         if self._own.is_admin or listener is not None:
             self._gate = Gate(self._loop, self._own, keys, self._admission, self._take, listener)
         else:
-            door = local_listener(self._own.door_name, socket.SOCK_SEQPACKET)
-            self._door = listen_here(
-                self._loop, door, self._admission, self._handed_over, links.shortage
+            listener = local_listener(self._own.fd_socket_name, socket.SOCK_SEQPACKET)
+            self._fd_listener = listen_here(
+                self._loop, listener, self._admission, self._handed_over, links.shortage
             )
 
     def descriptors(self) -> list[int]:
@@ -683,27 +683,28 @@ class Remote:
         numbers += [*self._handed, *self._arrivals.descriptors()]
         if self._gate is not None:
             numbers += self._gate.descriptors()
-        if self._door is not None:
-            numbers.append(self._door.fileno())
+        if self._fd_listener is not None:
+            numbers.append(self._fd_listener.fileno())
         return numbers
 
     def listeners(self) -> dict[bytes, int]:
         """See :meth:`Links.listeners`."""
-        return {} if self._door is None else {self._own.door_name: self._door.fileno()}
+        listener = self._fd_listener
+        return {} if listener is None else {self._own.fd_socket_name: listener.fileno()}
 
     def close(self) -> None:
         """Let go of everything."""
         if self._gate is not None:
             self._gate.close()
-        if self._door is not None:
-            self._door.close()
+        if self._fd_listener is not None:
+            self._fd_listener.close()
         self._arrivals.close()
         for sock in (*self._handed.values(), *self._dialing):
             discard(self._loop, sock)
         for stream in self._begun:
             stream.close()
-        if self._look is not None:
-            self._look.cancel()
+        if self._key_check is not None:
+            self._key_check.cancel()
 
     # --- In -----------------------------------------------------------------------------------
 
@@ -742,7 +743,7 @@ class Remote:
 
     async def _welcome_beats(self, stream: TlsStream, _source: str) -> None:
         task = self._loop.create_task(answer_beats(stream, self._answered))
-        self._note_begun(stream, task.cancel)
+        self._add_begun(stream, task.cancel)
 
     def _answered(self, beat: bytes) -> bytes:
         return self.answer_beat(beat)  # of now: a link may have begun earlier
@@ -779,7 +780,7 @@ class Remote:
         stream = await self._reach(sock, address, BEATS)
         task = asyncio.current_task()
         assert task is not None
-        self._note_begun(stream, task.cancel)
+        self._add_begun(stream, task.cancel)
         return stream
 
     async def _reach(self, sock: socket.socket, to: ProcessAddress, purpose: int) -> TlsStream:
@@ -794,7 +795,7 @@ class Remote:
 
     def _dead(self, peer: Peer, reason: str, *, is_certain: bool) -> None:
         if reason:
-            self._admission.gave_up(_gate_of(peer), reason)
+            self._admission.unreachable(_gate_of(peer), reason)
         self._links.died(peer, is_certain=is_certain)
 
     def _failed(self, peer: Peer, reason: str, *, is_refusal: bool) -> None:
@@ -805,14 +806,14 @@ class Remote:
 
     def ended_early(self, peer: Peer) -> None:
         """Dial a peer again whose connection ended before a message came, or give it up."""
-        is_told = self._admission.trouble_with(peer.address).is_refusal
-        self._retry(peer, "" if is_told else "it ended the connection before it said anything")
+        is_reported = self._admission.trouble_with(peer.address).is_refusal
+        self._retry(peer, "" if is_reported else "it ended the connection before it said anything")
 
     def _retry(self, peer: Peer, reason: str) -> None:
         now = self._loop.time()
         if peer.failures <= 1:
             peer.failing_since = now
-        if now - peer.failing_since >= GIVE_UP_S:
+        if now - peer.failing_since >= UNREACHABLE_AFTER_S:
             self._dead(peer, reason, is_certain=False)
             return
         delay_s = pause_s(peer.failures, FIRST_RETRY_S, LAST_RETRY_S)
@@ -823,27 +824,27 @@ class Remote:
     def _begin(self, stream: TlsStream, peer: Peer | None, source: str) -> None:
         """Talk to a process that has proven to belong to the cluster."""
         connection = self._links.start(stream, peer, source)
-        self._note_begun(stream, lambda: self._links.renew(connection))
+        self._add_begun(stream, lambda: self._links.renew(connection))
         # What came behind the TLS handshake has been taken off the socket. Not now: handlers of
         # messages run as callbacks of the loop, not in the task that dialed.
         self._loop.call_soon(connection.read)
 
-    def _note_begun(self, stream: TlsStream, end: Callable[[], object]) -> None:
+    def _add_begun(self, stream: TlsStream, end: Callable[[], object]) -> None:
         self._begun = {each: end for each, end in self._begun.items() if not each.is_closed}
         self._begun[stream] = end
-        if self._look is None:
-            self._look = self._loop.call_later(LOOK_AT_KEYS_S, self._look_at_keys)
+        if self._key_check is None:
+            self._key_check = self._loop.call_later(KEY_CHECK_S, self._check_keys)
 
-    def _look_at_keys(self) -> None:
+    def _check_keys(self) -> None:
         """End what was begun with a cluster file that was replaced; it is dialed again."""
-        self._look = None
+        self._key_check = None
         taken = self._keys.tls().taken
         self._begun = {each: end for each, end in self._begun.items() if not each.is_closed}
         for stream, end in list(self._begun.items()):
             if not stream.certificates <= taken:
                 end()
         if self._begun:
-            self._look = self._loop.call_later(LOOK_AT_KEYS_S, self._look_at_keys)
+            self._key_check = self._loop.call_later(KEY_CHECK_S, self._check_keys)
 
 
 def _gate_of(peer: Peer) -> str:

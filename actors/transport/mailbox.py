@@ -32,17 +32,17 @@ from greenroom.actors.transport.addresses import (
     Way,
     admin_of_port,
     drawn_address,
-    drawn_beside,
+    drawn_for,
     host_towards,
     parse_address,
 )
 from greenroom.actors.transport.admission import Trouble
 from greenroom.actors.transport.beats import BeatLink
 from greenroom.actors.transport.cluster_key import ClusterKeyError, keys_of
-from greenroom.actors.transport.connection import Unsent
 from greenroom.actors.transport.envelopes import Envelope, decode, encode
 from greenroom.actors.transport.frames import Buffer
 from greenroom.actors.transport.links import Links, Peer
+from greenroom.actors.transport.session import Unsent
 from greenroom.actors.transport.sockets import tcp_listener
 
 logger = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ class Mailbox:
         self.handle: Callable[[Envelope], object] | None = None
         self.unfinished: dict[Any, None] = {}  # copied to be iterated: threads add to it
         self.on_finished: Callback | None = None
-        self.on_lost: Callable[[ProcessAddress], None] | None = None
+        self.on_peer_down: Callable[[ProcessAddress], None] | None = None
         # Takes what ``send`` is given for an address that only Thespian knows.
         self.forward: Callable[[Any, Any, Callback | None, Callback | None], None] = self._forget
         self._own = own
@@ -218,17 +218,17 @@ class Mailbox:
             return
         delivery = Delivery(target, type(message), on_sent, on_failed)
         self.unfinished[delivery] = None
-        self.put(delivery, message, buffers, is_patient=True)
+        self.put(delivery, message, buffers, delays_ack=True)
 
     def put(
-        self, tag: Any, message: Any, buffers: list[Buffer], *, is_patient: bool = False
+        self, tag: Any, message: Any, buffers: list[Buffer], *, delays_ack: bool = False
     ) -> None:
         """Send an unfinished message; on the loop's thread."""
         address = tag.targetAddr.addressDetails
         if address == self._own:
             self.loop.call_soon(self._to_self, tag, message)
         elif type(address) is ProcessAddress:
-            self.links.send(address, buffers, tag, is_patient=is_patient)
+            self.links.send(address, buffers, tag, delays_ack=delays_ack)
         else:
             self.loop.call_soon(self.finish, tag, SendStatus.DeadTarget)
 
@@ -328,15 +328,15 @@ class Mailbox:
             logger.error("a message was not sent: %s", reason)
         self.loop.call_soon(self.finish, tag, SendStatus.Failed)
 
-    def lost(self, address: ProcessAddress, *, is_certain: bool) -> None:
+    def peer_down(self, address: ProcessAddress, *, is_certain: bool) -> None:
         """See Shell."""
-        self._tell_watchers(address, is_certain=is_certain)
-        if self.on_lost is not None:
-            self.on_lost(address)
+        self._notify_watchers(address, is_certain=is_certain)
+        if self.on_peer_down is not None:
+            self.on_peer_down(address)
 
-    def forgotten(self, address: ProcessAddress) -> None:
+    def peer_reset(self, address: ProcessAddress) -> None:
         """See Shell; what the other end could not send is lost, as if it had not been reached."""
-        self._tell_watchers(address, is_certain=False)
+        self._notify_watchers(address, is_certain=False)
 
     # --- Other hosts --------------------------------------------------------------------------
 
@@ -379,7 +379,7 @@ class Mailbox:
         """Return why the host of an address could not be reached the last time."""
         return self.links.trouble_with(gate.addressDetails)
 
-    def _tell_watchers(self, address: ProcessAddress, *, is_certain: bool) -> None:
+    def _notify_watchers(self, address: ProcessAddress, *, is_certain: bool) -> None:
         for on_lost in list(self._watching.get(address.text, ())):
             self.loop.call_soon(on_lost, is_certain)
 
@@ -397,7 +397,7 @@ def attach(
     if way is None or not way.gates:
         admin = admin_of_port(admin_port)
         environ = os.environ if way is None else way.environ
-        mailbox = Mailbox(loop, drawn_beside(admin), ActorAddress(admin), environ)
+        mailbox = Mailbox(loop, drawn_for(admin), ActorAddress(admin), environ)
     else:
         # Replicas answer the asking process directly, so it has a gate of its own, at a port of
         # its own.

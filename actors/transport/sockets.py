@@ -1,8 +1,9 @@
 """Unix and TCP sockets, and the owner of the process at the other end.
 
 Any user may take any name in the abstract namespace. So a process that connects asks the kernel
-which user's process is there. And an admin, whose name is known before it starts, listens *beside*
-its name where another user has that: at the name with a random end, which /proc/net/unix shows.
+which user's process is there. And an admin, whose name is known before it starts, listens at an
+*alternative* name where another user has that: the name with a random end, which /proc/net/unix
+shows.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def local_listener(name: bytes, kind: int = socket.SOCK_STREAM) -> socket.socket
 
 
 def own_listener(name: bytes) -> socket.socket:
-    """Listen at an admin's name, or beside it where another user has it.
+    """Listen at an admin's name, or an alternative one where another user has it.
 
     OSError when a process of this user has it. May block for ``ASK_S``.
     """
@@ -75,25 +76,25 @@ def own_listener(name: bytes) -> socket.socket:
             raise
         who = "another process" if holder is None else f"user {holder.uid}, process {holder.pid}"
         shown = name.replace(b"\0", b"@").decode()
-        logger.warning("%s has taken the name %s; listening beside it", who, shown)
-        return local_listener(beside(name, secrets.token_hex(8)))
+        logger.warning("%s has taken the name %s; listening at an alternative one", who, shown)
+        return local_listener(alternative(name, secrets.token_hex(8)))
 
 
-def beside(name: bytes, end: str) -> bytes:
-    """Return a name for who cannot have ``name``."""
+def alternative(name: bytes, end: str) -> bytes:
+    """Return another name for ``name``, where a process of another user has that."""
     return name + b"/" + end.encode()
 
 
 def own_connection(
-    name: bytes, strangers: list[Credentials] | None = None, *, may_be_beside: bool = True
+    name: bytes, strangers: list[Credentials] | None = None, *, or_alternative: bool = True
 ) -> socket.socket:
-    """Connect to the process of this user that listens at a name, or beside it.
+    """Connect to the process of this user that listens at a name, or an alternative one.
 
     ``strangers`` gets those of other users who do. BlockingIOError where there may be one with too
     much to accept; ConnectionRefusedError where there is none; OSError without a socket.
     """
     is_full = False
-    for each in itertools.chain([name], _names_beside(name) if may_be_beside else ()):
+    for each in itertools.chain([name], _alternatives(name) if or_alternative else ()):
         sock = local_socket()
         try:
             sock.connect(each)
@@ -113,7 +114,7 @@ def own_connection(
 
 
 def is_listening(names: Iterable[bytes]) -> bytes | None:
-    """Return the first of some admins' names that a process of this user listens at, or beside.
+    """Return the first of some admins' names that a process of this user listens at.
 
     May block for ``ASK_S``: a process may be there with too much to accept.
     """
@@ -144,7 +145,7 @@ def names_taken() -> Iterator[bytes]:
                 yield b"\0" + found[1]
 
 
-def _names_beside(name: bytes) -> Iterator[bytes]:
+def _alternatives(name: bytes) -> Iterator[bytes]:
     return (each for each in names_taken() if each.startswith(name + b"/"))
 
 

@@ -83,7 +83,7 @@ from thespian.system.utilis import thesplog_control
 
 from greenroom.actors.runtime.liveness import Pulse
 from greenroom.actors.transport import addresses, descriptors
-from greenroom.actors.transport.addresses import ProcessAddress, admin_of_port, drawn_beside
+from greenroom.actors.transport.addresses import ProcessAddress, admin_of_port, drawn_for
 from greenroom.actors.transport.envelopes import Envelope, encode
 from greenroom.actors.transport.mailbox import Callback, Delivery, Mailbox
 from greenroom.actors.transport.sockets import is_listening, keep_listeners
@@ -137,7 +137,7 @@ class Interrupts:
             else:
                 self._watches.append(fd)
 
-    def note_signal(self, *, exits: bool, checks_children: bool) -> None:
+    def on_signal(self, *, exits: bool, checks_children: bool) -> None:
         """Remember what a signal asks for, until :meth:`check_signals`; from signal handlers."""
         self._must_exit |= exits
         self._must_check_children |= checks_children
@@ -254,14 +254,14 @@ class Transport(Naming):
         else:
             raise ActorSystemStartupFailure(f"no transport can be made from a {type(init)}")
         assigned = init.assigned if is_child else None
-        own = assigned.addressDetails if assigned else drawn_beside(admin.addressDetails)
+        own = assigned.addressDetails if assigned else drawn_for(admin.addressDetails)
         self.loop = asyncio.new_event_loop()
         try:
             self.mailbox = Mailbox(self.loop, own, admin)
         except BaseException:
             descriptors.close_loop(self.loop)
             raise
-        self.mailbox.on_finished, self.mailbox.on_lost = self._finished, self._lost
+        self.mailbox.on_finished, self.mailbox.on_peer_down = self._finished, self._peer_down
         self.myAddress = self.mailbox.address
         self._interrupts = Interrupts(self.loop, self.mailbox.arrive)
         self._is_watching = self._expiry_due = False
@@ -364,7 +364,7 @@ class Transport(Naming):
         if self._is_draining and not (self._was_aborted and self.mailbox.unfinished):
             self._stop(Thespian__Run_Terminated() if self._was_aborted else None)
 
-    def _lost(self, address: ProcessAddress) -> None:
+    def _peer_down(self, address: ProcessAddress) -> None:
         """Tell of a lost host."""
         if address.is_admin and self.on_host_lost is not None:
             self.loop.call_soon(self.on_host_lost, ActorAddress(address))
@@ -383,7 +383,7 @@ class Transport(Naming):
 
     def interrupt_wait(self, signal_shutdown: bool = False, check_children: bool = False) -> None:
         """Make the loop look for exit requests and dead children; from signal handlers too."""
-        self._interrupts.note_signal(exits=signal_shutdown, checks_children=check_children)
+        self._interrupts.on_signal(exits=signal_shutdown, checks_children=check_children)
         with contextlib.suppress(RuntimeError):  # closed, or inherited from the parent
             self.mailbox.post(self._interrupts.check_signals)
 
@@ -523,7 +523,7 @@ class _Repaired:
         """
         for child in getattr(self, "_child_procs", []):
             if getattr(child, "childRealAddr", child.childAddr) == address:
-                child.is_told = True
+                child.is_reported = True
 
     def childDied(self) -> bool:
         """Reap dead children, and tell of each once."""
@@ -531,12 +531,12 @@ class _Repaired:
         for child in getattr(self, "_child_procs", []):
             if self._checkChildLiveness(child):
                 alive.append(child)
-            elif not getattr(child, "is_told", False):
-                self._tell_exited(getattr(child, "childRealAddr", child.childAddr))
+            elif not getattr(child, "is_reported", False):
+                self._notify_exited(getattr(child, "childRealAddr", child.childAddr))
         self._child_procs = alive
         return True
 
-    def _tell_exited(self, address: Any) -> None:
+    def _notify_exited(self, address: Any) -> None:
         notice = TransmitIntent(self.transport.myAddress, ChildActorExited(address))
         try:
             self.transport.scheduleTransmit(None, notice)
@@ -619,8 +619,8 @@ class RepairedMultiProcManager(_Repaired, MultiProcManager):  # type: ignore[mis
         lost = admin.addressDetails
         for child in list(self.childAddresses):
             details = child.addressDetails
-            if isinstance(details, ProcessAddress) and details.is_beside(lost):
-                self._tell_exited(child)
+            if isinstance(details, ProcessAddress) and details.is_of(lost):
+                self._notify_exited(child)
 
     def _once(self, receive: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         def receive_once(message: Any, sender: Any) -> Any:

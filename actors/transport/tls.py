@@ -3,7 +3,7 @@
 OpenSSL works on memory; :class:`TlsStream` carries its bytes. To a :class:`Connection` it is what a
 socket is. Until there is one, coroutines wait for it.
 
-Why not asyncio's own TLS: it would be a second kind of connection beside that of Unix sockets, and
+Why not asyncio's own TLS: it would be a second kind of connection next to that of Unix sockets, and
 it hides how much a slow peer owes.
 """
 
@@ -35,7 +35,7 @@ class TlsStream:
         context = tls.accepting if accepts else tls.dialing
         self._session = context.wrap_bio(self._incoming, self._outgoing, server_side=accepts)
         self._sealed = memoryview(b"")  # encrypted and not sent
-        self._sealing = 0  # bytes that are encrypted and not told
+        self._sealing = 0  # bytes that are encrypted and not reported as sent
 
     @property
     def certificates(self) -> frozenset[bytes]:
@@ -132,8 +132,8 @@ class TlsStream:
         self._flush()
         if self._sealed:
             raise BlockingIOError
-        told, self._sealing = self._sealing, 0
-        return told
+        sent, self._sealing = self._sealing, 0
+        return sent
 
     def _receive(self, size: int) -> bytes | None:
         """Take bytes off the socket; None when there are none now, b"" at the end."""
@@ -181,8 +181,8 @@ def describe(error: OSError) -> str:
     if isinstance(error, ssl.SSLError) and error.reason:
         _, is_alert, alert = error.reason.partition("_ALERT_")
         if is_alert and ("CERTIFICATE" in alert or alert in {"UNKNOWN_CA", "DECRYPT_ERROR"}):
-            told = alert.replace("_", " ").lower()
-            return f"it refuses this host's certificate ({told}): {ANOTHER_CLUSTER}"
+            meaning = alert.replace("_", " ").lower()
+            return f"it refuses this host's certificate ({meaning}): {ANOTHER_CLUSTER}"
         return f"TLS failed: {error.reason.replace('_', ' ').lower()}"
     return str(error.strerror or error)
 

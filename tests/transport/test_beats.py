@@ -130,7 +130,7 @@ def test_whoever_lacks_the_cluster_file_is_not_answered(world, hosts, beat, port
 
 
 def test_a_link_goes_on_over_a_new_cluster_file(world, port, beat, monkeypatch):
-    monkeypatch.setattr(links, "LOOK_AT_KEYS_S", 0.05)
+    monkeypatch.setattr(links, "KEY_CHECK_S", 0.05)
     monkeypatch.setattr(beats, "REDIAL_S", 0.1)
     new = make_key()
     old_id, new_id = key_id(KEYS[0]), key_id(new)

@@ -38,7 +38,7 @@ def written(*messages: list[bytes]) -> bytes:
     writer, out = FrameWriter(), []
     for number, buffers in enumerate(messages, 1):
         size = sum(map(len, buffers))
-        joined = [writer.begin(Outgoing(buffers, size, None, is_patient=False), number, 0)]
+        joined = [writer.begin(Outgoing(buffers, size, None, delays_ack=False), number, 0)]
         while writer.is_inside:
             writer.chunk(0, joined, out)
         out.extend(joined)

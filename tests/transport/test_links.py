@@ -11,9 +11,8 @@ from contextlib import closing
 
 import pytest
 
-from greenroom.actors.transport import connection, links, sockets
+from greenroom.actors.transport import links, session, sockets
 from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
-from greenroom.actors.transport.connection import PATIENT_MESSAGES
 from greenroom.actors.transport.descriptors import Shortage
 from greenroom.actors.transport.frames import (
     CHUNK,
@@ -26,6 +25,7 @@ from greenroom.actors.transport.frames import (
     Hello,
     begin_assembly,
 )
+from greenroom.actors.transport.session import DELAYED_MESSAGES
 from tests.support.timing import check_within
 from tests.transport.worlds import DEADLINE_S, HOST
 
@@ -91,18 +91,18 @@ def test_two_that_dial_each_other_at_once_keep_both_connections_and_no_more(worl
 
 
 def test_many_patient_messages_do_not_wait_for_the_time_to_acknowledge_them(world, monkeypatch):
-    monkeypatch.setattr("greenroom.actors.transport.links.PATIENCE_S", 3600)
+    monkeypatch.setattr("greenroom.actors.transport.links.ACK_DELAY_S", 3600)
     one, other = world.process(), world.process()
-    for _ in range(PATIENT_MESSAGES):
-        one.send(other, is_patient=True)
-    world.until(lambda: len(one.done) == PATIENT_MESSAGES)
+    for _ in range(DELAYED_MESSAGES):
+        one.send(other, delays_ack=True)
+    world.until(lambda: len(one.done) == DELAYED_MESSAGES)
 
 
 def test_what_a_dead_process_had_not_acknowledged_is_handed_back_patient_or_not(world):
     one, other = world.process(), world.process()
     one.send(other)
     world.until(lambda: one.done)
-    tags = [one.send(other, is_patient=True) for _ in range(3)]
+    tags = [one.send(other, delays_ack=True) for _ in range(3)]
     other.links.close()
     world.until(lambda: one.dead)
     assert one.dead == tags
@@ -357,7 +357,7 @@ def test_a_new_process_at_an_address_starts_again_and_gets_nothing_for_the_old(w
         world.until(lambda: len(process.inbox) == 2)
         assert process.bodies == [b"of the old", b"of the new"]
         assert process.dead == [tag]
-        assert process.forgotten_by == [old.address]
+        assert process.reset_by == [old.address]
 
 
 def test_what_arrives_twice_is_delivered_once(world):
@@ -374,7 +374,7 @@ def test_what_arrives_twice_is_delivered_once(world):
 
 
 def test_a_peer_that_does_not_read_delays_no_other_and_gets_all_later(world, monkeypatch):
-    monkeypatch.setattr(connection, "WINDOW", 1_000_000)
+    monkeypatch.setattr(session, "WINDOW", 1_000_000)
     sender, prompt = world.process(), world.process()
     with closing(Raw(sender)) as stuck:
         stuck.hello()
@@ -406,7 +406,7 @@ def test_a_peer_that_does_not_read_delays_no_other_and_gets_all_later(world, mon
 
 
 def test_what_waits_for_a_peer_has_a_limit(world, monkeypatch):
-    monkeypatch.setattr(connection, "MAX_KEPT", 50_000)
+    monkeypatch.setattr(session, "MAX_KEPT", 50_000)
     one, other = world.process(), world.process()
     for _ in range(100):
         one.send(other, bytes(5000))
@@ -443,6 +443,6 @@ def test_a_process_that_was_given_up_is_told_and_what_was_never_written_still_ar
         later.hello(session=2)
         later.message(b"after")
         world.until(lambda: len(process.inbox) == 2)
-        assert process.forgotten_by == [first.address]
+        assert process.reset_by == [first.address]
         assert process.dead == [written]
         assert process.gone == []

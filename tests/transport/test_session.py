@@ -6,15 +6,15 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from greenroom.actors.transport import connection
-from greenroom.actors.transport.connection import Session
+from greenroom.actors.transport import session as session_module
 from greenroom.actors.transport.frames import MAX_BUFFERS, RefusedError
+from greenroom.actors.transport.session import Session
 
 
 def session_with(*bodies: bytes) -> Session:
     session = Session()
     for body in bodies:
-        session.send([body], tag=body, is_patient=False)
+        session.send([body], tag=body, delays_ack=False)
     return session
 
 
@@ -65,36 +65,36 @@ def test_an_acknowledgement_over_an_earlier_connection_counts() -> None:
 def test_a_restart_reports_what_may_be_lost(keep: bool, lost: list[bytes]) -> None:
     session = session_with(b"a", b"b")
     session.take()
-    session.receive(1, 10, is_patient=False)
+    session.receive(1, 10, delays_ack=False)
     assert [each.tag for each in session.restart(keep_unwritten=keep)] == lost
     assert taken(session) == ([b"b"] if keep else [])
     assert session.sent_up_to == int(keep)
-    assert session.receive(1, 10, is_patient=False), "the other end starts again, too"
+    assert session.receive(1, 10, delays_ack=False), "the other end starts again, too"
 
 
 def test_a_message_that_came_before_is_dropped_and_one_too_far_is_refused() -> None:
     session = Session()
-    assert session.receive(1, 1, is_patient=True)
-    assert session.receive(2, 1, is_patient=True)
-    assert not session.receive(1, 1, is_patient=True)
+    assert session.receive(1, 1, delays_ack=True)
+    assert session.receive(2, 1, delays_ack=True)
+    assert not session.receive(1, 1, delays_ack=True)
     for number in (0, 4):
         with pytest.raises(RefusedError, match=f"message {number} where 3 is due"):
-            session.receive(number, 1, is_patient=True)
+            session.receive(number, 1, delays_ack=True)
 
 
 def test_an_acknowledgement_is_urgent_when_the_sender_waits_or_much_has_come() -> None:
     session = Session()
-    session.receive(1, 10, is_patient=True)
+    session.receive(1, 10, delays_ack=True)
     assert not session.ack_is_urgent
-    session.receive(2, 10, is_patient=False)
+    session.receive(2, 10, delays_ack=False)
     assert session.ack_is_urgent
-    session.note_told()
-    session.receive(3, connection.PATIENT_BYTES, is_patient=True)
+    session.ack_written()
+    session.receive(3, session_module.DELAYED_BYTES, delays_ack=True)
     assert session.ack_is_urgent
 
 
 def test_a_full_window_takes_no_more_until_half_is_acknowledged(monkeypatch) -> None:
-    monkeypatch.setattr(connection, "WINDOW", 1000)
+    monkeypatch.setattr(session_module, "WINDOW", 1000)
     session = session_with(*[bytes(600)] * 3)
     assert len(taken(session)) == 2
     assert not session.is_waiting
@@ -103,15 +103,15 @@ def test_a_full_window_takes_no_more_until_half_is_acknowledged(monkeypatch) -> 
 
 
 def test_too_much_is_refused(monkeypatch) -> None:
-    monkeypatch.setattr(connection, "MAX_KEPT", 5000)
-    monkeypatch.setattr(connection, "MAX_MESSAGE", 10_000)
+    monkeypatch.setattr(session_module, "MAX_KEPT", 5000)
+    monkeypatch.setattr(session_module, "MAX_MESSAGE", 10_000)
     session = session_with(bytes(4000))
     with pytest.raises(ValueError, match="4256 bytes wait for its target already"):
-        session.send([bytes(4000)], tag=None, is_patient=False)
+        session.send([bytes(4000)], tag=None, delays_ack=False)
     with pytest.raises(ValueError, match="a message of 10001 bytes in 1 buffers"):
-        session.send([bytes(10_001)], tag=None, is_patient=False)
+        session.send([bytes(10_001)], tag=None, delays_ack=False)
     with pytest.raises(ValueError, match="in 4097 buffers"):
-        session.send([b""] * (MAX_BUFFERS + 1), tag=None, is_patient=False)
+        session.send([b""] * (MAX_BUFFERS + 1), tag=None, delays_ack=False)
 
 
 class TwoSessions(RuleBasedStateMachine):
@@ -128,7 +128,7 @@ class TwoSessions(RuleBasedStateMachine):
     def send(self, side: int) -> None:
         number = len(self.sent[side])
         self.sent[side].append(number)
-        self.ends[side].send([b"%d" % number], tag=number, is_patient=True)
+        self.ends[side].send([b"%d" % number], tag=number, delays_ack=True)
 
     @rule(side=st.sampled_from((0, 1)))
     def write(self, side: int) -> None:
@@ -143,7 +143,7 @@ class TwoSessions(RuleBasedStateMachine):
             end = self.ends[1 - side]
             if acknowledged > end.acknowledged:
                 end.acknowledge(acknowledged)
-            if end.receive(number, 1, is_patient=True):
+            if end.receive(number, 1, delays_ack=True):
                 self.arrived[side].append(body)
 
     @rule(side=st.sampled_from((0, 1)), loses=st.booleans())

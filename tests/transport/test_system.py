@@ -104,7 +104,7 @@ def test_a_message_for_the_dead_becomes_a_dead_letter_at_once(system, worker):
         begun = time.monotonic()
         system.tell(worker, ("tell", child, ("echo", "lost")))
         lost.append(("echo", "lost"))
-        wait_until(lambda: system.ask(worker, ("dead",), ASK_S) == (lost,), 5, "told")
+        wait_until(lambda: system.ask(worker, ("dead",), ASK_S) == (lost,), 5, "own_ack")
         return time.monotonic() - begun
 
     check_within(1, attempt)

@@ -35,7 +35,7 @@ from thespian.system.transport import (
     TransmitOnly,
 )
 
-from greenroom.actors.transport import connection, thespian_base
+from greenroom.actors.transport import session, thespian_base
 from greenroom.actors.transport.addresses import drawn_address
 from greenroom.actors.transport.mailbox import attach
 from greenroom.actors.transport.thespian_base import Transport
@@ -295,7 +295,7 @@ def test_an_intent_whose_time_is_over_fails(transports):
 
 def test_a_logger_that_does_not_read_does_not_bring_down_who_logs(transports, monkeypatch):
     transport, stuck = transports
-    monkeypatch.setattr(connection, "MAX_KEPT", 50_000)
+    monkeypatch.setattr(session, "MAX_KEPT", 50_000)
 
     class Forward(logging.Handler):
         def emit(self, record):
@@ -306,11 +306,11 @@ def test_a_logger_that_does_not_read_does_not_bring_down_who_logs(transports, mo
     try:
         sent = [Sent(transport, stuck.myAddress, bytes(1000)) for _ in range(200)]
 
-        def is_told():
+        def is_reported():
             transport.run(None, timedelta(milliseconds=10))
             return SendStatus.Failed in [result for each in sent for result in each.results]
 
-        wait_until(is_told, 10, "what has no room has failed")
+        wait_until(is_reported, 10, "what has no room has failed")
     finally:
         package.removeHandler(forward)
 

@@ -25,7 +25,7 @@ class Process:
         self.address = address or drawn_address(HOST)
         self.inbox = []
         self.done, self.dead, self.failed, self.gone, self.certain = [], [], [], [], []
-        self.forgotten_by = []
+        self.reset_by = []
         self.on_deliver = lambda: None
         self.links = Links(loop, self.address, self, keys, gate)
         self._tags = itertools.count(1)
@@ -64,12 +64,12 @@ class Process:
     def refused(self, tag, reason):
         self.failed.append((tag, reason))
 
-    def lost(self, address, *, is_certain):
+    def peer_down(self, address, *, is_certain):
         self.gone.append(address)
         self.certain.append(is_certain)
 
-    def forgotten(self, address):
-        self.forgotten_by.append(address)
+    def peer_reset(self, address):
+        self.reset_by.append(address)
 
 
 class World:

@@ -38,8 +38,8 @@ from greenroom.actors.transport.tls import TlsStream
 WINDOW = 16 * 1024 * 1024  # bytes that may be unacknowledged
 MAX_KEPT = 256 * 1024 * 1024  # bytes that may wait for one peer, the unacknowledged ones included
 MESSAGE_COST = 256  # what keeping a message costs beside its bytes, about
-PATIENT_MESSAGES = 64
-PATIENT_BYTES = 256 * 1024
+DELAYED_MESSAGES = 64
+DELAYED_BYTES = 256 * 1024
 
 
 @dataclass(slots=True)
@@ -57,15 +57,15 @@ class Session:
         "_highest",
         "_sent",
         "acknowledged",
-        "has_impatient",
+        "bytes_to_ack",
+        "has_urgent",
         "kept_bytes",
         "number",
         "other",
+        "own_ack",
         "received",
         "sent_up_to",
-        "told",
         "unacknowledged_bytes",
-        "untold_bytes",
         "waiting",
     )
 
@@ -73,9 +73,9 @@ class Session:
         self.number = 1 + secrets.randbits(63)
         self.other = 0  # the other end's number; 0 until it is known
         self.received = 0  # how many messages
-        self.told = 0  # up to which message the other end was told that it was received
-        self.untold_bytes = 0
-        self.has_impatient = False  # a message whose sender waits for its acknowledgement
+        self.own_ack = 0  # up to which message the other end was sent that it has arrived
+        self.bytes_to_ack = 0
+        self.has_urgent = False  # a message whose sender waits for its acknowledgement
         self.acknowledged = 0  # up to which message
         self.sent_up_to = 0  # the last message written to the present connection
         self._highest = 0  # the last one written to any
@@ -89,7 +89,7 @@ class Session:
         """Return whether :meth:`take` has a message."""
         return bool(self.waiting) and self.unacknowledged_bytes < WINDOW
 
-    def send(self, buffers: list[Buffer], tag: object, *, is_patient: bool) -> None:
+    def send(self, buffers: list[Buffer], tag: object, *, delays_ack: bool) -> None:
         """Take a message, whose buffers must not change until it is acknowledged.
 
         ValueError when it is too large, or too much waits already.
@@ -103,7 +103,7 @@ class Session:
         if self.kept_bytes and self.kept_bytes + size > MAX_KEPT:
             raise ValueError(f"{self.kept_bytes} bytes wait for its target already")
         self.kept_bytes += size + MESSAGE_COST
-        self.waiting.append(Outgoing(buffers, size, tag, is_patient=is_patient))
+        self.waiting.append(Outgoing(buffers, size, tag, delays_ack=delays_ack))
 
     def take(self) -> Outgoing | None:
         """Return the next message to write, number ``sent_up_to``; None when there is none."""
@@ -140,7 +140,7 @@ class Session:
         self._sent.clear()
         self.unacknowledged_bytes = 0
         self.sent_up_to = self.acknowledged
-        self.told = -1 if self.received else 0  # what was told may be lost with the connection
+        self.own_ack = -1 if self.received else 0  # what was sent may be lost with the connection
 
     def restart(self, *, keep_unwritten: bool) -> list[Unsent]:
         """Start again from 1 with a peer that has a new session; return what may be lost.
@@ -151,22 +151,22 @@ class Session:
         count = self._highest - self.acknowledged if keep_unwritten else len(self.waiting)
         lost = [self.waiting.popleft() for _ in range(count)]
         self.kept_bytes -= sum(each.size + MESSAGE_COST for each in lost)
-        self.received = self.told = self.acknowledged = self.sent_up_to = self._highest = 0
+        self.received = self.own_ack = self.acknowledged = self.sent_up_to = self._highest = 0
         return [Unsent(each.buffers, each.tag) for each in lost]
 
     def unsent(self) -> list[Unsent]:
         """Return all that is not acknowledged."""
         return [Unsent(each.buffers, each.tag) for each in (*self._sent, *self.waiting)]
 
-    def receive(self, number: int, size: int, *, is_patient: bool) -> bool:
+    def receive(self, number: int, size: int, *, delays_ack: bool) -> bool:
         """Count a message that arrived; return False for one that had arrived before."""
         if number != self.received + 1:
             self.check_order(number)
             return False
         self.received = number
-        self.untold_bytes += size
-        if not is_patient:
-            self.has_impatient = True
+        self.bytes_to_ack += size
+        if not delays_ack:
+            self.has_urgent = True
         return True
 
     def check_order(self, number: int) -> None:
@@ -178,14 +178,14 @@ class Session:
     def ack_is_urgent(self) -> bool:
         """Return whether it waits to know, or its window may run full."""
         return (
-            self.has_impatient
-            or self.received - self.told >= PATIENT_MESSAGES
-            or self.untold_bytes >= PATIENT_BYTES
+            self.has_urgent
+            or self.received - self.own_ack >= DELAYED_MESSAGES
+            or self.bytes_to_ack >= DELAYED_BYTES
         )
 
-    def note_told(self) -> None:
+    def ack_written(self) -> None:
         """Note that a frame with the present ``received`` goes to the other end."""
-        self.told, self.untold_bytes, self.has_impatient = self.received, 0, False
+        self.own_ack, self.bytes_to_ack, self.has_urgent = self.received, 0, False
 
 
 # --- Reading and writing --------------------------------------------------------------------------
@@ -360,7 +360,7 @@ class Connection:
         if joined:
             out.append(b"".join(joined))
         if budget != limit:
-            session.note_told()
+            session.ack_written()
         return out
 
     def _write_some(self) -> int:
