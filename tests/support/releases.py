@@ -11,10 +11,11 @@ PACKAGES = ("actors", "core", "http_front", "persistence", "serve")
 SHAPES = "tests/core/shapes.json"
 # What the synthetic next release adds: in a file, behind the line that begins so, a field.
 _QUERIES, _CONTROL = "actors/messages/queries.py", "actors/messages/control.py"
+_REPORTED = '    """Replica to controller: its state, after any of the above."""'
 _NEW_FIELDS = (
     (_QUERIES, '    follows: str = ""  #', 'added: str = "new"'),  # Query, a named tuple
     (_QUERIES, "    compare: tuple[CompareAt, ...] | None = ()", "added: int = 1"),  # Assignment
-    (_CONTROL, '    trouble: str = ""', "added: int = 1"),  # ReplicaReported, a message
+    (_CONTROL, _REPORTED, "added: int = 1"),  # ReplicaReported, a message
     ("core/records.py", "    target: int | None = None", 'added: str = "new"'),  # BackendRecord
     ("core/records.py", "    rank: int = 0", "added: int = 1"),  # ReplicaRecord
 )
