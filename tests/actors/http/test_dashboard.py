@@ -257,6 +257,17 @@ def test_a_revoked_token_is_forgotten(
     assert page.text("#overview") == ""
 
 
+def test_a_server_that_does_not_answer_greys_it_out(page: Browser, tokens: dict[str, str]) -> None:
+    sign_in(page, tokens["viewer"], "viewer")
+    page.wait("shop", "#overview")
+    page.run("window.fetched = window.fetch; window.fetch = () => Promise.reject(new TypeError())")
+    page.wait("Cannot read the state since ", "#notice")
+    assert page.run("return document.body.matches('.stale')")
+    page.run("window.fetch = window.fetched")
+    page.wait("healthy", "#health")
+    assert not page.run("return document.body.matches('.stale')")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
 def test_no_view_is_wider_than_the_window(

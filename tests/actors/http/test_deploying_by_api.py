@@ -113,6 +113,13 @@ def deployed(system: RunningSystem) -> Any:
     return state(system)
 
 
+def refuse_deletion(page: Browser) -> None:
+    page.click("#deploy-run")
+    page.wait("does not name hello: deleted with it", "#confirm")
+    assert page.run("return document.querySelector('#confirm-yes').matches('.danger')")
+    page.click("#confirm-no")
+
+
 def test_by_file_by_api_and_by_page_it_is_the_same(
     system: RunningSystem, token: str, code: Path, tmp_path: Path
 ) -> None:
@@ -157,6 +164,10 @@ def test_by_file_by_api_and_by_page_it_is_the_same(
         page.click("#confirm-yes")
         page.wait("Done: hello", "#deploy-told", within_s=60)
         assert deployed(system) == by_file
+        page.run("document.querySelector('#deploy-text').value = arguments[0]", NOTHING)
+        page.click("#deploy-plan")
+        page.wait("application hello", "#deploy-changes", within_s=60)
+        refuse_deletion(page)
         page.run("document.querySelector('#deploy-text').value = 'applications: 3'")
         page.click("#deploy-plan")
         page.wait("body.yaml:1:1: applications=3: must be", "#deploy-told", within_s=60)
