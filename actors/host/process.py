@@ -263,7 +263,7 @@ def _start_actor_system(settings: HostSettings, process: Process) -> Process:
         "root": {"level": "WARNING", "handlers": ["err"]},
     }
     try:
-        ActorSystem(install(), binding.capabilities_of(settings), logDefs=thespian_logging)
+        ActorSystem(install(_beat), binding.capabilities_of(settings), logDefs=thespian_logging)
     except ActorSystemException as error:
         raise StartError(f"the actor system does not start on port {port}: {error}") from error
     # It answers before it is our child: the process that forked it has to end, and it to get its
@@ -274,6 +274,11 @@ def _start_actor_system(settings: HostSettings, process: Process) -> Process:
             raise StartError("the actor system's admin died at its start; see logs/host.log")
         time.sleep(READY_POLL_S)
     return admin
+
+
+def _beat(loop: asyncio.AbstractEventLoop) -> None:
+    """Have an admin show its pulse."""
+    Pulse().keep_beating(loop)
 
 
 def _describe_admin(port: int) -> str | None:

@@ -47,7 +47,7 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from thespian.actors import (
     ActorAddress,
@@ -81,7 +81,6 @@ from thespian.system.transport import (
 )
 from thespian.system.utilis import thesplog_control
 
-from greenroom.actors.runtime.liveness import Pulse
 from greenroom.actors.transport import addresses, descriptors
 from greenroom.actors.transport.addresses import ProcessAddress, admin_of_port, drawn_for
 from greenroom.actors.transport.envelopes import Envelope, encode
@@ -239,6 +238,8 @@ class Transport(Naming):
     it pickles the message itself, and posts the rest to the loop.
     """
 
+    # Called in an admin's process with its loop; actors see to all of theirs by themselves.
+    on_admin: ClassVar[Callable[[asyncio.AbstractEventLoop], None] | None] = None
     # Called with the address of another host's admin that is dead, by then outside of a turn.
     on_host_lost: Callable[[Any], None] | None = None
 
@@ -269,8 +270,9 @@ class Transport(Naming):
         self._result: Any = None
         self._raised: BaseException | None = None
         descriptors.release_in_children(self)
-        if is_child and own.is_admin:
-            self.loop.call_soon(Pulse().keep_beating, self.loop)  # actors see to theirs
+        on_admin = type(self).on_admin if is_child and own.is_admin else None
+        if on_admin is not None:
+            self.loop.call_soon(on_admin, self.loop)
         self._is_announced = is_child and init.first is not None
         if self._is_announced:
             message, sender = init.first
@@ -693,7 +695,11 @@ class ActorSystemBase(multiprocessCommon):  # type: ignore[misc]  # Thespian shi
             multiprocCommon.MultiProcAdmin = before
 
 
-def install() -> str:
-    """Make the base known to Thespian, which finds bases by name; return that name."""
+def install(on_admin: Callable[[asyncio.AbstractEventLoop], None] | None = None) -> str:
+    """Make the base known to Thespian, which finds bases by name; return that name.
+
+    An admin that is forked from this process calls ``on_admin`` with its loop.
+    """
+    Transport.on_admin = on_admin
     sys.modules.setdefault(f"thespian.system.{NAME}", sys.modules[__name__])
     return NAME
