@@ -13,10 +13,7 @@ import itertools
 import pickle
 import threading
 from collections.abc import Callable
-from concurrent.futures import (
-    Future,
-    TimeoutError as FutureTimeoutError,  # its own class until 3.11
-)
+from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
 from contextvars import Context, copy_context
 from dataclasses import replace
 from functools import partial
@@ -71,12 +68,9 @@ class LocalClient(QueryClient):
             backend=endpoint,
             version=spec.version,
         )
-        loaded: Future[Failure | None] = Future()
-        user_code = UserCode(lambda callback: callback())
+        user_code = UserCode()
         user_code.start()
-        user_config = spec.config.user_config
-        _as(context).run(user_code.load, spec.code, user_config, loaded.set_result)
-        failure = loaded.result()
+        failure = _as(context).run(user_code.load, spec.code, spec.config.user_config).result()
         if failure is not None:
             user_code.end()
             raise _error_of(failure, endpoint)
@@ -99,10 +93,8 @@ class LocalClient(QueryClient):
             names = [name for name in self._deployments if name.startswith(f"{application}#")]
             gone = [self._deployments.pop(name).user_code for name in reversed(names)]
         for user_code in gone:
-            closed: Future[Failure | None] = Future()
-            user_code.close(closed.set_result)
             with contextlib.suppress(TimeoutError, FutureTimeoutError):  # it is stuck in user code
-                closed.exception(STOP_TIMEOUT_S)
+                user_code.close().exception(STOP_TIMEOUT_S)
             user_code.end()
 
     def send(self, query: Query, pending: PendingQuery) -> None:

@@ -9,6 +9,7 @@ of the host has used for a while. A zip's paths, links and sizes are checked.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import hashlib
@@ -16,13 +17,11 @@ import io
 import logging
 import os
 import shutil
-import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
-from greenroom.actors.runtime.loop import Loop, Timer
 from greenroom.actors.runtime.state_dir import check_own
 from greenroom.core.errors import DeployFailedError
 
@@ -38,71 +37,51 @@ _PIECE = 1024 * 1024
 class Arrival:
     """Gets one folder to this host for one replica; used on its loop.
 
-    ``ask`` asks the controller, whose answer goes to :meth:`arrived`. ``on_here`` gets the folder,
-    or a DeployFailedError.
+    ``ask`` asks the controller, whose answer goes to :meth:`arrived`.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        folders: Path,
-        digest: str,
-        ask: Callable[[], None],
-        on_here: Callable[[Path | DeployFailedError], None],
-    ) -> None:
-        self._loop = loop
+    def __init__(self, folders: Path, digest: str, ask: Callable[[], None]) -> None:
         self._folders, self._digest = folders, digest
-        self._ask, self._on_here = ask, on_here
-        self._lock: int | None = None
-        self._again: Timer | None = None
+        self._ask = ask
+        self._answer: asyncio.Future[memoryview] | None = None
 
-    def begin(self) -> None:
-        """Look for it, and fetch it when it is not here."""
+    async def end(self) -> None:
+        """Return when it is here, and fetch it when it is not; DeployFailedError."""
+        path = self._folders / self._digest
         try:
             self._folders.mkdir(mode=0o700, parents=True, exist_ok=True)
             check_own(self._folders)
-            self._lock = try_lock(_lock_file(self._folders / self._digest))
+            lock = await lock_of(path)
         except OSError as error:
-            self._end(DeployFailedError(f"{self._folders} cannot be used: {error}"))
-            return
-        path = self._folders / self._digest
-        if self._lock is None:
-            self._loop.call_later(LOCK_POLL_S, self.begin)
-        elif path.exists():
-            os.utime(path)
-            self._end(path)
-        else:
-            self._fetch()
+            raise DeployFailedError(f"{self._folders} cannot be used: {error}") from error
+        try:
+            if path.exists():
+                os.utime(path)
+            else:
+                await self._fetch()
+        finally:
+            os.close(lock)
 
-    def _fetch(self) -> None:
-        self._ask()
-        self._again = self._loop.call_later(ASK_AGAIN_S, self._fetch)
+    async def _fetch(self) -> None:
+        self._answer = asyncio.get_running_loop().create_future()
+        while not self._answer.done():
+            self._ask()
+            await asyncio.wait([self._answer], timeout=ASK_AGAIN_S)
+        content = self._answer.result()
+        try:  # not here: the loop must answer while a large one is written
+            await asyncio.to_thread(unpack, content, self._digest, self._folders)
+        except Exception as error:  # whatever it is, the replica must not wait for ever
+            text = f"a folder of the runtime_env cannot be unpacked: {error}"
+            raise DeployFailedError(text) from error
 
     def arrived(self, content: memoryview | None, error: str) -> None:
         """Take the controller's answer; a repeat is ignored."""
-        if self._again is None:
+        if self._answer is None or self._answer.done():
             return
-        self._again.cancel()
-        self._again = None
         if content is None:
-            self._end(DeployFailedError(error))
-            return
-        # Not here: the loop must answer while a large one is written.
-        threading.Thread(target=self._unpack, args=(content,), name="unpack", daemon=True).start()
-
-    def _unpack(self, content: memoryview) -> None:
-        result: Path | DeployFailedError
-        try:
-            result = unpack(content, self._digest, self._folders)
-        except Exception as error:  # whatever it is, the replica must not wait for ever
-            result = DeployFailedError(f"a folder of the runtime_env cannot be unpacked: {error}")
-        self._loop.post(lambda: self._end(result))
-
-    def _end(self, result: Path | DeployFailedError) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-        self._on_here(result)
+            self._answer.set_exception(DeployFailedError(error))
+        else:
+            self._answer.set_result(content)
 
 
 def unpack(content: bytes | memoryview, digest: str, folders: Path) -> Path:
@@ -146,7 +125,7 @@ def _write(archive: zipfile.ZipFile, info: zipfile.ZipInfo, below: Path, left: i
 def prune(folders: Path, in_use: Callable[[], set[str]]) -> None:
     """Remove folders that no replica uses, and none has for ``KEPT_UNUSED_S``."""
     for path in _old(folders):
-        lock = try_lock(_lock_file(path))
+        lock = try_lock(path)
         if lock is None:
             continue
         try:
@@ -154,7 +133,7 @@ def prune(folders: Path, in_use: Callable[[], set[str]]) -> None:
             if path.name not in in_use():
                 logger.info("removing the folder %s, which no replica uses", path.name)
                 shutil.rmtree(path)
-                _lock_file(path).unlink()
+                lock_file(path).unlink()
         finally:
             os.close(lock)
 
@@ -167,15 +146,24 @@ def _old(folders: Path) -> Iterator[Path]:
                     yield path
 
 
-def _lock_file(folder: Path) -> Path:
+def lock_file(folder: Path) -> Path:
+    """Return the file that is a folder's lock."""
     return folder.with_name(f"{folder.name}.lock")
 
 
-def try_lock(path: Path) -> int | None:
-    """Take the lock that is this file; None while any process has it.
+async def lock_of(folder: Path) -> int:
+    """Take the lock of a folder, once no process has it; see :func:`try_lock`."""
+    while (lock := try_lock(folder)) is None:
+        await asyncio.sleep(LOCK_POLL_S)
+    return lock
+
+
+def try_lock(folder: Path) -> int | None:
+    """Take the lock of a folder; None while any process has it.
 
     It is given back once all descriptors of it are closed, those of child processes included.
     """
+    path = lock_file(folder)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -18,6 +18,7 @@ The host process removes environments that no replica uses, but for the last ``K
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import hashlib
@@ -30,20 +31,17 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from greenroom.actors.environments.folders import try_lock
-from greenroom.actors.runtime.loop import Loop
+from greenroom.actors.environments.folders import lock_file, lock_of, try_lock
 from greenroom.actors.runtime.state_dir import check_own
 from greenroom.core.config import without_credentials
 from greenroom.core.errors import DeployFailedError
 
 logger = logging.getLogger(__name__)
 
-LOCK_POLL_S = 0.05
 TIMEOUT_S = 1800  # for one program of an installation
 KEPT_UNUSED = 3
 COMPLETE = "greenroom-complete"  # a file in an environment that is whole
@@ -76,70 +74,47 @@ def name_of(installer: str, lines: tuple[str, ...]) -> str:
     return hashlib.sha256(repr(made_of).encode()).hexdigest()
 
 
-class Installation:
-    """Gets an environment for one replica; used on its loop.
-
-    ``on_made`` gets its folder, or a DeployFailedError.
-    """
-
-    def __init__(
-        self,
-        loop: Loop,
-        folder: Path,
-        installer: str,
-        lines: tuple[str, ...],
-        on_made: Callable[[Path | DeployFailedError], None],
-    ) -> None:
-        self._loop = loop
-        self._folder = folder
-        self._installer, self._lines = installer, lines
-        self._on_made = on_made
-        self._begun_at = time.time()
-
-    def begin(self) -> None:
-        """Look for it, and make it when it is not there."""
-        try:
-            self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            check_own(self._folder.parent)
-            if self._folder.exists():  # its name can be computed, and what it holds will run
-                check_own(self._folder)
-            lock = try_lock(_lock_file(self._folder))
-        except OSError as error:
-            self._on_made(DeployFailedError(f"{self._folder.parent} cannot be used: {error}"))
-            return
-        if lock is None:
-            self._loop.call_later(LOCK_POLL_S, self.begin)
-        elif (self._folder / COMPLETE).exists():
-            os.utime(self._folder)
-            os.close(lock)
-            self._on_made(self._folder)
-        elif failure := self._failure_meanwhile():
-            os.close(lock)
-            self._on_made(DeployFailedError(failure))
+async def prepare(folder: Path, installer: str, lines: tuple[str, ...]) -> None:
+    """Return when the environment is there, and make it when it is not; DeployFailedError."""
+    begun_at = time.time()
+    try:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_own(folder.parent)
+        lock = await lock_of(folder)
+    except OSError as error:
+        raise DeployFailedError(f"{folder.parent} cannot be used: {error}") from error
+    try:
+        if folder.exists():  # its name can be computed, and what it holds will run
+            check_own(folder)
+        if (folder / COMPLETE).exists():
+            os.utime(folder)
+        elif failure := _failure_since(folder, begun_at):
+            raise DeployFailedError(failure)
         else:  # not here: the loop must answer meanwhile
-            threading.Thread(target=self._make, args=(lock,), name="install", daemon=True).start()
+            await asyncio.to_thread(_make, folder, installer, lines, lock)
+    except OSError as error:
+        raise DeployFailedError(f"{folder.parent} cannot be used: {error}") from error
+    finally:
+        os.close(lock)
 
-    def _failure_meanwhile(self) -> str:
-        """Return why another replica could not make it since this one has been waiting."""
-        path = _failure_file(self._folder)
+
+def _failure_since(folder: Path, begun_at: float) -> str:
+    """Return why another replica could not make an environment while this one has been waiting."""
+    path = _failure_file(folder)
+    with contextlib.suppress(OSError):
+        if path.stat().st_mtime >= begun_at:
+            return path.read_text(encoding="utf-8")
+    return ""
+
+
+def _make(folder: Path, installer: str, lines: tuple[str, ...], lock: int) -> None:
+    try:
+        make(folder, installer, lines, lock)
+    except Exception as error:  # whatever it is, the replica must not wait for ever
         with contextlib.suppress(OSError):
-            if path.stat().st_mtime >= self._begun_at:
-                return path.read_text(encoding="utf-8")
-        return ""
-
-    def _make(self, lock: int) -> None:
-        result: Path | DeployFailedError
-        try:
-            make(self._folder, self._installer, self._lines, lock)
-            result = self._folder
-        except Exception as error:  # whatever it is, the replica must not wait for ever
-            result = DeployFailedError(str(error))
-            with contextlib.suppress(OSError):
-                shutil.rmtree(self._folder, ignore_errors=True)
-                _failure_file(self._folder).write_text(str(error), encoding="utf-8")
-        finally:
-            os.close(lock)
-        self._loop.post(lambda: self._on_made(result))
+            shutil.rmtree(folder, ignore_errors=True)
+            _failure_file(folder).write_text(str(error), encoding="utf-8")
+        raise DeployFailedError(str(error)) from error
 
 
 def make(folder: Path, installer: str, lines: tuple[str, ...], lock: int) -> None:
@@ -174,7 +149,7 @@ def _pip(environments: Path, python: str) -> list[str]:
     """Return what installs by pip: one of this host's, as to put it into each takes 3 s."""
     version = hashlib.sha256((sys.version + sys.base_prefix).encode()).hexdigest()
     folder = environments / f"{_PIP}{version}"
-    lock = os.open(_lock_file(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(lock_file(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / COMPLETE).exists():
@@ -237,14 +212,14 @@ def prune(environments: Path, in_use: Callable[[], Collection[str]]) -> None:
     found = {environments / path.name.partition(".")[0] for path in environments.glob("*")}
     unused = [p for p in found if not p.name.startswith(_PIP) and p.name not in in_use()]
     for path in sorted(unused, key=_used_at, reverse=True)[KEPT_UNUSED:]:
-        lock = try_lock(_lock_file(path))
+        lock = try_lock(path)
         if lock is None:
             continue
         try:
             if path.name not in in_use():  # with the lock, for a replica says first that it does
                 logger.info("removing the environment %s, which no replica uses", path.name)
                 shutil.rmtree(path, ignore_errors=True)
-                for left in (_failure_file(path), _lock_file(path)):
+                for left in (_failure_file(path), lock_file(path)):
                     left.unlink(missing_ok=True)
         finally:
             os.close(lock)
@@ -260,7 +235,3 @@ def _used_at(folder: Path) -> float:
 
 def _failure_file(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.failure")
-
-
-def _lock_file(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.lock")

@@ -5,6 +5,7 @@ The actor itself takes the controller's orders; queries go to its data plane (da
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
@@ -125,9 +126,10 @@ class Replica(LoopActor):
         elif (failure := self._stuck(self.user_code)) is not None:
             self._report(check_id=message.check_id, failure=failure)
         else:
-            self.user_code.check_health(partial(self._checked, message.check_id))
+            self.loop.start(self._check(self.user_code, message.check_id))
 
-    def _checked(self, check_id: int, failure: Failure | None) -> None:
+    async def _check(self, user_code: UserCode, check_id: int) -> None:
+        failure = await asyncio.wrap_future(user_code.check_health())
         text = "" if failure is None else failure.text
         if failure is not None and text != self._sickness:
             logger.error("%s failed its health check: %s", self.tag, failure.traceback)
@@ -135,15 +137,19 @@ class Replica(LoopActor):
             logger.info("%s passes its health check again", self.tag)
         self._sickness = text
         self._report(check_id=check_id, failure=failure)
-        is_wanted = self.config["autoscaling_config"] is not None
-        if self.user_code is not None and is_wanted and not self._is_recording:  # it may hang
-            self._is_recording = self.user_code.autoscaling_stats(self._recorded)
+        if self.config["autoscaling_config"] is not None and not self._is_recording:  # it may hang
+            await self._record(user_code)
 
-    def _recorded(self, stats: dict[str, float], failure: Failure | None) -> None:
+    async def _record(self, user_code: UserCode) -> None:
+        recording = user_code.autoscaling_stats()
+        if recording is None:
+            return
+        self._is_recording = True
+        recorded = await asyncio.wrap_future(recording)
         self._is_recording = False
-        text = "" if failure is None else failure.text
-        if failure is not None and text != self._stats_failure:
-            logger.error("%s: record_autoscaling_stats failed: %s", self.tag, failure.traceback)
+        stats, text = ({}, recorded.text) if isinstance(recorded, Failure) else (recorded, "")
+        if isinstance(recorded, Failure) and text != self._stats_failure:
+            logger.error("%s: record_autoscaling_stats failed: %s", self.tag, recorded.traceback)
         self._stats_failure = text
         if stats != self._stats:
             self._stats = stats
@@ -232,22 +238,43 @@ class Replica(LoopActor):
         failure = self._configure_logging(order.config)
         if failure is not None:
             self._loaded(failure)
-            return
+        else:
+            self.loop.start(self._load(order))
+
+    async def _load(self, order: StartReplica) -> None:
+        """Load the code where its packages and folders are, and have it pass a health check."""
         env = RuntimeEnv.read(order.runtime_env)
         os.environ.update(env.env_vars)
-        if env.requirements is not None and not self._is_in_environment():
-            folder = self.settings.environments_dir / self._environment
-            self._install(order, folder, *env.requirements)
-        else:
-            self._prepare(order, env)
+        try:
+            if env.requirements is not None and not self._is_in_environment():
+                await self._enter_environment(order, *env.requirements)
+            user_code = self._prepare(order)
+            _use_devices(order)
+            tracing.start(
+                order.backend,
+                {
+                    "service.instance.id": order.replica,
+                    "service.version": order.version or "",
+                    "host.name": self.settings.host_name,
+                },
+            )
+            if env.folders:
+                await self._enter_folders(order, env)
+            if self.state != "starting":  # it was told to stop meanwhile
+                return
+            loading = user_code.load(order.code, self.config["user_config"])
+            failure = await asyncio.wrap_future(loading) or await self._first_check(user_code)
+        except DeployFailedError as error:
+            failure = Failure.of(error)
+        self._loaded(failure)
 
-    def _prepare(self, order: StartReplica, env: RuntimeEnv) -> None:
-        """Make what runs the code, in the interpreter that it is for, and load it."""
+    def _prepare(self, order: StartReplica) -> UserCode:
+        """Make what runs the code, in the interpreter that it is for."""
         give_way_to_messages()
         # As Ray does. With a thread for each core, the BLAS threads of small batches wait for the
         # cores of other processes: a numpy model had a fourth of its speed.
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(order.num_cpus))))
-        self.user_code = user_code = UserCode(self.loop.post)
+        self.user_code = user_code = UserCode()
         _configure(user_code, self.config)
         self._wear.configure(self.config)
         settings = self.settings
@@ -257,20 +284,7 @@ class Replica(LoopActor):
         self.queries = Queries(port, user_code, order.replica, order.backend, limit, comparisons)
         SharedMetrics(self._metrics).keep_showing(self.loop.call_later)
         user_code.start()
-        try:
-            os.environ.update(devices.variables(order.devices, os.environ))
-        except ValueError as error:
-            self._loaded(Failure.of(DeployFailedError(str(error))))
-            return
-        tracing.start(
-            order.backend,
-            {
-                "service.instance.id": order.replica,
-                "service.version": order.version or "",
-                "host.name": self.settings.host_name,
-            },
-        )
-        self._fetch_folders(order, env)
+        return user_code
 
     def _metrics(self) -> list[Group]:
         ongoing = 0 if self.queries is None else self.queries.running
@@ -297,73 +311,43 @@ class Replica(LoopActor):
     def _is_in_environment(self) -> bool:
         return Path(sys.prefix).parent == self.settings.environments_dir
 
-    def _install(
-        self, order: StartReplica, folder: Path, installer: str, lines: tuple[str, ...]
+    async def _enter_environment(
+        self, order: StartReplica, installer: str, lines: tuple[str, ...]
     ) -> None:
         """Go on in the environment's interpreter when the packages that the code requires are here.
 
         It gets the order once more, with the settings that are newest by then.
         """
-
-        def made(made: Path | DeployFailedError) -> None:
-            self._trouble = ""
-            if isinstance(made, DeployFailedError):
-                self._loaded(Failure.of(made))
-            elif self.state == "starting":
-                packages.enter(folder)
-                newest = replace(order, config=self.config, config_id=self.config_id)
-                try:
-                    self.continue_in(packages.python_of(folder), newest, self.controller)
-                except OSError as error:
-                    self._loaded(Failure.of(DeployFailedError(f"{folder}: {error}")))
-
+        folder = self.settings.environments_dir / self._environment
         self._trouble = f"{installer} installs {', '.join(lines)}"
-        packages.Installation(self.loop, folder, installer, lines, made).begin()
+        try:
+            await packages.prepare(folder, installer, lines)
+        finally:
+            self._trouble = ""
+        if self.state != "starting":
+            raise DeployFailedError("it was told to stop meanwhile")
+        packages.enter(folder)
+        newest = replace(order, config=self.config, config_id=self.config_id)
+        try:
+            self.continue_in(packages.python_of(folder), newest, self.controller)
+        except OSError as error:
+            raise DeployFailedError(f"{folder}: {error}") from error
 
-    def _fetch_folders(self, order: StartReplica, env: RuntimeEnv) -> None:
-        """Load the code when its folders are here."""
-        missing = set(env.folders)
-        if not missing:
-            self._load(order)
-            return
+    async def _enter_folders(self, order: StartReplica, env: RuntimeEnv) -> None:
+        """Let the code find its folders when they are here."""
 
         def ask(digest: str) -> None:
             self.loop.send(self.controller, FetchFolder(replica=order.replica, digest=digest))
 
-        def here(digest: str, folder: Path | DeployFailedError) -> None:
-            if self.state != "starting":  # another folder has failed
-                return
-            if isinstance(folder, DeployFailedError):
-                self._loaded(Failure.of(folder))
-                return
-            missing.discard(digest)
-            if not missing:
-                self._enter_folders(env)
-                import_starlette()  # modules are imported here, and may need it
-                self._load(order)
-
+        folders = self.settings.folders_dir
         self._arrivals = {
-            digest: Arrival(
-                self.loop,
-                self.settings.folders_dir,
-                digest,
-                partial(ask, digest),
-                partial(here, digest),
-            )
-            for digest in env.folders
+            digest: Arrival(folders, digest, partial(ask, digest)) for digest in env.folders
         }
-        for arrival in self._arrivals.values():
-            arrival.begin()
-
-    def _load(self, order: StartReplica) -> None:
-        if self.user_code is not None:
-            self.user_code.load(order.code, self.config["user_config"], self._constructed)
-
-    def _enter_folders(self, env: RuntimeEnv) -> None:
-        folders = [str(self.settings.folders_dir / digest) for digest in env.folders]
-        sys.path[:0] = folders
+        await asyncio.gather(*(arrival.end() for arrival in self._arrivals.values()))
+        sys.path[:0] = [str(folders / digest) for digest in env.folders]
         if env.working_dir is not None:
-            os.chdir(folders[0])
+            os.chdir(folders / env.folders[0])
+        import_starlette()  # modules are imported here, and may need it
 
     def receiveMsg_FolderFetched(self, message: FolderFetched, _sender: Address) -> None:
         """See :meth:`Arrival.arrived`."""
@@ -385,24 +369,15 @@ class Replica(LoopActor):
         report = ComparisonsReported(process=self.process, found=found)
         self.loop.post(lambda: self.loop.send(self.controller, report))
 
-    def _constructed(self, failure: Failure | None) -> None:
-        """Pass a health check before it runs, or fail as if the constructor had raised."""
-        if failure is not None or self.user_code is None:
-            self._loaded(failure)
-            return
+    async def _first_check(self, user_code: UserCode) -> Failure | None:
+        """Return why it fails its health check: that counts as if the constructor had raised."""
         within_s = self.config["health_check_timeout_s"]
-        is_open = True
-
-        def ended(failure: Failure | None) -> None:
-            nonlocal is_open
-            if is_open:
-                is_open = False
-                timer.cancel()
-                self._loaded(failure)
-
-        late = f"check_health has not returned within {within_s:g} s, health_check_timeout_s"
-        timer = self.loop.call_later(within_s, lambda: ended(Failure.of(DeployFailedError(late))))
-        self.user_code.check_health(ended)
+        try:
+            check = asyncio.wrap_future(user_code.check_health())
+            return await asyncio.wait_for(check, within_s)
+        except TimeoutError:  # its own class until 3.11
+            text = f"check_health has not returned within {within_s:g} s, health_check_timeout_s"
+            return Failure.of(DeployFailedError(text))
 
     def _loaded(self, failure: Failure | None) -> None:
         self._failure = failure
@@ -430,11 +405,12 @@ class Replica(LoopActor):
             _configure(self.user_code, config)
         failure = self._configure_logging(config) if logs_changed else None
         if failure is None and changed and self.user_code is not None:
-            self.user_code.reconfigure(
-                config["user_config"], lambda failure: self._applied(config_id, failure)
-            )
+            self.loop.start(self._reconfigure(self.user_code, config["user_config"], config_id))
         else:
             self._applied(config_id, failure)
+
+    async def _reconfigure(self, user_code: UserCode, user_config: Any, config_id: int) -> None:
+        self._applied(config_id, await asyncio.wrap_future(user_code.reconfigure(user_config)))
 
     def _applied(self, config_id: int, failure: Failure | None) -> None:
         self._applied_id, self._refusal = max(self._applied_id, config_id), failure
@@ -486,11 +462,22 @@ class Replica(LoopActor):
         else:
             if queries is not None:
                 queries.report_used()
-            self.user_code.close(lambda _failure: self._leave())
+            self.loop.start(self._close(self.user_code))
+
+    async def _close(self, user_code: UserCode) -> None:
+        await asyncio.wrap_future(user_code.close())
+        self._leave()
 
     def _leave(self) -> None:
         tracing.flush()
         self.exiting()
+
+
+def _use_devices(order: StartReplica) -> None:
+    try:
+        os.environ.update(devices.variables(order.devices, os.environ))
+    except ValueError as error:
+        raise DeployFailedError(str(error)) from error
 
 
 def _take_rank(order: StartReplica | CheckReplica) -> None:

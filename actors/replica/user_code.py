@@ -26,7 +26,7 @@ import traceback
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import cloudpickle
 
@@ -116,8 +116,7 @@ class Failure(NamedTuple):
         return cls(text, trace, pickled, isinstance(error, UnusableCodeError))
 
 
-OnDone = Callable[[Failure | None], None]
-OnStats = Callable[[dict[str, float], Failure | None], None]
+Result = TypeVar("Result")
 MAX_STATS = 10  # of a replica, for the policy of autoscaling
 MAX_NAME = 60  # characters
 NO_REQUEST = HttpCall("GET", "/", b"/", b"", (), b"", "http", "1.1", None, None, "")
@@ -127,16 +126,14 @@ OnCancelled = Callable[[asyncio.Task[None]], None]
 class UserCode:
     """Loads and runs user code on ``loop``, from :meth:`start` on.
 
-    What the controller asks for may be called from any thread, and what comes of it is handed to
-    ``post``, which takes a callback to the message loop. Queries are run, cancelled and answered on
-    ``loop`` itself.
+    What the controller asks for may be called from any thread; of what user code raises there comes
+    a Failure. Queries are run, cancelled and answered on ``loop`` itself.
     """
 
-    def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self) -> None:
         # As the settings say; set by the replica's main thread.
         self.http_call_methods: Collection[str] | None = ()
         self.session_affinity: SessionAffinity | None = None
-        self._post = post
         self._user_loop = UserLoop()
         self.loop = self._user_loop.loop
         self._threads = self._user_loop.threads
@@ -178,49 +175,42 @@ class UserCode:
 
     # --- What the controller asks for ---------------------------------------------------------
 
-    def load(self, code: bytes, user_config: Any, on_done: OnDone) -> None:
+    def load(self, code: bytes, user_config: Any) -> Future[Failure | None]:
         """Unpickle the code, construct its instance, call reconfigure, then warmup."""
-        self._spawn(self._load(code, user_config), on_done)
+        return self._spawn(self._load(code, user_config))
 
-    def reconfigure(self, user_config: Any, on_done: OnDone) -> None:
+    def reconfigure(self, user_config: Any) -> Future[Failure | None]:
         """Call the instance's reconfigure with the new user_config."""
-        self._spawn(self._reconfigure(user_config), on_done)
+        return self._spawn(self._reconfigure(user_config))
 
-    def close(self, on_done: OnDone) -> None:
+    def close(self) -> Future[Failure | None]:
         """End the app's lifespan, unload models, call the instance's ``__del__``."""
-        self._spawn(self._close(), on_done)
+        return self._spawn(self._close())
 
-    def check_health(self, on_done: OnDone) -> None:
+    def check_health(self) -> Future[Failure | None]:
         """Call the instance's check_health, where it has one."""
         check = getattr(self._callable, "check_health", None)
         if check is None or inspect.isclass(self._callable):
-            on_done(None)
-        elif is_async(check):
-            self._spawn(check(), on_done)
-        elif self._has_own_thread:
-            self._spawn(self._check_on_own_thread(check), on_done)
-        else:  # not by way of the event loop, which user code may be blocking
+            healthy: Future[Failure | None] = Future()
+            healthy.set_result(None)
+            return healthy
+        if is_async(check):
+            return self._spawn(_without_result(check()))
+        if self._has_own_thread:
+            return self._spawn(self._check_on_own_thread(check))
+        # Not by way of the event loop, which user code may be blocking.
+        return self._health_pool.submit(_failure_in, check)
 
-            def finished(call: Future[tuple[Any, BaseException | None]]) -> None:
-                error = call.result()[1]
-                failure = None if error is None else Failure.of(error)
-                self._post(lambda: on_done(failure))
-
-            self._health_pool.submit(outcome_of, check, (), {}).add_done_callback(finished)
-
-    def autoscaling_stats(self, on_done: OnStats) -> bool:
-        """Call the instance's record_autoscaling_stats; return whether it has one."""
+    def autoscaling_stats(self) -> Future[dict[str, float] | Failure] | None:
+        """Call the instance's record_autoscaling_stats; None where it has none."""
         method = getattr(self._callable, "record_autoscaling_stats", None)
         if method is None or inspect.isroutine(self._callable):
-            return False
-        stats: dict[str, float] = {}
+            return None
 
-        async def record() -> None:
-            returned = await (method() if is_async(method) else self._threads.run(method, ()))
-            stats.update(_numbers(returned))
+        async def record() -> dict[str, float]:
+            return _numbers(await (method() if is_async(method) else self._threads.run(method, ())))
 
-        self._spawn(record(), lambda failure: on_done(stats, failure))
-        return True
+        return self._spawn(record())
 
     async def _check_on_own_thread(self, check: Any) -> None:
         """Check the health between calls: a call may take longer than a check may."""
@@ -231,16 +221,14 @@ class UserCode:
         """Return how sync calls are stuck, where ``slots`` may run at once; from any thread."""
         return self._threads.stuck(slots, now)
 
-    def _spawn(self, coroutine: Any, on_done: OnDone) -> None:
-        async def guarded() -> None:
-            failure = None
+    def _spawn(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result | Failure]:
+        async def guarded() -> Result | Failure:
             try:
-                await coroutine
+                return await coroutine
             except BaseException as error:  # sys.exit() in a constructor must not end the loop
-                failure = Failure.of(error)
-            self._post(lambda: on_done(failure))
+                return Failure.of(error)
 
-        asyncio.run_coroutine_threadsafe(guarded(), self.loop)
+        return asyncio.run_coroutine_threadsafe(guarded(), self.loop)
 
     async def _load(self, code: bytes, user_config: Any) -> None:
         async with self._changing:
@@ -601,6 +589,15 @@ def _failed(query: Query, error: BaseException, *, is_http: bool) -> FailedAnswe
     return FailedAnswer(
         query.id, kind, failure.text, exception=failure.exception, traceback=failure.traceback
     )
+
+
+async def _without_result(coroutine: Any) -> None:
+    await coroutine
+
+
+def _failure_in(check: Callable[[], Any]) -> Failure | None:
+    error = outcome_of(check, (), {})[1]
+    return None if error is None else Failure.of(error)
 
 
 # --- Code that travels ------------------------------------------------------------------------

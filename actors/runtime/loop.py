@@ -18,7 +18,7 @@ import logging
 import os
 import resource
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol
 
@@ -134,6 +134,7 @@ class Loop:
         self._pidfds: dict[int, Process] = {}
         self._silence: SilenceWatch | None = None
         self._beating: Timer | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def keep_beating(
         self, pulse: Pulse, silence_timeout_s: float, may_beat: Callable[[], bool] = lambda: True
@@ -186,6 +187,19 @@ class Loop:
             self._woken = True
             with contextlib.suppress(RuntimeError):  # closed
                 self.asyncio.call_soon_threadsafe(self._run_posted)
+
+    def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine from now on; what it raises goes to ``on_error``."""
+
+        async def run() -> None:
+            try:
+                await coroutine
+            except Exception as error:
+                self._failed(error, coroutine)
+
+        task = self.asyncio.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def run(self, callback: Callback) -> None:
         """Run ``callback`` at once where this is the running loop, else soon; from any thread."""
@@ -276,8 +290,10 @@ class Loop:
             self._let_go(fd)
 
     def stop(self) -> None:
-        """Run no callback any more; what was sent still leaves."""
+        """Run no callback or coroutine any more; what was sent still leaves."""
         self._is_stopped = True
+        for task in list(self._tasks):
+            task.cancel()
 
     def guarded(self, callback: Callable[..., None], *args: Any) -> None:
         """Call; what it raises goes to ``on_error``, for the loop may belong to other code."""
@@ -286,10 +302,13 @@ class Loop:
         try:
             callback(*args)
         except Exception as error:
-            if self.on_error is not None:
-                self.on_error(error)
-            else:
-                logger.exception("callback %r failed", callback)
+            self._failed(error, callback)
+
+    def _failed(self, error: Exception, what: object) -> None:
+        if self.on_error is not None:
+            self.on_error(error)
+        else:
+            logger.error("%r failed", what, exc_info=error)
 
     def _let_go(self, fd: int) -> None:
         del self._pidfds[fd]

@@ -98,7 +98,7 @@ class OneProcess:
     """One replica of ``target`` at the endpoint "e"; everything runs on ``loop``."""
 
     def __init__(self, target: Any, *, limit: int, **table: Any) -> None:
-        self.user_code = UserCode(lambda callback: callback())
+        self.user_code = UserCode()
         self.user_code.set_max_ongoing_requests(limit)
         self.loop = loop = self.user_code.loop
         self.proxy = self._make_proxy(Place(loop))
@@ -135,9 +135,8 @@ class OneProcess:
         return proxy
 
     async def _begin(self, target: Any, limit: int, port: Place, table: dict[str, Any]) -> None:
-        loaded: asyncio.Future[Any] = self.loop.create_future()
-        self.user_code.load(dumps((target, (), {})), None, loaded.set_result)
-        assert await loaded is None
+        loading = self.user_code.load(dumps((target, (), {})), None)
+        assert await asyncio.wrap_future(loading) is None
         self.queries.accepting = True
         process: Process = port.process
         replica = ReplicaTable(tag="r1", address=port, process=process)

@@ -50,13 +50,12 @@ def test_import_starlette_alone_is_enough_in_a_replica(app_dir, tmp_path):
     )
     assert run(build, str(app_dir), str(stored)).returncode == 0
     replica = (
-        "import pathlib, sys, threading\n"
+        "import pathlib, sys\n"
         "from greenroom.actors.replica.user_code import UserCode\n"
-        "code, loaded, told = UserCode(lambda call: call()), threading.Event(), []\n"
+        "code = UserCode()\n"
         "code.start()\n"
-        "done = lambda failure: (told.append(failure), loaded.set())\n"
-        "code.load(pathlib.Path(sys.argv[1]).read_bytes(), None, done)\n"
-        "assert loaded.wait(20) and told == [None], told\n"
+        "failure = code.load(pathlib.Path(sys.argv[1]).read_bytes(), None).result(20)\n"
+        "assert failure is None, failure\n"
         "assert {'starlette.requests', 'starlette.responses'} <= set(sys.modules)\n"
         "code.end()"
     )

@@ -18,17 +18,19 @@ class SimFuture:
     def __init__(self, process: SimProcess) -> None:
         self._process = process
         self._done = False
+        self._result: Any = None
         self.on_done: Step = lambda: None
 
-    def __await__(self) -> Generator[SimFuture, None, None]:
+    def __await__(self) -> Generator[SimFuture, None, Any]:
         if not self._done:
             yield self
+        return self._result
 
     def done(self) -> bool:
         return self._done
 
-    def set_result(self, _result: None) -> None:
-        self._done = True
+    def set_result(self, result: Any) -> None:
+        self._done, self._result = True, result
         self._process.enqueue(self.on_done)
 
 
@@ -48,6 +50,9 @@ class Task:
         self.is_over = False
         self._is_running = False
         self._step()
+
+    def add_done_callback(self, call: Callable[[Any], None]) -> None:
+        """Stand in for asyncio.Task's: who calls this keeps what has not ended."""
 
     def cancel(self) -> None:
         """Run it no further, and tell nobody."""
@@ -88,6 +93,11 @@ def running_loop(world: World) -> Any:
         time=world.clock,
         call_later=process.call_later,
     )
+
+
+async def wait_for(future: SimFuture, _timeout_s: float) -> Any:
+    """Stand in for asyncio.wait_for: nothing here takes too long."""
+    return await future
 
 
 async def yield_turn(_seconds: float) -> None:

@@ -33,7 +33,7 @@ from greenroom.persistence.locations import location_at
 from tests.simulation import hosts, threads
 from tests.simulation.channels import Address
 from tests.simulation.checked_router import CheckedRouter
-from tests.simulation.coroutines import running_loop, yield_turn
+from tests.simulation.coroutines import running_loop, wait_for, yield_turn
 from tests.simulation.database import Database
 from tests.simulation.links import BeatLink, host_of
 from tests.simulation.scripted_code import ScriptedCode
@@ -331,6 +331,8 @@ def _library(world: World) -> list[tuple[Any, str, Any]]:
         (os, "kill", kill),
         (asyncio, "get_running_loop", partial(running_loop, world)),
         (asyncio, "sleep", yield_turn),
+        (asyncio, "wrap_future", lambda future: future),
+        (asyncio, "wait_for", wait_for),
     ]
 
 

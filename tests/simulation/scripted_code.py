@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from greenroom.actors.messages.queries import FailedAnswer, StreamEnded, ValueAnswer
 from greenroom.actors.replica.user_code import Failure, Stuck
-from tests.simulation.coroutines import Task, pause
+from tests.simulation.coroutines import SimFuture, Task, pause
 from tests.simulation.world import Killed, Timer
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ DEPENDENT = b"dependent"  # on what an outage breaks
 FAILING = b"failing"  # starts, and fails every query
 PICKLED = b"\x80"
 BOOM = Failure("RuntimeError: boom", "Traceback: boom", None)
-OnFailure = Callable[["Failure | None"], None]
 
 
 class _Running:
@@ -45,10 +44,9 @@ class _Running:
 class ScriptedCode:
     """What a replica sees of :class:`greenroom.actors.replica.user_code.UserCode`."""
 
-    def __init__(self, simulation: Simulation, post: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
-        self._post = post
-        self._changes: deque[tuple[float, Callable[[], Failure | None], OnFailure]] = deque()
+        self._changes: deque[tuple[float, Callable[[], Failure | None], SimFuture]] = deque()
         self._running: dict[Any, _Running] = {}  # by the reply's key
         self.process = simulation.world.current
         self.loop = self.process
@@ -64,7 +62,7 @@ class ScriptedCode:
     def start(self) -> None:
         """Nothing is needed."""
 
-    def load(self, code: bytes, user_config: Any, on_done: OnFailure) -> None:
+    def load(self, code: bytes, user_config: Any) -> SimFuture:
         self.digest = hashlib.sha256(code).hexdigest()
         self.kind = code.split()[0]
         rng = self._simulation.world.rng
@@ -85,45 +83,47 @@ class ScriptedCode:
                 self.composer = applications.composer(self.process, self.digest)
             return BOOM if fails else None
 
-        self._change(rng.uniform(0.01, 3.0 if self.kind == SLOW else 0.3), loaded, on_done)
+        return self._change(rng.uniform(0.01, 3.0 if self.kind == SLOW else 0.3), loaded)
 
-    def reconfigure(self, user_config: Any, on_done: OnFailure) -> None:
+    def reconfigure(self, user_config: Any) -> SimFuture:
         def reconfigured() -> None:
             self.user_config = user_config
 
-        self._change(self._simulation.world.rng.uniform(0.0, 0.3), reconfigured, on_done)
+        return self._change(self._simulation.world.rng.uniform(0.0, 0.3), reconfigured)
 
-    def check_health(self, on_done: OnFailure) -> None:
+    def check_health(self) -> SimFuture:
         rng = self._simulation.world.rng
         sick = self.kind == FLAKY and not self._simulation.quiet and rng.random() < 0.2
         if self.kind == DEPENDENT and self._simulation.broken == "health":
             self._simulation.tries += 1
             sick = True
-        self.loop.call_later(
-            rng.random() * 0.2, lambda: self._post(lambda: on_done(BOOM if sick else None))
-        )
+        checked = SimFuture(self.process)
+        self.loop.call_later(rng.random() * 0.2, checked.set_result, BOOM if sick else None)
+        return checked
 
     def stuck(self, _slots: int, _now: float) -> Stuck:
         """Return that nothing is: here are no threads."""
         return Stuck()
 
-    def close(self, on_done: OnFailure) -> None:
-        self._change(0.01, lambda: None, on_done)
+    def close(self) -> SimFuture:
+        return self._change(0.01, lambda: None)
 
-    def _change(self, seconds: float, make: Callable[[], Any], on_done: OnFailure) -> None:
-        self._changes.append((seconds, make, on_done))
+    def _change(self, seconds: float, make: Callable[[], Any]) -> SimFuture:
+        done = SimFuture(self.process)
+        self._changes.append((seconds, make, done))
         if len(self._changes) == 1:
             self._next_change()
+        return done
 
     def _next_change(self) -> None:
-        seconds, make, on_done = self._changes[0]
+        seconds, make, done = self._changes[0]
 
         def made() -> None:
             failure = make()
             self._changes.popleft()
             if self._changes:
                 self._next_change()
-            self._post(lambda: on_done(failure))
+            done.set_result(failure)
 
         self.loop.call_later(seconds, made)
 

@@ -21,11 +21,12 @@ import heapq
 import itertools
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from greenroom.actors.messages.queries import Process
 from tests.simulation.channels import Address, Channel, Message
+from tests.simulation.coroutines import Task
 from tests.simulation.links import HOST, Links, Watch, host_of
 
 if TYPE_CHECKING:
@@ -120,6 +121,9 @@ class SimProcess:
 
     def call_soon_threadsafe(self, call: Step) -> None:
         self.enqueue(call)
+
+    def create_task(self, coroutine: Coroutine[Any, None, None]) -> Task:
+        return Task(coroutine, lambda _: None)
 
     def add_reader(self, fd: int, call: Step) -> None:
         self.world.watched[fd].watchers[fd] = (self, call)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
-import queue
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+
+import pytest
 
 from greenroom.actors.environments.folders import Arrival
 from greenroom.core.errors import DeployFailedError
@@ -25,16 +25,31 @@ def test_a_folder_that_cannot_be_unpacked_for_any_reason_fails_its_replica(
     for header, offset in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
         at = zipped.index(header) + offset
         zipped[at : at + 2] = (99).to_bytes(2, "little")  # a compression that there is not
-    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    results: list[Any] = []
-    loop: Any = SimpleNamespace(
-        post=posted.put, call_later=lambda *_: SimpleNamespace(cancel=lambda: None)
-    )
     digest = hashlib.sha256(zipped).hexdigest()
+
+    async def fetch() -> None:
+        arrival = Arrival(tmp_path, digest, lambda: arrival.arrived(memoryview(zipped), ""))
+        await asyncio.wait_for(arrival.end(), 10)
+
     for _ in range(2):
-        arrival = Arrival(loop, tmp_path, digest, lambda: None, results.append)
-        arrival.begin()
-        arrival.arrived(memoryview(bytes(zipped)), "")
-        posted.get(timeout=10)()
-    assert [type(each) for each in results] == [DeployFailedError] * 2
-    assert "cannot be unpacked: That compression method is not supported" in str(results[0])
+        with pytest.raises(
+            DeployFailedError,
+            match="cannot be unpacked: That compression method is not supported",
+        ):
+            asyncio.run(fetch())
+
+
+def test_what_the_controller_does_not_have_fails_the_replica_and_a_repeat_is_ignored(
+    tmp_path: Path,
+) -> None:
+    async def fetch() -> None:
+        def answer() -> None:
+            for reason in ("it was deleted", "once more"):
+                arrival.arrived(None, reason)
+
+        arrival = Arrival(tmp_path, "0" * 64, answer)
+        arrival.arrived(None, "an answer to another replica's question")
+        await asyncio.wait_for(arrival.end(), 10)
+
+    with pytest.raises(DeployFailedError, match="it was deleted"):
+        asyncio.run(fetch())

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ import typing_extensions
 
 from greenroom import serve
 from greenroom.actors.environments import packages
-from greenroom.actors.environments.packages import COMPLETE, Installation
+from greenroom.actors.environments.folders import try_lock
+from greenroom.actors.environments.packages import COMPLETE
 from greenroom.serve.exceptions import DeployFailedError
 from tests.support.another_user import NOBODY
 from tests.support.systems import RunningSystem, alive, running_system, wait_until
@@ -119,24 +122,14 @@ def test_what_cannot_be_installed_is_the_reason_and_names_the_package(
 
 
 class Loop:
-    """What an installation uses of a replica's loop; timers are due when the test says so."""
+    """A replica's loop, on a thread."""
 
     def __init__(self) -> None:
-        self.due: list[Callable[[], None]] = []
-
-    def call_later(self, _delay_s: float, callback: Callable[[], None]) -> None:
-        self.due.append(callback)
-
-    post = lambda self, callback: self.due.append(callback)  # noqa: E731
+        self.asyncio = asyncio.new_event_loop()
+        threading.Thread(target=self.asyncio.run_forever, daemon=True).start()
 
     def run_until(self, done: list[Any]) -> None:
-        def step() -> bool:
-            due, self.due = self.due, []
-            for callback in due:
-                callback()
-            return bool(done)
-
-        wait_until(step, 10, "the installation ends")
+        wait_until(lambda: done, 10, "the installation ends")
 
 
 FAKE_UV = """#!/bin/sh
@@ -163,7 +156,18 @@ def uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def install(folder: Path, loop: Loop) -> list[Any]:
     done: list[Any] = []
-    Installation(loop, folder, "uv", ("parrot",), done.append).begin()  # type: ignore[arg-type]
+
+    async def prepare() -> None:
+        try:
+            await packages.prepare(folder, "uv", ("parrot",))
+        except DeployFailedError as error:
+            done.append(error)
+        else:
+            done.append(folder)
+
+    for each in (prepare(), asyncio.sleep(0)):
+        running = asyncio.run_coroutine_threadsafe(each, loop.asyncio)
+    running.result(10)  # then the first has begun
     return done
 
 
@@ -199,13 +203,10 @@ def test_one_that_waits_finds_what_the_other_made_or_shares_its_failure(uv: Path
 
 
 KILLED = """
-import sys, time
+import asyncio, sys
 from pathlib import Path
-from greenroom.actors.environments.packages import Installation
-class Loop:
-    post = call_later = lambda *_: None
-Installation(Loop(), Path(sys.argv[1]), 'uv', ('parrot',), print).begin()
-time.sleep(60)
+from greenroom.actors.environments.packages import prepare
+asyncio.run(prepare(Path(sys.argv[1]), 'uv', ('parrot',)))
 """
 
 
@@ -218,7 +219,7 @@ def test_a_killed_one_leaves_nothing_half_and_its_installer_nothing_behind(uv: P
     process.wait()
     loop = Loop()
     done = install(folder, loop)
-    assert len(loop.due) == 1, "the installer that is left holds the lock"
+    assert try_lock(folder) is None, "the installer that is left holds the lock"
     (uv / "gate").unlink()
     loop.run_until(done)
     assert done == [folder]
@@ -290,7 +291,7 @@ def test_an_installer_whose_replica_was_killed_gives_the_lock_back_in_time(uv: P
     (uv / "bin" / "uv").write_text("#!/bin/sh\n")
     loop = Loop()
     done = install(folder, loop)
-    assert len(loop.due) == 1, "the installer that is left holds the lock"
+    assert try_lock(folder) is None, "the installer that is left holds the lock"
     loop.run_until(done)
     assert done == [folder]
     assert not alive(int((uv / "child").read_text()))

@@ -346,13 +346,11 @@ class Mixed(Sync):
 def test_only_code_without_async_parts_has_short_calls(
     target: Any, limit: int, expected: bool
 ) -> None:
-    loaded = threading.Event()
-    code = UserCode(lambda callback: callback())
+    code = UserCode()
     code.set_max_ongoing_requests(limit)
     code.start()
     try:
-        code.load(dumps((target, (), {})), None, lambda _: loaded.set())
-        assert loaded.wait(LIMIT_S)
+        assert code.load(dumps((target, (), {})), None).result(LIMIT_S) is None
         assert code.takes_short_calls is expected
     finally:
         code.end()
@@ -405,16 +403,13 @@ def test_one_at_a_time_is_one_thread_for_all_of_a_class(bound: OneProcess) -> No
     handle = DeploymentHandle("e", None)
 
     async def test() -> None:
-        told: asyncio.Future[Any] = bound.loop.create_future()
-        bound.user_code.reconfigure({"first": 1}, told.set_result)
-        assert await told is None
+        code = bound.user_code
+        assert await asyncio.wrap_future(code.reconfigure({"first": 1})) is None
         calls = [handle.add.remote(value) for value in range(10)]
         assert [await call for call in calls][-1] == 46
         streamed = [value async for value in handle.options(stream=True).all.remote()]
         assert streamed == [1, *range(10)]
-        healthy: asyncio.Future[Any] = bound.loop.create_future()
-        bound.user_code.check_health(healthy.set_result)
-        assert await healthy is None
+        assert await asyncio.wrap_future(code.check_health()) is None
 
     bound.loop.run_until_complete(asyncio.wait_for(test(), LIMIT_S))
 
@@ -439,9 +434,7 @@ def test_a_call_that_runs_for_long_does_not_make_its_replica_unhealthy() -> None
     handle = DeploymentHandle("e", None)
 
     async def health() -> Any:
-        told: asyncio.Future[Any] = replica.loop.create_future()
-        replica.user_code.check_health(told.set_result)
-        return await told
+        return await asyncio.wrap_future(replica.user_code.check_health())
 
     async def test() -> None:
         call = asyncio.ensure_future(handle.wait.remote())
@@ -488,21 +481,14 @@ class Refuses:
 
 
 def test_what_a_constructor_raises_on_its_thread_is_told() -> None:
-    told: list[Any] = []
-    heard = threading.Event()
-
-    def take(failure: Any) -> None:
-        told.append(failure)
-        heard.set()
-
-    code = UserCode(lambda callback: callback())
+    code = UserCode()
     code.set_max_ongoing_requests(1)
     code.start()
     try:
-        code.load(dumps((Refuses, (), {})), None, take)
-        assert heard.wait(LIMIT_S)
-        assert told[0].text == "ValueError: no model here"
-        assert "in __init__" in told[0].traceback
+        failure = code.load(dumps((Refuses, (), {})), None).result(LIMIT_S)
+        assert failure is not None
+        assert failure.text == "ValueError: no model here"
+        assert "in __init__" in failure.traceback
     finally:
         code.end()
 

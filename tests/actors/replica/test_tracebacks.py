@@ -3,7 +3,6 @@
 import builtins
 import importlib
 import json
-import threading
 
 import pytest
 
@@ -47,19 +46,11 @@ class Grouped:
 
 
 def failure_of(target):
-    code = UserCode(lambda callback: callback())
+    code = UserCode()
     code.start()
-    failed = []
-    done = threading.Event()
-
-    def loaded(failure):
-        failed.append(failure)
-        done.set()
-
-    code.load(dumps((target, (), {})), None, loaded)
-    assert done.wait(10)
+    failure = code.load(dumps((target, (), {})), None).result(10)
     code.end()
-    return failed[0]
+    return failure
 
 
 @pytest.mark.parametrize("target", [FailsInALibrary, FailsInOurs, Chained, Imports, Grouped])

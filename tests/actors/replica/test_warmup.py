@@ -54,19 +54,12 @@ function.warmup = "no method"  # type: ignore[attr-defined]
 
 def loaded(target: Any) -> Failure | None:
     STEPS.clear()
-    code = UserCode(lambda callback: callback())
+    code = UserCode()
     code.start()
-    failures: list[Failure | None] = []
-    done = threading.Event()
-
-    def on_done(failure: Failure | None) -> None:
-        failures.append(failure)
-        done.set()
-
-    code.load(pickle.dumps((target, (), {})), "c" if target is not function else None, on_done)
-    assert done.wait(10)
+    config = "c" if target is not function else None
+    failure = code.load(pickle.dumps((target, (), {})), config).result(10)
     code.end()
-    return failures[0]
+    return failure
 
 
 def test_it_runs_last_on_a_thread_or_on_the_loop() -> None:
