@@ -190,9 +190,10 @@ class Session:
 
 # --- Reading and writing --------------------------------------------------------------------------
 #
-# asyncio's streams are not used here: before Python 3.12, their ``writelines`` joins all buffers
-# into one, which copies a large message once more, and their write buffer hides how much a slow
-# peer has not read yet.
+# asyncio's transports are not used here. With a Protocol, a small message and its answer took 72 us
+# of CPU instead of 20, because each read allocates 256 KiB; with a BufferedProtocol 22. Before
+# Python 3.12, their ``writelines`` joins all buffers into one, which copies a large message once
+# more, and their write buffer hides how much a slow peer has not read yet.
 
 READ_SIZE = 64 * 1024
 LARGE_READ_SIZE = 1024 * 1024

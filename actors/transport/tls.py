@@ -3,8 +3,9 @@
 OpenSSL works on memory; :class:`TlsStream` carries its bytes. To a :class:`Connection` it is what a
 socket is. Until there is one, coroutines wait for it.
 
-Why not asyncio's own TLS: it would be a second kind of connection next to that of Unix sockets, and
-it hides how much a slow peer owes.
+Why not asyncio's own TLS: it sends no alert when a handshake fails (python/cpython#98078), so the
+end whose certificate is refused would learn only that the connection was reset. It also hides how
+much a slow peer owes.
 """
 
 from __future__ import annotations
