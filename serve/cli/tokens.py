@@ -6,7 +6,6 @@ import datetime as dt
 import re
 import secrets
 import time
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -28,16 +27,7 @@ def token() -> None:
     """Make, list and revoke tokens for the admin API over HTTP and the dashboard."""
 
 
-def _command(name: str) -> Callable[[Callable[..., Any]], click.Command]:
-    def decorate(function: Callable[..., Any]) -> click.Command:
-        made = command(*ANYWHERE, name=name)(function)
-        token.add_command(made)
-        return made
-
-    return decorate
-
-
-@_command("create")
+@command(*ANYWHERE, name="create")
 @click.argument("name", required=False)
 @click.option(
     "--role",
@@ -68,7 +58,7 @@ def create(name: str | None, role: Any, expires: str, settings: HostSettings) ->
     click.echo(secret)
 
 
-@_command("list")
+@command(*ANYWHERE, name="list")
 @as_json
 def list_tokens(as_json: bool, settings: HostSettings) -> None:
     """Show the tokens: names, roles and when they end."""
@@ -85,13 +75,17 @@ def list_tokens(as_json: bool, settings: HostSettings) -> None:
         click.echo(f"{each['name']}  {each['role']}  made {made_at:%Y-%m-%d %H:%M}, {until}")
 
 
-@_command("revoke")
+@command(*ANYWHERE, name="revoke")
 @click.argument("name")
 def revoke_token(name: str, settings: HostSettings) -> None:
     """Forget the token NAME: requests with it are refused from now on."""
     with connected(settings) as connection:
         connection.request(ops.RevokeToken(name=name))
     click.echo(f"revoked {name!r}; requests with it are refused within two seconds")
+
+
+for _each in (create, list_tokens, revoke_token):
+    token.add_command(_each)
 
 
 def _expiry(expires: str) -> float | None:
