@@ -16,7 +16,6 @@ know yet which replicas run, and its tables would make proxies forget replicas t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -56,7 +55,7 @@ class LongPoll:
         self._forgotten = self._first  # deletions up to here may be missing from the changes
         self._seen: dict[Hashable, int] = {}  # by listener; NOTHING_SEEN for earlier epochs' ids
         self._parked: dict[Hashable, None] = {}  # in the order in which they came
-        self._having: Counter[int] = Counter()  # how many listeners have seen so much
+        self._having: dict[int, int] = {}  # how many listeners have seen so much
         self._has_news = False  # perhaps; a listener that parks lacks nothing, while it is open
         self._forget_at = KEPT_DELETED
         self._everything = News({}, NOTHING_SEEN, True)  # for those who have seen nothing
@@ -91,7 +90,8 @@ class LongPoll:
         """
         if not self._forgotten <= seen <= self._last:
             seen = NOTHING_SEEN
-        self._count(listener, seen)
+        if self._seen.get(listener) != seen:
+            self._count(listener, seen)
         if self.closed or seen == self._last:
             self._parked[listener] = None
             return None
@@ -157,12 +157,14 @@ class LongPoll:
     def _count(self, listener: Hashable, seen: int | None) -> None:
         before = self._seen.pop(listener, None)
         if before is not None:
-            self._having[before] -= 1
-            if not self._having[before]:
+            left = self._having[before] - 1
+            if left:
+                self._having[before] = left
+            else:
                 del self._having[before]
         if seen is not None:
             self._seen[listener] = seen
-            self._having[seen] += 1
+            self._having[seen] = self._having.get(seen, 0) + 1
 
     def _forget_deleted(self) -> None:
         """Forget deletions that all listeners have heard of, when there are many."""
