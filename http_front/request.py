@@ -49,6 +49,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 REQUEST_KEY = "greenroom.request"  # in a scope: its Request
 CLOSE = (b"connection", b"close")
 CLIENT_LEFT = 499
+MAX_FIELDS = 50  # of a query to pages of ours, which know a few
 MODEL_HEADER = b"serve_multiplexed_model_id"  # Ray Serve's name
 CALL_METHOD_HEADER = b"x-serve-call-method"
 
@@ -183,9 +184,13 @@ class Request:
         return request
 
     def fields(self) -> dict[str, str]:
-        """Return the fields of the query; InvalidRequestError where one comes twice."""
+        """Return the fields of the query; InvalidRequestError for one twice, or too many."""
         text = self.query_string.decode("latin-1")
-        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=50)
+        try:
+            pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_FIELDS)
+        except ValueError:
+            message = f"query {text[:200]!r}: give at most {MAX_FIELDS} fields"
+            raise InvalidRequestError(message) from None
         fields = dict(pairs)
         if len(fields) < len(pairs):
             raise InvalidRequestError(f"query {text[:200]!r}: give each field once")

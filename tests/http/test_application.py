@@ -505,6 +505,12 @@ def test_readiness_of_one_application_is_its_own_and_new_ones_count(app):
     assert "no route table yet" in asked("shop")[1]
 
 
+@pytest.mark.parametrize("page", ["readyz", "metrics"])
+def test_a_query_of_very_many_fields_is_refused(app, page):
+    answer = app.ask(target=f"/-/{page}?" + "&".join(f"x{n}=1" for n in range(60)))
+    assert (answer.status, "give at most 50 fields" in answer.text) == (400, True)
+
+
 def test_while_draining_health_and_new_queries_are_503_and_the_connection_closes(app):
     app.front.drain()
     for target in ("/-/healthz", "/-/readyz", "/"):
