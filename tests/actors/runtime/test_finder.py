@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +12,10 @@ import pytest
 from greenroom.actors.cluster import membership as membership_module
 from greenroom.actors.messages import admin as am
 from greenroom.actors.messages.queries import Process
-from greenroom.actors.runtime import asking, connection
+from greenroom.actors.runtime import asking
 from greenroom.actors.runtime.machine import MACHINE
 from greenroom.actors.runtime.port import CONTROLLER, Finder
 from greenroom.actors.runtime.settings import read_settings
-from greenroom.core.errors import StateNotSavedError
 from greenroom.core.operations import ListBackends
 
 OLD, NEW = Process(1, 1, "old"), Process(2, 2, "new")
@@ -113,35 +113,36 @@ class StoppedAndSucceeded(Port):
         if kind is am.RequestReply:
             self.replied = handler
 
-    def post(self, call: Callable[[], None]) -> None:
-        call()
-
-    def is_answered(self) -> bool:
-        return True
-
     def send(self, address: str, request: am.Request, *_ended: Callable[[], None]) -> None:
         if address == "there":
             self.replied(am.RequestReply(request_id=request.request_id, value="done"), address)
 
 
-def client_of(port: Any) -> connection.Connection:
-    client = connection.Connection(port)
-    client.start()
-    return client
+def request(port: Any, timeout_s: float, successor: Any = None) -> am.RequestReply:
+    """Ask the controller that is found; its successor is there once it was."""
+
+    async def is_there() -> bool:
+        return True
+
+    async def ask() -> am.RequestReply:
+        requests = asking.ControllerRequests(port, is_there, 15.0, "it is gone")
+        requests.start()
+        port.known = successor or port.known
+        return await requests.ask(am.request_of(ListBackends(), asking.new_id()), timeout_s)
+
+    return asyncio.run(ask())
 
 
 @pytest.fixture(autouse=True)
 def _repeats_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(asking, "LOOK_AGAIN_S", 0.01)
     monkeypatch.setattr(asking, "REPEAT_S", 0.01)
 
 
 def test_a_client_whose_controller_is_stopped_goes_on_to_its_successor() -> None:
     port: Any = StoppedAndSucceeded()
     port.known, port.there = ("at", OLD, 2), {"at": (OLD, 2), "there": (NEW, 3)}
-    client = client_of(port)
-    port.known = ("there", NEW, 3)
-    assert client.request(ListBackends(), timeout_s=10.0) == "done"
+    assert request(port, 10.0, successor=("there", NEW, 3)).value == "done"
 
 
 class CannotSave(StoppedAndSucceeded):
@@ -161,7 +162,7 @@ def test_a_refusal_by_a_controller_that_has_been_succeeded_is_not_believed() -> 
     port: Any = CannotSave()
     port.known, port.there = ("there", NEW, 3), {"there": (NEW, 3)}
     with pytest.raises(TimeoutError, match="it may have been carried out"):
-        client_of(port).request(ListBackends(), timeout_s=0.05)
+        request(port, 0.05)
     assert "there" in port.asked
 
 
@@ -176,15 +177,16 @@ def test_nor_is_one_by_an_earlier_controller_that_is_found_again() -> None:
     port: Any = FoundAgain()
     port.known, port.there = ("there", NEW, 3), {"at": (OLD, 2), "there": (NEW, 3)}
     with pytest.raises(TimeoutError, match="it may have been carried out"):
-        client_of(port).request(ListBackends(), timeout_s=0.2)
+        request(port, 0.2)
     assert port.asked[-1] == "at"
 
 
 def test_a_refusal_by_the_present_controller_says_that_nothing_was_changed() -> None:
     port: Any = CannotSave()
     port.known, port.there = ("at", OLD, 2), {"at": (OLD, 2)}
-    with pytest.raises(StateNotSavedError, match="Nothing was changed"):
-        client_of(port).request(ListBackends(), timeout_s=10.0)
+    refusal = request(port, 10.0)
+    assert refusal.error_kind == "StateNotSavedError"
+    assert "Nothing was changed" in refusal.error
 
 
 @pytest.mark.parametrize(
@@ -202,5 +204,5 @@ def test_a_request_is_not_sent_again_while_it_is_still_on_its_way(
     port: Any = Slow()
     port.known, port.there = ("at", OLD, 2), {"at": (OLD, 2)}
     with pytest.raises(TimeoutError):
-        client_of(port).request(ListBackends(), timeout_s=0.2)
+        request(port, 0.2)
     assert (len(port.asked) > 1) is is_repeated
