@@ -241,9 +241,9 @@ def _checked_rules(rules: object) -> dict[str, float]:
     return dict(DEFAULT_RULES) if rules is None else check_rules(rules)
 
 
-def _rule(text: str) -> tuple[str, float]:
-    name, _, limit = text.partition("=")
+def _rule(text: object) -> tuple[str, float]:
     try:
+        name, limit = str(text).split("=", 1)
         return name, float(limit)
     except ValueError:
         known = ", ".join(RULES)

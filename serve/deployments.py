@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import (
@@ -154,6 +155,7 @@ _ALONE = ("prev_version", "route_prefix", "init_args", "init_kwargs")
 
 def read_options(base: DeploymentOptions, given: Mapping[str, Any]) -> DeploymentOptions:
     """Return ``base`` with ``given`` options; raise an InvalidRequestError naming each bad one."""
+    written = {_Given.aliases.get(name, name): name for name in given}
     given = _Given.renamed(given)
     changes = {name: value for name, value in given.items() if name in BackendConfig.model_fields}
     config = base.config.merged(changes)
@@ -163,7 +165,7 @@ def read_options(base: DeploymentOptions, given: Mapping[str, Any]) -> Deploymen
         made = _Given(**{**config, **own, **base.alone, **others})
     except ValidationError as error:
         name = given.get("name", base.name)
-        told = "; ".join(problems_in(error))
+        told = "; ".join(_as_written(problem, written) for problem in problems_in(error))
         raise InvalidRequestError(f"bad options of deployment {name!r}: {told}") from None
     return DeploymentOptions(
         name=made.name,
@@ -172,6 +174,12 @@ def read_options(base: DeploymentOptions, given: Mapping[str, Any]) -> Deploymen
         actor_options=made.actor_options,
         alone={**base.alone, **{name: given[name] for name in _ALONE if name in given}},
     )
+
+
+def _as_written(problem: str, written: Mapping[str, str]) -> str:
+    """Return a problem with the option's name that the user gave, which may be an alias."""
+    name = next(iter(re.findall(r"\w+", problem)), "")
+    return written.get(name, name) + problem.removeprefix(name)
 
 
 # What a call returns: of the function, or of the class's __call__.

@@ -169,6 +169,7 @@ def test_the_same_request_with_the_same_key_is_carried_out_once(api: Api) -> Non
     assert len({each.request_id for each in api.link.requests}) == len(api.link.requests) - 1
 
 
+ROLLOUT = {"endpoint": "e", "to": "m"}
 WITH_THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(300,)).start()\n"
 
 
@@ -189,6 +190,7 @@ WITH_THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=
         (("POST", "/v1/set_traffic?endpoint=e", {}), 400, "go into the body, as JSON"),
         (("POST", "/v1/set_traffic", [1]), 400, "set_traffic: "),
         (("POST", "/v1/set_traffic", {"endpoint": "e", "weights": {"m": 2}}), 400, "weights.m=2"),
+        (("POST", "/v1/start_rollout", {**ROLLOUT, "abort_if": [[]]}), 400, "[]: expected RULE="),
         (("POST", "/v1/create_backend", {**CODE, "tag": "m", "code": "!"}), 400, "code='!'"),
         (("POST", "/v1/create_backend", {**CODE, "tag": "a#b"}), 400, "a name without '#'"),
         (("POST", "/v1/create_token", {}), 404, "no operation is named 'create_token'"),

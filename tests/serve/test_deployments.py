@@ -108,7 +108,7 @@ def test_only_an_option_that_is_close_is_suggested_for_an_unknown_one(name):
         ({"name": "a" * 76}, "expected at most 75 bytes in UTF-8; it has 76"),
         ({"version": 3}, "version=3: must be a valid string"),
         ({"num_replica": 2}, "num_replica=2: no such setting; did you mean num_replicas?"),
-        ({"max_concurrent_queries": 0}, "max_ongoing_requests=0: must be greater than or equal"),
+        ({"max_concurrent_queries": 0}, "max_concurrent_queries=0: must be greater than or equal"),
         ({"max_replicas_per_node": 3, "max_replicas_per_host": 3}, "two names for one thing"),
         ({"user_config": {1, 2}}, "must be JSON-able"),
         ({"user_config": {"a": float("nan")}}, "must be JSON-able"),
