@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
-from greenroom.core.config import ActorOptions, LoggingConfig, RuntimeEnv
+from greenroom.core.config import CALLBACK_SECRET, ActorOptions, LoggingConfig, RuntimeEnv
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.operations import ApplicationSpec, DeploymentSpec
 from greenroom.serve.admin.checks import check_answers_http
@@ -17,6 +17,7 @@ from greenroom.serve.code.packing import Code, pack_code, packed
 from greenroom.serve.code.runtime_env import PackedEnv, pack_env
 from greenroom.serve.deployments import Application, Deployment, name_problem
 from greenroom.serve.handle import DeploymentHandle
+from greenroom.serve.tasks.consumers import Consumer
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +144,8 @@ class _Builder:
         if deployment.config.logging_config is None:
             deployment = deployment.options(logging_config=self._logging_config)
         what = f"deployment {name!r}"
-        env = self._packed_env(deployment.actor_options)
+        actor_options = self._with_secret(application, deployment.actor_options)
+        env = self._packed_env(actor_options)
         target, version = deployment.func_or_class, deployment.version
         code = pack_code(what, target, args, kwargs, version, env.names)
         self.folders |= env.folders
@@ -155,7 +157,7 @@ class _Builder:
                 code_hash=code.hash,
                 version=deployment.version,
                 config=packed(what, deployment.config),
-                actor_options=deployment.actor_options.model_copy(update={"runtime_env": env.env}),
+                actor_options=actor_options.model_copy(update={"runtime_env": env.env}),
             )
         )
         handle = DeploymentHandle(name, self._application_name)
@@ -171,6 +173,17 @@ class _Builder:
             spec.model_copy(update={"code": code.carrying(modules)})
             for spec, code in zip(self.specs, self.codes, strict=True)
         )
+
+    def _with_secret(self, application: Application, options: ActorOptions) -> ActorOptions:
+        """Give a job queue the secret of callbacks of its consumer, wherever that has it from."""
+        if not any(isinstance(each, Consumer) for each in application.args):
+            return options
+        name = self._handles[id(application.args[0])].deployment_name
+        spec = next(spec for spec in self.specs if spec.name == name)
+        variables = spec.actor_options.runtime_env.env_vars
+        secret = {each: variables[each] for each in variables if each == CALLBACK_SECRET}
+        env = options.runtime_env.over(RuntimeEnv(env_vars=secret))
+        return options.model_copy(update={"runtime_env": env})
 
     def _packed_env(self, options: ActorOptions) -> PackedEnv:
         env = options.runtime_env.over(self._runtime_env)

@@ -21,7 +21,7 @@ from typing import (
     overload,
 )
 
-from pydantic import BeforeValidator, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator
 from typing_extensions import TypeVar
 
 from greenroom.core.autoscaling.config import AutoscalingConfig
@@ -36,7 +36,7 @@ from greenroom.core.errors import InvalidRequestError
 from greenroom.core.operations import DeleteDeployment
 from greenroom.core.validation import problems_in, wrong_with
 from greenroom.serve.admin.checks import check_arguments
-from greenroom.serve.tasks.consumers import TASKS, queue_options
+from greenroom.serve.tasks.consumers import QUEUE_OPTIONS, TASKS
 
 if TYPE_CHECKING:
     from greenroom.serve.handle import DeploymentHandle
@@ -124,15 +124,17 @@ def _checked_name(name: object) -> object:
 class _Given(BackendConfig):
     """All that a user may give: the settings of replicas, and what a deployment has beside them."""
 
-    hints: ClassVar[Mapping[str, str]] = HINTS
+    hints: ClassVar[Mapping[str, str]] = {**BackendConfig.hints, **HINTS}
     aliases: ClassVar[Mapping[str, str]] = {
         **BackendConfig.aliases,
         "ray_actor_options": "actor_options",
     }
 
     name: Annotated[str, BeforeValidator(_checked_name)]
-    version: str | None = None
-    actor_options: Annotated[ActorOptions, BeforeValidator(lambda given: given or {})]
+    version: str | None = Field(default=None, strict=True)
+    actor_options: Annotated[
+        ActorOptions, BeforeValidator(lambda given: {} if given is None else given)
+    ]
     # What only a deployment of its own can have, which Deployment.deploy() makes and checks.
     prev_version: Any = None
     route_prefix: Any = None
@@ -278,8 +280,7 @@ class Deployment(Generic[R_co]):
         from greenroom.serve.tasks.queue import TaskQueue  # noqa: PLC0415  # few need it
 
         options = DeploymentOptions(name=f"{self.name}-queue")
-        given = queue_options(self.actor_options.runtime_env.env_vars)
-        queue = Deployment(TaskQueue, read_options(options, given))
+        queue = Deployment(TaskQueue, read_options(options, QUEUE_OPTIONS))
         return Application(queue, (application, consumer))
 
     def deploy(self, *init_args: Any, _blocking: bool = True, **init_kwargs: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
@@ -13,7 +13,6 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from greenroom.actors.replica.jsonable import to_json
-from greenroom.core.config import CALLBACK_SECRET
 from greenroom.core.jobs import TaskProcessorConfig
 from greenroom.core.lifecycle.placement import STORE_LABEL
 
@@ -21,22 +20,12 @@ T = TypeVar("T", bound=type)
 TASKS = "_greenroom_tasks"  # of a consumer's class: a Consumer
 _NAME = "_greenroom_task"  # of a handler: its task's name
 RUN = "run_task_"  # before a task's name: the method that takes a call and returns a result as JSON
-
-
-def queue_options(variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options of the queue before a consumer that has these environment variables.
-
-    One replica at a time has the store, which not every host has.
-    """
-    secret = {name: value for name, value in variables.items() if name == CALLBACK_SECRET}
-    return {
-        "max_ongoing_requests": 1_000,
-        "retryable": True,
-        "actor_options": {
-            "label_selector": {STORE_LABEL: "yes"},
-            "runtime_env": {"env_vars": secret},
-        },
-    }
+# One replica at a time has the store, which not every host has.
+QUEUE_OPTIONS: dict[str, Any] = {
+    "max_ongoing_requests": 1_000,
+    "retryable": True,
+    "actor_options": {"label_selector": {STORE_LABEL: "yes"}},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +94,12 @@ def _signature(method: Callable[..., Any]) -> inspect.Signature:
     """Return the signature without self, and without what may be classes of the user's."""
     try:
         signature = inspect.signature(method, eval_str=True)
-    except NameError:  # an annotation that exists for type checkers only
+    except Exception:  # an annotation for type checkers only may raise anything
         signature = inspect.signature(method)
     empty = inspect.Parameter.empty
     bare = [
         each.replace(
-            annotation=each.annotation if _is_json(each.annotation) else empty,
+            annotation=_checked(each) if _is_json(each.annotation) else empty,
             default=each.default if each.default is empty else None,
         )
         for each in list(signature.parameters.values())[1:]
@@ -118,10 +107,16 @@ def _signature(method: Callable[..., Any]) -> inspect.Signature:
     return inspect.Signature(bare)
 
 
+def _checked(parameter: inspect.Parameter) -> Any:
+    """Return a parameter's type, with None where that is its default: ``limit: int = None``."""
+    kind = parameter.annotation
+    return kind | None if parameter.default is None else kind
+
+
 def _is_json(kind: Any) -> bool:
     """Return whether values of a type are all that JSON has of it."""
     parts = get_args(kind)
-    if get_origin(kind) is dict and parts[0] is not str:
+    if get_origin(kind) is dict and parts and parts[0] is not str:
         return False
     if get_origin(kind) in (list, dict, Union, UnionType):
         return all(map(_is_json, parts))

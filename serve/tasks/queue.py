@@ -60,6 +60,7 @@ from greenroom.serve.tasks.log import CALL, RESULT, JobLog, values_of
 
 logger = logging.getLogger(__name__)
 SHOWN = 100  # jobs in a list
+MOST_PROBLEMS = 20  # of a call that are told one by one
 OPEN_TIMEOUT_S = 20.0  # that a request waits for the store
 CALLBACKS_AT_ONCE = 8
 RETRY_AFTER = {"retry-after": "1"}
@@ -293,7 +294,9 @@ class TaskQueue:
             given = self._tasks[task].bind(*args, **kwargs).arguments
             self._types[task].validate_python(given, strict=True)
         except ValidationError as error:
-            told = "; ".join(problems_in(error))
+            count = error.error_count()  # as many as there are values: to tell all takes long
+            few = "; ".join(problems_in(error)) if count <= MOST_PROBLEMS else ""
+            told = few or f"{count} values are of other types than its handler says"
             raise InvalidRequestError(f"task {task!r} cannot be called so: {told}") from None
         return call
 

@@ -121,6 +121,9 @@ def test_only_an_option_that_is_close_is_suggested_for_an_unknown_one(name):
             "actor_options.num_cpu=1: no such setting; did you mean num_cpus?",
         ),
         ({"actor_options": 3}, "actor_options=3: must be a valid dict"),
+        ({"actor_options": []}, "actor_options=[]: must be a valid dict"),
+        ({"version": b"1"}, "version=b'1': must be a valid string"),
+        ({"num_cpus": 1}, "num_cpus=1: no such setting; it is one of ray_actor_options"),
         ({"actor_options": {}, "ray_actor_options": {}}, "two names for one thing"),
     ],
 )

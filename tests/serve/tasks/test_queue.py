@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Dict  # noqa: UP035  # users have it
 
 import pytest
 
@@ -46,6 +46,10 @@ class Local:
         if self.runs == 1:
             raise ValueError("the first time")
         return {"runs": self.runs}
+
+    @serve.task_handler
+    def total(self, numbers: list[int], most: int = None) -> int:  # type: ignore[assignment]  # noqa: RUF013
+        return min(sum(numbers), most or 1000)
 
     @serve.task_handler
     def large(self) -> str:
@@ -99,6 +103,7 @@ def test_calls_that_no_handler_takes_are_refused(queue: Any) -> None:
         (InvalidRequestError, "JSON", ("add", [float("nan")])),
         (InvalidRequestError, "a='2': must be a valid integer", ("add", ["2"])),
         (InvalidRequestError, "b=True: must be a valid integer", ("add", [2], {"b": True})),
+        (InvalidRequestError, "21 values are of other types", ("total", [[""] * 21])),
         (BodyTooLargeError, "max_job_bytes=200", ("add", ["x" * 300])),
     ):
         with pytest.raises(error, match=told):
@@ -107,6 +112,20 @@ def test_calls_that_no_handler_takes_are_refused(queue: Any) -> None:
         enqueue(queue, "add", [1], callback_url="https://a.example")
     with pytest.raises(InvalidRequestError, match="255"):
         enqueue(queue, "add", [1], idempotency_key="x" * 256)
+
+
+def test_none_is_taken_where_it_is_the_default(queue: Any) -> None:
+    assert enqueue(queue, "total", [[1]], {"most": None})["status"] == "QUEUED"
+
+
+@pytest.mark.parametrize("kind", [dict, Dict, "a text", "int | 'Job'", "typing.Job", "Job"])  # noqa: UP006
+def test_a_handler_may_have_any_annotation(kind: Any) -> None:
+    class Consumer:
+        def run(self, job: Any) -> None: ...
+
+    Consumer.run.__annotations__["job"] = kind
+    serve.task_handler(Consumer.run)
+    serve.task_consumer(Consumer)
 
 
 def test_a_key_makes_two_requests_one_job(queue: Any) -> None:
@@ -124,6 +143,19 @@ def test_the_queue_is_a_deployment_before_the_consumer() -> None:
     assert (consumer.name, before.config.num_replicas) == ("Local", 1)
     assert before.config.retryable
     assert before.config.http_call_methods == ()
+
+
+def test_the_queue_has_the_secret_of_its_consumer_wherever_that_is_given() -> None:
+    def env(secret: str) -> dict[str, Any]:
+        return {"env_vars": {"GREENROOM_CALLBACK_SECRET": secret, "OTHER": "x"}}
+
+    in_code = Local.options(actor_options={"runtime_env": env("code's")}).bind()
+    by_file = {"Local": {"actor_options": {"runtime_env": env("file's")}}}
+    for options, secret in (({}, "code's"), (by_file, "file's")):
+        consumer, before = build(in_code, "app", options=options).deployments
+        assert consumer.actor_options.runtime_env.env_vars["OTHER"] == "x"
+        assert before.actor_options.runtime_env.env_vars == {"GREENROOM_CALLBACK_SECRET": secret}
+        assert before.actor_options.label_selector
 
 
 def test_mistakes_of_decorating_are_told() -> None:
