@@ -235,9 +235,9 @@ def _first_steps(steps: Any) -> tuple[float, ...]:
 
 
 def _checked_rules(rules: object) -> dict[str, float]:
-    rules = _words(rules)
-    if isinstance(rules, list | tuple):
-        rules = dict(map(_rule, rules)) or None
+    words = _words(rules)
+    if isinstance(words, list | tuple) and words:
+        rules = dict(map(_rule, words))
     return dict(DEFAULT_RULES) if rules is None else check_rules(rules)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import click
+from click.shell_completion import CompletionItem
 
 from greenroom.core.errors import GreenroomError
 
@@ -99,6 +100,16 @@ class Commands(click.Group):
                 command: click.Command = getattr(module, cmd_name.replace("-", "_"))
                 return command
         return None
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete a name from the table: click's own way would import every command for it."""
+        commands = {name: place for section in SECTIONS.values() for name, place in section.items()}
+        found = [
+            CompletionItem(name, help=commands[name].does)
+            for name in sorted(commands)
+            if name.startswith(incomplete)
+        ]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands, by what they are about."""

@@ -63,7 +63,7 @@ def rollout(
     if sum(("to" in fields, abort, promote)) != 1:
         raise click.UsageError("give one of --to BACKEND, --abort, --promote")
     with usage():
-        begin = ops.StartRollout.of(endpoint=endpoint, **fields) if fields.get("to") else None
+        begin = ops.StartRollout.of(endpoint=endpoint, **fields) if "to" in fields else None
     with connected(settings) as connection:
         named = reports.endpoint_named(connection, endpoint)
         if begin is None:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from greenroom import serve
 from greenroom.actors.runtime.settings import FIELDS
-from greenroom.serve.cli import commands, deploying, display, starting
+from greenroom.serve.cli import commands, deploying, display, starting, traffic
 from greenroom.serve.cli.main import main
 from greenroom.serve.exceptions import StartError
 
@@ -60,16 +60,46 @@ def interrupted(monkeypatch):
     monkeypatch.setattr(deploying, "_wait_for_interrupt", interrupt)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["-h"], ["--version"]])
-def test_help_imports_nothing_heavy(words):
+@pytest.mark.parametrize(
+    ("words", "environ"),
+    [
+        *((words, {}) for words in (["--help"], ["-h"], ["--version"])),
+        (
+            [],
+            {
+                "_GREENROOM_COMPLETE": "bash_complete",
+                "COMP_WORDS": "greenroom s",
+                "COMP_CWORD": "1",
+            },
+        ),
+    ],
+)
+def test_help_and_completion_import_nothing_heavy(words, environ, monkeypatch):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
     source = (
         "import sys\nfrom greenroom.serve.cli.main import main\n"
-        f"try: main({words!r})\nexcept SystemExit: pass\n"
+        f"try: main({words!r}, prog_name='greenroom')\nexcept SystemExit: pass\n"
         "print([m for m in ('pydantic', 'rich', 'thespian', 'cloudpickle', 'asyncio',"
         " 'starlette', 'psutil') if m in sys.modules])"
     )
     shown = subprocess.run([sys.executable, "-c", source], capture_output=True, check=True).stdout
     assert shown.decode().strip().endswith("[]")
+
+
+def test_names_of_commands_complete_by_tab():
+    complete = ShellComplete(main, {}, "greenroom", "_GREENROOM_COMPLETE").get_completions
+    found = {each.value: each.help for each in complete([], "st")}
+    assert sorted(found) == ["start", "status", "stop", "store"]
+    assert found["start"] == "start its system"
+    assert [each.value for each in complete([], "--ver")] == ["--version"]
+    assert complete([], "shutd") == []
+
+
+def test_an_empty_backend_is_no_wish_to_go_back(monkeypatch):
+    monkeypatch.setattr(traffic, "connected", None)
+    result = CliRunner().invoke(main, ["rollout", "shop", "--to", ""])
+    assert (result.exit_code, "to=''" in result.output) == (2, True), result.output
 
 
 def test_the_installed_command_answers_and_names_its_version():

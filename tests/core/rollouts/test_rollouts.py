@@ -513,6 +513,8 @@ BAD = [
     ({"alpha": 0}, "alpha=0: must be greater than 0"),
     ({"min_samples": 0}, "min_samples=0: must be greater than or equal to 1"),
     ({"abort_if": {}}, "abort_if={}: must be a dict with at least one of error_rate"),
+    ({"abort_if": [1]}, "1: expected RULE=NUMBER, with a rule of error_rate"),
+    ({"abort_if": []}, "abort_if=[]: must be a dict with at least one of error_rate"),
     ({"abort_if": {"p99": 1}}, "abort_if['p99']: no such rule; there are: error_rate, error_"),
     ({"abort_if": {"error_rate": 0}}, "abort_if['error_rate']=0: must be a number above 0 and"),
     ({"abort_if": {"error_rate": True}}, "abort_if['error_rate']=True"),
