@@ -237,8 +237,8 @@ class Cluster:
         progress = self._progress(goal.subject)
         self.goals.advance(goal, progress)
         events = {DEPLOYMENT: [(BACKEND, name)], ENDPOINT: []}.get(kind, [(kind, name)])
-        if kind == APPLICATION:
-            events += [(CANARY, name), (APPLICATION, candidate_of(name))]
+        if kind == APPLICATION and candidate_of(name) in self.applications:
+            events.append((APPLICATION, candidate_of(name)))
         for event in (*events, *[HELD] * progress.unheld):
             self._agenda.upon(event, GOAL, goal_id)
 

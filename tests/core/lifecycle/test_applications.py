@@ -3,7 +3,7 @@
 import pytest
 
 from greenroom.core.cluster import status
-from greenroom.core.records import BackendRecord
+from greenroom.core.records import APPLICATION, CANARY, BackendRecord, candidate_of
 from tests.core import requests as ask
 from tests.core.worlds import BROKEN, Process, Spec, World
 
@@ -127,6 +127,14 @@ def test_a_broken_version_deployed_while_it_is_being_deleted_fails(world: World)
     world.flush()
     goal = world.complete(ask.version(b"one"))
     assert world.goal_state(goal) == "failed"
+
+
+def test_goals_that_have_ended_wait_for_no_new_version_beside(world: World) -> None:
+    world.complete(ask.version(b"two"))
+    agenda = world.cluster.state.agenda
+    agenda.happened((APPLICATION, candidate_of("app")))
+    agenda.happened((CANARY, "app"))
+    assert agenda.next_at() > world.now, "they would be kept for ever"
 
 
 def test_status_shows_replicas_and_what_they_wait_for(world: World) -> None:
