@@ -287,14 +287,17 @@ class Members:
             self._cluster.hosts.suspect(former.holder, time.monotonic())
 
     def away(self) -> str:
-        """Return a host to lead instead where none of several others is heard; else ""."""
+        """Return a host to lead instead where none of several others is heard; else "".
+
+        The next one by name: where it hears none either, the lease goes on, and not back and forth.
+        """
         hosts = self._cluster.hosts
         if len(hosts.records) < 2 or any(
             hosts.state(name) is not HostState.LOST for name in hosts.records
         ):
             return ""
         may_lead = {name for name, host in self._hosts.items() if host.leads_from}
-        return min(hosts.records, key=lambda name: (name not in may_lead, name))
+        return min(hosts.records, key=lambda name: (name not in may_lead, name < self._own, name))
 
     def heir(self) -> str:
         """Return the first other host of those that may lead that can; "" when none can."""

@@ -220,6 +220,29 @@ def test_replicas_that_are_nobodys_go_also_on_the_host_of_who_leads_after_anothe
     assert stopped(tmp_path, "a", epoch=0) == []  # nobody else has led, and lost it
 
 
+@pytest.mark.parametrize(("own", "heir"), [("a", "b"), ("b", "c"), ("c", "a")])
+def test_hosts_that_hear_no_other_give_the_lease_to_each_in_turn(
+    tmp_path: Path, own: str, heir: str
+) -> None:
+    records: dict[str, Any] = {kind: {} for kind in KINDS}
+    records["host"] = {
+        name: HostRecord(name=name, id=name, address=f"{name}:1900", capacity={}, labels={})
+        for name in "abc"
+    }
+    placement = Placement()
+    placement.set_host(own, None)
+    cluster = Cluster(records, 1, 100.0, placement, own_host=own)
+    settings = read_settings({}, state_dir=str(tmp_path), host_name=own)
+    hosts = Members(FakeLoop(), cluster, settings, this_process(), lambda: None)  # type: ignore[arg-type]
+    assert hosts.away() == "", "they may be heard yet"
+    first, second = sorted({*"abc"} - {own})
+    cluster.hosts.gone(first, 100.0)
+    assert hosts.away() == ""
+    cluster.hosts.gone(second, 100.0)
+    assert hosts.away() == heir
+    hosts.close()
+
+
 def test_a_host_is_told_the_longest_time_that_any_deployment_has_to_finish(tmp_path: Path) -> None:
     sent = reported(tmp_path, "c", 1)
     assert [m.drain_s for _, m in sent if isinstance(m, cm.HostAnswered)] == [0.0]
