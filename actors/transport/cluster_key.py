@@ -142,13 +142,20 @@ def ensure_key(path: Path, given: Path | None = None) -> bytes:
     if not path.exists():
         create_key(path, make_key() if key is None else key)
     kept = read_key(path)
-    if key is not None and key_id(key) not in _Held.of(kept).names:
+    if key is not None and key_id(key) not in _Held.of(kept).names | _replaced_before(path):
         raise ClusterKeyError(
             f"--key-file {given} is not the cluster file that this host has in {path}; remove that "
             "one to move the host to another cluster or, if this cluster's was replaced, to have "
             "the new one; or leave --key-file out"
         )
     return kept
+
+
+def _replaced_before(path: Path) -> set[str]:
+    """Return the names of replaced keys that earlier releases kept in a file beside."""
+    with contextlib.suppress(FileNotFoundError):
+        return set(path.with_name(f"{path.name}.retired").read_text(errors="replace").split())
+    return set()
 
 
 def key_id(text: bytes) -> str:

@@ -133,6 +133,15 @@ def test_a_file_holds_what_it_is_told_to_and_remembers_what_was_replaced(path: P
         files.hold(KeyIds(key_id(first)))
 
 
+def test_a_key_that_was_replaced_under_an_earlier_release_is_known(path: Path) -> None:
+    kept, given = ensure_key(path), path.with_name("given")
+    first = ensure_key(given)
+    with pytest.raises(ClusterKeyError, match="is not the cluster file that this host has"):
+        ensure_key(path, given)
+    path.with_name(f"{path.name}.retired").write_text(f"{key_id(first)}\n")
+    assert ensure_key(path, given) == kept
+
+
 def test_a_file_that_is_copied_amid_a_replacing_is_taken(path: Path) -> None:
     ensure_key(path)
     KeyFiles(path).begin()
