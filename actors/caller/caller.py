@@ -286,7 +286,7 @@ class Caller:
         self.left = True
         for entry in list(self._entries.values()):
             self._fail(entry, CLOSED)
-        self.leases.report()
+        self.leases.leave()
         if self._proxy is None:
             on_left()
         else:

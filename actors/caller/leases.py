@@ -170,6 +170,13 @@ class CallerLeases:
         self._newest.clear()
         self._proxy, self._proxy_address = proxy, address
 
+    def leave(self) -> None:
+        """Return all leases, and close those in use too: no answer is waited for any more."""
+        self._return_all(list(self.held.values()))
+        for share in {leased.share for leased in self._leased.values()}:
+            self._close(share)
+        self.report()
+
     def orphaned(self) -> None:
         """Use the leases of a proxy that has died for a while; see ORPHAN_S."""
         self._proxy = self._proxy_address = None
@@ -244,8 +251,12 @@ class CallerLeases:
         self._report_soon()
 
     def _close_unused(self, share: HeldShare) -> None:
+        if not share.ongoing:
+            self._close(share)
+
+    def _close(self, share: HeldShare) -> None:
         """Tell a replica that no more comes of a lease that is returned."""
-        if not (share.ongoing or share.at.is_dead):
+        if not share.at.is_dead:
             names = (share.lease.name,)
             message = CloseLeases(incarnation=share.at.incarnation, leases=names)
             self._loop.send(share.at.address, message)

@@ -12,7 +12,7 @@ import pytest
 
 from greenroom.actors.messages.control import MeetProxy
 from greenroom.actors.messages.queries import CloseLeases, Process
-from greenroom.core.errors import DeploymentUnavailableError
+from greenroom.core.errors import DeploymentUnavailableError, ReplicaUnavailableError
 from greenroom.core.routing.leases import FENCE_S
 from greenroom.core.routing.tables import ENDPOINT_PREFIX, EndpointTable
 from greenroom.serve.handle import DeploymentHandle
@@ -182,6 +182,24 @@ def test_a_cancelled_query_keeps_its_slot_until_it_has_ended(leased: Leased) -> 
         assert lease.ongoing == 1
         await until(lambda: not lease.ongoing)
         assert not leased.one.queries.running
+
+    run(leased, scenario())
+
+
+def test_a_caller_that_leaves_closes_its_leases_also_those_in_use(leased: Leased) -> None:
+    """Its process may live on for long, and a replica that stops waits for leases that are open."""
+    left: list[bool] = []
+
+    async def scenario() -> None:
+        await leased.hold()
+        running = leased.handle.remote(0.2)
+        await until(lambda: leased.one.queries.running and leased.one.queries.leases)
+        leased.one.caller.leave(lambda: left.append(True))
+        await until(lambda: left)
+        leased.one.caller.loop.stop()  # as when its connection is closed
+        with pytest.raises(ReplicaUnavailableError, match="closed"):
+            await running
+        await until(lambda: not leased.one.queries.leases)
 
     run(leased, scenario())
 
