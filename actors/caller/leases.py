@@ -201,6 +201,7 @@ class CallerLeases:
         self._newest[message.endpoint] = message.number
         if known is not None:
             self._return(known)
+        self._make_room(len(message.slots))  # before the lease has any, which would seem unused
         shares = []
         for slots in message.slots:
             target = self._target(slots)
@@ -270,10 +271,6 @@ class CallerLeases:
         target = self._targets.get(incarnation)
         if target is not None:
             return target
-        if len(self._targets) >= MAX_TARGETS:
-            in_use = {share.at for share in self._shares()}
-            for known in [key for key, each in self._targets.items() if each not in in_use]:
-                self._targets.pop(known).unwatch()
         gone = partial(self._replica_lost, incarnation)
         outbox = Outbox(
             self._loop,
@@ -286,6 +283,14 @@ class CallerLeases:
         target = Target(incarnation, slots.address, outbox, watch)
         self._targets[incarnation] = target
         return target
+
+    def _make_room(self, targets: int) -> None:
+        """Drop targets without a lease, if there would be too many with so many more."""
+        if len(self._targets) + targets <= MAX_TARGETS:
+            return
+        in_use = {share.at for share in self._shares()}
+        for known in [key for key, each in self._targets.items() if each not in in_use]:
+            self._targets.pop(known).unwatch()
 
     def _shares(self) -> set[HeldShare]:
         """Return all that may be used, or are."""

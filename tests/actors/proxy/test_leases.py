@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from greenroom.actors.caller import leases as caller_leases
 from greenroom.actors.messages.control import MeetProxy
-from greenroom.actors.messages.queries import CloseLeases, Process
+from greenroom.actors.messages.queries import CloseLeases, LeasedSlots, LeaseGranted, Process
 from greenroom.core.errors import DeploymentUnavailableError, ReplicaUnavailableError
 from greenroom.core.routing.leases import FENCE_S
 from greenroom.core.routing.tables import ENDPOINT_PREFIX, EndpointTable
@@ -150,6 +151,35 @@ def test_a_lease_that_was_fenced_before_its_caller_showed_it_is_refused(leased: 
 
     run(leased, scenario())
     assert opened == [False, True]
+
+
+def test_all_replicas_of_a_lease_are_watched_where_more_are_known_than_are_kept(
+    leased: Leased, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched: set[str] = set()
+
+    def watch(process: Process, _on_exit: Any) -> Callable[[], None]:
+        watched.add(process.incarnation)
+        return lambda: watched.discard(process.incarnation)
+
+    monkeypatch.setattr(caller_leases, "MAX_TARGETS", 2)
+    monkeypatch.setattr(leased.one.caller.loop, "watch_process", watch)
+    for number in (1_000, 1_001):
+        names = [f"{number}-{each}" for each in range(3)]
+        slots = [
+            LeasedSlots(name, Process(1, 1, name), Place(leased.one.loop), 1) for name in names
+        ]
+        granted = LeaseGranted(
+            proxy=leased.one.proxy.process,
+            lease=f"p/{number}",
+            number=number,
+            endpoint="other",
+            methods=(),
+            timeout_s=None,
+            slots=tuple(slots),
+        )
+        leased.leases.granted(granted)
+        assert watched == set(names), "those of the lease before, which are not used, are dropped"
 
 
 def test_what_does_not_fit_goes_to_the_router(leased: Leased) -> None:
