@@ -393,19 +393,28 @@ class Dispatcher:
             logger.warning("ignored queries of a caller that is not attached")
             return
         now, refused, attempts = time.monotonic(), message.refused, dict(message.lost)
-        first = [query for query in message.queries if query.id in refused]
-        others = [query for query in message.queries if query.id not in refused]
-        # Those that were refused go to the front of the queue one by one, so the last comes first.
-        for query in (*reversed(first), *others):
+        first: list[NewQuery] = []
+        others: list[NewQuery] = []
+        for query in message.queries:
             resent, lost = query.id in message.resent, attempts.get(query.id, 0)
             new = NewQuery(caller, query, resent, lost, query.id in refused)
-            if not self._request_routers.ask(new):
-                self._submit_one(new, now)
+            (first if new.is_refused else others).append(new)
+        # To the front of the queue one by one, so the last comes first; then all have their turns.
+        self._submit_unasked(reversed(first), now)
+        if first:
+            self._run(self.router.fill(now))
+        self._submit_unasked(others, now)
         for query_id in message.cancelled:
             self._request_routers.cancel(caller, query_id)
             self._run(self.router.cancel(caller, query_id, now))
         self._arm_deadline()
         self._mirror_in(MIRROR_S)
+
+    def _submit_unasked(self, queries: Iterable[NewQuery], now: float) -> None:
+        """Dispatch queries of which no request router is asked."""
+        for new in queries:
+            if not self._request_routers.ask(new):
+                self._submit_one(new, now)
 
     def _submit_one(
         self, new: NewQuery, now: float, preference: tickets.Preference | None = None
@@ -425,7 +434,10 @@ class Dispatcher:
 
     def _submit_asked(self, new: NewQuery, preference: tickets.Preference) -> None:
         """Dispatch a query of which a request router was asked."""
-        self._submit_one(new, time.monotonic(), preference)
+        now = time.monotonic()
+        self._submit_one(new, now, preference)
+        if new.is_refused:
+            self._run(self.router.fill(now))
         self._arm_deadline()
         self._mirror_in(MIRROR_S)
 

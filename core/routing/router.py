@@ -258,7 +258,7 @@ class Router:
         One that is ``resent`` was another router's, now dead, and may have run: it is refused
         unless it may be retried wherever it could have been. With one that was sent under a lease
         ``attempts`` replicas have died; if it ``is_refused``, a replica had no room for it, and it
-        goes before all others. ``preference`` is what came of :meth:`to_ask`.
+        goes before all others, with :meth:`fill`. ``preference`` is what came of :meth:`to_ask`.
         """
         endpoint, effects = self._admit(caller, query, resent=resent)
         if endpoint is None:
@@ -267,12 +267,16 @@ class Router:
         ticket.preference = preference
         if attempts:
             effects += self._retry_leased(ticket, endpoint, attempts, now)
-        if is_refused and not ticket.ended:
-            self._place(ticket, endpoint)
-            effects += self._put_back([ticket], now)
+        backend = self._place(ticket, endpoint) if is_refused and not ticket.ended else None
+        if backend is not None:
+            backend.put_first(ticket, now)
         elif not ticket.ended:
             effects += self._route(ticket, endpoint, now)
         return effects + self._accepted(ticket, endpoint, now)
+
+    def fill(self, now: float) -> Effects:
+        """Assign what waits, as far as there is room; to be called after what was refused."""
+        return [e for each in list(self._backends.values()) for e in self._wait(each, now)]
 
     def to_ask(self, query: QueryLike) -> RoutedBackend | None:
         """Return the backend whose request router is to be asked about a new query.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _WATCHED = {
     "submit",
+    "fill",
     "returned",
     "fenced",
     "set_rollout",

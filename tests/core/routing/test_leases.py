@@ -247,6 +247,15 @@ def test_queries_that_a_replica_refused_go_before_all_others_in_their_order() ->
     assert order == [("c1", 1), ("c1", 2), ("c2", 3)]
 
 
+def test_the_first_of_those_that_were_refused_gets_the_only_free_slot() -> None:
+    router = leasing(2)
+    router.submit("c2", Query(1), 0.0)
+    for number in (4, 3, 2):
+        assert router.submit("c1", Query(number), 0.1, is_refused=True) == []
+    (assigned,) = [each for each in router.fill(0.1) if isinstance(each, Assign)]
+    assert assigned.ticket.query.id == 2
+
+
 def test_a_query_that_was_lost_under_a_lease_is_retried_by_the_rules_of_all() -> None:
     router = leasing()
     (assigned,) = router.submit("c1", Query(1), 0.0, attempts=1)
