@@ -67,7 +67,8 @@ class Arrival:
         while not self._answer.done():
             self._ask()
             await asyncio.wait([self._answer], timeout=ASK_AGAIN_S)
-        content = self._answer.result()
+        answer, self._answer = self._answer, None  # the zip is not to be kept
+        content = answer.result()
         try:  # not here: the loop must answer while a large one is written
             await asyncio.to_thread(unpack, content, self._digest, self._folders)
         except Exception as error:  # whatever it is, the replica must not wait for ever

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import io
+import weakref
 import zipfile
 from pathlib import Path
 
@@ -37,6 +39,30 @@ def test_a_folder_that_cannot_be_unpacked_for_any_reason_fails_its_replica(
             match="cannot be unpacked: That compression method is not supported",
         ):
             asyncio.run(fetch())
+
+
+def test_what_came_is_not_kept_in_memory(tmp_path: Path) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("a.py", "")
+    digest = hashlib.sha256(content.getvalue()).hexdigest()
+    kept: list[weakref.ref[memoryview]] = []
+
+    async def fetch() -> Arrival:
+        def answer() -> None:
+            view = memoryview(content.getvalue())
+            kept.append(weakref.ref(view))
+            arrival.arrived(view, "")
+
+        arrival = Arrival(tmp_path, digest, answer)
+        await asyncio.wait_for(arrival.end(), 10)
+        return arrival
+
+    arrival = asyncio.run(fetch())
+    gc.collect()
+    assert (tmp_path / digest / "a.py").exists()
+    assert [each() for each in kept] == [None]
+    arrival.arrived(None, "a repeat is ignored")
 
 
 def test_what_the_controller_does_not_have_fails_the_replica_and_a_repeat_is_ignored(
