@@ -265,7 +265,7 @@ class Replica(LoopActor):
             loading = user_code.load(order.code, self.config["user_config"])
             failure = await asyncio.wrap_future(loading) or await self._first_check(user_code)
         except DeployFailedError as error:
-            failure = Failure.of(error)
+            failure = Failure.of(DeployFailedError(str(error)))  # where it arose is of no help
         self._loaded(failure)
 
     def _prepare(self, order: StartReplica) -> UserCode:

@@ -1,15 +1,19 @@
 """Tracebacks show the user's frames and those of the libraries that user code called."""
 
+import asyncio
 import builtins
 import importlib
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from greenroom import serve
+from greenroom.actors.replica.actor import Replica
 from greenroom.actors.replica.callables import users_traceback
 from greenroom.actors.replica.pickling import dumps
 from greenroom.actors.replica.user_code import UserCode
+from greenroom.core.errors import DeployFailedError
 from greenroom.serve.exceptions import InvalidRequestError
 
 
@@ -67,6 +71,29 @@ def test_the_error_of_a_constructor_shows_no_frames_of_ours(target):
 def test_frames_of_libraries_that_user_code_called_are_shown():
     assert "json/decoder.py" in failure_of(FailsInALibrary).traceback
     assert failure_of(Chained).traceback.count("Traceback (most recent call last)") == 2
+
+
+class LacksPackages(Replica):
+    """A replica whose packages cannot be installed, without an actor system."""
+
+    found = None
+
+    def _is_in_environment(self):
+        return False
+
+    async def _enter_environment(self, *_requirements):
+        error = DeployFailedError("pip failed: no such package")
+        raise DeployFailedError(str(error)) from error  # as from the thread that installs
+
+    def _loaded(self, failure):
+        self.found = failure
+
+
+def test_what_keeps_a_replica_from_loading_is_told_in_one_line():
+    replica = LacksPackages()
+    asyncio.run(replica._load(SimpleNamespace(runtime_env={"pip": ["missing"]})))
+    expected = "greenroom.core.errors.DeployFailedError: pip failed: no such package"
+    assert replica.found.traceback.strip() == expected
 
 
 def test_an_error_of_ours_alone_has_its_text():
