@@ -240,9 +240,12 @@ class Front:
         try:
             await falcon_app(scope, _no_body, send_on)
         finally:
-            end_body(request.reply)
-            if request.body is not None:
-                await request.body.end()
+            # A connection keeps its last request until the next one comes.
+            reply, request.reply = request.reply, None
+            body, request.body = request.body, None
+            end_body(reply)
+            if body is not None:
+                await body.end()
 
     def _below(self, request: Request) -> bytes:
         """Return the path below the root path, as it was sent.

@@ -83,6 +83,7 @@ def _send(front: Front, cycle: Cycle, reply: Reply) -> None:
 
 def _sent(request: Request, _task: object) -> None:
     """Release what a task holds that may have been cancelled before its first step."""
-    end_body(request.reply)
+    reply, request.reply = request.reply, None
+    end_body(reply)
     request.status = request.status or CLIENT_LEFT
     request.end()

@@ -5,6 +5,7 @@ GREENROOM_HTTP_SHORT_WAY=off takes all of it the long way.
 """
 
 import asyncio
+import gc
 import re
 
 import pytest
@@ -293,3 +294,34 @@ def test_a_client_that_has_all_of_a_known_length_may_leave_and_cancels_nothing(a
 
     asyncio.run(leave())
     assert source.stopped == 0
+
+
+@pytest.mark.parametrize("has_middleware", [True, False])
+@pytest.mark.parametrize("has_short_way", [True, False])
+def test_a_connection_that_waits_holds_nothing_of_the_last_response(
+    app, has_short_way, has_middleware
+):
+    dropped = []
+
+    class Content(bytes):
+        def __del__(self):
+            dropped.append(self)
+
+    app.link.handler = lambda _asked: HttpAnswer(0, 200, (), Content(b"x" * 1000))
+    layers = [("tests.support.middlewares:Tag", {})] * has_middleware
+    app.rebuild(short_way=has_short_way, middlewares=layers)
+
+    async def talk():
+        connection = connected(app.front)
+        connection.say(GET % b"/ok")
+        await turn_over()
+        seen = len(dropped)
+        await connection.end()
+        return seen
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert asyncio.run(talk()) == 1
+    finally:
+        gc.enable()
