@@ -157,6 +157,7 @@ class Front:
                 reply = unexpected(error, request)
             if request.status or request.is_socket:
                 raise
+            request.broken_by = None  # another layer has kept what was begun of it
             await send_reply(reply, send)
         finally:
             request.end()

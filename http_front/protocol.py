@@ -14,6 +14,7 @@ read. A client that still sends when it is refused gets to read why.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import struct
 from collections.abc import Callable
@@ -28,6 +29,8 @@ from greenroom.http_front.heads import MAX_HEAD_BYTES, HeadReader, RefusedReques
 from greenroom.http_front.request import CLOSE, App, Event, Headers, Reply, Request
 from greenroom.http_front.responses import TEXT, is_valid_header, response_head
 from greenroom.http_front.websocket import FrontSocket
+
+_logger = logging.getLogger(__name__)
 
 AHEAD = 256 * 1024  # bytes of a body that wait to be taken
 LARGE = 64 * 1024  # bytes of a part that is not copied
@@ -82,7 +85,8 @@ class Cycle:
         except (asyncio.CancelledError, Exception):
             self._protocol.cut(self)
         else:
-            if not self.is_complete:
+            if not (self.is_complete or self.is_disconnected):
+                _logger.warning("request %s was cut off: its response has no end", self.request.id)
                 self._protocol.cut(self)
 
     @property

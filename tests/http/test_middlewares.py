@@ -104,6 +104,19 @@ def test_a_middleware_that_breaks_the_answer_before_it_begins_is_500(app, how):
     assert answer.all("x-evil") == []
 
 
+def test_what_breaks_inside_of_one_that_keeps_the_answer_back_is_500(app):
+    app.rebuild(middlewares=[(GZIP, {"minimum_size": 1}), a("breaking", how="raises midway")])
+    answer = app.ask(headers=((b"host", b"test"), (b"accept-encoding", b"gzip")))
+    assert answer.status == 500
+    assert answer["x-request-id"] in answer.text
+    assert app.log()[0]["status"] == 500
+
+
+def test_an_answer_that_a_middleware_does_not_end_is_told_of(app, caplog):
+    app.rebuild(middlewares=[a("breaking", how="end")]).ask()
+    assert "was cut off: its response has no end" in caplog.text
+
+
 def test_a_middleware_gets_the_headers_of_the_answer_that_user_code_gave(app):
     answer = app.rebuild(middlewares=[a("Tag")]).ask()
     assert (answer["content-type"], answer.text) == ("text/plain", "ok")
