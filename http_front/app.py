@@ -169,7 +169,7 @@ class Front:
             return False
         if self.options.cors is not None and request.method == "OPTIONS":
             return False  # it may be a preflight
-        return request.raw_path[:1] == b"/" and not self._below(request).startswith(RESERVED)
+        return request.path[:1] == "/" and not self._below(request).startswith(RESERVED)
 
     def admit(self, request: Request) -> None:
         """Raise a GreenroomError for a request that goes no further."""

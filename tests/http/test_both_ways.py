@@ -162,6 +162,13 @@ def test_a_client_that_waits_with_its_body_is_asked_for_it_once(app, has_short_w
     assert answered.startswith(b"HTTP/1.1 200 OK\r\n")
 
 
+@pytest.mark.parametrize("has_short_way", [True, False])
+def test_the_server_as_a_whole_is_no_path_below_a_root_path(app, has_short_way):
+    app.rebuild(short_way=has_short_way, root_path="/api")
+    assert app.ask("OPTIONS", "*").status == 204
+    assert not app.link.asked
+
+
 def test_middlewares_keep_requests_off_the_short_way(app):
     assert short_way.beginning(app.rebuild(short_way=True).front) is not None
     tag = ("tests.support.middlewares:Tag", {})
