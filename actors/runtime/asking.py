@@ -29,6 +29,7 @@ class _Pending:
 
     request: Request
     answer: asyncio.Future[RequestReply]
+    waiting: int = 0  # a client of the admin API may repeat a request while it is under way
     repeat_at: float = 0.0
     epoch: int = 0  # of the latest controller that it was sent to, where several may lead
 
@@ -72,9 +73,12 @@ class ControllerRequests:
         """
         now = asyncio.get_running_loop().time
         there_at = began_at = now()
-        pending = _Pending(request, asyncio.get_running_loop().create_future())
-        self._pending[request.request_id] = pending
-        self._send(request.request_id)
+        pending = self._pending.get(request.request_id)
+        if pending is None:
+            pending = _Pending(request, asyncio.get_running_loop().create_future())
+            self._pending[request.request_id] = pending
+            self._send(request.request_id)
+        pending.waiting += 1
         try:
             while not pending.answer.done():
                 left_s = LOOK_AGAIN_S if timeout_s is None else began_at + timeout_s - now()
@@ -94,7 +98,9 @@ class ControllerRequests:
                 elif now() - there_at > self._patience_s:
                     raise NotRunningError(self._why)
         finally:
-            del self._pending[request.request_id]
+            pending.waiting -= 1
+            if not pending.waiting:
+                del self._pending[request.request_id]
         return pending.answer.result()
 
     @property

@@ -92,3 +92,20 @@ def test_what_an_earlier_request_has_seen_does_not_count(port: Port) -> None:
     request.join(10)
     time.sleep(GONE_S)  # long ago, by now
     assert seconds_until_gone(connection) >= GONE_S
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_repeat_of_a_request_that_is_under_way_gets_its_answer(port: Port, leaves: bool) -> None:
+    loop = port.loop.asyncio
+    requests = asking.ControllerRequests(port, port.answers, 10, "gone")  # type: ignore[arg-type]
+    request = request_of(ListBackends(), "id", "user")
+    asking_twice = [requests.ask(request, 10) for _ in range(2)]
+    first, repeat = (asyncio.run_coroutine_threadsafe(each, loop) for each in asking_twice)
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0.05), loop).result(10)  # both have begun
+    if leaves:
+        first.cancel()
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.05), loop).result(10)
+    reply = RequestReply(request_id="id", value={})
+    loop.call_soon_threadsafe(port.handlers[RequestReply], reply, None)
+    assert repeat.result(20) == reply
+    assert leaves or first.result(20) == reply
