@@ -53,6 +53,7 @@ class Connection:
         self._asked_proxy = False
         self._is_remote = is_remote  # to another host, whose cluster's other hosts will do too
         self._closed = False
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._caller.listen(port.on)
 
@@ -140,6 +141,8 @@ class Connection:
         return True
 
     def _check_open(self) -> None:
+        if self._pid != os.getpid():  # the thread that answers stayed behind
+            raise NotRunningError("this connection was made before a fork; open another after it")
         if self._closed:
             raise NotRunningError(f"{CLOSED}; open another, for example with Client.connect()")
 

@@ -109,3 +109,12 @@ def test_a_repeat_of_a_request_that_is_under_way_gets_its_answer(port: Port, lea
     loop.call_soon_threadsafe(port.handlers[RequestReply], reply, None)
     assert repeat.result(20) == reply
     assert leaves or first.result(20) == reply
+
+
+def test_a_connection_that_was_made_before_a_fork_says_so(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = Connection(port)  # type: ignore[arg-type]
+    monkeypatch.setattr(connection_module.os, "getpid", lambda: 0)
+    with pytest.raises(NotRunningError, match="made before a fork"):
+        connection.request(ListBackends())
