@@ -239,14 +239,20 @@ class Kept(Generic[T]):
         self._value: T
         self._reading: asyncio.Future[None] | None = None
 
-    async def get(self, within_s: float) -> T:
-        """Return it as it was at most ``within_s`` ago; raises what reading it raises."""
+    async def get(self, within_s: float, *, strictly: bool = False) -> T:
+        """Return it as it was at most ``within_s`` ago; raises what reading it raises.
+
+        Who waits for an answer that takes longer than that gets it all the same, or ``strictly``
+        the next one.
+        """
         wanted_at = monotonic() - within_s
         while self._read_at < wanted_at:
             if self._reading is None or self._reading.done():
                 self._reading = asyncio.ensure_future(self._read_once())
                 self._reading.add_done_callback(_retrieved)
             await asyncio.shield(self._reading)  # others may wait for it, too
+            if not strictly:
+                break
         return self._value
 
     async def _read_once(self) -> None:

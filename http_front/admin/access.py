@@ -49,9 +49,11 @@ class Controller:
         include ``role``, NotRunningError where there is no controller to ask.
         """
         token = _bearer(head)
-        found = holder(await self._tokens.get(REVOKED_WITHIN_S), token, time.time())
+        tokens = await self._tokens.get(REVOKED_WITHIN_S, strictly=True)
+        found = holder(tokens, token, time.time())
         if found is None:
-            found = holder(await self._tokens.get(CREATED_WITHIN_S), token, time.time())
+            tokens = await self._tokens.get(CREATED_WITHIN_S, strictly=True)
+            found = holder(tokens, token, time.time())
         if found is None:
             raise UnauthorizedError(
                 "the token is unknown, expired or revoked; `greenroom token list` has those in "
