@@ -112,7 +112,10 @@ class ClientConnection(asyncio.Protocol):
         self.throttle()
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self.shared.loop.call_later(LINGER_S, self.transport.close)
+        self.shared.loop.call_later(LINGER_S, self._hung_up)
+
+    def _hung_up(self) -> None:
+        self.transport.close()
 
     def fileno(self) -> int:
         """Return the connection's file descriptor."""

@@ -615,6 +615,9 @@ class FrontSocket(ClientConnection):
         self._early = b""
         super().hang_up()
 
+    def _hung_up(self) -> None:
+        self.transport.abort()  # also what is not taken: until then its messages are in the budget
+
     def _flush(self) -> None:
         written = b"".join(self._conn.data_to_send())
         if written and not self._is_lost:

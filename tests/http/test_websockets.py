@@ -26,6 +26,7 @@ from greenroom.http_front import websocket
 from greenroom.http_front.connections import Connections
 from greenroom.http_front.protocol import FrontProtocol
 from tests.http.fake_link import FakeLink
+from tests.http.wire import Conversation, turn_over
 
 SCOPE = {
     "type": "websocket",
@@ -707,3 +708,20 @@ def test_pings_whose_pongs_are_not_read_are_not_read_either_and_the_client_is_cu
             assert sent < 50_000_000
 
     speak(pinging, send_timeout_s=0.3)
+
+
+def test_who_breaks_the_protocol_has_no_more_time_by_taking_nothing(monkeypatch):
+    monkeypatch.setattr("greenroom.http_front.connections.LINGER_S", 0.01)
+
+    async def run():
+        cut = asyncio.Event()
+        connection = Conversation(echo, HTTPOptions())
+        connection.wire.abort = cut.set
+        connection.wire.set_protocol = lambda socket: setattr(connection, "protocol", socket)
+        connection.say(opening())
+        await turn_over()
+        connection.protocol.data_received(frame(b"x", opcode=3))
+        await asyncio.wait_for(cut.wait(), 10)
+        await connection.end()
+
+    asyncio.run(run())
