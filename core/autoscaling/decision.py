@@ -95,13 +95,16 @@ class Loads:
         """
         if now < self.check_at:
             return set()
-        over = now - EXPIRE_S
-        for proxy in [proxy for proxy, since in self._silent.items() if since <= over]:
+
+        def is_over(since: float) -> bool:
+            return since + EXPIRE_S <= now  # as check_at is worked out, or it would stay due
+
+        for proxy in [proxy for proxy, since in self._silent.items() if is_over(since)]:
             self.report(proxy, {}, now)
         heard = {proxy: at for proxy, at in self._reported_at.items() if self._reports[proxy]}
-        old = [proxy for proxy, at in heard.items() if at <= over]
+        old = [proxy for proxy, at in heard.items() if is_over(at)]
         changed = {backend for proxy in old for backend in self.forget(proxy)}
-        times = [*self._silent.values(), *(at for at in heard.values() if at > over)]
+        times = [*self._silent.values(), *(at for at in heard.values() if not is_over(at))]
         self.check_at = min(times, default=math.inf) + EXPIRE_S
         return changed
 

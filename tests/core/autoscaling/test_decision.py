@@ -466,3 +466,16 @@ def test_queues_are_by_proxy() -> None:
     loads.report("q", {"b": (1, 2)}, 0.0)
     assert sorted(loads.queues("a")) == [0, 3]
     assert loads.queues("never heard of") == (0, 0)
+
+
+@pytest.mark.parametrize("load", [None, {"a": (1, 0)}])
+def test_what_is_due_is_done_whatever_floats_make_of_the_time(load: Any) -> None:
+    now = 1014.004
+    loads = Loads(now)
+    loads.expect("p", now)
+    if load is not None:
+        loads.report("p", load, now)
+    due_at = loads.check_at
+    assert due_at - EXPIRE_S < now, "what is tested"
+    loads.expire(due_at)
+    assert loads.check_at > due_at
