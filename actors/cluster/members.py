@@ -88,6 +88,7 @@ class Members:
         self._watched: dict[str, _Watched] = {}  # by incarnation: host processes and proxies
         self._port: Port | None = None  # to other hosts' admins; made when there is one
         self._locating: dict[str, _Locating] = {}  # by replica
+        self._has_heard = False  # of any other host
         self._longest_drain: tuple[float, float] = (float("-inf"), 0.0)  # looked at, and found
         self.keys = KeyRotation(loop, cluster, settings)
         self._beats = BeatListener(
@@ -287,14 +288,15 @@ class Members:
             self._cluster.hosts.suspect(former.holder, time.monotonic())
 
     def away(self) -> str:
-        """Return a host to lead instead where none of several others is heard; else "".
+        """Return a host to lead instead where none of several others is heard any more; else "".
 
-        The next one by name: where it hears none either, the lease goes on, and not back and forth.
+        It is the next one by name. One that never heard another, since it leads, leads on: it may
+        have the lease of one that is as alone, or the others may be dead.
         """
         hosts = self._cluster.hosts
-        if len(hosts.records) < 2 or any(
-            hosts.state(name) is not HostState.LOST for name in hosts.records
-        ):
+        states = {hosts.state(name) for name in hosts.records}
+        self._has_heard |= not states <= {HostState.EXPECTED, HostState.LOST}
+        if len(hosts.records) < 2 or states != {HostState.LOST} or not self._has_heard:
             return ""
         may_lead = {name for name, host in self._hosts.items() if host.leads_from}
         return min(hosts.records, key=lambda name: (name not in may_lead, name < self._own, name))

@@ -78,7 +78,6 @@ class Beats:
 
 
 HOST = "host"
-SUSPECT_S = 1.2  # the same for that of the controller before, which was silent for long
 STABLE_S = 5.0  # a host that ran this long, and is started again, counts again at once
 EXPECTED_S = 8.0  # within which a host has found a new controller, if it can be reached
 
@@ -217,9 +216,9 @@ class Hosts:
         return host is not self._own or self._keeps_own or host.is_drained
 
     def suspect(self, name: str, now: float) -> None:
-        """Wait less long for a host than for others: a new controller leads because of it."""
+        """Wait no longer for a host than for one that ran: a new controller leads because of it."""
         if self.state(name) is S.EXPECTED:
-            self._hosts[name].beats = Beats(now, SUSPECT_S)
+            self._hosts[name].beats = Beats(now)
 
     # --- What is observed -----------------------------------------------------------------------
 

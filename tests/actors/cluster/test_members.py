@@ -220,9 +220,10 @@ def test_replicas_that_are_nobodys_go_also_on_the_host_of_who_leads_after_anothe
     assert stopped(tmp_path, "a", epoch=0) == []  # nobody else has led, and lost it
 
 
+@pytest.mark.parametrize("has_heard", [True, False])
 @pytest.mark.parametrize(("own", "heir"), [("a", "b"), ("b", "c"), ("c", "a")])
-def test_hosts_that_hear_no_other_give_the_lease_to_each_in_turn(
-    tmp_path: Path, own: str, heir: str
+def test_a_leader_that_hears_no_other_any_more_gives_way_to_the_next_by_name(
+    tmp_path: Path, own: str, heir: str, has_heard: bool
 ) -> None:
     records: dict[str, Any] = {kind: {} for kind in KINDS}
     records["host"] = {
@@ -236,10 +237,13 @@ def test_hosts_that_hear_no_other_give_the_lease_to_each_in_turn(
     hosts = Members(FakeLoop(), cluster, settings, this_process(), lambda: None)  # type: ignore[arg-type]
     assert hosts.away() == "", "they may be heard yet"
     first, second = sorted({*"abc"} - {own})
-    cluster.hosts.gone(first, 100.0)
-    assert hosts.away() == ""
-    cluster.hosts.gone(second, 100.0)
-    assert hosts.away() == heir
+    if has_heard:
+        cluster.hosts.reported(records["host"][first], (), 100.0, "process")
+        assert hosts.away() == ""
+    cluster.hosts.gone(first, 101.0)
+    assert hosts.away() == "", "the other may be heard yet"
+    cluster.hosts.gone(second, 101.0)
+    assert hosts.away() == (heir if has_heard else ""), "those never heard may be dead"
     hosts.close()
 
 
