@@ -265,7 +265,9 @@ def test_a_server_that_does_not_answer_greys_it_out(page: Browser, tokens: dict[
     assert page.run("return document.body.matches('.stale')")
     page.run("window.fetch = window.fetched")
     page.wait("healthy", "#health")
-    assert not page.run("return document.body.matches('.stale')")
+    page.wait_for(
+        lambda: not page.run("return document.body.matches('.stale')"), "it is grey no more"
+    )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
