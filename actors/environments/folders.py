@@ -19,7 +19,7 @@ import os
 import shutil
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 from greenroom.actors.runtime.state_dir import check_own
@@ -48,19 +48,11 @@ class Arrival:
     async def end(self) -> None:
         """Return when it is here, and fetch it when it is not; DeployFailedError."""
         path = self._folders / self._digest
-        try:
-            self._folders.mkdir(mode=0o700, parents=True, exist_ok=True)
-            check_own(self._folders)
-            lock = await lock_of(path)
-        except OSError as error:
-            raise DeployFailedError(f"{self._folders} cannot be used: {error}") from error
-        try:
+        async with locked(path):
             if path.exists():
                 os.utime(path)
             else:
                 await self._fetch()
-        finally:
-            os.close(lock)
 
     async def _fetch(self) -> None:
         self._answer = asyncio.get_running_loop().create_future()
@@ -152,11 +144,23 @@ def lock_file(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.lock")
 
 
-async def lock_of(folder: Path) -> int:
-    """Take the lock of a folder, once no process has it; see :func:`try_lock`."""
-    while (lock := try_lock(folder)) is None:
-        await asyncio.sleep(LOCK_POLL_S)
-    return lock
+@contextlib.asynccontextmanager
+async def locked(folder: Path) -> AsyncIterator[int]:
+    """Hold the lock of a folder, once no process has it; see :func:`try_lock`.
+
+    What it lies in is made, and must be ours alone; DeployFailedError where it cannot be used.
+    """
+    try:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_own(folder.parent)
+        while (lock := try_lock(folder)) is None:
+            await asyncio.sleep(LOCK_POLL_S)
+    except OSError as error:
+        raise DeployFailedError(f"{folder.parent} cannot be used: {error}") from error
+    try:
+        yield lock
+    finally:
+        os.close(lock)
 
 
 def try_lock(folder: Path) -> int | None:

@@ -35,7 +35,7 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from greenroom.actors.environments.folders import lock_file, lock_of, try_lock
+from greenroom.actors.environments.folders import lock_file, locked, try_lock
 from greenroom.actors.runtime.state_dir import check_own
 from greenroom.core.config import without_credentials
 from greenroom.core.errors import DeployFailedError
@@ -78,24 +78,17 @@ async def prepare(folder: Path, installer: str, lines: tuple[str, ...]) -> None:
     """Return when the environment is there, and make it when it is not; DeployFailedError."""
     begun_at = time.time()
     try:
-        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        check_own(folder.parent)
-        lock = await lock_of(folder)
+        async with locked(folder) as lock:
+            if folder.exists():  # its name can be computed, and what it holds will run
+                check_own(folder)
+            if (folder / COMPLETE).exists():
+                os.utime(folder)
+            elif failure := _failure_since(folder, begun_at):
+                raise DeployFailedError(failure)
+            else:  # not here: the loop must answer meanwhile
+                await asyncio.to_thread(_make, folder, installer, lines, lock)
     except OSError as error:
         raise DeployFailedError(f"{folder.parent} cannot be used: {error}") from error
-    try:
-        if folder.exists():  # its name can be computed, and what it holds will run
-            check_own(folder)
-        if (folder / COMPLETE).exists():
-            os.utime(folder)
-        elif failure := _failure_since(folder, begun_at):
-            raise DeployFailedError(failure)
-        else:  # not here: the loop must answer meanwhile
-            await asyncio.to_thread(_make, folder, installer, lines, lock)
-    except OSError as error:
-        raise DeployFailedError(f"{folder.parent} cannot be used: {error}") from error
-    finally:
-        os.close(lock)
 
 
 def _failure_since(folder: Path, begun_at: float) -> str:
