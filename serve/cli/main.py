@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import click
@@ -77,6 +76,7 @@ SECTIONS: dict[str, dict[str, _Place]] = {
         **_in("hosts", destroy="stop the whole cluster and delete its state"),
     },
 }
+COMMANDS = {name: place for section in SECTIONS.values() for name, place in section.items()}
 _HIDDEN = _in("hosts", shutdown="destroy, under its name of before")
 
 
@@ -85,28 +85,26 @@ class Commands(click.Group):
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         """Return the names of all commands that are shown."""
-        return sorted(name for section in SECTIONS.values() for name in section)
+        return sorted(COMMANDS)
 
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command by its name."""
-        places: Mapping[str, _Place]
-        for places in (*SECTIONS.values(), _HIDDEN):
-            if place := places.get(cmd_name):
-                # Here, as it imports more than all that is needed for the list.
-                from greenroom.actors.runtime.forking import uncollected  # noqa: PLC0415
+        place = COMMANDS.get(cmd_name) or _HIDDEN.get(cmd_name)
+        if place is None:
+            return None
+        # Here, as it imports more than all that is needed for the list.
+        from greenroom.actors.runtime.forking import uncollected  # noqa: PLC0415
 
-                with uncollected():
-                    module = importlib.import_module(f"greenroom.serve.cli.{place.module}")
-                command: click.Command = getattr(module, cmd_name.replace("-", "_"))
-                return command
-        return None
+        with uncollected():
+            module = importlib.import_module(f"greenroom.serve.cli.{place.module}")
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete a name from the table: click's own way would import every command for it."""
-        commands = {name: place for section in SECTIONS.values() for name, place in section.items()}
         found = [
-            CompletionItem(name, help=commands[name].does)
-            for name in sorted(commands)
+            CompletionItem(name, help=COMMANDS[name].does)
+            for name in self.list_commands(ctx)
             if name.startswith(incomplete)
         ]
         return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
