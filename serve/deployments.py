@@ -180,7 +180,7 @@ def read_options(base: DeploymentOptions, given: Mapping[str, Any]) -> Deploymen
 
 def _as_written(problem: str, written: Mapping[str, str]) -> str:
     """Return a problem with the option's name that the user gave, which may be an alias."""
-    name = next(iter(re.findall(r"\w+", problem)), "")
+    name = re.split(r"\W", problem, maxsplit=1)[0]
     return written.get(name, name) + problem.removeprefix(name)
 
 
