@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 REPLICA = "greenroom.actors.replica.actor.Replica"
 LOCATE_AGAIN_S = 3.0  # after which a host's admin is asked once more: question or answer are lost
+END_DESCRIBED_WITHIN_S = 0.5
 LONGEST_EVERY_S = 1.0  # how often the deployments' time limits are looked through
 ORPHAN_DRAIN_S = 20.0  # what is left of a replica that was replaced may finish
 
@@ -88,6 +89,7 @@ class Members:
         self._watched: dict[str, _Watched] = {}  # by incarnation: host processes and proxies
         self._port: Port | None = None  # to other hosts' admins; made when there is one
         self._locating: dict[str, _Locating] = {}  # by replica
+        self._describing: dict[Process, Callable[[str], None]] = {}  # that have ended
         self._has_heard = False  # of any other host
         self._longest_drain: tuple[float, float] = (float("-inf"), 0.0)  # looked at, and found
         self.keys = KeyRotation(loop, cluster, settings)
@@ -359,6 +361,25 @@ class Members:
         known = self._hosts.get(host)
         if known is not None:
             self._loop.send(known.at, cm.KillReplica(process=process, epoch=self.epoch))
+
+    def describe_end(
+        self, replica: str, process: Process, host: str, on_described: Callable[[str], None]
+    ) -> None:
+        """Ask a host how a replica's process ended there; called with "" if it does not say."""
+        known = self._hosts.get(host)
+        if known is None or self.format() < 2:
+            on_described("")
+            return
+        self._describing[process] = on_described
+        self._loop.send(known.at, cm.DescribeEnd(replica=replica, process=process))
+        nothing = cm.EndDescribed(process=process, cause="")
+        self._loop.call_later(END_DESCRIBED_WITHIN_S, lambda: self.end_described(nothing))
+
+    def end_described(self, message: cm.EndDescribed) -> None:
+        """Take a host's word on how a process ended, the first one on each."""
+        on_described = self._describing.pop(message.process, None)
+        if on_described is not None:
+            on_described(message.cause)
 
     # --- Status ---------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from greenroom.actors.runtime.loop import Callback, Loop, Repeats
 from greenroom.core import effects as fx
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.config import config_of_replica
+from greenroom.core.lifecycle.replicas import LIVE
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.kv import StoreError, StoreNotReadableError
 
@@ -128,12 +129,25 @@ class Supervisor:
     def _exited(self, tag: str, process: m.Process) -> None:
         if self._process_of(tag) != process:
             return
-        logger.info("replica %s (pid %d) is gone", tag, process.pid)
+        if self._stopping or not self._is_live(tag):
+            self._gone(tag, process)
+        else:
+            described = partial(self._gone, tag, process)
+            self._members.describe_end(tag, process, self._host_of(tag), described)
+
+    def _is_live(self, tag: str) -> bool:
+        backend = self._cluster.backend_of(tag)
+        return backend is not None and backend.replicas[tag].state in LIVE
+
+    def _gone(self, tag: str, process: m.Process, cause: str = "") -> None:
+        if self._process_of(tag) != process:
+            return
+        logger.info("replica %s (pid %d) is gone%s", tag, process.pid, cause and f": {cause}")
         if self._is_here(tag):
             self._records.remove(process)
         self._forget(tag)
         if not self._stopping:
-            self._cluster.replica_exited(tag, time.monotonic())
+            self._cluster.replica_exited(tag, time.monotonic(), cause)
         self._changed()
 
     # --- The end of the system ------------------------------------------------------------------

@@ -34,6 +34,7 @@ import sys
 import time
 from collections.abc import Awaitable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 from thespian.actors import ActorSystem, ActorSystemException
@@ -49,6 +50,7 @@ from greenroom.actors.cluster.membership import (
 from greenroom.actors.environments import folders, packages
 from greenroom.actors.host import draining
 from greenroom.actors.host.capacity import count_gpus
+from greenroom.actors.host.ends import Ends, note
 from greenroom.actors.host.front import Front, GrpcServer, answers_http, shown_url, url_of
 from greenroom.actors.host.http_port import describe_holder
 from greenroom.actors.host.records import (
@@ -65,7 +67,7 @@ from greenroom.actors.host.records import (
     show_title,
 )
 from greenroom.actors.messages.admin import RequestReply, request_of
-from greenroom.actors.messages.control import MeetController, StopHost
+from greenroom.actors.messages.control import DescribeEnd, EndDescribed, MeetController, StopHost
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime import forking, settings as binding
 from greenroom.actors.runtime.liveness import Pulse
@@ -263,7 +265,10 @@ def _start_actor_system(settings: HostSettings, process: Process) -> Process:
         "root": {"level": "WARNING", "handlers": ["err"]},
     }
     try:
-        ActorSystem(install(_beat), binding.capabilities_of(settings), logDefs=thespian_logging)
+        ended = partial(note, settings.run_dir)
+        ActorSystem(
+            install(_beat, ended), binding.capabilities_of(settings), logDefs=thespian_logging
+        )
     except ActorSystemException as error:
         raise StartError(f"the actor system does not start on port {port}: {error}") from error
     # It answers before it is our child: the process that forked it has to end, and it to get its
@@ -340,7 +345,10 @@ class Host:
         self._membership = Membership(settings, process, records, port, self._describe)
         self._controller = find_controller(port, settings, self._membership, self._introduce)
         self._proxy = Finder(port, PROXY, lambda *_: self._introduce())
+        self._ends = Ends(settings)
+        self._describing: set[asyncio.Future[None]] = set()
         port.on(StopHost, self._stop_as_told)
+        port.on(DescribeEnd, self._describe_end)
 
     async def start(self, *, starts_over: bool) -> None:
         """Return once this host answers HTTP with its route table; else StartError."""
@@ -455,6 +463,7 @@ class Host:
 
     async def _tidy(self) -> None:
         self._records.write_owed()
+        self._ends.tidy()
         replicas = self._records.find("replica")
         prune_replica_logs(self._settings.logs_dir, replicas)
         # Else not all folders in use are known.
@@ -532,6 +541,15 @@ class Host:
             self._stop_request.forget = message.forget
             self._stop_request.is_made = True
             self._stop_wanted.set()
+
+    def _describe_end(self, message: DescribeEnd, sender: Address) -> None:
+        async def answer() -> None:
+            cause = await self._ends.cause(message.replica, message.process.pid)
+            self._port.loop.send(sender, EndDescribed(process=message.process, cause=cause))
+
+        task = asyncio.ensure_future(answer())
+        self._describing.add(task)
+        task.add_done_callback(self._describing.discard)
 
     async def _stop(self) -> None:
         """Finish connections, drain replicas, end everything; state stays on disk."""

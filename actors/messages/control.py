@@ -301,6 +301,25 @@ class KillReplica(Message):
 
 
 @message
+class DescribeEnd(Message):
+    """Controller to host process: how did this replica's process end? Repeats are harmless.
+
+    Answered with EndDescribed.
+    """
+
+    replica: str
+    process: Process
+
+
+@message
+class EndDescribed(Message):
+    """Host process to controller: how a replica's process ended, "" if nobody knows."""
+
+    process: Process
+    cause: str
+
+
+@message
 class Superseded(Message):
     """Any receiver of orders to a controller: there is a later one, so it must step down."""
 

@@ -25,6 +25,7 @@ processes are an admin and, around each actor, a manager.
     _addrManager, _sCBStats      both processes    what it looks up and counts when it sends
     _childExited, _child_procs   both processes    to tell of each child's death once
     _checkChildLiveness          both processes    whether a child's process has ended
+    childProc                    a child           its process, for the exit code
     _not_compatible              an admin          to remove what made later calls for a name hang
     _pendingChildren             an admin          the same
     _activate                    an admin          to hear of lost hosts once it is up
@@ -497,6 +498,8 @@ _CONVENTION = {
     "CONVENTION_REGISTRATION_MISS_MAX": 60,
 }
 
+OnEnd = Callable[[int, int], None]
+
 
 class _Repaired:
     """What admin and actors have in common; before Thespian's classes in the order of bases."""
@@ -506,6 +509,7 @@ class _Repaired:
     transport: Any
     _addrManager: Any
     _sCBStats: Any
+    on_child_end: ClassVar[OnEnd | None] = None
 
     def _send_intent(self, intent: Any, curtime: Any = None) -> None:
         """Send without the governor, which slept, and without formatting the message for a log."""
@@ -533,7 +537,11 @@ class _Repaired:
         for child in getattr(self, "_child_procs", []):
             if self._checkChildLiveness(child):
                 alive.append(child)
-            elif not getattr(child, "is_reported", False):
+                continue
+            on_end = type(self).on_child_end
+            if on_end is not None:
+                on_end(child.childProc.pid, child.childProc.exitcode)
+            if not getattr(child, "is_reported", False):
                 self._notify_exited(getattr(child, "childRealAddr", child.childAddr))
         self._child_procs = alive
         return True
@@ -695,11 +703,17 @@ class ActorSystemBase(multiprocessCommon):  # type: ignore[misc]  # Thespian shi
             multiprocCommon.MultiProcAdmin = before
 
 
-def install(on_admin: Callable[[asyncio.AbstractEventLoop], None] | None = None) -> str:
+def install(
+    on_admin: Callable[[asyncio.AbstractEventLoop], None] | None = None,
+    on_child_end: OnEnd | None = None,
+) -> str:
     """Make the base known to Thespian, which finds bases by name; return that name.
 
-    An admin that is forked from this process calls ``on_admin`` with its loop.
+    An admin that is forked from this process calls ``on_admin`` with its loop, and ``on_child_end``
+    with the pid of a child that has ended, and its exit code or the negative number of a signal.
     """
     Transport.on_admin = on_admin
+    if on_child_end is not None:
+        RepairedMultiProcAdmin.on_child_end = on_child_end
     sys.modules.setdefault(f"thespian.system.{NAME}", sys.modules[__name__])
     return NAME

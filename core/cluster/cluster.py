@@ -123,11 +123,11 @@ class Cluster:
             self._agenda.by(BACKEND, backend.record.tag, due_at)
         return True
 
-    def replica_exited(self, tag: str, now: float) -> None:
-        """Take note that a replica's process is gone."""
+    def replica_exited(self, tag: str, now: float, cause: str = "") -> None:
+        """Take note that a replica's process is gone, and of how it ended where that is known."""
         backend = self.backend_of(tag)
         if backend is not None:
-            backend.exited(tag, now)
+            backend.exited(tag, now, cause)
             self._agenda.touch(BACKEND, backend.record.tag)
 
     def replica_ejected(self, tag: str, proxy: str, times: int) -> None:

@@ -404,20 +404,20 @@ class Backend:
         if replica.state is ReplicaState.STARTING:
             self._start_reported(replica, report, now)
 
-    def exited(self, tag: str, now: float) -> None:
-        """Note that a replica's process is gone."""
+    def exited(self, tag: str, now: float, cause: str = "") -> None:
+        """Note that a replica's process is gone; ``cause`` is how it ended, where that is known."""
         replica = self.replicas.get(tag)
         if replica is None or replica.state in {ReplicaState.STOPPED, ReplicaState.SHOULD_START}:
             return
         before = replica.state
         replica.recovering = False
         since = replica.move(ReplicaEvent.EXITED, now)
-        log = f"see: greenroom logs {tag}"
+        why = f"{f': {cause}' if cause else ''}; see: greenroom logs {tag}"
         if before is ReplicaState.STARTING:
-            error = f"its process died while it was starting; {log}"
+            error = f"its process died while it was starting{why}"
             self._failed(replica, error, None, since, now)
         elif before is ReplicaState.RUNNING:
-            error = replica.worn or f"a replica's process died; {log}"
+            error = replica.worn or f"a replica's process died{why}"
             self.retries.last_error = error
             self._failures_of(replica).died(replica.host, since, now)
             self._ended_amid_update(replica, error, since, now)

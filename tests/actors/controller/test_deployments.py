@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 import threading
 import time
@@ -172,21 +173,34 @@ def test_serve_run_raises_what_the_constructor_raised_and_status_tells(
     assert running.get(f"/{name}")[0] == 404
 
 
-@pytest.mark.parametrize("how", ["sys.exit(3)", "os._exit(3)", "raise KeyboardInterrupt"])
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("sys.exit(3)", "SystemExit: 3"),
+        (
+            "os._exit(3)",
+            "exit code 3; its log ends with: loading | no weights; see:",
+        ),
+        ("os.kill(os.getpid(), 9)", "SIGKILL; its log ends with: loading | no weights; see:"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+    ],
+)
 def test_a_constructor_that_ends_its_process_fails_the_deployment(
-    deployed: Deployed, running: RunningSystem, name: str, how: str
+    deployed: Deployed, running: RunningSystem, name: str, how: str, told: str
 ) -> None:
     @serve.deployment(max_constructor_retry_count=1)
     class Ends:
         def __init__(self) -> None:
+            print("loading\nno weights", flush=True)
             exec(how, {"sys": sys, "os": os})
 
         def __call__(self) -> None: ...
 
-    with pytest.raises(GreenroomError):
+    with pytest.raises(GreenroomError, match=re.escape(told)):
         deployed(Ends.bind())
     application = running.status()["applications"][name]
     assert application["status"] == "DEPLOY_FAILED"
+    assert told in application["message"]
 
 
 @serve.deployment(num_replicas=2, max_constructor_retry_count=2)

@@ -1,0 +1,95 @@
+"""How a host's processes ended: exit code or signal, and what they logged last.
+
+Only its parent learns a process's exit status. That is the actor system's admin, which notes each
+in a small file of the run folder (:func:`note`). The host process reads it when the controller asks
+(:class:`Ends`), and removes what nobody has asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+from greenroom.actors.runtime.logs import replica_log
+from greenroom.actors.runtime.settings import HostSettings
+
+NOTED_WITHIN_S = 0.3  # the admin hears of the end when the controller does
+LOOK_EVERY_S = 0.005
+KEPT_S = 60.0
+SHOWN_LINES, SHOWN_LENGTH = 3, 200
+_READ = 16 * 1024  # bytes of a log's end
+_CRASH = "Fatal Python error"  # how faulthandler's report begins, whose end says the least
+_SUFFIX = ".end"
+VMSTAT = Path("/proc/vmstat")
+
+
+def note(folder: Path, pid: int, status: int) -> None:
+    """Note how a process ended: its exit code, or the negative number of a signal."""
+    with contextlib.suppress(OSError):  # then its end stays unexplained
+        (folder / f"{pid}{_SUFFIX}").write_text(str(status), encoding="ascii")
+
+
+class Ends:
+    """What a host process tells of ends on its host."""
+
+    def __init__(self, settings: HostSettings, vmstat: Path = VMSTAT) -> None:
+        self._settings = settings
+        self._vmstat = vmstat
+        self._killed = self._kills_for_memory()
+
+    async def cause(self, replica: str, pid: int) -> str:
+        """Return how a replica's process ended, "" if nobody noted it: as a part of a sentence."""
+        path = self._settings.run_dir / f"{pid}{_SUFFIX}"
+        deadline = time.monotonic() + NOTED_WITHIN_S
+        while not path.exists():
+            if time.monotonic() > deadline:
+                return ""
+            await asyncio.sleep(LOOK_EVERY_S)
+        try:
+            status = int(path.read_text(encoding="ascii"))
+            path.unlink()
+        except (OSError, ValueError):  # half written, or it cannot be read
+            return ""
+        how = f"exit code {status}" if status >= 0 else self._describe_signal(-status)
+        last = self._last_lines(replica)
+        return f"{how}; its log ends with: {last}" if last else how
+
+    def tidy(self) -> None:
+        """Remove notes that nobody has asked for: of processes that were to end."""
+        before = time.time() - KEPT_S
+        for path in self._settings.run_dir.glob(f"*{_SUFFIX}"):
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < before:
+                    path.unlink()
+
+    def _describe_signal(self, number: int) -> str:
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+        if number != signal.SIGKILL:
+            return name
+        before, self._killed = self._killed, self._kills_for_memory()
+        return f"{name} by the kernel, as memory ran out" if self._killed > before else name
+
+    def _kills_for_memory(self) -> int:
+        """Return how many processes of this machine the kernel has killed for lack of memory."""
+        try:
+            lines = self._vmstat.read_text(encoding="ascii").splitlines()
+        except OSError:
+            return 0
+        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+    def _last_lines(self, replica: str) -> str:
+        path = self._settings.logs_dir / f"{replica_log(replica)}.log"
+        try:
+            with path.open("rb") as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - _READ))
+                read = log.read().decode(errors="replace")
+        except OSError:  # rotated, or there is none
+            return ""
+        lines = [line.strip()[:SHOWN_LENGTH] for line in read.splitlines() if line.strip()]
+        crashes = [at for at, line in enumerate(lines) if line.startswith(_CRASH)]
+        begin = crashes[-1] if crashes else -SHOWN_LINES
+        return " | ".join(lines[begin:][:SHOWN_LINES])
