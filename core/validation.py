@@ -165,10 +165,15 @@ def expectation(item: Any, model: type[Settings]) -> str:
     return f"no such setting; there are: {there}" if there else "no such setting"
 
 
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return which of the names may be meant; "" for none."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=_CLOSE)), "")
+
+
 def suggestion(name: str, names: Iterable[str]) -> str:
     """Return a question for the end of an error: which of the names may be meant; "" for none."""
-    near = difflib.get_close_matches(name, list(names), n=1, cutoff=_CLOSE)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = nearest(name, names)
+    return f"; did you mean {near}?" if near else ""
 
 
 def _model_named(title: str) -> type[Settings]:

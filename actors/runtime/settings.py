@@ -41,7 +41,7 @@ from greenroom.core.config import (
 from greenroom.core.devices import VARIABLES
 from greenroom.core.errors import InvalidRequestError, NotRunningError, StartError
 from greenroom.core.lifecycle.placement import STORE_LABEL
-from greenroom.core.validation import MAX_TAG_BYTES, describe, suggestion, wrong_with
+from greenroom.core.validation import MAX_TAG_BYTES, describe, nearest, wrong_with
 from greenroom.persistence.locations import is_database, location_at
 
 PREFIX = "GREENROOM_"
@@ -572,9 +572,10 @@ def _check_names(environ: Mapping[str, str]) -> None:
     for name, value in environ.items():
         field = name.upper().removeprefix(PREFIX).lower()
         if value and field != name.lower() and field not in FIELDS:
-            meant = suggestion(field, FIELDS)
+            meant = nearest(field, FIELDS)
             if meant or field.startswith(_HTTP):
-                problems.append(f"{name}: no such setting{meant}")
+                hint = f"; did you mean {variable(meant)}?" if meant else ""
+                problems.append(f"{name}: no such setting{hint}")
     if problems:
         raise InvalidRequestError("; ".join(problems))
 

@@ -130,13 +130,13 @@ def _known(key: str) -> type[Operation]:
     kind = OPERATIONS.get(key)
     if kind is None or kind.role is None:
         raise falcon.HTTPNotFound(
-            description=f"no operation is named {key[:100]!r}; see /api/openapi.json"
+            description=f"no operation is named {key[:100]!r}; GET /-/api/v1 has all of them"
         )
     return kind
 
 
 async def _nothing_here(*_: Any, **_fields: Any) -> None:
-    description = "operations are at /api/v1/OPERATION: /api/openapi.json has all of them"
+    description = "operations are at /-/api/v1/OPERATION: GET /-/api/v1 has all of them"
     raise falcon.HTTPNotFound(description=description)
 
 
@@ -245,6 +245,21 @@ class _Document:
             self._document = to_json(openapi())
         resp.content_type = "application/json"
         resp.data = self._document
+
+
+class _Index:
+    """``/api/`` and ``/api/v1``: what there is, as users who try addresses expect."""
+
+    async def on_get(self, _req: Any, resp: falcon.asgi.Response) -> None:
+        """Answer with it; it says nothing of this system, so it takes no token."""
+        shown = {key: kind for key, kind in sorted(OPERATIONS.items()) if kind.role is not None}
+        operations = {
+            f"/-/api/v1/{key}": ["GET", "POST"] if kind.is_read else ["POST"]
+            for key, kind in shown.items()
+        }
+        others = {f"/-/api/{name}": ["GET"] for name in ("logs", "token", "openapi.json")}
+        applications = {"/-/api/serve/applications/": ["GET", "PUT", "DELETE"]}
+        write(resp, {**operations, **applications, **others})
 
 
 # --- The dashboard --------------------------------------------------------------------------------
@@ -366,6 +381,8 @@ def admin_app(settings: HostSettings, link: Link, admit: Admit) -> falcon.asgi.A
     app.add_route("/api/token", _TokenResource(controller))
     app.add_route("/api/logs", _LogsResource(settings, controller, link))
     app.add_route("/api/openapi.json", _Document())
+    for path in ("/api/", "/api/v1", "/api/v1/"):
+        app.add_route(path, _Index())
     app.add_sink(_nothing_here, "/")
     app.set_error_serializer(serialize)
     app.add_error_handler(GreenroomError, answer_our_error)

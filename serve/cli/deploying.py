@@ -34,7 +34,7 @@ from greenroom.serve.cli.flags import (
     application,
     command,
     fields_of,
-    usage,
+    reading,
 )
 from greenroom.serve.cli.logs import Logs
 from greenroom.serve.cli.starting import Starting, interrupt_on_terminate
@@ -61,7 +61,7 @@ class Source:
         self.app_dir = Path(app_dir or working_dir or ".")
         self.name = name
         self.route_prefix = None if route_prefix.lower() in ("", "none") else route_prefix
-        with usage():
+        with reading():
             self.arguments = importing.read_arguments(arguments)
             applications.check_target(name, self.route_prefix)
             if working_dir is not None and not Path(working_dir).is_dir():
@@ -100,7 +100,7 @@ class FileSource:
     def __init__(self, path: Path, app_dir: Path) -> None:
         self.path = path
         self.app_dir = app_dir
-        with usage():
+        with reading():
             self.read_again()
 
     def read_again(self) -> None:
@@ -437,7 +437,7 @@ class Watcher:
 @click.option("--app-dir", type=PATH, default=".", metavar="DIR", help="Where to import from [.].")
 def build(words: tuple[str, ...], output: Path | None, app_dir: Path) -> None:
     """Write a configuration file of applications, for greenroom deploy FILE."""
-    with usage():
+    with reading():
         targets = declarative.read_targets(words)
         if output is not None and output.exists():
             raise InvalidRequestError(f"-o {output}: it exists; remove it, or name another file")

@@ -29,18 +29,24 @@ EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, with every field.")
 
 
+class BadValueError(click.ClickException):
+    """What was given is wrong, though the command was used right: no usage is shown."""
+
+    exit_code = click.UsageError.exit_code
+
+
 @contextlib.contextmanager
-def usage() -> Iterator[None]:
-    """Turn an InvalidRequestError into an error of usage."""
+def reading() -> Iterator[None]:
+    """Turn an InvalidRequestError into an error of what the user gave."""
     try:
         yield
     except InvalidRequestError as error:
-        raise click.UsageError(str(error)) from error
+        raise BadValueError(str(error)) from error
 
 
 def settings_from(flags: dict[str, Any]) -> HostSettings:
     """Read flags and environment; a bad value is the user's error, so exit code 2."""
-    with usage():
+    with reading():
         return read_settings(**flags)
 
 

@@ -27,7 +27,7 @@ from greenroom.serve.cli.flags import (
     as_json,
     command,
     fields_of,
-    usage,
+    reading,
 )
 from greenroom.serve.cli.starting import interrupt_on_terminate
 from greenroom.serve.measuring import recording, replaying
@@ -62,7 +62,7 @@ def rollout(
     """
     if sum(("to" in fields, abort, promote)) != 1:
         raise click.UsageError("give one of --to BACKEND, --abort, --promote")
-    with usage():
+    with reading():
         begin = ops.StartRollout.of(endpoint=endpoint, **fields) if "to" in fields else None
     with connected(settings) as connection:
         named = reports.endpoint_named(connection, endpoint)
@@ -217,7 +217,7 @@ def replay(
 
     Exit code 3 when more answers differ than may, or none could be compared.
     """
-    with usage():
+    with reading():
         if compare not in ("json", "status"):
             raise InvalidRequestError(f"--compare {compare!r}: must be json or status")
         how = check_compare({"how": compare, "relative_tolerance": tolerance, "ignore": ignore})

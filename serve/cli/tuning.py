@@ -28,7 +28,7 @@ from greenroom.serve.admin.client import Client
 from greenroom.serve.cli import config_file
 from greenroom.serve.cli.commands import connected, print_lines
 from greenroom.serve.cli.deploying import Source, bring_up
-from greenroom.serve.cli.flags import EXIT_CHANGES, PATH, usage
+from greenroom.serve.cli.flags import EXIT_CHANGES, PATH, reading
 from greenroom.serve.cli.starting import interrupt_on_terminate
 from greenroom.serve.measuring import tuning
 from greenroom.serve.measuring.tuning import Objective, Setting, Trial, read_objective
@@ -106,7 +106,7 @@ def tune(slo: str, **given: Any) -> None:
 
     Exit code 3 when no setting has met it; the best found is written all the same.
     """
-    with usage():
+    with reading():
         flags = TuneFlags(objective=read_objective(slo), **given)
         flags.check()
     interrupt_on_terminate()

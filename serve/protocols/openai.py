@@ -20,6 +20,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -229,11 +230,21 @@ def _make_app(models: tuple[str, ...], hashes: tuple[bytes, ...]) -> Starlette:
         Route("/v1/models", api.handles(api.list_models)),
         Route("/v1/models/{model:path}", api.handles(api.get_model)),
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _refused})
+    there = [f"{max(route.methods or ())} {route.path}" for route in routes]  # GET, not HEAD
+    index = api.handles(partial(_answer_index, there))
+    routes += [Route("/v1", index), Route("/v1/", index)]
+    return Starlette(routes=routes, exception_handlers={HTTPException: partial(_refused, there)})
 
 
-async def _refused(_request: Request, error: Exception) -> Response:
-    return _error_response(_told(error))
+async def _answer_index(there: list[str], _request: Request) -> Response:
+    return JSONResponse({"object": "list", "data": there})
+
+
+async def _refused(there: list[str], _request: Request, error: Exception) -> Response:
+    told = _told(error)
+    if told.status == HTTPStatus.NOT_FOUND:
+        told = OpenAIError(told.status, f"there is no such path; there are: {', '.join(there)}")
+    return _error_response(told)
 
 
 class _Api:

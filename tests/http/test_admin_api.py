@@ -179,9 +179,8 @@ WITH_THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=
         (("GET", "/v1/nothing"), 404, "no operation is named 'nothing'"),
         (("GET", "/v1/create_backend"), 405, ""),
         (("DELETE", "/v1/list_backends"), 405, ""),
-        (("GET", "/"), 404, "/api/openapi.json has all of them"),
-        (("GET", "/v1"), 404, "/api/openapi.json has all of them"),
-        (("GET", "/v2/list_backends"), 404, "/api/openapi.json has all of them"),
+        (("POST", "/v1"), 405, ""),
+        (("GET", "/v2/list_backends"), 404, "GET /-/api/v1 has all of them"),
         (("GET", "/v1/get_series?last=x"), 400, "get_series: last='x': must be a valid integer"),
         (("GET", "/v1/get_series?a=1"), 400, "get_series: a='1': no such setting"),
         (("GET", "/v1/get_series?last=1&last=2"), 400, "give each field once"),
@@ -531,3 +530,14 @@ def test_the_openapi_document_is_valid_and_names_every_operation(api: Api) -> No
     }
     assert "get" in document["paths"]["/api/v1/get_series"]
     assert "get" not in document["paths"]["/api/v1/set_traffic"]
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/"])
+def test_the_api_answers_with_what_there_is(api: Api, path: str) -> None:
+    answer = api.ask("GET", path)
+    assert answer.status == 200
+    there = answer.json
+    assert there["/-/api/v1/list_backends"] == ["GET", "POST"]
+    assert there["/-/api/v1/create_backend"] == ["POST"]
+    assert "/-/api/v1/create_token" not in there  # an operation of no role
+    assert there["/-/api/openapi.json"] == ["GET"]

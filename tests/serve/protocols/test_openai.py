@@ -391,7 +391,18 @@ def test_large_bodies_and_unknown_paths_are_refused_in_openais_form(url):
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(f"{url}/none", timeout=20)
     assert caught.value.code == 404
-    assert json.load(caught.value)["error"]["type"] == "invalid_request_error"
+    error = json.load(caught.value)["error"]
+    assert error["type"] == "invalid_request_error"
+    assert "there are: POST /v1/chat/completions, POST /v1/responses" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["", "/"])
+def test_the_address_that_clients_are_given_answers_with_what_there_is(url, path):
+    key = {"Authorization": f"Bearer {KEY}"}
+    with urllib.request.urlopen(urllib.request.Request(url + path, headers=key), timeout=20) as got:
+        assert "GET /v1/models" in json.load(got)["data"]
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(url + path, timeout=20)
 
 
 def post(url, body):
