@@ -30,16 +30,16 @@ setup(
         "cloudpickle>=3.0",
         "falcon>=4.0",
         "gunicorn>=27.0",
-        "httptools>=0.6.4",
-        "websockets>=14",
+        "httptools>=0.8",  # takes a space behind a length
+        "websockets>=16.1",  # answers 400 to a key that is not ASCII
         "starlette>=0.49.1",
-        "pydantic>=2.9",
+        "pydantic>=2.12",
         "pydantic-settings>=2.8",
-        "click>=8.1",
+        "click>=8.2.1",  # 8.2.0 loses flags
         "rich>=13",
         "pyyaml>=6.0",  # imported by commands that read or write a configuration file
         "setproctitle>=1.3",
-        "psutil>=5.9",
+        "psutil>=6.0",
         "typing_extensions>=4.6",
     ],
     extras_require={
@@ -55,7 +55,7 @@ setup(
             "opentelemetry-exporter-otlp-proto-http>=1.25",
         ],
         "grpc": ["grpcio>=1.66", "grpcio-health-checking>=1.66", "grpcio-reflection>=1.66"],
-        "examples": ["scikit-learn>=1.5", "fastapi>=0.120.1"],
+        "examples": ["scikit-learn>=1.5", "fastapi>=0.140"],
     },
     entry_points={
         "console_scripts": ["greenroom=greenroom.serve.cli.main:main"],

@@ -108,6 +108,10 @@ def post(running: RunningSystem, name: str) -> Callable[..., Any]:
     return post
 
 
+@pytest.mark.skipif(
+    tuple(map(int, pydantic.VERSION.split(".")[:3])) < (2, 14, 4),
+    reason="models that lack a name cannot be unpickled with a pydantic before 2.14.4",
+)
 def test_endpoints_and_dependencies_know_what_their_annotations_mean(
     deployed: Callable[..., Any], post: Callable[..., Any]
 ) -> None:
