@@ -105,14 +105,20 @@ def bind_http(settings: HostSettings) -> socket.socket:
     The same for the port of our own pages, if they have one; that is for the workers to bind.
     """
     http = settings.http
-    listener = _bound(http.host, http.port, "port")
+    listener = _bound(http.host, http.port, "http-port")
     if http.pages_address is not None:
         try:
-            _bound(*http.pages_address, "pages-port").close()
+            _bound(*http.pages_address, "http-pages-port").close()
         except StartError:
             listener.close()
             raise
     return listener
+
+
+def check_grpc(settings: HostSettings) -> None:
+    """Raise StartError where the port for gRPC, if there is to be one, cannot be had."""
+    if settings.grpc_port is not None:
+        _bound(settings.http.host, settings.grpc_port, "grpc-port").close()
 
 
 def bind_pages(host: str, port: int) -> socket.socket:
@@ -147,9 +153,10 @@ def _bound(host: str, port: int, flag: str) -> socket.socket:
         listener.close()
         holder = describe_holder(port)
         reason = f"is in use by {holder}" if holder else f"cannot be had: {error.strerror}"
-        variable = f"GREENROOM_HTTP_{flag.upper().replace('-', '_')}"
+        kind = "gRPC" if flag == "grpc-port" else "HTTP"
+        other = f"--{flag} or GREENROOM_{flag.upper().replace('-', '_')}"
         raise StartError(
-            f"HTTP port {port} on {host} {reason}; choose another with --http-{flag} or {variable}"
+            f"{kind} port {port} on {host} {reason}; choose another with {other}"
         ) from None
     return listener
 

@@ -52,7 +52,7 @@ from greenroom.actors.host import draining
 from greenroom.actors.host.capacity import count_gpus
 from greenroom.actors.host.ends import Ends, note
 from greenroom.actors.host.front import Front, GrpcServer, answers_http, shown_url, url_of
-from greenroom.actors.host.http_port import describe_holder
+from greenroom.actors.host.http_port import check_grpc, describe_holder
 from greenroom.actors.host.records import (
     ADMIN_ROLE,
     FRONT_ROLE,
@@ -225,6 +225,8 @@ def bring_up(
     for role in (FRONT_ROLE, ADMIN_ROLE):
         if role in by_role and is_alive(by_role[role]):
             records.add(by_role[role], role)
+    if GRPC_ROLE not in by_role:
+        check_grpc(settings)  # before anything is started, though it is the last to be
     if front.process is None:
         front.start()
     if admin is not None:

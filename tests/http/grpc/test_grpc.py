@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -534,6 +535,18 @@ def test_a_start_says_which_servicer_cannot_be_imported(tmp_path):
     text = "grpc_servicer_functions='nonesuch.add_servicer': cannot be imported: ModuleNotFound"
     with pytest.raises(StartError, match=text):
         system.start()
+
+
+def test_a_port_in_use_is_told_before_anything_is_started(tmp_path):
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        system = RunningSystem(tmp_path / "state", GREENROOM_GRPC_PORT=str(port))
+        told = f"gRPC port {port} on 127.0.0.1 is in use by pid {os.getpid()} .*--grpc-port"
+        with pytest.raises(StartError, match=told):
+            system.start()
+    assert not (system.settings.logs_dir / "front.log").exists()
 
 
 def test_calls_go_on_when_a_proxy_or_a_replica_is_killed(running, shop, item):
