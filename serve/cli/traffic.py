@@ -58,7 +58,8 @@ def rollout(
 ) -> None:
     """Move ENDPOINT's traffic to a backend step by step, and back if that does worse.
 
-    With --replay it does not begin where the backend answers recorded queries otherwise.
+    ENDPOINT can be an application. With --replay it does not begin where the backend answers
+    recorded queries otherwise.
     """
     if sum(("to" in fields, abort, promote)) != 1:
         raise click.UsageError("give one of --to BACKEND, --abort, --promote")
@@ -97,7 +98,10 @@ def rollout(
 @click.argument("endpoint")
 @as_json
 def diff(endpoint: str, as_json: bool, settings: HostSettings) -> None:
-    """Show how the answers of ENDPOINT's shadows differ from those that clients get."""
+    """Show how the answers of ENDPOINT's shadows differ from those that clients get.
+
+    ENDPOINT can be an application.
+    """
     with connected(settings) as connection:
         named = reports.endpoint_named(connection, endpoint)
         found: dict[str, Any] = connection.request(ops.GetDifferences(endpoint=named))
@@ -159,7 +163,8 @@ def record(
 ) -> None:
     """Record queries and answers of ENDPOINT in FILE, until Ctrl-C or a limit.
 
-    Credentials in headers are not recorded. FILE is ENDPOINT.jsonl if not given.
+    ENDPOINT can be an application. Credentials in headers are not recorded. FILE is
+    ENDPOINT.jsonl if not given.
     """
     if stop:
         with connected(settings) as connection:
@@ -169,7 +174,8 @@ def record(
         return
     file = file or Path(endpoint.replace("/", "_") + ".jsonl")
     interrupt_on_terminate()
-    click.echo(f"recording {sample:g} of {endpoint!r} in {file}; Ctrl-C ends it", err=True)
+    part = "" if sample == 1 else f"{sample:.4g} of "
+    click.echo(f"recording {part}{endpoint!r} in {file}; Ctrl-C ends it", err=True)
     with connected(settings) as connection:
         client = Client(connection, settings)
         done = recording.record(

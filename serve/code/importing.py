@@ -7,7 +7,6 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -122,12 +121,18 @@ def _hint(name: str) -> str:
     return ""
 
 
+def _is_in(folder: Path, names: list[str]) -> bool:
+    """Return whether a folder has a package or module of these names, as far as two go."""
+    path = folder.joinpath(*names[:2])
+    is_regular = path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+    return is_regular or (len(names) > 1 and path.is_dir())
+
+
 def _not_found(name: str, missing: str, folder: str) -> str:
-    found = sorted(path.stem for path in Path(folder).glob("*.py") if path.stem.isidentifier())
-    first = name.partition(".")[0]
+    inside = [*Path(folder).glob("*.py"), *(each.parent for each in Path(folder).glob("*/*.py"))]
+    found = sorted({path.stem for path in inside if path.stem.isidentifier()})
     for place in ("src", ".."):
-        spec = PathFinder.find_spec(first, [str(Path(folder, place))])
-        if spec is not None and spec.origin is not None:
+        if _is_in(Path(folder, place), name.split(".")):
             return f"no module named {missing!r} in {folder}; it is found with --app-dir {place}"
     there = suggestion(name, found) or f"; it has: {_listed(found)}"
     return f"no module named {missing!r} in {folder} (see --app-dir) or on sys.path{there}"

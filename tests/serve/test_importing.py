@@ -108,6 +108,23 @@ def test_of_a_module_in_src_or_one_level_up_it_is_said_how_it_is_found(load, app
         load("elsewhere")
 
 
+@pytest.mark.parametrize("place", ["src", ".."])
+def test_the_same_of_a_package_without_an_init(load, app_dir, place):
+    (app_dir / place / "parts").mkdir(parents=True)
+    (app_dir / place / "parts" / "inner.py").write_text("")
+    with pytest.raises(InvalidRequestError, match=f"'parts' .* with --app-dir {place}$"):
+        load("parts.inner")
+    with pytest.raises(InvalidRequestError, match=r"'parts' in .*\(see --app-dir\)"):
+        load("parts.nothing")
+
+
+def test_packages_are_among_what_there_is(load, app_dir):
+    (app_dir / "parts").mkdir()
+    (app_dir / "parts" / "inner.py").write_text("")
+    with pytest.raises(InvalidRequestError, match="it has: demo, parts"):
+        load("zzz")
+
+
 def test_a_module_without_an_application_lists_what_it_has(load, app_dir):
     (app_dir / "unbound.py").write_text("from demo import Model\n")
     with pytest.raises(InvalidRequestError, match=r"are not bound: Model; add app = X.bind"):
