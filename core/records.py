@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from greenroom.core.config import HIDDEN, config_shown, without_credentials
 from greenroom.core.formats import travels
+
+T = TypeVar("T")
 
 
 @travels
@@ -264,6 +266,32 @@ def candidate_of(application: str) -> str:
 def is_candidates(name: str) -> bool:
     """Return whether an application, or a backend or endpoint of it, is a canary's."""
     return name.partition("#")[0].endswith(CANDIDATE)
+
+
+RECORDER = "recorder "
+"""How the names of recorders begin: a backend and endpoint each, beside what they record."""
+
+
+def is_passing(name: str) -> bool:
+    """Return whether a backend or endpoint is of a canary or a recorder: nothing that lasts."""
+    return is_candidates(name) or name.startswith(RECORDER)
+
+
+def lasting(definition: Definition | None) -> Definition | None:
+    """Return a definition as the history keeps it: an endpoint without its recorder."""
+    if not isinstance(definition, EndpointRecord):
+        return definition
+    return replace(
+        definition,
+        shadows=_lasting(definition.shadows),
+        compares=_lasting(definition.compares),
+    )
+
+
+def _lasting(by_backend: Mapping[str, T]) -> Mapping[str, T]:
+    if not any(map(is_passing, by_backend)):
+        return by_backend
+    return {name: value for name, value in by_backend.items() if not is_passing(name)}
 
 
 def served_as(application: str) -> str:

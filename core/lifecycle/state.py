@@ -35,7 +35,8 @@ from greenroom.core.records import (
     GoalRecord,
     Key,
     backend_definition,
-    is_candidates,
+    is_passing,
+    lasting,
 )
 from greenroom.core.routing.tables import (
     BACKEND_PREFIX,
@@ -217,12 +218,12 @@ class State:
         try:
             answer = make()
         except Exception:
-            is_changed = any(self.definition(key) != each for key, each in before.items())
+            is_changed = any(lasting(self.definition(key)) != each for key, each in before.items())
             self.is_torn = is_changed or self.changes.size != changes
             raise
         finally:
             self._before = None
-        after = {key: self.definition(key) for key in before}
+        after = {key: lasting(self.definition(key)) for key in before}
         if after != before or self._is_entered:
             self.history.add(author, what, answer, before, after, wall_now, self.changes)
             self._hold_code_of_history()
@@ -253,10 +254,11 @@ class State:
     def note(self, key: Key) -> None:
         """Keep for the history what is about to be changed; call it before each write.
 
-        What belongs to a candidate is part of a rollout, and nothing that a user has defined.
+        What belongs to a candidate is part of a rollout, and nothing that a user has defined, as
+        little as what records.
         """
-        if self._before is not None and key not in self._before and not is_candidates(key[1]):
-            self._before[key] = self.definition(key)
+        if self._before is not None and key not in self._before and not is_passing(key[1]):
+            self._before[key] = lasting(self.definition(key))
 
     def new_goal(self, subject: Subject, what: str) -> str:
         """Add a goal of the change that is being made; return its id."""

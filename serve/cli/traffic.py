@@ -174,8 +174,11 @@ def record(
         return
     file = file or Path(endpoint.replace("/", "_") + ".jsonl")
     interrupt_on_terminate()
-    part = "" if sample == 1 else f"{sample:.4g} of "
-    click.echo(f"recording {part}{endpoint!r} in {file}; Ctrl-C ends it", err=True)
+
+    def tell() -> None:
+        part = "" if sample == 1 else f"{sample:.4g} of "
+        click.echo(f"recording {part}{endpoint!r} in {file}; Ctrl-C ends it", err=True)
+
     with connected(settings) as connection:
         client = Client(connection, settings)
         done = recording.record(
@@ -186,6 +189,7 @@ def record(
             max_bytes=int(max_mb * MB),
             seconds=seconds,
             redact=redact,
+            on_begin=tell,
         )
     dropped = f", {done.dropped} dropped" if done.dropped else ""
     click.echo(

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -28,6 +28,7 @@ from starlette.responses import PlainTextResponse
 from greenroom.actors.replica import context as user_context
 from greenroom.core.comparing.comparing import Response
 from greenroom.core.errors import GreenroomError, InvalidRequestError
+from greenroom.core.records import RECORDER
 from greenroom.serve.admin.client import Client
 
 FORMAT = 1
@@ -137,7 +138,7 @@ class Recorded(NamedTuple):
 
 def recorder_of(endpoint: str) -> str:
     """Return the name of an endpoint's recorder: a backend, and an endpoint without a route."""
-    return f"recorder {sha256(endpoint.encode()).hexdigest()[:12]}"
+    return f"{RECORDER}{sha256(endpoint.encode()).hexdigest()[:12]}"
 
 
 def record(
@@ -149,10 +150,13 @@ def record(
     max_bytes: int,
     seconds: float | None = None,
     redact: tuple[str, ...] = (),
+    on_begin: Callable[[], None] = lambda: None,
 ) -> Recorded:
     """Record a share of an endpoint's queries until the file is full or the time is over.
 
-    KeyboardInterrupt ends it, too, and is not raised. The file is new and this user's alone.
+    ``on_begin`` is called when queries begin to be recorded. KeyboardInterrupt ends it, too, and is
+    not raised. The history has nothing of a recorder, for nobody is to undo it. The file is new and
+    this user's alone.
     InvalidRequestError for bad values, UnknownNameError for an endpoint that is not there.
     """
     if not 0 < sample <= 1:
@@ -178,6 +182,7 @@ def record(
             )
             client.create_endpoint(name, backend=name)
             client.shadow_traffic(endpoint, name, sample, compare=answered)
+            on_begin()
             return _take_all(client, name, out, max_bytes, seconds)
         finally:
             stop(client, endpoint)

@@ -9,7 +9,7 @@ import pytest
 
 from greenroom.core.errors import ConflictError, UnknownNameError
 from greenroom.core.lifecycle.history import described
-from greenroom.core.records import HistoryRecord
+from greenroom.core.records import RECORDER, HistoryRecord
 from tests.core import requests as ask
 from tests.core.worlds import BROKEN, Spec, World
 
@@ -175,6 +175,31 @@ def test_undo_is_refused_where_a_later_change_touched_the_same(world: World) -> 
     world.change(ask.version(b"two"), "deploy two")
     world.change(ask.version(b"three"), "deploy three")
     refused(world, 2, "deploy two", "change 3 (deploy three) changed backend 'app#d' later")
+
+
+def test_a_recording_is_no_entry_and_stands_in_the_way_of_no_undo(world: World) -> None:
+    name = f"{RECORDER}1a2b"
+    world.change(ask.create("user's"))
+    world.change(ask.shadow("app#d", "user's", 0.5))
+    before = len(entries(world))
+    world.change(ask.create(name))
+    world.change(ask.endpoint(name, name))
+    world.change(ask.shadow("app#d", name, 1.0))
+    world.settle()
+    assert world.cluster.endpoints["app#d"].shadows == {"user's": 0.5, name: 1.0}
+    world.change(ask.version(num_replicas=3), "deploy amid it")
+    world.change(ask.shadow("app#d", name, 0.0))
+    world.change(ask.unname(name))
+    world.change(ask.delete(name, force=True))
+    world.settle()
+    assert [entry.what for entry in entries(world)[before:]] == ["deploy amid it"]
+    undo(world)
+    world.settle()
+    undo(world, 3)  # the user's shadow
+    world.settle()
+    assert world.cluster.endpoints["app#d"].shadows == {}
+    assert world.cluster.backends["app#d"].config.num_replicas == 2
+    assert not any(name in each for each in (world.cluster.backends, world.cluster.endpoints))
 
 
 def test_undo_is_refused_where_there_is_nothing_left_of_the_change(world: World) -> None:
