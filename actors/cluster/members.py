@@ -89,7 +89,7 @@ class Members:
         self._watched: dict[str, _Watched] = {}  # by incarnation: host processes and proxies
         self._port: Port | None = None  # to other hosts' admins; made when there is one
         self._locating: dict[str, _Locating] = {}  # by replica
-        self._describing: dict[Process, Callable[[str], None]] = {}  # that have ended
+        self._describing: dict[str, Callable[[str], None]] = {}  # by address: ends
         self._has_heard = False  # of any other host
         self._longest_drain: tuple[float, float] = (float("-inf"), 0.0)  # looked at, and found
         self.keys = KeyRotation(loop, cluster, settings)
@@ -363,21 +363,21 @@ class Members:
             self._loop.send(known.at, cm.KillReplica(process=process, epoch=self.epoch))
 
     def describe_end(
-        self, replica: str, process: Process, host: str, on_described: Callable[[str], None]
+        self, replica: str, address: Address, host: str, on_described: Callable[[str], None]
     ) -> None:
         """Ask a host how a replica's process ended there; called with "" if it does not say."""
         known = self._hosts.get(host)
         if known is None or self.format() < 2:
             on_described("")
             return
-        self._describing[process] = on_described
-        self._loop.send(known.at, cm.DescribeEnd(replica=replica, process=process))
-        nothing = cm.EndDescribed(process=process, cause="")
+        self._describing[str(address)] = on_described
+        self._loop.send(known.at, cm.DescribeEnd(replica=replica, address=address))
+        nothing = cm.EndDescribed(address=address, cause="")
         self._loop.call_later(END_DESCRIBED_WITHIN_S, lambda: self.end_described(nothing))
 
     def end_described(self, message: cm.EndDescribed) -> None:
         """Take a host's word on how a process ended, the first one on each."""
-        on_described = self._describing.pop(message.process, None)
+        on_described = self._describing.pop(str(message.address), None)
         if on_described is not None:
             on_described(message.cause)
 

@@ -117,8 +117,13 @@ class Supervisor:
         for tag, known in list(self._replicas.items()):
             if known.address == address and known.process is None:
                 known.address = None
-                self._cluster.replica_exited(tag, time.monotonic())
-                self._changed()
+                described = partial(self._died_unreported, tag)
+                self._members.describe_end(tag, address, self._host_of(tag), described)
+
+    def _died_unreported(self, tag: str, cause: str) -> None:
+        if tag not in self._replicas or self._process_of(tag) is None:
+            self._cluster.replica_exited(tag, time.monotonic(), cause)
+            self._changed()
 
     def lost(self, message: cm.ReplicaLost) -> None:
         """Kill a replica that a proxy gave up: gone, or so stuck that it takes no message."""
@@ -132,8 +137,8 @@ class Supervisor:
         if self._stopping or not self._is_live(tag):
             self._gone(tag, process)
         else:
-            described = partial(self._gone, tag, process)
-            self._members.describe_end(tag, process, self._host_of(tag), described)
+            described, at = partial(self._gone, tag, process), self._replicas[tag].address
+            self._members.describe_end(tag, at, self._host_of(tag), described)
 
     def _is_live(self, tag: str) -> bool:
         backend = self._cluster.backend_of(tag)

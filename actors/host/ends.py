@@ -1,8 +1,8 @@
 """How a host's processes ended: exit code or signal, and what they logged last.
 
 Only its parent learns a process's exit status. That is the actor system's admin, which notes each
-in a small file of the run folder (:func:`note`). The host process reads it when the controller asks
-(:class:`Ends`), and removes what nobody has asked for.
+in a small file of the run folder, by the process's address (:func:`note`). The host process reads
+it when the controller asks (:class:`Ends`), and removes what nobody has asked for.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from greenroom.actors.runtime.logs import replica_log
 from greenroom.actors.runtime.settings import HostSettings
+from greenroom.actors.transport.addresses import ProcessAddress
 
 NOTED_WITHIN_S = 0.3  # the admin hears of the end when the controller does
 LOOK_EVERY_S = 0.005
@@ -27,10 +28,10 @@ _SUFFIX = ".end"
 VMSTAT = Path("/proc/vmstat")
 
 
-def note(folder: Path, pid: int, status: int) -> None:
+def note(folder: Path, address: ProcessAddress, status: int) -> None:
     """Note how a process ended: its exit code, or the negative number of a signal."""
     with contextlib.suppress(OSError):  # then its end stays unexplained
-        (folder / f"{pid}{_SUFFIX}").write_text(str(status), encoding="ascii")
+        _path(folder, address).write_text(str(status), encoding="ascii")
 
 
 class Ends:
@@ -41,9 +42,9 @@ class Ends:
         self._vmstat = vmstat
         self._killed = self._kills_for_memory()
 
-    async def cause(self, replica: str, pid: int) -> str:
+    async def cause(self, replica: str, address: ProcessAddress) -> str:
         """Return how a replica's process ended, "" if nobody noted it: as a part of a sentence."""
-        path = self._settings.run_dir / f"{pid}{_SUFFIX}"
+        path = _path(self._settings.run_dir, address)
         deadline = time.monotonic() + NOTED_WITHIN_S
         while not path.exists():
             if time.monotonic() > deadline:
@@ -58,9 +59,9 @@ class Ends:
         last = self._last_lines(replica)
         return f"{how}; its log ends with: {last}" if last else how
 
-    def tidy(self) -> None:
+    def tidy(self, kept_s: float = KEPT_S) -> None:
         """Remove notes that nobody has asked for: of processes that were to end."""
-        before = time.time() - KEPT_S
+        before = time.time() - kept_s
         for path in self._settings.run_dir.glob(f"*{_SUFFIX}"):
             with contextlib.suppress(OSError):
                 if path.stat().st_mtime < before:
@@ -93,3 +94,7 @@ class Ends:
         crashes = [at for at, line in enumerate(lines) if line.startswith(_CRASH)]
         begin = crashes[-1] if crashes else -SHOWN_LINES
         return " | ".join(lines[begin:][:SHOWN_LINES])
+
+
+def _path(folder: Path, address: ProcessAddress) -> Path:
+    return folder / f"{address.number}{_SUFFIX}"  # which no other process of the host ever has

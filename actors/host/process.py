@@ -546,8 +546,9 @@ class Host:
 
     def _describe_end(self, message: DescribeEnd, sender: Address) -> None:
         async def answer() -> None:
-            cause = await self._ends.cause(message.replica, message.process.pid)
-            self._port.loop.send(sender, EndDescribed(process=message.process, cause=cause))
+            address = message.address
+            cause = await self._ends.cause(message.replica, address.addressDetails)
+            self._port.loop.send(sender, EndDescribed(address=address, cause=cause))
 
         task = asyncio.ensure_future(answer())
         self._describing.add(task)
@@ -577,6 +578,7 @@ class Host:
         self._port.detach()
         self._records.kill(spare=(HOST_ROLE,), under=self._process.pid)
         self._records.remove(self._process)
+        self._ends.tidy(kept_s=0)
         with contextlib.suppress(OSError):  # a read-only disk; its age tells that it is old
             settings.status_file.unlink(missing_ok=True)
         if forget:

@@ -308,14 +308,14 @@ class DescribeEnd(Message):
     """
 
     replica: str
-    process: Process
+    address: Address  # of its actor
 
 
 @message
 class EndDescribed(Message):
     """Host process to controller: how a replica's process ended, "" if nobody knows."""
 
-    process: Process
+    address: Address
     cause: str
 
 

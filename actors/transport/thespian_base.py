@@ -498,7 +498,7 @@ _CONVENTION = {
     "CONVENTION_REGISTRATION_MISS_MAX": 60,
 }
 
-OnEnd = Callable[[int, int], None]
+OnEnd = Callable[[ProcessAddress, int], None]
 
 
 class _Repaired:
@@ -538,11 +538,12 @@ class _Repaired:
             if self._checkChildLiveness(child):
                 alive.append(child)
                 continue
-            on_end = type(self).on_child_end
-            if on_end is not None:
-                on_end(child.childProc.pid, child.childProc.exitcode)
+            address = getattr(child, "childRealAddr", child.childAddr)
+            details, on_end = address.addressDetails, type(self).on_child_end
+            if on_end is not None and isinstance(details, ProcessAddress):
+                on_end(details, child.childProc.exitcode)
             if not getattr(child, "is_reported", False):
-                self._notify_exited(getattr(child, "childRealAddr", child.childAddr))
+                self._notify_exited(address)
         self._child_procs = alive
         return True
 
@@ -709,8 +710,9 @@ def install(
 ) -> str:
     """Make the base known to Thespian, which finds bases by name; return that name.
 
-    An admin that is forked from this process calls ``on_admin`` with its loop, and ``on_child_end``
-    with the pid of a child that has ended, and its exit code or the negative number of a signal.
+    An admin that is forked from this process calls ``on_admin`` with its loop. It calls
+    ``on_child_end`` with the address of a child that has ended, and with its exit code or the
+    negative number of a signal.
     """
     Transport.on_admin = on_admin
     if on_child_end is not None:

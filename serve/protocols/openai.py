@@ -230,7 +230,7 @@ def _make_app(models: tuple[str, ...], hashes: tuple[bytes, ...]) -> Starlette:
         Route("/v1/models", api.handles(api.list_models)),
         Route("/v1/models/{model:path}", api.handles(api.get_model)),
     ]
-    there = [f"{max(route.methods or ())} {route.path}" for route in routes]  # GET, not HEAD
+    there = [f"{min(route.methods or ())} {route.path}" for route in routes]  # GET, not HEAD
     index = api.handles(partial(_answer_index, there))
     routes += [Route("/v1", index), Route("/v1/", index)]
     return Starlette(routes=routes, exception_handlers={HTTPException: partial(_refused, there)})
