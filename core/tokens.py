@@ -11,8 +11,9 @@ import hmac
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
-from greenroom.core.errors import ConflictError, UnknownNameError
+from greenroom.core.errors import ConflictError
 from greenroom.core.records import Changes, TokenRecord
+from greenroom.core.validation import unknown_name
 
 Role = Literal["viewer", "deployer", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)  # each may do what those before it may
@@ -68,6 +69,5 @@ class Tokens:
     def revoke(self, name: str) -> None:
         """Forget a token."""
         if self._records.pop(name, None) is None:
-            known = ", ".join(sorted(self._records)) or "none"
-            raise UnknownNameError(f"no token is named {name!r}; there are: {known}")
+            raise unknown_name("token", name, self._records)
         self._changes.delete(TOKEN, name)

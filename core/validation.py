@@ -12,10 +12,11 @@ from typing import Any, ClassVar, Self, TypeGuard, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from greenroom.core.errors import InvalidRequestError
+from greenroom.core.errors import InvalidRequestError, UnknownNameError
 
 M = TypeVar("M", bound=BaseModel)
 
+SHOWN_NAMES = 50  # of those there are, in the error for another
 _CLOSE = 0.75  # two letters of a short word the other way round; less alike is another word
 _SHORT = reprlib.Repr()  # as repr() of what people write; of more, and of what is deeper, its head
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
@@ -174,6 +175,16 @@ def suggestion(name: str, names: Iterable[str]) -> str:
     """Return a question for the end of an error: which of the names may be meant; "" for none."""
     near = nearest(name, names)
     return f"; did you mean {near}?" if near else ""
+
+
+def unknown_name(what: str, name: str, names: Iterable[str]) -> UnknownNameError:
+    """Return the error for a name of nothing: with those there are, and which may be meant."""
+    there = sorted(names)
+    shown = ", ".join(there[:SHOWN_NAMES]) or "none"
+    more = f" and {len(there) - SHOWN_NAMES} more" if len(there) > SHOWN_NAMES else ""
+    return UnknownNameError(
+        f"no {what} is named {name!r}; there are: {shown}{more}{suggestion(name, there)}"
+    )
 
 
 def _model_named(title: str) -> type[Settings]:

@@ -36,6 +36,7 @@ from greenroom.actors.replica.user_code import Failure, UserCode
 from greenroom.actors.runtime.processes import this_process
 from greenroom.core.errors import DeployFailedError, UnknownNameError
 from greenroom.core.operations import DeploymentSpec
+from greenroom.core.validation import unknown_name
 from greenroom.serve.build import Built, build
 from greenroom.serve.deployments import Application
 from greenroom.serve.handle import DeploymentHandle
@@ -216,10 +217,7 @@ def has_deployment(application: str, name: str) -> bool:
     """Return whether an application runs here; UnknownNameError when without this deployment."""
     names = None if _client is None else _client.names.get(application)
     if names is not None and name not in names:
-        raise UnknownNameError(
-            f"no deployment of application {application!r} is named {name!r}; "
-            f"there are: {', '.join(sorted(names))}"
-        )
+        raise unknown_name(f"deployment of application {application!r}", name, names)
     return names is not None
 
 

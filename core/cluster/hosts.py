@@ -17,13 +17,13 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from greenroom.core.errors import ConflictError, UnknownNameError
+from greenroom.core.errors import ConflictError
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.placement import Placement
 from greenroom.core.lifecycle.state import State
 from greenroom.core.long_poll import Listeners
 from greenroom.core.records import BACKEND, HostRecord
-from greenroom.core.validation import suggestion
+from greenroom.core.validation import unknown_name
 
 # --- Liveness -------------------------------------------------------------------------------------
 #
@@ -363,10 +363,7 @@ class Hosts:
             return host, host.record
         if host is not None:
             raise ConflictError(f"host {name!r} has not reported yet; ask again in a second")
-        names = sorted(self._hosts)
-        raise UnknownNameError(
-            f"no host is named {name!r}; there are: {', '.join(names)}{suggestion(name, names)}"
-        )
+        raise unknown_name("host", name, self._hosts)
 
     def stop(self, name: str) -> None:
         """Replace elsewhere what is on a host that is to stop; harmless for one that has left."""

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
+from greenroom.core.errors import ConflictError, InvalidRequestError
 from greenroom.core.lifecycle.endpoints import check_free, told_uses
 from greenroom.core.lifecycle.goals import Progress
 from greenroom.core.lifecycle.history import CODE_KEPT
@@ -48,6 +48,7 @@ from greenroom.core.records import (
     served_as,
 )
 from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX
+from greenroom.core.validation import unknown_name
 
 Wanted = dict[Key, Definition | None]
 NO_CODE: Mapping[str, bytes] = MappingProxyType({})
@@ -250,8 +251,7 @@ def deployment_record(state: State, name: str) -> BackendRecord:
     """Return the record of a deployment that stands alone, or raise UnknownNameError."""
     record = _find_deployment(state, name)
     if record is None:
-        known = ", ".join(deployment_names(state)) or "none"
-        raise UnknownNameError(f"no deployment is named {name!r}; there are: {known}")
+        raise unknown_name("deployment", name, deployment_names(state))
     return record
 
 

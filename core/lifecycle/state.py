@@ -44,6 +44,7 @@ from greenroom.core.routing.tables import (
     BackendTable,
     EndpointTable,
 )
+from greenroom.core.validation import unknown_name
 
 SOFT = ("goal", "history", "rollout", "canary", "listener", "host", "token")
 """Kinds of records that the cluster can do without when they are damaged; the status says so."""
@@ -144,15 +145,13 @@ class State:
         """Return a backend that is not being deleted, or raise UnknownNameError."""
         backend = self.backends.get(tag)
         if backend is None or backend.record.deleting:
-            known = ", ".join(sorted(self.backends)) or "none"
-            raise UnknownNameError(f"no backend is named {tag!r}; there are: {known}")
+            raise unknown_name("backend", tag, self.backends)
         return backend
 
     def endpoint(self, name: str) -> EndpointRecord:
         """Return an endpoint, or raise UnknownNameError."""
         if name not in self.endpoints:
-            known = ", ".join(sorted(self.endpoints)) or "none"
-            raise UnknownNameError(f"no endpoint is named {name!r}; there are: {known}")
+            raise unknown_name("endpoint", name, self.endpoints)
         return self.endpoints[name]
 
     def goal(self, goal_id: str) -> GoalRecord:

@@ -289,6 +289,8 @@ class Canaries:
         place = (record.endpoint, record.to, compare.id)
         found = self._differences.of(place)
         compared, different = found["compared"], found["different"]
+        if not compared:
+            return "NO ANSWERS WERE COMPARED before it took over: a longer hold_s gives them time"
         told = f"{different} of {compared} compared answers were different"
         causes = [each for each in found["causes"] if each["comparable"]][:SHOWN_CAUSES]
         if causes:

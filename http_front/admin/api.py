@@ -34,7 +34,7 @@ from greenroom.core.errors import (
     UnknownNameError,
 )
 from greenroom.core.operations import OPERATIONS, GetStatus, Operation, WaitForGoal
-from greenroom.core.validation import problems_in
+from greenroom.core.validation import problems_in, unknown_name
 from greenroom.http_front.admin.access import (
     Controller,
     check_name,
@@ -228,8 +228,7 @@ class _LogsResource:
         status = await self._controller.request(GetStatus(), author)
         addresses: dict[str, str] = {each["name"]: each["address"] for each in status["hosts"]}
         if host not in addresses:
-            known = ", ".join(sorted(addresses))
-            raise UnknownNameError(f"no host is named {host[:200]!r}; there are: {known}")
+            raise unknown_name("host", host[:200], addresses)
         return addresses[host]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from greenroom.actors.runtime.connection import Connection
 from greenroom.core import operations as ops
-from greenroom.core.errors import UnknownNameError
+from greenroom.core.validation import unknown_name
 
 
 def read_report(connection: Connection, timeout_s: float | None = None) -> dict[str, Any]:
@@ -63,6 +63,5 @@ def check_deployment(report: dict[str, Any], deployment: str, name: str) -> None
 
 def _entry(entries: dict[str, Any], name: str, what: str) -> Any:
     if name not in entries:
-        known = ", ".join(sorted(entries)) or "none"
-        raise UnknownNameError(f"no {what} is named {name!r}; there are: {known}")
+        raise unknown_name(what, name, entries)
     return entries[name]

@@ -20,7 +20,8 @@ from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport import admission
 from greenroom.core import operations as ops
-from greenroom.core.errors import DeployFailedError, GreenroomError, UnknownNameError
+from greenroom.core.errors import DeployFailedError, GreenroomError
+from greenroom.core.validation import unknown_name
 from greenroom.serve.admin import applications, reports
 from greenroom.serve.admin.session import wait_for_goal
 from greenroom.serve.cli.display import Progress, note_silent, problems_of
@@ -179,8 +180,7 @@ def _of_application(report: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the report of one application alone."""
     found = report["applications"].get(name)
     if found is None:
-        names = ", ".join(sorted(report["applications"])) or "none"
-        raise UnknownNameError(f"no application is named {name!r}; there are: {names}")
+        raise unknown_name("application", name, report["applications"])
     endpoints = {f"{name}#{deployment}" for deployment in found["deployments"]}
     own = {key: of for key, of in (report.get("endpoints") or {}).items() if key in endpoints}
     kept: dict[str, Any] = {key: report[key] for key in ("controller", "hosts") if key in report}

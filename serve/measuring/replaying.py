@@ -33,8 +33,9 @@ from greenroom.actors.messages.queries import (
 )
 from greenroom.core.comparing.comparing import Compare, Differences, Outcome, Response, compare
 from greenroom.core.comparing.latencies import Interval, percentile, ratio, share
-from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
+from greenroom.core.errors import ConflictError, InvalidRequestError
 from greenroom.core.operations import HTTP_METHODS
+from greenroom.core.validation import unknown_name
 from greenroom.serve.admin.client import Client
 from greenroom.serve.measuring.recording import REDACTED, Row, read
 
@@ -121,9 +122,7 @@ def replay(
     made: list[str] = []
     for backend in (to, *([] if baseline is None else [baseline])):
         if backend not in known:
-            raise UnknownNameError(
-                f"no backend is named {backend!r}; there are: {', '.join(sorted(known))}"
-            )
+            raise unknown_name("backend", backend, known)
         # A backend of an application takes no other endpoint, and has one of its own name.
         is_own = endpoints.get(backend, {}).get("traffic") == {backend: 1.0}
         names[backend] = backend if is_own else f"replay {secrets.token_hex(6)}"
@@ -162,8 +161,7 @@ def serving(client: Client, endpoint: str, but: str) -> str | None:
     """Return the backend with most of an endpoint's traffic, other than ``but``."""
     endpoints = client.list_endpoints()
     if endpoint not in endpoints:
-        known = ", ".join(sorted(endpoints)) or "none"
-        raise UnknownNameError(f"no endpoint is named {endpoint!r}; there are: {known}")
+        raise unknown_name("endpoint", endpoint, endpoints)
     traffic: dict[str, float] = endpoints[endpoint]["traffic"]
     return max((tag for tag in traffic if tag != but), key=lambda tag: traffic[tag], default=None)
 
