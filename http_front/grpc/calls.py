@@ -1,10 +1,14 @@
 """RPCs as queries: what a servicer's methods do in place of the servicer.
 
 Theory of operation. The user's functions, ``add_XServicer_to_server``, say which methods there are
-and how their messages are read and written. Each call of one becomes a query to the ingress of the
-application that its metadata names, as a handle's call is: same routing, limits, deadline and
-cancellation. A client's stream follows its query as a large body does; the method gets an async
-iterator of its messages. What the method yields comes back in the parts of the answer.
+and how their messages are read and written. Each call of one becomes a query to the ingress of an
+application, as a handle's call is: same routing, limits, deadline and cancellation. A client's
+stream follows its query as a large body does; the method gets an async iterator of its messages.
+What the method yields comes back in the parts of the answer.
+
+The application is the one that the metadata names, or the only one. Clients of other makers name
+none. So where several run, a call with one request and one answer goes from one to the next until
+one has the method, and the model that it is about; which one that was is remembered.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import contextlib
 import pickle
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, NoReturn, Self
 from urllib.parse import unquote
 
@@ -45,6 +49,9 @@ FRESH_S = 2.0  # how long the table of applications is believed
 ASK_TIMEOUT_S = 5.0
 RPCS = "RPCs (maximum_concurrent_rpcs)"
 MAX_METADATA = 200  # characters of a value that is used
+INFERENCE = "inference.GRPCInferenceService"  # the Open Inference Protocol's
+MOST_ASKED = 16  # applications that a call which names none goes to
+MAX_KNOWN = 1000  # methods and models whose application is remembered
 Code = grpc.StatusCode
 _CODES = {
     "BackPressureError": Code.RESOURCE_EXHAUSTED,
@@ -130,6 +137,7 @@ class Servicers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no 
         self._applications = applications
         self._declared: list[Any] = []
         self._request_timeout_s = request_timeout_s
+        self._known: dict[tuple[str, str], str] = {}  # method and model -> endpoint
         self._places = places  # health and reflection take none of them
         self._registry = registry = Registry()
         self._ended = registry.counter(
@@ -174,15 +182,22 @@ class Servicers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no 
                 self._seconds.observe(time.monotonic() - began_at, service, method)
 
             limit_s = self._request_timeout_s
-            return _Call(self._link, method, found, request, context, limit_s, ended)
+            model = _model(service, request)
+            return _Call(self._link, method, found, request, model, context, limit_s, ended)
 
         async def whole(request: Any, context: Any) -> Any:
             async with self._places.place(context, RPCS), call_of(request, context) as call:
-                return await call.value(await self._endpoint(context))
+                asked = (method, _model(service, request))
+                endpoints = await self._endpoints(context, asked)
+                value, endpoint = await call.value(endpoints)
+                if len(endpoints) > 1:
+                    self._remember(asked, endpoint)
+                return value
 
         async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
             async with self._places.place(context, RPCS), call_of(request, context) as call:
-                async for value in call.values(await self._endpoint(context)):
+                (endpoint,) = await self._endpoints(context)
+                async for value in call.values(endpoint):
                     yield value
 
         make = {
@@ -194,19 +209,32 @@ class Servicers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no 
         behaviour = stream if found.response_streaming else whole
         return make(behaviour, found.request_deserializer, found.response_serializer)
 
-    async def _endpoint(self, context: Any) -> str:
+    def _remember(self, asked: tuple[str, str], endpoint: str) -> None:
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        self._known[asked] = endpoint
+
+    async def _endpoints(self, context: Any, asked: tuple[str, str] | None = None) -> list[str]:
+        """Return whom to ask, in this order: one, or of a call without streams several."""
         try:
             endpoints = await self._applications.endpoints()
         except GreenroomError as error:
             await context.abort(Code.UNAVAILABLE, str(error))
         name = await metadata_of(context, "application")
+        if name in endpoints:
+            return [endpoints[name]]
         if not name and len(endpoints) == 1:
-            return next(iter(endpoints.values()))
-        if name not in endpoints:
-            known = ", ".join(sorted(endpoints)) or "none"
-            told = f"application={name!r}" if name else "no metadata 'application'"
-            await context.abort(Code.NOT_FOUND, f"{told}: the applications are: {known}"[:1000])
-        return endpoints[name]
+            return list(endpoints.values())
+        if not name and endpoints and asked is not None:
+            first = (self._known.get(asked, ""), endpoints.get(asked[1], ""))
+            there = set(endpoints.values())
+            order = dict.fromkeys((*first, *endpoints.values()))
+            return [each for each in order if each in there][:MOST_ASKED]
+        known = ", ".join(sorted(endpoints)) or "none"
+        told = f"application={name!r}" if name else "the call has no metadata 'application'"
+        text = f"{told}: give it the name of one, such as metadata=[('application', NAME)]; there "
+        await context.abort(Code.NOT_FOUND, f"{text}are: {known}"[:1000])
+        raise AssertionError("abort raises")
 
 
 class _Anything:
@@ -236,6 +264,7 @@ class _Call:
         method: str,
         found: Any,
         request: Any,
+        model: str,
         context: Any,
         limit_s: float | None,
         ended: Callable[[str], None],
@@ -246,6 +275,7 @@ class _Call:
         self._method = method
         self._found = found
         self._request = request  # a message, or an iterator of them
+        self._model = model
         self._context = context
         self._sending: asyncio.Task[None] | None = None
         self._stream: Stream | None = None
@@ -263,12 +293,22 @@ class _Call:
         if self._stream is not None:
             self._stream.close()  # which cancels it, unless it is over
 
-    async def value(self, endpoint: str) -> Any:
-        """Return the only answer."""
-        answer = await self._ask(endpoint)
-        if isinstance(answer, ValueAnswer):
-            return pickle.loads(answer.value)
+    async def value(self, endpoints: Sequence[str]) -> tuple[Any, str]:
+        """Return the only answer, and who gave it: the first that has the method and the model."""
+        for endpoint in endpoints:
+            answer = await self._ask(endpoint)
+            if isinstance(answer, ValueAnswer):
+                return pickle.loads(answer.value), endpoint
+            if not self._is_of_another(answer):
+                break
         return await self._abort(answer)
+
+    def _is_of_another(self, answer: Any) -> bool:
+        """Return whether an application has no such method or model: then nothing of it ran."""
+        if not isinstance(answer, FailedAnswer):
+            return False
+        is_unknown = answer.kind == "GrpcStatusError" and answer.text.startswith("NOT_FOUND: ")
+        return answer.kind == "InvalidRequestError" or (is_unknown and bool(self._model))
 
     async def values(self, endpoint: str) -> AsyncIterator[Any]:
         """Yield the answers of a stream."""
@@ -340,6 +380,13 @@ class _Call:
                 text = "the deployment raised an exception"
         await self._context.abort(code, text[:1000])
         raise AssertionError("abort raises")
+
+
+def _model(service: str, request: Any) -> str:
+    """Return the model that a request of the Open Inference Protocol is about; "" for another."""
+    if service != INFERENCE:
+        return ""
+    return str(getattr(request, "model_name", "") or getattr(request, "name", ""))
 
 
 def _shorter(one: float | None, other: float | None) -> float | None:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import urllib.request
+from pathlib import Path
 
 import grpc
 import pytest
@@ -24,6 +25,7 @@ from greenroom import serve
 from greenroom.http_front.connections import TrustedProxies
 from greenroom.http_front.grpc.calls import Places, Servicers
 from greenroom.http_front.grpc.server import CONNECTION, Services
+from greenroom.serve.admin import applications
 from greenroom.serve.exceptions import BackPressureError, GrpcStatusError, StartError
 from tests.support.certificates import certificate
 from tests.support.systems import RunningSystem, alive, free_port, wait_until
@@ -221,6 +223,39 @@ def test_what_is_not_there_has_a_status(shop, item, channel):
     assert code_of(unknown) is CODE.UNIMPLEMENTED
     garbage = channel.unary_unary("/shop.Shop/Price", lambda _: b"\xff\xff", item.FromString)
     assert code_of(garbage) is not CODE.OK
+
+
+@serve.deployment
+class Other:
+    def Missing(self, item):
+        return type(item)(name="other", number=1)
+
+
+def test_of_several_applications_one_with_the_method_answers_and_streams_name_theirs(
+    running, shop, item
+):
+    options = {"runtime_env": {"working_dir": str(Path(running.system.settings.state_dir).parent)}}
+    running.system.deploy(Other.bind(), name="other", route_prefix="/other", **options)
+    try:
+        wait_until(lambda: named(shop.Missing, item) == "other", 5, "the new one is known")
+        assert named(shop.Price, item) == "salt"
+        to_shop = (("application", "shop"),)
+        assert len(list(shop.Count(item(name="salt", number=3), metadata=to_shop))) == 3
+        for ask in (shop.Count, lambda it: shop.Echo(iter([it]))):
+            with pytest.raises(grpc.RpcError) as caught:
+                list(ask(item(name="salt", number=3)))
+            assert caught.value.code() is CODE.NOT_FOUND
+            assert "metadata=[('application', NAME)]; there are: other, shop" in str(caught.value)
+    finally:
+        assert applications.delete(running.system.connection, "other")
+        wait_until(lambda: named(shop.Missing, item) is CODE.INVALID_ARGUMENT, 5, "that is known")
+
+
+def named(call, item):
+    try:
+        return call(item(name="salt", number=3)).name
+    except grpc.RpcError as error:
+        return error.code()
 
 
 def test_a_deadline_ends_the_call_and_the_generator(shop, item):

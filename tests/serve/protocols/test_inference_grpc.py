@@ -10,7 +10,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from greenroom import serve
-from tests.support.systems import RunningSystem, free_port
+from greenroom.serve.admin import applications
+from tests.support.systems import RunningSystem, free_port, wait_until
 
 FUNCTION = "tritonclient.grpc.service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server"
 
@@ -30,19 +31,23 @@ class Summing:
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    port = free_port()
+def system(tmp_path_factory):
     system = RunningSystem(
         tmp_path_factory.mktemp("inference-grpc") / "state",
-        GREENROOM_GRPC_PORT=str(port),
+        GREENROOM_GRPC_PORT=str(free_port()),
         GREENROOM_GRPC_SERVICER_FUNCTIONS=FUNCTION,
     )
     system.start()
     try:
         system.deploy(Summing.bind())
-        yield f"127.0.0.1:{port}"
+        yield system
     finally:
         system.stop()
+
+
+@pytest.fixture
+def target(system):
+    return f"127.0.0.1:{system.settings.grpc_port}"
 
 
 @pytest.fixture
@@ -113,3 +118,52 @@ def test_wrong_requests_have_a_status(client):
     wrong = asked([[1, 2]])
     wrong[0].set_shape([2, 2])
     refused("INVALID_ARGUMENT", "needs 16 bytes", "summing", wrong)
+
+
+# --- Several applications -------------------------------------------------------------------------
+
+
+@serve.deployment
+@serve.inference(inputs={"x": ("FP32", [-1])}, outputs={"y": ("FP32", [-1])}, name="doubling")
+class Doubling:
+    async def infer(self, inputs):
+        return {"y": inputs["x"] * 2}
+
+
+@serve.deployment
+def plain(request):
+    return "no model"
+
+
+@pytest.fixture
+def beside(system, client):
+    system.deploy(Doubling.bind(), name="another", route_prefix="/another")
+    system.deploy(plain.bind(), name="a-plain-one", route_prefix="/plain")
+    wait_until(lambda: is_there(client, "doubling"), 5, "the new applications are known")
+    yield
+    for name in ("another", "a-plain-one"):
+        assert applications.delete(system.connection, name)
+
+
+def is_there(client, model):
+    try:
+        return client.is_model_ready(model)
+    except InferenceServerException:
+        return False
+
+
+def test_of_several_applications_the_one_with_the_model_answers(client, beside):
+    for _ in range(2):  # the second time it is known which
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.get_server_metadata().name == "greenroom"
+        assert client.is_model_ready("summing")
+        assert client.is_model_ready("doubling")
+        assert client.infer("summing", asked([[1, 2]])).as_numpy("sums").tolist() == [3.0]
+        x = triton.InferInput("x", [2], "FP32")
+        x.set_data_from_numpy(np.array([1, 2], np.float32))
+        assert client.infer("doubling", [x]).as_numpy("y").tolist() == [2.0, 4.0]
+    for call in (client.is_model_ready, client.get_model_metadata):
+        with pytest.raises(InferenceServerException, match="no model 'none'") as caught:
+            call("none")
+        assert caught.value.status() == "StatusCode.NOT_FOUND"
