@@ -270,6 +270,19 @@ def test_a_server_that_does_not_answer_greys_it_out(page: Browser, tokens: dict[
     )
 
 
+def test_a_token_forgotten_amid_that_leaves_nothing_grey(
+    page: Browser, tokens: dict[str, str]
+) -> None:
+    sign_in(page, tokens["viewer"], "viewer")
+    page.wait("shop", "#overview")
+    page.run("window.fetched = window.fetch; window.fetch = () => Promise.reject(new TypeError())")
+    page.wait("Cannot read the state since ", "#notice")
+    page.run("window.fetch = window.fetched")
+    page.click("#sign")
+    page.wait("Every application that has run can serve", "#public")
+    page.wait_for(lambda: not page.run("return document.body.matches('.stale')"), "it is not grey")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
 def test_no_view_is_wider_than_the_window(
