@@ -235,18 +235,18 @@ class Kept(Generic[T]):
 
     def __init__(self, read: Callable[[], Awaitable[T]]) -> None:
         self._read = read
-        self._read_at = -math.inf
+        self._asked_at = self._read_at = -math.inf
         self._value: T
         self._reading: asyncio.Future[None] | None = None
 
     async def get(self, within_s: float, *, strictly: bool = False) -> T:
-        """Return it as it was at most ``within_s`` ago; raises what reading it raises.
+        """Return what was read at most ``within_s`` ago; raises what reading it raises.
 
-        Who waits for an answer that takes longer than that gets it all the same, or ``strictly``
-        the next one.
+        The time counts from the answer, so that one that takes long is kept too; ``strictly``,
+        from the question.
         """
         wanted_at = monotonic() - within_s
-        while self._read_at < wanted_at:
+        while (self._asked_at if strictly else self._read_at) < wanted_at:
             if self._reading is None or self._reading.done():
                 self._reading = asyncio.ensure_future(self._read_once())
                 self._reading.add_done_callback(_retrieved)
@@ -258,7 +258,7 @@ class Kept(Generic[T]):
     async def _read_once(self) -> None:
         asked_at = monotonic()
         self._value = await self._read()
-        self._read_at = asked_at
+        self._asked_at, self._read_at = asked_at, monotonic()
 
 
 def _retrieved(reading: asyncio.Future[None]) -> None:

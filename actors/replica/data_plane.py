@@ -218,7 +218,9 @@ class Queries:
         self.leases: dict[str, OpenLease] = {}  # open ones, by name
         self._fenced: set[str] = set()  # the names of others, that are to be refused if they come
         self._near_proxy = ""  # the incarnation of the one that may grant leases
-        self._lessees: set[str] = set()  # callers that have had one, whose end will be noticed
+        # Watched callers under leases, by incarnation: what unwatches.
+        self._lessees: dict[str, Callback] = {}
+        self._leaving: set[str] = set()  # those of them that have queries here, and no lease
         self._fed: dict[int, Run] = {}  # by the number of its FeedWanted
         self._fed_numbers = itertools.count(1)
         self._feeding: dict[str, Callback] = {}  # watched callers, by incarnation: what unwatches
@@ -261,6 +263,7 @@ class Queries:
             self._near_proxy = proxy = message.process.incarnation
             self.leases = {name: it for name, it in self.leases.items() if it.proxy == proxy}
             self._fenced = {name for name in self._fenced if name.startswith(f"{proxy}/")}
+            self._unwatch_lessees()
         if message.process.incarnation not in self._news:
             self._meet(message.process, message.proxy)
 
@@ -352,11 +355,12 @@ class Queries:
         caller = message.caller.incarnation
         self.leases[message.lease] = replace(message, caller_address=pickle.dumps(sender))
         if caller not in self._lessees:
-            self._lessees.add(caller)
-            self._loop.watch_process(message.caller, partial(self._lessee_lost, caller))
+            lost = partial(self._lessee_lost, caller)
+            self._lessees[caller] = self._loop.watch_process(message.caller, lost)
 
     def _lessee_lost(self, caller: str) -> None:
-        self._lessees.discard(caller)
+        self._lessees.pop(caller, None)
+        self._leaving.discard(caller)
         self._leased.pop(caller, None)
         self.leases = {
             name: it for name, it in self.leases.items() if it.caller.incarnation != caller
@@ -369,6 +373,17 @@ class Queries:
             for name in message.leases:
                 if self.leases.pop(name, None) is None and message.is_fence:
                     self._fenced.add(name)
+            self._unwatch_lessees()
+
+    def _unwatch_lessees(self) -> None:
+        """Stop to watch callers that have neither a lease nor a query here.
+
+        A process may open and close many connections, each of them a caller, before it ends.
+        """
+        without = self._lessees.keys() - {it.caller.incarnation for it in self.leases.values()}
+        self._leaving = without & {run.proxy for run in self._runs.values() if run.is_leased}
+        for caller in without - self._leaving:
+            self._lessees.pop(caller)()
 
     def _run_leased(self, message: RunLeased, sender: Address) -> None:
         """Run what comes under open leases while there is room, refuse the rest."""
@@ -483,11 +498,10 @@ class Queries:
                 del runs[run.stream_key]
         if run.feed_number:
             self._feed_ended(run)
-        ticket = run.assignment.ticket
-        if run.is_leased:  # its caller counts for itself
-            if not run.status:
-                self._put(RunEnded(ticket), run)
+        if run.is_leased:
+            self._leased_ended(run)
             return
+        ticket = run.assignment.ticket
         if not run.status:
             if run.assignment.compare != ():
                 self._copies.add(run.proxy, run.assignment, None)
@@ -496,6 +510,13 @@ class Queries:
         self._tell_in_time(run.proxy, ("answered", (ticket, run.status)))
         if run.is_delivered:
             self._tell_delivered(run)
+
+    def _leased_ended(self, run: Run) -> None:
+        """Tell the caller, which counts for itself; an answer would say it."""
+        if not run.status:
+            self._put(RunEnded(run.assignment.ticket), run)
+        if run.proxy in self._leaving:
+            self._unwatch_lessees()
 
     # --- What follows queries -----------------------------------------------------------------
 

@@ -153,6 +153,36 @@ def test_a_lease_that_was_fenced_before_its_caller_showed_it_is_refused(leased: 
     assert opened == [False, True]
 
 
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_a_replica_stops_to_watch_a_caller_that_has_left_it(
+    leased: Leased, monkeypatch: pytest.MonkeyPatch, is_idle: bool
+) -> None:
+    """Each connection of a long-lived process would cost the replica a descriptor for good."""
+    watched: set[str] = set()
+
+    def watch(process: Process, _on_exit: Any, *_: Any) -> Callable[[], None]:
+        watched.add(process.incarnation)
+        return lambda: watched.discard(process.incarnation)
+
+    monkeypatch.setattr(leased.one.queries.loop, "watch_process", watch)
+    caller = leased.one.caller.process.incarnation
+    replica: Any = leased.one.queries.address
+
+    async def scenario() -> None:
+        await leased.hold()
+        await until(lambda: caller in watched)
+        running = None if is_idle else leased.handle.remote(0.3)
+        await until(lambda: is_idle or leased.one.queries.running)
+        names = tuple(leased.one.queries.leases)
+        close = CloseLeases(incarnation=replica.process.incarnation, leases=names)
+        replica.arrived(close, Place(leased.one.loop))
+        assert (caller in watched) is not is_idle, "its death would end its query"
+        assert running is None or await running == 0.3
+        await until(lambda: caller not in watched)
+
+    run(leased, scenario())
+
+
 def test_all_replicas_of_a_lease_are_watched_where_more_are_known_than_are_kept(
     leased: Leased, monkeypatch: pytest.MonkeyPatch
 ) -> None:
