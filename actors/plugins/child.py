@@ -8,6 +8,7 @@ pause that doubles each time. Its prints go to a log of its own.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -66,11 +67,10 @@ class Child:
         self._code = code
         self._heard = heard
         self._lost = lost
-        self._popen: subprocess.Popen[bytes] | None = None
+        self._popen: subprocess.Popen[bytes] | None = None  # None where none runs
         self._process: Process | None = None
-        self._connection: socket.socket | None = None
-        self._received = b""
-        self._unsent = b""
+        self._writer: asyncio.StreamWriter | None = None  # None until it is connected
+        self._unsent = b""  # before it is connected
         self._failures = 0  # in a row
         self._start_at = 0.0
         self.has_answered = False  # since it was started
@@ -78,13 +78,13 @@ class Child:
     @property
     def pause_s(self) -> float:
         """How long it is not started again yet; 0 where it runs or may be started."""
-        if self._connection is not None:
+        if self._popen is not None:
             return 0.0
         return max(self._start_at - time.monotonic(), 0.0)
 
     def send(self, body: bytes) -> str:
         """Send a frame, to a new process where there is none; return what is wrong, else ""."""
-        if self._connection is None:
+        if self._popen is None:
             if left_s := self.pause_s:
                 return f"its process ended; it is started again in {left_s:.0f} s"
             try:
@@ -92,12 +92,12 @@ class Child:
             except OSError as error:
                 self._note_failure()
                 return f"its process cannot be started: {error}"
-        if len(self._unsent) > MAX_UNSENT_BYTES:
+        if self._unsent_bytes > MAX_UNSENT_BYTES:
             return "its process takes no question"
-        was_waiting = bool(self._unsent)
-        self._unsent += frame(body)
-        if not was_waiting and not self._flush():
-            return "its process takes no question"
+        if self._writer is None:
+            self._unsent += frame(body)
+        else:
+            self._writer.write(frame(body))
         return ""
 
     def give_up(self, why: str) -> None:
@@ -108,14 +108,12 @@ class Child:
 
     def end(self) -> None:
         """Kill the process, if there is one."""
-        if self._connection is not None:
-            self._loop.asyncio.remove_reader(self._connection)
-            self._loop.asyncio.remove_writer(self._connection)
-            self._connection.close()
-            self._connection = None
         popen, self._popen = self._popen, None
         if popen is None:
             return
+        if self._writer is not None:
+            self._writer.transport.abort()
+            self._writer = None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(popen.pid, signal.SIGKILL)
         process, self._process = self._process, None
@@ -126,6 +124,12 @@ class Child:
             self._reap(popen)  # it had ended before it could be identified
 
     # --- Inside ---------------------------------------------------------------------------------
+
+    @property
+    def _unsent_bytes(self) -> int:
+        if self._writer is None:
+            return len(self._unsent)
+        return self._writer.transport.get_write_buffer_size()
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
@@ -150,63 +154,30 @@ class Child:
         finally:
             theirs.close()
             os.close(code_fd)
-        ours.setblocking(False)
-        self._connection, self._received, self._unsent = ours, b"", b""
-        self.has_answered = False
-        self._loop.asyncio.add_reader(ours, self._loop.guarded, self._readable)
+        self._unsent, self.has_answered = b"", False
         self._process = process = identify(self._popen.pid)
         if process is not None:
             self._records.add(process, self._role)
         logger.info("started the %s of %s, pid %d", self._role, self._name, self._popen.pid)
+        self._loop.start(self._converse(self._popen, ours))
 
-    def _flush(self) -> bool:
-        """Send what is unsent, as far as it is taken; return False where the process has ended."""
-        connection = self._connection
-        if connection is None:
-            return False
-        try:
-            sent = connection.send(self._unsent)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            self._unsent = b""  # its end is noticed as such
-            self._loop.asyncio.remove_writer(connection)
-            return False
-        self._unsent = self._unsent[sent:]
-        if self._unsent:
-            self._loop.asyncio.add_writer(connection, self._loop.guarded, self._writable)
-        else:
-            self._loop.asyncio.remove_writer(connection)
-        return True
-
-    def _writable(self) -> None:
-        self._flush()
-
-    def _readable(self) -> None:
-        connection = self._connection
-        if connection is None:
-            return
-        try:
-            data = connection.recv(MAX_FRAME_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        self._received += data
-        while len(self._received) >= HEADER.size:
-            (length,) = HEADER.unpack_from(self._received)
-            if length > MAX_FRAME_BYTES:
-                data = b""  # user code wrote into the connection
-                break
-            if len(self._received) < HEADER.size + length:
-                break
-            body = self._received[HEADER.size : HEADER.size + length]
-            self._received = self._received[HEADER.size + length :]
-            self.has_answered, self._failures = True, 0
-            self._heard(body)
-            if self._connection is not connection:
-                return
-        if not data:
+    async def _converse(self, popen: subprocess.Popen[bytes], connection: socket.socket) -> None:
+        """Send what waits for the connection, and hear what comes until it ends."""
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+            reader, writer = await asyncio.open_connection(sock=connection)
+            with contextlib.closing(writer):
+                if self._popen is popen:
+                    self._writer = writer
+                    writer.write(self._unsent)
+                while self._popen is popen:
+                    (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+                    if length > MAX_FRAME_BYTES:
+                        break  # user code wrote into the connection
+                    body = await reader.readexactly(length)
+                    if self._popen is popen:
+                        self.has_answered, self._failures = True, 0
+                        self._loop.guarded(self._heard, body)
+        if self._popen is popen:
             self.give_up("its process ended")
 
     def _note_failure(self) -> None:
