@@ -172,6 +172,10 @@ class Admission:
         """Say that the connection with ``source``, an address, was refused; or only count it."""
         self._say("refused the connection with", source, Trouble(reason, is_refusal=True))
 
+    def lost(self, source: str, reason: str) -> None:
+        """Say that the connection with ``source`` broke off before it proved itself; or count."""
+        self._say("lost the connection, not yet authenticated, with", source, Trouble(reason))
+
     def refused_here(self, user: int, process: int, target: ProcessAddress | None = None) -> None:
         """Say that a process of this host, but not of this user, was refused; or only count it.
 

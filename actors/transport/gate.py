@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 import struct
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
@@ -85,6 +86,9 @@ class Arrivals:
         try:
             await stream.secure()
             await welcome(stream, source)
+        except (ssl.SSLEOFError, ConnectionError) as error:  # as of a process that is ended
+            self._drop(stream)
+            self._admission.lost(source, describe(error))
         except OSError as error:
             self._turn_away(stream, source, describe(error))
         else:
