@@ -520,6 +520,7 @@ class BackendConfig(Settings):
     user_config: Any = None
     max_ongoing_requests: int = Field(default=100, ge=1)
     max_queued_requests: int = Field(default=-1, ge=-1, description="-1 is unlimited")
+    max_queue_wait_s: float | None = Field(default=None, gt=0)
     request_timeout_s: float | None = Field(default=None, gt=0)
     retryable: bool | None = Field(default=None, strict=True)
     health_check_period_s: float = Field(default=10, gt=0)

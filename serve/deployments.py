@@ -66,6 +66,7 @@ class GivenOptions(TypedDict, total=False):
     user_config: Any
     max_ongoing_requests: int
     max_queued_requests: int
+    max_queue_wait_s: float | None
     request_timeout_s: float | None
     retryable: bool | None
     outlier_ejection: bool
@@ -394,7 +395,8 @@ def deployment(
 
     ``name`` (its own), ``version``, ``num_replicas`` (1; "auto" for autoscaling from 1 to 100),
     ``autoscaling_config`` (None), ``user_config``, ``max_ongoing_requests``
-    (100), ``max_queued_requests`` (-1: unlimited), ``request_timeout_s``, ``retryable`` (None),
+    (100), ``max_queued_requests`` (-1: unlimited), ``max_queue_wait_s`` (None: for how long a query
+    may wait for a replica), ``request_timeout_s``, ``retryable`` (None),
     ``health_check_period_s``, ``health_check_timeout_s``, ``graceful_shutdown_timeout_s``,
     ``graceful_shutdown_wait_loop_s``, ``max_constructor_retry_count`` (20),
     ``constructor_timeout_s`` (1800), ``max_surge_percent`` (20), ``logging_config``,

@@ -324,6 +324,7 @@ class Backend:
             ),
             max_ongoing_requests=config.max_ongoing_requests,
             max_queued_requests=config.max_queued_requests,
+            max_queue_wait_s=config.max_queue_wait_s,
             request_timeout_s=config.request_timeout_s,
             retryable=config.retryable,
             outlier_ejection=config.outlier_ejection,

@@ -370,6 +370,8 @@ class Router:
             effects += self._fail(refused, BackPressureError, text, now)
         if starved and not effects:
             self._starved(table.tag)
+        if table.max_queue_wait_s is not None and not ticket.ended:
+            self._tickets.limit_wait(ticket, table.max_queue_wait_s)
         return effects + self._wait(backend, now)
 
     def _wait(self, backend: RoutedBackend, now: float) -> Effects:
@@ -886,11 +888,23 @@ class Router:
         for ticket in self._tickets.take_due(now):
             if ticket.abandoned or ticket.answered:
                 continue
+            if ticket.deadline_at is None or now < ticket.deadline_at:
+                effects += self._wait_over(ticket, now)
+                continue
             if not ticket.is_mirrored:
                 text = _no_answer(ticket)
                 effects.append(_refusal(ticket.caller, ticket.query, QueryTimeoutError, text))
             effects += self._drop(ticket, QueryTimeoutError.http_status, now)
         return effects
+
+    def _wait_over(self, ticket: Ticket, now: float) -> Effects:
+        """Refuse a ticket that still waits for a replica."""
+        if ticket.replica is not None:
+            return []
+        self._backends[ticket.backend].queue_of(ticket).remove(ticket)
+        waited_s = now - ticket.submitted_at
+        text = f"no replica of {ticket.endpoint} had room within {waited_s:.3g} s, max_queue_wait_s"
+        return self._fail(ticket, BackPressureError, text, now)
 
     def next_deadline_at(self) -> float | None:
         """Return when the next query's time is up."""

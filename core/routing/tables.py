@@ -56,6 +56,7 @@ class BackendTable:
     outlier_ejection: bool = True
     has_run: bool = True
     trouble: str = ""
+    max_queue_wait_s: float | None = None
 
 
 @travels

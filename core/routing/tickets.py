@@ -112,6 +112,7 @@ class Ticket:
     submitted_at: float
     backend: str = ""
     deadline_at: float | None = None
+    begins_by: float | None = None  # else its wait is over
     replica: str | None = None  # None while it is queued
     assigned_at: float = -1.0  # the last time; below 0 is never
     budget: RetryBudget | None = None  # shared with all queries like it; None for a mirrored query
@@ -330,7 +331,7 @@ class OpenTickets:
     def end(self, ticket: Ticket) -> None:
         """Forget a ticket."""
         ticket.ended = True
-        if ticket.deadline_at is not None:
+        if ticket.deadline_at is not None or ticket.begins_by is not None:
             self.limit_no_more(ticket)
         tickets = self.by_caller[ticket.caller]
         del tickets[ticket.number if ticket.caller is None else ticket.query.id]
@@ -359,7 +360,15 @@ class OpenTickets:
             timeout_s = own_s
         if timeout_s is None or ticket.deadline_at is not None:
             return
-        ticket.deadline_at = at = ticket.submitted_at + timeout_s
+        ticket.deadline_at = ticket.submitted_at + timeout_s
+        self._take_time(ticket, ticket.deadline_at)
+
+    def limit_wait(self, ticket: Ticket, wait_s: float) -> None:
+        """Set by when a ticket that waits has to have a replica."""
+        ticket.begins_by = ticket.submitted_at + wait_s
+        self._take_time(ticket, ticket.begins_by)
+
+    def _take_time(self, ticket: Ticket, at: float) -> None:
         self._timed[ticket.number] = ticket
         if len(self._heap) > 2 * len(self._timed) + SPARE:
             self._heap = [each for each in self._heap if each[1] in self._timed]
@@ -371,7 +380,7 @@ class OpenTickets:
         self._timed.pop(ticket.number, None)
 
     def take_due(self, now: float) -> Iterator[Ticket]:
-        """Return the tickets whose time is up, the first due first; each is returned once."""
+        """Return the tickets whose time is up, or that of their wait, the first due first."""
         while self._heap and self._heap[0][0] <= now:
             ticket = self._timed.get(heapq.heappop(self._heap)[1])
             if ticket is not None:

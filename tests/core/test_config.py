@@ -16,6 +16,7 @@ def test_settings_have_the_contracts_defaults() -> None:
         "user_config": None,
         "max_ongoing_requests": 100,
         "max_queued_requests": -1,
+        "max_queue_wait_s": None,
         "request_timeout_s": None,
         "retryable": None,
         "health_check_period_s": 10,

@@ -105,6 +105,34 @@ def test_the_longest_line_of_a_full_queue_makes_room_for_a_shorter_one() -> None
     assert made.busy() == {"b": (4, 1)}
 
 
+def test_a_wait_that_takes_too_long_is_ended_and_what_runs_goes_on() -> None:
+    made = router(backend("r1", limit=1, max_queue_wait_s=2.0))
+    (running,) = numbers(submit(made, 1, 2, timeout_s=60.0))
+    submit(made, 3)
+    assert made.next_deadline_at() == 2.0
+    assert not made.expire(1.9)
+    effects = made.expire(2.0)
+    text = "no replica of e had room within 2 s, max_queue_wait_s"
+    assert [(each[0], each[1], each[2]) for each in refused(effects)] == [
+        (2, "BackPressureError", text),
+        (3, "BackPressureError", text),
+    ]
+    assert made.busy() == {"b": (0, 1)}
+    assert made.next_deadline_at() == 60.0, "of the one that runs"
+    made.finished("r1", [(running, 200)], 3.0)
+    assert made.busy() == {}
+    assert made.next_deadline_at() is None
+
+
+def test_a_wait_that_ends_in_time_is_forgotten() -> None:
+    made = router(backend("r1", limit=1, max_queue_wait_s=2.0))
+    (first,) = numbers(submit(made, 1, 2))
+    (second,) = numbers(made.finished("r1", [(first, 200)], 1.0))
+    assert not made.expire(2.0), "it runs"
+    made.finished("r1", [(second, 200)], 3.0)
+    assert made.next_deadline_at() is None
+
+
 def test_a_query_that_would_wait_for_most_of_its_time_is_turned_away_at_once() -> None:
     made = router(backend("r1", limit=1))
     (number,) = numbers(submit(made, 1, 2, 3, 4, 5))
