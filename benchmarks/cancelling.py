@@ -27,7 +27,7 @@ from benchmarks.own_system import own_system
 from benchmarks.processes import pss_bytes
 from benchmarks.report import machine, mib, table, write_json
 from greenroom import serve
-from greenroom.actors.host.records import RunRecords
+from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import read_settings
 
 REST_S = 60.0

@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from benchmarks.options import positive, run_main
 from benchmarks.report import machine, table
-from greenroom.actors.runtime.connection import Connection
+from greenroom.actors.caller.connection import Connection
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import GreenroomError
 from greenroom.core.operations import CreateToken, ListTokens, RevokeToken

@@ -24,13 +24,13 @@ from typing import Any
 from benchmarks import report
 from benchmarks.running import _free_ports
 from benchmarks.scale import CODE, SIZES, _records
+from greenroom.actors.caller.connection import Connection
 from greenroom.actors.host import launcher as system
-from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages import control as cm
 from greenroom.actors.messages.queries import Process
-from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.port import CONTROLLER, Finder, ThreadPort
 from greenroom.actors.runtime.processes import this_process
+from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core.config import BackendConfig
 from greenroom.persistence.checkpoints import Checkpoints

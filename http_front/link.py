@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from greenroom.actors.caller.caller import Caller, OnFed
 from greenroom.actors.caller.streams import Stream
-from greenroom.actors.host.records import WORKER_ROLE, RunRecords
 from greenroom.actors.messages.queries import Address, FailedAnswer, HttpAnswer, Process, Query
 from greenroom.actors.runtime.liveness import Pulse
 from greenroom.actors.runtime.loop import end_where_starved
 from greenroom.actors.runtime.port import PROXY, Finder, Port
 from greenroom.actors.runtime.processes import this_process
+from greenroom.actors.runtime.records import WORKER_ROLE, RunRecords
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.errors import (
     DeploymentUnavailableError,

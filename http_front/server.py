@@ -4,9 +4,9 @@ A gunicorn master and its workers, with the settings of the environment. The hos
 sends its stderr to logs/front.log, and may keep the listening socket itself and pass it on as the
 file descriptor GREENROOM_FRONT_FD: connections then wait in it while the front is restarted.
 
-SIGTERM drains: requests in flight are finished, for as long as actors/host/draining.py says. A dead
-worker is replaced at once. Exit codes: 0, 1 (failed), 2 (bad settings), 3 and 4 (gunicorn: a worker
-could not start).
+SIGTERM drains: requests in flight are finished, for as long as actors/runtime/draining.py says. A
+dead worker is replaced at once. Exit codes: 0, 1 (failed), 2 (bad settings), 3 and 4 (gunicorn: a
+worker could not start).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any
 from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
 
-from greenroom.actors.host import draining
-from greenroom.actors.host.http_port import lend
-from greenroom.actors.host.records import FRONT_ROLE, WORKER_ROLE, show_title
+from greenroom.actors.runtime import draining
 from greenroom.actors.runtime.actor import keep_freed_memory
+from greenroom.actors.runtime.http_port import lend
 from greenroom.actors.runtime.liveness import Pulse
 from greenroom.actors.runtime.logs import LineFormatter
 from greenroom.actors.runtime.processes import raise_limit
+from greenroom.actors.runtime.records import FRONT_ROLE, WORKER_ROLE, show_title
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core.errors import InvalidRequestError
 from greenroom.http_front.app import Front

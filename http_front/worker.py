@@ -24,8 +24,8 @@ from typing import Any
 
 from gunicorn.workers.base import Worker
 
-from greenroom.actors.host import draining
-from greenroom.actors.host.http_port import bind_pages
+from greenroom.actors.runtime import draining
+from greenroom.actors.runtime.http_port import bind_pages
 from greenroom.actors.runtime.loop import new_event_loop
 from greenroom.actors.runtime.processes import MOST, raise_limit
 from greenroom.http_front import short_way

@@ -13,14 +13,14 @@ from greenroom.actors.cluster.epoch_fence import EpochFence
 from greenroom.actors.cluster.heartbeats import Beater
 from greenroom.actors.cluster.key_rotation import KeyHolder
 from greenroom.actors.cluster.leader_lease import LeaderElection
-from greenroom.actors.host import draining
-from greenroom.actors.host.capacity import capacity_of
-from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.admin import RequestReply, request_of
 from greenroom.actors.messages.control import HostAnswered, HostReported, KillReplica
 from greenroom.actors.messages.queries import Address, Process
+from greenroom.actors.runtime import draining
+from greenroom.actors.runtime.capacity import capacity_of
 from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
+from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import HostSettings, host_id, resolved_gates
 from greenroom.core.cluster.leader_lease import BEATS_S
 from greenroom.core.operations import DrainHost

@@ -25,11 +25,11 @@ from greenroom.actors.controller.read_only import STORE_PATIENCE_S, saving
 from greenroom.actors.controller.requests import ASKED_S, PENDING, Later, Requests, failure
 from greenroom.actors.controller.status_file import StatusFile
 from greenroom.actors.controller.supervisor import Supervisor
-from greenroom.actors.host.capacity import capacity_of
-from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages import admin as am, control as cm, queries as m
+from greenroom.actors.runtime.capacity import capacity_of
 from greenroom.actors.runtime.liveness import Pulse
 from greenroom.actors.runtime.loop import Loop, Timer
+from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core import effects as fx, operations as ops
 from greenroom.core.cluster import status

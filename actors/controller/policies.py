@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from greenroom.actors.host.records import RunRecords
 from greenroom.actors.plugins.child import LOAD_TIMEOUT_S, Child
-from greenroom.actors.plugins.process import POLICY
+from greenroom.actors.plugins.program import POLICY
 from greenroom.actors.runtime.loop import Loop, Timer
+from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.autoscaling.config import AutoscalingPolicy
 from greenroom.core.cluster.cluster import Cluster

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any
 
 from greenroom.actors.cluster.members import Members
-from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages import control as cm, queries as m
 from greenroom.actors.replica.user_code import lost_code
 from greenroom.actors.runtime.loop import Callback, Loop, Repeats
+from greenroom.actors.runtime.records import RunRecords
 from greenroom.core import effects as fx
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.config import config_of_replica

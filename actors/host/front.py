@@ -26,10 +26,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import NoReturn
 
-from greenroom.actors.host.http_port import bind_http, borrow
-from greenroom.actors.host.records import FRONT_ROLE, GRPC_ROLE, WORKER_ROLE, RunRecords, role_of
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime import forking, settings as binding
+from greenroom.actors.runtime.http_port import bind_http, borrow
 from greenroom.actors.runtime.logs import open_log_or_stderr
 from greenroom.actors.runtime.processes import (
     child_pids,
@@ -40,6 +39,7 @@ from greenroom.actors.runtime.processes import (
     send_signal,
     wait_gone,
 )
+from greenroom.actors.runtime.records import FRONT_ROLE, GRPC_ROLE, WORKER_ROLE, RunRecords, role_of
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.backoff import pause_s
 from greenroom.core.errors import StartError

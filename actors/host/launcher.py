@@ -15,8 +15,12 @@ import signal
 import time
 from collections.abc import Callable
 
-from greenroom.actors.host import draining
-from greenroom.actors.host.records import (
+from greenroom.actors.messages.queries import Process
+from greenroom.actors.runtime import draining, forking
+from greenroom.actors.runtime.liveness import silent_among
+from greenroom.actors.runtime.logs import open_log
+from greenroom.actors.runtime.processes import is_alive, kill_all, send_signal, wait_gone
+from greenroom.actors.runtime.records import (
     HOST_ROLE,
     MARK,
     can_mark,
@@ -25,11 +29,6 @@ from greenroom.actors.host.records import (
     mark_of,
     records_of,
 )
-from greenroom.actors.messages.queries import Process
-from greenroom.actors.runtime import forking
-from greenroom.actors.runtime.liveness import silent_among
-from greenroom.actors.runtime.logs import open_log
-from greenroom.actors.runtime.processes import is_alive, kill_all, send_signal, wait_gone
 from greenroom.actors.runtime.settings import DEFAULT_SILENCE_TIMEOUT_S, HostSettings
 from greenroom.actors.runtime.state_dir import check_state_dir, make_private
 from greenroom.core.errors import GreenroomError, StartError

@@ -48,28 +48,14 @@ from greenroom.actors.cluster.membership import (
     trouble_with_store,
 )
 from greenroom.actors.environments import folders, packages
-from greenroom.actors.host import draining
-from greenroom.actors.host.capacity import count_gpus
 from greenroom.actors.host.ends import Ends, note
 from greenroom.actors.host.front import Front, GrpcServer, answers_http, shown_url, url_of
-from greenroom.actors.host.http_port import check_grpc, describe_holder
-from greenroom.actors.host.records import (
-    ADMIN_ROLE,
-    FRONT_ROLE,
-    GRPC_ROLE,
-    HOST_ROLE,
-    WORKER_ROLE,
-    RunRecords,
-    forget_state,
-    mark,
-    records_of,
-    role_of,
-    show_title,
-)
 from greenroom.actors.messages.admin import RequestReply, request_of
 from greenroom.actors.messages.control import DescribeEnd, EndDescribed, MeetController, StopHost
 from greenroom.actors.messages.queries import Address, Process
-from greenroom.actors.runtime import forking, settings as binding
+from greenroom.actors.runtime import draining, forking, settings as binding
+from greenroom.actors.runtime.capacity import count_gpus
+from greenroom.actors.runtime.http_port import check_grpc, describe_holder
 from greenroom.actors.runtime.liveness import Pulse
 from greenroom.actors.runtime.logs import configure_logging, prune_replica_logs, rotate_logs
 from greenroom.actors.runtime.port import PROXY, Finder, Port
@@ -82,6 +68,19 @@ from greenroom.actors.runtime.processes import (
     require_open_files,
     send_signal,
     this_process,
+)
+from greenroom.actors.runtime.records import (
+    ADMIN_ROLE,
+    FRONT_ROLE,
+    GRPC_ROLE,
+    HOST_ROLE,
+    WORKER_ROLE,
+    RunRecords,
+    forget_state,
+    mark,
+    records_of,
+    role_of,
+    show_title,
 )
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.actors.transport.addresses import admin_of_port, own_release

@@ -19,13 +19,13 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.queries import Process
-from greenroom.actors.plugins.process import HEADER, MAX_FRAME_BYTES, POLICY, REQUEST_ROUTER, frame
+from greenroom.actors.plugins.program import HEADER, MAX_FRAME_BYTES, POLICY, REQUEST_ROUTER, frame
 from greenroom.actors.runtime import forking
 from greenroom.actors.runtime.logs import open_log
 from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.processes import identify
+from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.backoff import pause_s
 
@@ -43,7 +43,7 @@ MAX_UNSENT_BYTES = 4 * 1024 * 1024  # of what it does not read
 class Child:
     """One process, as far as there is one.
 
-    ``role`` is what it does (see process.py), ``name`` what it does that for. ``heard`` gets each
+    ``role`` is what it does (see program.py), ``name`` what it does that for. ``heard`` gets each
     frame that it sends, ``lost`` why it has ended or was given up; neither follows :meth:`end`.
     """
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from greenroom.actors.plugins.process import HEADER, MAX_FRAME_BYTES, begin, frame, told_of
+from greenroom.actors.plugins.program import HEADER, MAX_FRAME_BYTES, begin, frame, told_of
 from greenroom.core.autoscaling.config import AutoscalingContext
 
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from starlette.requests import Request
 
 from greenroom.actors.messages.queries import HttpCall, Query, arguments_of, call_of
-from greenroom.actors.plugins.process import (
+from greenroom.actors.plugins.program import (
     ASKED,
     HEADER,
     MAX_FRAME_BYTES,

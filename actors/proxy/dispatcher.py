@@ -14,7 +14,6 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.control import MeetProxy, ReplicaLost
 from greenroom.actors.messages.queries import (
     Address,
@@ -41,6 +40,7 @@ from greenroom.actors.proxy.reports import (
 from greenroom.actors.proxy.request_routers import NewQuery, RequestRouters
 from greenroom.actors.proxy.silent_hosts import SilentHosts
 from greenroom.actors.runtime.loop import Loop, Outbox, Timer, nothing
+from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.metrics import Family
 from greenroom.core.routing import tickets

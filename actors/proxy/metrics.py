@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime.processes import stat_fields
+from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.shared_metrics import OtherMetrics
 from greenroom.core.metrics import Family, Group, Kind, Registry
 from greenroom.core.routing.tickets import LoadByEndpoint, Observer, Ticket

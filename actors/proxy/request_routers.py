@@ -18,12 +18,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.queries import Query
 from greenroom.actors.plugins.child import LOAD_TIMEOUT_S, Child
-from greenroom.actors.plugins.process import ASKED, BEGUN, REQUEST_ROUTER, ROUTED
+from greenroom.actors.plugins.program import ASKED, BEGUN, REQUEST_ROUTER, ROUTED
 from greenroom.actors.proxy.metrics import Metrics
 from greenroom.actors.runtime.loop import Loop, Timer
+from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.config import RequestRouterConfig
 from greenroom.core.routing.balancing import RoutedBackend

@@ -11,7 +11,6 @@ import os
 
 from thespian.actors import ActorAddress
 
-from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime.liveness import Pulse, SilenceWatch
 from greenroom.actors.runtime.logs import configure_logging
@@ -23,6 +22,7 @@ from greenroom.actors.runtime.processes import (
     send_signal,
     this_process,
 )
+from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.actors.transport.addresses import parse_address
 from greenroom.actors.transport.mailbox import attach

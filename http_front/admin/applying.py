@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from greenroom.actors.runtime.connection import Connection
+from greenroom.actors.caller.connection import Connection
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import ERRORS_BY_KIND, GreenroomError
 from greenroom.core.operations import DeployFlags

@@ -1,8 +1,8 @@
 """The gRPC server's process: ``python -m greenroom.http_front.grpc.server``.
 
 Its settings are those of the environment. SIGTERM drains: health says NOT_SERVING, and RPCs in
-flight are finished, for as long as actors/host/draining.py says. Exit codes: 0, 1 (failed), 2 (bad
-settings).
+flight are finished, for as long as actors/runtime/draining.py says. Exit codes: 0, 1 (failed), 2
+(bad settings).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from greenroom.actors.host import draining
-from greenroom.actors.host.records import GRPC_ROLE, show_title
+from greenroom.actors.runtime import draining
 from greenroom.actors.runtime.actor import keep_freed_memory
 from greenroom.actors.runtime.processes import raise_limit
+from greenroom.actors.runtime.records import GRPC_ROLE, show_title
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.actors.runtime.shared_metrics import SharedMetrics
 from greenroom.core.errors import GreenroomError, InvalidRequestError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from greenroom.actors.runtime.connection import Connection
+from greenroom.actors.caller.connection import Connection
 from greenroom.core import operations as ops
 from greenroom.core.config import ActorOptions, BackendConfig
 from greenroom.core.errors import InvalidRequestError

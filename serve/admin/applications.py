@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from greenroom.actors.runtime.connection import Connection
+from greenroom.actors.caller.connection import Connection
 from greenroom.core import operations as ops
 from greenroom.core.backoff import pause_s
 from greenroom.core.config import LoggingConfig, RuntimeEnv

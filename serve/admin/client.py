@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
+from greenroom.actors.caller.connection import Connection
 from greenroom.actors.host import launcher as system
-from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core import operations as ops
 from greenroom.core.comparing.comparing import Compare, Response, check_compare

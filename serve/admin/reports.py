@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from greenroom.actors.runtime.connection import Connection
+from greenroom.actors.caller.connection import Connection
 from greenroom.core import operations as ops
 from greenroom.core.validation import unknown_name
 

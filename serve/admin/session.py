@@ -16,9 +16,9 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from greenroom.actors.caller.connection import Connection
 from greenroom.actors.host import launcher as system
-from greenroom.actors.host.draining import stop_s
-from greenroom.actors.runtime.connection import Connection
+from greenroom.actors.runtime.draining import stop_s
 from greenroom.actors.runtime.settings import HostSettings, differences, read_settings, variable
 from greenroom.core.errors import DeployFailedError, GreenroomError, NotRunningError
 from greenroom.core.operations import DeleteEverything, GetStatus, Operation, WaitForGoal

@@ -14,9 +14,9 @@ from typing import Any
 
 import click
 
-from greenroom.actors.host.records import RunRecords
+from greenroom.actors.caller.connection import Connection
 from greenroom.actors.runtime import liveness as silence
-from greenroom.actors.runtime.connection import Connection
+from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport import admission
 from greenroom.core import operations as ops

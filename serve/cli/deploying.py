@@ -16,8 +16,8 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
+from greenroom.actors.caller.connection import Connection
 from greenroom.actors.host import launcher as system
-from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings, grpc_names, unlike
 from greenroom.core.config import GrpcOptions, HTTPOptions, RuntimeEnv
 from greenroom.core.errors import GreenroomError, InvalidRequestError

@@ -17,9 +17,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import click
 
 from greenroom.actors.host import launcher as system
-from greenroom.actors.host.records import records_of
 from greenroom.actors.runtime import tracing
 from greenroom.actors.runtime.liveness import SilenceWatch
+from greenroom.actors.runtime.records import records_of
 from greenroom.actors.runtime.settings import HostSettings, differences
 from greenroom.core.errors import GreenroomError
 from greenroom.core.silence import TICK_S

@@ -20,7 +20,7 @@ import click
 import psutil
 
 from greenroom.actors.host import launcher as system
-from greenroom.actors.host.records import records_of
+from greenroom.actors.runtime.records import records_of
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.serve.admin import declarative

@@ -15,8 +15,8 @@ from typing import Any
 
 from greenroom import serve
 from greenroom.actors.host import launcher as system
-from greenroom.actors.host.records import records_of
 from greenroom.actors.runtime.processes import identify
+from greenroom.actors.runtime.records import records_of
 from greenroom.serve.exceptions import StateNotSavedError
 from tests.support import footprint
 from tests.support.systems import RunningSystem, wait_until

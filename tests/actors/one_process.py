@@ -11,7 +11,6 @@ from weakref import WeakValueDictionary
 from greenroom.actors.caller import client as query_client
 from greenroom.actors.caller.caller import Caller
 from greenroom.actors.caller.client import CallerClient
-from greenroom.actors.host.records import records_of
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.proxy.actor import Proxy
 from greenroom.actors.replica import context as user_context
@@ -21,6 +20,7 @@ from greenroom.actors.replica.pickling import dumps
 from greenroom.actors.replica.user_code import UserCode
 from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.processes import this_process
+from greenroom.actors.runtime.records import records_of
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.actors.transport.envelopes import decode, encode
 from greenroom.core.routing.tables import (

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from greenroom.actors.host import launcher as system
-from greenroom.actors.host.records import records_of
 from greenroom.actors.runtime.processes import is_alive
+from greenroom.actors.runtime.records import records_of
 from tests.support import footprint
 from tests.support.kept import Kept
 from tests.support.kills import (

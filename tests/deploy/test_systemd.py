@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from greenroom.actors.host.draining import LEAST_S, stop_s
+from greenroom.actors.runtime.draining import LEAST_S, stop_s
 from greenroom.actors.runtime.settings import FIELDS, variable
 from tests.support.container import ROOT
 from tests.support.programs import needed

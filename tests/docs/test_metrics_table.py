@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.proxy.metrics import HostMetrics, Metrics
 from greenroom.actors.replica import context, metrics as of_replica
 from greenroom.actors.runtime.processes import this_process
+from greenroom.actors.runtime.records import RunRecords
 from greenroom.core.cluster import status
 from greenroom.core.metrics import Group
 from greenroom.http_front.access_log import AccessLog

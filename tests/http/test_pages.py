@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.actors.host.http_port import bind_http
+from greenroom.actors.runtime.http_port import bind_http
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.config import HTTPOptions
 from greenroom.core.errors import InvalidRequestError, StartError

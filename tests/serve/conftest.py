@@ -10,10 +10,10 @@ from functools import partial
 import cloudpickle
 import pytest
 
+from greenroom.actors.caller import connection as connections
 from greenroom.actors.caller.client import QueryClient
 from greenroom.actors.host import launcher as systems
 from greenroom.actors.messages.queries import FailedAnswer, ValueAnswer, arguments_of
-from greenroom.actors.runtime import connection as connections
 from greenroom.core import errors
 from greenroom.serve.admin import session
 

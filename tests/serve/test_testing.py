@@ -121,7 +121,7 @@ def test_nothing_of_it_runs_when_the_session_is_over(run: Run, tmp_path: Path) -
         APP
         + """
 import pathlib
-from greenroom.actors.host.records import RunRecords
+from greenroom.actors.runtime.records import RunRecords
 
 def test_it(greenroom_run, greenroom_system):
     greenroom_run(Greeter.bind())

@@ -1,6 +1,6 @@
 """Clients: each makes changes to things of its own, and to one that all share.
 
-A client repeats a request, with its id, until it is answered, as actors/runtime/connection.py does;
+A client repeats a request, with its id, until it is answered, as actors/caller/connection.py does;
 it keeps what it was told has happened, and :mod:`tests.simulation.checks` compares that with the
 disk.
 """

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from greenroom.actors.runtime.connection import Connection
+from greenroom.actors.caller.connection import Connection
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import GreenroomError
 from greenroom.core.operations import GetStatus

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from greenroom.actors.host.records import MARK, mark_of
 from greenroom.actors.runtime.processes import command_line, identify
+from greenroom.actors.runtime.records import MARK, mark_of
 from tests.support.systems import RunningSystem
 
 # What may be under way: a connection being dialed, a file being written. Of sockets also a second

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from greenroom import serve
+from greenroom.actors.caller.connection import Connection
 from greenroom.actors.host import launcher as system
-from greenroom.actors.host.records import RunRecords
-from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.processes import identify
+from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core.operations import GetStatus
 from greenroom.serve.admin import session

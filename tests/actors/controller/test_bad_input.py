@@ -20,10 +20,10 @@ from starlette.exceptions import HTTPException
 
 from greenroom import serve
 from greenroom.actors.host import launcher as system
-from greenroom.actors.host.records import RunRecords
 from greenroom.actors.messages import admin as am, control as cm, queries as m
 from greenroom.actors.runtime import processes as open_files
 from greenroom.actors.runtime.port import CONTROLLER, PROXY
+from greenroom.actors.runtime.records import RunRecords
 from greenroom.serve.exceptions import StartError
 from tests.actors.by_hand import Hand
 from tests.actors.conftest import deploy

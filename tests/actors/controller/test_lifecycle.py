@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from greenroom import serve
+from greenroom.actors.caller.connection import Connection
 from greenroom.actors.host import launcher as system
-from greenroom.actors.host.records import RunRecords
-from greenroom.actors.runtime.connection import Connection
+from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.errors import StartError
 from greenroom.core.formats import FORMAT, OLDEST

@@ -16,8 +16,8 @@ import pytest
 
 from greenroom.actors.controller import policies as policies_module
 from greenroom.actors.controller.policies import Policies
-from greenroom.actors.host.records import RunRecords
 from greenroom.actors.runtime.loop import Loop
+from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.autoscaling.config import AutoscalingConfig
 from greenroom.core.effects import AskPolicy

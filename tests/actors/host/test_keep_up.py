@@ -13,8 +13,8 @@ import pytest
 
 from greenroom.actors.host import front
 from greenroom.actors.host.front import Front, keep_up
-from greenroom.actors.host.records import records_of
 from greenroom.actors.messages.queries import Process
+from greenroom.actors.runtime.records import records_of
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import StartError
 

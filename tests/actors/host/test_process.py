@@ -14,9 +14,9 @@ import pytest
 
 from greenroom import serve
 from greenroom.actors.host.process import Unasked
-from greenroom.actors.host.records import HOST_ROLE, RunRecords, is_ready
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime.processes import identify, is_alive, this_process
+from greenroom.actors.runtime.records import HOST_ROLE, RunRecords, is_ready
 from greenroom.serve.deployments import Application
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.conftest import deploy

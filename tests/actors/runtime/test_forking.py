@@ -75,7 +75,7 @@ def test_a_detached_child_has_a_name_of_its_own_and_outlives_who_forked_it(tmp_p
         tmp_path,
         """
         import os, sys
-        from greenroom.actors.host.records import show_title
+        from greenroom.actors.runtime.records import show_title
         from greenroom.actors.runtime import forking
         from greenroom.actors.runtime.processes import command_line
 

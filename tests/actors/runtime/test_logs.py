@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from greenroom import serve
-from greenroom.actors.host.records import RunRecords
 from greenroom.actors.runtime.liveness import OtherPulse
 from greenroom.actors.runtime.logs import (
     LineFormatter,
@@ -25,6 +24,7 @@ from greenroom.actors.runtime.logs import (
     rotate_logs,
 )
 from greenroom.actors.runtime.processes import identify
+from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import read_settings
 from tests.support.systems import RunningSystem, wait_until
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.actors.host import capacity
-from greenroom.actors.host.capacity import capacity_of, count_gpus
+from greenroom.actors.runtime import capacity
+from greenroom.actors.runtime.capacity import capacity_of, count_gpus
 from greenroom.actors.runtime.settings import (
     FIELDS,
     HostSettings,

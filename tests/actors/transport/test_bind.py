@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from greenroom.actors.caller.connection import Connection
 from greenroom.actors.runtime import settings as binding
-from greenroom.actors.runtime.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.actors.transport.cluster_key import ensure_key
 from greenroom.core.errors import InvalidRequestError, StartError

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from greenroom import serve
-from greenroom.actors.runtime.connection import Connection
+from greenroom.actors.caller.connection import Connection
 from greenroom.serve.exceptions import GreenroomError, ReplicaUnavailableError
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.conftest import deploy

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from greenroom.actors.caller import connection as connection_module
+from greenroom.actors.caller.connection import Connection
 from greenroom.actors.messages.admin import Request, RequestReply, request_of
-from greenroom.actors.runtime import asking, connection as connection_module
-from greenroom.actors.runtime.connection import Connection
+from greenroom.actors.runtime import asking
 from greenroom.core.errors import NotRunningError
 from greenroom.core.operations import ListBackends
 

@@ -12,15 +12,22 @@ from pathlib import Path
 import pytest
 
 from greenroom.actors.host import launcher as system
-from greenroom.actors.host.records import HOST_ROLE, MARK, RunRecords, is_marked, mark_of, role_of
 from greenroom.actors.runtime.processes import this_process
+from greenroom.actors.runtime.records import (
+    HOST_ROLE,
+    MARK,
+    RunRecords,
+    is_marked,
+    mark_of,
+    role_of,
+)
 from greenroom.actors.runtime.settings import read_settings
 from tests.support.systems import alive, wait_until
 
 MARKS_ITSELF = """
 import os, sys, time
 from pathlib import Path
-from greenroom.actors.host.records import can_mark, mark
+from greenroom.actors.runtime.records import can_mark, mark
 assert can_mark(Path(sys.argv[1]))
 mark(Path(sys.argv[1]))
 if os.fork() == 0:
@@ -31,7 +38,7 @@ time.sleep(600)
 
 SHOWS_A_TITLE = """
 import time
-from greenroom.actors.host.records import show_title
+from greenroom.actors.runtime.records import show_title
 show_title("http master " + 80 * "x")
 show_title("http master")
 print("titled", flush=True)

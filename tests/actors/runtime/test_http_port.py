@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from greenroom.actors.host.http_port import bind_http, borrow, lend
 from greenroom.actors.messages.queries import Process
+from greenroom.actors.runtime.http_port import bind_http, borrow, lend
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from tests.support.systems import free_port, wait_until
@@ -19,7 +19,7 @@ from tests.support.systems import free_port, wait_until
 LENDER = b"\0greenroom-http-%d"
 WORKER = """
 import socket, sys
-from greenroom.actors.host.http_port import lend
+from greenroom.actors.runtime.http_port import lend
 lend(socket.socket(fileno=int(sys.argv[1])))
 print("lends", flush=True)
 sys.stdin.read()
@@ -85,7 +85,7 @@ def test_a_worker_whose_name_is_taken_serves_all_the_same(
 
 WITHOUT_DESCRIPTORS = """
 import logging, os, resource, socket, sys, time
-from greenroom.actors.host.http_port import lend
+from greenroom.actors.runtime.http_port import lend
 logging.basicConfig(format="%(message)s")
 lend(socket.socket(fileno=int(sys.argv[1])))
 before = resource.getrlimit(resource.RLIMIT_NOFILE)

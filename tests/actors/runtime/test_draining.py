@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 
 from greenroom import serve
-from greenroom.actors.host import draining
-from greenroom.actors.host.draining import LEAST_S, MARGIN_S, drain_s, note_drain_s, stage_s, stop_s
+from greenroom.actors.runtime import draining
+from greenroom.actors.runtime.draining import (
+    LEAST_S,
+    MARGIN_S,
+    drain_s,
+    note_drain_s,
+    stage_s,
+    stop_s,
+)
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from tests.actors.conftest import deploy
 from tests.support.systems import RunningSystem, wait_until

@@ -16,11 +16,11 @@ import cloudpickle
 
 from greenroom.actors.caller.caller import CLOSED, Caller
 from greenroom.actors.caller.client import CallerClient, QueryClient
-from greenroom.actors.host.launcher import is_running
 from greenroom.actors.messages.admin import RequestReply, request_of
 from greenroom.actors.runtime.asking import ControllerRequests, new_id
 from greenroom.actors.runtime.port import PROXY, Finder, ThreadPort
 from greenroom.actors.runtime.processes import this_process
+from greenroom.actors.runtime.records import records_of
 from greenroom.actors.runtime.settings import HostSettings, way_to
 from greenroom.actors.transport.cluster_key import ClusterKeyError
 from greenroom.core.errors import InvalidRequestError, NotRunningError, error_from
@@ -64,7 +64,7 @@ class Connection:
         InvalidRequestError when the cluster file cannot be used. ``user`` is who changes things, by
         default the user of this process.
         """
-        is_unmanaged = settings.address is None and not is_running(settings)
+        is_unmanaged = settings.address is None and not records_of(settings).hosts()
         way = way_to(settings)
         try:
             port = ThreadPort(settings.admin_port, this_process(), way)
