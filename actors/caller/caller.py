@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from greenroom.actors.caller.leases import CallerLeases
+from greenroom.actors.caller.held_leases import CallerLeases
 from greenroom.actors.caller.streams import Stream
 from greenroom.actors.caller.uploads import Feed, Outlets
 from greenroom.actors.messages.queries import (

@@ -21,7 +21,7 @@ from greenroom.actors.messages.queries import (
 )
 from greenroom.actors.proxy.controller_link import ControllerLink
 from greenroom.actors.proxy.dispatcher import Dispatcher, QueryFailedError
-from greenroom.actors.proxy.metrics import HostMetrics
+from greenroom.actors.proxy.host_metrics import HostMetrics
 from greenroom.actors.runtime.actor import LoopActor
 from greenroom.actors.runtime.logs import end_of_log
 from greenroom.core.metrics import Group

@@ -28,8 +28,8 @@ from greenroom.actors.messages.queries import (
     RunQueries,
     SubmitQueries,
 )
+from greenroom.actors.proxy.host_metrics import Metrics
 from greenroom.actors.proxy.leases import LeaseDesk
-from greenroom.actors.proxy.metrics import Metrics
 from greenroom.actors.proxy.reports import (
     EjectionReports,
     LoadReports,

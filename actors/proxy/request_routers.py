@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from greenroom.actors.messages.queries import Query
 from greenroom.actors.plugins.child import LOAD_TIMEOUT_S, Child
 from greenroom.actors.plugins.program import ASKED, BEGUN, REQUEST_ROUTER, ROUTED
-from greenroom.actors.proxy.metrics import Metrics
+from greenroom.actors.proxy.host_metrics import Metrics
 from greenroom.actors.runtime.loop import Loop, Timer
 from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import HostSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from greenroom.actors.messages.queries import Process
-from greenroom.actors.proxy.metrics import HostMetrics, Metrics
+from greenroom.actors.proxy.host_metrics import HostMetrics, Metrics
 from greenroom.actors.replica import context, metrics as of_replica
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.records import RunRecords

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors.caller import leases as caller_leases
+from greenroom.actors.caller import held_leases as caller_leases
 from greenroom.actors.messages.control import MeetProxy
 from greenroom.actors.messages.queries import CloseLeases, LeasedSlots, LeaseGranted, Process
 from greenroom.core.errors import DeploymentUnavailableError, ReplicaUnavailableError

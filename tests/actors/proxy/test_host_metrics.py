@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from greenroom import serve
-from greenroom.actors.proxy.metrics import Metrics
+from greenroom.actors.proxy.host_metrics import Metrics
 from greenroom.serve import metrics
 from tests.support.metrics import scraped, total
 from tests.support.programs import needed
