@@ -45,7 +45,7 @@ from greenroom.core.cluster.leader_lease import (
     LOOK_S,
     OVER_S,
     RENEW_S,
-    Isolation,
+    SETTLED_S,
     Lease,
     Succession,
     Tenure,
@@ -340,7 +340,7 @@ class LeaderLease:
     def open(self) -> LeasedStore:
         """Take the store over, or end this process. Raises StoreError."""
         self.former = read_lease(self._location).lease
-        self._isolation = Isolation(self._settings.host_name, self.former, time.monotonic())
+        self._begun_at = time.monotonic()
         try:
             after, _, lease = word_file(self._settings).read_text(encoding="utf-8").partition("\n")
             self._store = self._location.open(after=int(after), lease=lease.encode())
@@ -450,7 +450,8 @@ class LeaderLease:
 
     def _give_way(self) -> None:
         heir = self.away()
-        if self._isolation.is_to_give_way(heir, time.monotonic()) and not self._is_given_up:
+        has_settled = time.monotonic() - self._begun_at >= SETTLED_S
+        if heir and has_settled and not self._is_given_up:
             self.give_up(heir, leaves=False)
             self._step_down("it hears none of the other hosts, which may hear each other")
 

@@ -25,7 +25,7 @@ answers heartbeats, the others wait twice as long, because it may just be late.
 
 A leader gives the lease up when its host is stopped, and when it hears none of several other hosts,
 which may hear each other. Then its own host takes the lease back only if no other host has: all of
-them are down, and it leads on until it has heard one.
+them are down, and it leads on until it has heard one (Members.away).
 """
 
 from __future__ import annotations
@@ -101,16 +101,3 @@ class Succession:
             return is_over
         comes_last = lease.holder == self._own if lease.heir else silent_s <= BEATS_S
         return now - self._changed_at > (2 * OVER_S if comes_last else OVER_S)
-
-
-class Isolation:
-    """Decides whether a leader gives way because it hears none of several other hosts."""
-
-    def __init__(self, own: str, former: Lease, begun_at: float) -> None:
-        self._begun_at = begun_at
-        self._is_last = former.holder == own and bool(former.heir)  # which gave way to no one
-
-    def is_to_give_way(self, heir: str, now: float) -> bool:
-        """Return whether to give way to ``heir``; "" while another host is heard."""
-        self._is_last = self._is_last and bool(heir)
-        return bool(heir) and not self._is_last and now - self._begun_at >= SETTLED_S

@@ -123,8 +123,12 @@ def test_a_leader_that_gives_up_names_its_heir_and_never_acts_again(
 def test_a_leader_that_hears_no_other_host_gives_way_and_ends(
     reign: LeaderLease, world: World, settings: HostSettings
 ) -> None:
-    world.pass_time(SETTLED_S)
-    assert reign.may_act()
+    reign.away = lambda: "two"
+    world.pass_time(SETTLED_S - 2 * RENEW_S)
+    assert reign.may_act(), "it has led for too short a time"
+    reign.away = lambda: ""
+    world.pass_time(5.0)
+    assert reign.may_act(), "it hears others"
     reign.away = lambda: "two"
     with pytest.raises(Ended):
         world.pass_time(5.0)

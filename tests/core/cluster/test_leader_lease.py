@@ -9,9 +9,7 @@ from greenroom.core.cluster.leader_lease import (
     OVER_S,
     PAUSE_S,
     RENEW_S,
-    SETTLED_S,
     TERM_S,
-    Isolation,
     Lease,
     Succession,
     Tenure,
@@ -121,21 +119,6 @@ def test_a_former_leader_takes_back_what_nobody_took_after_all_others_could() ->
     former = Succession("a")
     looks = [former.look(given_up("b"), n * LOOK_S, LONG) for n in range(40)]
     assert looks == [n * LOOK_S > 2 * OVER_S for n in range(40)]
-
-
-def test_a_leader_gives_way_once_it_has_led_for_long_and_hears_no_other_host() -> None:
-    isolation = Isolation("a", Lease(1, "b"), 100.0)
-    assert not isolation.is_to_give_way("b", 100.0 + SETTLED_S - 0.01)
-    assert isolation.is_to_give_way("b", 100.0 + SETTLED_S)
-    assert not isolation.is_to_give_way("", 100.0 + SETTLED_S)
-
-
-def test_a_leader_that_gave_way_to_no_one_leads_on_until_it_has_heard_a_host() -> None:
-    isolation = Isolation("a", given_up("b"), 100.0)
-    assert not isolation.is_to_give_way("b", 200.0)
-    assert not isolation.is_to_give_way("", 201.0)
-    assert isolation.is_to_give_way("b", 202.0)
-    assert Isolation("b", given_up("c"), 100.0).is_to_give_way("c", 200.0)
 
 
 def test_where_no_host_ever_led_any_begins() -> None:
