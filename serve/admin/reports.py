@@ -44,6 +44,13 @@ def endpoint_named(connection: Connection, name: str) -> str:
     return f"{name}#{ingress_of(report, name)}"
 
 
+def canary_of(connection: Connection, name: str) -> dict[str, Any]:
+    """Return an application's last canary, with what it found; nothing without one."""
+    application = read_report(connection)["applications"].get(name) or {}
+    canary: dict[str, Any] = application.get("canary") or {}
+    return canary
+
+
 def check_there(connection: Connection, needs: Iterable[tuple[str | None, str]]) -> None:
     """Raise UnknownNameError unless there are these: an application's deployments, endpoints."""
     report = None

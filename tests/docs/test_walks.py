@@ -192,7 +192,9 @@ def test_a_canary_whose_answers_all_differ_says_so_and_what_differs(walk: Walk) 
     finally:
         asking.kill()
         asking.wait()
-    assert re.search(r"MOST ANSWERS DIFFER: (\d+) of \1 compared .*/price: other value", said)
+    differs = r"MOST ANSWERS DIFFER: (\d+) of \1 compared .*/price: other value"
+    assert re.search(differs, said)
+    assert re.search(f"the last canary was promoted: {differs}", walk.says("diff", "shop"))
 
 
 _ASKS = """
