@@ -268,13 +268,13 @@ def is_candidates(name: str) -> bool:
     return name.partition("#")[0].endswith(CANDIDATE)
 
 
-RECORDER = "recorder "
-"""How the names of recorders begin: a backend and endpoint each, beside what they record."""
+RECORDER, REPLAY = "recorder ", "replay "
+"""How the names begin of what is made for the time of a recording, or of its replay."""
 
 
 def is_passing(name: str) -> bool:
-    """Return whether a backend or endpoint is of a canary or a recorder: nothing that lasts."""
-    return is_candidates(name) or name.startswith(RECORDER)
+    """Return whether a backend or endpoint is of a canary, or made for a recording or a replay."""
+    return is_candidates(name) or name.startswith((RECORDER, REPLAY))
 
 
 def lasting(definition: Definition | None) -> Definition | None:

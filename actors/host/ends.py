@@ -44,20 +44,23 @@ class Ends:
 
     async def cause(self, replica: str, address: ProcessAddress) -> str:
         """Return how a replica's process ended, "" if nobody noted it: as a part of a sentence."""
-        path = _path(self._settings.run_dir, address)
-        deadline = time.monotonic() + NOTED_WITHIN_S
-        while not path.exists():
-            if time.monotonic() > deadline:
-                return ""
-            await asyncio.sleep(LOOK_EVERY_S)
-        try:
-            status = int(path.read_text(encoding="ascii"))
-            path.unlink()
-        except (OSError, ValueError):  # half written, or it cannot be read
+        status = await self._status(_path(self._settings.run_dir, address))
+        if status is None:
             return ""
         how = f"exit code {status}" if status >= 0 else self._describe_signal(-status)
         last = self._last_lines(replica)
         return f"{how}; its log ends with: {last}" if last else how
+
+    async def _status(self, path: Path) -> int | None:
+        """Take a note once it is there, and whole; None if it does not come in time."""
+        deadline = time.monotonic() + NOTED_WITHIN_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError, ValueError):
+                status = int(path.read_text(encoding="ascii"))
+                path.unlink()
+                return status
+            await asyncio.sleep(LOOK_EVERY_S)
+        return None
 
     def tidy(self, kept_s: float = KEPT_S) -> None:
         """Remove notes that nobody has asked for: of processes that were to end."""

@@ -74,7 +74,10 @@ class Applications:
         self._kept = Kept(self._read)
 
     async def endpoints(self) -> dict[str, str]:
-        """Return name -> endpoint, as it was up to FRESH_S ago; GreenroomError if never known."""
+        """Return name -> endpoint, as it was up to FRESH_S ago; GreenroomError if never known.
+
+        Those whose ingress has no replica come last: asking it might start one.
+        """
         found = await self._kept.get(FRESH_S)
         if found is None:
             raise GreenroomError("no controller answers")
@@ -85,11 +88,14 @@ class Applications:
         with contextlib.suppress(GreenroomError, TimeoutError):
             report = await self._link.request(request_of(GetStatus(), new_id()), ASK_TIMEOUT_S)
             found = report.get("applications") or {}
-            self._endpoints = {
-                name: f"{name}#{application['ingress']}"
-                for name, application in found.items()
-                if application.get("ingress")
+            ingresses = {n: each["ingress"] for n, each in found.items() if each.get("ingress")}
+            asleep = {
+                name
+                for name, ingress in ingresses.items()
+                if not found[name]["deployments"].get(ingress, {}).get("replicas")
             }
+            names = sorted(ingresses, key=lambda name: (name in asleep, name))
+            self._endpoints = {name: f"{name}#{ingresses[name]}" for name in names}
         return self._endpoints
 
 
@@ -295,13 +301,16 @@ class _Call:
 
     async def value(self, endpoints: Sequence[str]) -> tuple[Any, str]:
         """Return the only answer, and who gave it: the first that has the method and the model."""
+        unavailable = None
         for endpoint in endpoints:
             answer = await self._ask(endpoint)
             if isinstance(answer, ValueAnswer):
                 return pickle.loads(answer.value), endpoint
-            if not self._is_of_another(answer):
-                break
-        return await self._abort(answer)
+            if isinstance(answer, FailedAnswer) and answer.kind == "DeploymentUnavailableError":
+                unavailable = unavailable or answer  # and may be the one
+            elif not self._is_of_another(answer):
+                return await self._abort(answer)
+        return await self._abort(unavailable or answer)
 
     def _is_of_another(self, answer: Any) -> bool:
         """Return whether an application has no such method or model: then nothing of it ran."""

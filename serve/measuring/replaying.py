@@ -35,6 +35,7 @@ from greenroom.core.comparing.comparing import Compare, Differences, Outcome, Re
 from greenroom.core.comparing.latencies import Interval, percentile, ratio, share
 from greenroom.core.errors import ConflictError, InvalidRequestError
 from greenroom.core.operations import HTTP_METHODS
+from greenroom.core.records import REPLAY
 from greenroom.core.validation import unknown_name
 from greenroom.serve.admin.client import Client
 from greenroom.serve.measuring.recording import REDACTED, Row, read
@@ -125,7 +126,7 @@ def replay(
             raise unknown_name("backend", backend, known)
         # A backend of an application takes no other endpoint, and has one of its own name.
         is_own = endpoints.get(backend, {}).get("traffic") == {backend: 1.0}
-        names[backend] = backend if is_own else f"replay {secrets.token_hex(6)}"
+        names[backend] = backend if is_own else f"{REPLAY}{secrets.token_hex(6)}"
     try:
         for backend, name in names.items():
             if name != backend:

@@ -99,7 +99,13 @@ def test_an_end_that_nobody_noted_is_not_explained_and_soon_given_up(
     assert time.monotonic() - begun < NOTED_WITHIN_S + 1
 
 
-def test_a_note_that_comes_a_little_later_is_waited_for(settings: HostSettings) -> None:
+@pytest.mark.parametrize("so_far", [None, ""])
+def test_a_note_that_comes_a_little_later_is_waited_for(
+    settings: HostSettings, so_far: str | None
+) -> None:
+    if so_far is not None:  # it is being written
+        (settings.run_dir / f"{ADDRESS.number}.end").write_text(so_far)
+
     async def asked() -> str:
         asking = asyncio.ensure_future(Ends(settings).cause(TAG, ADDRESS))
         await asyncio.sleep(0)

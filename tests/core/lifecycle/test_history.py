@@ -9,7 +9,7 @@ import pytest
 
 from greenroom.core.errors import ConflictError, UnknownNameError
 from greenroom.core.lifecycle.history import described
-from greenroom.core.records import RECORDER, HistoryRecord
+from greenroom.core.records import RECORDER, REPLAY, HistoryRecord
 from tests.core import requests as ask
 from tests.core.worlds import BROKEN, Spec, World
 
@@ -177,8 +177,9 @@ def test_undo_is_refused_where_a_later_change_touched_the_same(world: World) -> 
     refused(world, 2, "deploy two", "change 3 (deploy three) changed backend 'app#d' later")
 
 
-def test_a_recording_is_no_entry_and_stands_in_the_way_of_no_undo(world: World) -> None:
-    name = f"{RECORDER}1a2b"
+@pytest.mark.parametrize("kind", [RECORDER, REPLAY])
+def test_a_recording_is_no_entry_and_stands_in_the_way_of_no_undo(world: World, kind: str) -> None:
+    name = f"{kind}1a2b"
     world.change(ask.create("user's"))
     world.change(ask.shadow("app#d", "user's", 0.5))
     before = len(entries(world))
