@@ -129,6 +129,15 @@ def test_a_replica_that_dies_is_replaced_at_once() -> None:
     assert world.running("b")[0].tag != first
 
 
+def test_how_a_process_died_is_told_where_it_is_known() -> None:
+    world = running_world()
+    first = world.running("b")[0].tag
+    world.cluster.replica_exited(first, world.now, "SIGSEGV")
+    world.flush()
+    told = f"a replica's process died: SIGSEGV; see: greenroom logs {first}"
+    assert backend(world).trouble == told
+
+
 def test_replicas_that_keep_dying_are_replaced_more_and_more_slowly() -> None:
     world = running_world()
     pauses = []
