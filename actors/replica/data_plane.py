@@ -376,7 +376,7 @@ class Queries:
             self._unwatch_lessees()
 
     def _unwatch_lessees(self) -> None:
-        """Stop to watch callers that have neither a lease nor a query here.
+        """Stop watching callers that have neither a lease nor a query here.
 
         A process may open and close many connections, each of them a caller, before it ends.
         """
