@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import nbclient
 import nbformat
 import pytest
 
-from tests.support.systems import RunningSystem
+from tests.support.systems import RunningSystem, running_system
 
 CELLS = [
     """
@@ -35,15 +37,35 @@ await handle.remote(4)
 ]
 
 
+LOADS = """
+@serve.deployment
+class Loads:
+    def __init__(self):
+        raise FileNotFoundError("weights.bin")
+
+serve.run(Loads.bind(), name="loads", route_prefix=None)
+"""
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[RunningSystem]:
+    with running_system(tmp_path / "state") as system:
+        yield system
+
+
 @pytest.mark.filterwarnings("ignore")  # of jupyter's own
 def test_cells_deploy_call_and_change(running: RunningSystem, monkeypatch: Any) -> None:
     for name, value in running.environ.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in CELLS])
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(c) for c in [*CELLS, LOADS]]
+    )
     nbclient.NotebookClient(notebook, timeout=60, allow_errors=True).execute(cwd=os.getcwd())
-    first, second, blocked, deleted = (cell.outputs for cell in notebook.cells)
+    first, second, blocked, deleted, failed = (cell.outputs for cell in notebook.cells)
     assert first[0]["data"]["text/plain"] == "8"
     assert second[0]["data"]["text/plain"] == "12"
     assert "would block the running event loop; await the response" in blocked[0]["evalue"]
     assert deleted == []
+    assert failed[-1]["ename"] == "FileNotFoundError"
+    assert "weights.bin" in failed[-1]["evalue"]
