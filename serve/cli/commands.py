@@ -262,7 +262,10 @@ def logs(name: str | None, follow: bool, lines: int, settings: HostSettings) -> 
     found = Logs(settings.logs_dir, name=name)
     if not found.names() and not follow:
         known = ", ".join(Logs(settings.logs_dir).names()) or "none"
-        raise GreenroomError(f"no log matches {name!r} in {settings.logs_dir}; there are: {known}")
+        raise GreenroomError(
+            f"no log matches {name!r} in {settings.logs_dir}; there are: {known}; a system that "
+            "was started with --state-dir has its logs there: give it here, too"
+        )
     for line in found.tail(lines):
         print_line(line)
     if follow:
