@@ -25,6 +25,7 @@ from heapq import nsmallest
 from itertools import islice
 from typing import Any
 
+from greenroom.actors.runtime.http_port import UNAVAILABLE
 from greenroom.core.config import HTTPOptions
 from greenroom.http_front.request import App, Request
 
@@ -42,10 +43,6 @@ MAX_HOPS = 32  # of X-Forwarded-For that are looked at, the nearest first
 NO_ROOM = "the bodies that wait in this worker have no room for another"
 _ACKNOWLEDGED_AT = 120  # tcpi_bytes_acked in Linux's struct tcp_info
 _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
-_FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n"
-    b"content-length: 0\r\n\r\n"
-)
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -350,7 +347,7 @@ class Listener:
             connections.open(opening, peer)
             return True
         with contextlib.suppress(OSError):
-            accepted.send(_FULL)
+            accepted.send(UNAVAILABLE)
         accepted.close()
         return True
 

@@ -28,7 +28,7 @@ from typing import NoReturn
 
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime import forking, settings as binding
-from greenroom.actors.runtime.http_port import bind_http, borrow
+from greenroom.actors.runtime.http_port import bind_http, borrow, turn_away
 from greenroom.actors.runtime.logs import open_log_or_stderr
 from greenroom.actors.runtime.processes import (
     child_pids,
@@ -170,6 +170,9 @@ class Front:
         for process in processes:
             send_signal(process, signal.SIGTERM)
         wait_gone(processes, limit_s)
+        if self.listener is not None:
+            turn_away(self.listener, is_tls=self._settings.http.ssl_certfile is not None)
+            self.listener = None
 
     def _old_workers(self) -> list[Process]:
         own = self.process.pid if self.process is not None else 0

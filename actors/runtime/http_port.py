@@ -3,13 +3,16 @@
 The listening socket is never closed while anything serves: the kernel would reset all connections
 that wait in its queue, and a second socket on the port, by SO_REUSEPORT, has a queue of its own.
 So the host process, the gunicorn master and each worker hold the one socket. A worker lends it to a
-new host process over a Unix socket whose name has the worker's pid.
+new host process over a Unix socket whose name has the worker's pid. When the host stops, those who
+still wait in the queue are turned away (:func:`turn_away`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import select
 import socket
 import struct
 import threading
@@ -26,6 +29,12 @@ logger = logging.getLogger(__name__)
 LEND_TIMEOUT_S = 1.0
 LEND_AGAIN_S = 1.0
 PAGES_BACKLOG = 128
+LEAVE_S = 0.5  # how long those who are turned away may take to read why
+UNAVAILABLE = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n"
+    b"content-length: 0\r\n\r\n"
+)
+_AT_ONCE = 64 * 1024  # bytes
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -97,6 +106,40 @@ def _is_for(listener: socket.socket, settings: HostSettings) -> bool:
     wanted = socket.getaddrinfo(settings.http.host, settings.http.port, type=socket.SOCK_STREAM)
     listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     return bool(listens) and listener.getsockname()[:2] in [each[4][:2] for each in wanted]
+
+
+def turn_away(listener: socket.socket, *, is_tls: bool) -> None:
+    """Close a listening socket for good, and tell those who wait in its queue; may take LEAVE_S.
+
+    To close it would reset them, and a client could not know that its request never ran.
+    """
+    listener.setblocking(False)
+    waiting = []
+    with contextlib.suppress(OSError):  # that there are no more is one
+        while True:
+            waiting.append(listener.accept()[0])
+    with contextlib.suppress(OSError):
+        listener.shutdown(socket.SHUT_RDWR)  # whoever has it, too
+    listener.close()
+    reading = select.poll()
+    for each in waiting:
+        with contextlib.suppress(OSError):  # it has left
+            each.setblocking(False)
+            if not is_tls:
+                each.send(UNAVAILABLE)
+            each.shutdown(socket.SHUT_WR)
+        reading.register(each, select.POLLIN)
+    left, deadline = {each.fileno(): each for each in waiting}, time.monotonic() + LEAVE_S
+    while left and (left_s := deadline - time.monotonic()) > 0:
+        for number, _ in reading.poll(left_s * 1000):
+            # Unread bytes would make a reset of the end, which may overtake the answer.
+            with contextlib.suppress(OSError):
+                if left[number].recv(_AT_ONCE):
+                    continue
+            reading.unregister(number)
+            left.pop(number).close()
+    for each in left.values():
+        each.close()
 
 
 def bind_http(settings: HostSettings) -> socket.socket:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import os
 import signal
 import socket
@@ -340,3 +341,34 @@ def test_a_drained_host_takes_no_replicas_over_a_restart_until_it_is_undrained(
             client.wait_for_goal(goal, 0.5)
         client.undrain_host(host)
         client.wait_for_goal(goal, 20)
+
+
+def test_a_stop_resets_no_connection_that_was_made(tmp_path: Path) -> None:
+    """Whose POST was reset cannot know whether it ran; who is refused, or answered, can."""
+    outcomes: list[list[str]] = [[] for _ in range(8)]
+
+    def post(address: tuple[str, int], ends: list[str]) -> None:
+        while "refused" not in ends:
+            with contextlib.closing(http.client.HTTPConnection(*address, timeout=30)) as client:
+                try:
+                    client.connect()
+                except ConnectionRefusedError:
+                    ends.append("refused")
+                    return
+                try:
+                    client.request("POST", "/", body=b"x" * 1000)
+                    ends.append(str(client.getresponse().status))
+                except OSError as error:
+                    ends.append(type(error).__name__)
+
+    with running_system(tmp_path / "state") as running:
+        deploy(running, Counting.bind(1))
+        address = ("127.0.0.1", running.settings.http.port)
+        clients = [threading.Thread(target=post, args=(address, ends)) for ends in outcomes]
+        for client in clients:
+            client.start()
+        wait_until(lambda: all(len(ends) > 10 for ends in outcomes), 10, "all are posting")
+    for client in clients:
+        client.join(30)
+    assert {end for ends in outcomes for end in ends} <= {"200", "503", "refused"}
+    assert all(ends[-1] == "refused" for ends in outcomes)

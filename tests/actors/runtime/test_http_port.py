@@ -6,12 +6,21 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from greenroom.actors.messages.queries import Process
-from greenroom.actors.runtime.http_port import bind_http, borrow, lend
+from greenroom.actors.runtime.http_port import (
+    LEAVE_S,
+    UNAVAILABLE,
+    bind_http,
+    borrow,
+    lend,
+    turn_away,
+)
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from tests.support.systems import free_port, wait_until
@@ -124,3 +133,57 @@ def test_a_worker_out_of_descriptors_says_so_once_and_lends_once_it_has_some(
         again.close()
         child.stdin.close()
         assert child.stderr.read().count(b"the HTTP port is not lent: [Errno 24]") == 1
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    listening = socket.create_server(("127.0.0.1", 0))
+    yield listening
+    listening.close()
+
+
+def waiting_at(listener: socket.socket, sent: bytes) -> socket.socket:
+    """Return a client in the socket's queue, which has sent this."""
+    client = socket.create_connection(listener.getsockname(), timeout=20)
+    client.sendall(sent)
+    return client
+
+
+def all_of(client: socket.socket) -> bytes:
+    return b"".join(iter(lambda: client.recv(65536), b""))
+
+
+def test_who_waits_when_the_port_is_closed_is_told_and_not_reset(listener: socket.socket) -> None:
+    address = listener.getsockname()
+    post = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n" + bytes(300_000)
+    clients = [waiting_at(listener, sent) for sent in (post, b"", post)]
+    clients[1].close()
+    began = time.monotonic()
+    turning = threading.Thread(target=turn_away, args=(listener,), kwargs={"is_tls": False})
+    turning.start()
+    assert [all_of(client) for client in (clients[0], clients[2])] == [UNAVAILABLE] * 2
+    for client in clients:
+        client.close()
+    turning.join()
+    assert time.monotonic() - began < LEAVE_S, "nobody is waited for in vain"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address, timeout=20)
+
+
+def test_who_stays_is_not_waited_for_for_long_and_over_tls_nothing_is_said(
+    listener: socket.socket,
+) -> None:
+    client = waiting_at(listener, b"\x16\x03\x01")
+    began = time.monotonic()
+    turn_away(listener, is_tls=True)
+    assert LEAVE_S <= time.monotonic() - began < LEAVE_S + 5
+    with client:
+        assert all_of(client) == b""
+
+
+def test_a_port_that_another_process_has_too_is_closed_for_all(listener: socket.socket) -> None:
+    with socket.socket(fileno=os.dup(listener.fileno())) as kept:
+        address = kept.getsockname()
+        turn_away(listener, is_tls=False)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address, timeout=20)
