@@ -50,6 +50,7 @@ def test_max_ongoing_requests_holds_over_all_routers_together(apart: Cluster) ->
 def test_they_cross_a_link_that_loses_thirty_percent(apart: Cluster) -> None:
     a, _, c = apart.hosts
     before = a.replicas(far.BACKEND)
+    assert a.call(far.read_parts, HTTP_PORT, 1)  # connections are there, whatever ran before
     c.link(sent={"loss": 0.3}, received={"loss": 0.3})
     try:
         assert a.call(far.read_parts, HTTP_PORT, 10)
