@@ -14,11 +14,12 @@ bytes that are for the process.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import ssl
 import struct
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from greenroom.actors.transport.addresses import ProcessAddress, bound_host
@@ -151,21 +152,18 @@ class Gate:
 
     async def _ask(self, stream: TlsStream, _source: str) -> None:
         said = await stream.receive(_READ_SIZE)
+        if not said:
+            raise ConnectionResetError("it ended the connection")
         if len(said) != _WANTED.size:
             raise OSError(f"it said {len(said)} bytes instead of which process it wants")
-        number, purpose = _WANTED.unpack(said)
-        try:
-            self._hand_over(stream, number, purpose)
-        except OSError as error:
-            raise OSError(
-                f"it could not be handed over to process {number}: {describe(error)}"
-            ) from None
+        self._hand_over(stream, *_WANTED.unpack(said))
         stream.close()
 
     def _hand_over(self, stream: TlsStream, number: int, purpose: int) -> None:
         """Give the connection to the process of that number.
 
-        OSError when that process exists and cannot take it now, or the dialer is gone.
+        OSError when that process exists and cannot take it now, or the dialer is gone. What the
+        dialer's stream raises is passed on as it is, since its end is no refusal.
         """
         target = ProcessAddress(self._own.host, number)
         if target == self._own:
@@ -173,14 +171,27 @@ class Gate:
             self._take(socket.socket(fileno=os.dup(stream.fileno())), purpose)
             return
         with local_socket(socket.SOCK_SEQPACKET) as passing:
-            try:
-                passing.connect(target.fd_socket_name)
-                found = credentials_of(passing).is_ours
-            except ConnectionRefusedError:
-                found = False
+            with _handing_over_to(number):
+                try:
+                    passing.connect(target.fd_socket_name)
+                    found = credentials_of(passing).is_ours
+                except ConnectionRefusedError:
+                    found = False
             stream.send(bytes([found]))
             if found:
-                socket.send_fds(passing, [bytes([purpose])], [stream.fileno()])
+                with _handing_over_to(number):
+                    socket.send_fds(passing, [bytes([purpose])], [stream.fileno()])
+
+
+@contextlib.contextmanager
+def _handing_over_to(number: int) -> Iterator[None]:
+    """Say of what fails here that it is this host's, not the dialer's."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"it could not be handed over to process {number}: {describe(error)}"
+        ) from None
 
 
 class UnreachableError(Exception):

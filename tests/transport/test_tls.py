@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
+import errno
 import os
 import re
 import secrets
@@ -269,6 +270,35 @@ def test_the_gate_says_whether_there_is_such_a_process(world, hosts, port):
         member.say(wanted(number))
         assert member.hear(10) == answer
         member.sock.close()
+
+
+@pytest.mark.parametrize("wants", ["nothing yet", "a process", "the gate's own"])
+def test_a_member_that_gives_up_at_the_gate_is_lost_and_not_refused(
+    world, hosts, port, caplog, wants
+):
+    _, _, there, other = hosts
+    member = Member(world, port)
+    if wants != "nothing yet":
+        member.say(wanted(other.address.number if wants == "a process" else port))
+    member.sock.close()  # before the gate has read any of that
+    world.until(lambda: caplog.messages)
+    assert [each.partition(", with ")[0] for each in caplog.messages] == [
+        "lost the connection, not yet authenticated"
+    ]
+    assert not len(there.strangers)
+
+
+def test_a_process_that_cannot_take_a_connection_is_named(world, hosts, port, caplog, monkeypatch):
+    def fails(*_):
+        raise OSError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(socket, "send_fds", fails)
+    number = hosts[3].address.number
+    member = Member(world, port)
+    member.say(wanted(number))
+    world.until(lambda: refusals(caplog))
+    assert f"it could not be handed over to process {number}: Broken pipe" in caplog.text
+    member.sock.close()
 
 
 def test_a_member_that_asks_for_nothing_sensible_is_turned_away(world, hosts, port, caplog):
