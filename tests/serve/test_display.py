@@ -39,6 +39,31 @@ def test_what_is_on_a_lost_host_does_not_count_as_one_of_those_that_run(
     assert "aaaaaa LOST" in shown
 
 
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_nothing_is_folded_or_cut_where_no_terminal_reads_it(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    name, tag = "a-deployment-" * 8, "b" * 60
+    deployment = {
+        "status": "HEALTHY",
+        "message": "",
+        "version": "1",
+        "target_replicas": 1,
+        "replicas": [replica(f"shop#{name}#{tag}", "RUNNING", "a")],
+    }
+    shop = {
+        "status": "RUNNING",
+        "message": "",
+        "route_prefix": "/",
+        "deployments": {name: deployment},
+    }
+    show_status({"hosts": [], "applications": {"shop": shop}, "backends": {}, "endpoints": {}})
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert f"{name}: 1 of 1 HEALTHY" in lines
+    assert f"{tag} RUNNING 1 0" in lines
+
+
 def side(queries: int) -> dict[str, Any]:
     return {
         "queries": queries,
