@@ -212,3 +212,21 @@ def test_the_json_schema_knows_every_option_and_auto():
 def test_an_error_of_a_document_without_a_file_has_paths():
     with pytest.raises(InvalidDocumentError, match=r"^applications\[0\].import_path: must be giv"):
         read_document({"applications": [{}]})
+
+
+@pytest.mark.parametrize(
+    ("path", "read"),
+    [
+        ("shop:app", "shop:app"),
+        ("shop.app", "shop:app"),
+        ("a.shop.app", "a.shop:app"),
+        ("a.shop:app", "a.shop:app"),
+        ("shop", "shop"),
+    ],
+)
+def test_a_path_with_dots_alone_ends_with_the_attribute_as_in_ray_serve(
+    path: str, read: str
+) -> None:
+    document = {"applications": [{"name": "a", "import_path": path}]}
+    (application,) = ServeDeploySchema.model_validate(document).applications
+    assert application.import_path == read
