@@ -180,7 +180,7 @@ class Servicers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no 
         return None
 
     def _handler(self, found: Any, service: str, method: str) -> Any:
-        def call_of(request: Any, context: Any) -> _Call:
+        def call_of(request: Any, context: Any, model: str = "") -> _Call:
             began_at = time.monotonic()
 
             def ended(code: str) -> None:
@@ -188,15 +188,15 @@ class Servicers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no 
                 self._seconds.observe(time.monotonic() - began_at, service, method)
 
             limit_s = self._request_timeout_s
-            model = _model(service, request)
             return _Call(self._link, method, found, request, model, context, limit_s, ended)
 
         async def whole(request: Any, context: Any) -> Any:
-            async with self._places.place(context, RPCS), call_of(request, context) as call:
-                asked = (method, _model(service, request))
+            model = _model(service, request)
+            asked = None if found.request_streaming else (method, model)
+            async with self._places.place(context, RPCS), call_of(request, context, model) as call:
                 endpoints = await self._endpoints(context, asked)
                 value, endpoint = await call.value(endpoints)
-                if len(endpoints) > 1:
+                if asked is not None and len(endpoints) > 1:
                     self._remember(asked, endpoint)
                 return value
 

@@ -241,9 +241,13 @@ def test_of_several_applications_one_with_the_method_answers_and_streams_name_th
         assert named(shop.Price, item) == "salt"
         to_shop = (("application", "shop"),)
         assert len(list(shop.Count(item(name="salt", number=3), metadata=to_shop))) == 3
-        for ask in (shop.Count, lambda it: shop.Echo(iter([it]))):
+        for ask in (
+            lambda it: list(shop.Count(it)),
+            lambda it: list(shop.Echo(iter([it]))),
+            lambda it: shop.Total(iter([it])),
+        ):
             with pytest.raises(grpc.RpcError) as caught:
-                list(ask(item(name="salt", number=3)))
+                ask(item(name="salt", number=3))
             assert caught.value.code() is CODE.NOT_FOUND
             assert "metadata=[('application', NAME)]; there are: other, shop" in str(caught.value)
     finally:
