@@ -15,13 +15,14 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import falcon.asgi
 from falcon.routing import CompiledRouter
 from pydantic import ValidationError
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from greenroom.actors.runtime.logs import end_of_log
 from greenroom.actors.runtime.settings import HostSettings
@@ -233,32 +234,29 @@ class _LogsResource:
 
 
 class _Document:
-    """``/api/openapi.json``."""
+    """``/api/openapi.json``; and by its paths alone ``/api/`` and ``/api/v1``, which users try.
 
-    def __init__(self) -> None:
-        self._document: bytes | None = None
+    It says nothing of this system, so it takes no token.
+    """
 
     async def on_get(self, _req: Any, resp: falcon.asgi.Response) -> None:
-        """Answer with the document; it says nothing of this system, so it takes no token."""
-        if self._document is None:
-            self._document = to_json(openapi())
+        """Answer with the document."""
         resp.content_type = "application/json"
         resp.data = self._document
 
+    async def on_get_index(self, _req: Any, resp: falcon.asgi.Response) -> None:
+        """Answer with the methods of each path."""
+        resp.content_type = "application/json"
+        resp.data = self._index
 
-class _Index:
-    """``/api/`` and ``/api/v1``: what there is, as users who try addresses expect."""
+    @cached_property
+    def _document(self) -> bytes:
+        return to_json(openapi())
 
-    async def on_get(self, _req: Any, resp: falcon.asgi.Response) -> None:
-        """Answer with it; it says nothing of this system, so it takes no token."""
-        shown = {key: kind for key, kind in sorted(OPERATIONS.items()) if kind.role is not None}
-        operations = {
-            f"/-/api/v1/{key}": ["GET", "POST"] if kind.is_read else ["POST"]
-            for key, kind in shown.items()
-        }
-        others = {f"/-/api/{name}": ["GET"] for name in ("logs", "token", "openapi.json")}
-        applications = {"/-/api/serve/applications/": ["GET", "PUT", "DELETE"]}
-        write(resp, {**operations, **applications, **others})
+    @cached_property
+    def _index(self) -> bytes:
+        paths = {**from_json(self._document)["paths"], "/api/openapi.json": ["get"]}
+        return to_json({f"/-{path}": sorted(map(str.upper, of)) for path, of in paths.items()})
 
 
 # --- The dashboard --------------------------------------------------------------------------------
@@ -379,9 +377,10 @@ def admin_app(settings: HostSettings, link: Link, admit: Admit) -> falcon.asgi.A
     app.add_route(DASHBOARD, _DashboardPage())
     app.add_route("/api/token", _TokenResource(controller))
     app.add_route("/api/logs", _LogsResource(settings, controller, link))
-    app.add_route("/api/openapi.json", _Document())
+    document = _Document()
+    app.add_route("/api/openapi.json", document)
     for path in ("/api/", "/api/v1", "/api/v1/"):
-        app.add_route(path, _Index())
+        app.add_route(path, document, suffix="index")
     app.add_sink(_nothing_here, "/")
     app.set_error_serializer(serialize)
     app.add_error_handler(GreenroomError, answer_our_error)
