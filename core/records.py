@@ -9,12 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from greenroom.core.config import HIDDEN, config_shown, without_credentials
 from greenroom.core.formats import travels
-
-T = TypeVar("T")
 
 
 @travels
@@ -279,19 +277,13 @@ def is_passing(name: str) -> bool:
 
 def lasting(definition: Definition | None) -> Definition | None:
     """Return a definition as the history keeps it: an endpoint without its recorder."""
-    if not isinstance(definition, EndpointRecord):
+    if not isinstance(definition, EndpointRecord) or not any(map(is_passing, definition.shadows)):
         return definition
     return replace(
         definition,
-        shadows=_lasting(definition.shadows),
-        compares=_lasting(definition.compares),
+        shadows={tag: p for tag, p in definition.shadows.items() if not is_passing(tag)},
+        compares={tag: c for tag, c in definition.compares.items() if not is_passing(tag)},
     )
-
-
-def _lasting(by_backend: Mapping[str, T]) -> Mapping[str, T]:
-    if not any(map(is_passing, by_backend)):
-        return by_backend
-    return {name: value for name, value in by_backend.items() if not is_passing(name)}
 
 
 def served_as(application: str) -> str:

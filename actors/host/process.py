@@ -347,7 +347,6 @@ class Host:
         self._controller = find_controller(port, settings, self._membership, self._introduce)
         self._proxy = Finder(port, PROXY, lambda *_: self._introduce())
         self._ends = Ends(settings)
-        self._describing: set[asyncio.Future[None]] = set()
         port.on(StopHost, self._stop_as_told)
         port.on(DescribeEnd, self._describe_end)
 
@@ -549,9 +548,7 @@ class Host:
             cause = await self._ends.cause(message.replica, address.addressDetails)
             self._port.loop.send(sender, EndDescribed(address=address, cause=cause))
 
-        task = asyncio.ensure_future(answer())
-        self._describing.add(task)
-        task.add_done_callback(self._describing.discard)
+        self._port.loop.start(answer())
 
     async def _stop(self) -> None:
         """Finish connections, drain replicas, end everything; state stays on disk."""

@@ -112,7 +112,6 @@ class Ticket:
     submitted_at: float
     backend: str = ""
     deadline_at: float | None = None
-    begins_by: float | None = None  # else its wait is over
     replica: str | None = None  # None while it is queued
     assigned_at: float = -1.0  # the last time; below 0 is never
     budget: RetryBudget | None = None  # shared with all queries like it; None for a mirrored query
@@ -331,8 +330,7 @@ class OpenTickets:
     def end(self, ticket: Ticket) -> None:
         """Forget a ticket."""
         ticket.ended = True
-        if ticket.deadline_at is not None or ticket.begins_by is not None:
-            self.limit_no_more(ticket)
+        self._timed.pop(ticket.number, None)
         tickets = self.by_caller[ticket.caller]
         del tickets[ticket.number if ticket.caller is None else ticket.query.id]
         if not tickets:
@@ -365,8 +363,7 @@ class OpenTickets:
 
     def limit_wait(self, ticket: Ticket, wait_s: float) -> None:
         """Set by when a ticket that waits has to have a replica."""
-        ticket.begins_by = ticket.submitted_at + wait_s
-        self._take_time(ticket, ticket.begins_by)
+        self._take_time(ticket, ticket.submitted_at + wait_s)
 
     def _take_time(self, ticket: Ticket, at: float) -> None:
         self._timed[ticket.number] = ticket

@@ -44,9 +44,9 @@ def endpoint_named(connection: Connection, name: str) -> str:
     return f"{name}#{ingress_of(report, name)}"
 
 
-def canary_of(connection: Connection, name: str) -> dict[str, Any]:
+def canary_of(report: dict[str, Any], name: str) -> dict[str, Any]:
     """Return an application's last canary, with what it found; nothing without one."""
-    application = read_report(connection)["applications"].get(name) or {}
+    application = report["applications"].get(name) or {}
     canary: dict[str, Any] = application.get("canary") or {}
     return canary
 

@@ -261,7 +261,7 @@ def _wait_for_all(
 
 def _of_canary(connection: Connection, name: str) -> str:
     report = reports.read_report(connection, commands.STATUS_TIMEOUT_S)
-    canary = (report["applications"].get(name) or {}).get("canary") or {}
+    canary = reports.canary_of(report, name)
     return f"; {canary['why']}" if canary.get("why") else ""
 
 

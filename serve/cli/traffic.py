@@ -105,14 +105,14 @@ def diff(endpoint: str, as_json: bool, settings: HostSettings) -> None:
     with connected(settings) as connection:
         named = reports.endpoint_named(connection, endpoint)
         found: dict[str, Any] = connection.request(ops.GetDifferences(endpoint=named))
-        last = {} if found or as_json else reports.canary_of(connection, endpoint)
+        report = {} if found or as_json else reports.read_report(connection)
     if as_json:
         print_json(found)
         return
     if not found:
         click.echo(f"no shadow of {endpoint!r} is compared; see Client.shadow_traffic")
-    if last:
-        click.echo(f"the last canary was {last['state']}: {last['why']}")
+        if last := reports.canary_of(report, endpoint):
+            click.echo(f"the last canary was {last['state']}: {last['why']}")
     for shadow, of_shadow in found.items():
         print_lines(_differences(shadow, of_shadow))
 
