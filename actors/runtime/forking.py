@@ -55,7 +55,8 @@ def fork(
     """
     share_memory()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()  # or the child would write it once more
+        with contextlib.suppress(OSError):  # a full disk
+            stream.flush()  # or the child would write it once more
     pid = os.fork()
     if pid == 0:
         _be_child(main, output, keep, detached=detached)

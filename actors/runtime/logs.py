@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import io
 import itertools
 import logging
 import os
@@ -61,6 +62,24 @@ class LineFormatter(logging.Formatter):
         return one_record(super().format(record))
 
 
+class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]  # none before Python 3.11
+    """Writes records to the log with this descriptor; what a full disk does not take is lost.
+
+    Nothing of it is kept in a buffer, here or in stderr's, where it would fail later: at a fork, or
+    when the log is closed.
+    """
+
+    def __init__(self, fd: int) -> None:
+        raw = os.fdopen(fd, "ab", buffering=0)
+        super().__init__(io.TextIOWrapper(raw, encoding="utf-8", write_through=True))
+        self.setFormatter(LineFormatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
+
+    def handleError(self, record: logging.LogRecord) -> None:  # logging's name
+        """Tell of a mistake in the call, but not of a disk: stderr is most often a log on it."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 def open_log(settings: HostSettings, name: str) -> int:
     """Open ``logs/<name>.log`` of the state dir for appending; return the descriptor."""
     make_private(settings.logs_dir)
@@ -94,10 +113,7 @@ def configure_logging(settings: HostSettings, role: str) -> None:
     logging.root.handlers.clear()
     OUR_LOGGER.propagate = False
     OUR_LOGGER.setLevel(logging.INFO)
-    stream = os.fdopen(open_log_or_stderr(settings, role), "a", encoding="utf-8")
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(LineFormatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
-    OUR_LOGGER.handlers[:] = [handler]
+    OUR_LOGGER.handlers[:] = [LogHandler(open_log_or_stderr(settings, role))]
 
 
 def log_to_stderr() -> None:

@@ -70,6 +70,25 @@ def test_a_forked_child_has_what_it_is_to_keep_and_nothing_else(tmp_path: Path) 
     assert not (tmp_path / "logs" / "parent.log").read_text()
 
 
+def test_a_process_whose_logs_are_on_a_full_disk_forks(tmp_path: Path) -> None:
+    program = """
+        import logging, os, sys
+        from greenroom.actors.runtime import forking, logs
+
+        full = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, 2)
+        sys.stderr = open(2, "w", closefd=False)  # buffered, whatever PYTHONUNBUFFERED says
+        logs.OUR_LOGGER.handlers[:] = [logs.LogHandler(full)]
+        logs.OUR_LOGGER.propagate = False
+        logging.getLogger("greenroom.x").warning("lost")
+        print("lost too", file=sys.stderr)
+        pid = forking.fork(lambda: 3, os.open(os.devnull, os.O_WRONLY), keep=())
+        print("ended with", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+        os._exit(0)  # Python's own end would tell that stderr cannot be flushed
+        """
+    assert run_program(tmp_path, program) == "ended with 3\n"
+
+
 def test_a_detached_child_has_a_name_of_its_own_and_outlives_who_forked_it(tmp_path: Path) -> None:
     run_program(
         tmp_path,
