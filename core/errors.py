@@ -241,3 +241,8 @@ def error_from(kind: str, text: str) -> GreenroomError:
 def error_status(kind: str) -> int:
     """Return the HTTP status for a kind of error."""
     return ERRORS_BY_KIND.get(kind, GreenroomError).http_status
+
+
+def last_line(error: str) -> str:
+    """Return what a text with a traceback says: its last line."""
+    return error.strip().rpartition("\n")[2]

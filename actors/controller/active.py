@@ -35,7 +35,7 @@ from greenroom.core import effects as fx, operations as ops
 from greenroom.core.cluster import status
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.leader_lease import RENEW_S
-from greenroom.core.errors import StateNotReadableError, StateNotSavedError
+from greenroom.core.errors import StateNotReadableError, StateNotSavedError, last_line
 from greenroom.core.lifecycle.placement import Placement
 from greenroom.core.lifecycle.state import KINDS, SOFT
 from greenroom.core.long_poll import epoch_of
@@ -468,7 +468,7 @@ def log_changes(changes: Changes) -> None:
             logger.info("change %d by %s: %s", record.id, who, record.what)
         elif kind == "goal" and record.state != "pending":
             told = f"goal {name} ({record.what} {record.subject[1]!r}) {record.state}"
-            reason = record.error.strip().rpartition("\n")[2]
+            reason = last_line(record.error)
             logger.log(
                 logging.ERROR if reason else logging.INFO,
                 "%s",

@@ -18,6 +18,7 @@ from greenroom.actors.runtime.records import RunRecords
 from greenroom.core import effects as fx
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.config import config_of_replica
+from greenroom.core.errors import last_line
 from greenroom.core.lifecycle.replicas import LIVE
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.kv import StoreError, StoreNotReadableError
@@ -109,7 +110,7 @@ class Supervisor:
         if message.state == "running":
             logger.info("replica %s (pid %d) runs", tag, process.pid)
         elif message.state == "failed":
-            reason = message.error.strip().rpartition("\n")[2]
+            reason = last_line(message.error)
             logger.error("replica %s (pid %d) could not start: %s", tag, process.pid, reason)
 
     def child_exited(self, address: m.Address) -> None:

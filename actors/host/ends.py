@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import time
 from pathlib import Path
 
-from greenroom.actors.runtime.logs import replica_log
+from greenroom.actors.runtime.logs import last_lines, replica_log
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport.addresses import ProcessAddress
 
@@ -22,7 +21,6 @@ NOTED_WITHIN_S = 0.3  # the admin hears of the end when the controller does
 LOOK_EVERY_S = 0.005
 KEPT_S = 60.0
 SHOWN_LINES, SHOWN_LENGTH = 3, 200
-_READ = 16 * 1024  # bytes of a log's end
 _CRASH = "Fatal Python error"  # how faulthandler's report begins, whose end says the least
 _SUFFIX = ".end"
 VMSTAT = Path("/proc/vmstat")
@@ -86,17 +84,10 @@ class Ends:
         return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
     def _last_lines(self, replica: str) -> str:
-        path = self._settings.logs_dir / f"{replica_log(replica)}.log"
-        try:
-            with path.open("rb") as log:
-                log.seek(max(0, os.fstat(log.fileno()).st_size - _READ))
-                read = log.read().decode(errors="replace")
-        except OSError:  # rotated, or there is none
-            return ""
-        lines = [line.strip()[:SHOWN_LENGTH] for line in read.splitlines() if line.strip()]
+        lines = last_lines(self._settings.logs_dir / f"{replica_log(replica)}.log")
         crashes = [at for at, line in enumerate(lines) if line.startswith(_CRASH)]
         begin = crashes[-1] if crashes else -SHOWN_LINES
-        return " | ".join(lines[begin:][:SHOWN_LINES])
+        return " | ".join(line[:SHOWN_LENGTH] for line in lines[begin:][:SHOWN_LINES])
 
 
 def _path(folder: Path, address: ProcessAddress) -> Path:

@@ -57,7 +57,12 @@ from greenroom.actors.runtime import draining, forking, settings as binding
 from greenroom.actors.runtime.capacity import count_gpus
 from greenroom.actors.runtime.http_port import check_grpc, describe_holder
 from greenroom.actors.runtime.liveness import Pulse
-from greenroom.actors.runtime.logs import configure_logging, prune_replica_logs, rotate_logs
+from greenroom.actors.runtime.logs import (
+    configure_logging,
+    last_lines,
+    prune_replica_logs,
+    rotate_logs,
+)
 from greenroom.actors.runtime.port import PROXY, Finder, Port
 from greenroom.actors.runtime.processes import (
     child_pids,
@@ -394,12 +399,16 @@ class Host:
     def _check_progress(self, passed_s: float) -> None:
         """Raise StartError where waiting is no use: the front has ended, or we cannot join."""
         if self._front.process is None or not is_alive(self._front.process):
-            raise StartError(f"the HTTP front ended: {last_line(self._settings, 'front.log')}")
+            raise StartError(f"the HTTP front ended: {self._last_line('front')}")
         if self._grpc.has_ended:
-            raise StartError(f"the gRPC server ended: {last_line(self._settings, 'grpc.log')}")
+            raise StartError(f"the gRPC server ended: {self._last_line('grpc')}")
         reason, lasts = obstacle(self._settings, self._controller, self._membership)
         if reason and not self._is_in_cluster() and (lasts or passed_s > JOIN_TIMEOUT_S):
             raise StartError(reason)
+
+    def _last_line(self, log: str) -> str:
+        lines = last_lines(self._settings.logs_dir / f"{log}.log")
+        return lines[-1] if lines else "it printed nothing"
 
     async def run(self) -> None:
         """Look after the system until it is to stop, and stop it."""
@@ -637,12 +646,6 @@ def reap_children() -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-
-
-def last_line(settings: HostSettings, log: str) -> str:
-    """Return what a log says last, for the reason of a failure."""
-    lines = (settings.logs_dir / log).read_text(encoding="utf-8", errors="replace").splitlines()
-    return lines[-1] if lines else "it printed nothing"
 
 
 def _living_pid(process: Process | None) -> int | None:

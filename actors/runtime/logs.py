@@ -29,6 +29,7 @@ _REPLICA = "replica-"
 ACCESS_LOG = "access.log"
 _PIECE = 1024 * 1024
 MAX_END_BYTES = 128 * 1024
+LAST_BYTES = 16 * 1024  # of which the reason of an end is told
 MAX_NAMES = 500
 
 # Characters that end a line, control a terminal or cannot be encoded; not tabs and line feeds.
@@ -196,6 +197,17 @@ def end_of_log(folder: Path, log: str | None, after: int | None) -> dict[str, An
     whole = content[: content.rfind(b"\n") + 1]
     lines = whole.decode("utf-8", "replace").splitlines()
     return {"log": log, "lines": lines, "next": begin + len(whole), "skipped": is_skipped}
+
+
+def last_lines(path: Path) -> list[str]:
+    """Return what a log says last, without empty lines; nothing where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+            read = file.read(LAST_BYTES).decode("utf-8", "replace")
+    except OSError:  # rotated, or there is none
+        return []
+    return [line.strip() for line in read.splitlines() if line.strip()]
 
 
 def _names(folder: Path) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.config import config_shown, options_shown, without_credentials
+from greenroom.core.errors import last_line
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.definitions import deployment_names, deployment_record, qualified
 from greenroom.core.lifecycle.replicas import LIVE, Replica
@@ -74,7 +75,7 @@ def goals(cluster: Cluster) -> list[dict[str, Any]]:
             "subject": f"{goal.subject[0]} {goal.subject[1]}",
             "what": goal.what,
             "state": goal.state,
-            "error": goal.error.strip().rpartition("\n")[2],
+            "error": last_line(goal.error),
             "created_at": goal.created_at,
         }
         for goal in cluster.goals.all()
@@ -164,7 +165,7 @@ def _state(cluster: Cluster, backend: Backend) -> dict[str, Any]:
     status, message = _health(backend, cluster.now)
     shown = {"status": status, "message": message}
     if failure := cluster.autoscaler.policy_failure(backend.record.tag):
-        shown["policy_failure"] = failure.strip().rpartition("\n")[2]
+        shown["policy_failure"] = last_line(failure)
         told = f"its autoscaling policy failed, so the target stays: {shown['policy_failure']}"
         shown["message"] = f"{message}; {told}" if message else told
     return shown

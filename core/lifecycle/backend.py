@@ -34,6 +34,7 @@ from typing import Any
 from greenroom.core.autoscaling.config import AutoscalingConfig
 from greenroom.core.config import BackendConfig
 from greenroom.core.effects import Check, Effect, Kill, Reconfigure, Start, Stop
+from greenroom.core.errors import last_line
 from greenroom.core.lifecycle import releases
 from greenroom.core.lifecycle.placement import Placement, Request, anywhere, needs_of
 from greenroom.core.lifecycle.replicas import (
@@ -279,7 +280,7 @@ class Backend:
         if failures:
             of_how_many = f" of at most {self._tries}" if self._may_be_given_up else ""
             tries = "try to start it has" if failures == 1 else "tries to start it have"
-            error = f"{failures}{of_how_many} {tries} failed, the last one: {_last_line(error)}"
+            error = f"{failures}{of_how_many} {tries} failed, the last one: {last_line(error)}"
         return "; ".join(filter(None, (self.waiting, error)))
 
     @property
@@ -299,7 +300,7 @@ class Backend:
             if replica.check_error:
                 count = f"{replica.missed_checks} of {MAX_MISSED_CHECKS} times"
                 told = f"the health check of {replica.tag} failed {count}"
-                return f"{told}, the last time: {_last_line(replica.check_error)}"
+                return f"{told}, the last time: {last_line(replica.check_error)}"
         return self.retries.check_error
 
     def slow_starts(self, now: float) -> str:
@@ -698,7 +699,7 @@ class Backend:
             failures = self.retries.unhealthy
             if replica.missed_checks >= MAX_MISSED_CHECKS:
                 told = f"{replica.tag} failed {MAX_MISSED_CHECKS} health checks"
-                error = f"{told}, the last one: {_last_line(replica.check_error)}"
+                error = f"{told}, the last one: {last_line(replica.check_error)}"
             elif replica.ejections >= MAX_EJECTIONS:
                 failures, error = self.retries.ejected, _ejection(replica)
             else:
@@ -940,7 +941,3 @@ def _ejection(replica: Replica) -> str:
     times = f", {replica.ejections} times in a row" if replica.ejections > 1 else ""
     told = f"{replica.tag} fails where other replicas do not: for a while it gets no queries"
     return f"{told}{times}; its log says why"
-
-
-def _last_line(error: str) -> str:
-    return error.strip().rpartition("\n")[2]

@@ -38,7 +38,7 @@ from typing import Any
 
 from greenroom.core.agenda import HELD, NEVER
 from greenroom.core.comparing.comparing import AllDifferences, Counts
-from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
+from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError, last_line
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.endpoints import Overlay
 from greenroom.core.lifecycle.goals import Progress
@@ -314,7 +314,7 @@ class Rollouts:
         for part in self._parts(record):
             if part.record.failure:
                 told = f"backend {part.record.tag!r} could not be started"
-                return f"{told}: {_last_line(part.trouble)}"
+                return f"{told}: {last_line(part.trouble)}"
         if backend.running or not backend.wanted:
             run.down_since = None
             return ""
@@ -322,7 +322,7 @@ class Rollouts:
             run.down_since = now
         if now < run.down_since + record.ready_timeout_s:
             return ""
-        trouble = f": {_last_line(backend.trouble)}" if backend.trouble else ""
+        trouble = f": {last_line(backend.trouble)}" if backend.trouble else ""
         return f"no replica of {record.to!r} ran for {record.ready_timeout_s:g} s{trouble}"
 
     def _begin_hold(self, run: _Run, now: float) -> None:
@@ -356,7 +356,7 @@ class Rollouts:
         for backend in self._parts(run.record):
             if not backend.settled:
                 told = f"{backend.running} of {backend.wanted} replicas run"
-                trouble = f": {_last_line(backend.trouble)}" if backend.trouble else ""
+                trouble = f": {last_line(backend.trouble)}" if backend.trouble else ""
                 return f"backend {backend.record.tag!r} is not ready: {told}{trouble}"
         return ""
 
@@ -573,10 +573,6 @@ def _named(record: RolloutRecord) -> str:
 
 def _advice(endpoint: str) -> str:
     return f"wait for it, or abort_rollout({endpoint!r}) or promote_rollout({endpoint!r}) first"
-
-
-def _last_line(text: str) -> str:
-    return text.strip().rpartition("\n")[2]
 
 
 def _overlay_of(record: RolloutRecord) -> Overlay | None:

@@ -16,6 +16,7 @@ from greenroom import serve
 from greenroom.actors.runtime.liveness import OtherPulse
 from greenroom.actors.runtime.logs import (
     LineFormatter,
+    last_lines,
     one_line,
     one_record,
     open_log,
@@ -249,3 +250,12 @@ def test_a_host_rotates_logs_of_the_size_that_it_is_told(tmp_path: Path) -> None
         wait_until((logs_dir / "access.log.1").exists, 5, "the access log is rotated")
     finally:
         running.stop()
+
+
+def test_what_a_log_says_last_is_read_from_its_end_alone(tmp_path: Path) -> None:
+    log = tmp_path / "front.log"
+    assert last_lines(log) == []
+    log.write_bytes(b"early\n" * 10_000 + b"  address in use\n\n \xff\n")
+    lines = last_lines(log)
+    assert lines[-2:] == ["address in use", "\N{REPLACEMENT CHARACTER}"]
+    assert len(lines) < 10_000
