@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from greenroom.actors.caller.caller import Caller, OnFed
 from greenroom.actors.caller.streams import Stream
-from greenroom.actors.messages.queries import Address, FailedAnswer, HttpAnswer, Process, Query
+from greenroom.actors.messages.queries import FailedAnswer, HttpAnswer, Process, Query
 from greenroom.actors.runtime.liveness import Pulse
 from greenroom.actors.runtime.loop import end_where_starved
 from greenroom.actors.runtime.port import PROXY, Finder, Port
@@ -63,7 +63,6 @@ class Link:
         self._port: Port | None = None
         self._caller: Caller | None = None
         self._finder: Finder | None = None
-        self._asking: ProxyQuestions | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._records: RunRecords | None = None
         self._requests: ControllerRequests | None = None  # from the first one on
@@ -146,15 +145,29 @@ class Link:
         """Return the metrics of this host, or of the whole cluster, as Prometheus' text."""
         if self._caller is not None:
             self._caller.leases.report()  # so that the router has seen those of this worker
-        found = self._finder.found if self._finder is not None else None
-        if found is None or self._asking is None:
-            return b""
-        return await self._asking.metrics(found[0], whole=whole)
+        own = self._ask_proxy("metrics", OWN_SCRAPE_TIMEOUT_S)
+        asked = [own, self._metrics_elsewhere()] if whole else [own]
+        return text([group for groups in await asyncio.gather(*asked) for group in groups or []])
+
+    async def _metrics_elsewhere(self) -> list[Group]:
+        own = self._settings.own_address
+        asked = [self.ask_host(each, "metrics") for each in await self._hosts() if each != own]
+        return [group for groups in await asyncio.gather(*asked) for group in groups or []]
 
     async def ask_host(self, address: str, what: str, *arguments: Any) -> Any:
-        """Return what another host's proxy is asked for; None where it does not answer in time."""
+        """Return what another host's proxy is asked for; None where it does not answer in time.
+
+        A scrape has no use for later answers, and leaves such a host out.
+        """
         await self._wait_connected()
-        return None if self._asking is None else await self._asking.host(address, what, *arguments)
+        port = self._port
+        if port is None:
+            return None
+        find = partial(port.locate, *PROXY, gate=port.loop.machine.address_of(address))
+        proxy = await port.answer(find, SCRAPE_TIMEOUT_S)
+        if proxy is None:
+            return None
+        return await port.answer(partial(port.ask_proxy, proxy, what, arguments), SCRAPE_TIMEOUT_S)
 
     async def request(self, request: Request, timeout_s: float) -> Any:
         """Have the controller carry out an operation, and return its answer or raise its error.
@@ -210,7 +223,6 @@ class Link:
             await asyncio.sleep(CONNECT_RETRY_S)
         self._caller = caller = Caller(port.loop, self._process)
         caller.on_ready = self._met
-        self._asking = ProxyQuestions(port, settings.own_address, self._hosts)
         self._finder = Finder(port, PROXY, caller.met_proxy, self._lost)
         caller.listen(port.on)
         self._finder.start()
@@ -223,11 +235,11 @@ class Link:
         if self._caller is not None:
             self._caller.lost_proxy()
 
-    async def _ask_proxy(self, what: str) -> Any:
-        found = self._finder.found if self._finder is not None else None
-        if found is None or self._asking is None:
+    async def _ask_proxy(self, what: str, timeout_s: float = ASK_TIMEOUT_S) -> Any:
+        if self._port is None or self._finder is None or self._finder.found is None:
             return None
-        return await self._asking.proxy(found[0], ASK_TIMEOUT_S, what)
+        ask = partial(self._port.ask_proxy, self._finder.found[0], what, ())
+        return await self._port.answer(ask, timeout_s)
 
 
 class Kept(Generic[T]):
@@ -265,56 +277,6 @@ def _retrieved(reading: asyncio.Future[None]) -> None:
     """Take an error, which asyncio logs where all who waited have left."""
     if not reading.cancelled():
         reading.exception()
-
-
-class ProxyQuestions:
-    """Asks the proxies of this host, or of others, for what is known there.
-
-    A host that does not answer in time is left out: a scrape has no use for later answers.
-
-    ``own`` is this host's address; ``hosts`` returns those of all, none while it cannot be known.
-    """
-
-    def __init__(self, port: Port, own: str, hosts: Callable[[], Awaitable[list[str]]]) -> None:
-        self._port = port
-        self._own = own
-        self._hosts = hosts
-
-    async def metrics(self, proxy: Address, *, whole: bool) -> bytes:
-        """Return the metrics of this host, or of the whole cluster, as Prometheus' text."""
-        own = self.proxy(proxy, OWN_SCRAPE_TIMEOUT_S, "metrics")
-        others = self._others() if whole else _nothing()
-        groups = await asyncio.gather(own, others)
-        return text([*(groups[0] or []), *groups[1]])
-
-    async def host(self, address: str, what: str, *arguments: Any) -> Any:
-        """Return what another host's proxy answers, None where it does not in time."""
-        gate = self._port.loop.machine.address_of(address)
-        proxy = await self._wait(lambda found: self._port.locate(*PROXY, found, gate))
-        return proxy and await self.proxy(proxy, SCRAPE_TIMEOUT_S, what, *arguments)
-
-    async def _others(self) -> list[Group]:
-        addresses = await self._hosts()
-        every = [self.host(each, "metrics") for each in addresses if each != self._own]
-        return [group for groups in await asyncio.gather(*every) for group in groups or []]
-
-    async def proxy(self, proxy: Address, timeout_s: float, what: str, *arguments: Any) -> Any:
-        """Return what a proxy answers, None where it does not in time."""
-        ask = lambda answered: self._port.ask_proxy(proxy, what, answered, *arguments)  # noqa: E731
-        return await self._wait(ask, timeout_s)
-
-    async def _wait(
-        self, ask: Callable[[Callable[[Any], None]], None], timeout_s: float = SCRAPE_TIMEOUT_S
-    ) -> Any:
-        """Return what a question is answered with, None past the time limit."""
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        ask(partial(_settle, answer))
-        done, _ = await asyncio.wait([answer], timeout=timeout_s)
-        return answer.result() if done else None
-
-
-async def _nothing() -> list[Group]:
-    return []
 
 
 def _settle(future: asyncio.Future[Any], value: Any) -> None:

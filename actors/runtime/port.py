@@ -132,10 +132,16 @@ class Port:
 
     async def answers(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
         """Return whether an admin of the actor system is there."""
-        answer: asyncio.Future[bool] = self.loop.asyncio.create_future()
-        self.probe(lambda answers: None if answer.done() else answer.set_result(answers))
+        return bool(await self.answer(self.probe, timeout_s))
+
+    async def answer(
+        self, ask: Callable[[Callable[[Any], None]], None], timeout_s: float
+    ) -> Any | None:
+        """Return what ``ask``, given where to put it, is answered with; None if not in time."""
+        answer: asyncio.Future[Any] = self.loop.asyncio.create_future()
+        ask(lambda value: None if answer.done() else answer.set_result(value))
         done, _ = await asyncio.wait([answer], timeout=timeout_s)
-        return bool(done) and answer.result()
+        return answer.result() if done else None
 
     def locate(
         self,
@@ -165,7 +171,11 @@ class Port:
         self.loop.send(address, Identify(request_id=request_id))
 
     def ask_proxy(
-        self, proxy: Address, what: str, on_value: Callable[[Any], None], *arguments: Any
+        self,
+        proxy: Address,
+        what: str,
+        arguments: tuple[Any, ...],
+        on_value: Callable[[Any], None],
     ) -> None:
         """Ask a proxy; see AskProxy. A dead one never answers."""
         request_id = self._await(secrets.token_hex(8), on_value)
@@ -376,7 +386,7 @@ class Finder:
     def _ask_proxy(self, gate: Address | None) -> None:
         def located(proxy: Address | None) -> None:
             if proxy is not None:
-                self._port.ask_proxy(proxy, "controller", self._told)
+                self._port.ask_proxy(proxy, "controller", (), self._told)
 
         self._port.locate(*PROXY, located, gate)
 

@@ -91,7 +91,7 @@ def test_what_nobody_ever_answers_is_forgotten_in_the_end() -> None:
     asking = port.Port(1900, this_process(), loop, machine=machine)
     told: list[int] = []
     for _ in range(12_000):
-        asking.ask_proxy(ActorAddress(AWAY), "routes", told.append)
+        asking.ask_proxy(ActorAddress(AWAY), "routes", (), told.append)
     for number, (message, _) in enumerate(transport.sent):  # late
         reply = AskProxyReply(request_id=message.request_id, value=number)
         machine.arrived(SimpleNamespace(message=reply, sender=ActorAddress(AWAY)))
