@@ -90,8 +90,9 @@ def constructor_errors(what: str) -> Iterator[None]:
 def delete(name: str, settings: HostSettings) -> None:
     """Delete an application."""
     with connected(settings) as connection, Progress(f"deleting {name!r}"):
-        found = applications.delete(connection, name)
-    click.echo(f"deleted {name!r}" if found else f"no application is named {name!r}")
+        if not applications.delete(connection, name):
+            raise unknown_name("application", name, reports.read_report(connection)["applications"])
+    click.echo(f"deleted {name!r}")
 
 
 @command(*ANYWHERE)

@@ -395,10 +395,14 @@ def test_deploy_finds_modules_in_the_app_dir_only_when_told(invoke, running, mon
     assert invoke("deploy", "demo", "--app-dir", "app").exit_code == 0
 
 
-def test_delete_says_whether_there_was_one(invoke, running):
-    invoke("deploy", "demo", "--name", "a")
-    assert invoke("delete", "a").output == "deleted 'a'\n"
-    assert invoke("delete", "a").output == "no application is named 'a'\n"
+def test_delete_fails_where_there_is_no_such_application_and_names_those_there_are(invoke, running):
+    invoke("deploy", "demo", "--name", "shop")
+    missing = invoke("delete", "shpo")
+    assert missing.exit_code == 1
+    assert "no application is named 'shpo'; there are: shop" in missing.stderr
+    assert "did you mean shop?" in missing.stderr
+    assert invoke("delete", "shop").output == "deleted 'shop'\n"
+    assert invoke("delete", "shop").exit_code == 1
 
 
 def test_stop_and_destroy_say_what_they_did(invoke, running):
