@@ -1,0 +1,514 @@
+"""Random lives of dispatch leases: real callers, a real desk and router, and late messages.
+
+Only what carries messages, the clock and the replicas are made up. Each link keeps the order of its
+messages and delays them as long as the machine likes, so that a grant may arrive after the return
+of its lease, an answer after the death of who gave it, and a fence before the queries that it is
+to keep out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import random
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from greenroom.actors.caller import held_leases
+from greenroom.actors.messages import queries as m
+from greenroom.actors.proxy import leases as desks
+from greenroom.core.routing import tickets
+from greenroom.core.routing.router import Router
+from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
+from tests.support.queries import query
+
+LIMIT = 6  # of which a replica has one slot that is never leased
+TIMEOUT_S = 60.0
+PROXY = m.Process(1, 1, "proxy")
+INDEX = st.integers(0, 50)
+
+
+class Wires:
+    """Messages on their way, in order for each pair of processes, and timers."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.under_way: dict[tuple[str, str], deque[tuple[Any, Callable[[], None]]]] = {}
+        self.turn: list[Callable[[], None]] = []
+        self.timers: list[tuple[float, int, Callable[[], None]]] = []
+        self.watchers: defaultdict[m.Process, list[Callable[[], None]]] = defaultdict(list)
+        self.dead: set[m.Process] = set()
+        self.numbers = itertools.count()
+
+    def end_turn(self) -> None:
+        while self.turn:
+            self.turn.pop(0)()
+
+    def sleep(self, seconds: float) -> None:
+        until = self.now + seconds
+        while (due := min(self.timers, default=None)) is not None and due[0] <= until:
+            self.timers.remove(due)
+            self.now = max(self.now, due[0])
+            due[2]()
+            self.end_turn()
+        self.now = until
+
+
+class WiredLoop:
+    """The loop of one process."""
+
+    deliveries_at_once = 256
+
+    def __init__(self, wires: Wires, name: str) -> None:
+        self._wires, self._name = wires, name
+
+    def send(
+        self,
+        target: str,
+        message: Any,
+        on_sent: Callable[[], None] = lambda: None,
+        _on_failed: Callable[[], None] = lambda: None,
+    ) -> None:
+        way = self._wires.under_way.setdefault((self._name, target), deque())
+        way.append((message, on_sent))
+
+    def at_turn_end(self, callback: Callable[[], None]) -> None:
+        self._wires.turn.append(callback)
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Any:
+        timer = (self._wires.now + delay_s, next(self._wires.numbers), callback)
+        self._wires.timers.append(timer)
+        return SimpleNamespace(cancel=lambda: self._wires.timers.remove(timer))
+
+    def watch_process(self, process: m.Process, on_exit: Callable[[], None]) -> Callable[[], None]:
+        if process in self._wires.dead:
+            self._wires.turn.append(on_exit)
+            return lambda: None
+        watchers = self._wires.watchers[process]
+        watchers.append(on_exit)
+        return lambda: watchers.remove(on_exit) if on_exit in watchers else None
+
+
+class Replica:
+    """A replica as far as leases go: it runs what an open lease brings, and refuses the rest."""
+
+    def __init__(self, table: ReplicaTable, loop: WiredLoop) -> None:
+        self.table = table
+        self.process: Any = table.process
+        self.running: dict[tuple[str, int], str] = {}  # (caller, query) -> lease
+        self.closed: dict[str, int] = {}  # lease -> the first query that may not run under it
+        self._open: set[str] = set()
+        self._loop = loop
+
+    def take(self, sender: str, message: Any) -> None:
+        if isinstance(message, m.OpenLease):
+            self._open.add(message.lease)
+        elif isinstance(message, m.CloseLeases):
+            self._open -= set(message.leases)
+        else:
+            assert isinstance(message, m.RunLeased)
+            for lease, each in message.queries:
+                if lease in self._open:
+                    assert each.id < self.closed.get(lease, each.id + 1), "sent after the change"
+                    self.running[sender, each.id] = lease
+                else:
+                    self._loop.send(sender, ("refused", each.id))
+            for number in message.cancelled:
+                if self.running.pop((sender, number), None):
+                    self._loop.send(sender, ("ended", number, 0))
+
+    def end(self, caller: str, number: int) -> None:
+        del self.running[caller, number]
+        self._loop.send(caller, ("ended", number, 200))
+
+    def forget(self, caller: str) -> None:
+        self.running = {key: lease for key, lease in self.running.items() if key[0] != caller}
+
+
+class Caller:
+    """A caller's leases, and the queries that have no answer yet."""
+
+    def __init__(self, name: str, wires: Wires) -> None:
+        self.name = name
+        self.waiting: dict[int, m.Query] = {}
+        self._loop = WiredLoop(wires, name)
+        process = m.Process(10, next(wires.numbers), name)
+        self.leases = held_leases.CallerLeases(self._loop, process, self.waiting, self._lost)  # type: ignore[arg-type]
+        self.leases.follow("proxy", PROXY)  # type: ignore[arg-type]
+
+    def send(self, number: int) -> bool:
+        """Send a query; return whether a lease has room for it."""
+        self.waiting[number] = query(number)
+        if self.leases.send(self.waiting[number]) is not None:
+            return True
+        self._loop.send("proxy", self.waiting[number])
+        return False
+
+    def take(self, message: Any) -> None:
+        if isinstance(message, m.LeaseGranted):
+            self.leases.granted(message)
+        elif isinstance(message, m.RevokeLeases):
+            self.leases.revoked(message)
+        elif message[0] == "refused":
+            self.leases.refused(message[1])
+            self._lost(message[1], False)
+        else:
+            self.leases.ended(*message[1:])
+            self.waiting.pop(message[1], None)
+
+    def cancel(self, number: int) -> None:
+        self.waiting.pop(number)
+        self.leases.cancel(number, 499)
+
+    def _lost(self, number: int, _was_there: bool) -> None:
+        if number in self.waiting:
+            self._loop.send("proxy", self.waiting[number])
+
+
+class LeaseModel(RuleBasedStateMachine):
+    """Two callers and up to three replicas of one backend, of whom any may die at any time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wires = Wires()
+        clock = SimpleNamespace(monotonic=lambda: self.wires.now)
+        self._patches = [mock.patch.object(each, "time", clock) for each in (held_leases, desks)]
+        for patch in self._patches:
+            patch.start()
+        self.ids = itertools.count(1)
+        self.router = Router(random.Random(0).random)
+        self.replicas: dict[str, Replica] = {}
+        self.callers: dict[str, Caller] = {}
+        self.assigned: defaultdict[str, dict[int, tickets.Ticket]] = defaultdict(dict)
+        self.desk = desks.LeaseDesk(
+            WiredLoop(self.wires, "proxy"),  # type: ignore[arg-type]
+            PROXY,
+            self.router,
+            self.perform,
+            lambda tag: self.replicas[tag].table if tag in self.replicas else None,
+            lambda name: pickle.dumps(name) if name in self.callers else None,
+        )
+        self.add_replica()
+        self.perform(
+            self.router.set_endpoint("e", EndpointTable(name="e", traffic={"b": 1.0}), 0.0)
+        )
+        for _ in range(2):
+            self.add_caller()
+
+    def perform(self, effects: list[Any]) -> None:
+        for effect in effects:
+            if isinstance(effect, tickets.Assign):
+                self.assigned[effect.replica][effect.ticket.number] = effect.ticket
+            elif isinstance(effect, tickets.Grant):
+                self.desk.grant(effect)
+            elif isinstance(effect, tickets.Revoke):
+                self.desk.revoke(effect)
+            elif isinstance(effect, tickets.Reclaim):
+                self.desk.reclaim(effect)
+            elif isinstance(effect, tickets.Refuse) and effect.caller in self.callers:
+                self.callers[str(effect.caller)].waiting.pop(effect.query_id, None)
+
+    def publish(self) -> None:
+        tables = tuple(replica.table for replica in self.replicas.values())
+        table = BackendTable(
+            tag="b", replicas=tables, max_ongoing_requests=LIMIT, request_timeout_s=TIMEOUT_S
+        )
+        self.perform(self.router.set_backend("b", table, self.wires.now))
+
+    def add_caller(self) -> None:
+        name = f"caller {next(self.ids)}"
+        self.callers[name] = Caller(name, self.wires)
+        self.router.allow_leases(name)
+
+    # --- What happens -----------------------------------------------------------------------------
+
+    @rule()
+    def add_replica(self) -> None:
+        if len(self.replicas) < 3:
+            tag = f"b#{next(self.ids)}"
+            table = ReplicaTable(
+                tag=tag, address=tag, process=m.Process(2, next(self.ids), tag), host=""
+            )
+            self.replicas[tag] = Replica(table, WiredLoop(self.wires, tag))
+            self.publish()
+
+    @rule(which=INDEX, count=st.integers(1, 8))
+    def send(self, which: int, count: int) -> None:
+        caller = _pick(self.callers, which)
+        for _ in range(count):
+            caller.send(next(self.ids))
+        self.wires.end_turn()
+
+    @rule(which=INDEX, number=INDEX)
+    def cancel(self, which: int, number: int) -> None:
+        caller = _pick(self.callers, which)
+        under_lease = {each: each for each in caller.waiting if each in caller.leases}
+        if under_lease:
+            caller.cancel(_pick(under_lease, number))
+        self.wires.end_turn()
+
+    @rule(which=INDEX, count=st.integers(1, 4))
+    def deliver(self, which: int, count: int) -> None:
+        """Deliver the oldest messages of one link."""
+        ways = {way: queue for way, queue in self.wires.under_way.items() if queue}
+        if not ways:
+            return
+        way = list(ways)[which % len(ways)]
+        for _ in range(min(count, len(ways[way]))):
+            message, on_sent = ways[way].popleft()
+            self._arrived(*way, message)
+            on_sent()
+        self.wires.end_turn()
+
+    def _arrived(self, sender: str, target: str, message: Any) -> None:
+        if target in self.callers:
+            self.callers[target].take(message)
+        elif target in self.replicas:
+            self.replicas[target].take(sender, message)
+        elif target == "proxy" and sender in self.callers:
+            if isinstance(message, m.LeasesUsed):
+                self.desk.used(message)
+            else:
+                self.perform(self.router.submit(sender, message, self.wires.now))
+
+    @rule(which=INDEX, number=INDEX)
+    def end_query(self, which: int, number: int) -> None:
+        """Have a replica end a query, or tell the router that it has ended one of its own."""
+        replica = _pick(self.replicas, which) if self.replicas else None
+        if replica is None:
+            return
+        tag, own = replica.table.tag, self.assigned[replica.table.tag]
+        ends: list[Any] = [*replica.running, *own]
+        if not ends:
+            return
+        ended = ends[number % len(ends)]
+        if isinstance(ended, tuple):
+            replica.end(*ended)
+            return
+        ticket = own.pop(ended)
+        if (caller := self.callers.get(str(ticket.caller))) is not None:
+            caller.waiting.pop(ticket.query.id, None)
+        self.perform(self.router.finished(tag, [(ended, 200)], self.wires.now))
+
+    @rule(seconds=st.sampled_from([0.001, 0.02, 0.1, 0.6]))
+    def sleep(self, seconds: float) -> None:
+        self.wires.sleep(seconds)
+
+    @rule()
+    def change_endpoint(self) -> None:
+        """Change a table that leases are granted by: its acknowledgement waits for all of them."""
+        table = EndpointTable(name="e", traffic={"b": 1.0}, route=f"/{next(self.ids)}")
+        self.perform(self.router.set_endpoint("e", table, self.wires.now))
+        ends = {f"proxy/{number}" for number in self.router.unconfirmed}
+        self.desk.when_confirmed(lambda: self._closed(ends))
+
+    def _closed(self, leases: set[str]) -> None:
+        """Nothing may run under these leases but what was sent before now."""
+        for replica in self.replicas.values():
+            replica.closed |= dict.fromkeys(leases - replica.closed.keys(), next(self.ids))
+
+    @rule(which=INDEX)
+    def kill_replica(self, which: int) -> None:
+        if not self.replicas:
+            return
+        replica = _pick(self.replicas, which)
+        tag = replica.table.tag
+        del self.replicas[tag]
+        self.wires.dead.add(replica.process)
+        self.assigned.pop(tag, None)
+        for heard in list(self.wires.watchers.pop(replica.process, ())):
+            heard()
+        self.perform(self.router.replica_lost(tag, (), self.wires.now))
+        self.publish()
+        self.wires.end_turn()
+
+    @rule(which=INDEX)
+    def kill_caller(self, which: int) -> None:
+        caller = _pick(self.callers, which)
+        del self.callers[caller.name]
+        self.wires.timers = [
+            timer
+            for timer in self.wires.timers
+            if getattr(timer[2], "__self__", None) is not caller.leases
+        ]
+        for way in [way for way in self.wires.under_way if way[0] == caller.name]:
+            del self.wires.under_way[way]
+        for replica in self.replicas.values():
+            replica.forget(caller.name)  # it hears of the end before the router, or refuses more
+        for watchers in self.wires.watchers.values():
+            watchers[:] = [each for each in watchers if not _is_of(each, caller)]
+        self.perform(self.router.caller_lost(caller.name, self.wires.now))
+        self.desk.caller_lost(caller.name)
+        self.add_caller()
+
+    # --- What is true at any time -----------------------------------------------------------------
+
+    @invariant()
+    def no_replica_has_more_than_its_limit(self) -> None:
+        for tag, replica in self.replicas.items():
+            assert len(replica.running) + len(self.assigned[tag]) <= LIMIT
+
+    @invariant()
+    def each_lease_runs_no_more_than_its_slots(self) -> None:
+        for caller in self.callers.values():
+            for lease in caller.leases.held.values():
+                assert all(0 <= share.ongoing <= share.slots for share in lease.shares)
+
+    def teardown(self) -> None:
+        """Let all come to its end; nothing may be left of it then."""
+        try:
+            self.settle()
+            self._assert_empty()
+        finally:
+            for patch in self._patches:
+                patch.stop()
+
+    def settle(self) -> None:
+        if not self.replicas:
+            self.add_replica()
+        for _ in range(1000):
+            self.deliver_all()
+            if any(each.running for each in self.replicas.values()) or any(self.assigned.values()):
+                for which, replica in enumerate(self.replicas.values()):
+                    while replica.running or self.assigned[replica.table.tag]:
+                        self.end_query(which, 0)
+            elif any(self.callers[name].leases.held for name in self.callers):
+                self.sleep(0.1)
+            elif not any(self.wires.under_way.values()):
+                break
+        self.sleep(1.0)  # timers that look once more
+        self.deliver_all()
+
+    def deliver_all(self) -> None:
+        while any(self.wires.under_way.values()):
+            self.deliver(0, 1)
+            self.no_replica_has_more_than_its_limit()
+
+    def _assert_empty(self) -> None:
+        living: Counter[m.Process] = Counter()
+        for caller in self.callers.values():
+            state = vars(caller.leases)
+            left = {name: state[f"_{name}"] for name in ("returned", "leased")}
+            assert not any(left.values()), left
+            assert not caller.leases.held
+            assert not caller.waiting, "each query was answered"
+            living.update(
+                self.replicas[each.address].process  # type: ignore[index]
+                for each in state["_targets"].values()
+            )
+        watched = Counter({key: len(each) for key, each in self.wires.watchers.items() if each})
+        assert watched == living, "whom a caller may send to, and only they, are watched"
+        assert not self.wires.timers
+        assert not self.router.unconfirmed
+        assert not any(self.router.ongoing().values())
+
+
+def _pick(things: dict[Any, Any], which: int) -> Any:
+    return list(things.values())[which % len(things)]
+
+
+def _is_of(callback: Any, caller: Caller) -> bool:
+    return callback.func.__self__ is caller.leases
+
+
+TestLeaseModel = LeaseModel.TestCase
+TestLeaseModel.settings = settings(max_examples=300, stateful_step_count=40)
+
+
+@pytest.fixture
+def model() -> Iterator[LeaseModel]:
+    """Return a model whose first caller has a lease."""
+    model = LeaseModel()
+    model.send(0, 2)
+    model.deliver_all()
+    assert list(_pick(model.callers, 0).leases.held) == ["e"]
+    yield model
+    model.teardown()
+
+
+def test_a_query_under_a_lease_goes_to_the_replica_alone_with_the_time_limit(
+    model: LeaseModel,
+) -> None:
+    caller, replica = _pick(model.callers, 0), _pick(model.replicas, 0)
+    sent = query(next(model.ids), timeout_s=2 * TIMEOUT_S)
+    caller.waiting[sent.id] = sent
+    assert caller.leases.send(sent) == sent._replace(timeout_s=TIMEOUT_S)
+    model.wires.end_turn()
+    assert sent.id in caller.leases
+    assert not model.wires.under_way[caller.name, "proxy"]
+    model.deliver_all()
+    assert (caller.name, sent.id) in replica.running
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"follows": "stream"}, {"multiplexed_model_id": "x"}, {"session_id": "s"}, {"endpoint": "f"}],
+)
+def test_what_the_router_has_to_decide_is_not_sent_under_a_lease(
+    model: LeaseModel, settings: dict[str, str]
+) -> None:
+    assert _pick(model.callers, 0).leases.send(query(next(model.ids), **settings)) is None
+
+
+def test_a_grant_of_more_that_arrives_after_the_return_of_its_lease_is_not_used(
+    model: LeaseModel,
+) -> None:
+    caller = _pick(model.callers, 0)
+    held = caller.leases.held["e"]
+    caller.leases.revoked(m.RevokeLeases(proxy=PROXY, numbers=(held.number,)))
+    replica = _pick(model.replicas, 0).table
+    slots = (m.LeasedSlots(replica.tag, replica.process, replica.address, LIMIT),)
+    late = m.LeaseGranted(
+        proxy=PROXY,
+        lease=held.name,
+        number=held.number,
+        endpoint="e",
+        methods=(),
+        timeout_s=None,
+        slots=slots,
+    )
+    caller.leases.granted(late)
+    assert caller.leases.send(query(next(model.ids))) is None
+
+
+def test_what_a_replica_refuses_after_a_fence_goes_to_the_router(model: LeaseModel) -> None:
+    caller, replica = _pick(model.callers, 0), _pick(model.replicas, 0)
+    model.send(0, 1)  # and it runs, so that the lease is not returned as unused
+    model.deliver_all()
+    model.change_endpoint()
+    model.wires.sleep(desks.FENCE_S)  # the caller does not hear that its lease is revoked
+    while model.wires.under_way["proxy", replica.table.tag]:
+        message, closed = model.wires.under_way["proxy", replica.table.tag].popleft()
+        replica.take("proxy", message)
+        closed()
+    assert not model.router.unconfirmed
+    number = next(model.ids)
+    assert caller.send(number)
+    model.wires.end_turn()
+    model.settle()
+    assert number not in caller.waiting
+    assert number not in caller.leases
+
+
+def test_queries_of_a_replica_that_dies_go_to_the_router_and_no_more_are_sent_there(
+    model: LeaseModel,
+) -> None:
+    caller, replica = _pick(model.callers, 0), _pick(model.replicas, 0)
+    numbers = [next(model.ids), next(model.ids)]
+    assert caller.send(numbers[0])
+    model.wires.end_turn()
+    model.deliver_all()
+    assert (caller.name, numbers[0]) in replica.running
+    assert caller.send(numbers[1])  # and it has not left yet
+    model.kill_replica(0)
+    assert not any(number in caller.leases for number in numbers)
+    to_router = [message for message, _ in model.wires.under_way[caller.name, "proxy"]]
+    assert [each.id for each in to_router if isinstance(each, m.Query)] == numbers
+    assert not caller.send(next(model.ids))
