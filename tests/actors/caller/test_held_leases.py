@@ -199,8 +199,10 @@ class LeaseModel(RuleBasedStateMachine):
         self.perform(
             self.router.set_endpoint("e", EndpointTable(name="e", traffic={"b": 1.0}), 0.0)
         )
-        for _ in range(2):
+        for which in range(2):
             self.add_caller()
+            self.send(which, 2)  # so soon after each other that a lease is worth it
+            self.deliver_all()
 
     def perform(self, effects: list[Any]) -> None:
         for effect in effects:
@@ -426,8 +428,6 @@ TestLeaseModel.settings = settings(max_examples=300, stateful_step_count=40)
 def model() -> Iterator[LeaseModel]:
     """Return a model whose first caller has a lease."""
     model = LeaseModel()
-    model.send(0, 2)
-    model.deliver_all()
     assert list(_pick(model.callers, 0).leases.held) == ["e"]
     yield model
     model.teardown()
