@@ -37,7 +37,9 @@ class Port:
     def locate(self, _: str, name: str, on_located: Callable[[Any], None], _gate: Any) -> None:
         on_located(None if name == CONTROLLER[1] else "proxy")  # no admin makes one
 
-    def ask_proxy(self, _proxy: str, _what: str, on_value: Callable[[Any], None]) -> None:
+    def ask_proxy(
+        self, _proxy: str, _what: str, _arguments: tuple[()], on_value: Callable[[Any], None]
+    ) -> None:
         on_value(self.known)
 
     def identify(self, address: str, on_identified: Identified) -> None:
