@@ -4,7 +4,8 @@ Theory of operation. A proxy beats to the admin of each host that it has links t
 actors/transport/beats.py). A host from which no answer has come for ``SILENT_S`` is *silent*. It
 need not be lost: that is for the controller to judge, which takes its time, and only then are the
 host's replicas replaced. Silence costs little where it is wrong: until the host answers again the
-router sends its queries elsewhere. After ``LOST_S`` the controller has judged the host, too.
+router sends its queries elsewhere, and connections with it are tried, of which those are lost that
+do not work. After ``LOST_S`` the controller has judged the host, too.
 
 Each beat says when it was sent, and so does its answer. So an answer that waited in a cut link, or
 in a host that was stopped, tells of then and not of now. A proxy that was late itself judges
@@ -114,6 +115,7 @@ class SilentHosts:
             elif now - host.answered_at > SILENT_S:
                 logger.info("host %s does not answer", name)
                 host.is_silent = True
+                self._loop.try_host(host.gate)
                 self._changed(name, True)
 
     def _answered(self, name: str, host: _Host, answer: bytes) -> None:

@@ -92,6 +92,12 @@ class Transport(Protocol):
         on this host, where pidfds tell.
         """
 
+    def try_host(self, gate: Address) -> None:
+        """See whether another host still answers, on every connection with it.
+
+        Each that does not is lost within some two seconds. Idle ones take up to 15 s more else.
+        """
+
     def beat_link(self, target: Address, on_answer: Callable[[bytes], None]) -> BeatLink | None:
         """Return a link for beats to another process, which answers each; None on this host."""
 
@@ -237,6 +243,10 @@ class Loop:
         """
         cancel = None if at is None else self._watch_remote(at, on_exit, on_unreachable)
         return self._watch_here(process, on_exit) if cancel is None else cancel
+
+    def try_host(self, gate: str) -> None:
+        """See whether the host at HOST:PORT still answers, on every connection with it."""
+        self._transport.try_host(self.machine.address_of(gate))
 
     def beat_link(self, target: Address, on_answer: Callable[[bytes], None]) -> BeatLink | None:
         """Return a link for beats to the process at ``target``; None for one on this host."""

@@ -7,7 +7,7 @@ A link is any number of TCP connections, one as a rule. A connection that was cu
 nothing for as long after the cut heals, since TCP doubles its pauses. So whenever nothing was heard
 for ``REDIAL_S`` another connection is dialed, and the first that is answered ends all others. On
 one that is lossy, few beats are under way: then the kernel sends what is lost again without longer
-and longer pauses (``resend_evenly``).
+and longer pauses (``prepare_tcp``).
 """
 
 from __future__ import annotations

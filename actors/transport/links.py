@@ -65,7 +65,6 @@ from greenroom.actors.transport.sockets import (
     local_listener,
     own_connection,
     own_listener,
-    resend_evenly,
     tcp_socket,
 )
 from greenroom.actors.transport.tls import TlsStream, describe, is_refusal
@@ -298,6 +297,15 @@ class Links:
             self._dirty[peer] = None
             if not self._in_turn:
                 self._need_turn()
+
+    def try_host(self, gate: ProcessAddress) -> None:
+        """Have the kernel end what is connected with a host, unless that acknowledges something.
+
+        Else nothing might be sent there for long, and no connection would be noticed as broken.
+        """
+        for peer in list(self._peers.values()):
+            if _gate_of(peer.address) == _gate_of(gate):
+                self._write_ack(peer)
 
     def write(self, address: ProcessAddress) -> None:
         """Write what was sent to ``address`` now, if it is connected, not at the turn's end."""
@@ -730,8 +738,6 @@ class Remote:
         sock.setblocking(False)
         try:
             host, port = sock.getpeername()
-            if purpose == BEATS:
-                resend_evenly(sock)
         except OSError:  # gone already
             sock.close()
             return
@@ -770,13 +776,12 @@ class Remote:
             self._failed(peer, describe(error), is_refusal=is_refusal(error))
         else:
             peer.retry = None
-            self._begin(stream, peer, _gate_of(peer))
+            self._begin(stream, peer, _gate_of(peer.address))
 
     async def dial_for_beats(self, address: ProcessAddress) -> TlsStream:
         """Reach a process that is to answer beats; see :func:`.gate.dial`."""
         sock = tcp_socket(bound_host(self._own))
         self._dialing.add(sock)
-        resend_evenly(sock)
         stream = await self._reach(sock, address, BEATS)
         task = asyncio.current_task()
         assert task is not None
@@ -795,13 +800,13 @@ class Remote:
 
     def _dead(self, peer: Peer, reason: str, *, is_certain: bool) -> None:
         if reason:
-            self._admission.unreachable(_gate_of(peer), reason)
+            self._admission.unreachable(_gate_of(peer.address), reason)
         self._links.died(peer, is_certain=is_certain)
 
     def _failed(self, peer: Peer, reason: str, *, is_refusal: bool) -> None:
         peer.failures += 1
         if is_refusal:
-            self._admission.refused(_gate_of(peer), reason)
+            self._admission.refused(_gate_of(peer.address), reason)
         self._retry(peer, "" if is_refusal else reason)
 
     def ended_early(self, peer: Peer) -> None:
@@ -847,5 +852,5 @@ class Remote:
             self._key_check = self._loop.call_later(KEY_CHECK_S, self._check_keys)
 
 
-def _gate_of(peer: Peer) -> str:
-    return f"{peer.address.host}:{peer.address.port}"
+def _gate_of(address: ProcessAddress) -> str:
+    return f"{address.host}:{address.port}"

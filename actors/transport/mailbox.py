@@ -375,6 +375,10 @@ class Mailbox:
         """Answer the beats of other processes so from now on."""
         self.links.answer_beats(answer)
 
+    def try_host(self, gate: Any) -> None:
+        """See whether another host still answers, on every connection with it."""
+        self.links.try_host(gate.addressDetails)
+
     def trouble_with(self, gate: Any) -> Trouble:
         """Return why the host of an address could not be reached the last time."""
         return self.links.trouble_with(gate.addressDetails)

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.timeout(240)  # the first one starts three hosts, and a
 # other work takes its time for that
 
 ALL = {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}
+BUSY_S = 1.0  # what a busy machine may add
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,22 @@ def test_max_ongoing_requests_holds_over_all_routers_together(apart: Cluster) ->
     assert not [tally.failures for tally in tallies if tally.failures], tallies
     assert all(tally.ok > 0 for tally in tallies), tallies
     assert apart.hosts[1].get("/count") == (200, "4")  # and never was more
+
+
+def test_an_answer_of_a_host_that_vanishes_ends_soon_though_nothing_is_sent(
+    apart: Cluster,
+) -> None:
+    _, b, _ = apart.hosts
+    b.call(far.begin_to_wait, HTTP_PORT)
+    assert b.hosts() == ALL  # meanwhile all is written that acknowledges what came
+    apart.wait_for(lambda: b.call(far.is_idle), 10, "nothing is under way between hosts")
+    b.cut()  # so that no controller tells it either
+    try:
+        # Silent for half a second, two seconds without an acknowledgement, dialed for 1.5 s.
+        assert b.call(far.seconds_until_broken) < 4.0 + BUSY_S
+    finally:
+        b.heal()
+    apart.wait_for(lambda: b.hosts() == ALL, 20, "all are there")
 
 
 def test_they_cross_a_link_that_loses_thirty_percent(apart: Cluster) -> None:

@@ -93,6 +93,9 @@ class Mailbox:
     def answer_beats(self, answer: Callable[[bytes], bytes]) -> None:
         self.loop.answer_beat = answer
 
+    def try_host(self, _gate: Any) -> None:
+        """Do nothing: whoever watches learns of the end of its host at once."""
+
     def trouble_with(self, _gate: Any) -> Trouble:
         return Trouble("nobody answers")
 

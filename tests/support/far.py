@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import time
+from pathlib import Path
 
 from websockets.sync.client import connect
 
@@ -19,6 +21,12 @@ async def parts(request):
     async def made():
         for number in range(int(request.query_params["parts"])):
             yield b"%d " % number * 1000
+    return StreamingResponse(made())
+
+async def wait(request):
+    async def made():
+        yield b"begun"
+        await asyncio.sleep(60)
     return StreamingResponse(made())
 
 async def upload(request):
@@ -42,7 +50,7 @@ async def count(request):
     now -= 1
     return PlainTextResponse(str(peak))
 
-routes = [Route("/parts", parts), Route("/upload", upload, methods=["POST"]),
+routes = [Route("/parts", parts), Route("/wait", wait), Route("/upload", upload, methods=["POST"]),
           Route("/count", count), WebSocketRoute("/talk", talk)]
 
 @serve.deployment(max_ongoing_requests=4,
@@ -55,6 +63,7 @@ app = Far.bind()
 """
 BACKEND = "default#Far"
 TIMEOUT_S = 60
+_waiting: list[http.client.HTTPResponse] = []
 
 
 def read_parts(port: int, count: int) -> bool:
@@ -64,6 +73,32 @@ def read_parts(port: int, count: int) -> bool:
     answer = connection.getresponse().read()
     connection.close()
     return answer == b"".join(b"%d " % number * 1000 for number in range(count))
+
+
+def begin_to_wait(port: int) -> None:
+    """GET an answer of which no more than its beginning comes."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+    connection.request("GET", "/wait")
+    _waiting.append(connection.getresponse())
+    assert _waiting[0].read(5) == b"begun"
+
+
+def is_idle() -> bool:
+    """Return whether each connection of this host has acknowledged what was sent over it."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return all(
+        queues.startswith("00000000:") for _, _, _, state, queues, *_ in rows if state == "01"
+    )
+
+
+def seconds_until_broken() -> float:
+    """Return how long it takes until that answer is cut short, which it has to be."""
+    begun = time.monotonic()
+    try:
+        rest = _waiting.pop().read()
+    except (http.client.IncompleteRead, ConnectionResetError):
+        return time.monotonic() - begun
+    raise AssertionError(f"it came whole, with {rest!r}")
 
 
 def upload(port: int, size: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from contextlib import closing
 
 import pytest
@@ -15,6 +16,18 @@ from greenroom.actors.transport.frames import HEADER, LOOSE
 from greenroom.actors.transport.sockets import tcp_listener
 from tests.support.timing import check_within
 from tests.transport.worlds import HERE, THERE
+
+# Of struct tcp_info in linux/tcp.h: u32 tcpi_unacked, and u64 tcpi_bytes_sent.
+UNACKED, BYTES_SENT = ("=I", 24), ("=Q", 200)
+
+
+def told(process, field):
+    """Return what the kernel tells of a process's only connection with another host."""
+    (connection,) = (each for each in process.links.connections() if each.source)
+    with socket.socket(fileno=os.dup(connection.fileno())) as sock:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    form, at = field
+    return struct.unpack_from(form, info, at)[0]
 
 
 @pytest.fixture
@@ -135,6 +148,21 @@ def test_a_cut_connection_loses_and_repeats_nothing(world, hosts):
     world.until(lambda: len(one.done) == 600)
     assert other.bodies == [b"%d" % number for number in range(600)]
     assert not one.dead
+
+
+def test_an_idle_connection_is_written_to_when_its_host_is_tried(world, hosts):
+    admin, one, _, other = hosts
+    one.send(other)
+    world.until(lambda: one.done and told(one, UNACKED) == 0, "it is idle")
+    one.links.try_host(admin.address)  # of this host, which nothing here is connected with
+    assert told(one, UNACKED) == 0
+    before = told(one, BYTES_SENT)
+    one.links.try_host(other.address)
+    world.until(lambda: told(one, BYTES_SENT) > before, "the kernel has to see it acknowledged")
+    world.until(lambda: told(one, UNACKED) == 0, "it is")
+    one.send(other, b"and on")
+    world.until(lambda: len(one.done) == 2)
+    assert other.bodies == [b"hello", b"and on"]
 
 
 def test_both_dialing_at_once_lose_and_repeat_nothing(world, port):

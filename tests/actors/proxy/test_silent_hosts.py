@@ -42,6 +42,8 @@ class Loop:
         self.machine = SimpleNamespace(address_of=lambda gate: gate)
         self.are_links_cut = False
         self.links: list[Link] = []
+        self.tried: list[str] = []
+        self.try_host = self.tried.append
         self._due: list[Any] = []
         self._order = itertools.count()
 
@@ -102,10 +104,11 @@ def test_a_host_that_stops_answering_is_silent_soon_and_back_with_its_next_answe
     (link,) = watched.loop.links
     link.is_cut = True
     watched.loop.run(SILENT_S - BEAT_S)
-    assert watched.heard == []
+    assert (watched.heard, watched.loop.tried) == ([], [])
     watched.loop.run(3 * BEAT_S)
     assert watched.heard == [("b", True)]
     watched.loop.run(5)
+    assert watched.loop.tried == ["10.0.0.2:1900"]  # once: what was sent will do
     link.is_cut = False
     watched.loop.run(2 * BEAT_S)
     assert watched.heard == [("b", True), ("b", False)]
