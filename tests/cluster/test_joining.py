@@ -158,6 +158,7 @@ def test_who_has_another_key_or_release_is_refused_naming_it_on_both_sides(three
     refused = re.compile(r"it runs greenroom \S+, Python \S+, format 7, this end")
     wait_until(lambda: refused.search(a.log("host.log")), 5, "it says so")
     assert a.hosts() == {"a": "RUNNING"}
+    assert not [host for host in three.hosts if "was destroyed but" in host.log("host.log")]
     b.start()  # with the right one
     assert a.hosts() == {"a": "RUNNING", "b": "RUNNING"}
 

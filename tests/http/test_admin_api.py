@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from greenroom.core.errors import (
 from greenroom.core.lifecycle.history import Author
 from greenroom.core.tokens import digest_of
 from greenroom.http_front.admin import applications
+from greenroom.http_front.admin.api import SMALL_BYTES, OperationResource
 from tests.http.conftest import Answer, AppClient
 from tests.http.fake_link import FakeLink
 from tests.support.systems import alive, wait_until
@@ -361,6 +363,24 @@ def test_a_body_over_the_limit_is_refused_and_a_large_one_is_read(api: Api) -> N
     api.rebuild(max_body_bytes=1000)
     refused = api.ask("POST", "/v1/create_backend", {"tag": "n", **CODE, "code": code})
     assert refused.status == 413
+
+
+def test_a_large_body_is_parsed_on_a_thread_so_that_no_request_waits(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on: list[threading.Thread] = []
+    read = OperationResource._read
+
+    def noted(*arguments: Any) -> Any:
+        on.append(threading.current_thread())
+        return read(*arguments)
+
+    monkeypatch.setattr(OperationResource, "_read", noted)
+    for size in (SMALL_BYTES // 2, SMALL_BYTES):
+        code = base64.b64encode(b"x" * size).decode()
+        deployed = api.ask("POST", "/v1/create_backend", {"tag": "m", **CODE, "code": code})
+        assert deployed.status == 202
+    assert [each is threading.current_thread() for each in on] == [True, False]
 
 
 def test_an_operation_that_reads_takes_a_small_body(api: Api) -> None:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import LiteralString
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -294,10 +294,20 @@ def test_a_writer_that_was_alone_and_died_is_replaced_once_its_lease_is_over(
     monkeypatch.setattr(module, "HOLD_EVERY_S", 0.1)
     monkeypatch.setattr(module, "OPENED_FOR_S", 1.0)
     first = location.open()
+    assert isinstance(first, module.PostgresStore)
+    renew, errors = first._renew, [RuntimeError("of whatever kind")]
+
+    def renewed(*arguments: Any) -> None:
+        if errors:
+            raise errors.pop()
+        renew(*arguments)
+
+    monkeypatch.setattr(first, "_renew", renewed)
     held_until = time.monotonic() + 1.3
     while time.monotonic() < held_until:
         with pytest.raises(StoreLockedError, match="another process writes"):
             location.open()
+    assert not errors
     monkeypatch.setattr(module, "HOLD_EVERY_S", 60.0)  # as if it were dead
 
     def opened() -> LeasedStore | None:

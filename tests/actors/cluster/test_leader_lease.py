@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,13 +14,14 @@ from greenroom.actors.cluster import leader_lease as leading
 from greenroom.actors.cluster.leader_lease import (
     NOBODY_ELSE_S,
     LeaderLease,
+    SeenLease,
     is_known,
     note_store,
     read_lease,
     word_file,
 )
 from greenroom.actors.runtime.settings import HostSettings, read_settings
-from greenroom.core.cluster.leader_lease import RENEW_S, SETTLED_S, TERM_S
+from greenroom.core.cluster.leader_lease import RENEW_S, SETTLED_S, TERM_S, Lease
 from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import StoreNotWritableError
 from greenroom.persistence.locations import location_at
@@ -86,6 +89,34 @@ def test_a_store_counts_as_known_where_its_file_is_damaged(
     assert settings.known_store_file.read_text() == str(location)
     settings.known_store_file.write_text("/another/store")
     assert not is_known(settings, location)
+
+
+def test_who_looks_for_the_leader_goes_on_after_an_error_of_any_kind(
+    settings: HostSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is a thread of its own: if it ended, this host would never lead nor follow again."""
+    outcomes = ["a decoder's", "a decoder's", "another's"]
+
+    def read(_location: object) -> SeenLease:
+        if outcomes:
+            raise RuntimeError(f"an error, {outcomes.pop(0)}")
+        return SeenLease(Lease(), b"")
+
+    monkeypatch.setattr(leading, "LOOK_S", 0.001)
+    monkeypatch.setattr(leading, "read_lease", read)
+    posted: queue.Queue[Callable[[], None]] = queue.Queue()
+    port: Any = SimpleNamespace(loop=SimpleNamespace(post=posted.put))
+    nothing: Any = lambda *_: ()  # noqa: E731
+    election = leading.LeaderElection(port, settings, nothing, nothing, nothing, nothing)
+    election.start()
+    try:
+        assert [posted.get(timeout=20) for _ in range(3)] == [election._could_not_look] * 3
+        assert posted.get(timeout=20) != election._could_not_look  # the lease is seen
+    finally:
+        election.stop()
+    told = "cannot see who leads: an error, "
+    assert caplog.messages == [f"{told}a decoder's", f"{told}another's"]  # each once
+    assert election.trouble == ""
 
 
 def test_a_leader_that_cannot_write_acts_no_more_says_why_and_goes_on_when_it_can(

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from greenroom import serve
+from greenroom.actors.host import process
 from greenroom.actors.host.process import Unasked
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime.processes import identify, is_alive, this_process
 from greenroom.actors.runtime.records import HOST_ROLE, RunRecords, is_ready
+from greenroom.actors.runtime.settings import read_settings
 from greenroom.serve.deployments import Application
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.conftest import deploy
@@ -57,6 +63,27 @@ def test_a_child_of_the_admin_that_is_on_no_record_is_killed(tmp_path: Path) -> 
 def named(title: str) -> subprocess.Popen[bytes]:
     """Start a process that has this title."""
     return subprocess.Popen([title, "600"], executable=shutil.which("sleep"))
+
+
+def test_folders_that_nobody_needs_are_removed_on_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the loop of the host process, a slow disk would have it taken for dead."""
+    on: list[threading.Thread] = []
+    pruned = lambda _settings: on.append(threading.current_thread())  # noqa: E731
+    monkeypatch.setattr(process, "_prune_folders", pruned)
+    settings = read_settings({}, state_dir=str(tmp_path))
+    nothing: Any = SimpleNamespace(tidy=lambda: None, end=lambda *_: ())
+    host: Any = SimpleNamespace(
+        _records=RunRecords(tmp_path),
+        _settings=settings,
+        _ends=nothing,
+        _unasked=nothing,
+        _admin=this_process(),
+    )
+    asyncio.run(process.Host._tidy(host))
+    assert len(on) == 1
+    assert on[0] is not threading.current_thread()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
