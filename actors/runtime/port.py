@@ -37,6 +37,7 @@ from greenroom.core.errors import NotRunningError
 logger = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 2.0
+BUSY_S = 20.0  # that an admin may take for its answer while it starts hundreds of replicas
 OPEN_RETRY_S = 0.02
 FIND_RETRY_S = 0.3
 STOP_TIMEOUT_S = 5.0
@@ -272,12 +273,16 @@ class ThreadPort(Port):
         self._thread = threading.Thread(target=self._run, name="greenroom-port", daemon=True)
 
     def open(self, timeout_s: float = PROBE_TIMEOUT_S) -> None:
-        """Start, and wait until an actor system answers; else close, raise NotRunningError."""
+        """Start, and wait until an actor system answers; else close, raise NotRunningError.
+
+        One that is there, and is busy, may take up to ``BUSY_S`` for that.
+        """
         self._thread.start()
-        deadline = time.monotonic() + timeout_s
-        while not self.is_answered(max(deadline - time.monotonic(), 0)):
-            if time.monotonic() > deadline:
-                silence = self._silence()
+        begun_at = time.monotonic()
+        while not self.is_answered(timeout_s):
+            waited_s = time.monotonic() - begun_at
+            if waited_s > (max(timeout_s, BUSY_S) if self._probing else timeout_s):
+                silence = self._silence(waited_s)
                 self.close()
                 raise NotRunningError(silence)
             time.sleep(OPEN_RETRY_S)
@@ -297,7 +302,14 @@ class ThreadPort(Port):
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=STOP_TIMEOUT_S)
 
-    def _silence(self) -> str:
+    def _silence(self, waited_s: float) -> str:
+        if self._probing:
+            gates = [gate.addressDetails.text for gate in self._given]
+            where = " or ".join(gates) if gates else f"port {self.admin_port} of this host"
+            return (
+                f"the actor system at {where} has not answered for {waited_s:.3g} s: it is busy, "
+                "or stands still; see its host.log"
+            )
         if self._given:
             return "; ".join(
                 f"no actor system answers at {gate.addressDetails.text}"
