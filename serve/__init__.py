@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from greenroom.serve.decorators.ingress import ingress
     from greenroom.serve.decorators.multiplex import get_multiplexed_model_id, multiplexed
     from greenroom.serve.deployments import Application, Deployment, deployment
+    from greenroom.serve.engines.engine import Engine
     from greenroom.serve.protocols.inference import inference
     from greenroom.serve.protocols.openai import openai
     from greenroom.serve.tasks.consumers import task_consumer, task_handler
@@ -47,6 +48,7 @@ __all__ = [
     "Application",
     "Client",
     "Deployment",
+    "Engine",
     "HTTPOptions",
     "RunTarget",
     "TaskProcessorConfig",
@@ -81,6 +83,7 @@ _MODULES = {
     "Application": "deployments",
     "Client": "admin.client",
     "Deployment": "deployments",
+    "Engine": "engines.engine",
     "HTTPOptions": "config",
     "batch": "decorators.batching",
     "continuous_batch": "decorators.continuous",

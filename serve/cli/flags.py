@@ -122,6 +122,7 @@ def _field(name: str, field: FieldInfo) -> Callable[[Any], Any]:
     )
 
 
+ENGINE = "greenroom.serve.engines.engine:build"
 _NAMING = ("target", "arguments", "app_dir", "working_dir", "name", "route_prefix")
 
 
@@ -129,13 +130,24 @@ def application(function: Callable[..., None]) -> Callable[..., None]:
     """Add the arguments that name an application; the command gets them as ``named``."""
 
     @functools.wraps(function)
-    def gathered(*args: Any, **given: Any) -> None:
+    def gathered(*args: Any, engine: str | None, **given: Any) -> None:
+        if engine is not None:
+            words = filter(None, (given["target"], *given["arguments"], f"command={engine}"))
+            given |= {"target": ENGINE, "arguments": tuple(words)}
+        elif given["target"] is None:
+            raise click.UsageError("name a MODULE[:ATTRIBUTE] or a FILE, or give --command")
         function(*args, named={name: given.pop(name) for name in _NAMING}, **given)
 
     command = gathered
     for parameter in (
         click.argument("arguments", metavar="[KEY=VALUE]...", nargs=-1),
-        click.argument("target", metavar="MODULE[:ATTRIBUTE]|FILE"),
+        click.argument("target", metavar="MODULE[:ATTRIBUTE]|FILE", required=False),
+        click.option(
+            "--command",
+            "engine",
+            metavar="COMMAND",
+            help="Instead of a MODULE: an engine that listens at {port}, with options KEY=VALUE.",
+        ),
         click.option(
             "--working-dir", metavar="DIR", help="A folder that replicas get a copy of [none]."
         ),

@@ -1,0 +1,1 @@
+"""Servers of other makers as replicas: their processes, and the way of requests to them."""

@@ -1,0 +1,399 @@
+"""``serve.Engine``: a server of another maker, such as vLLM, as a deployment.
+
+Theory of operation. Each replica starts the engine's command, waits until it is healthy, and passes
+HTTP requests and WebSockets on to it as they are. The engine is part of the replica: where it ends
+by itself the replica ends at once, with its exit code, so that all that is done about replicas that
+die is done about engines: what was under way is retried where that may be, another one starts, and
+the status tells the end of the log, in which is what the engine prints. A keeper (keeper.py) sees
+to it that no engine outlives its replica.
+
+Each request has a connection of its own. On one that was kept, a request might cross the engine's
+closing of it, and nobody could tell whether it had run; within a host it would save 0.1 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, Unpack
+from urllib.parse import quote
+
+import httptools
+from pydantic import BeforeValidator, Field, field_validator
+from starlette.types import Message, Receive, Scope, Send
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from greenroom.actors.replica.asgi import AppSource
+from greenroom.actors.replica.user_code import ASGI_APP
+from greenroom.core.config import LOOPBACK, MAX_WEBSOCKET_MESSAGE_BYTES
+from greenroom.core.errors import BackPressureError
+from greenroom.core.validation import Settings, validated
+from greenroom.serve.deployments import Application, Deployment, GivenOptions, deployment
+from greenroom.serve.protocols.apps import instance
+
+logger = logging.getLogger(__name__)
+
+PORT = "{port}"
+GRACE_S = 5.0  # from SIGTERM to SIGKILL
+PROBE_S, PROBE_TIMEOUT_S = 0.1, 10.0  # of its health, until it is ready
+ENDING_S = 1.0  # within which an engine that breaks connections is seen to have ended
+READ_BYTES = 64 * 1024
+# What is said of a connection, and not of a request; and what the client's own handshake has.
+HOP_BY_HOP = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
+    b"transfer-encoding upgrade expect".split()
+)
+HANDSHAKE = b"sec-websocket-"
+SAFE = "/:@!$&'()*+,;=-._~"  # in a path, by RFC 3986
+Headers = list[tuple[bytes, bytes]]
+
+
+def _words(command: object) -> object:
+    if not isinstance(command, str):
+        return command
+    try:
+        return tuple(shlex.split(command))
+    except ValueError as error:
+        raise ValueError(f"cannot be split into words as a shell would: {error}") from None
+
+
+class EngineSettings(Settings):
+    """An engine's command, where ``{port}`` is the port to listen at, and the path of its health.
+
+    ``ready_timeout_s`` is how long it may take from its start until it is healthy.
+    """
+
+    command: Annotated[tuple[str, ...], BeforeValidator(_words)]
+    health: str = "/health"
+    ready_timeout_s: float = Field(default=600.0, gt=0)
+
+    @field_validator("command")
+    @classmethod
+    def _has_a_port(cls, command: tuple[str, ...]) -> tuple[str, ...]:
+        if not any(PORT in word for word in command):
+            raise ValueError(f"must have {PORT} where the engine is told its port")
+        return command
+
+    @field_validator("health")
+    @classmethod
+    def _is_path(cls, path: str) -> str:
+        if not path.startswith("/") or any(character.isspace() for character in path):
+            raise ValueError("expected a path, as /health")
+        return path
+
+
+def Engine(  # noqa: N802  # as its users know classes that deploy
+    command: str | Iterable[str],
+    *,
+    health: str = "/health",
+    ready_timeout_s: float = 600.0,
+    **options: Unpack[GivenOptions],
+) -> Deployment:
+    """Make a server of another maker a deployment, to be bound without arguments.
+
+        app = serve.Engine("vllm serve M --port {port}", max_ongoing_requests=64).bind()
+
+    ``command`` is run without a shell; a string is split as a shell would. It has to listen on
+    127.0.0.1 at ``{port}``, which each replica draws. A replica is started once ``health``, a path,
+    answers with a status below 400, within ``ready_timeout_s`` seconds, and as healthy while it
+    goes on to. The application's route prefix is taken off paths. ``options`` are a deployment's,
+    of which ``name`` is "Engine" unless given; devices and variables come by ``actor_options``.
+    InvalidRequestError names what is wrong.
+    """
+    given = {"command": command, "health": health, "ready_timeout_s": ready_timeout_s}
+    settings = validated(EngineSettings, given)
+    served = type("Engine", (EngineReplica,), {"settings": settings, "__module__": __name__})
+    options.setdefault("constructor_timeout_s", ready_timeout_s)
+    return deployment(**options)(served)
+
+
+def build(arguments: dict[str, Any]) -> Application:
+    """Make an engine an application, of a file's ``args`` or a command's KEY=VALUE words."""
+    return Engine(**arguments).bind()
+
+
+class EngineReplica:
+    """One engine and its keeper."""
+
+    settings: EngineSettings
+
+    async def __init__(self) -> None:  # type: ignore[misc]  # a replica awaits it
+        """Start the engine; return once it is healthy."""
+        with socket.create_server((LOOPBACK, 0)) as drawn:
+            self.port = drawn.getsockname()[1]
+        command = [word.replace(PORT, str(self.port)) for word in self.settings.command]
+        logger.info("starting the engine: %s", shlex.join(command))
+        keeper = str(Path(__file__).with_name("keeper.py"))
+        program = [sys.executable, "-I", "-S", keeper, str(GRACE_S)]
+        self._keeper = subprocess.Popen([*program, *command], stdin=subprocess.PIPE)
+        self._ended = os.pidfd_open(self._keeper.pid)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._ended, self._end)
+        began_at = time.monotonic()
+        while not await self._is_ready():
+            await asyncio.sleep(PROBE_S)
+        logger.info("the engine was ready after %.1f s", time.monotonic() - began_at)
+
+    async def __del__(self) -> None:
+        """End the engine, after its last request."""
+        self._loop.remove_reader(self._ended)
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.close()
+        await asyncio.to_thread(self._keeper.wait)
+        os.close(self._ended)
+
+    async def check_health(self) -> None:
+        """Raise where the engine says that it is not well."""
+        status = await self._status()
+        if status >= 400:
+            raise RuntimeError(f"the engine answers {self.settings.health} with status {status}")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request or a WebSocket on."""
+        try:
+            if scope["type"] == "websocket":
+                await self._converse(scope, receive, send)
+            elif scope["type"] == "http":
+                await self._ask(scope, receive, send)
+        except ConnectionRefusedError:
+            await self._may_have_ended()
+            raise BackPressureError("the engine takes no connection") from None
+        except OSError as error:
+            await self._may_have_ended()
+            raise RuntimeError(f"the engine broke off: {error}") from error
+
+    def _end(self) -> NoReturn:
+        """End as the engine did."""
+        code = self._keeper.wait()
+        logger.error("the engine has ended by itself, with exit code %d", code)
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(code or 1)
+
+    async def _may_have_ended(self) -> None:
+        """Wait for the engine's end, with which this process ends, where it may be near."""
+        await asyncio.sleep(ENDING_S)
+
+    async def _is_ready(self) -> bool:
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            return await asyncio.wait_for(self._status(), PROBE_TIMEOUT_S) < 400
+        return False
+
+    async def _status(self) -> int:
+        told: list[Message] = []
+
+        async def nothing() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def note(event: Message) -> None:
+            told.append(event)
+
+        target = {"raw_path": self.settings.health.encode(), "query_string": b"", "root_path": ""}
+        await self._ask({"method": "GET", "headers": [], **target}, nothing, note)
+        return int(told[0]["status"])
+
+    # --- HTTP -----------------------------------------------------------------------------------
+
+    async def _ask(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and its answer back part by part."""
+        reader, writer = await asyncio.open_connection(LOOPBACK, self.port)
+        sending = asyncio.create_task(_send_request(scope, receive, writer))
+        sending.add_done_callback(lambda _: writer.transport.abort() if _failure(sending) else None)
+        try:
+            async for event in _answer(reader, is_head=scope["method"] == "HEAD"):
+                await send(event)
+        except ConnectionError as error:
+            raise _failure(sending) or error from None
+        finally:
+            sending.cancel()
+            writer.transport.abort()
+            await asyncio.wait([sending])
+
+    # --- WebSockets -----------------------------------------------------------------------------
+
+    async def _converse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()  # that somebody connects
+        headers = [each for each in _passed(scope) if not each[0].startswith(HANDSHAKE)]
+        try:
+            socket = await connect(
+                f"ws://{LOOPBACK}:{self.port}{_target(scope).decode('latin-1')}",
+                subprotocols=scope["subprotocols"] or None,
+                additional_headers=[
+                    (name.decode("latin-1"), value.decode("latin-1"))
+                    for name, value in headers
+                    if name not in {b"host", b"user-agent"}
+                ],
+                compression=None,
+                max_size=MAX_WEBSOCKET_MESSAGE_BYTES,
+                ping_interval=None,
+                proxy=None,
+            )
+        except InvalidStatus as refusal:
+            answer = refusal.response
+            raw = [
+                (n.encode("latin-1"), v.encode("latin-1")) for n, v in answer.headers.raw_items()
+            ]
+            start = {"status": answer.status_code, "headers": _without_hops(raw)}
+            await send({"type": "websocket.http.response.start", **start})
+            await send({"type": "websocket.http.response.body", "body": answer.body or b""})
+            return
+        async with socket:
+            await send({"type": "websocket.accept", "subprotocol": socket.subprotocol})
+            both = [
+                asyncio.create_task(_from_client(receive, socket)),
+                asyncio.create_task(_to_client(socket, send)),
+            ]
+            try:
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for each in both:
+                    each.cancel()
+                await asyncio.wait(both)
+
+
+setattr(EngineReplica, ASGI_APP, AppSource(instance))
+
+
+def _failure(task: asyncio.Task[None]) -> BaseException | None:
+    return task.exception() if task.done() and not task.cancelled() else None
+
+
+def _target(scope: Scope) -> bytes:
+    """Return path and query as the engine knows them: below the application's route."""
+    path, prefix = scope["raw_path"], scope["root_path"]
+    if path.startswith(prefix.encode()):
+        path = path[len(prefix.encode()) :]
+    else:  # it is written in another way, as with %61 for a letter
+        path = quote(scope["path"].removeprefix(prefix), safe=SAFE).encode()
+    path = path or b"/"
+    return path + b"?" + scope["query_string"] if scope["query_string"] else path
+
+
+def _without_hops(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    headers = [(name.lower(), value) for name, value in headers]
+    named = b",".join(value for name, value in headers if name == b"connection").lower()
+    dropped = HOP_BY_HOP | {word.strip() for word in named.split(b",")}
+    return [each for each in headers if each[0] not in dropped]
+
+
+def _passed(scope: Scope) -> Headers:
+    return _without_hops(scope["headers"])
+
+
+async def _send_request(scope: Scope, receive: Receive, writer: asyncio.StreamWriter) -> None:
+    """Send a request; where it breaks off, the answer, or its end, tells why."""
+    headers = _passed(scope)
+    if not any(name == b"host" for name, _ in headers):  # of HTTP/1.0
+        headers.append((b"host", LOOPBACK.encode()))
+    event = await receive()
+    has_length = any(name == b"content-length" for name, _ in headers)
+    is_chunked = event.get("more_body", False) and not has_length
+    if is_chunked:
+        headers.append((b"transfer-encoding", b"chunked"))
+    headers.append((b"connection", b"close"))
+    lines = [b"%s %s HTTP/1.1" % (scope["method"].encode(), _target(scope))]
+    lines += [b"%s: %s" % each for each in headers]
+    writer.write(b"\r\n".join([*lines, b"", b""]))
+    with contextlib.suppress(OSError):
+        while event["type"] == "http.request":
+            body = event.get("body", b"")
+            if body:
+                writer.write(b"%x\r\n%s\r\n" % (len(body), body) if is_chunked else body)
+            if not event.get("more_body", False):
+                break
+            await writer.drain()
+            event = await receive()
+        if is_chunked:
+            writer.write(b"0\r\n\r\n")
+        await writer.drain()
+
+
+async def _answer(reader: asyncio.StreamReader, *, is_head: bool) -> AsyncIterator[Message]:
+    """Yield an answer's events as they come; ConnectionError where it breaks off."""
+    answer = _Answer()
+    parser = answer.parser = httptools.HttpResponseParser(answer)
+    while not answer.is_complete:
+        received = await reader.read(READ_BYTES)
+        if not received:
+            if not (answer.start and answer.ends_with_connection):
+                raise ConnectionResetError("it closed the connection amid an answer")
+            answer.is_complete = True
+        else:
+            parser.feed_data(received)
+        if answer.start and not answer.has_begun:
+            answer.has_begun, answer.is_complete = True, answer.is_complete or is_head
+            yield answer.start
+        if answer.has_begun and (answer.body or answer.is_complete):
+            body, answer.body = b"".join(answer.body), []
+            yield {"type": "http.response.body", "body": body, "more_body": not answer.is_complete}
+
+
+class _Answer:
+    """What a parser calls."""
+
+    parser: httptools.HttpResponseParser
+
+    def __init__(self) -> None:
+        self._headers: Headers = []
+        self.start: Message | None = None
+        self.body: list[bytes] = []
+        self.has_begun = self.is_complete = False
+        self.ends_with_connection = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status, headers = self.parser.get_status_code(), self._headers
+        self._headers = []
+        if status >= 200:  # else another head follows
+            names = {name for name, _ in headers}
+            self.ends_with_connection = not names & {b"content-length", b"transfer-encoding"}
+            headers = _without_hops(headers)
+            self.start = {"type": "http.response.start", "status": status, "headers": headers}
+
+    def on_body(self, body: bytes) -> None:
+        self.body.append(body)
+
+    def on_message_complete(self) -> None:
+        self.is_complete = self.start is not None
+
+
+async def _from_client(receive: Receive, socket: ClientConnection) -> None:
+    """Pass on what a client says, and that it closes."""
+    with contextlib.suppress(ConnectionClosed):
+        while (event := await receive())["type"] == "websocket.receive":
+            text = event.get("text")
+            await socket.send(event["bytes"] if text is None else text)
+        code = event.get("code") or 1000
+        await socket.close(
+            code if code not in {1005, 1006, 1015} else 1000, event.get("reason") or ""
+        )
+
+
+async def _to_client(socket: ClientConnection, send: Send) -> None:
+    """Pass on what the engine says, and that it closes."""
+    with contextlib.suppress(ConnectionClosed):
+        while True:
+            message = await socket.recv()
+            part = {"text": message} if isinstance(message, str) else {"bytes": message}
+            await send({"type": "websocket.send", **part})
+    code = socket.close_code
+    ours = code is not None and code not in {1005, 1006, 1015}
+    await send(
+        {
+            "type": "websocket.close",
+            "code": code if ours else (1000 if code == 1005 else 1011),
+            "reason": socket.close_reason or "",
+        }
+    )
