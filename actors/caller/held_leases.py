@@ -26,6 +26,7 @@ from greenroom.actors.runtime.loop import Callback, Loop, Outbox, Timer
 from greenroom.core.routing.balancing import UNHEARD_S
 from greenroom.core.routing.leases import IDLE_S, ORPHAN_S, REPORT_S, HeldLease, HeldShare
 from greenroom.core.routing.traffic import Routes
+from greenroom.core.routing.warming import WARM, Warming
 
 MAX_TARGETS = 64  # before those without a lease are dropped
 
@@ -202,11 +203,12 @@ class CallerLeases:
         if known is not None:
             self._return(known)
         self._make_room(len(message.slots))  # before the lease has any, which would seem unused
-        shares = []
+        shares, now = [], time.monotonic()
         for slots in message.slots:
             target = self._target(slots)
             if not target.is_dead:
-                shares.append(HeldShare(slots.replica, slots.slots, target))
+                warming = Warming(now + slots.warm_in_s, slots.warms_s) if slots.warm_in_s else WARM
+                shares.append(HeldShare(slots.replica, slots.slots, target, warming))
                 self._show(slots, message)
         lease = HeldLease(
             message.number,
@@ -215,7 +217,7 @@ class CallerLeases:
             message.methods,
             message.timeout_s,
             shares,
-            time.monotonic(),
+            now,
         )
         self.held[message.endpoint] = lease
         if self._timer is None:

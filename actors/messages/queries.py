@@ -420,12 +420,14 @@ class QueriesFinished(Message):
 
 @travels
 class LeasedSlots(NamedTuple):
-    """Slots of one replica."""
+    """Slots of one replica, which comes to take its share within ``warm_in_s`` of ``warms_s``."""
 
     replica: str  # its tag
     process: Process
     address: Address
     slots: int
+    warm_in_s: float = 0.0
+    warms_s: float = 0.0
 
 
 @message

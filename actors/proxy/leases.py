@@ -70,7 +70,11 @@ class LeaseDesk:
         for tag, count in lease.slots.items():
             if (replica := self._replica(tag)) is not None:
                 process: Any = replica.process
-                slots.append(LeasedSlots(tag, process, replica.address, count))
+                warming = self._router.warming(tag)
+                warm_in_s = warming.left_s(time.monotonic())
+                slots.append(
+                    LeasedSlots(tag, process, replica.address, count, warm_in_s, warming.lasts_s)
+                )
         message = LeaseGranted(
             proxy=self._process,
             lease=self._name(lease),

@@ -28,7 +28,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from greenroom.core.autoscaling.config import AutoscalingConfig
@@ -65,6 +65,10 @@ MAX_MISSED_CHECKS = 3
 MAX_EJECTIONS = 3  # of a replica, in a row
 CHECKED_TOGETHER = 0.1  # of the period: a check may be early by this, to be sent with another
 NEVER = float("inf")
+# Those that a table has under the same name and as they are.
+SETTINGS_OF_ROUTERS = BackendConfig.model_fields.keys() & {
+    each.name for each in fields(BackendTable) if each.name != "session_affinity"
+}
 
 
 class Backend:
@@ -323,12 +327,7 @@ class Backend:
                 ReplicaTable(tag=r.tag, address=r.address, process=r.process, host=r.host)
                 for r in self._in(ReplicaState.RUNNING)
             ),
-            max_ongoing_requests=config.max_ongoing_requests,
-            max_queued_requests=config.max_queued_requests,
-            max_queue_wait_s=config.max_queue_wait_s,
-            request_timeout_s=config.request_timeout_s,
-            retryable=config.retryable,
-            outlier_ejection=config.outlier_ejection,
+            **{name: getattr(config, name) for name in SETTINGS_OF_ROUTERS},
             unavailable="it could not be started" if self.record.failure else "",
             is_wanted=self.wanted > 0 or bool(self.record.failure),
             is_expected=self.record.was_running and self.wanted > 0,

@@ -12,7 +12,8 @@ Replicas on the router's own host are taken first, while they have room. A repli
 when a query has waited there for UNHEARD_S and the replica has reported nothing meanwhile; it stays
 so until it ends a query sooner than that. It is taken only when each other replica has SUSPECT_LOAD
 more tickets. So a replica with a blocked loop delays few queries, and if all replicas are slow,
-they are all treated alike. Those that fail where others do not are left out (outliers.py).
+they are all treated alike. Those that fail where others do not are left out (outliers.py), and
+those that are new stand on higher levels for a while (warming.py).
 
 There are two queues: one for callers' queries, and one for mirrored queries, for which the backend
 is a shadow. Mirrored queries are dispatched only when no caller's query waits, and take at most
@@ -31,6 +32,7 @@ from greenroom.core.routing.queues import DrainRate, FairQueue
 from greenroom.core.routing.sessions import Homes
 from greenroom.core.routing.tables import BackendTable, ReplicaTable
 from greenroom.core.routing.tickets import Assign, Preference, Ticket
+from greenroom.core.routing.warming import WARM, Warming
 
 UNHEARD_S = 1.0
 SUSPECT_LOAD = 1
@@ -59,6 +61,8 @@ class RoutedReplica:
     withdrawn: set[int] = field(default_factory=set)  # what it may still run, and others do
     level: int = -1  # where it stands in its backend's levels; -1 is nowhere
     leased: int = 0  # slots
+    came_at: float = 0.0
+    warming: Warming = WARM
 
     @property
     def load(self) -> int:
@@ -91,9 +95,9 @@ class Levels:
         self._levels: list[dict[str, RoutedReplica]] = [{}]
         self._lowest = 0  # no level below this one has a replica
 
-    def place(self, replica: RoutedReplica) -> None:
+    def place(self, replica: RoutedReplica, load: int) -> None:
         """Put a replica where its load belongs; to be called after each change of its load."""
-        load, levels = replica.load, self._levels
+        levels = self._levels
         if replica.level == load:
             return
         tag = replica.table.tag
@@ -241,7 +245,23 @@ class RoutedBackend:
         if replica.draining or replica.is_silent or replica.saturated_until > now or is_out:
             self._levels_of(replica).remove(replica)
         else:
-            self._levels_of(replica).place(replica)
+            self._place(replica, now)
+
+    def _place(self, replica: RoutedReplica, now: float) -> None:
+        """Put a replica where it belongs, by its load; one that has room stays below the limit."""
+        level = load = replica.load
+        if replica.warming is not WARM:
+            most = self.table.max_ongoing_requests - 1
+            level = max(min(replica.warming.level(load, now), most), load)
+            if now >= replica.warming.until:
+                replica.warming = WARM
+        self._levels_of(replica).place(replica, level)
+
+    def warming(self, now: float) -> Warming:
+        """Return how a replica that is new begins: as long as the oldest has been there."""
+        oldest_at = min((each.came_at for each in self.replicas.values()), default=now)
+        lasts_s = min(self.table.slow_start_s, now - oldest_at)
+        return Warming(now + lasts_s, lasts_s) if lasts_s > 0 else WARM
 
     def leasable(self) -> list[RoutedReplica]:
         """Return the replicas on the router's host that may get tickets and are not suspect."""
@@ -251,11 +271,11 @@ class RoutedBackend:
             if each.is_near and each.level >= 0 and not each.is_suspect
         ]
 
-    def lease_slots(self, replica: RoutedReplica, count: int) -> None:
+    def lease_slots(self, replica: RoutedReplica, count: int, now: float) -> None:
         """Count so many slots as leased, or no more where ``count`` is negative."""
         replica.leased += count
         if replica.level >= 0:
-            self._levels_of(replica).place(replica)
+            self._place(replica, now)
 
     def retire(self, replica: RoutedReplica) -> None:
         """Give a replica no more tickets."""
@@ -268,11 +288,11 @@ class RoutedBackend:
         """Move a replica to the levels of its kind, if it stands in any."""
         if is_suspect == replica.is_suspect:
             return
-        stands = replica.level >= 0
+        level = replica.level
         self._levels_of(replica).remove(replica)
         replica.is_suspect = is_suspect
-        if stands:
-            self._levels_of(replica).place(replica)
+        if level >= 0:
+            self._levels_of(replica).place(replica, level)
 
     def _levels_of(self, replica: RoutedReplica) -> Levels:
         if replica.is_suspect:
@@ -288,18 +308,18 @@ class RoutedBackend:
         ticket.attempts += 1
         replica.ongoing[ticket.number] = ticket
         if replica.level >= 0:  # else it is probed
-            self._levels_of(replica).place(replica)
+            self._place(replica, now)
         return Assign(tag, ticket)
 
     def _least_loaded_beside(
         self, left_out: Iterable[RoutedReplica], slots: int
     ) -> RoutedReplica | None:
-        standing = [replica for replica in left_out if replica.level >= 0]
-        for replica in standing:
+        standing = [(replica, replica.level) for replica in left_out if replica.level >= 0]
+        for replica, _ in standing:
             self._levels_of(replica).remove(replica)
         best = self._least_loaded(slots)
-        for replica in standing:
-            self._levels_of(replica).place(replica)
+        for replica, level in standing:
+            self._levels_of(replica).place(replica, level)
         return best
 
     # --- Outliers -------------------------------------------------------------------------------
@@ -465,7 +485,8 @@ class ReplicaSlots:
         replica = self.by_tag.get(table.tag)
         if replica is None:
             is_near = table.host in {"", self._own_host}
-            replica = RoutedReplica(table, backend.table.tag, is_near=is_near)
+            replica = RoutedReplica(table, backend.table.tag, is_near=is_near, came_at=now)
+            replica.warming = backend.warming(now)
             self.by_tag[table.tag] = replica
         replica.retired = False
         replica.is_silent = table.host in self._silent

@@ -43,6 +43,7 @@ from typing import Any, NamedTuple
 from greenroom.core.routing.balancing import RoutedBackend, RoutedReplica
 from greenroom.core.routing.outliers import has_failed
 from greenroom.core.routing.tickets import Effects, Grant, Lease, LeaseState, Reclaim, Revoke
+from greenroom.core.routing.warming import WARM, Warming
 
 ASK_WITHIN_S = 0.05  # two queries that come so soon after each other are worth a lease
 RECENT_S = 1.0  # for so long a caller that used a backend has a share of it
@@ -71,14 +72,15 @@ class Used(NamedTuple):
 class HeldShare:
     """The slots of a lease at one replica."""
 
-    __slots__ = ("at", "began_at", "lease", "ongoing", "replica", "slots")
+    __slots__ = ("at", "began_at", "lease", "ongoing", "replica", "slots", "warming")
 
     lease: HeldLease
 
-    def __init__(self, replica: str, slots: int, at: Any = None) -> None:
+    def __init__(self, replica: str, slots: int, at: Any = None, warming: Warming = WARM) -> None:
         self.replica = replica
         self.slots = slots
         self.at = at  # where its caller sends queries
+        self.warming = warming
         self.ongoing = 0
         self.began_at = 0.0  # when the first of what runs was sent, or the replica was heard
 
@@ -128,11 +130,16 @@ class HeldLease:
         return sum(share.ongoing for share in self.shares)
 
     def take(self, now: float) -> HeldShare | None:
-        """Take a slot at the replica with the fewest queries; None when there is no room."""
-        best = None
+        """Take a slot at the replica with the fewest queries; None when there is no room.
+
+        Of one that is new they count as more.
+        """
+        best, least = None, 0
         for share in self.shares:
-            if share.ongoing < share.slots and (best is None or share.ongoing < best.ongoing):
-                best = share
+            if share.ongoing < share.slots:
+                level = share.warming.level(share.ongoing, now)
+                if best is None or level < least:
+                    best, least = share, level
         if best is None:
             return None
         if len(self.shares) > 1:  # equals take turns
@@ -249,7 +256,7 @@ class Leases:
         if not share or self._paused_until.get(tag, 0.0) > now:
             return []
         if known is not None:
-            return self._extend(known, share, backend)
+            return self._extend(known, share, backend, now)
         replicas = sorted(replicas, key=lambda replica: replica.load)[:MAX_REPLICAS]
         room = {replica.table.tag: _room(replica, share, limit) for replica in replicas}
         slots = {replica: count for replica, count in room.items() if count > 0}
@@ -263,10 +270,10 @@ class Leases:
         lease = Lease(next(self._numbers), caller, endpoint, tag, slots)
         self.by_number[lease.number] = self._of[caller, endpoint] = lease
         for replica in replicas:
-            backend.lease_slots(replica, slots.get(replica.table.tag, 0))
+            backend.lease_slots(replica, slots.get(replica.table.tag, 0), now)
         return [Grant(lease)]
 
-    def _extend(self, lease: Lease, share: int, backend: RoutedBackend) -> Effects:
+    def _extend(self, lease: Lease, share: int, backend: RoutedBackend, now: float) -> Effects:
         """Give a caller that asks for more what its lease lacks of its share."""
         if lease.state is not LeaseState.GRANTED:
             return []
@@ -276,7 +283,7 @@ class Leases:
             more = 0 if replica is None else _room(replica, share - count, limit)
             if replica is not None and more * 4 > count:  # fewer are not worth a message
                 lease.slots[tag] += more
-                backend.lease_slots(replica, more)
+                backend.lease_slots(replica, more, now)
                 has_more = True
         return [Grant(lease)] if has_more else []
 

@@ -48,6 +48,7 @@ from greenroom.core.routing.tickets import (
     Ticket,
 )
 from greenroom.core.routing.traffic import RoutedEndpoint, Routes
+from greenroom.core.routing.warming import WARM, Warming
 
 
 class Router:
@@ -84,6 +85,11 @@ class Router:
         """Return how long a query may take at a backend by its newest table."""
         found = self._backends.get(backend)
         return None if found is None else found.table.request_timeout_s
+
+    def warming(self, replica: str) -> Warming:
+        """Return how a replica takes its share, at present."""
+        found = self._replicas.by_tag.get(replica)
+        return WARM if found is None else found.warming
 
     def replicas_of(self, backend: str) -> list[str]:
         """Return the replicas of a backend's newest table."""

@@ -57,6 +57,7 @@ class BackendTable:
     has_run: bool = True
     trouble: str = ""
     max_queue_wait_s: float | None = None
+    slow_start_s: float = 0.0
 
 
 @travels

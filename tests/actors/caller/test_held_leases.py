@@ -30,7 +30,7 @@ from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTa
 from tests.support.queries import query
 
 LIMIT = 6  # of which a replica has one slot that is never leased
-TIMEOUT_S = 60.0
+TIMEOUT_S, SLOW_START_S = 60.0, 10.0
 PROXY = m.Process(1, 1, "proxy")
 INDEX = st.integers(0, 50)
 
@@ -220,7 +220,11 @@ class LeaseModel(RuleBasedStateMachine):
     def publish(self) -> None:
         tables = tuple(replica.table for replica in self.replicas.values())
         table = BackendTable(
-            tag="b", replicas=tables, max_ongoing_requests=LIMIT, request_timeout_s=TIMEOUT_S
+            tag="b",
+            replicas=tables,
+            max_ongoing_requests=LIMIT,
+            request_timeout_s=TIMEOUT_S,
+            slow_start_s=SLOW_START_S,
         )
         self.perform(self.router.set_backend("b", table, self.wires.now))
 
@@ -476,6 +480,23 @@ def test_a_grant_of_more_that_arrives_after_the_return_of_its_lease_is_not_used(
     )
     caller.leases.granted(late)
     assert caller.leases.send(query(next(model.ids))) is None
+
+
+def test_a_new_replica_comes_to_its_share_of_a_lease_as_of_the_routers_queries(
+    model: LeaseModel,
+) -> None:
+    model.sleep(2 * SLOW_START_S)
+    model.settle()
+    model.add_replica()
+    model.sleep(4.0)
+    model.send(0, 2)
+    model.deliver_all()
+    old, new = _pick(model.callers, 0).leases.held["e"].shares
+    now = model.wires.now
+    assert old.warming.left_s(now) == 0
+    assert new.warming.left_s(now) == pytest.approx(SLOW_START_S - 4.0, abs=0.1)
+    assert new.warming.lasts_s == SLOW_START_S
+    assert new.warming is not model.router.warming(new.replica)  # its clock is another
 
 
 def test_what_a_replica_refuses_after_a_fence_goes_to_the_router(model: LeaseModel) -> None:
