@@ -135,7 +135,11 @@ class EngineReplica:
         logger.info("starting the engine: %s", shlex.join(command))
         keeper = str(Path(__file__).with_name("keeper.py"))
         program = [sys.executable, "-I", "-S", keeper, str(GRACE_S)]
-        self._keeper = subprocess.Popen([*program, *command], stdin=subprocess.PIPE)
+        # What runtime_env has installed is found first, such as the engine itself.
+        path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
+        self._keeper = subprocess.Popen(
+            [*program, *command], stdin=subprocess.PIPE, env={**os.environ, "PATH": path}
+        )
         self._ended = os.pidfd_open(self._keeper.pid)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._ended, self._end)

@@ -257,6 +257,15 @@ def test_one_that_is_sick_is_replaced(
     wait_until(lambda: running.replica_pids(name), 20, "another one runs")
 
 
+def test_programs_beside_the_replicas_python_are_found_first(
+    running: RunningSystem, deployed: Any, name: str
+) -> None:
+    deployed(COMMAND.replace(f"{sys.executable} -m gunicorn", "gunicorn"))
+    (keeper, *_) = engines(running, name)
+    assert keeper.environ()["PATH"].startswith(f"{Path(sys.executable).parent}:")
+    assert running.get(f"/{name}/echo")[0] == 200
+
+
 # --- How it is deployed ---------------------------------------------------------------------------
 
 
