@@ -22,7 +22,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, Unpack
 from urllib.parse import quote
@@ -164,17 +164,13 @@ class EngineReplica:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request or a WebSocket on."""
-        try:
+        async with _errors():
             if scope["type"] == "websocket":
                 await self._converse(scope, receive, send)
             elif scope["type"] == "http":
-                await self._ask(scope, receive, send)
-        except ConnectionRefusedError:
-            await self._may_have_ended()
-            raise BackPressureError("the engine takes no connection") from None
-        except OSError as error:
-            await self._may_have_ended()
-            raise RuntimeError(f"the engine broke off: {error}") from error
+                async with contextlib.aclosing(self._ask(scope, receive)) as events:
+                    async for event in events:
+                        await send(event)
 
     def _end(self) -> NoReturn:
         """End as the engine did."""
@@ -184,38 +180,40 @@ class EngineReplica:
         sys.stdout.flush()
         os._exit(code or 1)
 
-    async def _may_have_ended(self) -> None:
-        """Wait for the engine's end, with which this process ends, where it may be near."""
-        await asyncio.sleep(ENDING_S)
-
     async def _is_ready(self) -> bool:
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             return await asyncio.wait_for(self._status(), PROBE_TIMEOUT_S) < 400
         return False
 
     async def _status(self) -> int:
-        told: list[Message] = []
-
-        async def nothing() -> Message:
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        async def note(event: Message) -> None:
-            told.append(event)
-
         target = {"raw_path": self.settings.health.encode(), "query_string": b"", "root_path": ""}
-        await self._ask({"method": "GET", "headers": [], **target}, nothing, note)
-        return int(told[0]["status"])
+        scope = {"method": "GET", "headers": [], **target}
+        async with contextlib.aclosing(self._ask(scope, _whole(b""))) as events:
+            return int((await anext(events))["status"])
 
     # --- HTTP -----------------------------------------------------------------------------------
 
-    async def _ask(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and its answer back part by part."""
+    async def pass_on(
+        self, method: str, path: str, headers: Headers, body: bytes
+    ) -> AsyncIterator[tuple[int, Headers] | bytes]:
+        """Pass a call's request on; yield status and headers, then the parts of the body."""
+        target = {"raw_path": quote(path, safe=SAFE).encode(), "query_string": b"", "root_path": ""}
+        scope = {"method": method, "headers": headers, **target}
+        async with _errors(), contextlib.aclosing(self._ask(scope, _whole(body))) as events:
+            async for event in events:
+                if event["type"] == "http.response.start":
+                    yield event["status"], event["headers"]
+                elif event["body"]:
+                    yield event["body"]
+
+    async def _ask(self, scope: Scope, receive: Receive) -> AsyncGenerator[Message]:
+        """Pass a request on; yield its answer's events."""
         reader, writer = await asyncio.open_connection(LOOPBACK, self.port)
         sending = asyncio.create_task(_send_request(scope, receive, writer))
         sending.add_done_callback(lambda _: writer.transport.abort() if _failure(sending) else None)
         try:
             async for event in _answer(reader, is_head=scope["method"] == "HEAD"):
-                await send(event)
+                yield event
         except ConnectionError as error:
             raise _failure(sending) or error from None
         finally:
@@ -266,6 +264,28 @@ class EngineReplica:
 
 
 setattr(EngineReplica, ASGI_APP, AppSource(instance))
+
+
+@contextlib.asynccontextmanager
+async def _errors() -> AsyncIterator[None]:
+    """Tell of a broken connection to an engine as of an error; it may be near its end.
+
+    With that end this process ends, which says more.
+    """
+    try:
+        yield
+    except OSError as error:
+        await asyncio.sleep(ENDING_S)
+        if isinstance(error, ConnectionRefusedError):
+            raise BackPressureError("the engine takes no connection") from None
+        raise RuntimeError(f"the engine broke off: {error}") from error
+
+
+def _whole(body: bytes) -> Receive:
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive
 
 
 def _failure(task: asyncio.Task[None]) -> BaseException | None:

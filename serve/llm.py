@@ -1,0 +1,207 @@
+"""``serve.llm``: large language models by Ray's names, over engines (:mod:`.engines.engine`).
+
+One model is its engine, whose answers pass as they are. Several stand behind a deployment that asks
+each request's engine by the field ``model``, through a handle.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from greenroom.core.validation import Settings, validated
+from greenroom.serve.decorators.ingress import ingress
+from greenroom.serve.deployments import Application, Deployment, deployment
+from greenroom.serve.engines.engine import Engine
+from greenroom.serve.handle import DeploymentHandle
+from greenroom.serve.protocols.apps import instance, read_body
+
+__all__ = ["LLMConfig", "LLMServingArgs", "ModelLoadingConfig", "build_openai_app"]
+
+MAX_BODY_BYTES = 16 << 20
+_COMMANDS = {
+    "vLLM": ("vllm", "serve", "SOURCE", "--served-model-name", "ID", "--host", "127.0.0.1"),
+    "SGLang": (
+        *("python3", "-m", "sglang.launch_server", "--model-path", "SOURCE"),
+        *("--served-model-name", "ID"),
+    ),
+    "llama.cpp": ("llama-server", "--model", "SOURCE", "--alias", "ID"),
+}
+_PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "tp_size", "pp_size")
+
+
+class ModelLoadingConfig(Settings):
+    """The name that clients call a model by, and where the engine finds it: by default so, too."""
+
+    model_id: str = Field(min_length=1)
+    model_source: str | None = None
+
+
+class LLMConfig(Settings):
+    """One model and its engine.
+
+    ``engine_kwargs`` become flags of the engine's command: ``max_model_len=4096`` is
+    ``--max-model-len 4096``, True a flag alone, False and None none, a list several words, a dict
+    JSON. ``deployment_config`` has the options of a deployment; unless its ``ray_actor_options``
+    say otherwise, a replica of vLLM or SGLang gets as many GPUs as its parallel sizes multiply to.
+    ``accelerator_type`` is the label ``accelerator`` of the hosts that it may run on.
+    """
+
+    model_loading_config: ModelLoadingConfig
+    llm_engine: Literal["vLLM", "SGLang", "llama.cpp"] = "vLLM"
+    engine_kwargs: dict[str, Any] = Field(default_factory=dict)
+    deployment_config: dict[str, Any] = Field(default_factory=dict)
+    accelerator_type: str | None = None
+    runtime_env: dict[str, Any] | None = None
+    ready_timeout_s: float = Field(default=600.0, gt=0)
+
+    hints: ClassVar[Mapping[str, str]] = {
+        "lora_config": "give engine_kwargs enable_lora and lora_modules, as vLLM names them",
+        "placement_group_config": "a replica is on one host; give engine_kwargs the parallel sizes",
+        "log_engine_metrics": "leave it out: engines have their metrics at /metrics",
+    }
+
+    @property
+    def command(self) -> str:
+        """What is run."""
+        loading = self.model_loading_config
+        names = {"ID": loading.model_id, "SOURCE": loading.model_source or loading.model_id}
+        words = [names.get(word, word) for word in _COMMANDS[self.llm_engine]]
+        for name, value in self.engine_kwargs.items():
+            if value is not None and value is not False:
+                words += [f"--{name.replace('_', '-')}", *_words(value)]
+        return shlex.join([*words, "--port", "{port}"])
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those of its deployment."""
+        given = dict(self.deployment_config)
+        actor = given.pop("ray_actor_options", None) or given.pop("actor_options", None) or {}
+        gpus = 0 if self.llm_engine == "llama.cpp" else 1
+        for name in _PARALLEL:
+            gpus *= int(self.engine_kwargs.get(name, 1))
+        actor = {"num_gpus": gpus, **actor}
+        if self.accelerator_type is not None:
+            labels = {"accelerator": self.accelerator_type, **actor.get("label_selector", {})}
+            actor["label_selector"] = labels
+        if self.runtime_env is not None:
+            actor["runtime_env"] = self.runtime_env
+        return {"name": _deployment_of(self.model_loading_config.model_id), **given} | {
+            "actor_options": actor
+        }
+
+
+class LLMServingArgs(Settings):
+    """The models that one application has."""
+
+    llm_configs: tuple[LLMConfig, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _differ(self) -> LLMServingArgs:
+        names = [each.model_loading_config.model_id for each in self.llm_configs]
+        if len({_deployment_of(name) for name in names}) < len(names):
+            raise ValueError(f"two models have one model_id: {', '.join(names)}")
+        return self
+
+
+def build_openai_app(llm_serving_args: LLMServingArgs | Mapping[str, Any]) -> Application:
+    """Make an application that answers OpenAI's clients with these models.
+
+    Takes ``{"llm_configs": [...]}``, each an LLMConfig or its fields, as a file's ``args`` may be.
+    InvalidRequestError names what is wrong.
+    """
+    given = llm_serving_args
+    args = given if isinstance(given, LLMServingArgs) else validated(LLMServingArgs, given)
+    engines = {
+        each.model_loading_config.model_id: Engine(
+            each.command, ready_timeout_s=each.ready_timeout_s, **each.options
+        ).bind()
+        for each in args.llm_configs
+    }
+    if len(engines) == 1:
+        return next(iter(engines.values()))
+    return _MODELS.bind(engines)
+
+
+def _deployment_of(model_id: str) -> str:
+    return "".join(each if each.isalnum() or each in "-_." else "-" for each in model_id)
+
+
+def _words(value: Any) -> Sequence[str]:
+    if value is True:
+        return ()
+    if isinstance(value, list | tuple):
+        return [str(each) for each in value]
+    return [json.dumps(value) if isinstance(value, Mapping) else str(value)]
+
+
+# --- Several models -------------------------------------------------------------------------------
+
+
+def _error(status: int, message: str, code: str | None = None) -> JSONResponse:
+    told = {"message": message, "type": "invalid_request_error", "param": "model", "code": code}
+    return JSONResponse({"error": told}, status)
+
+
+async def _list(_request: Request) -> Response:
+    models = [_model(name) for name in instance().engines]
+    return JSONResponse({"object": "list", "data": models})
+
+
+async def _get(request: Request) -> Response:
+    name = request.path_params["name"]
+    return JSONResponse(_model(name)) if name in instance().engines else _no_such(name)
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "greenroom"}
+
+
+def _no_such(name: object) -> Response:
+    there = ", ".join(instance().engines)
+    text = f"The model {name!r} does not exist. Those that do: {there}"
+    return _error(404, text, "model_not_found")
+
+
+async def _ask(request: Request) -> Response:
+    """Pass a request on to the engine of its model, and the answer back part by part."""
+    body = await read_body(request, MAX_BODY_BYTES)
+    try:
+        fields = json.loads(body)
+        name = fields["model"]
+    except (ValueError, KeyError, TypeError):
+        return _error(400, "the body has to be JSON with a field 'model'")
+    engine = instance().engines.get(name) if isinstance(name, str) else None
+    if engine is None:
+        return _no_such(name)
+    session = fields.get("prompt_cache_key") or fields.get("user") or ""
+    asked = engine.options(stream=True, session_id=str(session)[:256])
+    path = request.url.path.removeprefix(request.scope["root_path"])
+    parts = asked.pass_on.remote(request.method, path, list(request.scope["headers"]), body)
+    status, headers = await anext(parts)
+    response = StreamingResponse(parts, status)
+    response.raw_headers = headers
+    return response
+
+
+class Models:
+    """The models of an application by their names."""
+
+    def __init__(self, engines: dict[str, DeploymentHandle]) -> None:
+        self.engines = engines
+
+
+_ROUTES = [
+    Route("/v1/models", _list),
+    Route("/v1/models/{name:path}", _get),
+    Route("/v1/{operation:path}", _ask, methods=["POST"]),
+]
+_MODELS: Deployment = deployment(name="OpenAiIngress")(ingress(Starlette(routes=_ROUTES))(Models))

@@ -1,0 +1,195 @@
+"""Language models by Ray's names: what an engine is told, and what OpenAI's own client gets."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from greenroom import serve
+from greenroom.core.errors import InvalidRequestError
+from greenroom.serve.llm import LLMConfig, ModelLoadingConfig, build_openai_app
+from tests.support import fake_vllm
+from tests.support.systems import RunningSystem
+
+ROUTE = "/llm"
+
+
+@pytest.fixture(scope="module")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The settings of a model whose engine is the fake one."""
+    folder = tmp_path_factory.mktemp("bin")
+    program = folder / "vllm"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {fake_vllm.__file__} "$@"\n')
+    program.chmod(0o755)
+    path = f"{folder}:{os.environ['PATH']}"
+    options = {"ray_actor_options": {"num_gpus": 0}, "num_replicas": 2}
+    return {"runtime_env": {"env_vars": {"PATH": path}}, "deployment_config": options}
+
+
+@pytest.fixture(scope="module")
+def client(running: RunningSystem, vllm: dict[str, Any]) -> Iterator[openai.OpenAI]:
+    """OpenAI's client of two models."""
+    configs = [
+        {
+            "model_loading_config": {"model_id": f"org/{name}", "model_source": f"/models/{name}"},
+            "engine_kwargs": {"max_model_len": 10, "enable_prefix_caching": True},
+            **vllm,
+        }
+        for name in ("small", "large")
+    ]
+    running.deploy(build_openai_app({"llm_configs": configs}), name="llm", route_prefix=ROUTE)
+    base = f"{running.url}{ROUTE}/v1"
+    with openai.OpenAI(base_url=base, api_key="any", max_retries=0) as client:
+        yield client
+    with running.as_default():
+        serve.delete("llm")
+
+
+def say(client: openai.OpenAI, model: str, **more: Any) -> Any:
+    message: Any = {"role": "user", "content": "hello"}
+    return client.chat.completions.create(model=model, messages=[message], **more)
+
+
+# --- What an engine is told -----------------------------------------------------------------------
+
+
+VLLM = "vllm serve m --served-model-name m --host 127.0.0.1 "
+SGLANG = "python3 -m sglang.launch_server --model-path m --served-model-name m "
+LISTS = {"lora_modules": ["a=b", "c=d e"], "limits": {"image": 1}}
+FLAGS = {"max_model_len": 9, "enable_lora": True, "seed": None, "quiet": False}
+
+
+@pytest.mark.parametrize(
+    ("engine", "kwargs", "command"),
+    [
+        ("vLLM", {}, f"{VLLM}--port {{port}}"),
+        ("vLLM", FLAGS, f"{VLLM}--max-model-len 9 --enable-lora --port {{port}}"),
+        (
+            "vLLM",
+            LISTS,
+            f"{VLLM}--lora-modules a=b 'c=d e' --limits '{{\"image\": 1}}' --port {{port}}",
+        ),
+        ("SGLang", {"tp_size": 2}, f"{SGLANG}--tp-size 2 --port {{port}}"),
+        ("llama.cpp", {}, "llama-server --model m --alias m --port {port}"),
+    ],
+)
+def test_arguments_of_an_engine_are_flags_of_its_command(
+    engine: Any, kwargs: dict[str, Any], command: str
+) -> None:
+    loading = ModelLoadingConfig(model_id="m")
+    config = LLMConfig(model_loading_config=loading, llm_engine=engine, engine_kwargs=kwargs)
+    assert config.command.replace("'{port}'", "{port}") == command
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        ({}, {"num_gpus": 1}),
+        ({"llm_engine": "llama.cpp"}, {"num_gpus": 0}),
+        (
+            {"engine_kwargs": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}},
+            {"num_gpus": 4},
+        ),
+        ({"deployment_config": {"ray_actor_options": {"num_gpus": 0.5}}}, {"num_gpus": 0.5}),
+        (
+            {"accelerator_type": "A100"},
+            {"num_gpus": 1, "label_selector": {"accelerator": "A100"}},
+        ),
+    ],
+)
+def test_a_replica_asks_for_the_gpus_that_its_engine_takes(
+    given: dict[str, Any], options: dict[str, Any]
+) -> None:
+    config = LLMConfig(model_loading_config=ModelLoadingConfig(model_id="org/m"), **given)
+    assert config.options["actor_options"] == options
+    assert config.options["name"] == "org-m"
+
+
+def models(*names: str, **more: Any) -> dict[str, Any]:
+    """Return the arguments for models of these names."""
+    return {"llm_configs": [{"model_loading_config": {"model_id": name}, **more} for name in names]}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, "llm_configs"),
+        (models(), "llm_configs"),
+        ({"llm_configs": [{"model_loading_config": {}}]}, "model_id"),
+        (models(""), "model_id"),
+        (models("m", llm_engine="GPT"), "llm_engine"),
+        (models("m", lora_config={}), "enable_lora"),
+        (models("a/b", "a/b"), "two models have one model_id: a/b, a/b"),
+        (models("m", deployment_config={"replicas": 2}), "replicas"),
+        (models("m", ready_timeout_s=0), "ready_timeout_s"),
+    ],
+)
+def test_what_is_wrong_is_told(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        build_openai_app(given)
+    assert told in str(refused.value)
+
+
+# --- What a client gets ---------------------------------------------------------------------------
+
+
+def test_each_model_answers_by_its_name(client: openai.OpenAI) -> None:
+    assert [each.id for each in client.models.list()] == ["org/small", "org/large"]
+    assert client.models.retrieve("org/large").id == "org/large"
+    for name in ("small", "large"):
+        answer = say(client, f"org/{name}")
+        assert answer.choices[0].message.content.startswith(f"/models/{name} on ")
+        assert (answer.model, answer.usage.total_tokens) == (f"org/{name}", 5)
+    assert client.embeddings.create(model="org/small", input="x", encoding_format="float").data[
+        0
+    ].embedding == [1.0, 2.0]
+
+
+def test_a_stream_comes_in_parts(client: openai.OpenAI) -> None:
+    parts = [part.choices[0].delta.content for part in say(client, "org/large", stream=True)]
+    assert (parts[0], parts[-1]) == ("/models/large ", "hello ")
+
+
+def test_an_engines_error_is_the_clients(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="max_tokens is too large"):
+        say(client, "org/small", max_tokens=11)
+
+
+def test_a_model_that_is_not_there_is_told_with_those_that_are(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="org/small, org/large") as refused:
+        say(client, "org/medium")
+    assert refused.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("org/medium")
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"{", b'{"model": 5}'])
+def test_a_body_without_a_model_is_refused(
+    client: openai.OpenAI, running: RunningSystem, body: bytes
+) -> None:
+    status, told = running.get(f"{ROUTE}/v1/chat/completions", data=body)
+    assert (status, b"model" in told) in {(400, True), (404, True)}
+
+
+def test_a_conversation_stays_at_one_replica(client: openai.OpenAI) -> None:
+    for key in ("a", "b", "c", "d"):
+        more = {"prompt_cache_key": key}
+        answers = [say(client, "org/small", extra_body=more) for _ in range(4)]
+        assert len({answer.choices[0].message.content for answer in answers}) == 1
+
+
+def test_one_model_is_its_engine(running: RunningSystem, vllm: dict[str, Any], name: str) -> None:
+    config = LLMConfig(model_loading_config=ModelLoadingConfig(model_id="m"), **vllm)
+    running.deploy(build_openai_app({"llm_configs": [config]}), name=name, route_prefix=f"/{name}")
+    with openai.OpenAI(base_url=f"{running.url}/{name}/v1", api_key="any") as client:
+        assert [each.owned_by for each in client.models.list()] == ["vllm"]
+        assert say(client, "m").choices[0].message.content.startswith("m on ")
+    (deployment,) = running.status()["applications"][name]["deployments"]
+    assert deployment == "m"
+    with running.as_default():
+        serve.delete(name)
