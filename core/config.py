@@ -536,6 +536,7 @@ class BackendConfig(Settings):
     session_affinity: SessionAffinity | None = None
     request_router_config: RequestRouterConfig | None = None
     outlier_ejection: bool = Field(default=True, strict=True)
+    retry_failures: bool = Field(default=False, strict=True)
     slow_start_s: float = Field(default=10.0, ge=0, description="seconds; 0: at once")
     max_age_s: float | None = Field(default=None, gt=0)
     max_queries: int | None = Field(default=None, ge=1)

@@ -70,6 +70,7 @@ class GivenOptions(TypedDict, total=False):
     request_timeout_s: float | None
     retryable: bool | None
     outlier_ejection: bool
+    retry_failures: bool
     slow_start_s: float
     max_age_s: float | None
     max_queries: int | None
@@ -405,10 +406,11 @@ def deployment(
     ``request_router_config`` (None: a class of yours that chooses replicas),
     ``http_call_methods`` (none: methods that HTTP requests may name in X-Serve-Call-Method),
     ``outlier_ejection`` (True: a replica that fails where others do not gets no queries for a
-    while), ``slow_start_s`` (10: over which a new replica comes to take its share), ``max_age_s``,
-    ``max_queries`` and ``max_memory_bytes`` (None: after which a replica is replaced), and
-    ``actor_options`` (or ``ray_actor_options``) with ``num_cpus``, ``num_gpus``, ``memory``,
-    ``resources`` and ``runtime_env``.
+    while), ``retry_failures`` (False: whether queries that fail, and may be run again, are tried
+    once at another replica), ``slow_start_s`` (10: over which a new replica comes to take its
+    share), ``max_age_s``, ``max_queries`` and ``max_memory_bytes`` (None: after which a replica is
+    replaced), and ``actor_options`` (or ``ray_actor_options``) with ``num_cpus``, ``num_gpus``,
+    ``memory``, ``resources`` and ``runtime_env``.
     """
 
     def decorate(target: Any) -> Deployment:

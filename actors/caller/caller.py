@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ from greenroom.actors.messages.queries import (
     FeedWanted,
     LargeBytes,
     LeaseGranted,
+    MayTryAgain,
     NotRun,
     PartedAnswer,
     Piece,
@@ -112,7 +114,9 @@ class _Entry:
 
     __slots__ = (
         "attempts",
+        "failed_at",
         "feed",
+        "first",
         "incoming",
         "is_refused",
         "on_answer",
@@ -125,6 +129,7 @@ class _Entry:
         "resent",
         "runs_at",
         "sent",
+        "submitted_at",
         "timer",
         "unwatch",
     )
@@ -138,6 +143,9 @@ class _Entry:
         self.resent = False  # it was sent before, and may have run
         self.attempts = 0  # replicas that have died with it under leases
         self.is_refused = False  # by a replica that had no room, under a lease
+        self.failed_at = ""  # the replica that failed, and another may run it instead
+        self.first: Answer | None = None  # that failure, while another runs it
+        self.submitted_at = time.monotonic()
         self.incoming: _Incoming | None = None  # once its answer has begun to come in parts
         self.feed: Feed | None = None  # what follows it, once a replica wanted that
         self.process: Process | None = None  # the only replica that can still answer it
@@ -263,6 +271,7 @@ class Caller:
 
     def cancel(self, query_id: int, status: int = CANCELLED_STATUS) -> None:
         """Forget a query and have it dropped wherever it is; harmless when it is answered."""
+        query_id = self._present(query_id)
         entry = self._forget(query_id)
         if entry is None:
             return
@@ -272,14 +281,19 @@ class Caller:
 
     def fail(self, query_id: int, answer: FailedAnswer) -> None:
         """Answer a query with this failure, and cancel it wherever it is."""
+        query_id = self._present(query_id)
         entry = self._entries.get(query_id)
         if entry is not None:
             self.cancel(query_id, error_status(answer.kind))
             self._finish(entry, answer)
 
+    def _present(self, query_id: int) -> int:
+        """Return the id that a query has now."""
+        return query_id if query_id in self._entries else -query_id
+
     def let_go(self, query_id: int) -> None:
         """Forget a query that may go on to its end."""
-        self._forget(query_id)
+        self._forget(self._present(query_id))
 
     def leave(self, on_left: Callback) -> None:
         """Fail what is not answered, and have the proxy forget this caller; then ``on_left``."""
@@ -390,7 +404,7 @@ class Caller:
             self._outbox.put(entry)
 
     def _pack(self, items: list[_Entry | _Cancel]) -> SubmitQueries:
-        queries, cancelled, resent, lost, refused = [], [], [], [], []
+        queries, cancelled, resent, lost, refused, failed = [], [], [], [], [], []
         for item in items:
             if isinstance(item, _Cancel):
                 cancelled.append(item.query_id)
@@ -403,6 +417,9 @@ class Caller:
                     lost.append((item.query.id, item.attempts))
                 elif item.is_refused and not item.resent:
                     refused.append(item.query.id)
+                if item.first is not None:
+                    took_s = time.monotonic() - item.submitted_at
+                    failed.append((item.query.id, item.failed_at, took_s))
         return SubmitQueries(
             incarnation=self.process.incarnation,
             queries=tuple(queries),
@@ -410,6 +427,7 @@ class Caller:
             resent=tuple(resent),
             lost=tuple(lost),
             refused=tuple(refused),
+            failed=tuple(failed),
         )
 
     def _undelivered(self, items: list[_Entry | _Cancel]) -> None:
@@ -440,6 +458,8 @@ class Caller:
                 self.loop.guarded(self._piece_arrived, sent, sender)
                 continue
             answer = self._joined(sent) if isinstance(sent, PartedAnswer) else sent
+            if self._is_tried_again(answer):
+                continue
             entry = self._forget(answer.query_id)
             if entry is not None:
                 if entry.incoming is not None and not isinstance(answer, StreamEnded):
@@ -447,8 +467,29 @@ class Caller:
                 self._finish(entry, answer)
             self.leases.ended(answer.query_id, status_of(answer))  # when the client has it
 
+    def _is_tried_again(self, answer: Answer) -> bool:
+        """Have another replica run a query that has failed at one, where that may be.
+
+        It gets another id, the negative one: the router may not have heard yet that it has ended.
+        """
+        entry = self._entries.get(answer.query_id)
+        if entry is None or not entry.failed_at or entry.first is not None:
+            return False
+        self.leases.ended(answer.query_id, status_of(answer))
+        entry.first, entry.parts = answer, _NO_PARTS
+        del self._entries[answer.query_id]
+        entry.query = entry.query._replace(id=-answer.query_id)
+        self._entries[entry.query.id] = entry
+        self._submit(entry)
+        return True
+
     def _finish(self, entry: _Entry, answer: Answer) -> None:
-        """Pass on the answer; a callback that raises does not keep others from theirs."""
+        """Pass on the answer; a callback that raises does not keep others from theirs.
+
+        Of a query that was tried again in vain the first failure says more.
+        """
+        if entry.first is not None and status_of(answer) >= 500:
+            answer = entry.first
         self.loop.guarded(entry.finish, answer)
 
     def _joined(self, sent: PartedAnswer) -> Answer:
@@ -459,6 +500,9 @@ class Caller:
         entry = self._entries.get(item.query_id)
         if isinstance(item, NotRun | RunEnded):
             self._not_answered(entry, item)
+        elif isinstance(item, MayTryAgain):
+            if entry is not None:
+                entry.failed_at = item.replica
         elif isinstance(item, FeedWanted):
             self._feed_wanted(entry, item, sender)
         elif entry is None:

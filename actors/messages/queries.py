@@ -237,6 +237,14 @@ class NotRun(NamedTuple):
 
 
 @travels
+class MayTryAgain(NamedTuple):
+    """The answer that follows is a failure, and another replica may run the query instead."""
+
+    query_id: int
+    replica: str  # the tag of the one that failed
+
+
+@travels
 class RunEnded(NamedTuple):
     """A query under a lease has ended without an answer, as it was cancelled: its slot is free."""
 
@@ -252,7 +260,15 @@ class StillRuns(NamedTuple):
 
 # What comes before the one answer.
 Piece = (
-    StreamBegun | StreamPart | AnswerPart | FeedWanted | FeedTaken | StillRuns | NotRun | RunEnded
+    StreamBegun
+    | StreamPart
+    | AnswerPart
+    | FeedWanted
+    | FeedTaken
+    | StillRuns
+    | NotRun
+    | MayTryAgain
+    | RunEnded
 )
 
 
@@ -329,7 +345,9 @@ class SubmitQueries(Message):
     A repeat of a query id that the proxy still has is ignored. ``resent`` are ids of queries that
     were sent before, to a proxy that has died or may not have taken them: they may have run.
     ``lost`` are (id, count) of queries under leases, with which so many replicas have died;
-    ``refused`` are those that a replica had no room for.
+    ``refused`` are those that a replica had no room for; ``failed`` (id, replica, seconds) those
+    that have failed there under another id, and are under way for so long: they are to be tried
+    elsewhere.
     """
 
     incarnation: str
@@ -338,6 +356,7 @@ class SubmitQueries(Message):
     resent: tuple[int, ...] = ()
     lost: tuple[tuple[int, int], ...] = ()
     refused: tuple[int, ...] = ()
+    failed: tuple[tuple[int, str, float], ...] = ()
 
 
 @message
@@ -713,7 +732,7 @@ def restored(loaded: Any, *, is_exact: bool = True) -> Any:
 
 def _plain_submit(message: SubmitQueries) -> Plain:
     queries = [tuple(query) for query in message.queries]
-    special = message.resent, message.lost, message.refused
+    special = message.resent, message.lost, message.refused, message.failed
     return SUBMIT, message.incarnation, queries, message.cancelled, *special
 
 

@@ -393,11 +393,13 @@ class Dispatcher:
             logger.warning("ignored queries of a caller that is not attached")
             return
         now, refused, attempts = time.monotonic(), message.refused, dict(message.lost)
+        failed = {query_id: (replica, s) for query_id, replica, s in message.failed}
         first: list[NewQuery] = []
         others: list[NewQuery] = []
         for query in message.queries:
             resent, lost = query.id in message.resent, attempts.get(query.id, 0)
-            new = NewQuery(caller, query, resent, lost, query.id in refused)
+            is_refused = query.id in refused
+            new = NewQuery(caller, query, resent, lost, is_refused, failed.get(query.id))
             (first if new.is_refused else others).append(new)
         # To the front of the queue one by one, so the last comes first; then all have their turns.
         self._submit_unasked(reversed(first), now)
@@ -419,13 +421,14 @@ class Dispatcher:
     def _submit_one(
         self, new: NewQuery, now: float, preference: tickets.Preference | None = None
     ) -> None:
-        caller, query, resent, attempts, is_refused = new
+        caller, query, resent, attempts, is_refused, failed = new
         try:
             effects = self.router.submit(
                 *(caller, query, now),
                 resent=resent,
                 attempts=attempts,
                 is_refused=is_refused,
+                failed=failed,
                 preference=preference,
             )
             self._run(effects)

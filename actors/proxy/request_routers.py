@@ -45,6 +45,7 @@ class NewQuery(NamedTuple):
     resent: bool
     attempts: int
     is_refused: bool
+    failed: tuple[str, float] | None = None
 
 
 class _Question(NamedTuple):

@@ -282,6 +282,7 @@ class Replica(LoopActor):
         limit = self.config["max_ongoing_requests"]
         comparisons = Comparisons(port, self._comparisons_found)
         self.queries = Queries(port, user_code, order.replica, order.backend, limit, comparisons)
+        self.queries.configure(self.config)
         SharedMetrics(self._metrics).keep_showing(self.loop.call_later)
         user_code.start()
         return user_code
@@ -399,7 +400,7 @@ class Replica(LoopActor):
         logs_changed = config.get("logging_config") != self.config.get("logging_config")
         self.config, self.config_id = config, config_id
         if self.queries is not None:
-            self.queries.limit = config["max_ongoing_requests"]
+            self.queries.configure(config)
         self._wear.configure(config)
         if self.user_code is not None:
             _configure(self.user_code, config)

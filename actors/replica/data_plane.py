@@ -18,6 +18,7 @@ import itertools
 import pickle
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -43,6 +44,7 @@ from greenroom.actors.messages.queries import (
     FeedTaken,
     FeedWanted,
     HttpAnswer,
+    MayTryAgain,
     NotRun,
     OpenLease,
     PartedAnswer,
@@ -77,6 +79,8 @@ from greenroom.actors.runtime.loop import (
     Timer,
 )
 from greenroom.actors.runtime.port import Port
+from greenroom.core.routing.outliers import has_failed
+from greenroom.core.routing.retries import may_retry
 from greenroom.core.routing.tickets import SOCKET
 
 NEWS_S = 0.002  # what the router does not wait for goes along with what comes within that time
@@ -184,6 +188,8 @@ class Queries:
         comparisons: Comparisons,
     ) -> None:
         self.limit = limit  # max_ongoing_requests
+        self.retries_failures = False
+        self.retryable: bool | None = None  # by its deployment's word
         self.accepting = False
         self.is_draining = False
         self.running = 0  # queries in user code; never above the limit
@@ -235,6 +241,12 @@ class Queries:
         port.on(OpenLease, self._open_lease)
         port.on(CloseLeases, self._close_leases)
         port.on(RunLeased, self._run_leased)
+
+    def configure(self, config: Mapping[str, Any]) -> None:
+        """Take newer settings; callable from any thread."""
+        self.limit = config["max_ongoing_requests"]
+        self.retries_failures = config.get("retry_failures", False)
+        self.retryable = config.get("retryable")
 
     @property
     def loop(self) -> Loop:
@@ -478,12 +490,21 @@ class Queries:
             if run.sender is not None:
                 run.sender.flush()
             self.undelivered += 1
+            if self.retries_failures and self._may_try_again(run):
+                self._put(MayTryAgain(run.assignment.query.id, self._tag), run)
             if size_of(answer) < LARGE:
                 self._put(answer, run)
             else:
                 self._put_in_parts(answer, run)
         if run.assignment.compare != ():
             self._copies.add(run.proxy, run.assignment, answer)
+
+    def _may_try_again(self, run: Run) -> bool:
+        """Return whether an answer is a failure after which another replica may run the query."""
+        query = run.assignment.query
+        if not has_failed(run.status) or run.sender is not None or query.follows:
+            return False
+        return may_retry(query.http_method, (query.retryable, self.retryable))
 
     def ended(self, run: Run) -> None:
         """Free the slot; tell the router."""

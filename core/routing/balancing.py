@@ -166,6 +166,9 @@ class RoutedBackend:
         A replica that has the model which the query needs is better than the least loaded of all:
         loading one takes longer than waiting among other queries.
         """
+        failed = self.replicas.get(ticket.failed_at)
+        if failed is not None and (other := self._least_loaded_beside([failed], slots)):
+            return other
         if ticket.session is not None:
             home = self.replicas.get(ticket.home)
             return home if home is not None and 0 <= home.level < slots else None

@@ -257,6 +257,7 @@ class Router:
         resent: bool = False,
         attempts: int = 0,
         is_refused: bool = False,
+        failed: tuple[str, float] | None = None,
         preference: Preference | None = None,
     ) -> Effects:
         """Route a new query. A query that is still here is ignored when it comes again.
@@ -264,15 +265,19 @@ class Router:
         One that is ``resent`` was another router's, now dead, and may have run: it is refused
         unless it may be retried wherever it could have been. With one that was sent under a lease
         ``attempts`` replicas have died; if it ``is_refused``, a replica had no room for it, and it
-        goes before all others, with :meth:`fill`. ``preference`` is what came of :meth:`to_ask`.
+        goes before all others, with :meth:`fill`. One that ``failed`` at a replica, after so many
+        seconds, is tried at another. ``preference`` is what came of :meth:`to_ask`.
         """
         endpoint, effects = self._admit(caller, query, resent=resent)
         if endpoint is None:
             return effects
-        ticket = self._tickets.open(caller, query, endpoint.table, now)
+        began_at = now if failed is None else now - failed[1]
+        ticket = self._tickets.open(caller, query, endpoint.table, began_at)
         ticket.preference = preference
+        if failed is not None:
+            attempts, ticket.failed_at = attempts + 1, failed[0]
         if attempts:
-            effects += self._retry_leased(ticket, endpoint, attempts, now)
+            effects += self._retry_ended(ticket, endpoint, attempts, now)
         backend = self._place(ticket, endpoint) if is_refused and not ticket.ended else None
         if backend is not None:
             backend.put_first(ticket, now)
@@ -329,10 +334,10 @@ class Router:
             accepted(ticket, endpoint.table)
         return self._lease(ticket, endpoint, now) if ticket.caller in self._leases.lessees else []
 
-    def _retry_leased(
+    def _retry_ended(
         self, ticket: Ticket, endpoint: RoutedEndpoint, attempts: int, now: float
     ) -> Effects:
-        """Refuse a query that was lost under a lease, unless it may be retried."""
+        """Refuse a query that was lost under a lease, or failed, unless it may be retried."""
         ticket.attempts = attempts
         if endpoint.split.tags:
             ticket.backend = endpoint.split.tags[0]
@@ -340,7 +345,10 @@ class Router:
             if ticket.backend in self._backends:
                 ticket.budget.pay_in(self._backends[ticket.backend].slots)
             ticket.assigned_at = now  # it has paid
-        text = self._why_not_retried(ticket)
+        backends = [self._backends[tag] for tag in endpoint.split.tags if tag in self._backends]
+        others = {tag for each in backends for tag in each.replicas} - {ticket.failed_at}
+        is_alone = bool(ticket.failed_at and not others)
+        text = "there is no other replica" if is_alone else self._why_not_retried(ticket)
         return self._fail(ticket, ReplicaUnavailableError, text, now) if text else []
 
     def _may_be_resent(self, query: QueryLike, endpoint: RoutedEndpoint) -> bool:

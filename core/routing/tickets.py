@@ -116,6 +116,7 @@ class Ticket:
     assigned_at: float = -1.0  # the last time; below 0 is never
     budget: RetryBudget | None = None  # shared with all queries like it; None for a mirrored query
     attempts: int = 0  # replicas that may have begun to run it
+    failed_at: str = ""  # one that did, and it is to be tried at another
     abandoned: int = 0  # the status it was ended with while its replica may still be busy with it
     begun: bool = False  # a part of its answer has left, so it cannot be retried
     answered: int = 0  # the status that its replica has answered with

@@ -32,6 +32,7 @@ def test_settings_have_the_contracts_defaults() -> None:
         "session_affinity": None,
         "request_router_config": None,
         "outlier_ejection": True,
+        "retry_failures": False,
         "slow_start_s": 10.0,
         "max_age_s": None,
         "max_queries": None,

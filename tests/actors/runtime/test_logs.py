@@ -227,7 +227,12 @@ def test_all_processes_of_a_host_go_on_in_new_logs_when_theirs_are_renamed(tmp_p
 
 def beats(running: RunningSystem) -> list[int]:
     found = map(OtherPulse.find, RunRecords(running.settings.run_dir).alive())
-    return [pulse.read().beats for pulse in found if pulse is not None]
+    counts = []
+    for pulse in found:
+        if pulse is not None:
+            counts.append(pulse.read().beats)
+            pulse.close()
+    return counts
 
 
 class Talker:

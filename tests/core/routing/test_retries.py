@@ -172,3 +172,61 @@ def test_answers_that_are_not_confirmed_leave_the_budget_to_what_is_not_answered
     refused = {effect.query_id for effect in only(Refuse, effects)}
     assert not refused & {1001, 1002}
     assert refused, "there was not enough for all"
+
+
+def again(
+    made: WatchedRouter, number: int, method: str = "GET", took_s: float = 0.5, **more: object
+) -> Effects:
+    """Have a query come that has failed at r1."""
+    query = Query(number, http_method=method, retryable=None, **more)  # type: ignore[arg-type]
+    return made.submit("c", query, 1.0, failed=("r1", took_s))
+
+
+def test_what_has_failed_is_tried_at_another_replica_though_that_has_more_to_do() -> None:
+    made = router(backend("r1", "r2", limit=9))
+    for number in range(4):
+        made.submit("c", Query(number), 0.0)
+    made.finished("r1", [(ticket, 200) for ticket in (1, 3)], 0.5)
+    assert made.ongoing() == {"r1": 0, "r2": 2}
+    (sent,) = only(Assign, again(made, 9))
+    assert sent.replica == "r2"
+    assert sent.ticket.attempts == 2
+
+
+@pytest.mark.parametrize(
+    ("replicas", "method", "refusal"),
+    [
+        (("r1",), "GET", "there is no other replica"),
+        ((), "GET", "there is no other replica"),
+        (("r1", "r2"), "POST", "it may have run"),
+    ],
+)
+def test_what_has_failed_is_refused_where_it_may_not_be_tried_elsewhere(
+    replicas: tuple[str, ...], method: str, refusal: str
+) -> None:
+    made = router(backend(*replicas))
+    (refused,) = only(Refuse, again(made, 1, method))
+    assert refusal in refused.text
+    assert made.is_empty
+
+
+def test_what_has_failed_takes_of_the_budget_as_what_died() -> None:
+    made = router(backend("r1", "r2", limit=1000))
+    spent = [bool(assigned(again(made, number))) for number in range(3)]
+    assert spent == [True] * 3  # each pays in itself
+    assert [event for event in again(made, 3) if isinstance(event, Retried)]
+
+
+def test_what_is_tried_elsewhere_has_the_time_that_is_left() -> None:
+    made = router(backend("r1", "r2", request_timeout_s=5.0))
+    assert assigned(again(made, 1, took_s=4.0))
+    assert made.next_deadline_at() == 2.0  # now is 1.0
+    assert [each for each in made.expire(2.0) if isinstance(each, Refuse)]
+
+
+def test_where_no_other_has_room_it_is_not_kept_waiting() -> None:
+    made = router(backend("r1", "r2", limit=1))
+    made.submit("c", Query(1), 0.0)
+    made.submit("c", Query(2), 0.0)
+    made.finished("r1", [(1, 500)], 0.5)
+    assert assigned(again(made, 9)) == [("r1", 9)]
