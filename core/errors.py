@@ -142,6 +142,13 @@ class BackPressureError(GreenroomError):
     retry_after_s = 1.0
 
 
+class NotBegunError(GreenroomError):
+    """A replica's code has done nothing for the query, and cannot: another replica is to run it."""
+
+    http_status = 503
+    retry_after_s = 1.0
+
+
 class DeploymentUnavailableError(GreenroomError):
     """The deployment has no replica and none is on its way."""
 
@@ -216,6 +223,7 @@ PASSED_ON = (
     BodyTooLargeError,
     BodyIncompleteError,
     BackPressureError,
+    NotBegunError,
     DeploymentUnavailableError,
     ReplicaUnavailableError,
     RequestCancelledError,

@@ -231,7 +231,7 @@ class AnswerPart(NamedTuple):
 
 @travels
 class NotRun(NamedTuple):
-    """A query under a lease that the replica refuses: the lease is closed, or it has no room."""
+    """A query under a lease that was not run: the lease is closed, or see ``rejected`` below."""
 
     query_id: int
 
@@ -412,11 +412,11 @@ class QueriesFinished(Message):
     """Replica to proxy: what became of tickets. Slots are free, but for the ``delivered``.
 
     A ticket is ``rejected`` when it was never run, because the replica was at max_ongoing_requests
-    or draining; ``begun`` when a part of its answer has left, which cannot be repeated;
-    ``cancelled`` when there is no answer because none was wanted; else ``answered``, with the
-    answer's HTTP status, and later ``delivered``: the caller has the answer. It is ``undelivered``
-    when the caller could not be reached, with its answer or a part: it is dead, or behind a broken
-    link. A copy for a shadow is only ``answered``.
+    or draining, or its code gave it back (NotBegunError); ``begun`` when a part of its answer has
+    left, which cannot be repeated; ``cancelled`` when there is no answer because none was wanted;
+    else ``answered``, with the answer's HTTP status, and later ``delivered``: the caller has the
+    answer. It is ``undelivered`` when the caller could not be reached, with its answer or a part:
+    it is dead, or behind a broken link. A copy for a shadow is only ``answered``.
 
     ``models`` says which multiplexed models the replica has, each time that changed; the last one
     counts.

@@ -185,6 +185,10 @@ class Reply(RunningQuery):
         """Answer; user code may go on."""
         raise NotImplementedError
 
+    def give_back(self) -> bool:
+        """Have another replica run it when user code has returned; False where it is too late."""
+        return False
+
     def end(self) -> None:
         """Note that user code has returned."""
         raise NotImplementedError

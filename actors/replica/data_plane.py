@@ -101,6 +101,7 @@ class Run(Reply):
         "feed",
         "feed_number",
         "is_delivered",
+        "is_given_back",
         "is_leased",
         "is_lost",
         "proxy",
@@ -122,6 +123,7 @@ class Run(Reply):
         self.feed: Parts | None = None  # what follows it
         self.feed_number = 0
         self.status = 0  # of its answer
+        self.is_given_back = False
         self.is_delivered = False
         self.is_lost = False  # on the way to its caller
         self.timer: Timer | None = None
@@ -159,6 +161,11 @@ class Run(Reply):
             if self.extra_headers and isinstance(answer, HttpAnswer):
                 answer = answer._replace(headers=(*answer.headers, *self.extra_headers))
             self.queries.answered(self, answer)
+
+    def give_back(self) -> bool:
+        """See :meth:`Reply.give_back`."""
+        self.is_given_back = not self.status and self.sender is None
+        return self.is_given_back
 
     def ended_by_caller(self) -> None:
         """Note that the last part that follows is here: a WebSocket's client reads no more."""
@@ -509,8 +516,9 @@ class Queries:
     def ended(self, run: Run) -> None:
         """Free the slot; tell the router."""
         self.running -= 1
-        self.served += 1
-        metrics.ended(run.status, time.monotonic() - run.began_at)
+        if not run.is_given_back:
+            self.served += 1
+            metrics.ended(run.status, time.monotonic() - run.began_at)
         if run.timer is not None:
             run.timer.cancel()
         self._runs.pop(run.key, None)
@@ -524,17 +532,25 @@ class Queries:
             return
         ticket = run.assignment.ticket
         if not run.status:
-            if run.assignment.compare != ():
-                self._copies.add(run.proxy, run.assignment, None)
-            self._tell(run.proxy, ("undelivered" if run.is_lost else "cancelled", ticket))
+            self._ended_unanswered(run)
             return
         self._tell_in_time(run.proxy, ("answered", (ticket, run.status)))
         if run.is_delivered:
             self._tell_delivered(run)
 
+    def _ended_unanswered(self, run: Run) -> None:
+        field = "undelivered" if run.is_lost else "cancelled"
+        if run.is_given_back:
+            field = "rejected"
+        elif run.assignment.compare != ():
+            self._copies.add(run.proxy, run.assignment, None)
+        self._tell(run.proxy, (field, run.assignment.ticket))
+
     def _leased_ended(self, run: Run) -> None:
         """Tell the caller, which counts for itself; an answer would say it."""
-        if not run.status:
+        if run.is_given_back:
+            self._put(NotRun(run.assignment.ticket), run)
+        elif not run.status:
             self._put(RunEnded(run.assignment.ticket), run)
         if run.proxy in self._leaving:
             self._unwatch_lessees()

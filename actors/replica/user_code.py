@@ -57,6 +57,7 @@ from greenroom.core.errors import (
     PASSED_ON,
     GreenroomError,
     InvalidRequestError,
+    NotBegunError,
     UnsupportedResultError,
     UnusableCodeError,
 )
@@ -356,12 +357,7 @@ class UserCode:
         except _RefusedError as error:
             return FailedAnswer(query.id, InvalidRequestError.__name__, str(error))
         except GreenroomError as error:
-            if isinstance(call, HttpCall) and not isinstance(error, PASSED_ON):
-                return _failed(query, error, is_http=True)
-            trace = users_traceback(error)
-            if isinstance(error, UnsupportedResultError):
-                user_logging.log_failure(query, error)
-            return FailedAnswer(query.id, type(error).__name__, str(error), traceback=trace)
+            return _failed_by_us(reply, call, error)
         except BaseException as error:
             # Closed: this is collected, with the GeneratorExit of one that would not be cancelled.
             if self.loop.is_closed() or asyncio.current_task() in self._cancelled:
@@ -578,6 +574,19 @@ async def give_values(reply: Reply, values: AsyncIterator[Any]) -> None:
     if not has_begun:
         reply.begin(200, ())
     reply.answer(StreamEnded(reply.assignment.query.id, 200))
+
+
+def _failed_by_us(reply: Reply, call: Any, error: GreenroomError) -> Answer | None:
+    """Answer with an error of ours; return None where another replica is to answer."""
+    query = reply.assignment.query
+    if isinstance(error, NotBegunError) and reply.give_back():
+        return None
+    if isinstance(call, HttpCall) and not isinstance(error, PASSED_ON):
+        return _failed(query, error, is_http=True)
+    trace = users_traceback(error)
+    if isinstance(error, UnsupportedResultError):
+        user_logging.log_failure(query, error)
+    return FailedAnswer(query.id, type(error).__name__, str(error), traceback=trace)
 
 
 def _failed(query: Query, error: BaseException, *, is_http: bool) -> FailedAnswer:

@@ -36,7 +36,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from greenroom.actors.replica.asgi import AppSource
 from greenroom.actors.replica.user_code import ASGI_APP
 from greenroom.core.config import LOOPBACK, MAX_WEBSOCKET_MESSAGE_BYTES
-from greenroom.core.errors import BackPressureError
+from greenroom.core.errors import NotBegunError
 from greenroom.core.validation import Settings, validated
 from greenroom.serve.deployments import Application, Deployment, GivenOptions, deployment
 from greenroom.serve.protocols.apps import instance
@@ -274,10 +274,10 @@ async def _errors() -> AsyncIterator[None]:
     """
     try:
         yield
+    except ConnectionRefusedError:
+        raise NotBegunError("the engine takes no connection") from None
     except OSError as error:
         await asyncio.sleep(ENDING_S)
-        if isinstance(error, ConnectionRefusedError):
-            raise BackPressureError("the engine takes no connection") from None
         raise RuntimeError(f"the engine broke off: {error}") from error
 
 

@@ -24,6 +24,7 @@ STATUSES = {
     "RouteNotFoundError": 404,
     "MethodNotAllowedError": 405,
     "BackPressureError": 503,
+    "NotBegunError": 503,
     "DeploymentUnavailableError": 503,
     "ReplicaUnavailableError": 503,
     "RequestCancelledError": 499,
@@ -83,6 +84,7 @@ def test_errors_say_when_trying_again_helps() -> None:
         "BackPressureError": 1.0,
         "DeploymentUnavailableError": 5.0,
         "JobsTooLargeError": 30.0,
+        "NotBegunError": 1.0,
         "ReplicaUnavailableError": 1.0,
         "TooManyJobsError": 5.0,
     }

@@ -21,6 +21,7 @@ from greenroom.actors.messages import control as cm, queries as m
 from greenroom.actors.runtime.logs import replica_log
 from greenroom.actors.runtime.loop import STARVED_S
 from greenroom.actors.runtime.processes import is_alive
+from greenroom.core.errors import NotBegunError
 from greenroom.core.lifecycle.replicas import MAX_FAILURE, bounded
 from greenroom.serve.code.packing import pack_code
 from greenroom.serve.handle import decode
@@ -95,6 +96,22 @@ def inside(gate: Path, count: int) -> Callable[[], bool]:
     return (gate / f"inside-{count}").exists
 
 
+def streamed(replica: ReplicaByHand, method: str) -> m.Assignment:
+    """Make an assignment of a call for parts."""
+    (call,) = replica.calls(1, method=method)
+    asked = pickle.loads(call.query.call)._replace(stream=True)
+    return call._replace(query=call.query._replace(call=pickle.dumps(asked)))
+
+
+def failed_answer(replica: ReplicaByHand) -> m.FailedAnswer:
+    """Return the next answer that is an error."""
+    heard = replica.hand.wait_for(
+        m.AnswerQueries, lambda news: isinstance(news.answers[-1], m.FailedAnswer)
+    )
+    found: m.FailedAnswer = heard.message.answers[-1]
+    return found
+
+
 @pytest.mark.parametrize("method", ["sync", "coroutine"])
 def test_max_ongoing_requests_holds_over_two_routers_that_know_nothing_of_each_other(
     replica_of: MakeReplica, hand: Hand, gate: Path, method: str
@@ -112,6 +129,31 @@ def test_max_ongoing_requests_holds_over_two_routers_that_know_nothing_of_each_o
     (gate / "open").touch()
     assert set(replica.outcomes(flat[:4]).values()) == {200}
     assert replica.value(method="quick") == 4
+
+
+class Unable:
+    """Gives its queries back."""
+
+    async def __call__(self) -> None:
+        raise NotBegunError("not here")
+
+    async def too_late(self) -> AsyncIterator[int]:
+        yield 1
+        raise NotBegunError("not here")
+
+
+def test_what_user_code_gives_back_is_rejected_unless_an_answer_has_begun(
+    replica_of: MakeReplica,
+) -> None:
+    replica = replica_of(Unable, max_ongoing_requests=1)
+    calls = replica.calls(1)
+    for _ in range(2):  # it has its slot again
+        replica.run(calls)
+        assert replica.outcomes(calls) == {calls[0].ticket: "rejected"}
+    late = streamed(replica, "too_late")
+    replica.run([late])
+    assert replica.outcomes([late]) == {late.ticket: 503}
+    assert failed_answer(replica).kind == "NotBegunError"
 
 
 def test_cancelled_async_code_hears_of_it_and_frees_its_slot(
@@ -146,17 +188,12 @@ def test_who_takes_parts_is_told_that_a_router_which_lost_it_has_ended_the_answe
     replica_of: MakeReplica, gate: Path
 ) -> None:
     replica = replica_of(Gate, str(gate))
-    (call,) = replica.calls(1, method="parts")
-    asked = pickle.loads(call.query.call)._replace(stream=True)
-    call = call._replace(query=call.query._replace(call=pickle.dumps(asked)))
+    call = streamed(replica, "parts")
     replica.run([call])
     wait_until(inside(gate, 1), 5, "the call inside")
     replica.run(cancelled=[call.ticket])
     assert replica.outcomes([call]) == {call.ticket: 499}
-    heard = replica.hand.wait_for(
-        m.AnswerQueries, lambda news: isinstance(news.answers[0], m.FailedAnswer)
-    )
-    (answer,) = heard.message.answers
+    answer = failed_answer(replica)
     assert (answer.query_id, answer.kind) == (call.query.id, "RequestCancelledError")
 
 
