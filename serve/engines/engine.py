@@ -18,25 +18,27 @@ import contextlib
 import logging
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Unpack
+from typing import Annotated, Any, Unpack
 from urllib.parse import quote
 
 import httptools
 from pydantic import BeforeValidator, Field, field_validator
 from starlette.types import Message, Receive, Scope, Send
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI
+from websockets.http11 import Response
 
 from greenroom.actors.replica.asgi import AppSource
 from greenroom.actors.replica.user_code import ASGI_APP
-from greenroom.core.config import LOOPBACK, MAX_WEBSOCKET_MESSAGE_BYTES
-from greenroom.core.errors import NotBegunError
+from greenroom.core.config import LOOPBACK, MAX_WEBSOCKET_MESSAGE_BYTES, RuntimeEnv
+from greenroom.core.errors import InvalidRequestError, NotBegunError
 from greenroom.core.validation import Settings, validated
 from greenroom.serve.deployments import Application, Deployment, GivenOptions, deployment
 from greenroom.serve.protocols.apps import instance
@@ -44,9 +46,12 @@ from greenroom.serve.protocols.apps import instance
 logger = logging.getLogger(__name__)
 
 PORT = "{port}"
+TEXTS = frozenset({"command", "health", "name", "version"})
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
 PROBE_S, PROBE_TIMEOUT_S = 0.1, 10.0  # of its health, until it is ready
+KILLED = 128 + signal.SIGKILL  # what a keeper that was killed has not said
 ENDING_S = 1.0  # within which an engine that breaks connections is seen to have ended
+CONNECT_S = 0.1  # on a host it takes less than a millisecond, or there is no room
 READ_BYTES = 64 * 1024
 # What is said of a connection, and not of a request; and what the client's own handshake has.
 HOP_BY_HOP = frozenset(
@@ -97,6 +102,7 @@ def Engine(  # noqa: N802  # as its users know classes that deploy
     *,
     health: str = "/health",
     ready_timeout_s: float = 600.0,
+    env: Mapping[str, str] | None = None,
     **options: Unpack[GivenOptions],
 ) -> Deployment:
     """Make a server of another maker a deployment, to be bound without arguments.
@@ -106,26 +112,46 @@ def Engine(  # noqa: N802  # as its users know classes that deploy
     ``command`` is run without a shell; a string is split as a shell would. It has to listen on
     127.0.0.1 at ``{port}``, which each replica draws. A replica is started once ``health``, a path,
     answers with a status below 400, within ``ready_timeout_s`` seconds, and as healthy while it
-    goes on to. The application's route prefix is taken off paths. ``options`` are a deployment's,
-    of which ``name`` is "Engine" unless given; devices and variables come by ``actor_options``.
-    InvalidRequestError names what is wrong.
+    goes on to. The application's route prefix is taken off paths. ``env`` is the same as
+    ``env_vars`` of the ``runtime_env`` in ``actor_options``, by which it gets its devices, too.
+    ``options`` are a deployment's, of which ``name`` is "Engine" unless given. InvalidRequestError
+    names what is wrong.
     """
     given = {"command": command, "health": health, "ready_timeout_s": ready_timeout_s}
     settings = validated(EngineSettings, given)
     served = type("Engine", (EngineReplica,), {"settings": settings, "__module__": __name__})
     options.setdefault("constructor_timeout_s", ready_timeout_s)
-    return deployment(**options)(served)
+    made: Deployment[Any] = deployment(**options)(served)
+    if env is None:
+        return made
+    resources = made.actor_options.model_dump(exclude_unset=True, exclude={"runtime_env"})
+    variables = validated(RuntimeEnv, {"env_vars": env})
+    surrounds = variables.over(made.actor_options.runtime_env)
+    return made.options(actor_options={**resources, "runtime_env": surrounds})
 
 
 def build(arguments: dict[str, Any]) -> Application:
-    """Make an engine an application, of a file's ``args`` or a command's KEY=VALUE words."""
-    return Engine(**arguments).bind()
+    """Make an engine an application, of a file's ``args`` or a command's KEY=VALUE words.
+
+    Words are read as the values of a file are; InvalidRequestError where that fails.
+    """
+    import yaml  # noqa: PLC0415  # replicas do not need it
+
+    given: dict[str, Any] = {}
+    for name, value in arguments.items():
+        is_word = isinstance(value, str) and name not in TEXTS
+        try:
+            given[name] = yaml.safe_load(value) if is_word else value
+        except yaml.YAMLError as error:
+            raise InvalidRequestError(f"{name}={value!r}: is no YAML: {error}") from None
+    return Engine(**given).bind()
 
 
 class EngineReplica:
     """One engine and its keeper."""
 
     settings: EngineSettings
+    _is_stopping = False
 
     async def __init__(self) -> None:  # type: ignore[misc]  # a replica awaits it
         """Start the engine; return once it is healthy."""
@@ -137,12 +163,12 @@ class EngineReplica:
         program = [sys.executable, "-I", "-S", keeper, str(GRACE_S)]
         # What runtime_env has installed is found first, such as the engine itself.
         path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
-        self._keeper = subprocess.Popen(
-            [*program, *command], stdin=subprocess.PIPE, env={**os.environ, "PATH": path}
-        )
-        self._ended = os.pidfd_open(self._keeper.pid)
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._ended, self._end)
+        environ = {**os.environ, "PATH": path}
+        ours, theirs = socket.socketpair()
+        with theirs:  # it only forks
+            subprocess.run([*program, *command], stdin=theirs.fileno(), env=environ, check=True)
+        reader, self._keeper = await asyncio.open_connection(sock=ours)
+        self._watching = asyncio.create_task(self._watch(reader))
         began_at = time.monotonic()
         while not await self._is_ready():
             await asyncio.sleep(PROBE_S)
@@ -150,11 +176,9 @@ class EngineReplica:
 
     async def __del__(self) -> None:
         """End the engine, after its last request."""
-        self._loop.remove_reader(self._ended)
-        assert self._keeper.stdin is not None
-        self._keeper.stdin.close()
-        await asyncio.to_thread(self._keeper.wait)
-        os.close(self._ended)
+        self._is_stopping = True
+        self._keeper.write_eof()
+        await self._watching
 
     async def check_health(self) -> None:
         """Raise where the engine says that it is not well."""
@@ -172,9 +196,11 @@ class EngineReplica:
                     async for event in events:
                         await send(event)
 
-    def _end(self) -> NoReturn:
-        """End as the engine did."""
-        code = self._keeper.wait()
+    async def _watch(self, keeper: asyncio.StreamReader) -> None:
+        """Return when the engine has ended; if it was not told to, end as it did."""
+        code = int(await keeper.read() or KILLED)
+        if self._is_stopping:
+            return
         logger.error("the engine has ended by itself, with exit code %d", code)
         logging.shutdown()
         sys.stdout.flush()
@@ -190,6 +216,22 @@ class EngineReplica:
         scope = {"method": "GET", "headers": [], **target}
         async with contextlib.aclosing(self._ask(scope, _whole(b""))) as events:
             return int((await anext(events))["status"])
+
+    async def _connect(self) -> socket.socket:
+        """Connect, again and again: many engines queue no more than five connections.
+
+        What comes beyond that the kernel drops, and tries again after a second, or lets through,
+        and resets when it is used.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            with contextlib.suppress(TimeoutError), contextlib.ExitStack() as unless_it_is:
+                connection = unless_it_is.enter_context(socket.socket())
+                connection.setblocking(False)
+                async with asyncio.timeout(CONNECT_S):
+                    await loop.sock_connect(connection, (LOOPBACK, self.port))
+                unless_it_is.pop_all()
+                return connection
 
     # --- HTTP -----------------------------------------------------------------------------------
 
@@ -208,7 +250,7 @@ class EngineReplica:
 
     async def _ask(self, scope: Scope, receive: Receive) -> AsyncGenerator[Message]:
         """Pass a request on; yield its answer's events."""
-        reader, writer = await asyncio.open_connection(LOOPBACK, self.port)
+        reader, writer = await asyncio.open_connection(sock=await self._connect())
         sending = asyncio.create_task(_send_request(scope, receive, writer))
         sending.add_done_callback(lambda _: writer.transport.abort() if _failure(sending) else None)
         try:
@@ -225,35 +267,43 @@ class EngineReplica:
 
     async def _converse(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # that somebody connects
-        headers = [each for each in _passed(scope) if not each[0].startswith(HANDSHAKE)]
+        headers = [
+            (name.decode("latin-1"), value.decode("latin-1"))
+            for name, value in _of_handshake(scope["headers"])
+        ]
+        host = dict(headers).get("host", LOOPBACK)  # with which engines compare the origin
+        connection = await self._connect()
         try:
-            socket = await connect(
-                f"ws://{LOOPBACK}:{self.port}{_target(scope).decode('latin-1')}",
+            engine = await connect(
+                f"ws://{host}{_target(scope).decode('latin-1')}",
+                sock=connection,
                 subprotocols=scope["subprotocols"] or None,
-                additional_headers=[
-                    (name.decode("latin-1"), value.decode("latin-1"))
-                    for name, value in headers
-                    if name not in {b"host", b"user-agent"}
-                ],
+                additional_headers=[each for each in headers if each[0] != "host"],
+                user_agent_header=None,
                 compression=None,
+                open_timeout=None,  # it is the application's to limit
                 max_size=MAX_WEBSOCKET_MESSAGE_BYTES,
                 ping_interval=None,
                 proxy=None,
             )
         except InvalidStatus as refusal:
             answer = refusal.response
-            raw = [
-                (n.encode("latin-1"), v.encode("latin-1")) for n, v in answer.headers.raw_items()
-            ]
-            start = {"status": answer.status_code, "headers": _without_hops(raw)}
-            await send({"type": "websocket.http.response.start", **start})
-            await send({"type": "websocket.http.response.body", "body": answer.body or b""})
+            await _refuse(
+                send, answer.status_code, _of_handshake(_raw(answer)), bytes(answer.body or b"")
+            )
             return
-        async with socket:
-            await send({"type": "websocket.accept", "subprotocol": socket.subprotocol})
+        except (InvalidURI, ValueError):
+            connection.close()
+            await _refuse(send, 400, [], b"the Host header names no host")
+            return
+        assert engine.response is not None, "it has answered"
+        headers_back = _of_handshake(_raw(engine.response))
+        async with engine:
+            accepted = {"subprotocol": engine.subprotocol, "headers": headers_back}
+            await send({"type": "websocket.accept", **accepted})
             both = [
-                asyncio.create_task(_from_client(receive, socket)),
-                asyncio.create_task(_to_client(socket, send)),
+                asyncio.create_task(_from_client(receive, engine)),
+                asyncio.create_task(_to_client(engine, send)),
             ]
             try:
                 await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -310,13 +360,24 @@ def _without_hops(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     return [each for each in headers if each[0] not in dropped]
 
 
-def _passed(scope: Scope) -> Headers:
-    return _without_hops(scope["headers"])
+def _of_handshake(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    return [each for each in _without_hops(headers) if not each[0].startswith(HANDSHAKE)]
+
+
+def _raw(answer: Response) -> Headers:
+    return [(n.encode("latin-1"), v.encode("latin-1")) for n, v in answer.headers.raw_items()]
+
+
+async def _refuse(send: Send, status: int, headers: Headers, body: bytes) -> None:
+    """Answer a WebSocket's handshake as a request."""
+    start = {"status": status, "headers": headers}
+    await send({"type": "websocket.http.response.start", **start})
+    await send({"type": "websocket.http.response.body", "body": body})
 
 
 async def _send_request(scope: Scope, receive: Receive, writer: asyncio.StreamWriter) -> None:
     """Send a request; where it breaks off, the answer, or its end, tells why."""
-    headers = _passed(scope)
+    headers = _without_hops(scope["headers"])
     if not any(name == b"host" for name, _ in headers):  # of HTTP/1.0
         headers.append((b"host", LOOPBACK.encode()))
     event = await receive()

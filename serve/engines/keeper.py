@@ -1,27 +1,49 @@
 """Keeps an engine's process: it ends with the replica, whatever ends that, and with all of its own.
 
 Run as a program, by its path, so that it imports nothing of ours: GRACE_S COMMAND... Its standard
-input is a pipe of the replica's, whose end is the replica's. The engine has a session of its own,
-and ends by SIGTERM, or by SIGKILL after GRACE_S; then whatever is left of its process group does.
-The exit code is the engine's, 128 + n after signal n, and 127 where it could not be started.
+input is a socket, whose end is the replica's; what is said there is the engine's exit code: 128 + n
+after signal n, and 127 where it could not be started.
+
+The engine has a session of its own, and ends by SIGTERM, or by SIGKILL after GRACE_S; then whatever
+is left of its process group does. The keeper is no child of the replica's, which at its end kills
+those it has without asking, and goes on at signals to all processes of a service or a terminal. If
+it is killed itself, so is the engine.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
 import subprocess
 import sys
 
+PR_SET_PDEATHSIG = 1  # prctl(2)
+PASSED_OVER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-def main() -> int:
+
+def main() -> None:
     """Run the engine until it, or the replica, has ended."""
-    grace_s, command = float(sys.argv[1]), sys.argv[2:]
+    if os.fork():
+        return
+    for each in PASSED_OVER:
+        signal.signal(each, lambda *_: None)  # the engine would inherit that it is ignored
+    code = _run(float(sys.argv[1]), sys.argv[2:])
+    with contextlib.suppress(OSError):  # the replica has gone
+        os.write(sys.stdin.fileno(), b"%d" % code)
+
+
+def _run(grace_s: float, command: list[str]) -> int:
     try:
-        engine = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-    except OSError as error:
+        engine = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509  # there are no threads
+        )
+    except (OSError, subprocess.SubprocessError) as error:
         sys.stderr.write(f"the engine cannot be started: {error}\n")
         return 127
     ended = os.pidfd_open(engine.pid)
@@ -33,10 +55,14 @@ def main() -> int:
     return code if code >= 0 else 128 - code
 
 
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def _signal(group: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, number)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -71,7 +72,11 @@ async def talk(socket: WebSocket) -> None:
     if socket.query_params.get("refuse"):
         await socket.close()
         return
-    await socket.accept(subprotocol=(socket.scope["subprotocols"] or [None])[0])
+    said = [socket.headers.get(name) for name in ("host", "origin", "cookie", "user-agent")]
+    await socket.accept(
+        subprotocol=(socket.scope["subprotocols"] or [None])[0],
+        headers=[(b"set-cookie", b"c=d"), (b"x-said", json.dumps(said).encode())],
+    )
     async for text in socket.iter_text():
         if text == "close":
             await socket.close(4001, "as asked")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -27,11 +28,41 @@ from tests.support.engine import COMMAND
 from tests.support.systems import RunningSystem, alive, wait_until
 
 ROUTE = "/engine"
+PLAIN = f"{sys.executable} -m http.server --bind 127.0.0.1 {{port}}"
 STUBBORN = """
 import http.server, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]), bind="127.0.0.1")
 """
+# Notes a SIGTERM in a file, hangs at /hang, and at /deaf answers and takes no more connections.
+NOTING = """
+import http.server, os, pathlib, signal, sys, threading, time
+notes = pathlib.Path(os.environ["NOTES"])
+def end(*_):
+    notes.write_text("SIGTERM")
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        if self.path == "/hang":
+            notes.write_text("hangs")
+            time.sleep(600)
+        self.do_POST()
+    def do_POST(self):
+        left = int(self.headers.get("content-length", 0))
+        while left:
+            left -= len(self.rfile.read(min(left, 65536)))
+        if self.path == "/deaf":
+            server.shutdown()
+            server.server_close()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(str(os.getpid()).encode())
+server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+server.serve_forever()
+threading.Event().wait()
+"""
+MARK = "TEST_ENGINE_OF"  # a variable that an engine and all that it starts have
 
 
 def python(code: str) -> str:
@@ -54,19 +85,25 @@ def engine(running: RunningSystem) -> Iterator[RunningSystem]:
 def deployed(running: RunningSystem, name: str) -> Iterator[Any]:
     """Return what deploys an engine under a name of the test's own, and deletes it at the end."""
 
-    def deploy(command: str, **options: Any) -> None:
-        app = Engine(command, **options).bind()
+    def deploy(command: str, env: dict[str, str] | None = None, **options: Any) -> None:
+        app = Engine(command, env={MARK: name, **(env or {})}, **options).bind()
         running.deploy(app, name=name, route_prefix=f"/{name}")
 
     yield deploy
     with running.as_default():
         serve.delete(name)
+    wait_until(lambda: not engines(name), 20, "nothing of it is left")
 
 
-def engines(running: RunningSystem, application: str) -> list[psutil.Process]:
-    """Return the processes of all engines of an application, keepers included."""
-    replicas = [psutil.Process(pid) for pid in running.replica_pids(application)]
-    return [each for replica in replicas for each in replica.children(recursive=True)]
+def engines(name: str) -> list[psutil.Process]:
+    """Return the processes of a test's engines, each after its keeper and before its children."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            is_keeper = any(word.endswith("/keeper.py") for word in process.cmdline())
+            if is_keeper and process.environ().get(MARK) == name:
+                found += [process, *process.children(recursive=True)]
+    return found
 
 
 def ongoing(system: RunningSystem) -> int:
@@ -81,6 +118,10 @@ def ongoing(system: RunningSystem) -> int:
         for line in lines
         if line.startswith("greenroom_replica_ongoing_requests{")
     )
+
+
+def socket_to(system: RunningSystem) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", system.settings.http.port), timeout=30)
 
 
 def ask(
@@ -136,7 +177,7 @@ def test_bodies_pass_in_parts_with_and_without_a_length(engine: RunningSystem) -
 
 
 def test_an_upload_that_breaks_off_leaves_nothing_under_way(engine: RunningSystem) -> None:
-    with socket.create_connection(("127.0.0.1", engine.settings.http.port)) as client:
+    with socket_to(engine) as client:
         head = f"POST {ROUTE}/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n"
         client.sendall(head.encode() + b"x" * 2_000_000)
         wait_until(lambda: ongoing(engine) == 1, 10, "it is under way")
@@ -172,6 +213,38 @@ def test_websockets_pass_with_their_subprotocols_and_closes(engine: RunningSyste
     assert refused.value.response.status_code == 403
 
 
+def test_a_websockets_handshake_passes_with_its_headers(engine: RunningSystem) -> None:
+    port = engine.settings.http.port
+    url = f"ws://shop.example{ROUTE}/talk"
+    sent = {"Origin": "http://shop.example", "Cookie": "a=b", "User-Agent": "mine"}
+    at = ("127.0.0.1", port)
+    with connect(url, address=at, additional_headers=sent, proxy=None) as socket:
+        assert socket.response is not None
+        assert socket.response.headers["set-cookie"] == "c=d"
+        said = json.loads(socket.response.headers["x-said"])
+    assert said == ["shop.example", "http://shop.example", "a=b", "mine"]
+    with socket_to(engine) as client:
+        head = (
+            f"GET {ROUTE}/talk HTTP/1.1\r\nHost: x:99999\r\n"
+            "Connection: upgrade\r\nUpgrade: websocket\r\n"
+            "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        )
+        client.sendall(head.encode())
+        assert client.recv(100).startswith(b"HTTP/1.1 400 ")
+
+
+def test_many_requests_at_once_reach_an_engine_that_queues_five_connections(
+    running: RunningSystem, deployed: Any, name: str, tmp_path: Path
+) -> None:
+    deployed(python(NOTING), health="/", env={"NOTES": str(tmp_path / "notes")})
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(socket_to(running)) for _ in range(64)]
+        for client in clients:
+            head = f"POST /{name}/ HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx"
+            client.sendall(head.encode())
+        assert {client.recv(12) for client in clients} == {b"HTTP/1.1 200"}
+
+
 # --- What becomes of it ---------------------------------------------------------------------------
 
 
@@ -180,14 +253,7 @@ def test_an_engine_that_is_killed_loses_no_get_and_is_replaced(
 ) -> None:
     deployed(COMMAND, num_replicas=2, max_ongoing_requests=20)
     before = running.replica_pids(name)
-    (master, *_), *_ = [
-        [
-            each
-            for each in psutil.Process(pid).children(recursive=True)
-            if "gunicorn" in " ".join(each.cmdline()[:4])
-        ]
-        for pid in before
-    ]
+    _, master, *_ = engines(name)
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(running.get, f"/{name}/wait") for _ in range(40)]
         wait_until(lambda: sum(each.done() for each in asked) > 8, 20, "they are under way")
@@ -200,24 +266,79 @@ def test_an_engine_that_is_killed_loses_no_get_and_is_replaced(
     assert not alive(died)
 
 
-def test_no_engine_outlives_its_replica(running: RunningSystem, deployed: Any, name: str) -> None:
-    deployed(python(STUBBORN), health="/")
-    there = engines(running, name)
-    assert len(there) == 2
-    (replica,) = running.replica_pids(name)
-    os.kill(replica, signal.SIGKILL)
+def test_what_an_engine_takes_no_connection_for_runs_at_another(
+    running: RunningSystem, deployed: Any, name: str, tmp_path: Path
+) -> None:
+    notes = {"NOTES": str(tmp_path / "notes")}
+    deployed(python(NOTING), health="/", num_replicas=2, env=notes)
+    for _ in range(50):
+        assert running.get(f"/{name}/", data=b"small")[0] == 200
+    _, deaf = running.get(f"/{name}/deaf", data=b"")
+    # Under leases, which single queries one after the other get, and by the router.
+    bodies = [b"small"] * 50 + [os.urandom(3_000_000)] * 10
+    answered = [running.get(f"/{name}/", data=body) for body in bodies]
+    assert {status for status, _ in answered} == {200}
+    assert deaf not in {pid for _, pid in answered}
+    assert alive(int(deaf))  # it was nobody's death that had them run elsewhere
+
+
+@pytest.mark.parametrize(("whom", "command"), [("replica", python(STUBBORN)), ("keeper", PLAIN)])
+def test_no_engine_outlives_its_replica_or_keeper(
+    running: RunningSystem, deployed: Any, name: str, whom: str, command: str
+) -> None:
+    deployed(command, health="/")
+    there = engines(name)
+    keeper, _ = there
+    before = running.replica_pids(name)
+    os.kill(keeper.pid if whom == "keeper" else before[0], signal.SIGKILL)
     wait_until(lambda: not any(alive(each.pid) for each in there), 20, "it is killed")
+    wait_until(lambda: set(running.replica_pids(name)) - set(before), 20, "another one runs")
+
+
+def test_a_signal_to_all_processes_of_a_service_leaves_the_end_to_the_replica(
+    running: RunningSystem, deployed: Any, name: str
+) -> None:
+    deployed(PLAIN, health="/")
+    keeper, engine = engines(name)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(keeper.pid, number)
+    assert running.get(f"/{name}/")[0] == 200
+    assert {each.pid for each in engines(name)} == {keeper.pid, engine.pid}
 
 
 def test_it_ends_with_all_that_it_has_started_when_it_is_deleted(
     running: RunningSystem, deployed: Any, name: str
 ) -> None:
     deployed(COMMAND)
-    there = engines(running, name)
+    there = engines(name)
     assert len(there) == 3  # the keeper, gunicorn, and its worker
     with running.as_default():
         serve.delete(name)
     wait_until(lambda: not any(alive(each.pid) for each in there), 20, "all have ended")
+
+
+def test_one_whose_requests_do_not_end_in_time_is_asked_to_end_all_the_same(
+    running: RunningSystem, deployed: Any, name: str, tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"
+    deployed(python(NOTING), health="/", graceful_shutdown_timeout_s=0.5, env={"NOTES": str(notes)})
+    with socket_to(running) as client:
+        client.sendall(f"GET /{name}/hang HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        wait_until(notes.exists, 10, "the request hangs")
+        with running.as_default():
+            serve.delete(name)
+        wait_until(lambda: notes.read_text() == "SIGTERM", 20, "the engine is told")
+
+
+def test_one_that_answers_nothing_any_more_is_killed_and_replaced(
+    running: RunningSystem, deployed: Any, name: str
+) -> None:
+    deployed(PLAIN, health="/", health_check_period_s=0.2, health_check_timeout_s=0.2)
+    before = running.replica_pids(name)
+    _, engine = engines(name)
+    os.kill(engine.pid, signal.SIGSTOP)
+    wait_until(lambda: not alive(engine.pid), 30, "it is killed")
+    wait_until(lambda: set(running.replica_pids(name)) - set(before), 20, "another one runs")
 
 
 @pytest.mark.parametrize(
@@ -245,11 +366,7 @@ def test_one_that_is_sick_is_replaced(
     running: RunningSystem, deployed: Any, name: str, tmp_path: Path
 ) -> None:
     sick = tmp_path / "sick"
-    deployed(
-        COMMAND,
-        health_check_period_s=0.2,
-        actor_options={"runtime_env": {"env_vars": {"SICK": str(sick)}}},
-    )
+    deployed(COMMAND, health_check_period_s=0.2, env={"SICK": str(sick)})
     before = running.replica_pids(name)
     sick.touch()
     wait_until(lambda: not set(before) & set(running.replica_pids(name)), 20, "it is retired")
@@ -261,7 +378,7 @@ def test_programs_beside_the_replicas_python_are_found_first(
     running: RunningSystem, deployed: Any, name: str
 ) -> None:
     deployed(COMMAND.replace(f"{sys.executable} -m gunicorn", "gunicorn"))
-    (keeper, *_) = engines(running, name)
+    (keeper, *_) = engines(name)
     assert keeper.environ()["PATH"].startswith(f"{Path(sys.executable).parent}:")
     assert running.get(f"/{name}/echo")[0] == 200
 
@@ -272,9 +389,11 @@ def test_programs_beside_the_replicas_python_are_found_first(
 def test_a_command_or_a_file_deploys_one(running: RunningSystem, name: str, tmp_path: Path) -> None:
     made = running.greenroom(
         *("deploy", "--command", COMMAND, "--name", name, "--route-prefix", f"/{name}"),
-        *("name=Fast", "max_ongoing_requests=7", "ready_timeout_s=30"),
+        *("name=Fast", "max_ongoing_requests=7", "ready_timeout_s=30", "retryable=true"),
+        f"env={{{MARK}: {name}}}",
     )
     assert made.returncode == 0, made.stderr
+    assert engines(name)
     assert running.get(f"/{name}/echo")[0] == 200
     (deployment,) = running.status()["applications"][name]["deployments"]
     assert deployment == "Fast"
@@ -291,9 +410,23 @@ def test_a_command_or_a_file_deploys_one(running: RunningSystem, name: str, tmp_
         serve.delete(name)
 
 
+def test_a_word_that_cannot_be_read_is_told(running: RunningSystem) -> None:
+    made = running.greenroom("deploy", "--command", PLAIN, "actor_options={num_gpus: 1")
+    assert (made.returncode, "actor_options='{num_gpus: 1': is no YAML" in made.stderr) == (1, True)
+
+
 def test_a_command_has_to_name_something(running: RunningSystem) -> None:
     made = running.greenroom("deploy")
     assert (made.returncode, "or give --command" in made.stderr) == (2, True)
+
+
+def test_variables_are_added_to_those_of_its_environment() -> None:
+    surrounds = {"env_vars": {"A": "1", "B": "2"}, "pip": ["vllm"]}
+    options = {"num_gpus": 1, "runtime_env": surrounds}
+    made = Engine("e {port}", env={"B": "3"}, actor_options=options).actor_options
+    assert made.num_gpus == 1
+    assert made.runtime_env.env_vars == {"A": "1", "B": "3"}
+    assert made.runtime_env.pip == ("vllm",)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +441,18 @@ def test_a_command_has_to_name_something(running: RunningSystem) -> None:
         ({"command": "e {port}", "health": "/a b"}, "expected a path, as /health"),
         ({"command": "e {port}", "ready_timeout_s": 0}, "ready_timeout_s"),
         ({"command": "e {port}", "ready_timeout_s": "soon"}, "ready_timeout_s"),
+        ({"command": "e {port}", "ready_timeout_s": float("nan")}, "ready_timeout_s"),
         ({"command": "e {port}", "num_replica": 2}, "num_replica"),
+        ({"command": "e {port}", "env": "A=b"}, "env_vars='A=b'"),
+        ({"command": "e {port}", "env": {"A": 1}}, "env_vars.A=1"),
+        (
+            {
+                "command": "e {port}",
+                "actor_options": {"num_gpus": 1},
+                "env": {"CUDA_VISIBLE_DEVICES": "0"},
+            },
+            "CUDA_VISIBLE_DEVICES: is set by num_gpus",
+        ),
     ],
 )
 def test_what_is_wrong_with_one_is_told(given: dict[str, Any], told: str) -> None:
