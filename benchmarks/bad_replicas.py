@@ -1,9 +1,9 @@
 """What one bad replica of three does to the requests of all: `python -m benchmarks.bad_replicas`.
 
 The good ones answer after 200 ms. The bad one raises at once, or for every third request, or gets
-nothing but requests that fail everywhere (poison); each with and without `outlier_ejection`. Each
-case sends requests from 4, 16 and 32 connections for some seconds; those of the first two are
-shown apart, as what is found out takes a moment.
+nothing but requests that fail everywhere (poison); each without help, with `outlier_ejection`, and
+with `retry_failures` besides. Each case sends requests from 4, 16 and 32 connections for some
+seconds; those of the first two are shown apart, as what is found out takes a moment.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ from greenroom import serve
 CONNECTIONS = (4, 16, 32)
 FIRST_S = 2.0
 FAULTS = ("raises", "raises sometimes", "poison")
+HELP: dict[str, dict[str, bool]] = {
+    "none": {"outlier_ejection": False},
+    "ejection": {"outlier_ejection": True},
+    "and retries": {"outlier_ejection": True, "retry_failures": True},
+}
 
 
 @serve.deployment(num_replicas=3)
@@ -81,18 +86,17 @@ def main() -> None:
     rows = []
     with own_system() as port:
         for fault in FAULTS:
-            for is_on in (False, True):
+            for helped, options in HELP.items():
                 for connections in CONNECTIONS:
-                    app = Replicas.options(outlier_ejection=is_on).bind(fault)
-                    serve.run(app, name="bad")
+                    serve.run(Replicas.options(**options).bind(fault), name="bad")
                     url = f"http://127.0.0.1:{port}/"
                     first, later = asyncio.run(_load(url, connections, arguments.seconds))
                     ejected = "yes" if _is_ejected() else "no"
                     serve.delete("bad")
-                    row = [fault, "on" if is_on else "off", str(connections)]
+                    row = [fault, helped, str(connections)]
                     rows.append([*row, _failed(first), _failed(later), ejected])
     print(machine())
-    heads = ["bad replica", "ejection", "connections", f"failed in {FIRST_S:g} s", "later"]
+    heads = ["bad replica", "help", "connections", f"failed in {FIRST_S:g} s", "later"]
     print(table([*heads, "ejected"], rows))
 
 
