@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
@@ -730,9 +730,11 @@ def restored(loaded: Any, *, is_exact: bool = True) -> Any:
     return makers[loaded[0]](*loaded[1:]) if type(loaded) is tuple else loaded
 
 
-def _plain_submit(message: SubmitQueries) -> Plain:
+def _plain_submit(message: SubmitQueries) -> Plain | SubmitQueries:
+    if message.failed:  # few have it, and there are hosts of this format that do not know it
+        return message
     queries = [tuple(query) for query in message.queries]
-    special = message.resent, message.lost, message.refused, message.failed
+    special = message.resent, message.lost, message.refused
     return SUBMIT, message.incarnation, queries, message.cancelled, *special
 
 
@@ -760,13 +762,18 @@ _FINISHED_FIELDS = [each.name for each in fields(QueriesFinished)]
 
 
 def _exact_message(kind: type) -> Callable[..., Any]:
-    """Return what makes a message of the values of its fields, faster than its constructor."""
+    """Return what makes a message of the values of its fields, faster than its constructor.
+
+    The last ones may be left out, as far as they have defaults.
+    """
     setters = [getattr(kind, each.name).__set__ for each in fields(kind)]
+    defaults = tuple(each.default for each in fields(kind) if each.default is not MISSING)
+    surplus = len(defaults) - len(setters)
     new: Callable[[], Any] = partial(object.__new__, kind)
 
     def make(*values: Any) -> Any:
         message: Any = new()
-        for set_to, value in zip(setters, values, strict=True):
+        for set_to, value in zip(setters, values + defaults[surplus + len(values) :], strict=True):
             set_to(message, value)
         return message
 
@@ -816,7 +823,7 @@ def _makers(
     }
 
 
-_PLAIN: dict[type, Callable[[Any], Plain]] = {
+_PLAIN: dict[type, Callable[[Any], Any]] = {
     tuple: lambda message: (ITSELF, message),
     SubmitQueries: _plain_submit,
     RunQueries: _plain_run,

@@ -23,6 +23,7 @@ def assignment(number: int, **fields: Any) -> m.Assignment:
 MESSAGES = [
     m.SubmitQueries(incarnation="i", queries=(query(1), query(2)), cancelled=(3,), resent=(2,)),
     m.SubmitQueries(incarnation="i"),
+    m.SubmitQueries(incarnation="i", queries=(query(-1),), failed=((-1, "b#1", 0.5),)),
     m.RunQueries(
         incarnation="i",
         proxy=PROCESS,
@@ -71,6 +72,17 @@ def same(one: Any, other: Any) -> bool:
         if names
         else one == other
     )
+
+
+def test_hosts_that_do_not_know_of_failures_read_all_messages_without_them() -> None:
+    message = m.SubmitQueries(incarnation="i", queries=(query(1),), refused=(1,))
+    as_before = (m.SUBMIT, "i", [tuple(query(1))], (), (), (), (1,))
+    assert plain(message) == as_before
+    assert restored(as_before) == message
+    with pytest.raises(ValueError, match="shorter"):
+        restored((m.FINISHED, "r"))
+    with pytest.raises(ValueError, match="longer"):
+        restored((*as_before, (), "more"))
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=str)
