@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import requests
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings, strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -39,6 +39,20 @@ EXAMPLES_OF_DOCUMENTS = 2  # one that is valid starts a process, which imports w
 def has_fields(request: Any) -> bool:
     """Return whether there is anything in it that could be wrong."""
     return bool(request.definition.raw.get("parameters") or request.body)
+
+
+@st.composite
+def cases(draw: st.DrawFn, label: str, mode: GenerationMode) -> schemathesis.Case:
+    """Make up a request, unless schemathesis stumbles over bytes that it has made up itself.
+
+    It makes some in place of text, and cannot tell then whether a list of them has an item twice.
+    """
+    try:
+        return draw(REQUESTS[label].as_strategy(generation_mode=mode))
+    except ValueError as error:
+        if "Unsupported type: 'Binary'" not in str(error):
+            raise
+        reject()
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +94,7 @@ def test_answers_are_those_of_the_document(api: Api, label: str, mode: Generatio
         database=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(REQUESTS[label].as_strategy(generation_mode=mode))
+    @given(cases(label, mode))
     def run(case: schemathesis.Case) -> None:
         how = case.as_transport_kwargs(base_url="http://localhost")
         parts = ("method", "url", "headers", "params", "data", "json")
