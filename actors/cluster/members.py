@@ -18,6 +18,7 @@ from greenroom.actors.cluster.heartbeats import BeatListener
 from greenroom.actors.cluster.key_rotation import KeyRotation
 from greenroom.actors.messages import control as cm
 from greenroom.actors.messages.queries import Address, Process
+from greenroom.actors.runtime.draining import DEFAULT_S
 from greenroom.actors.runtime.loop import Callback, Loop
 from greenroom.actors.runtime.port import Port
 from greenroom.actors.runtime.processes import identify
@@ -146,7 +147,7 @@ class Members:
         self._loop.send(sender, answer)
 
     def longest_drain_s(self) -> float:
-        """Return the longest ``graceful_shutdown_timeout_s`` of all deployments; 0 without any.
+        """Return the longest ``graceful_shutdown_timeout_s`` of all deployments; 20 without any.
 
         Any host's front may have calls at any replica. It is for all hosts' reports, so it is
         looked for once a second.
@@ -154,8 +155,8 @@ class Members:
         looked_at, found = self._longest_drain
         now = time.monotonic()
         if now - looked_at > LONGEST_EVERY_S:
-            backends = self._cluster.backends.values()
-            found = max((each.config.graceful_shutdown_timeout_s for each in backends), default=0.0)
+            configs = (backend.config for backend in self._cluster.backends.values())
+            found = max((each.graceful_shutdown_timeout_s for each in configs), default=DEFAULT_S)
             self._longest_drain = now, found
         return found
 

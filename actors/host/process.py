@@ -567,9 +567,10 @@ class Host:
             task.cancel()
         settings, forget = self._settings, self._stop_request.forget
         await self._membership.ask()  # for the limits of what was deployed last
-        limit_s = draining.stage_s(settings)
+        longest_s = draining.drain_s(settings)
+        limit_s = draining.finish_s(longest_s)
         if binding.is_bound(settings) and not forget:
-            await self._membership.drain(limit_s, leave=False)
+            await self._membership.drain(draining.move_s(longest_s), leave=False)
         await asyncio.gather(
             asyncio.to_thread(self._front.stop, limit_s),
             asyncio.to_thread(self._grpc.stop, limit_s),

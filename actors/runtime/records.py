@@ -36,7 +36,7 @@ from greenroom.actors.runtime.processes import (
     kill_all,
     send_signal,
 )
-from greenroom.actors.runtime.settings import HostSettings
+from greenroom.actors.runtime.settings import HostSettings, variable
 from greenroom.actors.runtime.state_dir import being_written, write_private
 from greenroom.persistence.locations import location_at
 
@@ -124,15 +124,36 @@ def _show_mark() -> None:
 
 def is_marked(pid: int, folder: Path) -> bool:
     """Return whether a process, of this user and PID namespace, belongs to this folder's system."""
+    return mark_of(folder) in _marks(pid)
+
+
+def _marks(pid: int) -> list[str]:
+    """Return the folders that a process of this user and PID namespace is marked with."""
     try:
         if os.stat(f"/proc/{pid}").st_uid != os.geteuid():
-            return False
+            return []
         environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        return _entry(folder) in environ and (
-            os.readlink(f"/proc/{pid}/ns/pid") == os.readlink("/proc/self/ns/pid")
-        )
+        if os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid"):
+            return []
     except OSError:  # it has ended, or shows nothing of itself
-        return False
+        return []
+    mark = os.fsencode(f"{MARK}=")
+    return [os.fsdecode(each.removeprefix(mark)) for each in environ if each.startswith(mark)]
+
+
+def folder_of_port(admin_port: int) -> Path | None:
+    """Return the state dir of this user's system that runs on that port; None without one."""
+    wanted = {variable("admin_port"): str(admin_port)}
+    for pid in _pids():
+        for folder in map(Path, _marks(pid) if role_of(pid) == HOST_ROLE else ()):
+            hosts = RunRecords(folder / "run").details(HOST_ROLE)
+            if any(wanted.items() <= host.items() for host in hosts):
+                return folder
+    return None
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def _entry(folder: Path) -> bytes:
@@ -204,7 +225,7 @@ class RunRecords:
         """Return all processes of the system but the calling one, on record or not, with roles."""
         found = self.alive()
         known = {(process.pid, process.start_ticks) for process in found}
-        for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        for pid in _pids():
             process = identify(pid) if is_marked(pid, self._folder.parent) else None
             if process is not None and (process.pid, process.start_ticks) not in known:
                 found[process] = role_of(pid)

@@ -7,20 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from greenroom.actors.caller.connection import Connection
-from greenroom.actors.host import launcher as system
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core import operations as ops
 from greenroom.core.comparing.comparing import Compare, Response, check_compare
 from greenroom.core.config import ActorOptions, BackendConfig
-from greenroom.core.errors import GreenroomError
 from greenroom.serve.admin import alone, reports
 from greenroom.serve.admin.checks import check_mapping, check_name, check_path, check_timeout
-from greenroom.serve.admin.session import (
-    delete_everything,
-    raising_users_own,
-    stop_limit_s,
-    wait_for_goal,
-)
+from greenroom.serve.admin.session import destroy, raising_users_own, wait_for_goal
 from greenroom.serve.code.packing import pack_by_value, packed, packed_changes
 from greenroom.serve.deployments import Deployment
 from greenroom.serve.handle import DeploymentHandle
@@ -351,24 +344,7 @@ class Client:
         what it had, or was ended after its time limit. A controller that does not answer is not
         waited for: the processes are killed then.
         """
-        goals = delete_everything(self._connection)
-        self._stop()
-        return goals
-
-    def _stop(self) -> None:
-        if self._settings.address is None:
-            self.close()
-            system.stop(self._settings, forget=True)
-            return
-        limit_s = stop_limit_s(self._connection)
-        self._connection.request(ops.StopCluster(forget=True))
-        gone = self._connection.wait_gone(limit_s)
-        self.close()
-        if not gone:
-            raise GreenroomError(
-                f"the system at {self._settings.address} did not end within "
-                f"{limit_s:g} s; see its logs/host.log"
-            )
+        return destroy(self._settings, lambda: self._connection).goals
 
     def _goal(self, request: Any) -> str | None:
         goal: str | None = self._connection.request(request)

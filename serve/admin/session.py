@@ -13,15 +13,21 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from greenroom.actors.caller.connection import Connection
 from greenroom.actors.host import launcher as system
-from greenroom.actors.runtime.draining import stop_s
+from greenroom.actors.runtime.draining import DEFAULT_S, stop_s
 from greenroom.actors.runtime.settings import HostSettings, differences, read_settings, variable
 from greenroom.core.errors import DeployFailedError, GreenroomError, NotRunningError
-from greenroom.core.operations import DeleteEverything, GetStatus, Operation, WaitForGoal
+from greenroom.core.operations import (
+    DeleteEverything,
+    GetStatus,
+    Operation,
+    StopCluster,
+    WaitForGoal,
+)
 
 _UNDO_TIMEOUT_S = 10.0
 _STATUS_TIMEOUT_S = 30.0
@@ -92,16 +98,14 @@ class Session:
             connection.close()
 
     def shutdown(self) -> list[str]:
-        """Delete everything, stop the system and delete its state; return the deletions' goals."""
+        """Do as :func:`destroy` does, also where nothing runs; return the deletions' goals."""
         with self._lock:
             self._started = False
             atexit.unregister(self.undo)
-            goals: list[str] = []
-            with contextlib.suppress(GreenroomError, TimeoutError):
-                goals = delete_everything(self.connect())
-            self.disconnect()
-            system.stop(self.settings, forget=True)
-            return goals
+            try:
+                return destroy(self.settings, self.connect).goals
+            finally:
+                self._connection = None
 
     def undo(self) -> None:
         """Delete what this process deployed and stop the system, if this process started it."""
@@ -169,24 +173,54 @@ def raising_users_own() -> Iterator[None]:
         raise error.__cause__ from None
 
 
-def stop_limit_s(connection: Connection) -> float:
-    """Return how long a stop may take, as the controller says; TimeoutError, NotRunningError."""
-    report = connection.request(GetStatus(), timeout_s=_STATUS_TIMEOUT_S)
-    return stop_s(report.get("longest_drain_s", 0.0))
+class Destroyed(NamedTuple):
+    """What :func:`destroy` has done."""
+
+    goals: list[str]  # of the deletions, once reached
+    did_run: bool  # whether there was anything to stop
 
 
-def delete_everything(connection: Connection) -> list[str]:
-    """Delete all there is, before the system stops; return the goals of that, once reached.
+def destroy(settings: HostSettings, connect: Callable[[], Connection]) -> Destroyed:
+    """Delete all there is, stop the system, every host of it, and delete its state.
 
-    What takes longer than its time limits, or a controller that does not answer, is not waited for.
+    Before the stop every replica finishes what it has, or is ended after its time limit. A
+    controller that does not answer is not waited for: this host's processes are killed then. A
+    GreenroomError where a system elsewhere, at an address, does not answer or end. The connection
+    is closed.
     """
     goals: list[str] = []
-    with contextlib.suppress(TimeoutError, NotRunningError):
-        timeout_s = stop_limit_s(connection)
-        deadline = time.monotonic() + timeout_s
-        goals = connection.request(DeleteEverything(), timeout_s=timeout_s)
+    try:
+        with contextlib.closing(connect()) as connection:
+            goals = _destroy_by_controller(connection, settings.address)
+    except GreenroomError:
+        if settings.address is not None:
+            raise
+    if settings.address is not None:
+        return Destroyed(goals, did_run=True)
+    return Destroyed(goals, did_run=system.stop(settings, forget=True))
+
+
+def _destroy_by_controller(connection: Connection, address: str | None) -> list[str]:
+    """Delete all there is, and stop what cannot be stopped from here; return the goals."""
+    goals: list[str] = []
+    limit_s, is_alone = stop_s(DEFAULT_S), True
+    with contextlib.suppress(GreenroomError, TimeoutError):
+        report = connection.request(GetStatus(), timeout_s=_STATUS_TIMEOUT_S)
+        limit_s = stop_s(report.get("longest_drain_s", DEFAULT_S))
+        is_alone = len(report.get("hosts") or ()) <= 1
+        deadline = time.monotonic() + limit_s
+        goals = connection.request(DeleteEverything(), timeout_s=limit_s)
         for goal in goals:
             wait_for_goal(connection, goal, deadline - time.monotonic())
+    if address is not None:
+        connection.request(StopCluster(forget=True), timeout_s=limit_s)
+        if not connection.wait_gone(limit_s):
+            raise GreenroomError(
+                f"the system at {address} did not end within {limit_s:g} s; see its logs/host.log"
+            )
+    elif not is_alone:  # the other hosts
+        with contextlib.suppress(GreenroomError, TimeoutError):
+            connection.request(StopCluster(forget=True), timeout_s=_STATUS_TIMEOUT_S)
     return goals
 
 

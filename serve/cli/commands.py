@@ -264,8 +264,8 @@ def logs(name: str | None, follow: bool, lines: int, settings: HostSettings) -> 
     if not found.names() and not follow:
         known = ", ".join(Logs(settings.logs_dir).names()) or "none"
         raise GreenroomError(
-            f"no log matches {name!r} in {settings.logs_dir}; there are: {known}; a system that "
-            "was started with --state-dir has its logs there: give it here, too"
+            f"no log matches {name!r} in {settings.logs_dir}; there are: {known}; the logs of a "
+            "system that does not run are found by --state-dir, if it was started with that"
         )
     for line in found.tail(lines):
         print_line(line)

@@ -12,6 +12,7 @@ import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from greenroom.actors.runtime.records import folder_of_port
 from greenroom.actors.runtime.settings import (
     FIELDS,
     HostSettings,
@@ -22,7 +23,7 @@ from greenroom.actors.runtime.settings import (
 from greenroom.core.errors import InvalidRequestError
 
 EXIT_CHANGES = 3  # of a plan or a replay with differences, and of tuning that reached no goal
-HERE = ("state_dir", "admin_port")
+HERE = ("state_dir", "admin_port")  # either of them says which system of this host is meant
 ANYWHERE = (*HERE, "address", "key_file")
 PATH = click.Path(path_type=Path)
 EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
@@ -55,8 +56,12 @@ class _Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         flags = {name: ctx.params.pop(name) for name in self.takes}
-        ctx.params["settings"] = settings_from(flags)
-        ctx.obj = given_fields(**flags)
+        settings, given = settings_from(flags), given_fields(**flags)
+        if tuple(self.takes) == HERE and "state_dir" not in given:
+            # The port says which system is meant: its files are wherever it was started with.
+            found = folder_of_port(settings.admin_port)
+            settings = settings.model_copy(update={"state_dir": found or settings.state_dir})
+        ctx.params["settings"], ctx.obj = settings, given
         return super().invoke(ctx)
 
 

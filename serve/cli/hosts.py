@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
 
-from greenroom.actors.host import launcher as system
+from greenroom.actors.caller.connection import Connection
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport.cluster_key import ClusterKeyError, create_key, make_key
 from greenroom.core import operations as ops
 from greenroom.core.errors import GreenroomError
-from greenroom.serve.admin import reports
-from greenroom.serve.admin.session import delete_everything
+from greenroom.serve.admin import session
 from greenroom.serve.cli.commands import STATUS_TIMEOUT_S, connected
 from greenroom.serve.cli.display import Progress
 from greenroom.serve.cli.flags import ANYWHERE, HERE, command
@@ -130,18 +129,16 @@ def shutdown(settings: HostSettings, *, is_sure: bool) -> None:
 
 
 def _destroy(settings: HostSettings, *, is_sure: bool) -> None:
+    at = settings.address
+    state = f"in {settings.store_name} and {settings.state_dir}" if at is None else f"of {at}"
     what = (
-        f"all hosts of the cluster stop, and the state in {settings.store_name} and "
-        f"{settings.state_dir} is deleted: applications, code, history and logs"
+        f"all hosts of the cluster stop, and the state {state} is deleted: applications, code, "
+        "history and logs"
     )
     if not is_sure:
         if not sys.stdin.isatty():
             raise click.UsageError(f"{what}. Give --yes to do so where nobody can be asked")
         click.confirm(f"{what[0].upper()}{what[1:]}. Do it?", abort=True)
     with Progress("stopping"):
-        with contextlib.suppress(GreenroomError, TimeoutError), connected(settings) as connection:
-            delete_everything(connection)
-            if len(reports.read_report(connection).get("hosts") or ()) > 1:
-                connection.request(ops.StopCluster(forget=True), timeout_s=STATUS_TIMEOUT_S)
-        stopped = system.stop(settings, forget=True)
-    click.echo(f"{'stopped' if stopped else 'nothing was running'}; its state is deleted")
+        did_run = session.destroy(settings, partial(Connection.open, settings)).did_run
+    click.echo(f"{'stopped' if did_run else 'nothing was running'}; its state is deleted")

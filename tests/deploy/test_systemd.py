@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from greenroom.actors.runtime.draining import LEAST_S, stop_s
+from greenroom.actors.runtime.draining import DEFAULT_S, stop_s
 from greenroom.actors.runtime.settings import FIELDS, variable
 from tests.support.container import ROOT
 from tests.support.programs import needed
@@ -33,7 +33,7 @@ def test_its_variables_are_settings_and_a_stop_has_the_time_that_it_needs() -> N
     assert set(names) <= {variable(name) for name in FIELDS}
     parser = configparser.ConfigParser(strict=False)
     parser.read_string(text)
-    assert parser.getint("Service", "TimeoutStopSec") > stop_s(LEAST_S)
+    assert parser.getint("Service", "TimeoutStopSec") > stop_s(DEFAULT_S)
     assert parser["Service"]["KillMode"] == "process"
 
 

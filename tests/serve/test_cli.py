@@ -584,7 +584,7 @@ def test_logs_are_shown_by_name(invoke, tmp_path):
     result = invoke("logs", "nothing")
     assert result.exit_code == 1
     assert "no log matches 'nothing'" in result.stderr
-    assert "started with --state-dir has its logs there" in result.stderr
+    assert "that does not run are found by --state-dir" in result.stderr
     assert "controller, replica-default#Model" in result.stderr
 
 

@@ -249,6 +249,6 @@ def test_a_leader_that_hears_no_other_any_more_gives_way_to_the_next_by_name(
 
 def test_a_host_is_told_the_longest_time_that_any_deployment_has_to_finish(tmp_path: Path) -> None:
     sent = reported(tmp_path, "c", 1)
-    assert [m.drain_s for _, m in sent if isinstance(m, cm.HostAnswered)] == [0.0]
+    assert [m.drain_s for _, m in sent if isinstance(m, cm.HostAnswered)] == [20.0]
     sent = reported(tmp_path, "c", 1, drain_s=(20.0, 90.0, 5.0))
     assert [m.drain_s for _, m in sent if isinstance(m, cm.HostAnswered)] == [90.0]

@@ -17,12 +17,14 @@ from greenroom.actors.runtime.records import (
     HOST_ROLE,
     MARK,
     RunRecords,
+    folder_of_port,
     is_marked,
     mark_of,
     role_of,
 )
 from greenroom.actors.runtime.settings import read_settings
-from tests.support.systems import alive, wait_until
+from tests.support import template
+from tests.support.systems import RunningSystem, alive, wait_until
 
 MARKS_ITSELF = """
 import os, sys, time
@@ -111,6 +113,29 @@ def test_stop_ends_what_is_on_no_record(tmp_path: Path) -> None:
         wait_until(lambda: is_marked(left.pid, tmp_path / "state"), 5, "its start")
         assert system.stop(settings)
         assert not alive(left.pid)
+
+
+def test_commands_find_the_state_dir_of_what_runs_at_a_port(own_system: RunningSystem) -> None:
+    port, folder = own_system.settings.admin_port, own_system.settings.state_dir
+    assert folder_of_port(port) == folder.resolve()
+    environ = {"GREENROOM_STATE_DIR": ""}
+
+    def greenroom(*args: str) -> str:
+        told = template.greenroom(*args, "--admin-port", str(port), environ=environ)
+        assert told.returncode == 0, told.stderr
+        return told.stdout
+
+    assert "controller | " in greenroom("logs", "controller")
+    assert str(folder) in greenroom("stop")
+    assert folder_of_port(port) is None
+
+
+def test_a_state_dir_that_is_named_is_taken_whatever_runs_at_the_port(
+    own_system: RunningSystem, tmp_path: Path
+) -> None:
+    told = own_system.greenroom("logs", "--state-dir", str(tmp_path / "other"))
+    assert told.returncode == 1
+    assert f"in {tmp_path / 'other'}" in told.stderr
 
 
 def test_spared_roles_and_what_they_have_started_are_left_alone(tmp_path: Path) -> None:
