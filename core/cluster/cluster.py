@@ -22,7 +22,7 @@ from greenroom.core.comparing.comparing import AllDifferences, Place, Plain
 from greenroom.core.effects import Effect
 from greenroom.core.lifecycle import definitions
 from greenroom.core.lifecycle.backend import Backend
-from greenroom.core.lifecycle.goals import GOAL, Progress, Subject
+from greenroom.core.lifecycle.goals import GOAL, Progress
 from greenroom.core.lifecycle.placement import Placement, anywhere
 from greenroom.core.lifecycle.replicas import Report
 from greenroom.core.lifecycle.state import State
@@ -35,10 +35,11 @@ from greenroom.core.records import (
     ENDPOINT,
     ROLLOUT,
     Changes,
+    GoalRecord,
     Key,
     candidate_of,
 )
-from greenroom.core.rollouts.canaries import Canaries
+from greenroom.core.rollouts.canaries import STEP_BY_STEP, Canaries
 from greenroom.core.rollouts.rollouts import Rollouts
 from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, BackendTable
 from greenroom.core.series import Pair, Series
@@ -234,7 +235,7 @@ class Cluster:
         if goal is None or goal.state != "pending":
             return
         kind, name = goal.subject
-        progress = self._progress(goal.subject)
+        progress = self._progress(goal)
         self.goals.advance(goal, progress)
         events = {DEPLOYMENT: [(BACKEND, name)], ENDPOINT: []}.get(kind, [(kind, name)])
         if kind == APPLICATION and candidate_of(name) in self.applications:
@@ -242,10 +243,10 @@ class Cluster:
         for event in (*events, *[HELD] * progress.unheld):
             self._agenda.upon(event, GOAL, goal_id)
 
-    def _progress(self, subject: Subject) -> Progress:
-        kind, name = subject
+    def _progress(self, goal: GoalRecord) -> Progress:
+        kind, name = goal.subject
         if kind == APPLICATION:
-            progress = self.canaries.progress(name)
+            progress = self.canaries.progress(name) if goal.what == STEP_BY_STEP else None
             return progress or definitions.application_progress(self.state, name)
         if kind == ROLLOUT:
             return self.rollouts.progress(name)

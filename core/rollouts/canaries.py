@@ -60,6 +60,7 @@ from greenroom.core.rollouts.rollouts import (
 
 ROLLING_OUT, TAKING_OVER = UNDER_WAY = ("rolling out", "taking over")
 PROMOTED, WENT_BACK = "promoted", "went back"
+STEP_BY_STEP = "deploy application, step by step"  # a goal that goes by the canary
 SHOWN_CAUSES = 3  # of answers that were different
 
 
@@ -163,7 +164,7 @@ class Canaries:
         rollout = StartRollout(endpoint=record.endpoint, to=record.to, **rules)
         self._rollouts.start(rollout, wall_now, mirrored)
         self._put(record)
-        return state.new_goal((APPLICATION, name), "deploy application, step by step")
+        return state.new_goal((APPLICATION, name), STEP_BY_STEP)
 
     def forget(self, name: str) -> None:
         """Drop what is known of an application's last canary; it must have ended."""

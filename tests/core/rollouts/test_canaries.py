@@ -322,6 +322,17 @@ def test_an_application_that_is_deleted_takes_its_new_version_along(world: World
     assert world.cluster.state.is_empty
 
 
+def test_a_later_change_ends_by_its_own_outcome(world: World) -> None:
+    begin(world)
+    world.change(ask.do(ops.AbortRollout, endpoint=INGRESS))
+    wait(world)
+    shown = status.applications(world.cluster)["app"]["canary"]
+    assert shown["state"] == "went back"
+    deleted = world.change(ask.undeploy("app"))
+    wait(world)
+    assert world.goal_state(deleted) == "succeeded"
+
+
 def test_first_deploys_and_settings_alone_are_no_canary(world: World) -> None:
     world.change(deploy(canary=CANARY))
     assert set(world.cluster.applications) == {"app"}
