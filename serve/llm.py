@@ -7,7 +7,6 @@ each request's engine by the field ``model``, through a handle.
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -20,11 +19,18 @@ from starlette.routing import Route
 from greenroom.core.validation import Settings, validated
 from greenroom.serve.decorators.ingress import ingress
 from greenroom.serve.deployments import Application, Deployment, deployment
-from greenroom.serve.engines.engine import Engine
+from greenroom.serve.engines.engine import PORT, EngineReplica, EngineSettings
 from greenroom.serve.handle import DeploymentHandle
 from greenroom.serve.protocols.apps import instance, read_body
 
-__all__ = ["LLMConfig", "LLMServingArgs", "ModelLoadingConfig", "build_openai_app"]
+__all__ = [
+    "LLMConfig",
+    "LLMServer",
+    "LLMServingArgs",
+    "ModelLoadingConfig",
+    "build_llm_deployment",
+    "build_openai_app",
+]
 
 MAX_BODY_BYTES = 16 << 20
 _COMMANDS = {
@@ -35,6 +41,12 @@ _COMMANDS = {
     ),
     "llama.cpp": ("llama-server", "--model", "SOURCE", "--alias", "ID"),
 }
+_LOAD = {
+    "vLLM": ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
+    "SGLang": ("sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage"),
+    "llama.cpp": ("llamacpp:requests_processing", "llamacpp:requests_deferred"),
+}
+_WITH_METRICS = {"vLLM": {}, "SGLang": {"enable_metrics": True}, "llama.cpp": {"metrics": True}}
 _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "tp_size", "pp_size")
 
 
@@ -52,7 +64,8 @@ class LLMConfig(Settings):
     ``--max-model-len 4096``, True a flag alone, False and None none, a list several words, a dict
     JSON. ``deployment_config`` has the options of a deployment; unless its ``ray_actor_options``
     say otherwise, a replica of vLLM or SGLang gets as many GPUs as its parallel sizes multiply to.
-    ``accelerator_type`` is the label ``accelerator`` of the hosts that it may run on.
+    ``accelerator_type`` is the label ``accelerator`` of the hosts that it may run on. Unless
+    ``log_engine_metrics`` is False, the engine's metrics of its load are read.
     """
 
     model_loading_config: ModelLoadingConfig
@@ -62,23 +75,24 @@ class LLMConfig(Settings):
     accelerator_type: str | None = None
     runtime_env: dict[str, Any] | None = None
     ready_timeout_s: float = Field(default=600.0, gt=0)
+    log_engine_metrics: bool = True
 
     hints: ClassVar[Mapping[str, str]] = {
-        "lora_config": "give engine_kwargs enable_lora and lora_modules, as vLLM names them",
+        "lora_config": "give engine_kwargs enable_lora and lora_modules, each 'MODEL:ADAPTER=PATH'",
         "placement_group_config": "a replica is on one host; give engine_kwargs the parallel sizes",
-        "log_engine_metrics": "leave it out: engines have their metrics at /metrics",
     }
 
     @property
-    def command(self) -> str:
-        """What is run."""
+    def command(self) -> tuple[str, ...]:
+        """What is run, with ``{port}`` for its port."""
         loading = self.model_loading_config
         names = {"ID": loading.model_id, "SOURCE": loading.model_source or loading.model_id}
         words = [names.get(word, word) for word in _COMMANDS[self.llm_engine]]
-        for name, value in self.engine_kwargs.items():
+        has_metrics = _WITH_METRICS[self.llm_engine] if self.log_engine_metrics else {}
+        for name, value in {**has_metrics, **self.engine_kwargs}.items():
             if value is not None and value is not False:
                 words += [f"--{name.replace('_', '-')}", *_words(value)]
-        return shlex.join([*words, "--port", "{port}"])
+        return (*words, "--port", PORT)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -94,8 +108,11 @@ class LLMConfig(Settings):
             actor["label_selector"] = labels
         if self.runtime_env is not None:
             actor["runtime_env"] = self.runtime_env
-        return {"name": _deployment_of(self.model_loading_config.model_id), **given} | {
-            "actor_options": actor
+        return {
+            "name": _deployment_of(self.model_loading_config.model_id),
+            "constructor_timeout_s": self.ready_timeout_s,
+            **given,
+            "actor_options": actor,
         }
 
 
@@ -112,6 +129,34 @@ class LLMServingArgs(Settings):
         return self
 
 
+class LLMServer(EngineReplica):
+    """A replica of one model: its engine."""
+
+    async def __init__(self, llm_config: LLMConfig) -> None:  # type: ignore[misc]  # see there
+        """Start the engine; return once it is healthy."""
+        reads = llm_config.log_engine_metrics
+        self.settings = EngineSettings(
+            command=llm_config.command,
+            ready_timeout_s=llm_config.ready_timeout_s,
+            load_metrics=_LOAD[llm_config.llm_engine] if reads else (),
+        )
+        await super().__init__()
+
+    @classmethod
+    def get_deployment_options(cls, llm_config: LLMConfig) -> dict[str, Any]:
+        """Return the options of a deployment of this class: those that the model asks for."""
+        return llm_config.options
+
+
+def build_llm_deployment(llm_config: LLMConfig | Mapping[str, Any]) -> Application:
+    """Make one model an application, or a part of one: its handle's ``pass_on`` asks the engine.
+
+    InvalidRequestError names what is wrong.
+    """
+    given = llm_config if isinstance(llm_config, LLMConfig) else validated(LLMConfig, llm_config)
+    return deployment(**LLMServer.get_deployment_options(given))(LLMServer).bind(given)
+
+
 def build_openai_app(llm_serving_args: LLMServingArgs | Mapping[str, Any]) -> Application:
     """Make an application that answers OpenAI's clients with these models.
 
@@ -121,10 +166,7 @@ def build_openai_app(llm_serving_args: LLMServingArgs | Mapping[str, Any]) -> Ap
     given = llm_serving_args
     args = given if isinstance(given, LLMServingArgs) else validated(LLMServingArgs, given)
     engines = {
-        each.model_loading_config.model_id: Engine(
-            each.command, ready_timeout_s=each.ready_timeout_s, **each.options
-        ).bind()
-        for each in args.llm_configs
+        each.model_loading_config.model_id: build_llm_deployment(each) for each in args.llm_configs
     }
     if len(engines) == 1:
         return next(iter(engines.values()))
@@ -165,6 +207,14 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "greenroom"}
 
 
+def _engine_of(name: object) -> DeploymentHandle | None:
+    """Return the engine of a model, or of an adapter, as ``model:adapter``; None if none has it."""
+    engines: dict[str, DeploymentHandle] = instance().engines
+    if not isinstance(name, str):
+        return None
+    return engines.get(name) or engines.get(name.rpartition(":")[0])
+
+
 def _no_such(name: object) -> Response:
     there = ", ".join(instance().engines)
     text = f"The model {name!r} does not exist. Those that do: {there}"
@@ -179,7 +229,7 @@ async def _ask(request: Request) -> Response:
         name = fields["model"]
     except (ValueError, KeyError, TypeError):
         return _error(400, "the body has to be JSON with a field 'model'")
-    engine = instance().engines.get(name) if isinstance(name, str) else None
+    engine = _engine_of(name)
     if engine is None:
         return _no_such(name)
     session = fields.get("prompt_cache_key") or fields.get("user") or ""

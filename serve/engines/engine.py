@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import shlex
 import signal
@@ -23,7 +24,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Unpack
 from urllib.parse import quote
@@ -36,11 +37,13 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI
 from websockets.http11 import Response
 
 from greenroom.actors.replica.asgi import AppSource
-from greenroom.actors.replica.user_code import ASGI_APP
+from greenroom.actors.replica.user_code import ASGI_APP, MAX_STATS
 from greenroom.core.config import LOOPBACK, MAX_WEBSOCKET_MESSAGE_BYTES, RuntimeEnv
 from greenroom.core.errors import InvalidRequestError, NotBegunError
+from greenroom.core.metrics import name_problem
 from greenroom.core.validation import Settings, validated
 from greenroom.serve.deployments import Application, Deployment, GivenOptions, deployment
+from greenroom.serve.metrics import Gauge
 from greenroom.serve.protocols.apps import instance
 
 logger = logging.getLogger(__name__)
@@ -49,6 +52,7 @@ PORT = "{port}"
 TEXTS = frozenset({"command", "health", "name", "version"})
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
 PROBE_S, PROBE_TIMEOUT_S = 0.1, 10.0  # of its health, until it is ready
+METRICS_TIMEOUT_S = 1.0
 KILLED = 128 + signal.SIGKILL  # what a keeper that was killed has not said
 ENDING_S = 1.0  # within which an engine that breaks connections is seen to have ended
 CONNECT_S = 0.1  # on a host it takes less than a millisecond, or there is no room
@@ -75,12 +79,15 @@ def _words(command: object) -> object:
 class EngineSettings(Settings):
     """An engine's command, where ``{port}`` is the port to listen at, and the path of its health.
 
-    ``ready_timeout_s`` is how long it may take from its start until it is healthy.
+    ``ready_timeout_s`` is how long it may take from its start until it is healthy. ``load_metrics``
+    are names of metrics at ``metrics_path`` that tell its load.
     """
 
     command: Annotated[tuple[str, ...], BeforeValidator(_words)]
     health: str = "/health"
     ready_timeout_s: float = Field(default=600.0, gt=0)
+    load_metrics: tuple[str, ...] = Field(default=(), max_length=MAX_STATS)
+    metrics_path: str = "/metrics"
 
     @field_validator("command")
     @classmethod
@@ -89,7 +96,15 @@ class EngineSettings(Settings):
             raise ValueError(f"must have {PORT} where the engine is told its port")
         return command
 
-    @field_validator("health")
+    @field_validator("load_metrics")
+    @classmethod
+    def _are_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if problem := name_problem(name):
+                raise ValueError(f"{name!r} {problem}")
+        return names
+
+    @field_validator("health", "metrics_path")
     @classmethod
     def _is_path(cls, path: str) -> str:
         if not path.startswith("/") or any(character.isspace() for character in path):
@@ -102,6 +117,8 @@ def Engine(  # noqa: N802  # as its users know classes that deploy
     *,
     health: str = "/health",
     ready_timeout_s: float = 600.0,
+    load_metrics: Iterable[str] = (),
+    metrics_path: str = "/metrics",
     env: Mapping[str, str] | None = None,
     **options: Unpack[GivenOptions],
 ) -> Deployment:
@@ -112,12 +129,20 @@ def Engine(  # noqa: N802  # as its users know classes that deploy
     ``command`` is run without a shell; a string is split as a shell would. It has to listen on
     127.0.0.1 at ``{port}``, which each replica draws. A replica is started once ``health``, a path,
     answers with a status below 400, within ``ready_timeout_s`` seconds, and as healthy while it
-    goes on to. The application's route prefix is taken off paths. ``env`` is the same as
-    ``env_vars`` of the ``runtime_env`` in ``actor_options``, by which it gets its devices, too.
-    ``options`` are a deployment's, of which ``name`` is "Engine" unless given. InvalidRequestError
-    names what is wrong.
+    goes on to. The application's route prefix is taken off paths. ``load_metrics`` are names of
+    at most 10 metrics that it has at ``metrics_path``; ``/-/metrics`` and policies of autoscaling
+    get them, as of its last health check. ``env`` is the same as ``env_vars`` of the
+    ``runtime_env`` in ``actor_options``, by which it gets its devices, too. ``options`` are a
+    deployment's, of which ``name`` is "Engine" unless given. InvalidRequestError names what is
+    wrong.
     """
-    given = {"command": command, "health": health, "ready_timeout_s": ready_timeout_s}
+    given = {
+        "command": command,
+        "health": health,
+        "ready_timeout_s": ready_timeout_s,
+        "load_metrics": load_metrics,
+        "metrics_path": metrics_path,
+    }
     settings = validated(EngineSettings, given)
     served = type("Engine", (EngineReplica,), {"settings": settings, "__module__": __name__})
     options.setdefault("constructor_timeout_s", ready_timeout_s)
@@ -155,6 +180,9 @@ class EngineReplica:
 
     async def __init__(self) -> None:  # type: ignore[misc]  # a replica awaits it
         """Start the engine; return once it is healthy."""
+        self._gauges = {name: Gauge(name, "Of an engine") for name in self.settings.load_metrics}
+        self._load: dict[str, float] = {}
+        self._load_failure = ""
         with socket.create_server((LOOPBACK, 0)) as drawn:
             self.port = drawn.getsockname()[1]
         command = [word.replace(PORT, str(self.port)) for word in self.settings.command]
@@ -185,6 +213,12 @@ class EngineReplica:
         status = await self._status()
         if status >= 400:
             raise RuntimeError(f"the engine answers {self.settings.health} with status {status}")
+        if self._gauges:
+            await self._read_load()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return its load, as it told it at the last health check."""
+        return self._load
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request or a WebSocket on."""
@@ -212,10 +246,36 @@ class EngineReplica:
         return False
 
     async def _status(self) -> int:
-        target = {"raw_path": self.settings.health.encode(), "query_string": b"", "root_path": ""}
-        scope = {"method": "GET", "headers": [], **target}
-        async with contextlib.aclosing(self._ask(scope, _whole(b""))) as events:
+        async with contextlib.aclosing(self._get(self.settings.health)) as events:
             return int((await anext(events))["status"])
+
+    async def _read_load(self) -> None:
+        """Note the engine's load; one whose metrics cannot be had serves all the same."""
+        text, failure = b"", ""
+        try:
+            async with (
+                asyncio.timeout(METRICS_TIMEOUT_S),
+                contextlib.aclosing(self._get(self.settings.metrics_path)) as events,
+            ):
+                status = (await anext(events))["status"]
+                async for event in events:
+                    text += event["body"]
+            if status >= 400:
+                failure = f"status {status}"
+        except (OSError, TimeoutError) as error:
+            failure = repr(error)
+        self._load = {} if failure else metrics_in(text, self.settings.load_metrics)
+        if not failure and (lacking := self._gauges.keys() - self._load.keys()):
+            failure = f"no {', '.join(sorted(lacking))}"
+        if failure not in {"", self._load_failure}:
+            logger.warning("the engine's %s has %s", self.settings.metrics_path, failure)
+        self._load_failure = failure
+        for name, value in self._load.items():
+            self._gauges[name].set(value)
+
+    def _get(self, path: str) -> AsyncGenerator[Message]:
+        target = {"raw_path": path.encode(), "query_string": b"", "root_path": ""}
+        return self._ask({"method": "GET", "headers": [], **target}, _whole(b""))
 
     async def _connect(self) -> socket.socket:
         """Connect, again and again: many engines queue no more than five connections.
@@ -329,6 +389,22 @@ async def _errors() -> AsyncIterator[None]:
     except OSError as error:
         await asyncio.sleep(ENDING_S)
         raise RuntimeError(f"the engine broke off: {error}") from error
+
+
+def metrics_in(text: bytes, names: Collection[str]) -> dict[str, float]:
+    """Return these metrics of a text in Prometheus's format, each the sum of its samples."""
+    found: dict[str, float] = {}
+    for line in text.decode(errors="replace").splitlines():
+        name, labels, values = line.partition("{")
+        if labels:  # a value of theirs may have spaces and braces, and no line has two sets
+            values = values.rpartition("}")[2]
+        else:
+            name, _, values = line.partition(" ")
+        with contextlib.suppress(ValueError, IndexError):
+            value = float(values.split()[0])  # a time may follow
+            if name in names and math.isfinite(value):
+                found[name] = found.get(name, 0.0) + value
+    return found
 
 
 def _whole(body: bytes) -> Receive:

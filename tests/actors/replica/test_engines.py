@@ -23,7 +23,7 @@ from websockets.sync.client import connect
 
 from greenroom import serve
 from greenroom.core.errors import DeployFailedError, InvalidRequestError
-from greenroom.serve.engines.engine import Engine
+from greenroom.serve.engines.engine import Engine, metrics_in
 from tests.support.engine import COMMAND
 from tests.support.systems import RunningSystem, alive, wait_until
 
@@ -374,6 +374,34 @@ def test_one_that_is_sick_is_replaced(
     wait_until(lambda: running.replica_pids(name), 20, "another one runs")
 
 
+def test_one_without_the_metrics_that_are_asked_for_serves_all_the_same(
+    running: RunningSystem, deployed: Any, name: str
+) -> None:
+    deployed(PLAIN, health="/", load_metrics=["jobs"], health_check_period_s=0.1)
+    (log,) = running.settings.logs_dir.glob(f"replica-{name}*.log")
+    told = "the engine's /metrics has status 404"
+    wait_until(lambda: told in log.read_text(), 20, "it is told")
+    assert running.get(f"/{name}/")[0] == 200
+    assert log.read_text().count(told) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (b"", {}),
+        (b"jobs 3", {"jobs": 3.0}),
+        (b"# TYPE jobs gauge\njobs 3 1700000000000\r\nother 5\n", {"jobs": 3.0}),
+        (b'jobs{a="1"} 3\njobs{a="2"} 0.5\n', {"jobs": 3.5}),
+        (b'jobs{a="} 9 {"} 3 1700000000000\n', {"jobs": 3.0}),
+        (b"jobs NaN\nwaits +Inf\n", {}),
+        (b'jobs\njobs{\njobs{a="1"}\njobs x\nwaits 1e2\n', {"waits": 100.0}),
+        (b'\xffjobs 3\njobs_total 4\nwaits{a="\xff"} 1\n', {"waits": 1.0}),
+    ],
+)
+def test_metrics_are_read_as_prometheus_writes_them(text: bytes, found: dict[str, float]) -> None:
+    assert metrics_in(text, ("jobs", "waits")) == found
+
+
 def test_programs_beside_the_replicas_python_are_found_first(
     running: RunningSystem, deployed: Any, name: str
 ) -> None:
@@ -443,6 +471,10 @@ def test_variables_are_added_to_those_of_its_environment() -> None:
         ({"command": "e {port}", "ready_timeout_s": "soon"}, "ready_timeout_s"),
         ({"command": "e {port}", "ready_timeout_s": float("nan")}, "ready_timeout_s"),
         ({"command": "e {port}", "num_replica": 2}, "num_replica"),
+        ({"command": "e {port}", "metrics_path": "metrics"}, "expected a path, as /health"),
+        ({"command": "e {port}", "load_metrics": ["a b"]}, "'a b' must be letters"),
+        ({"command": "e {port}", "load_metrics": ["greenroom_x"]}, "must not begin with"),
+        ({"command": "e {port}", "load_metrics": ["m"] * 11}, "load_metrics"),
         ({"command": "e {port}", "env": "A=b"}, "env_vars='A=b'"),
         ({"command": "e {port}", "env": {"A": 1}}, "env_vars.A=1"),
         (

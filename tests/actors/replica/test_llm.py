@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -12,9 +13,14 @@ import pytest
 
 from greenroom import serve
 from greenroom.core.errors import InvalidRequestError
-from greenroom.serve.llm import LLMConfig, ModelLoadingConfig, build_openai_app
+from greenroom.serve.llm import (
+    LLMConfig,
+    ModelLoadingConfig,
+    build_llm_deployment,
+    build_openai_app,
+)
 from tests.support import fake_vllm
-from tests.support.systems import RunningSystem
+from tests.support.systems import RunningSystem, wait_until
 
 ROUTE = "/llm"
 
@@ -27,7 +33,8 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     program.write_text(f'#!/bin/sh\nexec {sys.executable} {fake_vllm.__file__} "$@"\n')
     program.chmod(0o755)
     path = f"{folder}:{os.environ['PATH']}"
-    options = {"ray_actor_options": {"num_gpus": 0}, "num_replicas": 2}
+    actor = {"ray_actor_options": {"num_gpus": 0}}
+    options = {**actor, "num_replicas": 2, "health_check_period_s": 0.5}
     return {"runtime_env": {"env_vars": {"PATH": path}}, "deployment_config": options}
 
 
@@ -74,8 +81,9 @@ FLAGS = {"max_model_len": 9, "enable_lora": True, "seed": None, "quiet": False}
             LISTS,
             f"{VLLM}--lora-modules a=b 'c=d e' --limits '{{\"image\": 1}}' --port {{port}}",
         ),
-        ("SGLang", {"tp_size": 2}, f"{SGLANG}--tp-size 2 --port {{port}}"),
-        ("llama.cpp", {}, "llama-server --model m --alias m --port {port}"),
+        ("SGLang", {"tp_size": 2}, f"{SGLANG}--enable-metrics --tp-size 2 --port {{port}}"),
+        ("llama.cpp", {}, "llama-server --model m --alias m --metrics --port {port}"),
+        ("llama.cpp", {"metrics": False}, "llama-server --model m --alias m --port {port}"),
     ],
 )
 def test_arguments_of_an_engine_are_flags_of_its_command(
@@ -83,7 +91,7 @@ def test_arguments_of_an_engine_are_flags_of_its_command(
 ) -> None:
     loading = ModelLoadingConfig(model_id="m")
     config = LLMConfig(model_loading_config=loading, llm_engine=engine, engine_kwargs=kwargs)
-    assert config.command.replace("'{port}'", "{port}") == command
+    assert shlex.join(config.command).replace("'{port}'", "{port}") == command
 
 
 @pytest.mark.parametrize(
@@ -150,6 +158,12 @@ def test_each_model_answers_by_its_name(client: openai.OpenAI) -> None:
     ].embedding == [1.0, 2.0]
 
 
+def test_a_models_adapter_answers_by_both_names(client: openai.OpenAI) -> None:
+    answer = say(client, "org/small:poet")
+    assert answer.choices[0].message.content.startswith("/models/small on ")
+    assert answer.model == "org/small:poet", "the engine knows which adapter is meant"
+
+
 def test_a_stream_comes_in_parts(client: openai.OpenAI) -> None:
     parts = [part.choices[0].delta.content for part in say(client, "org/large", stream=True)]
     assert (parts[0], parts[-1]) == ("/models/large ", "hello ")
@@ -181,6 +195,40 @@ def test_a_conversation_stays_at_one_replica(client: openai.OpenAI) -> None:
         more = {"prompt_cache_key": key}
         answers = [say(client, "org/small", extra_body=more) for _ in range(4)]
         assert len({answer.choices[0].message.content for answer in answers}) == 1
+
+
+def test_the_engines_load_is_in_the_metrics(client: openai.OpenAI, running: RunningSystem) -> None:
+    def load() -> set[tuple[str, float]]:
+        lines = running.get("/-/metrics")[1].decode().splitlines()
+        return {
+            (line.partition("{")[0], float(line.split()[-1]))
+            for line in lines
+            if line.startswith("vllm:") and 'deployment="org-small"' in line
+        }
+
+    there = {
+        ("vllm:num_requests_running", 5.0),
+        ("vllm:num_requests_waiting", 7.0),
+        ("vllm:kv_cache_usage_perc", 0.25),
+    }
+    wait_until(lambda: load() == there, 20, "all three have been read")
+
+
+def test_a_policy_scales_by_the_engines_load(
+    running: RunningSystem, vllm: dict[str, Any], name: str
+) -> None:
+    def by_waiting(context: Any) -> int:
+        waiting = context.aggregated_metrics.get("vllm:num_requests_waiting", {}).values()
+        return 2 if sum(waiting) > 5 else 1
+
+    scaling = {"min_replicas": 1, "max_replicas": 2, "upscale_delay_s": 0, "policy": by_waiting}
+    options = {**vllm["deployment_config"], "autoscaling_config": scaling}
+    del options["num_replicas"]
+    given = {"model_loading_config": {"model_id": "m"}, **vllm, "deployment_config": options}
+    running.deploy(build_llm_deployment(given), name=name, route_prefix=f"/{name}")
+    wait_until(lambda: len(running.replica_pids(name)) == 2, 20, "seven requests wait")
+    with running.as_default():
+        serve.delete(name)
 
 
 def test_one_model_is_its_engine(running: RunningSystem, vllm: dict[str, Any], name: str) -> None:
