@@ -1,7 +1,8 @@
 """``serve.llm``: large language models by Ray's names, over engines (:mod:`.engines.engine`).
 
-One model is its engine, whose answers pass as they are. Several stand behind a deployment that asks
-each request's engine by the field ``model``, through a handle.
+One model with one replica is its engine, whose answers pass as they are. What has several of either
+stands behind a deployment that reads requests: the field ``model`` says which engine is asked,
+through a handle, and those of a conversation go to one replica.
 """
 
 from __future__ import annotations
@@ -95,6 +96,12 @@ class LLMConfig(Settings):
         return (*words, "--port", PORT)
 
     @property
+    def has_replicas(self) -> bool:
+        """Whether it may have more than one."""
+        given = self.deployment_config
+        return given.get("num_replicas", 1) != 1 or given.get("autoscaling_config") is not None
+
+    @property
     def options(self) -> dict[str, Any]:
         """Those of its deployment."""
         given = dict(self.deployment_config)
@@ -168,7 +175,7 @@ def build_openai_app(llm_serving_args: LLMServingArgs | Mapping[str, Any]) -> Ap
     engines = {
         each.model_loading_config.model_id: build_llm_deployment(each) for each in args.llm_configs
     }
-    if len(engines) == 1:
+    if len(engines) == 1 and not args.llm_configs[0].has_replicas:
         return next(iter(engines.values()))
     return _MODELS.bind(engines)
 
@@ -222,7 +229,7 @@ def _no_such(name: object) -> Response:
 
 
 async def _ask(request: Request) -> Response:
-    """Pass a request on to the engine of its model, and the answer back part by part."""
+    """Pass a request on to the engine of its model."""
     body = await read_body(request, MAX_BODY_BYTES)
     try:
         fields = json.loads(body)
@@ -233,9 +240,22 @@ async def _ask(request: Request) -> Response:
     if engine is None:
         return _no_such(name)
     session = fields.get("prompt_cache_key") or fields.get("user") or ""
-    asked = engine.options(stream=True, session_id=str(session)[:256])
+    return await _pass_on(engine.options(session_id=str(session)[:256]), request, body)
+
+
+async def _ask_any(request: Request) -> Response:
+    """Pass on what names no model, where there is one alone."""
+    if len(instance().engines) > 1:
+        return _error(404, f"Of several models only /v1 is served, not {request.url.path}")
+    (engine,) = instance().engines.values()
+    return await _pass_on(engine, request, await read_body(request, MAX_BODY_BYTES))
+
+
+async def _pass_on(engine: DeploymentHandle, request: Request, body: bytes) -> Response:
+    """Pass a request on, and the answer back part by part."""
     path = request.url.path.removeprefix(request.scope["root_path"])
-    parts = asked.pass_on.remote(request.method, path, list(request.scope["headers"]), body)
+    asked = engine.options(stream=True).pass_on
+    parts = asked.remote(request.method, path, list(request.scope["headers"]), body)
     status, headers = await anext(parts)
     response = StreamingResponse(parts, status)
     response.raw_headers = headers
@@ -253,5 +273,6 @@ _ROUTES = [
     Route("/v1/models", _list),
     Route("/v1/models/{name:path}", _get),
     Route("/v1/{operation:path}", _ask, methods=["POST"]),
+    Route("/{path:path}", _ask_any, methods=["GET", "POST"]),
 ]
 _MODELS: Deployment = deployment(name="OpenAiIngress")(ingress(Starlette(routes=_ROUTES))(Models))

@@ -231,8 +231,27 @@ def test_a_policy_scales_by_the_engines_load(
         serve.delete(name)
 
 
-def test_one_model_is_its_engine(running: RunningSystem, vllm: dict[str, Any], name: str) -> None:
+def test_a_conversation_with_one_model_alone_stays_at_one_replica(
+    running: RunningSystem, vllm: dict[str, Any], name: str
+) -> None:
     config = LLMConfig(model_loading_config=ModelLoadingConfig(model_id="m"), **vllm)
+    running.deploy(build_openai_app({"llm_configs": [config]}), name=name, route_prefix=f"/{name}")
+    with openai.OpenAI(base_url=f"{running.url}/{name}/v1", api_key="any") as client:
+        said = {
+            key: {say(client, "m", user=key).choices[0].message.content for _ in range(4)}
+            for key in map(str, range(8))
+        }
+        assert {len(texts) for texts in said.values()} == {1}
+        assert len(set.union(*said.values())) == 2, "both replicas have conversations"
+    assert running.get(f"/{name}/metrics") == (200, fake_vllm.METRICS.encode())
+    assert running.get(f"/{name}/nothing")[0] == 404
+    with running.as_default():
+        serve.delete(name)
+
+
+def test_one_model_is_its_engine(running: RunningSystem, vllm: dict[str, Any], name: str) -> None:
+    alone = {**vllm, "deployment_config": vllm["deployment_config"] | {"num_replicas": 1}}
+    config = LLMConfig(model_loading_config=ModelLoadingConfig(model_id="m"), **alone)
     running.deploy(build_openai_app({"llm_configs": [config]}), name=name, route_prefix=f"/{name}")
     with openai.OpenAI(base_url=f"{running.url}/{name}/v1", api_key="any") as client:
         assert [each.owned_by for each in client.models.list()] == ["vllm"]
