@@ -34,7 +34,7 @@ from greenroom.core.metrics import Group, text
 
 if TYPE_CHECKING:  # few workers need it
     from greenroom.actors.messages.admin import Request
-    from greenroom.actors.runtime.asking import ControllerRequests
+    from greenroom.actors.runtime.asking import Controller
 
 CONNECT_RETRY_S = 0.1
 CONNECT_TIMEOUT_S = 10.0
@@ -65,7 +65,7 @@ class Link:
         self._finder: Finder | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._records: RunRecords | None = None
-        self._requests: ControllerRequests | None = None  # from the first one on
+        self._requests: Controller | None = None  # from the first one on
         self.next_id = itertools.count(1).__next__
 
     async def start(self) -> None:
@@ -163,11 +163,11 @@ class Link:
         port = self._port
         if port is None:
             return None
-        find = partial(port.locate, *PROXY, gate=port.loop.machine.address_of(address))
-        proxy = await port.answer(find, SCRAPE_TIMEOUT_S)
+        gate = port.loop.machine.address_of(address)
+        proxy = await port.locate(*PROXY, gate, SCRAPE_TIMEOUT_S)
         if proxy is None:
             return None
-        return await port.answer(partial(port.ask_proxy, proxy, what, arguments), SCRAPE_TIMEOUT_S)
+        return await port.ask_proxy(proxy, what, *arguments, timeout_s=SCRAPE_TIMEOUT_S)
 
     async def request(self, request: Request, timeout_s: float) -> Any:
         """Have the controller carry out an operation, and return its answer or raise its error.
@@ -194,17 +194,17 @@ class Link:
         except (GreenroomError, TimeoutError):
             return []
 
-    def _follow_controller(self) -> ControllerRequests | None:
-        from greenroom.actors.runtime.asking import ControllerRequests  # noqa: PLC0415
+    def _follow_controller(self) -> Controller | None:
+        from greenroom.actors.runtime.asking import Controller  # noqa: PLC0415
 
         if self._port is None or self._caller is None:
             return None
 
         async def is_there() -> bool:
-            return requests.is_found
+            return requests.found is not None
 
         why = "no controller was found: its host may be stopped or away"
-        requests = self._requests = ControllerRequests(self._port, is_there, ABSENT_S, why)
+        requests = self._requests = Controller(self._port, is_there, ABSENT_S, why)
         requests.start()
         return requests
 
@@ -238,8 +238,7 @@ class Link:
     async def _ask_proxy(self, what: str, timeout_s: float = ASK_TIMEOUT_S) -> Any:
         if self._port is None or self._finder is None or self._finder.found is None:
             return None
-        ask = partial(self._port.ask_proxy, self._finder.found[0], what, ())
-        return await self._port.answer(ask, timeout_s)
+        return await self._port.ask_proxy(self._finder.found[0], what, timeout_s=timeout_s)
 
 
 class Kept(Generic[T]):

@@ -17,7 +17,7 @@ import cloudpickle
 from greenroom.actors.caller.caller import CLOSED, Caller
 from greenroom.actors.caller.client import CallerClient, QueryClient
 from greenroom.actors.messages.admin import RequestReply, request_of
-from greenroom.actors.runtime.asking import ControllerRequests, new_id
+from greenroom.actors.runtime.asking import Controller, new_id
 from greenroom.actors.runtime.port import PROXY, Finder, ThreadPort
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.records import records_of
@@ -48,7 +48,7 @@ class Connection:
             f"the actor system on port {port.admin_port} is gone; see `greenroom status`, or start "
             "it with `greenroom start`"
         )
-        self._controller = ControllerRequests(port, port.answers, GONE_S, why)
+        self._controller = Controller(port, port.answers, GONE_S, why)
         self._proxy = Finder(port, PROXY, self._caller.met_proxy, self._caller.lost_proxy)
         self._asked_proxy = False
         self._is_remote = is_remote  # to another host, whose cluster's other hosts will do too

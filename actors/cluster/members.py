@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 from greenroom.actors.cluster.heartbeats import BeatListener
@@ -34,7 +33,6 @@ from greenroom.core.records import HostRecord
 logger = logging.getLogger(__name__)
 
 REPLICA = "greenroom.actors.replica.actor.Replica"
-LOCATE_AGAIN_S = 3.0  # after which a host's admin is asked once more: question or answer are lost
 END_DESCRIBED_WITHIN_S = 0.5
 LONGEST_EVERY_S = 1.0  # how often the deployments' time limits are looked through
 ORPHAN_DRAIN_S = 20.0  # what is left of a replica that was replaced may finish
@@ -48,14 +46,6 @@ class _Host:
     process: Process  # its host process
     at: Address  # of that process
     leads_from: str = ""  # its address, where it may lead
-
-
-@dataclass(slots=True)
-class _Locating:
-    """The search for a replica's actor."""
-
-    asked_at: float = float("-inf")
-    waiting: dict[str, Callable[[Address], None]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -89,7 +79,8 @@ class Members:
         self._hosts: dict[str, _Host] = {}  # by name, the controller's own among them
         self._watched: dict[str, _Watched] = {}  # by incarnation: host processes and proxies
         self._port: Port | None = None  # to other hosts' admins; made when there is one
-        self._locating: dict[str, _Locating] = {}  # by replica
+        # Whom to tell of a replica's actor that is asked for: by replica, and what it is for.
+        self._locating: dict[str, dict[str, Callable[[Address], None]]] = {}
         self._describing: dict[str, Callable[[str], None]] = {}  # by address: ends
         self._has_heard = False  # of any other host
         self._longest_drain: tuple[float, float] = (float("-inf"), 0.0)  # looked at, and found
@@ -99,7 +90,7 @@ class Members:
         )
         loop.answer_beats(self._beats.answer)
         cluster.state.host_gone.append(self._forget)
-        cluster.state.replica_gone.append(partial(self._located, address=None))
+        cluster.state.replica_gone.append(self._stop_locating)
 
     def close(self) -> None:
         """Stop listening to hosts."""
@@ -332,12 +323,10 @@ class Members:
         record = self._cluster.hosts.record(host)
         if record is None:
             return
-        now = time.monotonic()
-        locating = self._locating.setdefault(tag, _Locating())
-        locating.waiting[what] = on_located
-        if now - locating.asked_at < LOCATE_AGAIN_S:
+        is_asked = tag in self._locating
+        self._locating.setdefault(tag, {})[what] = on_located
+        if is_asked:
             return
-        locating.asked_at = now
         if self._port is None:
             settings = self._settings
             asyncio_loop = self._loop.asyncio
@@ -349,12 +338,16 @@ class Members:
                 machine=self._loop.machine,
             )
         gate = self._loop.machine.address_of(record.address)
-        self._port.locate(REPLICA, f"replica {tag}", lambda at: self._located(tag, at), gate)
+        self._loop.start(self._locate(self._port, tag, gate))
 
-    def _located(self, tag: str, address: Address | None) -> None:
-        locating = self._locating.pop(tag, None)
-        if locating is not None and address is not None:  # else the core asks again
-            for on_located in locating.waiting.values():
+    def _stop_locating(self, tag: str) -> None:
+        self._locating.pop(tag, None)
+
+    async def _locate(self, port: Port, tag: str, gate: Address) -> None:
+        address = await port.locate(REPLICA, f"replica {tag}", lambda: gate)
+        located = self._locating.pop(tag, {})
+        if address is not None:  # else the core asks again
+            for on_located in located.values():
                 on_located(address)
 
     def kill(self, process: Process, host: str) -> None:

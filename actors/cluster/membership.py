@@ -13,7 +13,7 @@ from greenroom.actors.cluster.epoch_fence import EpochFence
 from greenroom.actors.cluster.heartbeats import Beater
 from greenroom.actors.cluster.key_rotation import KeyHolder
 from greenroom.actors.cluster.leader_lease import LeaderElection
-from greenroom.actors.messages.admin import RequestReply, request_of
+from greenroom.actors.messages.admin import request_of
 from greenroom.actors.messages.control import HostAnswered, HostReported, KillReplica
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime import draining
@@ -136,9 +136,7 @@ class Membership:
         operation = DrainHost(host=self._settings.host_name, leave=leave)
         request = request_of(operation, request_id)
         self._has_left = leave
-        return await self._port.ask_until(
-            lambda: self._controller, request, RequestReply, timeout_s
-        )
+        return await self._port.ask(lambda: self._controller, request, timeout_s) is not None
 
     def _report_again(self) -> None:
         self.report()

@@ -50,7 +50,7 @@ from greenroom.actors.cluster.membership import (
 from greenroom.actors.environments import folders, packages
 from greenroom.actors.host.ends import Ends, note
 from greenroom.actors.host.front import Front, GrpcServer, answers_http, shown_url, url_of
-from greenroom.actors.messages.admin import RequestReply, request_of
+from greenroom.actors.messages.admin import request_of
 from greenroom.actors.messages.control import DescribeEnd, EndDescribed, MeetController, StopHost
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime import draining, forking, settings as binding
@@ -595,7 +595,7 @@ class Host:
             controller = self._controller.found[0]
             self._controller.stop()  # this host does not follow the next leader
             request = request_of(StopCluster(), self._process.incarnation)
-            await self._port.ask_until(lambda: controller, request, RequestReply, limit_s)
+            await self._port.ask(lambda: controller, request, limit_s)
 
 
 def _prune_folders(settings: HostSettings) -> None:

@@ -3,6 +3,9 @@
 Host processes and HTTP workers have their :class:`Port` on the asyncio loop that they run on.
 Scripts block, so theirs is on a loop of its own, on a thread: :class:`ThreadPort`. A
 :class:`Finder` follows an actor of a given name through its deaths.
+
+Whatever they want to know they ask for by :meth:`Port.ask`: an admin for an actor, an actor who it
+is, a proxy what it knows, the controller for an operation. An answer has the id of its question.
 """
 
 from __future__ import annotations
@@ -15,19 +18,17 @@ import os
 import secrets
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from thespian.system import isInternalActorSystemMessage
-from thespian.system.messages.admin import PendingActor, PendingActorResponse, QueryAck, QueryExists
+from thespian.system.messages.admin import PendingActor, QueryAck, QueryExists
 
-from greenroom.actors.messages.control import Identify, IdentifyReply
-from greenroom.actors.messages.queries import Address, AskProxy, AskProxyReply, Process
-from greenroom.actors.runtime.loop import Callback, Loop
+from greenroom.actors.messages.control import Identify
+from greenroom.actors.messages.queries import Address, AskProxy, Process
+from greenroom.actors.runtime.loop import Callback, Loop, Repeats, Timer, nothing
 from greenroom.actors.runtime.machine import MACHINE, Machine
 from greenroom.actors.transport.addresses import Way
 from greenroom.actors.transport.admission import Trouble
@@ -41,18 +42,22 @@ BUSY_S = 20.0  # that an admin may take for its answer while it starts hundreds 
 OPEN_RETRY_S = 0.02
 FIND_RETRY_S = 0.3
 STOP_TIMEOUT_S = 5.0
-ASK_AGAIN_S = 1.0
-MAX_UNANSWERED = 10_000  # more than replicas are asked for at once
+REPEAT_S = 2.0  # a lost request or answer is asked again; requests are idempotent
 CONTROLLER = ("greenroom.actors.controller.actor.Controller", "greenroom.controller")
 PROXY = ("greenroom.actors.proxy.actor.Proxy", "greenroom.proxy")
 
 
-@dataclass(eq=False)
-class _Probe:
-    """A question whether an admin is there, and those that have not said no."""
+Target = Address | Callable[[], Address | None]
+IsFinal = Callable[[Any, Address], bool]
 
-    on_probed: Callable[[bool], None]
-    gates: set[str]
+
+@dataclass(eq=False, slots=True)
+class _Question:
+    """What was asked and is not answered yet."""
+
+    answer: asyncio.Future[Any]
+    is_final: IsFinal
+    send: Callback
 
 
 class Port:
@@ -76,16 +81,10 @@ class Port:
         self._mailbox = machine.attach(admin_port, loop, self._arrived, way)
         self.loop = Loop(self._mailbox, on_error, machine)
         self.address: Address = self._mailbox.address
-        self._handlers: dict[type, Callable[[Any, Address], None]] = {
-            IdentifyReply: self._identified,
-            AskProxyReply: lambda message, _: self._answered(message.request_id, message.value),
-            PendingActorResponse: self._located,
-            QueryAck: self._probe_answered,
-        }
+        self._handlers: dict[type, Callable[[Any, Address], None]] = {}
         self._instances = itertools.count(1)
-        # By the id of what was asked. The oldest go, for the dead never answer.
-        self._unanswered: dict[int | str, Callable[..., None]] = {}
-        self._probing: deque[_Probe] = deque(maxlen=MAX_UNANSWERED)
+        self._asked: dict[Any, list[_Question]] = {}  # by the id that the answer has
+        self._repeats = Repeats(self.loop)
 
     def on(self, message_class: type, handler: Callable[[Any, Address], None]) -> None:
         """Have ``handler(message, sender)`` called for this class."""
@@ -95,6 +94,8 @@ class Port:
         """Leave; what is under way is dropped."""
         self._mailbox.close()
         self.loop.close()
+        for question in itertools.chain(*self._asked.values()):
+            _settle(question.answer, None)
 
     def learn_gates(self, addresses: Iterable[str]) -> None:
         """Ask these hosts' admins too from now on, after those that were given."""
@@ -123,102 +124,102 @@ class Port:
 
         cancel = self._mailbox.watch_remote(gate, lost)
 
-    def probe(self, on_probed: Callable[[bool], None]) -> None:
-        """Ask the actor system's admins whether one is there; one that hangs never answers."""
-        gates = self.gates
-        self._probing.append(_Probe(on_probed, {str(gate) for gate in gates}))
-        for gate in gates:
-            gone = partial(self._is_not_there, str(gate))
-            self.loop.send(gate, QueryExists(), on_failed=gone)
+    async def ask(
+        self,
+        target: Target,
+        request: Any,
+        timeout_s: float | None = BUSY_S,
+        is_final: IsFinal = lambda _reply, _sender: True,
+    ) -> Any:
+        """Return the answer to a request, or None where it is late.
 
-    async def answers(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
-        """Return whether an admin of the actor system is there."""
-        return bool(await self.answer(self.probe, timeout_s))
+        ``target`` is one process, which is asked once; where it cannot be reached that is the end.
+        Or it returns the process to ask by now, None for none, and the request is sent again until
+        it is answered. An answer that is not ``is_final`` is ignored. Of requests with one id all
+        get the answer.
+        """
+        asked, loop = _id_of(request), self.loop
+        answer: asyncio.Future[Any] = loop.asyncio.create_future()
 
-    async def answer(
-        self, ask: Callable[[Callable[[Any], None]], None], timeout_s: float
-    ) -> Any | None:
-        """Return what ``ask``, given where to put it, is answered with; None if not in time."""
-        answer: asyncio.Future[Any] = self.loop.asyncio.create_future()
-        ask(lambda value: None if answer.done() else answer.set_result(value))
-        done, _ = await asyncio.wait([answer], timeout=timeout_s)
-        return answer.result() if done else None
+        timers: dict[str, Timer] = {}
+        if timeout_s is not None:
+            timers["late"] = loop.call_later(timeout_s, lambda: _settle(answer, None))
 
-    def locate(
+        def send() -> None:
+            if "repeat" in timers:
+                timers["repeat"].cancel()
+            timers["repeat"] = loop.call_later(REPEAT_S, send)
+            if (address := target()) is not None:
+                self._repeats.send(str(asked), address, request)
+
+        question = _Question(answer, is_final, send if callable(target) else nothing)
+        self._asked.setdefault(asked, []).append(question)
+        try:
+            if callable(target):
+                send()
+            else:
+                loop.send(target, request, on_failed=lambda: _settle(answer, None))
+            return await answer
+        finally:
+            for timer in timers.values():
+                timer.cancel()
+            self._asked[asked].remove(question)
+            if not self._asked[asked]:
+                del self._asked[asked]
+
+    def ask_again(self) -> None:
+        """Send what is not answered once more now: there is another process to answer it."""
+        for question in list(itertools.chain(*self._asked.values())):
+            question.send()
+
+    async def answers(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool | None:
+        """Return whether an admin of the actor system is there; None where one hangs."""
+
+        def ask(gate: Address) -> Coroutine[Any, Any, Any]:
+            return self.ask(
+                gate, QueryExists(), timeout_s, lambda ack, of: not ack.inShutdown or of == gate
+            )
+
+        asked = [asyncio.ensure_future(ask(gate)) for gate in self.gates]
+        begun_at = time.monotonic()
+        try:
+            for answer in asyncio.as_completed(asked):
+                ack = await answer
+                if ack is not None and not ack.inShutdown:
+                    return True
+        finally:
+            for each in asked:
+                each.cancel()
+        return None if time.monotonic() - begun_at >= timeout_s else False
+
+    async def locate(
         self,
         class_name: str,
         global_name: str,
-        on_located: Callable[[Address | None], None],
-        gate: Address | None = None,
-    ) -> None:
-        """Ask the admin for the actor of that global name; it makes one when there is none.
+        gate: Target | None = None,
+        timeout_s: float = BUSY_S,
+    ) -> Address | None:
+        """Return the actor of that global name; the admin makes one when there is none.
 
-        ``gate`` is another host's admin. ``on_located`` gets None when the admin refuses.
+        ``gate`` is another host's admin. None when the admin refuses, or cannot be reached.
         """
         instance = next(self._instances)
-        self._await(instance, on_located)
         request = PendingActor(class_name, None, instance, None, globalName=global_name)
-        self.loop.send(
-            gate or self._mailbox.admin_address,
-            request,
-            on_failed=lambda: self._answered(instance, None),
-        )
+        located = await self.ask(gate or self._mailbox.admin_address, request, timeout_s)
+        return None if located is None or located.errorCode else located.actualAddress
 
-    def identify(
-        self, address: Address, on_identified: Callable[[Address, Process, int], None]
-    ) -> None:
-        """Ask one of our actors for its process and its epoch. A dead one never answers."""
-        request_id = self._await(secrets.token_hex(8), on_identified)
-        self.loop.send(address, Identify(request_id=request_id))
+    async def identify(self, address: Address) -> tuple[Process, int] | None:
+        """Return the process of one of our actors, and its epoch. A dead one never answers."""
+        reply = await self.ask(address, Identify(request_id=secrets.token_hex(8)))
+        return None if reply is None else (reply.process, reply.epoch)
 
-    def ask_proxy(
-        self,
-        proxy: Address,
-        what: str,
-        arguments: tuple[Any, ...],
-        on_value: Callable[[Any], None],
-    ) -> None:
-        """Ask a proxy; see AskProxy. A dead one never answers."""
-        request_id = self._await(secrets.token_hex(8), on_value)
-        self.loop.send(proxy, AskProxy(request_id=request_id, what=what, arguments=arguments))
-
-    async def ask_until(
-        self,
-        target: Callable[[], Address | None],
-        request: Any,
-        reply_class: type,
-        timeout_s: float,
-    ) -> bool:
-        """Send a request again and again until it is answered; return whether that was in time.
-
-        ``target`` returns where to send it now, None for nowhere.
-        """
-        answered = asyncio.Event()
-
-        def arrived(message: Any, _sender: Address) -> None:
-            if message.request_id == request.request_id:
-                answered.set()
-
-        self.on(reply_class, arrived)
-        deadline = time.monotonic() + timeout_s
-        while not answered.is_set() and (left_s := deadline - time.monotonic()) > 0:
-            address = target()
-            if address is not None:
-                self.loop.send(address, request)
-            with contextlib.suppress(asyncio.TimeoutError):  # its own class until 3.11
-                await asyncio.wait_for(answered.wait(), min(left_s, ASK_AGAIN_S))
-        return answered.is_set()
-
-    def _await(self, asked: Any, on_answer: Callable[..., None]) -> Any:
-        self._unanswered[asked] = on_answer
-        if len(self._unanswered) > MAX_UNANSWERED:
-            del self._unanswered[next(iter(self._unanswered))]
-        return asked
-
-    def _answered(self, asked: int | str, *answer: Any) -> None:
-        on_answer = self._unanswered.pop(asked, None)
-        if on_answer is not None:
-            on_answer(*answer)
+    async def ask_proxy(
+        self, proxy: Address, what: str, *arguments: Any, timeout_s: float = BUSY_S
+    ) -> Any:
+        """Return what a proxy says; see AskProxy. None where it does not answer in time."""
+        request = AskProxy(request_id=secrets.token_hex(8), what=what, arguments=arguments)
+        reply = await self.ask(proxy, request, timeout_s)
+        return None if reply is None else reply.value
 
     def _arrived(self, envelope: Any) -> None:
         self.loop.guarded(self._received, envelope.message, envelope.sender)
@@ -227,33 +228,24 @@ class Port:
         handler = self._handlers.get(type(message))
         if handler is not None:
             handler(message, sender)
+        elif (asked := _id_of(message)) is not None:
+            for question in list(self._asked.get(asked, ())):
+                if question.is_final(message, sender):
+                    _settle(question.answer, message)
         elif not isInternalActorSystemMessage(message):
             logger.warning("ignored an unknown message %s", type(message).__name__)
 
-    def _located(self, message: Any, _sender: Address) -> None:
-        address = None if message.errorCode else message.actualAddress
-        self._answered(message.instanceNum, address)
 
-    def _identified(self, message: IdentifyReply, sender: Address) -> None:
-        self._answered(message.request_id, sender, message.process, message.epoch)
+def _id_of(message: Any) -> Any:
+    """Return what a question and its answers have in common; None for another message."""
+    if isinstance(message, QueryExists | QueryAck):  # the only one without an id
+        return QueryExists
+    return getattr(message, "request_id", None) or getattr(message, "instanceNum", None)
 
-    def _probe_answered(self, message: Any, sender: Address) -> None:
-        if message.inShutdown:  # which says nothing of the others
-            self._is_not_there(str(sender))
-            return
-        probing, self._probing = self._probing, deque(maxlen=MAX_UNANSWERED)
-        for probe in probing:
-            probe.on_probed(True)
 
-    def _is_not_there(self, gate: str) -> None:
-        """Take that an admin is not there; a probe ends with the last of its admins."""
-        probing, self._probing = self._probing, deque(maxlen=MAX_UNANSWERED)
-        for probe in probing:
-            probe.gates.discard(gate)
-            if probe.gates:
-                self._probing.append(probe)
-            else:
-                probe.on_probed(False)
+def _settle(answer: asyncio.Future[Any], value: Any) -> None:
+    if not answer.done():
+        answer.set_result(value)
 
 
 class ThreadPort(Port):
@@ -279,21 +271,21 @@ class ThreadPort(Port):
         """
         self._thread.start()
         begun_at = time.monotonic()
-        while not self.is_answered(timeout_s):
+        while not (answer := self.is_answered(timeout_s)):
             waited_s = time.monotonic() - begun_at
-            if waited_s > (max(timeout_s, BUSY_S) if self._probing else timeout_s):
-                silence = self._silence(waited_s)
+            if waited_s > (max(timeout_s, BUSY_S) if answer is None else timeout_s):
+                silence = self._silence(waited_s, hangs=answer is None)
                 self.close()
                 raise NotRunningError(silence)
             time.sleep(OPEN_RETRY_S)
 
-    def is_answered(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
-        """Return whether an admin of the actor system is there; blocks."""
+    def is_answered(self, timeout_s: float = PROBE_TIMEOUT_S) -> bool | None:
+        """Return whether an admin of the actor system is there, None where one hangs; blocks."""
         answer = asyncio.run_coroutine_threadsafe(self.answers(timeout_s), self.loop.asyncio)
         try:
-            return answer.result(timeout_s)
+            return answer.result(timeout_s + OPEN_RETRY_S)
         except FutureTimeoutError:
-            return False
+            return None
 
     def close(self) -> None:
         """End the thread and leave; what is under way is dropped."""
@@ -302,8 +294,8 @@ class ThreadPort(Port):
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=STOP_TIMEOUT_S)
 
-    def _silence(self, waited_s: float) -> str:
-        if self._probing:
+    def _silence(self, waited_s: float, *, hangs: bool) -> str:
+        if hangs:
             gates = [gate.addressDetails.text for gate in self._given]
             where = " or ".join(gates) if gates else f"port {self.admin_port} of this host"
             return (
@@ -353,21 +345,23 @@ class Finder:
         self._own_gates = gates
         self._attempt = 0
         self._stopped = False
-        self._unwatch: Callback = lambda: None
+        self._unwatch: Callback = nothing
+        self._retry: Callback = nothing  # cancels the next attempt
         self.found: tuple[Address, Process] | None = None
         self.epoch = 0  # of the controller that was found, where it told one
 
     def start(self) -> None:
         """Look for the actor, again and again until it answers."""
-        if self._stopped:
+        if self._stopped or self.found is not None:
             return
+        gates = self._gates
+        gate = gates[self._attempt % len(gates)]
+        self._port.loop.start(self._find_at(gate))
+        if self._attempt and self._names == CONTROLLER:  # an admin may be slow to refuse
+            self._port.loop.start(self._ask_proxy(gate))
         self._attempt += 1
-        attempt, gates = self._attempt, self._gates
-        gate = gates[(attempt - 1) % len(gates)]
-        self._port.locate(*self._names, lambda address: self._located(address, gate), gate)
-        if self._names == CONTROLLER and attempt > 1:  # an admin may be slow to refuse
-            self._ask_proxy(gate)
-        self._port.loop.call_later(FIND_RETRY_S, lambda: self._retry(attempt))
+        self._retry()
+        self._retry = self._port.loop.call_later(FIND_RETRY_S, self.start).cancel
 
     @property
     def _gates(self) -> Sequence[Address]:
@@ -385,52 +379,41 @@ class Finder:
     def doubt(self) -> None:
         """Look whether any proxy obeys a later controller than the one that was found."""
         for gate in self._gates:
-            self._ask_proxy(gate)
+            self._port.loop.start(self._ask_proxy(gate))
 
-    def _located(self, address: Address | None, gate: Address | None) -> None:
-        if self._stopped or self.found is not None:
-            return
+    async def _find_at(self, gate: Address) -> None:
+        address = await self._port.locate(*self._names, gate)
         if address is not None:
-            self._identify(address)
+            await self._identify(address)
         elif self._names == CONTROLLER:
-            self._ask_proxy(gate)
+            await self._ask_proxy(gate)
 
-    def _ask_proxy(self, gate: Address | None) -> None:
-        def located(proxy: Address | None) -> None:
-            if proxy is not None:
-                self._port.ask_proxy(proxy, "controller", (), self._told)
+    async def _ask_proxy(self, gate: Address) -> None:
+        proxy = await self._port.locate(*PROXY, gate)
+        known = None if proxy is None else await self._port.ask_proxy(proxy, "controller")
+        if known is not None:
+            address, process, epoch = known
+            if self._is_later(process, epoch):
+                await self._identify(address)  # the proxy may know only of an earlier epoch
 
-        self._port.locate(*PROXY, located, gate)
-
-    def _told(self, known: tuple[Address, Process, int] | None) -> None:
-        if known is None:
+    async def _identify(self, address: Address) -> None:
+        identified = await self._port.identify(address)
+        if identified is None or not self._is_later(*identified):
             return
-        address, process, epoch = known
-        is_found = self.found is not None and self.found[1] == process
-        if not is_found and (self.found is None or epoch > self.epoch):
-            self._identify(address)
-
-    def _identify(self, address: Address) -> None:
-        """Ask for the epoch too: the proxy may know only of an earlier one."""
-        self._port.identify(
-            address, lambda _, process, epoch: self._identified(address, process, epoch)
-        )
-
-    def _identified(self, address: Address, process: Process, epoch: int) -> None:
-        if self._stopped:
-            return
+        process, epoch = identified
         if self.found is not None:
-            if epoch <= self.epoch or self.found[1] == process:
-                return
             self._unwatch()
             self._on_lost()
         self.found, self.epoch = (address, process), epoch
         self._unwatch = self._port.loop.watch_process(process, self._exited, address)
+        self._port.ask_again()
         self._on_found(address, process)
 
-    def _retry(self, attempt: int) -> None:
-        if attempt == self._attempt and self.found is None:
-            self.start()
+    def _is_later(self, process: Process, epoch: int) -> bool:
+        """Return whether to go on to this incarnation: any, or of a later epoch than the one."""
+        if self._stopped or self.found is None:
+            return not self._stopped
+        return process != self.found[1] and epoch > self.epoch
 
     def _exited(self) -> None:
         self.found = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import pickle
 import queue
@@ -67,9 +68,8 @@ class Hand:
         self.port.loop.post(lambda: self.port.loop.send(target, message))
 
     def locate(self, class_name: str, global_name: str) -> Any:
-        found: queue.Queue[Any] = queue.Queue()
-        self.port.loop.post(lambda: self.port.locate(class_name, global_name, found.put))
-        address = found.get(timeout=DEADLINE_S)
+        locating = self.port.locate(class_name, global_name, timeout_s=DEADLINE_S)
+        address = asyncio.run_coroutine_threadsafe(locating, self.port.loop.asyncio).result()
         assert address is not None, f"no actor for {global_name}"
         return address
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from greenroom.actors.messages.queries import Process
 from tests.simulation.channels import Address, Channel, Message
-from tests.simulation.coroutines import Task
+from tests.simulation.coroutines import SimFuture, Task
 from tests.simulation.links import HOST, Links, Watch, host_of
 
 if TYPE_CHECKING:
@@ -124,6 +124,9 @@ class SimProcess:
 
     def create_task(self, coroutine: Coroutine[Any, None, None]) -> Task:
         return Task(coroutine, lambda _: None)
+
+    def create_future(self) -> SimFuture:
+        return SimFuture(self)
 
     def add_reader(self, fd: int, call: Step) -> None:
         self.world.watched[fd].watchers[fd] = (self, call)

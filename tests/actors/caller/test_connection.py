@@ -6,48 +6,64 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from thespian.actors import ActorAddress
 
 from greenroom.actors.caller import connection as connection_module
 from greenroom.actors.caller.connection import Connection
 from greenroom.actors.messages.admin import Request, RequestReply, request_of
-from greenroom.actors.runtime import asking
+from greenroom.actors.runtime import asking, port as port_module
+from greenroom.actors.runtime.machine import Machine
+from greenroom.actors.runtime.processes import this_process
+from greenroom.actors.transport.addresses import ProcessAddress
 from greenroom.core.errors import NotRunningError
 from greenroom.core.operations import ListBackends
 
 GONE_S = 0.4
 
 
-class Port:
+class Transport:
+    """Takes what is sent, and reaches nothing."""
+
+    deliveries_at_once = 1
+    address = admin_address = ActorAddress(ProcessAddress("10.77.0.1", 1900))
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+
+    def send(self, *_: Any) -> None:
+        """Nothing answers."""
+
+
+class FakeMachine(Machine):
+    def attach(self, _port: int, loop: Any, arrived: Callable[[Any], None], _way: Any) -> Any:
+        self.arrived = arrived
+        return Transport(loop)
+
+
+class Port(port_module.Port):
     """A port to a system that answers, or not, as the test says."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.admin_port = 1
-        self.process = None
-        self.loop = SimpleNamespace(post=lambda _callback: None, asyncio=loop)
+        super().__init__(1, this_process(), loop, machine=FakeMachine())
         self.is_there = True
         self.probes = 0
         self.asked: list[Request] = []
-        self.handlers: dict[type, Callable[[Any, Any], None]] = {}
 
-    def on(self, message_class: type, handler: Callable[[Any, Any], None]) -> None:
-        self.handlers[message_class] = handler
-
-    async def answers(self) -> bool:
+    async def answers(self, _timeout_s: float = 0.0) -> bool:
         self.probes += 1
         return self.is_there
 
-    def locate(self, *_: Any) -> None:
-        pass
+    def reply(self, reply: RequestReply) -> None:
+        arrived = partial(self.loop.machine.arrived, SimpleNamespace(message=reply, sender=None))  # type: ignore[attr-defined]
+        self.loop.asyncio.call_soon_threadsafe(arrived)
 
-    gates = ("gate",)
-
-    def answer(self) -> None:
-        reply = RequestReply(request_id=self.asked.pop(0).request_id, value={})
-        self.loop.asyncio.call_soon_threadsafe(self.handlers[RequestReply], reply, None)
+    def reply_to_next(self) -> None:
+        self.reply(RequestReply(request_id=self.asked.pop(0).request_id, value={}))
 
 
 @pytest.fixture
@@ -79,17 +95,17 @@ def seconds_until_gone(connection: Connection) -> float:
 
 def test_a_system_that_does_not_answer_is_gone_after_a_while(port: Port) -> None:
     port.is_there = False
-    assert seconds_until_gone(Connection(port)) >= GONE_S  # type: ignore[arg-type]
+    assert seconds_until_gone(Connection(port)) >= GONE_S
 
 
 def test_what_an_earlier_request_has_seen_does_not_count(port: Port) -> None:
-    connection = Connection(port)  # type: ignore[arg-type]
+    connection = Connection(port)
     port.is_there = False
     request = threading.Thread(target=connection.request, args=(ListBackends(),), daemon=True)
     request.start()
     while not port.probes:
         time.sleep(0.001)
-    port.answer()  # it was only restarted
+    port.reply_to_next()  # it was only restarted
     request.join(10)
     time.sleep(GONE_S)  # long ago, by now
     assert seconds_until_gone(connection) >= GONE_S
@@ -98,7 +114,7 @@ def test_what_an_earlier_request_has_seen_does_not_count(port: Port) -> None:
 @pytest.mark.parametrize("leaves", [True, False])
 def test_a_repeat_of_a_request_that_is_under_way_gets_its_answer(port: Port, leaves: bool) -> None:
     loop = port.loop.asyncio
-    requests = asking.ControllerRequests(port, port.answers, 10, "gone")  # type: ignore[arg-type]
+    requests = asking.Controller(port, port.answers, 10, "gone")
     request = request_of(ListBackends(), "id", "user")
     asking_twice = [requests.ask(request, 10) for _ in range(2)]
     first, repeat = (asyncio.run_coroutine_threadsafe(each, loop) for each in asking_twice)
@@ -107,7 +123,7 @@ def test_a_repeat_of_a_request_that_is_under_way_gets_its_answer(port: Port, lea
         first.cancel()
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0.05), loop).result(10)
     reply = RequestReply(request_id="id", value={})
-    loop.call_soon_threadsafe(port.handlers[RequestReply], reply, None)
+    port.reply(reply)
     assert repeat.result(20) == reply
     assert leaves or first.result(20) == reply
 
@@ -115,7 +131,7 @@ def test_a_repeat_of_a_request_that_is_under_way_gets_its_answer(port: Port, lea
 def test_a_connection_that_was_made_before_a_fork_says_so(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connection = Connection(port)  # type: ignore[arg-type]
+    connection = Connection(port)
     monkeypatch.setattr(connection_module.os, "getpid", lambda: 0)
     with pytest.raises(NotRunningError, match="made before a fork"):
         connection.request(ListBackends())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from thespian.actors import ActorAddress
 
 from greenroom.actors.cluster import members
-from greenroom.actors.cluster.members import LOCATE_AGAIN_S, Members
+from greenroom.actors.cluster.members import Members
 from greenroom.actors.messages import control as cm
 from greenroom.actors.runtime.machine import MACHINE
 from greenroom.actors.runtime.processes import this_process
@@ -32,10 +34,12 @@ class FakePort:
     """Keeps what is asked of other hosts' admins."""
 
     def __init__(self, *_: Any) -> None:
-        self.asked: list[tuple[str, str, Callable[[Any], None]]] = []
+        self.asked: list[tuple[str, str]] = []
+        self.located: Any = "there"
 
-    def locate(self, _kind: str, name: str, on_located: Callable[[Any], None], gate: Any) -> None:
-        self.asked.append((name, gate.addressDetails.text, on_located))
+    async def locate(self, _kind: str, name: str, gate: Any) -> Any:
+        self.asked.append((name, gate().addressDetails.text))
+        return self.located
 
     def detach(self) -> None:
         """There is nothing to end."""
@@ -49,6 +53,16 @@ class FakeLoop:
     def __init__(self) -> None:
         self.sent: list[tuple[str, Any]] = []
         self.watched: list[Any] = []
+        self.begun: list[Coroutine[Any, Any, None]] = []
+
+    def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self.begun.append(coroutine)
+
+    def go_on(self) -> None:
+        """Let what was begun come to its end."""
+        begun, self.begun = self.begun, []
+        for each in begun:
+            asyncio.run(each)
 
     def send(self, target: Any, message: Any) -> None:
         self.sent.append((target.addressDetails.text, message))
@@ -65,35 +79,40 @@ class FakeLoop:
 def test_a_replica_is_asked_for_again_when_no_answer_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, port = [100.0], FakePort()
+    port = FakePort()
     found: list[Any] = []
-    monkeypatch.setattr(members.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(members, "Port", lambda *_, **__: port)
     records: dict[str, Any] = {kind: {} for kind in KINDS}
     records["host"]["b"] = HostRecord(
         name="b", id="1", address="10.0.0.2:1900", capacity={"num_cpus": 1.0}, labels={}
     )
-    cluster = Cluster(records, 1, now[0], Placement(), own_host="a")
+    cluster = Cluster(records, 1, 100.0, Placement(), own_host="a")
     settings = read_settings({}, state_dir=str(tmp_path))
-    hosts = Members(FakeLoop(), cluster, settings, this_process(), lambda: None)  # type: ignore[arg-type]
+    loop: Any = FakeLoop()
+    hosts = Members(loop, cluster, settings, this_process(), lambda: None)
+
+    numbers = itertools.count(1)
 
     def locate() -> None:
-        number = len(port.asked), len(found)
+        number = next(numbers)
         hosts.locate("t#1", "b", "start", lambda at: found.append((at, number)))
 
     locate()
     locate()
-    assert [each[:2] for each in port.asked] == [("replica t#1", "10.0.0.2:1900")]
-    now[0] += LOCATE_AGAIN_S
-    locate()
-    assert len(port.asked) == 2
     hosts.locate("t#1", "b", "stop", lambda at: found.append((at, "stop")))
-    port.asked[1][2]("there")
-    assert found == [("there", (1, 0)), ("there", "stop")], "the last of each order"
-    port.asked[0][2]("there")  # the first answer, after all
-    assert len(found) == 2
+    port.located = None  # its admin refuses
+    loop.go_on()
+    assert port.asked == [("replica t#1", "10.0.0.2:1900")]
+    assert found == []
+    port.located = "there"
+    locate()
+    locate()
+    hosts.locate("t#1", "b", "stop", lambda at: found.append((at, "stop")))
+    loop.go_on()
+    assert port.asked == [("replica t#1", "10.0.0.2:1900")] * 2
+    assert found == [("there", 4), ("there", "stop")], "the last of each order"
     hosts.locate("t#1", "gone", "start", found.append)
-    assert len(port.asked) == 2
+    assert loop.begun == []
 
 
 def reported(
@@ -159,7 +178,7 @@ def test_a_host_that_is_forgotten_is_forgotten_everywhere(
     assert loop.watched == []
     assert hosts.shown() == []
     cluster.state.replica_gone("t#1")
-    port.asked[0][2]("there")
+    loop.go_on()
     assert found == [], "what looked for its replicas has ended"
     hosts.reported(replace(report, host="c", address="10.0.0.3:1900", id="2"), sender)
     (*_, told) = [each for _, each in loop.sent if isinstance(each, cm.HostAnswered)]

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from thespian.actors import ActorAddress
 from thespian.system.messages.admin import QueryAck
 
-from greenroom.actors.messages.queries import AskProxyReply
+from greenroom.actors.messages.queries import AskProxy, AskProxyReply
 from greenroom.actors.runtime import port
 from greenroom.actors.runtime.machine import Machine
 from greenroom.actors.runtime.processes import this_process
@@ -77,32 +78,72 @@ class Deaf(FakeTransport):
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
-        self.sent: list[tuple[Any, Any]] = []
+        self.sent: list[tuple[Any, Any, Any]] = []
 
-    def send(self, _target: Any, message: Any, _on_sent: Any, on_failed: Any) -> bool:
-        self.sent.append((message, on_failed))
-        return True
+    def send(self, _target: Any, message: Any, on_sent: Any, on_failed: Any) -> None:
+        self.sent.append((message, on_sent, on_failed))
+
+    def deliver(self) -> None:
+        for _, on_sent, _ in self.sent:
+            on_sent()
 
 
-def test_what_nobody_ever_answers_is_forgotten_in_the_end() -> None:
+def arrive(machine: MachineWith, message: Any, sender: Any) -> None:
+    machine.arrived(SimpleNamespace(message=message, sender=sender))
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_question_is_repeated_until_it_is_answered_or_late_and_then_forgotten(
+    monkeypatch: pytest.MonkeyPatch, is_answered: bool
+) -> None:
+    monkeypatch.setattr(port, "REPEAT_S", 0.01)
     loop = asyncio.new_event_loop()
     transport = Deaf(loop)
     machine = MachineWith(transport)
     asking = port.Port(1900, this_process(), loop, machine=machine)
-    told: list[int] = []
-    for _ in range(12_000):
-        asking.ask_proxy(ActorAddress(AWAY), "routes", (), told.append)
-    for number, (message, _) in enumerate(transport.sent):  # late
-        reply = AskProxyReply(request_id=message.request_id, value=number)
-        machine.arrived(SimpleNamespace(message=reply, sender=ActorAddress(AWAY)))
-    assert told == list(range(2_000, 12_000)), "the last are told"
 
-    probed: list[tuple[int, bool]] = []
-    for number in range(12_000):
-        asking.probe(lambda answers, number=number: probed.append((number, answers)))  # type: ignore[misc]
-    _, on_failed = transport.sent[-1]
-    on_failed()
-    assert probed == [(number, False) for number in range(2_000, 12_000)]
+    async def ask() -> Any:
+        request = AskProxy(request_id="an id", what="routes")
+        timeout_s = 20.0 if is_answered else 0.1
+        asked = asyncio.ensure_future(asking.ask(lambda: ActorAddress(AWAY), request, timeout_s))
+        while len(transport.sent) < 3:
+            await asyncio.sleep(0.001)
+            transport.deliver()
+        assert {message for message, *_ in transport.sent} == {request}
+        if is_answered:
+            arrive(machine, AskProxyReply(request_id="another", value=0), None)
+            arrive(machine, AskProxyReply(request_id="an id", value=7), None)
+        reply = await asked
+        count = len(transport.sent)
+        asking.ask_again()
+        await asyncio.sleep(0.05)
+        assert len(transport.sent) == count, "it is asked no more"
+        arrive(machine, AskProxyReply(request_id="an id", value=8), None)  # late
+        return reply and reply.value
+
+    assert loop.run_until_complete(ask()) == (7 if is_answered else None)
+    asking.loop.close()
+    loop.close()
+
+
+def test_a_question_to_one_process_is_asked_once_and_ends_where_it_cannot_be_delivered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.new_event_loop()
+    transport = Deaf(loop)
+    asking = port.Port(1900, this_process(), loop, machine=MachineWith(transport))
+
+    async def ask() -> Any:
+        asked = asyncio.ensure_future(asking.locate(*port.PROXY, ActorAddress(AWAY)))
+        await asyncio.sleep(0)
+        _, _, on_failed = transport.sent[-1]
+        await asyncio.sleep(0.05)
+        assert len(transport.sent) == 1
+        on_failed()
+        return await asked
+
+    monkeypatch.setattr(port, "REPEAT_S", 0.01)
+    assert loop.run_until_complete(ask()) is None
     asking.loop.close()
     loop.close()
 
@@ -116,20 +157,30 @@ def test_one_admin_of_several_that_shuts_down_does_not_answer_for_the_others() -
     one, other = asking.gates
 
     def answer(sender: Any, *, is_ending: bool) -> None:
-        ack = QueryAck("system", "1", is_ending)
-        machine.arrived(SimpleNamespace(message=ack, sender=sender))
+        arrive(machine, QueryAck("system", "1", is_ending), sender)
 
-    told: list[tuple[str, bool]] = []
-    asking.probe(lambda answers: told.append(("first", answers)))
-    answer(one, is_ending=True)
-    answer(one, is_ending=True)  # to a probe before
-    assert told == []
-    answer(other, is_ending=False)
-    assert told == [("first", True)]
-    asking.probe(lambda answers: told.append(("second", answers)))
-    answer(one, is_ending=True)
-    _, on_failed = transport.sent[-1]
-    on_failed()
-    assert told == [("first", True), ("second", False)]
+    async def first() -> bool | None:
+        asked = asyncio.ensure_future(asking.answers(20.0))
+        while len(transport.sent) < 2:
+            await asyncio.sleep(0)
+        answer(one, is_ending=True)
+        answer(one, is_ending=True)  # to a question before
+        await asyncio.sleep(0.02)
+        assert not asked.done()
+        answer(other, is_ending=False)
+        return await asked
+
+    async def second() -> bool | None:
+        asked = asyncio.ensure_future(asking.answers(20.0))
+        while len(transport.sent) < 4:
+            await asyncio.sleep(0)
+        answer(one, is_ending=True)
+        _, _, on_failed = transport.sent[-1]
+        on_failed()
+        return await asked
+
+    assert loop.run_until_complete(first()) is True
+    assert loop.run_until_complete(second()) is False
+    assert loop.run_until_complete(asking.answers(0.01)) is None, "none says anything"
     asking.loop.close()
     loop.close()
