@@ -301,6 +301,9 @@ def _undo_change(cluster: Cluster, asked: ops.UndoChange, _now: Now) -> dict[str
             "end a rollout with `greenroom rollout ENDPOINT --abort`, revoke a token with "
             "`greenroom token`, or give the id of another change"
         )
+    for kind, name in entry.before:
+        if kind == BACKEND and entry.before[kind, name] is None:
+            cluster.rollouts.check_unused(name, leaving=entry.before)
     wanted = definitions.without_change(cluster.state, entry)
     before = {key: cluster.state.definition(key) for key in wanted}
     goal = _bring_about(cluster, wanted, _subject(wanted), f"undo {entry.id}: {entry.what}")

@@ -32,7 +32,7 @@ traffic changes in another way (a change is undone, an application deployed), th
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,9 +48,11 @@ from greenroom.core.operations import StartRollout
 from greenroom.core.records import (
     APPLICATION,
     BACKEND,
+    ENDPOINT,
     ROLLOUT,
     CompareRecord,
     EndpointRecord,
+    Key,
     RolloutRecord,
     is_candidates,
 )
@@ -228,9 +230,14 @@ class Rollouts:
                 "then; wait for the goal of that deploy"
             )
 
-    def check_unused(self, backend: str) -> None:
-        """Raise ConflictError naming the rollout that a backend takes part in."""
+    def check_unused(self, backend: str, leaving: Container[Key] = ()) -> None:
+        """Raise ConflictError naming the rollout that a backend takes part in.
+
+        Rollouts of endpoints that are ``leaving`` end with them.
+        """
         for run in self._runs.values():
+            if (ENDPOINT, run.record.endpoint) in leaving:
+                continue
             if backend in (run.record.to, *run.record.before):
                 raise ConflictError(
                     f"backend {backend!r} takes part in the {_named(run.record)}; "

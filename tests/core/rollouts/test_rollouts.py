@@ -487,6 +487,19 @@ def test_an_undo_of_what_it_changed_ends_it(world: World) -> None:
     assert world.goal_state(goal) == "failed"
 
 
+def test_an_undo_of_its_backends_creation_names_it(world: World) -> None:
+    world.change(ask.create("v9"), "create v9")
+    world.change(start("v9"))
+    (change,) = (entry.id for entry in world.cluster.history if entry.what == "create v9")
+    with pytest.raises(
+        ConflictError, match=r"'v9' takes part in the rollout of endpoint 'e'.*abort_r"
+    ):
+        world.change(ask.undo(change))
+    abort(world)
+    world.change(ask.undo(change))
+    assert world.cluster.state.definition(("backend", "v9")) is None
+
+
 def test_deleting_the_endpoint_ends_it_and_forgets_it(world: World) -> None:
     goal = begun(world)
     world.complete(ask.unname("e"))
