@@ -1,6 +1,6 @@
 """Clients: each makes changes to things of its own, and to one that all share.
 
-A client repeats a request, with its id, until it is answered, as actors/caller/connection.py does;
+A client repeats a request, with its id, until it is answered, by the same way as a connection;
 it keeps what it was told has happened, and :mod:`tests.simulation.checks` compares that with the
 disk.
 """
@@ -22,7 +22,6 @@ from tests.simulation.scripted_code import BROKEN, DEADLY, FAILING, FLAKY, PLAIN
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
-REPEAT_S = 2.0
 BACKENDS = 3  # of one client
 SHARED = "shared"  # the deployment that all clients change
 Script = Iterator[Any]  # yields requests, and gets their replies; or seconds to wait
@@ -42,11 +41,9 @@ class Client:
         self.done = False
         self._codes = 0
         self._requests = 0
-        self._asked_epoch = 0  # of the latest controller that has the request
+        self._pending: am.Request | None = None
         self._goals: list[str] = []
         self._rollout_goals: list[str | None] = []
-        self._pending: am.Request | None = None
-        self._asked: ops.Operation | None = None  # with that request
         self._script = self._work()
         self.process = simulation.spawn("client", OUTSIDE)
         simulation.world.run_as(self.process, self._begin)
@@ -54,11 +51,8 @@ class Client:
     def _begin(self) -> None:
         loop: Any = self.process
         self._port = Port(PORT, self.process.identity, loop, machine=self.simulation.machine)
-        self._port.on(am.RequestReply, self._replied)
         gates = [Address(self.simulation.admin_number(n)) for n in range(self.simulation.size)]
-        self._controller = Finder(
-            self._port, CONTROLLER, lambda *_: self._send(), lambda: None, lambda: gates
-        )
+        self._controller = Finder(self._port, CONTROLLER, lambda *_: None, gates=lambda: gates)
         self._controller.start()
         self._go_on(None)
 
@@ -74,40 +68,40 @@ class Client:
         if isinstance(wanted, float):
             self.process.call_later(wanted, lambda: self._go_on(None))
             return
+        self._port.loop.start(self._ask(wanted))
+
+    async def _ask(self, request: ops.Operation) -> None:
         self._requests += 1
-        self._pending = am.request_of(wanted, f"client {self.number}.{self._requests}")
-        self._asked = wanted
-        self._asked_epoch = 0
-        self.checks.asked(self.number, self._pending.request_id, wanted)
-        self._send()
-        self._repeat(self._pending)
+        asked = self._pending = am.request_of(request, f"client {self.number}.{self._requests}")
+        self.checks.asked(self.number, asked.request_id, request)
+        asked_epoch = 0  # of the latest controller that has the request
 
-    def _send(self) -> None:
-        if self._pending is not None and self._controller.found is not None:
-            self._asked_epoch = max(self._asked_epoch, self._controller.epoch)
-            self._port.loop.send(self._controller.found[0], self._pending)
-
-    def _repeat(self, request: am.Request) -> None:
-        if self._pending is request:
+        def target() -> Address | None:
+            nonlocal asked_epoch
             self._controller.doubt()
-            self._send()
-            self.process.call_later(REPEAT_S, lambda: self._repeat(request))
+            if self._controller.found is None:
+                return None
+            asked_epoch = max(asked_epoch, self._controller.epoch)
+            return self._controller.found[0]
 
-    def _replied(self, reply: am.RequestReply, sender: Address) -> None:
-        pending, request = self._pending, self._asked
-        if pending is None or request is None or reply.request_id != pending.request_id:
-            return
-        if reply.error_kind == "StateNotSavedError":  # its repeat, some time later, is the same
-            if self._controller.is_latest(sender, self._asked_epoch):
-                self.checks.not_saved(request, reply)
-            return
-        if reply.error_kind == "StateNotReadableError":  # a later repeat is answered
-            self.checks.counts["not readable"] += 1
-            return
-        if reply.error.startswith(FAILED):  # nor is it known here whether it was made
-            self.checks.counts["request failed with its turn"] += 1
-            return
+        def is_final(reply: am.RequestReply, sender: Address) -> bool:
+            if reply.error_kind == "StateNotSavedError":  # its repeat, some time later, is the same
+                if self._controller.is_latest(sender, asked_epoch):
+                    self.checks.not_saved(request, reply)
+                return False
+            if reply.error_kind == "StateNotReadableError":  # a later repeat is answered
+                self.checks.counts["not readable"] += 1
+                return False
+            if reply.error.startswith(FAILED):  # nor is it known here whether it was made
+                self.checks.counts["request failed with its turn"] += 1
+                return False
+            return True
+
+        reply = await self._port.ask(target, asked, None, is_final)
         self._pending = None
+        self._answered(request, reply)
+
+    def _answered(self, request: ops.Operation, reply: am.RequestReply) -> None:
         self.checks.told(self.number, request, reply)
         if isinstance(request, ops.StartRollout):  # it may go on for as long as it is let
             self._rollout_goals.append(reply.value)
