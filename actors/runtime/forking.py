@@ -22,9 +22,12 @@ from typing import Any
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
-def can_fork() -> bool:
-    """Return whether this process has no other threads."""
-    return threading.active_count() == 1
+def can_fork(*, besides: str = "") -> bool:
+    """Return whether this process has no other threads, but for those of a name that hold no lock.
+
+    Such as one that waits in the kernel for connections, and logs: logging sees to its locks.
+    """
+    return sum(thread.name != besides for thread in threading.enumerate()) == 1
 
 
 @contextlib.contextmanager
@@ -46,14 +49,21 @@ def share_memory() -> None:
 
 
 def fork(
-    main: Callable[[], int | None], output: int, *, keep: Collection[int], detached: bool = False
+    main: Callable[[], int | None],
+    output: int,
+    *,
+    keep: Collection[int],
+    detached: bool = False,
+    is_brief: bool = False,
 ) -> int:
     """Run ``main`` in a child, which ends with it; return the child's pid, not for ``detached``.
 
     The child writes to the descriptor ``output`` and reads nothing; of the others it has those of
-    ``keep``. With ``detached`` it is a child of init, in a session of its own.
+    ``keep``. With ``detached`` it is a child of init, in a session of its own. ``is_brief`` for one
+    of many that end soon: what is garbage here by then is still collected here.
     """
-    share_memory()
+    if not is_brief:
+        share_memory()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # a full disk
             stream.flush()  # or the child would write it once more
@@ -103,6 +113,7 @@ def _be_child(
 
 
 def _leave_behind(output: int, keep: Collection[int]) -> None:
+    signal.set_wakeup_fd(-1)  # an event loop's
     for handled in _HANDLED:
         signal.signal(handled, signal.SIG_DFL)
     from greenroom.actors.runtime.logs import log_to_stderr  # noqa: PLC0415  # see uncollected()

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 LEND_TIMEOUT_S = 1.0
 LEND_AGAIN_S = 1.0
+LENDER = "greenroom-lend"  # the thread that lends
 PAGES_BACKLOG = 128
 LEAVE_S = 0.5  # how long those who are turned away may take to read why
 UNAVAILABLE = (
@@ -49,7 +50,7 @@ def lend(listener: socket.socket) -> None:
         logger.warning("the HTTP port could not be lent to a new host process: %s", error)
         return
     arguments = (asked, listener)
-    threading.Thread(target=_lend, args=arguments, name="greenroom-lend", daemon=True).start()
+    threading.Thread(target=_lend, args=arguments, name=LENDER, daemon=True).start()
 
 
 def _lend(asked: socket.socket, listener: socket.socket) -> None:

@@ -3,7 +3,10 @@
 GET answers in the shape of Ray's ``ServeInstanceDetails``, with what there is of it here. PUT takes
 a ``ServeDeploySchema``, as JSON or YAML: what is in it is deployed, other applications are deleted,
 in one change. The query has the flags of ``greenroom deploy``, DeployFlags. A process of its
-own (:mod:`.applying`) does that, since it imports what the document names.
+own (:mod:`.applying`) does that, since it imports what the document names. It is forked from the
+worker, with all that this has imported, which takes longer than the rest; a program is started
+where the worker has threads, or modules of users' middlewares, which may have an application's
+names.
 """
 
 from __future__ import annotations
@@ -15,11 +18,14 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 import falcon
 from pydantic import ValidationError
 
+from greenroom.actors.runtime import forking
+from greenroom.actors.runtime.http_port import LENDER
+from greenroom.actors.runtime.records import show_title
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.errors import GreenroomError, InvalidRequestError, error_from
 from greenroom.core.operations import DeployApplications, DeployFlags, GetStatus
@@ -37,6 +43,7 @@ _KINDS = {
     b"application/x-yaml": "yaml",
     b"text/yaml": "yaml",
 }
+_PROGRAM = "from greenroom.http_front.admin.applying import main; main()"
 _PROXY_STATES = {"LOST": "UNHEALTHY", "RUNNING": "HEALTHY"}
 
 
@@ -67,7 +74,10 @@ class ApplicationsResource:
         )
         given = {"text": text, "kind": kind, "user": f"token {holder.name}"}
         async with self._applying:
-            answer = await applied({**given, "flags": flags.model_dump(exclude_unset=True)})
+            answer = await applied(
+                {**given, "flags": flags.model_dump(exclude_unset=True)},
+                may_fork=not self._settings.http.middlewares,
+            )
         write(resp, answer, is_accepted=bool(answer.get("goals")))
 
     async def on_delete(self, req: Any, resp: Any) -> None:
@@ -95,33 +105,66 @@ def _document(body: bytes, content_type: bytes) -> tuple[str, str]:
     return text, kind
 
 
-async def applied(asked_for: Mapping[str, Any], timeout_s: float = PUT_TIMEOUT_S) -> Any:
+async def applied(
+    asked_for: Mapping[str, Any], timeout_s: float = PUT_TIMEOUT_S, *, may_fork: bool = True
+) -> Any:
     """Deploy a document, or plan to, in a process of its own; return the answer."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "greenroom.http_front.admin.applying",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
-    given = json.dumps(asked_for).encode()
-    try:
-        told, _ = await asyncio.wait_for(process.communicate(given), timeout_s)
-    except TimeoutError:
-        raise GreenroomError(
-            f"importing and deploying the applications took longer than {timeout_s:g} s"
-        ) from None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # and what user code has started
-        await process.wait()
-    if process.returncode:
-        raise GreenroomError(f"deploying ended with exit code {process.returncode}: see front.log")
-    answer = json.loads(told)
+    with os.fdopen(os.memfd_create("greenroom-applying"), "w+") as file:
+        launch = _fork if may_fork and forking.can_fork(besides=LENDER) else _spawn
+        pid = launch(asked_for, file)
+        status = await _ended(pid, timeout_s)
+        if status is None:
+            raise GreenroomError(
+                f"importing and deploying the applications took longer than {timeout_s:g} s"
+            )
+        if status:
+            raise GreenroomError(f"deploying ended with exit code {status}: see front.log")
+        file.seek(0)
+        answer = json.load(file)
     if "kind" in answer:
         raise error_from(answer["kind"], answer["error"])
     return answer["answer"]
+
+
+def _fork(asked_for: Mapping[str, Any], file: IO[str]) -> int:
+    def main() -> None:
+        os.setsid()
+        show_title("deploying")  # this is no worker
+        from greenroom.http_front.admin import applying  # noqa: PLC0415  # only there
+
+        applying.answer(asked_for, file.fileno())
+
+    return forking.fork(main, sys.stderr.fileno(), keep=[file.fileno()], is_brief=True)
+
+
+def _spawn(asked_for: Mapping[str, Any], file: IO[str]) -> int:
+    json.dump(asked_for, file)
+    file.flush()
+    file.seek(0)
+    fd, output = file.fileno(), sys.stderr.fileno()
+    child = forking.spawn(_PROGRAM, str(fd), output=output, keep=[fd], start_new_session=True)
+    child.returncode = 0  # _ended() waits for it
+    return child.pid
+
+
+async def _ended(pid: int, timeout_s: float) -> int | None:
+    """Wait for the end of a child, and kill what it has started; None where it takes too long."""
+    loop, ended, watched = asyncio.get_running_loop(), asyncio.Event(), os.pidfd_open(pid)
+    loop.add_reader(watched, ended.set)
+    is_late = False
+    try:
+        await asyncio.wait_for(ended.wait(), timeout_s)
+    except TimeoutError:
+        is_late = True
+    finally:
+        os.kill(pid, signal.SIGKILL)  # also before it leads its group
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # and what user code has started
+        await ended.wait()
+        loop.remove_reader(watched)
+        os.close(watched)
+        _, status = os.waitpid(pid, 0)
+    return None if is_late else os.waitstatus_to_exitcode(status)
 
 
 def instance_details(status: Mapping[str, Any], settings: HostSettings) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """A process that deploys one document for an HTTP worker, or plans to, and ends.
 
-It reads from stdin the document's text, its kind (json or yaml), who asks for it, and the flags, as
-of :class:`DeployFlags`. It answers on stdout with ``{"answer": ...}`` or
-``{"kind": ..., "error": ...}``. User code is imported here, as ``greenroom deploy`` does: what it
-prints goes to the worker's log, and what it starts is killed with this process's group.
+It is given the document's text, its kind (json or yaml), who asks for it, and the flags, as of
+:class:`DeployFlags`. It answers with ``{"answer": ...}`` or ``{"kind": ..., "error": ...}``. User
+code is imported here, as ``greenroom deploy`` does: what it prints goes to the worker's log, and
+what it starts is killed with this process's group.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from greenroom.actors.caller.connection import Connection
+from greenroom.actors.runtime.forking import share_memory
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import ERRORS_BY_KIND, GreenroomError
 from greenroom.core.operations import DeployFlags
@@ -43,15 +44,20 @@ def applied(asked: Mapping[str, Any]) -> dict[str, Any]:
         return {"kind": next(known), "error": str(error)}
 
 
+def answer(asked: Mapping[str, Any], to: int) -> None:
+    """Answer what is asked into a file."""
+    share_memory()
+    with os.fdopen(to, "w", closefd=False) as file:
+        json.dump(applied(asked), file)
+
+
 def main() -> None:
-    """Answer what is asked on stdin."""
-    asked = json.load(sys.stdin)
-    with os.fdopen(os.dup(1), "w") as answer:  # what anything prints goes to stderr
-        os.dup2(2, 1)
-        json.dump(applied(asked), answer)
+    """Answer what is asked in a file, in place of that, as a program of its own."""
+    with os.fdopen(int(sys.argv[1]), "r+", closefd=False) as file:
+        asked = json.load(file)
+        file.seek(0)
+        file.truncate()
+    answer(asked, int(sys.argv[1]))
+    sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # threads of user code may never end
-
-
-if __name__ == "__main__":
-    main()

@@ -280,6 +280,7 @@ def test_a_document_that_is_none_starts_no_process(api: Api) -> None:
     assert (status, told[:26]) == (400, "the body is no JSON docume")
 
 
+@pytest.mark.parametrize("may_fork", [True, False], ids=["forked", "a program"])
 @pytest.mark.parametrize(
     ("source", "timeout_s", "told"),
     [
@@ -290,7 +291,7 @@ def test_a_document_that_is_none_starts_no_process(api: Api) -> None:
     ],
 )
 def test_an_import_that_takes_too_long_or_dies_is_told_and_ends_with_what_it_started(
-    tmp_path: Path, source: str, timeout_s: float, told: str
+    tmp_path: Path, source: str, timeout_s: float, told: str, may_fork: bool
 ) -> None:
     pid = tmp_path / "pid"
     starts = "import subprocess\nchild = subprocess.Popen(['sleep', '300'])\n"
@@ -300,7 +301,7 @@ def test_an_import_that_takes_too_long_or_dies_is_told_and_ends_with_what_it_sta
     text = json.dumps({"applications": [application]})
     asked = {"text": text, "kind": "json", "user": "token ci", "flags": {}}
     with pytest.raises(GreenroomError, match=told):
-        asyncio.run(applications.applied(asked, timeout_s))
+        asyncio.run(applications.applied(asked, timeout_s, may_fork=may_fork))
     wait_until(lambda: not alive(int(pid.read_text())), 10, "what it started has ended")
 
 

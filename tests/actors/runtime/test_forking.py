@@ -116,10 +116,12 @@ def test_a_detached_child_has_a_name_of_its_own_and_outlives_who_forked_it(tmp_p
 
 def test_only_a_process_without_other_threads_forks() -> None:
     enough = threading.Event()
-    thread = threading.Thread(target=enough.wait)
+    thread = threading.Thread(target=enough.wait, name="waits")
     thread.start()
     try:
         assert not forking.can_fork()
+        assert not forking.can_fork(besides="another")
+        assert forking.can_fork(besides="waits")
     finally:
         enough.set()
         thread.join()
