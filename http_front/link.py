@@ -19,7 +19,7 @@ from greenroom.actors.caller.caller import Caller, OnFed
 from greenroom.actors.caller.streams import Stream
 from greenroom.actors.messages.queries import FailedAnswer, HttpAnswer, Process, Query
 from greenroom.actors.runtime.liveness import Pulse
-from greenroom.actors.runtime.loop import end_where_starved
+from greenroom.actors.runtime.loop import end_where_starved, resolve
 from greenroom.actors.runtime.port import PROXY, Finder, Port
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.records import WORKER_ROLE, RunRecords
@@ -102,7 +102,7 @@ class Link:
             text = "this host's actor system does not answer"
             return FailedAnswer(0, error.__name__, text, error.retry_after_s)
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        caller.submit(query, partial(_settle, future), on_fed)
+        caller.submit(query, partial(resolve, future), on_fed)
         try:
             return await future
         except asyncio.CancelledError:
@@ -276,8 +276,3 @@ def _retrieved(reading: asyncio.Future[None]) -> None:
     """Take an error, which asyncio logs where all who waited have left."""
     if not reading.cancelled():
         reading.exception()
-
-
-def _settle(future: asyncio.Future[Any], value: Any) -> None:
-    if not future.done():  # cancelled meanwhile
-        future.set_result(value)

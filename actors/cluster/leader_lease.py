@@ -59,7 +59,7 @@ LEADING_CONTROLLER = ("greenroom.actors.controller.actor.LeadingController", CON
 ELSEWHERE_S = 0.5  # how often to ask the hosts for a later controller
 NOBODY_ELSE_S = 10.0  # longer than another host would take to lead
 STEPPED_DOWN = 0  # the exit status: nothing is wrong with this process
-GIVE_UP_S = 2.0  # that giving the lease up may take
+RELEASE_S = 2.0  # that releasing the lease may take
 
 
 class SeenLease(NamedTuple):
@@ -80,7 +80,7 @@ def read_lease(location: StoreLocation) -> SeenLease:
     return SeenLease(Lease(**own), written, is_over)
 
 
-def note_store(settings: HostSettings, location: StoreLocation) -> None:
+def remember_store(settings: HostSettings, location: StoreLocation) -> None:
     """Remember that there is a state in this store; raises OSError. Blocks."""
     if _known_store(settings) != str(location):
         write_private(settings.known_store_file, str(location))
@@ -103,15 +103,15 @@ def _known_store(settings: HostSettings) -> str | None:
     return None
 
 
-def word_file(settings: HostSettings) -> Path:
+def expected_lease_file(settings: HostSettings) -> Path:
     """Return the file with the epoch and the lease that this host's controller may follow on."""
     return settings.run_dir / "leads.from"
 
 
-def leave_word(settings: HostSettings, seen: SeenLease) -> None:
+def expect_lease(settings: HostSettings, seen: SeenLease) -> None:
     """Let this host's controller take the store over, if nothing has happened since; OSError."""
-    word = f"{seen.lease.epoch}\n{seen.written.decode()}"
-    write_private(word_file(settings), word)
+    expected = f"{seen.lease.epoch}\n{seen.written.decode()}"
+    write_private(expected_lease_file(settings), expected)
 
 
 class LeaderElection:
@@ -140,7 +140,7 @@ class LeaderElection:
         self._elsewhere: Finder | None = None  # of a later controller, while this host is to lead
         self._stopped = threading.Event()
         self._ended_at = float("-inf")  # when the last controller here did
-        self._trouble = ""  # why word could not be left
+        self._trouble = ""  # why the lease to follow on could not be written
         self._unseen = ""  # why the lease could not be seen
         self.refusal = ""  # why this host begins nothing where there is no state
         self.leads = False
@@ -210,7 +210,7 @@ class LeaderElection:
         refusal = ""
         try:
             if lease.epoch:
-                note_store(self._settings, self._location)
+                remember_store(self._settings, self._location)
             elif is_known(self._settings, self._location):
                 refusal = (
                     f"the store {self._location} is empty, and this host has seen a state in it. "
@@ -254,7 +254,7 @@ class LeaderElection:
 
     def _looked(self, seen: SeenLease, begun_at: float, at: float) -> None:
         if self._stopped.is_set() or begun_at < self._ended_at:
-            return  # it may have been read before the controller here gave the lease up
+            return  # it may have been read before the controller here released the lease
         self._look_nowhere_else()
         lease, self._seen = seen.lease, seen
         if lease.address and lease.address != self._settings.own_address:
@@ -284,7 +284,7 @@ class LeaderElection:
 
     def _begin(self, seen: SeenLease) -> None:
         if self.leads:
-            if not self._leave_word(seen):
+            if not self._let_lead(seen):
                 return  # the next look tries again
             self._finder = Finder(
                 self._port, LEADING_CONTROLLER, self._on_found, self._let_go_of_lost
@@ -302,10 +302,10 @@ class LeaderElection:
         known.pop(self._settings.own_address, None)
         return [self._port.loop.machine.address_of(each) for each in known]
 
-    def _leave_word(self, seen: SeenLease) -> bool:
+    def _let_lead(self, seen: SeenLease) -> bool:
         trouble = ""
         try:
-            leave_word(self._settings, seen)
+            expect_lease(self._settings, seen)
         except OSError as error:
             trouble = str(error)
             if trouble != self._trouble:
@@ -332,7 +332,7 @@ class LeaderLease:
         self._lease = Lease()
         self._location = location_at(settings.store_name)
         self._apart: ThreadPoolExecutor | None = None  # where the store renews apart
-        self._is_given_up = False
+        self._is_released = False
         self._trouble: tuple[float, str] | None = None  # since when it cannot be written, and why
         self.former = Lease()  # of who led before
         self.away: Callable[[], str] = lambda: ""  # see Members.away
@@ -342,7 +342,9 @@ class LeaderLease:
         self.former = read_lease(self._location).lease
         self._begun_at = time.monotonic()
         try:
-            after, _, lease = word_file(self._settings).read_text(encoding="utf-8").partition("\n")
+            after, _, lease = (
+                expected_lease_file(self._settings).read_text(encoding="utf-8").partition("\n")
+            )
             self._store = self._location.open(after=int(after), lease=lease.encode())
         except FileNotFoundError:
             self._step_down("this host has not been told to lead")
@@ -378,7 +380,7 @@ class LeaderLease:
 
     def renew(self) -> bool:
         """Renew the lease, or end this process where that is refused. Blocks for a fsync."""
-        if self._is_given_up:
+        if self._is_released:
             return False
         begun_at = time.monotonic()
         self._lease = self._lease._replace(number=self._lease.number + 1)
@@ -389,20 +391,20 @@ class LeaderLease:
 
     def abandon(self) -> None:
         """Neither act nor renew any more: the store is not the one that was led from."""
-        self._is_given_up = True
+        self._is_released = True
         self._tenure.end()
 
-    def give_up(self, heir: str, *, leaves: bool) -> None:
+    def release(self, heir: str, *, leaves: bool) -> None:
         """Let another host lead, and act no more; ``leaves`` where this one is being stopped."""
-        logger.warning("this controller gives the lease up for host %s", heir)
-        self._is_given_up = True
+        logger.warning("this controller releases the lease to host %s", heir)
+        self._is_released = True
         self._tenure.end()
         self._lease = self._lease._replace(heir=heir, leaves=leaves)
         if self._apart is None:
             self._write()  # where that fails, the others see it end
         else:  # after the renewal that may be under way, which it must not come before
             with contextlib.suppress(FutureTimeoutError, StoreError):
-                self._apart.submit(self._store.renew, self._written(), 0.0).result(GIVE_UP_S)
+                self._apart.submit(self._store.renew, self._written(), 0.0).result(RELEASE_S)
 
     def _write(self) -> bool:
         return self._has_written(lambda: self._store.renew(self._written(), OVER_S))
@@ -430,9 +432,9 @@ class LeaderLease:
     def _renew_again(self) -> None:
         if self._apart is None:
             self.renew()
-            self._give_way()
+            self._release_where_alone()
             self._loop.call_later(RENEW_S, self._renew_again)
-        elif not self._is_given_up:
+        elif not self._is_released:
             begun_at = time.monotonic()
             self._lease = self._lease._replace(number=self._lease.number + 1)
             renewing = self._apart.submit(self._store.renew, self._written(), OVER_S)
@@ -442,17 +444,17 @@ class LeaderLease:
 
     def _renewed(self, begun_at: float, done: Future[None]) -> None:
         if self._has_written(done.result):
-            if not self._is_given_up:
+            if not self._is_released:
                 self._tenure.renewed(begun_at)
-            self._give_way()
+            self._release_where_alone()
         took_s = time.monotonic() - begun_at
         self._loop.call_later(max(RENEW_S - took_s, 0.0), self._renew_again)
 
-    def _give_way(self) -> None:
+    def _release_where_alone(self) -> None:
         heir = self.away()
         has_settled = time.monotonic() - self._begun_at >= SETTLED_S
-        if heir and has_settled and not self._is_given_up:
-            self.give_up(heir, leaves=False)
+        if heir and has_settled and not self._is_released:
+            self.release(heir, leaves=False)
             self._step_down("it hears none of the other hosts, which may hear each other")
 
     def _step_down(self, reason: str) -> None:

@@ -241,7 +241,7 @@ class ActiveController:
         """Make another host lead, where one can: nothing is done from here any more."""
         heir = self._members.heir()
         if self._lease is not None and heir:
-            self._lease.give_up(heir, leaves=True)
+            self._lease.release(heir, leaves=True)
         return True
 
     # --- Hosts ----------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ class Policies:
             runner.question.timer.cancel()
         limit_s = runner.limit_s
         told = f"no answer within {limit_s:g} s; it was killed"
-        timer = self._loop.call_later(limit_s, lambda: runner.child.give_up(told))
+        timer = self._loop.call_later(limit_s, lambda: runner.child.fail(told))
         runner.question = _Question(effect.ask_id, timer)
         question = {
             "context": {**effect.question, "current_time": time.time()},

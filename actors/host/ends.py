@@ -1,8 +1,8 @@
 """How a host's processes ended: exit code or signal, and what they logged last.
 
-Only its parent learns a process's exit status. That is the actor system's admin, which notes each
-in a small file of the run folder, by the process's address (:func:`note`). The host process reads
-it when the controller asks (:class:`Ends`), and removes what nobody has asked for.
+Only its parent learns a process's exit status. That is the actor system's admin, which records each
+in a small file of the run folder, by the process's address (:func:`record_end`). The host process
+reads it when the controller asks (:class:`Ends`), and removes what nobody has asked for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from greenroom.actors.runtime.logs import last_lines, replica_log
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport.addresses import ProcessAddress
 
-NOTED_WITHIN_S = 0.3  # the admin hears of the end when the controller does
+RECORDED_WITHIN_S = 0.3  # the admin hears of the end when the controller does
 LOOK_EVERY_S = 0.005
 KEPT_S = 60.0
 SHOWN_LINES, SHOWN_LENGTH = 3, 200
@@ -26,8 +26,8 @@ _SUFFIX = ".end"
 VMSTAT = Path("/proc/vmstat")
 
 
-def note(folder: Path, address: ProcessAddress, status: int) -> None:
-    """Note how a process ended: its exit code, or the negative number of a signal."""
+def record_end(folder: Path, address: ProcessAddress, status: int) -> None:
+    """Record how a process ended: its exit code, or the negative number of a signal."""
     with contextlib.suppress(OSError):  # then its end stays unexplained
         _path(folder, address).write_text(str(status), encoding="ascii")
 
@@ -41,7 +41,7 @@ class Ends:
         self._killed = self._kills_for_memory()
 
     async def cause(self, replica: str, address: ProcessAddress) -> str:
-        """Return how a replica's process ended, "" if nobody noted it: as a part of a sentence."""
+        """Return how a replica's process ended, as a part of a sentence; "" where unknown."""
         status = await self._status(_path(self._settings.run_dir, address))
         if status is None:
             return ""
@@ -50,8 +50,8 @@ class Ends:
         return f"{how}; its log ends with: {last}" if last else how
 
     async def _status(self, path: Path) -> int | None:
-        """Take a note once it is there, and whole; None if it does not come in time."""
-        deadline = time.monotonic() + NOTED_WITHIN_S
+        """Take a record once it is there, and whole; None if it does not come in time."""
+        deadline = time.monotonic() + RECORDED_WITHIN_S
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError, ValueError):
                 status = int(path.read_text(encoding="ascii"))
@@ -61,7 +61,7 @@ class Ends:
         return None
 
     def tidy(self, kept_s: float = KEPT_S) -> None:
-        """Remove notes that nobody has asked for: of processes that were to end."""
+        """Remove records that nobody has asked for: of processes that were to end."""
         before = time.time() - kept_s
         for path in self._settings.run_dir.glob(f"*{_SUFFIX}"):
             with contextlib.suppress(OSError):

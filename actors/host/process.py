@@ -48,7 +48,7 @@ from greenroom.actors.cluster.membership import (
     trouble_with_store,
 )
 from greenroom.actors.environments import folders, packages
-from greenroom.actors.host.ends import Ends, note
+from greenroom.actors.host.ends import Ends, record_end
 from greenroom.actors.host.front import Front, GrpcServer, answers_http, shown_url, url_of
 from greenroom.actors.messages.admin import request_of
 from greenroom.actors.messages.control import DescribeEnd, EndDescribed, MeetController, StopHost
@@ -271,7 +271,7 @@ def _start_actor_system(settings: HostSettings, process: Process) -> Process:
         "root": {"level": "WARNING", "handlers": ["err"]},
     }
     try:
-        ended = partial(note, settings.run_dir)
+        ended = partial(record_end, settings.run_dir)
         ActorSystem(
             install(_beat, ended), binding.capabilities_of(settings), logDefs=thespian_logging
         )

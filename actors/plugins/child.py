@@ -1,7 +1,7 @@
 """A child process that runs code of the user's, and the connection to it. Nothing here blocks.
 
 Theory of operation. The process is started when there is something to send, and kept. Frames go
-both ways, each with its length before it. A process that ends, or is given up because it takes too
+both ways, each with its length before it. A process that ends, or is killed because it takes too
 long, is killed with all that it has started. It is started again for what is sent later, after a
 pause that doubles each time. Its prints go to a log of its own.
 """
@@ -44,7 +44,7 @@ class Child:
     """One process, as far as there is one.
 
     ``role`` is what it does (see program.py), ``name`` what it does that for. ``heard`` gets each
-    frame that it sends, ``lost`` why it has ended or was given up; neither follows :meth:`end`.
+    frame that it sends, ``lost`` why it has ended or was killed; neither follows :meth:`end`.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Child:
             try:
                 self._start()
             except OSError as error:
-                self._note_failure()
+                self._count_failure()
                 return f"its process cannot be started: {error}"
         if self._unsent_bytes > MAX_UNSENT_BYTES:
             return "its process takes no question"
@@ -100,9 +100,9 @@ class Child:
             self._writer.write(frame(body))
         return ""
 
-    def give_up(self, why: str) -> None:
-        """Kill a process that takes too long."""
-        self._note_failure()
+    def fail(self, why: str) -> None:
+        """Kill a process that takes too long, and count that as a failure."""
+        self._count_failure()
         self.end()
         self._lost(why)
 
@@ -178,9 +178,9 @@ class Child:
                         self.has_answered, self._failures = True, 0
                         self._loop.guarded(self._heard, body)
         if self._popen is popen:
-            self.give_up("its process ended")
+            self.fail("its process ended")
 
-    def _note_failure(self) -> None:
+    def _count_failure(self) -> None:
         self._failures += 1
         self._start_at = time.monotonic() + pause_s(self._failures, BACKOFF_S, MAX_BACKOFF_S)
 

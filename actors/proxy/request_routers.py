@@ -167,7 +167,7 @@ class RequestRouters:
             asked.timer = self._loop.call_later(child.pause_s, lambda: self._begin(backend))
         else:
             told = f"it was not made within {LOAD_TIMEOUT_S:g} s; it was killed"
-            asked.timer = self._loop.call_later(LOAD_TIMEOUT_S, lambda: child.give_up(told))
+            asked.timer = self._loop.call_later(LOAD_TIMEOUT_S, lambda: child.fail(told))
 
     def _stop(self, backend: str, asked: _Asked) -> None:
         del self._asked[backend]
@@ -212,7 +212,7 @@ class RequestRouters:
         self._log(backend, asked, f"no answer within {asked.config.timeout_s:g} s")
         since = asked.silent_since
         if since is not None and time.monotonic() - since > SILENT_S:
-            asked.child.give_up(f"no answer within {SILENT_S:g} s; it was killed")
+            asked.child.fail(f"no answer within {SILENT_S:g} s; it was killed")
 
     def _go_on(self, number: int, outcome: str, ranks: tuple[tuple[str, ...], ...] = ()) -> None:
         question = self._close(number)

@@ -348,6 +348,12 @@ def end_where_starved(*loops: Loop) -> bool:
     return True
 
 
+def resolve(future: asyncio.Future[Any], value: Any) -> None:
+    """Give a future its result, unless it has one, or was cancelled."""
+    if not future.done():
+        future.set_result(value)
+
+
 def nothing() -> None:
     """Stand in for a callback."""
 

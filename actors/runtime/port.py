@@ -28,7 +28,7 @@ from thespian.system.messages.admin import PendingActor, QueryAck, QueryExists
 
 from greenroom.actors.messages.control import Identify
 from greenroom.actors.messages.queries import Address, AskProxy, Process
-from greenroom.actors.runtime.loop import Callback, Loop, Repeats, Timer, nothing
+from greenroom.actors.runtime.loop import Callback, Loop, Repeats, Timer, nothing, resolve
 from greenroom.actors.runtime.machine import MACHINE, Machine
 from greenroom.actors.transport.addresses import Way
 from greenroom.actors.transport.admission import Trouble
@@ -95,7 +95,7 @@ class Port:
         self._mailbox.close()
         self.loop.close()
         for question in itertools.chain(*self._asked.values()):
-            _settle(question.answer, None)
+            resolve(question.answer, None)
 
     def learn_gates(self, addresses: Iterable[str]) -> None:
         """Ask these hosts' admins too from now on, after those that were given."""
@@ -143,7 +143,7 @@ class Port:
 
         timers: dict[str, Timer] = {}
         if timeout_s is not None:
-            timers["late"] = loop.call_later(timeout_s, lambda: _settle(answer, None))
+            timers["late"] = loop.call_later(timeout_s, lambda: resolve(answer, None))
 
         def send() -> None:
             if "repeat" in timers:
@@ -158,7 +158,7 @@ class Port:
             if callable(target):
                 send()
             else:
-                loop.send(target, request, on_failed=lambda: _settle(answer, None))
+                loop.send(target, request, on_failed=lambda: resolve(answer, None))
             return await answer
         finally:
             for timer in timers.values():
@@ -231,7 +231,7 @@ class Port:
         elif (asked := _id_of(message)) is not None:
             for question in list(self._asked.get(asked, ())):
                 if question.is_final(message, sender):
-                    _settle(question.answer, message)
+                    resolve(question.answer, message)
         elif not isInternalActorSystemMessage(message):
             logger.warning("ignored an unknown message %s", type(message).__name__)
 
@@ -241,11 +241,6 @@ def _id_of(message: Any) -> Any:
     if isinstance(message, QueryExists | QueryAck):  # the only one without an id
         return QueryExists
     return getattr(message, "request_id", None) or getattr(message, "instanceNum", None)
-
-
-def _settle(answer: asyncio.Future[Any], value: Any) -> None:
-    if not answer.done():
-        answer.set_result(value)
 
 
 class ThreadPort(Port):

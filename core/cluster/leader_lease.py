@@ -10,12 +10,12 @@ it every :data:`LOOK_S`. Both count time by their own clock:
                                         renewed
     unchanged for OVER_S                is refused by the store,   takes the lease over, with a
                                         and ends                   higher epoch
-    given up for an heir                acts no more               the heir takes it over at once,
+    released to an heir                 acts no more               the heir takes it over at once,
                                                                    another one after OVER_S
 
 A database has a clock of its own, which alone decides there: the lease is over OVER_S after its
 last renewal arrived, and the first host that takes it over leads. That clock says nothing of a
-lease that was given up: without a pause its former holder could be quicker than the heir.
+lease that was released: without a pause its former holder could be quicker than the heir.
 
 OVER_S is longer than TERM_S and begins later, so the old leader has stopped acting before another
 host takes over. This alone keeps two leaders from acting at once, as long as their clocks run at
@@ -23,7 +23,7 @@ about the same rate. If a leader was stopped in the middle of a write, the store
 because of its epoch. A host that was itself stopped starts counting again. While the leader still
 answers heartbeats, the others wait twice as long, because it may just be late.
 
-A leader gives the lease up when its host is stopped, and when it hears none of several other hosts,
+A leader releases the lease when its host is stopped, and when it hears none of several other hosts,
 which may hear each other. Then its own host takes the lease back only if no other host has: all of
 them are down, and it leads on until it has heard one (Members.away).
 """
@@ -47,7 +47,7 @@ class Lease(NamedTuple):
     epoch: int = 0  # of the store's last writer; 0 when there never was one
     holder: str = ""  # the name of its host
     number: int = 0  # grows with each renewal
-    heir: str = ""  # the host that it was given up for; "" while it is held
+    heir: str = ""  # the host that it was released to; "" while it is held
     leaves: bool = False  # whether its host was stopped, so that it need not be waited for
     address: str = ""  # of that host
 
@@ -63,7 +63,7 @@ class Tenure:
         self._until = max(self._until, begun_at + TERM_S)
 
     def end(self) -> None:
-        """Give the lease up."""
+        """Act no more: the lease is released."""
         self._until = float("-inf")
 
     def is_over(self, now: float) -> bool:
@@ -86,7 +86,7 @@ class Succession:
         """Take what the store says; return whether this host is to lead.
 
         ``silent_s`` is for how long the leader has not answered heartbeats. The holder leads on
-        until it gives the lease up. Where there never was a leader any host begins: of those that
+        until it releases the lease. Where there never was a leader any host begins: of those that
         try at the same time the store takes one. ``is_over`` is what the store's own clock says;
         None where it has none.
         """

@@ -160,7 +160,7 @@ def test_a_leader_that_is_stopped_hands_over_at_once_and_no_get_fails(led: Clust
         led.wait_for(lambda: len(c.replicas("default#Who")) == 3, 20, "all run")
         tallies = [end_at_b(), end_at_c()]
     assert not [tally.failures for tally in tallies if tally.failures], tallies
-    assert "gives the lease up for host b" in a.log("controller.log")
+    assert "releases the lease to host b" in a.log("controller.log")
     left = {"b": "RUNNING", "c": "RUNNING"}
     led.wait_for(lambda: c.hosts() == left, 10, "it has left, and is not lost")
     assert controllers(led) == ["b"]
@@ -185,7 +185,7 @@ def test_a_leader_whom_nobody_hears_gives_way_to_one_that_others_hear(led: Clust
         led.wait_for(lambda: len(b.replicas("default#Who")) == 3, 30, "its replica is replaced")
         tallies = [end_at_b(), end_at_c()]
     assert not [tally.failures for tally in tallies if tally.failures], tallies
-    assert "gives the lease up for host b" in a.log("controller.log")
+    assert "releases the lease to host b" in a.log("controller.log")
     assert a.get("/")[0] == 200  # it serves on with what it has
     a.heal()
     led.wait_for(lambda: c.hosts() == ALL and a.hosts() == ALL, 30, "it is back, and follows")

@@ -353,10 +353,12 @@ def _classes(simulation: Simulation) -> dict[str, Any]:
     location = location_at if is_database else lambda _: disk
     in_actors = {
         "cluster.key_rotation.KeyFiles": hosts.Keys,
-        "cluster.leader_lease.note_store": nothing,
+        "cluster.leader_lease.remember_store": nothing,
         "cluster.leader_lease.is_known": lambda *_: False,
         "cluster.leader_lease.location_at": location,
-        "cluster.leader_lease.word_file": lambda _: simulation.word_files[here()],
+        "cluster.leader_lease.expected_lease_file": lambda _: simulation.expected_lease_files[
+            here()
+        ],
         "cluster.leader_lease.write_private": lambda path, text: path.write_text(text),
         "cluster.membership.capacity_of": lambda _: CAPACITY,
         "cluster.membership.host_id": lambda settings: f"the id of {settings.host_name}",

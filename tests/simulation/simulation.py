@@ -78,7 +78,7 @@ class Simulation(logging.Handler):
         self.leaders = rng.randint(2, min(self.size, 3)) if self.shape == LEADERS else 1
         self.settings = {n: settings_of(n, self.shape, self.leaders) for n in range(self.size)}
         self.settings[OUTSIDE] = self.settings[0]
-        self.word_files = {number: WordFile() for number in range(self.size)}
+        self.expected_lease_files = {number: WordFile() for number in range(self.size)}
         self.run_dirs = {number: RunDir() for number in range(self.size)}
         if self.size > 1:
             self._set_clocks()

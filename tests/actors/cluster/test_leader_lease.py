@@ -15,10 +15,10 @@ from greenroom.actors.cluster.leader_lease import (
     NOBODY_ELSE_S,
     LeaderLease,
     SeenLease,
+    expected_lease_file,
     is_known,
-    note_store,
     read_lease,
-    word_file,
+    remember_store,
 )
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core.cluster.leader_lease import RENEW_S, SETTLED_S, TERM_S, Lease
@@ -66,7 +66,7 @@ def settings(tmp_path: Path) -> HostSettings:
     given = {"store": str(tmp_path / "shared"), "state_dir": str(tmp_path), "host_name": "one"}
     made = read_settings({}, bind="10.0.0.1", **given)
     made.run_dir.mkdir(parents=True)
-    word_file(made).write_text("0")
+    expected_lease_file(made).write_text("0")
     return made
 
 
@@ -85,7 +85,7 @@ def test_a_store_counts_as_known_where_its_file_is_damaged(
     assert not is_known(settings, location)
     settings.known_store_file.write_bytes(damaged)
     assert is_known(settings, location)
-    note_store(settings, location)
+    remember_store(settings, location)
     assert settings.known_store_file.read_text() == str(location)
     settings.known_store_file.write_text("/another/store")
     assert not is_known(settings, location)
@@ -142,7 +142,7 @@ def test_a_leader_that_cannot_write_acts_no_more_says_why_and_goes_on_when_it_ca
 def test_a_leader_that_gives_up_names_its_heir_and_never_acts_again(
     reign: LeaderLease, world: World, settings: HostSettings
 ) -> None:
-    reign.give_up("two", leaves=True)
+    reign.release("two", leaves=True)
     lease = read_lease(location_at(settings.store_name)).lease
     assert (lease.holder, lease.heir, lease.leaves, lease.epoch) == ("one", "two", True, 1)
     for _ in range(3):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.actors.host.ends import KEPT_S, NOTED_WITHIN_S, Ends, note
+from greenroom.actors.host.ends import KEPT_S, RECORDED_WITHIN_S, Ends, record_end
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.actors.transport.addresses import ProcessAddress
 
@@ -49,13 +49,13 @@ def test_an_end_is_told_by_code_or_signal_and_the_last_lines(
     settings: HostSettings, status: int, told: str
 ) -> None:
     logged(settings, "one\ntwo\n\n  three\nbad magic number\n")
-    note(settings.run_dir, ADDRESS, status)
+    record_end(settings.run_dir, ADDRESS, status)
     assert cause(settings) == f"{told}; its log ends with: two | three | bad magic number"
 
 
 def test_a_crash_of_python_is_told_from_where_it_is_reported(settings: HostSettings) -> None:
     logged(settings, f"loading\n{CRASH}")
-    note(settings.run_dir, ADDRESS, -signal.SIGSEGV)
+    record_end(settings.run_dir, ADDRESS, -signal.SIGSEGV)
     assert cause(settings) == (
         "SIGSEGV; its log ends with: Fatal Python error: Segmentation fault | Current thread "
         '0x00007f0 (most recent call first): | File "model.py", line 7 in load'
@@ -63,13 +63,13 @@ def test_a_crash_of_python_is_told_from_where_it_is_reported(settings: HostSetti
 
 
 def test_an_end_without_a_log_is_told_by_its_code_alone(settings: HostSettings) -> None:
-    note(settings.run_dir, ADDRESS, 3)
+    record_end(settings.run_dir, ADDRESS, 3)
     assert cause(settings) == "exit code 3"
 
 
 def test_long_lines_are_cut(settings: HostSettings) -> None:
     logged(settings, "x" * 1_000_000)
-    note(settings.run_dir, ADDRESS, 3)
+    record_end(settings.run_dir, ADDRESS, 3)
     assert cause(settings) == f"exit code 3; its log ends with: {'x' * 200}"
 
 
@@ -79,24 +79,24 @@ def test_a_kill_by_the_kernel_for_memory_is_told_apart_from_others(
     vmstat = tmp_path / "vmstat"
     vmstat.write_text("pgfault 17\noom_kill 4\n")
     ends = Ends(settings, vmstat)
-    note(settings.run_dir, ADDRESS, -signal.SIGKILL)
+    record_end(settings.run_dir, ADDRESS, -signal.SIGKILL)
     assert cause(settings, ends) == "SIGKILL"
     vmstat.write_text("pgfault 18\noom_kill 5\n")
-    note(settings.run_dir, ADDRESS, -signal.SIGKILL)
+    record_end(settings.run_dir, ADDRESS, -signal.SIGKILL)
     assert cause(settings, ends) == "SIGKILL by the kernel, as memory ran out"
-    note(settings.run_dir, ADDRESS, -signal.SIGKILL)  # of which the kernel has not counted another
+    record_end(settings.run_dir, ADDRESS, -signal.SIGKILL)  # not counted by the kernel
     assert cause(settings, ends) == "SIGKILL"
 
 
 @pytest.mark.parametrize("noted", [None, "", "three"])
-def test_an_end_that_nobody_noted_is_not_explained_and_soon_given_up(
+def test_an_end_that_nobody_recorded_is_not_explained_and_soon_given_up(
     settings: HostSettings, noted: str | None
 ) -> None:
     if noted is not None:
         (settings.run_dir / f"{ADDRESS.number}.end").write_text(noted)
     begun = time.monotonic()
     assert cause(settings) == ""
-    assert time.monotonic() - begun < NOTED_WITHIN_S + 1
+    assert time.monotonic() - begun < RECORDED_WITHIN_S + 1
 
 
 @pytest.mark.parametrize("so_far", [None, ""])
@@ -110,7 +110,7 @@ def test_a_note_that_comes_a_little_later_is_waited_for(
         asking = asyncio.ensure_future(Ends(settings).cause(TAG, ADDRESS))
         await asyncio.sleep(0)
         assert not asking.done()
-        note(settings.run_dir, ADDRESS, 3)
+        record_end(settings.run_dir, ADDRESS, 3)
         return await asking
 
     assert asyncio.run(asked()) == "exit code 3"
@@ -119,7 +119,7 @@ def test_a_note_that_comes_a_little_later_is_waited_for(
 def test_notes_that_nobody_asks_for_are_removed_after_a_while(settings: HostSettings) -> None:
     old, new = settings.run_dir / "1.end", settings.run_dir / "2.end"
     for number in (1, 2):
-        note(settings.run_dir, ProcessAddress("127.0.0.1", number), 0)
+        record_end(settings.run_dir, ProcessAddress("127.0.0.1", number), 0)
     long_ago = time.time() - KEPT_S - 1
     os.utime(old, (long_ago, long_ago))
     Ends(settings).tidy()
@@ -129,5 +129,5 @@ def test_notes_that_nobody_asks_for_are_removed_after_a_while(settings: HostSett
 
 
 def test_what_cannot_be_noted_is_no_error(tmp_path: Path) -> None:
-    note(tmp_path / "gone", ADDRESS, 3)
+    record_end(tmp_path / "gone", ADDRESS, 3)
     assert not (tmp_path / "gone").exists()
