@@ -43,22 +43,17 @@ from greenroom.core.metrics import CONTENT_TYPE
 from greenroom.core.routing.tickets import BODY
 from greenroom.http_front import websocket
 from greenroom.http_front.access_log import AccessLog
+from greenroom.http_front.asgi import App, Event, Headers, Receive, Scope, Send
 from greenroom.http_front.bodies import EARLY, Body
-from greenroom.http_front.connections import ClientCounts
+from greenroom.http_front.clients import ClientCounts
 from greenroom.http_front.link import Kept, Link
 from greenroom.http_front.request import (
     CLIENT_LEFT,
     CLOSE,
     REQUEST_KEY,
-    App,
-    Event,
-    Headers,
-    Receive,
     Reply,
     Request,
     Requests,
-    Scope,
-    Send,
     query_for,
 )
 from greenroom.http_front.responses import (
@@ -224,8 +219,14 @@ class Front:
                 await websocket.refuse(error_reply_for(error, request), request, send)
             return
         if request.has_body:
-            limit, early = self.options.max_body_bytes, self._early_bodies
-            request.body = Body(request, receive, limit, early)
+            request.body = Body(
+                receive,
+                request.length,
+                waits=request.expects_continue,
+                host=None if request.client is None else request.client[0],
+                max_bytes=self.options.max_body_bytes,
+                early=self._early_bodies,
+            )
 
         async def send_on(event: Event) -> None:
             # The headers of a reply go past Falcon, which would merge some.

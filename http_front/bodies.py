@@ -18,8 +18,8 @@ import re
 from greenroom.actors.caller.streams import NobodyListensError
 from greenroom.actors.caller.uploads import Feed
 from greenroom.core.errors import BodyIncompleteError, BodyTooLargeError, GreenroomError
-from greenroom.http_front.connections import ClientCounts
-from greenroom.http_front.request import Event, Receive, Request
+from greenroom.http_front.asgi import Event, Receive
+from greenroom.http_front.clients import ClientCounts
 
 _logger = logging.getLogger(__name__)
 
@@ -31,16 +31,26 @@ EARLY = 16  # of each client
 class Body:
     """One request's body as it comes, through an ASGI ``receive``.
 
-    ``max_bytes`` is how much the client may send. ``early`` counts the bodies whose queries leave
-    before they are here.
+    ``length`` is what its head declares, and ``waits`` that the client does, for a 100 or an
+    answer. ``max_bytes`` is how much the client may send. ``early`` counts the bodies whose queries
+    leave before they are here, by ``host``.
     """
 
     def __init__(
-        self, request: Request, receive: Receive, max_bytes: int | None, early: ClientCounts
+        self,
+        receive: Receive,
+        length: int | None,
+        *,
+        waits: bool,
+        host: str | None,
+        max_bytes: int | None,
+        early: ClientCounts,
     ) -> None:
         self.is_begun = self.is_complete = False
-        self._request = request
         self._receive = receive
+        self._length = length
+        self._waits = waits
+        self._host = host
         self._max_bytes = max_bytes
         self._early = early
         self._is_early = False  # it is among these
@@ -48,24 +58,19 @@ class Body:
         self._event: asyncio.Future[Event] | None = None  # asked for, and perhaps not here yet
         self._sending: asyncio.Task[None] | None = None
 
-    @property
-    def _host(self) -> str | None:
-        return None if self._request.client is None else self._request.client[0]
-
     async def begin(self) -> bytes:
         """Return the body, or what goes with the query when the rest follows.
 
         Raises BodyTooLargeError or BodyIncompleteError.
         """
         self.is_begun = True
-        declared, limit = self._request.length, self._max_bytes
+        declared, limit = self._length, self._max_bytes
         if declared is not None and limit is not None and declared > limit:
             raise BodyTooLargeError(_too_large(f" of {declared} bytes", limit))
-        waits = self._request.expects_continue  # the client, with its body
-        if (waits or declared is None) and self._early.has_room_for(self._host):
+        if (self._waits or declared is None) and self._early.has_room_for(self._host):
             self._is_early = True
             self._early.add(self._host)
-        if waits and self._is_early and (declared or 0) > WHOLE:
+        if self._waits and self._is_early and (declared or 0) > WHOLE:
             return b""
         pieces = [await self._next()]
         while not self.is_complete and self._size < WHOLE:

@@ -13,7 +13,8 @@ import re
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from greenroom.core.config import HTTPOptions
-from greenroom.http_front.request import Header, Request, split
+from greenroom.http_front.asgi import Header
+from greenroom.http_front.request import Request, split
 
 MAX_HEADERS = 100
 MAX_HEAD_BYTES = 65536  # of all trailers, and of a head where the settings need no more

@@ -19,7 +19,8 @@ from typing import Any
 
 from greenroom.core.config import CorsOptions, HTTPOptions
 from greenroom.core.errors import InvalidRequestError
-from greenroom.http_front.request import REQUEST_KEY, App, Event, Headers, Receive, Scope, Send
+from greenroom.http_front.asgi import App, Event, Headers, Receive, Scope, Send
+from greenroom.http_front.request import REQUEST_KEY
 
 CHECK_FAILED = 1
 CHECK_TIMEOUT_S = 15.0  # below what the host gives the front to answer

@@ -23,10 +23,12 @@ from dataclasses import dataclass
 from greenroom.actors.caller.streams import StreamFailedError
 from greenroom.actors.runtime.loop import nothing
 from greenroom.core.errors import BodyIncompleteError
+from greenroom.http_front.asgi import App, Event, Headers
 from greenroom.http_front.bodies import WHOLE, BadChunksError, ChunkedBody, TrailersTooLargeError
-from greenroom.http_front.connections import NO_ROOM, ClientConnection, Connections, Pace, peer_of
+from greenroom.http_front.clients import peer_of
+from greenroom.http_front.connections import NO_ROOM, ClientConnection, Connections, Pace
 from greenroom.http_front.heads import MAX_HEAD_BYTES, HeadReader, RefusedRequestError
-from greenroom.http_front.request import CLOSE, App, Event, Headers, Reply, Request
+from greenroom.http_front.request import CLOSE, Reply, Request
 from greenroom.http_front.responses import TEXT, is_valid_header, response_head
 from greenroom.http_front.websocket import FrontSocket
 
@@ -411,7 +413,8 @@ class FrontProtocol(ClientConnection):
         request.for_pages = self._for_pages
         request.locate(self.shared.root_path)
         if b"x-forwarded-for" in request.head or b"x-forwarded-proto" in request.head:
-            self.shared.proxies.apply(request)
+            found = self.shared.proxies.client_behind(request.client, request.headers)
+            request.client, request.scheme = found[0], found[1] or request.scheme
         if request.is_socket:
             self._open_socket(request)
             return

@@ -22,10 +22,10 @@ import os
 import pickle
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from time import perf_counter, time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
 from greenroom.actors.messages.queries import Query, beside
@@ -34,17 +34,8 @@ from greenroom.core.errors import InvalidRequestError
 from greenroom.core.metrics import Family, Group
 from greenroom.core.validation import HOOKS
 from greenroom.http_front.access_log import AccessLog, Entry
-
-if TYPE_CHECKING:
-    from greenroom.http_front.bodies import Body
-
-Scope = dict[str, Any]
-Event = dict[str, Any]
-Receive = Callable[[], Awaitable[Event]]
-Send = Callable[[Event], Awaitable[None]]
-Header = tuple[bytes, bytes]
-Headers = list[Header]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from greenroom.http_front.asgi import Headers, Scope
+from greenroom.http_front.bodies import Body
 
 REQUEST_KEY = "greenroom.request"  # in a scope: its Request
 CLOSE = (b"connection", b"close")

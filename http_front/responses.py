@@ -22,7 +22,8 @@ from greenroom.core.errors import (
     MethodNotAllowedError,
     RouteNotFoundError,
 )
-from greenroom.http_front.request import Headers, Reply, Request
+from greenroom.http_front.asgi import Headers
+from greenroom.http_front.request import Reply, Request
 
 _logger = logging.getLogger(__name__)
 

@@ -44,6 +44,7 @@ from greenroom.actors.messages.closing import (
 )
 from greenroom.actors.messages.queries import BINARY, END, MORE, TEXT
 from greenroom.core.routing.tickets import SOCKET
+from greenroom.http_front.asgi import Event, Headers, Receive, Send
 from greenroom.http_front.connections import (
     NO_ROOM,
     ClientConnection,
@@ -52,16 +53,7 @@ from greenroom.http_front.connections import (
     bytes_acknowledged,
 )
 from greenroom.http_front.link import Link
-from greenroom.http_front.request import (
-    CLOSE,
-    Event,
-    Headers,
-    Receive,
-    Reply,
-    Request,
-    Send,
-    query_for,
-)
+from greenroom.http_front.request import CLOSE, Reply, Request, query_for
 from greenroom.http_front.responses import (
     TEXT as TEXT_TYPE,
     BadHeaderError,

@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from importlib import import_module
 from typing import IO, Any
 
 import falcon
@@ -43,7 +44,9 @@ _KINDS = {
     b"application/x-yaml": "yaml",
     b"text/yaml": "yaml",
 }
-_PROGRAM = "from greenroom.http_front.admin.applying import main; main()"
+# By name: it imports what runs users' code and starts systems, which no worker has.
+_APPLYING = "greenroom.http_front.admin.applying"
+_PROGRAM = f"from {_APPLYING} import main; main()"
 _PROXY_STATES = {"LOST": "UNHEALTHY", "RUNNING": "HEALTHY"}
 
 
@@ -130,9 +133,7 @@ def _fork(asked_for: Mapping[str, Any], file: IO[str]) -> int:
     def main() -> None:
         os.setsid()
         show_title("deploying")  # this is no worker
-        from greenroom.http_front.admin import applying  # noqa: PLC0415  # only there
-
-        applying.answer(asked_for, file.fileno())
+        import_module(_APPLYING).answer(asked_for, file.fileno())
 
     return forking.fork(main, sys.stderr.fileno(), keep=[file.fileno()], is_brief=True)
 

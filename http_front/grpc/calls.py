@@ -42,7 +42,8 @@ from greenroom.core.errors import GreenroomError
 from greenroom.core.metrics import Family, Registry
 from greenroom.core.operations import GetStatus
 from greenroom.core.routing.tickets import BODY
-from greenroom.http_front.connections import SHARE, ClientCounts, TrustedProxies
+from greenroom.http_front.clients import ClientCounts, TrustedProxies
+from greenroom.http_front.connections import SHARE
 from greenroom.http_front.link import Kept, Link
 
 FRESH_S = 2.0  # how long the table of applications is believed

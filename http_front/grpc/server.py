@@ -27,7 +27,7 @@ from greenroom.actors.runtime.records import GRPC_ROLE, show_title
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.actors.runtime.shared_metrics import SharedMetrics
 from greenroom.core.errors import GreenroomError, InvalidRequestError
-from greenroom.http_front.connections import TrustedProxies
+from greenroom.http_front.clients import TrustedProxies
 from greenroom.http_front.grpc.calls import Applications, Places, Servicers, metadata_of
 from greenroom.http_front.link import Link
 

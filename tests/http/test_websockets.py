@@ -578,6 +578,24 @@ def test_a_path_that_is_no_ascii_is_refused():
     speak(odd)
 
 
+@pytest.mark.parametrize(
+    ("said", "scheme"),
+    [({}, "ws"), ({"X-Forwarded-Proto": "https"}, "wss"), ({"X-Forwarded-Proto": "wss"}, "wss")],
+)
+def test_the_scheme_is_a_websockets_also_where_a_proxy_tells_it(said, scheme):
+    schemes = []
+
+    async def accepting(scope, _receive, send):
+        schemes.append(scope["scheme"])
+        await send({"type": "websocket.accept"})
+
+    async def opened(client):
+        assert await client.open(**said) == 101
+
+    speak(opened, accepting)
+    assert schemes == [scheme]
+
+
 def test_none_is_opened_before_the_request_ahead_of_it_is_answered():
     gate = asyncio.Event()
 

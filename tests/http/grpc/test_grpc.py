@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_tools import protoc
 
 from greenroom import serve
-from greenroom.http_front.connections import TrustedProxies
+from greenroom.http_front.clients import TrustedProxies
 from greenroom.http_front.grpc.calls import Places, Servicers
 from greenroom.http_front.grpc.server import CONNECTION, Services
 from greenroom.serve.admin import applications
