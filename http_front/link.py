@@ -15,7 +15,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from greenroom.actors.caller.caller import Caller, OnFed
+from greenroom.actors.caller.caller import Caller, OnFeed
 from greenroom.actors.caller.streams import Stream
 from greenroom.actors.messages.queries import FailedAnswer, HttpAnswer, Process, Query
 from greenroom.actors.runtime.liveness import Pulse
@@ -90,11 +90,11 @@ class Link:
         if self._port is not None:
             self._port.detach()
 
-    async def ask(self, query: Query, on_fed: OnFed | None = None) -> Outcome:
+    async def ask(self, query: Query, on_feed: OnFeed | None = None) -> Outcome:
         """Run one query and return its answer; never raises for what went wrong with it.
 
         Past its time limit, that is a FailedAnswer. Cancelling this cancels the query wherever it
-        is. ``on_fed`` gets what to send the rest of the request to, once a replica wants it.
+        is. ``on_feed`` gets what to send the rest of the request to, once a replica wants it.
         """
         caller = self._caller or await self._wait_connected()
         if caller is None:
@@ -102,7 +102,7 @@ class Link:
             text = "this host's actor system does not answer"
             return FailedAnswer(0, error.__name__, text, error.retry_after_s)
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        caller.submit(query, partial(resolve, future), on_fed)
+        caller.submit(query, partial(resolve, future), on_feed)
         try:
             return await future
         except asyncio.CancelledError:

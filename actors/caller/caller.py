@@ -67,7 +67,7 @@ CLOSED = "the connection to the system was closed"  # by this process, and for g
 
 
 OnAnswer = Callable[[Answer | Stream], None]
-OnFed = Callable[[Feed], None]
+OnFeed = Callable[[Feed], None]
 _NO_PARTS: dict[int, list[LargeBytes]] = {}
 
 
@@ -120,7 +120,7 @@ class _Entry:
         "incoming",
         "is_refused",
         "on_answer",
-        "on_fed",
+        "on_feed",
         "parts",
         "patience",
         "process",
@@ -134,10 +134,10 @@ class _Entry:
         "unwatch",
     )
 
-    def __init__(self, query: Query, on_answer: OnAnswer, on_fed: OnFed | None) -> None:
+    def __init__(self, query: Query, on_answer: OnAnswer, on_feed: OnFeed | None) -> None:
         self.query = query
         self.on_answer = on_answer
-        self.on_fed = on_fed
+        self.on_feed = on_feed
         self.parts: dict[int, list[LargeBytes]] = _NO_PARTS  # of large answers, by their numbers
         self.sent = False
         self.resent = False  # it was sent before, and may have run
@@ -234,13 +234,13 @@ class Caller:
 
     # --- Queries ------------------------------------------------------------------------------
 
-    def submit(self, query: Query, on_answer: OnAnswer, on_fed: OnFed | None = None) -> None:
+    def submit(self, query: Query, on_answer: OnAnswer, on_feed: OnFeed | None = None) -> None:
         """Send the query; ``on_answer`` gets one answer, or stream, unless it is cancelled.
 
-        For a query that more follows, ``on_fed`` gets what to send that with, once a replica wants
+        For a query that more follows, ``on_feed`` gets what to send that with, once a replica wants
         it.
         """
-        entry = self._entries[query.id] = _Entry(query, on_answer, on_fed)
+        entry = self._entries[query.id] = _Entry(query, on_answer, on_feed)
         self._budget.pay_in(max(MOST_REPEATS, len(self._entries)))
         if self.left:
             self._fail(entry, CLOSED)
@@ -546,7 +546,7 @@ class Caller:
         self.loop.send(replica, ControlStreams(incarnation=incarnation, stopped=(query_id,)))
 
     def _feed_wanted(self, entry: _Entry | None, wanted: FeedWanted, sender: Address) -> None:
-        if entry is None or entry.on_fed is None:  # there is nothing left to send
+        if entry is None or entry.on_feed is None:  # there is nothing left to send
             self._outlets.stop(wanted, sender)
             return
         feed = entry.feed or self._make_feed(entry.query)
@@ -558,7 +558,7 @@ class Caller:
         entry.process, entry.process_at = wanted.process, sender
         if entry.feed is None:
             entry.feed = feed
-            entry.on_fed(feed)
+            entry.on_feed(feed)
 
     def _make_feed(self, query: Query) -> Feed:
         query_id = query.id

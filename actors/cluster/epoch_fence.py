@@ -34,7 +34,7 @@ class Following:
 
     def __init__(self, loop: Loop) -> None:
         self._fence = EpochFence(loop)
-        self._told_by: Process | None = None  # the controller that the tables are of
+        self._tables_of: Process | None = None  # the controller that the tables are of
         self._met: tuple[Address, Process] | None = None  # perhaps without tables as yet
         self._introduced_by: Process | None = None
         self.seen = NOTHING_SEEN  # the proxy holds everything up to this snapshot id
@@ -62,14 +62,14 @@ class Following:
         """Return whether to take these tables, and follow their sender if so."""
         if not self._fence.accepts(message.epoch, sender):
             return False
-        if message.controller == self._told_by:
+        if message.controller == self._tables_of:
             if message.upto < self.seen:
                 return False  # a newer one has overtaken it
         elif not message.complete:
             return False  # of a controller that is gone: each begins with all that there is
         elif message.upto < self.seen and not self._is_met(message.controller):
             return False  # late, of an earlier one; a proxy that listened to it would be stuck
-        self.controller, self._told_by = sender, message.controller
+        self.controller, self._tables_of = sender, message.controller
         self.store = message.store
         self._met = (sender, message.controller)
         return True

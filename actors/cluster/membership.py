@@ -62,7 +62,7 @@ class Membership:
         self._controller: Address | None = None
         self._beater: Beater | None = None
         self._has_left = False
-        self._told = asyncio.Event()  # by an answer to a report
+        self._answer_arrived = asyncio.Event()  # by an answer to a report
         self._obedience = EpochFence(port.loop)
         self.obeys = self._obedience.accepts
         self.on_silence: Callable[[], None] = lambda: None
@@ -118,11 +118,11 @@ class Membership:
 
     async def ask(self) -> None:
         """Report, and wait for the answer, but not for long."""
-        self._told.clear()
+        self._answer_arrived.clear()
         self.report()
         if self._controller is not None:
             with contextlib.suppress(asyncio.TimeoutError):  # its own class until 3.11
-                await asyncio.wait_for(self._told.wait(), ASK_TIMEOUT_S)
+                await asyncio.wait_for(self._answer_arrived.wait(), ASK_TIMEOUT_S)
 
     async def drain(self, timeout_s: float, *, leave: bool) -> bool:
         """Ask for replacements elsewhere; return whether that was answered in time.
@@ -163,7 +163,7 @@ class Membership:
             logger.error("cannot join %s: %s", ", ".join(self._settings.gates), refusal)
         self.trouble, self.is_refused, self.has_joined = refusal, bool(refusal), not refusal
         self.hosts = message.hosts
-        self._told.set()
+        self._answer_arrived.set()
         try:
             draining.note_drain_s(self._settings, message.drain_s)
         except OSError as error:

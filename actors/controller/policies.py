@@ -110,8 +110,8 @@ class Policies:
             role=POLICY,
             name=backend,
             code=policy.code,
-            heard=lambda body: self._answer(backend, self._runners[backend], _decoded(body)),
-            lost=lambda why: self._answer(backend, self._runners[backend], {"error": why}),
+            on_frame=lambda body: self._answer(backend, self._runners[backend], _decoded(body)),
+            on_end=lambda why: self._answer(backend, self._runners[backend], {"error": why}),
         )
 
     def _stop(self, backend: str) -> None:

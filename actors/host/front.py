@@ -82,8 +82,8 @@ async def keep_up(
             how = f"cannot start: {error}"
         failures = 1 if time.monotonic() - started_at > STABLE_S else failures + 1
         delay_s = pause_s(failures - 1, FIRST_PAUSE_S, MAX_PAUSE_S) if failures > 1 else 0.0
-        told = "the %s %s (failure %d in a row, see %s.log); starting another in %g s"
-        logger.error(told, what, how, failures, log, delay_s)
+        text = "the %s %s (failure %d in a row, see %s.log); starting another in %g s"
+        logger.error(text, what, how, failures, log, delay_s)
         await asyncio.sleep(delay_s)
 
 

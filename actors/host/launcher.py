@@ -86,11 +86,11 @@ def begin(
     def wait() -> bool:
         nonlocal outcome
         while outcome is not None:
-            told = outcome()
-            if told == "ready":
+            line = outcome()
+            if line == "ready":
                 return True
-            if told != "running":
-                raise StartError(told)
+            if line != "running":
+                raise StartError(line)
             outcome = _attempt(settings, on_progress)
         return False
 
@@ -114,8 +114,8 @@ def _check_state(settings: HostSettings) -> None:
         with contextlib.closing(location_at(settings.store_name).open_reader()) as store:
             Checkpoints(store).check_formats()
     except OtherFormatError as error:
-        told = f"the state in {location_at(settings.store_name)} is of another version: {error}"
-        raise StartError(told) from error
+        text = f"the state in {location_at(settings.store_name)} is of another version: {error}"
+        raise StartError(text) from error
     except StoreMissingError:
         return
     except StoreError as error:

@@ -155,8 +155,8 @@ def main() -> int:
         host = Host(settings, records, front, admin, process, lock_fd, stop, loop)
         loop.run_until_complete(host.start(starts_over=starts_over))
     except Exception as error:  # whatever it was, leave nothing unattended
-        is_told = isinstance(error, StartError)  # by its text
-        logger.error("the host could not start: %s", error, exc_info=not is_told)  # noqa: TRY400
+        is_expected = isinstance(error, StartError)  # by its text
+        logger.error("the host could not start: %s", error, exc_info=not is_expected)  # noqa: TRY400
         if starts_over and not stop.is_made:  # a system that was up must not stay down for it
             time.sleep(START_AGAIN_S)
             start_over(records, front, lock_fd)
@@ -352,7 +352,7 @@ class Host:
         self._controller = find_controller(port, settings, self._membership, self._introduce)
         self._proxy = Finder(port, PROXY, lambda *_: self._introduce())
         self._ends = Ends(settings)
-        port.on(StopHost, self._stop_as_told)
+        port.on(StopHost, self._stop_as_ordered)
         port.on(DescribeEnd, self._describe_end)
 
     async def start(self, *, starts_over: bool) -> None:
@@ -545,7 +545,7 @@ class Host:
             ),
         }
 
-    def _stop_as_told(self, message: StopHost, sender: Address) -> None:
+    def _stop_as_ordered(self, message: StopHost, sender: Address) -> None:
         if self._membership.obeys(message.epoch, sender):
             self._stop_request.forget = message.forget
             self._stop_request.is_made = True

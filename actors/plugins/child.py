@@ -43,8 +43,9 @@ MAX_UNSENT_BYTES = 4 * 1024 * 1024  # of what it does not read
 class Child:
     """One process, as far as there is one.
 
-    ``role`` is what it does (see program.py), ``name`` what it does that for. ``heard`` gets each
-    frame that it sends, ``lost`` why it has ended or was killed; neither follows :meth:`end`.
+    ``role`` is what it does (see program.py), ``name`` what it does that for. ``on_frame`` gets
+    each frame that it sends, ``on_end`` why it has ended or was killed; neither follows
+    :meth:`end`.
     """
 
     def __init__(
@@ -56,8 +57,8 @@ class Child:
         role: str,
         name: str,
         code: bytes,
-        heard: Callable[[bytes], None],
-        lost: Callable[[str], None],
+        on_frame: Callable[[bytes], None],
+        on_end: Callable[[str], None],
     ) -> None:
         self._loop = loop
         self._settings = settings
@@ -65,8 +66,8 @@ class Child:
         self._role = role
         self._name = name
         self._code = code
-        self._heard = heard
-        self._lost = lost
+        self._on_frame = on_frame
+        self._on_end = on_end
         self._popen: subprocess.Popen[bytes] | None = None  # None where none runs
         self._process: Process | None = None
         self._writer: asyncio.StreamWriter | None = None  # None until it is connected
@@ -104,7 +105,7 @@ class Child:
         """Kill a process that takes too long, and count that as a failure."""
         self._count_failure()
         self.end()
-        self._lost(why)
+        self._on_end(why)
 
     def end(self) -> None:
         """Kill the process, if there is one."""
@@ -176,7 +177,7 @@ class Child:
                     body = await reader.readexactly(length)
                     if self._popen is popen:
                         self.has_answered, self._failures = True, 0
-                        self._loop.guarded(self._heard, body)
+                        self._loop.guarded(self._on_frame, body)
         if self._popen is popen:
             self.fail("its process ended")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from greenroom.actors.plugins.program import HEADER, MAX_FRAME_BYTES, begin, frame, told_of
+from greenroom.actors.plugins.program import HEADER, MAX_FRAME_BYTES, begin, frame, report_error
 from greenroom.core.autoscaling.config import AutoscalingContext
 
 
@@ -25,7 +25,7 @@ def main() -> int:
             function = function or load()
             answer = _answer(function, json.loads(question))
         except BaseException as error:  # sys.exit() of user code is a failed answer too
-            answer = {"error": told_of(error)}
+            answer = {"error": report_error(error)}
         connection.sendall(_encoded(answer))
     return 0
 

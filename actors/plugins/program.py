@@ -43,7 +43,7 @@ def begin() -> tuple[socket.socket, Callable[[], Any]] | None:
     return socket.socket(fileno=connection_fd), lambda: _load(code_fd)
 
 
-def told_of(error: BaseException) -> str:
+def report_error(error: BaseException) -> str:
     """Return an error of user code in a line, and print where it was raised."""
     sys.stderr.write(users_traceback(error))
     sys.stderr.flush()

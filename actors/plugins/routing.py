@@ -37,7 +37,7 @@ from greenroom.actors.plugins.program import (
     ROUTED,
     begin,
     frame,
-    told_of,
+    report_error,
 )
 from greenroom.actors.replica.context import DeploymentID, ReplicaID
 from greenroom.actors.replica.responses import Body, make_scope
@@ -241,7 +241,7 @@ class _Asker:
         except (asyncio.IncompleteReadError, ConnectionError):
             return 0
         except Exception as error:
-            told_of(error)
+            report_error(error)
             return 1
 
     def _begin(self, backend: str, host: str, kwargs: dict[str, Any]) -> None:
@@ -275,7 +275,7 @@ class _Asker:
         except TimeoutError:
             return  # the query has gone on without it
         except Exception as error:
-            answer = {"number": number, "error": told_of(error)}
+            answer = {"number": number, "error": report_error(error)}
         body = json.dumps(answer).encode()
         if len(body) > MAX_FRAME_BYTES:
             body = json.dumps({"number": number, "error": "it named too many replicas"}).encode()
@@ -320,7 +320,7 @@ class _Asker:
                 replica_id = ReplicaID(tag, self._deployment)
                 self._router.on_request_routed(pending, replica_id, None)
             except Exception as error:
-                told_of(error)  # it is in the log
+                report_error(error)  # it is in the log
 
 
 def _tag(replica: Any, replicas: Mapping[str, RunningReplica]) -> str:

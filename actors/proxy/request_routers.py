@@ -107,8 +107,8 @@ class RequestRouters:
                 role=REQUEST_ROUTER,
                 name=backend,
                 code=config.code,
-                heard=lambda body: self._heard(backend, body),
-                lost=lambda why: self._lost(backend, why),
+                on_frame=lambda body: self._heard(backend, body),
+                on_end=lambda why: self._lost(backend, why),
             )
             self._asked[backend] = _Asked(config, child)
             self._begin(backend)

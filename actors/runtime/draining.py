@@ -13,7 +13,7 @@ import math
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.runtime.state_dir import write_private
 
-DEFAULT_S = 20.0  # where nothing is deployed, or no controller has told yet
+DEFAULT_S = 20.0  # where nothing is deployed, or no controller has sent one yet
 LEAST_MOVE_S = 20.0  # for replicas to move: others start first, whatever the limit is
 MARGIN_S = 5.0  # in which what has not finished is cut
 END_S = 10.0  # to kill what is left, and to delete the state
@@ -22,10 +22,10 @@ END_S = 10.0  # to kill what is left, and to delete the state
 def drain_s(settings: HostSettings) -> float:
     """Return how long what is in flight on this host may take to finish."""
     try:
-        told = float(settings.drain_file.read_text(encoding="ascii"))
-    except (OSError, ValueError):  # nothing was told yet, or the disk fails
+        limit_s = float(settings.drain_file.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # nothing was sent yet, or the disk fails
         return DEFAULT_S
-    return told if math.isfinite(told) and told >= 0 else DEFAULT_S
+    return limit_s if math.isfinite(limit_s) and limit_s >= 0 else DEFAULT_S
 
 
 def finish_s(longest_drain_s: float) -> float:
@@ -44,6 +44,6 @@ def stop_s(longest_drain_s: float) -> float:
 
 
 def note_drain_s(settings: HostSettings, told_s: float) -> None:
-    """Keep what the controller told; OSError where the disk does not take it."""
+    """Keep what the controller sent; OSError where the disk does not take it."""
     if told_s != drain_s(settings):
         write_private(settings.drain_file, f"{told_s:g}")

@@ -54,17 +54,17 @@ def lend(listener: socket.socket) -> None:
 
 
 def _lend(asked: socket.socket, listener: socket.socket) -> None:
-    told = ""
+    reason = ""
     while True:
         try:
             borrower, _ = asked.accept()
         except OSError as error:  # this process has too many files open
-            if str(error) != told:
+            if str(error) != reason:
                 logger.warning("the HTTP port is not lent: %s", error)
-            told = str(error)
+            reason = str(error)
             time.sleep(LEND_AGAIN_S)
             continue
-        told = ""
+        reason = ""
         with borrower:
             try:
                 if _peer(borrower)[1] == os.geteuid():

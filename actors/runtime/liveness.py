@@ -206,7 +206,7 @@ class SilenceWatch:
         self._silences = Silences(limit_s)
         self._pulses: dict[Process, OtherPulse] = {}
         self._missing: dict[Process, tuple[int, int]] = {}  # ticks until the next look, and pause
-        self._told: set[Process] = set()
+        self._logged: set[Process] = set()
 
     def look(self, processes: Iterable[Process]) -> None:
         """Look at these, once in TICK_S, and kill what has been silent for too long."""
@@ -228,7 +228,7 @@ class SilenceWatch:
             self._pulses.pop(process).close()
         for process in self._missing.keys() - watched:
             del self._missing[process]
-        self._told &= watched
+        self._logged &= watched
 
     def _pulse_of(self, process: Process) -> OtherPulse | None:
         """Return a process's pulse; one that has none may be about to begin, or never will."""
@@ -261,8 +261,8 @@ class SilenceWatch:
             self._end(process, doing, time.monotonic() - seen.at)
 
     def _end(self, process: Process, doing: Doing, silent_s: float) -> None:
-        if process not in self._told:  # what waits for the disk ends when that answers
-            self._told.add(process)
+        if process not in self._logged:  # what waits for the disk ends when that answers
+            self._logged.add(process)
             logger.error(
                 "killing %s (pid %d): its message loop has been silent for %.1f s (limit %g s), "
                 "and the process %s",
@@ -293,7 +293,7 @@ def silent_among(processes: Mapping[Process, str]) -> list[dict[str, Any]]:
     ]
 
 
-def told(silent: Mapping[str, Any]) -> str:
+def describe(silent: Mapping[str, Any]) -> str:
     """Return a line on one of :func:`silent_among`."""
     what = f"{silent['role']} (pid {silent['pid']}) is SILENT {silent['silent_s']:.0f} s"
     return f"{what}: its message loop does not run; it {silent['doing']}"

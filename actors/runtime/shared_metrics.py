@@ -35,7 +35,7 @@ class SharedMetrics:
     def __init__(self, collect: Callable[[], list[Group]]) -> None:
         self._collect = collect
         self._shown = b""
-        self._has_told = False
+        self._has_logged = False
         self._timer: Any = None
         try:
             self._page = shared_page(_name(os.getpid()), MAX_BYTES)
@@ -60,9 +60,9 @@ class SharedMetrics:
         if shown == self._shown:
             return
         if len(shown) > MAX_BYTES - _HEAD.size:
-            if not self._has_told:
+            if not self._has_logged:
                 logger.warning("the metrics take %d bytes; at most %d fit", len(shown), MAX_BYTES)
-            self._has_told = True
+            self._has_logged = True
             return
         self._shown = shown
         self._page[_HEAD.size : _HEAD.size + len(shown)] = shown

@@ -220,7 +220,7 @@ def _show_status(settings: HostSettings, name: str | None, *, as_json: bool) -> 
     except (GreenroomError, TimeoutError) as error:
         if not silent:
             raise
-        raise GreenroomError("; ".join([str(error), *map(silence.told, silent)])) from error
+        raise GreenroomError("; ".join([str(error), *map(silence.describe, silent)])) from error
     note_silent(report, silent)
     if name is not None:
         report = _of_application(report, name)

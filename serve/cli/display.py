@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from greenroom.actors.runtime.liveness import told as told_of_silence
+from greenroom.actors.runtime.liveness import describe as describe_silence
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -86,7 +86,7 @@ class Progress:
 def problems_of(report: Mapping[str, Any]) -> list[str]:
     """Return what is not healthy in the controller's report, a line each; empty when all is."""
     problems = [*_saving_problems(report), *_damage(report), *_host_problems(report)]
-    problems += map(told_of_silence, report.get("silent") or ())
+    problems += map(describe_silence, report.get("silent") or ())
     problems += _troubles(report)
     for name, application in report.get("applications", {}).items():
         if application["status"] != "RUNNING":

@@ -71,11 +71,11 @@ class FakeLink:
     async def stop(self) -> None:
         self.stopped = True
 
-    async def ask(self, query: Any, on_fed: Any = None) -> Any:
+    async def ask(self, query: Any, on_feed: Any = None) -> Any:
         body = b""
         if query.follows == BODY:
             feed = FakeFeed()
-            on_fed(feed)
+            on_feed(feed)
             rest = await feed.all
             if isinstance(rest, FailedAnswer):
                 return rest

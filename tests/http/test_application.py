@@ -136,7 +136,7 @@ def test_of_one_client_few_queries_leave_before_that(app, waits):
         proxied = [head.replace(b"host", b"x-forwarded-for: 9.9.9.9\r\nhost")]
         begun = 0
 
-        async def submitted(query, on_fed=None):
+        async def submitted(query, on_feed=None):
             nonlocal begun
             begun += 1
             await asyncio.Event().wait()

@@ -54,9 +54,9 @@ class Replica(FakeLink):
         self.stopped = 0
         self.last_words = None
 
-    async def ask(self, query, on_fed):
+    async def ask(self, query, on_feed):
         assert query.follows == "socket"
-        on_fed(self)
+        on_feed(self)
         stream = Stream(StreamBegun(0, 101, self.headers, Process(1, 1, "x")), self)
         for data, ends in self.parts:
             stream.arrived(StreamPart(0, data, ends))
