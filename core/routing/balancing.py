@@ -1,12 +1,13 @@
 """Which replica of a backend gets the next ticket: the least loaded, round robin among equals.
 
-Theory of operation. Replicas stand in *levels* by how many of their slots are taken, by tickets or
-by leases (leases.py); each level is ordered by which came to it first. The next ticket goes to the
-first replica of the lowest level, which thereby goes to the end of the next level. So every step
-takes the same short time, however many replicas there are. A replica that cannot get tickets at
-present (it rejected one, or drains) is in no level. A ticket's slot is free again when its replica
-reports the outcome, rejects it or dies, but not when the caller gives up, because the replica may
-still be busy with it.
+Theory of operation. Replicas stand in one order: by *tier*, and there in *levels* by how many of
+their slots are taken, by tickets or by leases (leases.py); each level is ordered by which came to
+it first. The next ticket goes to the first replica of the lowest level, which thereby goes to the
+end of the next level. So every step takes the same short time, however many replicas there are. A
+replica that cannot get tickets at present (it rejected one, drains, or its host is silent) stands
+nowhere. Whatever changes any of this has the replica placed anew. A ticket's slot is free again
+when its replica reports the outcome, rejects it or dies, but not when the caller gives up, because
+the replica may still be busy with it.
 
 Replicas on the router's own host are taken first, while they have room. A replica becomes *suspect*
 when a query has waited there for UNHEARD_S and the replica has reported nothing meanwhile; it stays
@@ -31,7 +32,7 @@ from greenroom.core.routing.outliers import Outliers, has_failed
 from greenroom.core.routing.queues import DrainRate, FairQueue
 from greenroom.core.routing.sessions import Homes
 from greenroom.core.routing.tables import BackendTable, ReplicaTable
-from greenroom.core.routing.tickets import Assign, Preference, Ticket
+from greenroom.core.routing.tickets import Assign, Ticket
 from greenroom.core.routing.warming import WARM, Warming
 
 UNHEARD_S = 1.0
@@ -39,6 +40,7 @@ SUSPECT_LOAD = 1
 GIVEN_UP_S = 0.1  # a caller that gives up after that, with nothing heard, counts as a silence
 SATURATED_S = 0.02  # how long a replica that rejected a ticket is left alone
 MAX_MIRRORED_QUEUED = 100
+TIERS = NEAR, FAR, SUSPECT = range(3)  # on the router's own host, on others, on any
 NOWHERE = "-"  # the home of a session while there is no replica
 
 
@@ -59,7 +61,8 @@ class RoutedReplica:
     is_suspect: bool = False
     is_silent: bool = False  # its host does not answer
     withdrawn: set[int] = field(default_factory=set)  # what it may still run, and others do
-    level: int = -1  # where it stands in its backend's levels; -1 is nowhere
+    tier: int = 0  # where it stands in its backend's order, as does this
+    level: int = -1  # -1 is nowhere
     leased: int = 0  # slots
     came_at: float = 0.0
     warming: Warming = WARM
@@ -86,42 +89,46 @@ class RoutedReplica:
         return self.heard_at < ticket.assigned_at < now - GIVEN_UP_S
 
 
-class Levels:
-    """Replicas of one backend that may get tickets, by load."""
+class Order:
+    """The replicas of one backend that may get tickets: by tier, then by level."""
 
     __slots__ = ("_levels", "_lowest")
 
     def __init__(self) -> None:
-        self._levels: list[dict[str, RoutedReplica]] = [{}]
-        self._lowest = 0  # no level below this one has a replica
+        self._levels: list[list[dict[str, RoutedReplica]]] = [[{}] for _ in TIERS]
+        self._lowest = [0 for _ in TIERS]  # no level below this one has a replica
 
-    def place(self, replica: RoutedReplica, load: int) -> None:
-        """Put a replica where its load belongs; to be called after each change of its load."""
-        levels = self._levels
-        if replica.level == load:
+    def put(self, replica: RoutedReplica, level: int) -> None:
+        """Put a replica at the end of a level of its tier, unless it is there; -1 is nowhere."""
+        tier = SUSPECT if replica.is_suspect else NEAR if replica.is_near else FAR
+        if replica.level == level and replica.tier == tier:
             return
         tag = replica.table.tag
         if replica.level >= 0:
-            del levels[replica.level][tag]
-        while load >= len(levels):
+            del self._levels[replica.tier][replica.level][tag]
+        replica.tier, replica.level = tier, level
+        if level < 0:
+            return
+        levels = self._levels[tier]
+        while level >= len(levels):
             levels.append({})
-        levels[load][tag] = replica
-        replica.level = load
-        self._lowest = min(self._lowest, load)
+        levels[level][tag] = replica
+        self._lowest[tier] = min(self._lowest[tier], level)
 
-    def remove(self, replica: RoutedReplica) -> None:
-        """Give a replica no more tickets; harmless when it stands nowhere."""
-        if replica.level >= 0:
-            del self._levels[replica.level][replica.table.tag]
-            replica.level = -1
-
-    def least_loaded(self, limit: int) -> RoutedReplica | None:
+    def first(self, limit: int) -> RoutedReplica | None:
         """Return the replica to take next, or None when all have ``limit`` tickets or more."""
-        levels, lowest = self._levels, self._lowest
+        best = self._first_of(NEAR, limit) or self._first_of(FAR, limit)
+        suspect = self._first_of(SUSPECT, limit)
+        if best is None or suspect is None:
+            return best or suspect
+        return suspect if best.level > suspect.level + SUSPECT_LOAD else best
+
+    def _first_of(self, tier: int, limit: int) -> RoutedReplica | None:
+        levels, lowest = self._levels[tier], self._lowest[tier]
         end = min(limit, len(levels))
         while lowest < end and not levels[lowest]:
             lowest += 1
-        self._lowest = lowest
+        self._lowest[tier] = lowest
         return next(iter(levels[lowest].values())) if lowest < end else None
 
 
@@ -137,9 +144,7 @@ class RoutedBackend:
     homes: Homes = field(default_factory=Homes)
     affinity: SessionAffinity | None = None
     replicas: dict[str, RoutedReplica] = field(default_factory=dict)
-    near: Levels = field(default_factory=Levels)
-    far: Levels = field(default_factory=Levels)  # on other hosts
-    suspects: Levels = field(default_factory=Levels)  # on any
+    order: Order = field(default_factory=Order)
     has_traffic: bool = False
     slots: int = 0  # of all replicas
 
@@ -172,17 +177,16 @@ class RoutedBackend:
         if ticket.session is not None:
             home = self.replicas.get(ticket.home)
             return home if home is not None and 0 <= home.level < slots else None
-        if ticket.preference is not None and (best := self._preferred(ticket.preference, slots)):
-            return best
-        model = ticket.query.multiplexed_model_id
-        if model:
-            having = [r for r in self.replicas.values() if model in r.models]
-            with_room = [r for r in having if 0 <= r.level < slots]
-            if with_room:
-                return min(with_room, key=lambda each: each.level + SUSPECT_LOAD * each.is_suspect)
+        for rank in ticket.preference.ranks if ticket.preference is not None else ():
+            if best := self._least_loaded_of(rank, slots):
+                return best
+        if model := ticket.query.multiplexed_model_id:
+            having = [tag for tag, r in self.replicas.items() if model in r.models]
+            if best := self._least_loaded_of(having, slots):
+                return best
         if self.outliers.decide and _has_a_choice(ticket):
             return self._by_chance(ticket, slots)
-        return self._least_loaded(slots)
+        return self.order.first(slots)
 
     def _by_chance(self, ticket: Ticket, slots: int) -> RoutedReplica | None:
         """Return a replica that waits for a probe, or else the least loaded one.
@@ -195,7 +199,7 @@ class RoutedBackend:
             replica = self.replicas[tag]
             if not (replica.ongoing or replica.draining or replica.is_silent):
                 return replica
-        best = self._least_loaded(slots)
+        best = self.order.first(slots)
         if best is None or best.table.tag not in self.outliers.on_trial:
             return best
         tried = [self.replicas[tag] for tag in self.outliers.on_trial]
@@ -205,14 +209,11 @@ class RoutedBackend:
         ticket.trial = self.outliers.draw(best.table.tag)
         return best if ticket.trial.is_kept else other
 
-    def _preferred(self, preference: Preference, slots: int) -> RoutedReplica | None:
-        """Return the least loaded replica of the first rank that has one with room."""
-        for rank in preference.ranks:
-            named = [self.replicas[tag] for tag in rank if tag in self.replicas]
-            with_room = [replica for replica in named if 0 <= replica.level < slots]
-            if with_room:
-                return min(with_room, key=lambda each: each.level)
-        return None
+    def _least_loaded_of(self, tags: Iterable[str], slots: int) -> RoutedReplica | None:
+        named = [self.replicas[tag] for tag in tags if tag in self.replicas]
+        with_room = [each for each in named if 0 <= each.level < slots]
+        key = lambda each: each.level + SUSPECT_LOAD * each.is_suspect  # noqa: E731
+        return min(with_room, key=key, default=None)
 
     def settle(self, ticket: Ticket) -> None:
         """Find a home for a ticket that has a session and is in no queue."""
@@ -235,30 +236,22 @@ class RoutedBackend:
                     self.settle(ticket)
                     self.put_first(ticket, now)
 
-    def _least_loaded(self, slots: int) -> RoutedReplica | None:
-        best = self.near.least_loaded(slots) or self.far.least_loaded(slots)
-        suspect = self.suspects.least_loaded(slots)
-        if best is None or suspect is None:
-            return best or suspect
-        return suspect if best.level > suspect.level + SUSPECT_LOAD else best
+    def place(self, replica: RoutedReplica, now: float) -> None:
+        """Put a replica where its load belongs, or nowhere while it is not to be chosen.
 
-    def set_level(self, replica: RoutedReplica, now: float) -> None:
-        """Choose a replica by the load it has now, if it may be chosen."""
-        is_out = self.outliers.is_out(replica.table.tag)
-        if replica.draining or replica.is_silent or replica.saturated_until > now or is_out:
-            self._levels_of(replica).remove(replica)
-        else:
-            self._place(replica, now)
-
-    def _place(self, replica: RoutedReplica, now: float) -> None:
-        """Put a replica where it belongs, by its load; one that has room stays below the limit."""
+        To be called after each change of either. One that has room stays below the limit.
+        """
+        is_out = replica.draining or replica.is_silent or replica.saturated_until > now
+        if is_out or self.outliers.is_out(replica.table.tag):
+            self.order.put(replica, -1)
+            return
         level = load = replica.load
         if replica.warming is not WARM:
             most = self.table.max_ongoing_requests - 1
             level = max(min(replica.warming.level(load, now), most), load)
             if now >= replica.warming.until:
                 replica.warming = WARM
-        self._levels_of(replica).place(replica, level)
+        self.order.put(replica, level)
 
     def warming(self, now: float) -> Warming:
         """Return how a replica that is new begins: as long as the oldest has been there."""
@@ -266,41 +259,12 @@ class RoutedBackend:
         lasts_s = min(self.table.slow_start_s, now - oldest_at)
         return Warming(now + lasts_s, lasts_s) if lasts_s > 0 else WARM
 
-    def leasable(self) -> list[RoutedReplica]:
-        """Return the replicas on the router's host that may get tickets and are not suspect."""
-        return [
-            each
-            for each in self.replicas.values()
-            if each.is_near and each.level >= 0 and not each.is_suspect
-        ]
-
-    def lease_slots(self, replica: RoutedReplica, count: int, now: float) -> None:
-        """Count so many slots as leased, or no more where ``count`` is negative."""
-        replica.leased += count
-        if replica.level >= 0:
-            self._place(replica, now)
-
     def retire(self, replica: RoutedReplica) -> None:
         """Give a replica no more tickets."""
         replica.retired = True
         del self.replicas[replica.table.tag]
-        self._levels_of(replica).remove(replica)
+        self.order.put(replica, -1)
         self.outliers.forget(replica.table.tag)
-
-    def set_suspect(self, replica: RoutedReplica, *, is_suspect: bool) -> None:
-        """Move a replica to the levels of its kind, if it stands in any."""
-        if is_suspect == replica.is_suspect:
-            return
-        level = replica.level
-        self._levels_of(replica).remove(replica)
-        replica.is_suspect = is_suspect
-        if level >= 0:
-            self._levels_of(replica).place(replica, level)
-
-    def _levels_of(self, replica: RoutedReplica) -> Levels:
-        if replica.is_suspect:
-            return self.suspects
-        return self.near if replica.is_near else self.far
 
     def assign(self, ticket: Ticket, replica: RoutedReplica, now: float) -> Assign:
         """Give a ticket to a replica that has room."""
@@ -310,8 +274,7 @@ class RoutedBackend:
         ticket.assigned_at = now
         ticket.attempts += 1
         replica.ongoing[ticket.number] = ticket
-        if replica.level >= 0:  # else it is probed
-            self._place(replica, now)
+        self.place(replica, now)
         return Assign(tag, ticket)
 
     def _least_loaded_beside(
@@ -319,10 +282,10 @@ class RoutedBackend:
     ) -> RoutedReplica | None:
         standing = [(replica, replica.level) for replica in left_out if replica.level >= 0]
         for replica, _ in standing:
-            self._levels_of(replica).remove(replica)
-        best = self._least_loaded(slots)
+            self.order.put(replica, -1)
+        best = self.order.first(slots)
         for replica, level in standing:
-            self._levels_of(replica).place(replica, level)
+            self.order.put(replica, level)
         return best
 
     # --- Outliers -------------------------------------------------------------------------------
@@ -339,7 +302,7 @@ class RoutedBackend:
             ticket.replica, ticket.trial, failed=failed, replicas=len(self._serving()), now=now
         )
         if changed is not None:
-            self._set_levels([changed], now)
+            self._place_again([changed], now)
         return changed
 
     def failed(self, failures: Mapping[str, int], now: float) -> None:
@@ -353,12 +316,12 @@ class RoutedBackend:
         """Leave no more replicas out than half of those that could serve."""
         if self.outliers:
             most_out = len(self._serving()) // 2 if self.table.outlier_ejection else 0
-            self._set_levels(self.outliers.let_in(most_out, now), now)
+            self._place_again(self.outliers.let_in(most_out, now), now)
 
-    def _set_levels(self, tags: Iterable[str], now: float) -> None:
+    def _place_again(self, tags: Iterable[str], now: float) -> None:
         for tag in tags:
             if tag in self.replicas:
-                self.set_level(self.replicas[tag], now)
+                self.place(self.replicas[tag], now)
 
     # --- What waits -----------------------------------------------------------------------------
 
@@ -385,18 +348,13 @@ class RoutedBackend:
         if 0 <= self.table.max_queued_requests <= self.queue.size:
             given_up = self.queue.longest_beside(ticket.line)
             if given_up is None:
-                return [(ticket, self._full(ticket))]
-            refused.append((given_up, self._full(given_up)))
+                return [(ticket, _full(self.queue, ticket))]
+            refused.append((given_up, _full(self.queue, given_up)))
             self.queue.remove(given_up)
         if not self.queue.size:
             self.rate.began(now)
         self.queue.add(ticket)
         return refused
-
-    def _full(self, ticket: Ticket) -> str:
-        own, every = self.queue.length(ticket.line), self.queue.size
-        text = f"{ticket.endpoint} has {own} queries queued, "
-        return text + ("its limit" if own == every else f"of {every} in all, the limit")
 
     def put_first(self, ticket: Ticket, now: float) -> None:
         """Queue a ticket before all others of its queue."""
@@ -423,11 +381,12 @@ class RoutedBackend:
         self._settle_anew(now)
         while self.queue.size or self.mirrored.size:
             waiting = self.queue if self.queue.size else self.mirrored
+            slots = self.slots_for(is_mirrored=waiting is self.mirrored)
             ticket = waiting.first()
-            replica = None if ticket is None else self.choose(ticket, self.slots_for(ticket))
+            replica = None if ticket is None else self.choose(ticket, slots)
             if replica is None and waiting.has_homes:
                 for ticket in waiting.heads():
-                    if (replica := self.choose(ticket, self.slots_for(ticket))) is not None:
+                    if (replica := self.choose(ticket, slots)) is not None:
                         break
             if ticket is None or replica is None:
                 break
@@ -438,15 +397,13 @@ class RoutedBackend:
                 assigned.append(self.assign(ticket, replica, now))
         return assigned, late
 
-    def slots_for(self, ticket: Ticket) -> int:
-        """Return how many tickets a replica may have and get this one."""
-        return self._slots_for_mirrored if ticket.is_mirrored else self.table.max_ongoing_requests
+    def slots_for(self, *, is_mirrored: bool) -> int:
+        """Return how many tickets a replica may have before it gets one more of a kind.
 
-    @property
-    def _slots_for_mirrored(self) -> int:
-        """Half of the slots where there is traffic, which mirrored queries that hang leave free."""
+        Half of the slots where there is traffic, which mirrored queries that hang leave free.
+        """
         slots = self.table.max_ongoing_requests
-        return max(slots // 2, 1) if self.has_traffic else slots
+        return max(slots // 2, 1) if is_mirrored and self.has_traffic else slots
 
     @property
     def takes_mirrored(self) -> bool:
@@ -455,7 +412,13 @@ class RoutedBackend:
         limit = MAX_MIRRORED_QUEUED if limit < 0 else min(limit, MAX_MIRRORED_QUEUED)
         if self.mirrored.size < limit:
             return True  # and where anything waits, no replica has room
-        return self._least_loaded(self._slots_for_mirrored) is not None
+        return self.order.first(self.slots_for(is_mirrored=True)) is not None
+
+
+def _full(queue: FairQueue, ticket: Ticket) -> str:
+    own, every = queue.length(ticket.line), queue.size
+    text = f"{ticket.endpoint} has {own} queries queued, "
+    return text + ("its limit" if own == every else f"of {every} in all, the limit")
 
 
 def _has_a_choice(ticket: Ticket) -> bool:
@@ -494,7 +457,7 @@ class ReplicaSlots:
         replica.retired = False
         replica.is_silent = table.host in self._silent
         backend.replicas[table.tag] = replica
-        backend.set_level(replica, now)
+        backend.place(replica, now)
 
     def forget_if_done(self, replica: RoutedReplica) -> None:
         """Forget a retired replica that holds nothing any more."""

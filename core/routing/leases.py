@@ -36,11 +36,11 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from greenroom.core.routing.balancing import RoutedBackend, RoutedReplica
+from greenroom.core.routing.balancing import NEAR, RoutedBackend, RoutedReplica
 from greenroom.core.routing.outliers import has_failed
 from greenroom.core.routing.tickets import Effects, Grant, Lease, LeaseState, Reclaim, Revoke
 from greenroom.core.routing.warming import WARM, Warming
@@ -241,15 +241,11 @@ class Leases:
         asked[endpoint] = now
         return last_at is not None and now - last_at <= ASK_WITHIN_S
 
-    def grant(
-        self,
-        caller: Hashable,
-        endpoint: str,
-        backend: RoutedBackend,
-        replicas: Iterable[RoutedReplica],
-        now: float,
-    ) -> Effects:
-        """Give a caller its share of these replicas, or have others return what is above theirs."""
+    def grant(self, caller: Hashable, endpoint: str, backend: RoutedBackend, now: float) -> Effects:
+        """Give a caller its share of the replicas on the router's host that may get tickets.
+
+        Or have others return what is above their share.
+        """
         tag, limit = backend.table.tag, backend.table.max_ongoing_requests
         share = share_of(limit, self._callers(tag, caller, now))
         known = self._of.get((caller, endpoint))
@@ -257,7 +253,8 @@ class Leases:
             return []
         if known is not None:
             return self._extend(known, share, backend, now)
-        replicas = sorted(replicas, key=lambda replica: replica.load)[:MAX_REPLICAS]
+        near = [each for each in backend.replicas.values() if each.tier == NEAR and each.level >= 0]
+        replicas = sorted(near, key=lambda replica: replica.load)[:MAX_REPLICAS]
         room = {replica.table.tag: _room(replica, share, limit) for replica in replicas}
         slots = {replica: count for replica, count in room.items() if count > 0}
         effects: Effects = []
@@ -270,7 +267,8 @@ class Leases:
         lease = Lease(next(self._numbers), caller, endpoint, tag, slots)
         self.by_number[lease.number] = self._of[caller, endpoint] = lease
         for replica in replicas:
-            backend.lease_slots(replica, slots.get(replica.table.tag, 0), now)
+            replica.leased += slots.get(replica.table.tag, 0)
+            backend.place(replica, now)
         return [Grant(lease)]
 
     def _extend(self, lease: Lease, share: int, backend: RoutedBackend, now: float) -> Effects:
@@ -283,7 +281,8 @@ class Leases:
             more = 0 if replica is None else _room(replica, share - count, limit)
             if replica is not None and more * 4 > count:  # fewer are not worth a message
                 lease.slots[tag] += more
-                backend.lease_slots(replica, more, now)
+                replica.leased += more
+                backend.place(replica, now)
                 has_more = True
         return [Grant(lease)] if has_more else []
 

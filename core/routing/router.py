@@ -474,7 +474,7 @@ class Router:
         )
         if has_a_say:
             return []
-        return [*self._leases.grant(ticket.caller, name, backend, backend.leasable(), now)]
+        return [*self._leases.grant(ticket.caller, name, backend, now)]
 
     def returned(
         self, caller: Hashable, number: int, in_use: Mapping[str, int], now: float
@@ -610,7 +610,7 @@ class Router:
             self._replicas.forget_if_done(replica)
             return []
         backend = self._backends[replica.backend]
-        backend.set_level(replica, now)
+        backend.place(replica, now)
         if backend.queue.size:
             backend.rate.freed(freed, now)
         elif not backend.mirrored.size:
@@ -649,10 +649,9 @@ class Router:
         return replica
 
     def _suspect(self, replica: RoutedReplica, *, is_suspect: bool) -> None:
-        if replica.retired:
-            replica.is_suspect = is_suspect
-        else:
-            self._backends[replica.backend].set_suspect(replica, is_suspect=is_suspect)
+        replica.is_suspect = is_suspect
+        if replica.level >= 0:
+            self._backends[replica.backend].order.put(replica, replica.level)
 
     def holds(self, replica: str, models: Iterable[str]) -> None:
         """Learn which multiplexed models a replica has; queries for them go there if they can."""
@@ -804,7 +803,7 @@ class Router:
         silent = self._replicas.set_silent(host, is_silent=True)
         for replica in silent:
             if not replica.retired:
-                self._backends[replica.backend].set_level(replica, now)
+                self._backends[replica.backend].place(replica, now)
         return [effect for replica in silent for effect in self._move(replica, now)]
 
     def host_lost(self, host: str, now: float) -> Effects:
