@@ -7,12 +7,15 @@ once, under its hash. The :class:`Changes` of one step of the controller are sav
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections import UserDict
+from collections.abc import Mapping, ValuesView
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from greenroom.core.config import HIDDEN, config_shown, without_credentials
 from greenroom.core.formats import travels
+
+T = TypeVar("T")
 
 
 @travels
@@ -427,3 +430,24 @@ class Changes:
         taken = Changes(self.puts, self.deletes, self.code)
         self.puts, self.deletes, self.code = {}, set(), {}
         return taken
+
+
+class Records(UserDict[str, T]):
+    """The records of one kind by name; what is assigned here or deleted is saved with the step."""
+
+    def __init__(self, kind: str, saved: Mapping[str, T], changes: Changes) -> None:
+        super().__init__()
+        self.data = dict(saved)  # not one by one, which would save them again
+        self._kind, self._changes = kind, changes
+
+    def __setitem__(self, name: str, record: T) -> None:
+        super().__setitem__(name, record)
+        self._changes.put(self._kind, name, record)
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        self._changes.delete(self._kind, name)
+
+    def values(self) -> ValuesView[T]:
+        """Return the records; UserDict would look each one up by its name."""
+        return self.data.values()

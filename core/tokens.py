@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, get_args
+from collections.abc import Iterable
+from typing import Literal, get_args
 
-from greenroom.core.errors import ConflictError
-from greenroom.core.records import Changes, TokenRecord
-from greenroom.core.validation import unknown_name
+from greenroom.core.records import TokenRecord
 
 Role = Literal["viewer", "deployer", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)  # each may do what those before it may
@@ -40,34 +38,3 @@ def holder(tokens: Iterable[TokenRecord], token: str, wall_now: float) -> TokenR
             found = record
     is_over = found is None or (found.expires_at is not None and found.expires_at <= wall_now)
     return None if is_over else found
-
-
-class Tokens:
-    """The tokens of a cluster."""
-
-    def __init__(self, records: Mapping[str, TokenRecord], changes: Changes) -> None:
-        self._records = dict(records)
-        self._changes = changes
-
-    def __iter__(self) -> Any:
-        return iter(self._records.values())
-
-    def create(self, record: TokenRecord) -> None:
-        """Add a token; the same again changes nothing."""
-        present = self._records.get(record.name)
-        if present is not None and present.digest == record.digest:
-            return
-        if present is not None:
-            raise ConflictError(
-                f"there is a token named {record.name!r} already; revoke it, or take another name"
-            )
-        if len(self._records) >= MAX_TOKENS:
-            raise ConflictError(f"there are {MAX_TOKENS} tokens already; revoke those of no use")
-        self._records[record.name] = record
-        self._changes.put(TOKEN, record.name, record)
-
-    def revoke(self, name: str) -> None:
-        """Forget a token."""
-        if self._records.pop(name, None) is None:
-            raise unknown_name("token", name, self._records)
-        self._changes.delete(TOKEN, name)

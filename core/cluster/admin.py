@@ -39,6 +39,8 @@ from greenroom.core.records import (
     Definitions,
     TokenRecord,
 )
+from greenroom.core.tokens import MAX_TOKENS
+from greenroom.core.validation import unknown_name
 
 
 class Now(NamedTuple):
@@ -328,28 +330,29 @@ def _subject(wanted: Definitions) -> Subject:
 
 
 def _create_token(cluster: Cluster, asked: ops.CreateToken, now: Now) -> None:
-    cluster.tokens.create(
-        TokenRecord(
-            name=asked.name,
-            digest=asked.digest,
-            role=asked.holder_role,
-            created_at=now.wall,
-            expires_at=asked.expires_at,
+    present = cluster.tokens.get(asked.name)
+    if present is not None and present.digest == asked.digest:
+        return
+    if present is not None:
+        raise ConflictError(
+            f"there is a token named {asked.name!r} already; revoke it, or take another name"
         )
+    if len(cluster.tokens) >= MAX_TOKENS:
+        raise ConflictError(f"there are {MAX_TOKENS} tokens already; revoke those of no use")
+    cluster.tokens[asked.name] = TokenRecord(
+        name=asked.name,
+        digest=asked.digest,
+        role=asked.holder_role,
+        created_at=now.wall,
+        expires_at=asked.expires_at,
     )
+    cluster.state.enter()
 
 
-def _entered(made: Carry) -> Carry:
-    """Enter in the history what changes anything, though it has no definitions."""
-
-    def entering(cluster: Cluster, asked: Any, now: Now) -> Any:
-        size = cluster.state.changes.size
-        answer = made(cluster, asked, now)
-        if cluster.state.changes.size != size:
-            cluster.state.enter()
-        return answer
-
-    return entering
+def _revoke_token(cluster: Cluster, asked: ops.RevokeToken, _now: Now) -> None:
+    if cluster.tokens.pop(asked.name, None) is None:
+        raise unknown_name("token", asked.name, cluster.tokens)
+    cluster.state.enter()
 
 
 # --- Bringing it about ----------------------------------------------------------------------------
@@ -419,9 +422,9 @@ CARRIED_OUT: dict[type[ops.Operation], Carry] = {
     ops.DeleteEverything: _delete_everything,
     ops.ListHistory: lambda c, _asked, _: [history.described(entry) for entry in c.history],
     ops.UndoChange: _undo_change,
-    ops.CreateToken: _entered(_create_token),
-    ops.RevokeToken: _entered(lambda c, asked, _: c.tokens.revoke(asked.name)),
-    ops.ListTokens: lambda c, _asked, _: [asdict(record) for record in c.tokens],
+    ops.CreateToken: _create_token,
+    ops.RevokeToken: _revoke_token,
+    ops.ListTokens: lambda c, _asked, _: [asdict(record) for record in c.tokens.values()],
     ops.UndrainHost: lambda c, asked, _: c.hosts.undrain(asked.host),
     ops.EvictHost: lambda c, asked, now: c.hosts.evict(asked.host, now.monotonic),
     ops.RebalanceHosts: lambda c, _asked, now: c.hosts.rebalance(now.monotonic),

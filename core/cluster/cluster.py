@@ -37,13 +37,15 @@ from greenroom.core.records import (
     Changes,
     GoalRecord,
     Key,
+    Records,
+    TokenRecord,
     candidate_of,
 )
 from greenroom.core.rollouts.canaries import STEP_BY_STEP, Canaries
 from greenroom.core.rollouts.rollouts import Rollouts
 from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, BackendTable
 from greenroom.core.series import Pair, Series
-from greenroom.core.tokens import TOKEN, Tokens
+from greenroom.core.tokens import TOKEN
 
 RECOVERY_S = 2.0  # how long a new controller waits for replicas before it talks to proxies
 RECOVERY = "recovery"  # the key of this
@@ -90,7 +92,7 @@ class Cluster:
         state.proxy_gone.append(self.autoscaler.proxy_gone)
         state.proxy_gone.append(self._forget_ejections)
         self.rollouts = Rollouts(state, self.differences, records.get(ROLLOUT, {}))
-        self.tokens = Tokens(records.get(TOKEN, {}), state.changes)
+        self.tokens: Records[TokenRecord] = Records(TOKEN, records.get(TOKEN, {}), state.changes)
         self.canaries = Canaries(state, self.rollouts, self.differences, records.get(CANARY, {}))
         self._recovering = {tag for tag, b in self.backends.items() if not b.recovered}
         self._agenda = state.agenda

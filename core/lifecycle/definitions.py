@@ -179,7 +179,7 @@ def advance_application(state: State, name: str) -> None:
     if not application.deleting:
         _note_running(state, application)
     elif not state.backends_of(name):
-        state.drop_application(name)
+        del state.applications[name]
 
 
 def _note_running(state: State, application: ApplicationRecord) -> None:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from greenroom.core.errors import ConflictError
 from greenroom.core.operations import CreateEndpoint, ShadowTraffic
-from greenroom.core.records import BackendRecord, CompareRecord, EndpointRecord
+from greenroom.core.records import (
+    ENDPOINT,
+    BackendRecord,
+    Changes,
+    CompareRecord,
+    EndpointRecord,
+    Records,
+)
 from greenroom.core.routing.tables import EndpointTable
 
 
@@ -31,31 +37,29 @@ class Overlay:
         )
 
 
-class Endpoints(dict[str, EndpointRecord]):
+class Endpoints(Records[EndpointRecord]):
     """Definitions of endpoints by name, and what is laid over them.
 
     By route, and by the backends that they are served by, they are found without a look at each.
-    Changed by assignment, :meth:`pop` and :meth:`lay` only.
     """
 
-    def __init__(self, records: Mapping[str, EndpointRecord]) -> None:
-        super().__init__()
+    def __init__(self, saved: Mapping[str, EndpointRecord], changes: Changes) -> None:
+        super().__init__(ENDPOINT, saved, changes)
         self._at: dict[str, str] = {}  # route -> name
         self._using: dict[str, set[str]] = {}  # backend -> names
         self._overlays: dict[str, Overlay] = {}
-        for name, record in records.items():
-            self[name] = record
+        for name in self:
+            self._file(name)
 
     def __setitem__(self, name: str, record: EndpointRecord) -> None:
         self._unfile(name)
         super().__setitem__(name, record)
         self._file(name)
 
-    def pop(self, name: str, default: Any = None) -> Any:
-        """Remove and return an endpoint; what is laid over it goes, too."""
+    def __delitem__(self, name: str) -> None:
         self._unfile(name)
         self._overlays.pop(name, None)
-        return super().pop(name, default)
+        super().__delitem__(name)
 
     def lay(self, name: str, overlay: Overlay | None) -> None:
         """Lay this over an endpoint, in place of what is there; None for nothing."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from greenroom.core.agenda import Agenda
-from greenroom.core.records import Changes, GoalRecord
+from greenroom.core.records import Changes, GoalRecord, Records
 
 GOAL = "goal"
 KEPT_ENDED = 100  # so that who asks late, or again after a restart, still learns the outcome
@@ -38,11 +38,11 @@ class Goals:
     That one has ended is an event: ``(GOAL, id)``.
     """
 
-    def __init__(self, records: Mapping[str, GoalRecord], changes: Changes, agenda: Agenda) -> None:
+    def __init__(self, saved: Mapping[str, GoalRecord], changes: Changes, agenda: Agenda) -> None:
         # In the order in which they have ended, as far as it is known: see KEPT_ENDED.
-        ordered = sorted(records.values(), key=_age)
-        self._changes, self._agenda = changes, agenda
-        self._goals = {goal.id: goal for goal in ordered}
+        ordered = sorted(saved.values(), key=_age)
+        self._agenda = agenda
+        self._goals = Records(GOAL, saved, changes)
         self._pending = {goal.subject: goal.id for goal in ordered if goal.state == "pending"}
         self._ended = dict.fromkeys(goal.id for goal in ordered if goal.state != "pending")
         agenda.touch(GOAL, *self._pending.values())
@@ -82,7 +82,6 @@ class Goals:
 
     def _put(self, goal: GoalRecord) -> None:
         self._goals[goal.id] = goal
-        self._changes.put(GOAL, goal.id, goal)
         if goal.state == "pending":
             self._pending[goal.subject] = goal.id
             self._agenda.touch(GOAL, goal.id)
@@ -93,4 +92,3 @@ class Goals:
         while len(self._ended) > KEPT_ENDED:
             first = next(iter(self._ended))
             del self._goals[first], self._ended[first]
-            self._changes.delete(GOAL, first)

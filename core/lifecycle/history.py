@@ -21,9 +21,11 @@ from greenroom.core.records import (
     Definitions,
     HistoryRecord,
     Key,
+    Records,
     differences,
 )
 
+HISTORY = "history"
 KEPT = 200  # entries
 CODE_KEPT = 20  # entries whose code is kept
 
@@ -39,9 +41,10 @@ class Author(NamedTuple):
 class History:
     """The entries that are kept, oldest first."""
 
-    def __init__(self, records: Mapping[str, HistoryRecord]) -> None:
-        entries = sorted(records.values(), key=lambda entry: entry.id)
-        self._entries = {entry.id: entry for entry in entries}
+    def __init__(self, saved: Mapping[str, HistoryRecord], changes: Changes) -> None:
+        # The names have leading zeros: sorted by name, the entries are sorted by id.
+        self._entries = Records(HISTORY, dict(sorted(saved.items())), changes)
+        entries = list(self)
         self._by_request = {entry.request_id: entry for entry in entries if entry.request_id}
         self._last_id = entries[-1].id if entries else 0
 
@@ -62,13 +65,14 @@ class History:
         if not self._entries:
             raise UnknownNameError("nothing has been changed yet, so nothing can be undone")
         if entry_id is None:
-            return self._entries[self._last_id]
-        if entry_id not in self._entries:
+            entry_id = self._last_id
+        entry = self._entries.get(_name(entry_id))
+        if entry is None:
             raise UnknownNameError(
-                f"no change has the id {entry_id} (any more); kept are {next(iter(self._entries))} "
+                f"no change has the id {entry_id} (any more); kept are {next(iter(self)).id} "
                 f"to {self._last_id}"
             )
-        return self._entries[entry_id]
+        return entry
 
     def after(self, entry: HistoryRecord, key: Key) -> HistoryRecord | None:
         """Return the last entry after this one that changed ``key`` too."""
@@ -83,7 +87,6 @@ class History:
         before: Definitions,
         after: Definitions,
         wall_now: float,
-        changes: Changes,
     ) -> None:
         """Add an entry, and drop the oldest above :data:`KEPT`."""
         self._last_id += 1
@@ -98,14 +101,12 @@ class History:
             before=dict(before),
             after=dict(after),
         )
-        self._entries[entry.id] = entry
+        self._entries[_name(entry.id)] = entry
         if entry.request_id:
             self._by_request[entry.request_id] = entry
-        changes.put("history", _name(entry), entry)
         while len(self._entries) > KEPT:
             oldest = self._entries.pop(next(iter(self._entries)))
             self._by_request.pop(oldest.request_id, None)
-            changes.delete("history", _name(oldest))
 
     def with_code(self) -> list[HistoryRecord]:
         """Return the newest entries, whose code is kept."""
@@ -123,8 +124,8 @@ def digests(entry: HistoryRecord) -> set[str]:
     }
 
 
-def _name(entry: HistoryRecord) -> str:
-    return f"{entry.id:010d}"
+def _name(entry_id: int) -> str:
+    return f"{entry_id:010d}"
 
 
 def described(entry: HistoryRecord) -> dict[str, Any]:

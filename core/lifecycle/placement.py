@@ -251,10 +251,6 @@ class Placement:
         """Return an error with the name of its host, where there are several hosts."""
         return error if len(self._hosts) < 2 else f"{error.rstrip()} (on host {host!r})"
 
-    def open_hosts(self) -> list[str]:
-        """Return the hosts on which replicas may be placed."""
-        return [name for name in self._hosts if self.is_open(name)]
-
     def is_open(self, host: str) -> bool:
         """Return whether replicas may be placed on a host."""
         known = self._hosts.get(host)

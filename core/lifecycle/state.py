@@ -18,7 +18,7 @@ from greenroom.core.lifecycle import releases
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.endpoints import Endpoints, Overlay, table_of
 from greenroom.core.lifecycle.goals import Goals, Subject
-from greenroom.core.lifecycle.history import Author, History, digests
+from greenroom.core.lifecycle.history import HISTORY, Author, History, digests
 from greenroom.core.lifecycle.placement import Placement
 from greenroom.core.long_poll import LongPoll
 from greenroom.core.records import (
@@ -34,6 +34,7 @@ from greenroom.core.records import (
     EndpointRecord,
     GoalRecord,
     Key,
+    Records,
     backend_definition,
     is_passing,
     lasting,
@@ -80,10 +81,12 @@ class State:
         self.placement = placement
         self.changes = Changes()
         self.agenda = agenda = Agenda()
-        self.endpoints = Endpoints(records.get("endpoint", {}))
-        self.applications: dict[str, ApplicationRecord] = dict(records.get("application", {}))
+        self.endpoints = Endpoints(records.get(ENDPOINT, {}), self.changes)
+        self.applications: Records[ApplicationRecord] = Records(
+            APPLICATION, records.get(APPLICATION, {}), self.changes
+        )
         self.goals = Goals(records.get("goal", {}), self.changes, agenda)
-        self.history = History(records.get("history", {}))
+        self.history = History(records.get(HISTORY, {}), self.changes)
         self.backends = {
             tag: Backend(record, now, placement)
             for tag, record in records.get("backend", {}).items()
@@ -224,7 +227,7 @@ class State:
             self._before = None
         after = {key: lasting(self.definition(key)) for key in before}
         if after != before or self._is_entered:
-            self.history.add(author, what, answer, before, after, wall_now, self.changes)
+            self.history.add(author, what, answer, before, after, wall_now)
             self._hold_code_of_history()
         return answer
 
@@ -322,7 +325,6 @@ class State:
         self.note((ENDPOINT, record.name))
         self.endpoints[record.name] = record
         self.agenda.touch(ROLLOUT, record.name)
-        self.changes.put("endpoint", record.name, record)
         self._publish_endpoint(record.name)
 
     def lay(self, endpoint: str, overlay: Overlay | None) -> None:
@@ -338,7 +340,6 @@ class State:
         """Remove an endpoint, and what follows it; harmless when there is none."""
         self.note((ENDPOINT, name))
         if self.endpoints.pop(name, None) is not None:
-            self.changes.delete("endpoint", name)
             self.long_poll.publish(ENDPOINT_PREFIX + name, None)
         self.endpoint_gone(name)
 
@@ -348,12 +349,6 @@ class State:
         self.note((APPLICATION, record.name))
         if self.applications.get(record.name) != record:
             self.applications[record.name] = record
-            self.changes.put("application", record.name, record)
-
-    def drop_application(self, name: str) -> None:
-        """Remove an application's record."""
-        del self.applications[name]
-        self.changes.delete("application", name)
 
     def forget_lost(self, keys: AbstractSet[Key]) -> None:
         """Delete those of the records that are damaged beyond repair."""

@@ -48,6 +48,7 @@ from greenroom.core.records import (
     Definition,
     Definitions,
     EndpointRecord,
+    Records,
     candidate_of,
     served_as,
 )
@@ -77,7 +78,7 @@ class Canaries:
         self._state = state
         self._rollouts = rollouts
         self._differences = differences
-        self._records = dict(records)
+        self._records = Records(CANARY, records, state.changes)
         for endpoint in list(state.endpoints.values()):  # canaries were written there once
             if (own := without_candidates(endpoint)) != endpoint:
                 state.put_endpoint(own)
@@ -170,7 +171,6 @@ class Canaries:
         """Drop what is known of an application's last canary; it must have ended."""
         if self._records.pop(name, None) is not None:
             self._state.agenda.touch(APPLICATION, name)
-            self._state.changes.delete(CANARY, name)
             self._state.code_use.hold((CANARY, name), ())
 
     def check_no_candidate(self, name: str) -> None:
@@ -301,7 +301,6 @@ class Canaries:
 
     def _put(self, record: CanaryRecord) -> None:
         self._records[record.application] = record
-        self._state.changes.put(CANARY, record.application, record)
         self._state.agenda.touch(CANARY, record.application)
         self._state.agenda.touch(APPLICATION, record.application)  # whose goals go by it
         self._hold_code(record)

@@ -53,6 +53,7 @@ from greenroom.core.records import (
     CompareRecord,
     EndpointRecord,
     Key,
+    Records,
     RolloutRecord,
     is_candidates,
 )
@@ -127,11 +128,10 @@ class Rollouts:
         self._state = state
         self._agenda = state.agenda
         self._differences = differences
-        self._records = dict(records)
+        self._records = Records(ROLLOUT, records, state.changes)
         state.endpoint_gone.append(self._forget)
         for name in records.keys() - state.endpoints.keys():  # of a lost endpoint
             del self._records[name]
-            state.changes.delete(ROLLOUT, name)
         self._runs: dict[str, _Run] = {}
         for record in self._records.values():
             if record.state == UNDER_WAY:
@@ -268,7 +268,6 @@ class Rollouts:
         if self._records.pop(endpoint, None) is not None:
             self._runs.pop(endpoint, None)
             self._agenda.touch(ROLLOUT, endpoint)
-            self._state.changes.put(ROLLOUT, endpoint, None)
             self._state.long_poll.publish(ROLLOUT_PREFIX + endpoint, None)
 
     def _advance(self, run: _Run, now: float, wall_now: float) -> None:
@@ -458,7 +457,6 @@ class Rollouts:
             self._runs[record.endpoint].record = record
         else:
             self._agenda.touch(ROLLOUT, record.endpoint)  # that it has ended is of interest
-        self._state.changes.put(ROLLOUT, record.endpoint, record)
         self._state.lay(record.endpoint, _overlay_of(record))
 
     def _publish(self, record: RolloutRecord) -> None:

@@ -29,11 +29,11 @@ def cluster() -> Cluster:
 def test_a_token_is_found_by_its_text_until_it_ends(cluster: Cluster) -> None:
     create(cluster, "other", "other")
     create(cluster, "ci", "secret", expires_at=2000.0)
-    found = holder(cluster.tokens, "secret", 1999.0)
+    found = holder(cluster.tokens.values(), "secret", 1999.0)
     assert found is not None
     assert (found.name, found.role, found.created_at) == ("ci", "viewer", 1000.0)
-    assert holder(cluster.tokens, "secret", 2000.0) is None
-    assert holder(cluster.tokens, "Secret", 1999.0) is None
+    assert holder(cluster.tokens.values(), "secret", 2000.0) is None
+    assert holder(cluster.tokens.values(), "Secret", 1999.0) is None
 
 
 def test_only_the_hash_is_kept_and_a_successor_has_it(cluster: Cluster) -> None:
@@ -41,7 +41,7 @@ def test_only_the_hash_is_kept_and_a_successor_has_it(cluster: Cluster) -> None:
     changes = cluster.take_changes()
     assert "secret" not in repr(changes) + repr(cluster.tokens)
     next_one = Cluster({"token": {"ci": changes.puts["token", "ci"]}}, 2, 0.0)
-    assert holder(next_one.tokens, "secret", 0.0) is not None
+    assert holder(next_one.tokens.values(), "secret", 0.0) is not None
 
 
 def test_creating_is_idempotent_and_a_name_is_had_once(cluster: Cluster) -> None:
@@ -58,7 +58,7 @@ def test_a_revoked_token_is_gone_from_the_store_too(cluster: Cluster) -> None:
     cluster.take_changes()
     carry_out(cluster, ops.RevokeToken(name="ci"), Author(), NOW)
     assert cluster.take_changes().deletes == {("token", "ci")}
-    assert holder(cluster.tokens, "a", 0.0) is None
+    assert holder(cluster.tokens.values(), "a", 0.0) is None
     with pytest.raises(UnknownNameError, match="no token is named 'ci'; there are: none"):
         carry_out(cluster, ops.RevokeToken(name="ci"), Author(), NOW)
 

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
 from greenroom.core.lifecycle.endpoints import Endpoints, users_of
-from greenroom.core.records import BackendRecord, EndpointRecord, Release
+from greenroom.core.records import BackendRecord, Changes, EndpointRecord, Release
 from greenroom.core.routing.tables import EndpointTable
 from tests.core import requests as ask
 from tests.core.worlds import World
@@ -256,7 +256,7 @@ def record(name: str, route: str | None, traffic: set[str], shadows: set[str]) -
 
 @given(st.lists(st.tuples(NAMES, ROUTES, TAGS, TAGS, st.booleans())))
 def test_what_is_found_is_what_a_look_at_each_finds(changes: list) -> None:
-    made = Endpoints({})
+    made = Endpoints({}, Changes())
     for name, route, traffic, shadows, is_removed in changes:
         if is_removed:
             made.pop(name, None)
@@ -266,11 +266,11 @@ def test_what_is_found_is_what_a_look_at_each_finds(changes: list) -> None:
         assert made.at(route) == [e for e in made.values() if route and e.route == route]
     for tag in "xyz":
         assert users_of(made.using(tag), tag) == users_of(made.values(), tag)
-    assert not Endpoints(made).keys() ^ made.keys()
+    assert not Endpoints(made, Changes()).keys() ^ made.keys()
 
 
 def test_an_endpoint_that_is_gone_is_not_found() -> None:
-    made = Endpoints({"e": record("e", "/r", {"b"}, {"s"})})
+    made = Endpoints({"e": record("e", "/r", {"b"}, {"s"})}, Changes())
     assert made.pop("e") is not None
     assert made.pop("e", None) is None
     assert (made.at("/r"), made.using("b"), made.using("s")) == ([], [], [])
