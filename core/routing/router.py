@@ -675,10 +675,12 @@ class Router:
                     ticket.answered_at = now
                     self._tickets.limit_no_more(ticket)
 
-    def answered(self, tag: str, outcomes: Iterable[tuple[int, int]], now: float) -> Effects:
+    def answered(
+        self, tag: str, outcomes: Iterable[tuple[int, int]], now: float, *, is_awaited: bool = True
+    ) -> Effects:
         """Free the slots of (ticket, status) pairs whose answers are on their way to callers.
 
-        :meth:`delivered` ends them. Mirrored queries end here: their answers go nowhere.
+        :meth:`delivered` ends them. What no caller awaits ends here, as mirrored queries do.
         """
         outcomes = list(outcomes)
         replica = self._heard(tag, [number for number, _ in outcomes], now)
@@ -692,9 +694,9 @@ class Router:
             ticket = replica.ongoing.pop(number, None)
             if ticket is None:
                 continue
-            if backend is not None and (status >= 500 or backend.outliers.decide):
+            if is_awaited and backend and (status >= 500 or backend.outliers.decide):
                 effects += self._judge(backend, ticket, status, now)
-            if ticket.caller is None:
+            if ticket.caller is None or not is_awaited:
                 self._end(ticket, ticket.abandoned or status, now)
                 continue
             ticket.answered = ticket.abandoned or status
@@ -703,7 +705,7 @@ class Router:
             replica.unconfirmed[number] = ticket
         replica.saturated_until = 0.0
         # One of those that came together will do; how long a WebSocket is open says nothing.
-        if ticket is not None and backend is not None and not ticket.is_open_socket:
+        if is_awaited and ticket and backend and not ticket.is_open_socket:
             backend.rate.ran(now - ticket.assigned_at)
         return effects + self._after_release(replica, now, before - len(replica.ongoing))
 
@@ -728,17 +730,7 @@ class Router:
 
     def finished(self, tag: str, outcomes: Iterable[tuple[int, int]], now: float) -> Effects:
         """End (ticket, status) pairs whose callers await no answer, and free their slots."""
-        outcomes = list(outcomes)
-        replica = self._heard(tag, [number for number, _ in outcomes], now)
-        if replica is None:
-            return []
-        before = len(replica.ongoing)
-        for number, status in outcomes:
-            replica.withdrawn.discard(number)
-            if (ticket := replica.ongoing.pop(number, None)) is not None:
-                self._end(ticket, ticket.abandoned or status, now)
-        replica.saturated_until = 0.0
-        return self._after_release(replica, now, before - len(replica.ongoing))
+        return self.answered(tag, outcomes, now, is_awaited=False)
 
     def rejected(self, tag: str, numbers: Iterable[int], now: float, *, draining: bool) -> Effects:
         """Queue again, at the front, tickets that the replica had no room for."""
