@@ -113,7 +113,8 @@ class Order:
         while level >= len(levels):
             levels.append({})
         levels[level][tag] = replica
-        self._lowest[tier] = min(self._lowest[tier], level)
+        if level < self._lowest[tier]:  # noqa: PLR1730  # min() takes longer
+            self._lowest[tier] = level
 
     def first(self, limit: int) -> RoutedReplica | None:
         """Return the replica to take next, or None when all have ``limit`` tickets or more."""
@@ -242,7 +243,8 @@ class RoutedBackend:
         To be called after each change of either. One that has room stays below the limit.
         """
         is_out = replica.draining or replica.is_silent or replica.saturated_until > now
-        if is_out or self.outliers.is_out(replica.table.tag):
+        tag, outliers = replica.table.tag, self.outliers
+        if is_out or tag in outliers.ejected or tag in outliers.probed:
             self.order.put(replica, -1)
             return
         level = load = replica.load

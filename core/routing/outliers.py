@@ -89,7 +89,7 @@ class Outliers:
         self._in: dict[OutlierState, dict[str, None]] = {state: {} for state in OutlierState}
         self.on_trial = self._in[OutlierState.ON_TRIAL]
         self.probed = self._in[OutlierState.PROBED]
-        self._ejected = self._in[OutlierState.EJECTED]
+        self.ejected = self._in[OutlierState.EJECTED]
         self._due_at = inf  # when a state ends
 
     def __bool__(self) -> bool:
@@ -103,12 +103,12 @@ class Outliers:
 
     def is_out(self, replica: str) -> bool:
         """Return whether a replica gets no queries, but for probes."""
-        return replica in self._ejected or replica in self.probed
+        return replica in self.ejected or replica in self.probed
 
     @property
     def out(self) -> list[str]:
         """The replicas that get no queries, but for probes; first those that are out longest."""
-        return sorted([*self._ejected, *self.probed], key=lambda tag: self._records[tag].since)
+        return sorted([*self.ejected, *self.probed], key=lambda tag: self._records[tag].since)
 
     def ejections(self, replica: str) -> int:
         """Return how often in a row a replica has been ejected; 0 if it gets queries."""
