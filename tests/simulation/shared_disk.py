@@ -45,7 +45,8 @@ class SharedDisk:
         self.files: dict[str, bytes] = {}
         self.locked_by: SimProcess | None = None  # the change lock
         self.claim: tuple[Any, bytes] = (None, b"")  # the last one, and whose
-        self.is_rotten = False  # until an opening has repaired it
+        self.rotten = 0  # the number of the damage, until an opening has repaired it
+        self._damages = 0
         self.writers: dict[str, Any] = {}  # of logs
         self.read_by_others: set[str] = set()  # logs that a successor has read
         self.rot = random.Random(self.world.seed)  # of its own, so that it changes nothing else
@@ -53,9 +54,10 @@ class SharedDisk:
     def open(self, *, after: int | None = None, lease: bytes | None = None) -> Store:
         """Stand in for FileLocation.open."""
         self._damage()
-        files = Files(self)
+        files, damage = Files(self), self.rotten
         store = FileStore.open(FOLDER, namespace=NAMESPACE, after=after, lease=lease, disk=files)
-        self.is_rotten = False
+        if self.rotten == damage:  # else it came in the midst of the opening, which may have passed
+            self.rotten = 0
         return Store(store, files)
 
     def open_reader(self) -> FileStore:
@@ -66,28 +68,27 @@ class SharedDisk:
     def _damage(self) -> None:
         """Have a file rot that was whole: one at a time, for each opening repairs what it finds.
 
-        Not one that a writer who died may have left as the only trace of a change or of its claim,
-        nor the lease, which a leader that lives writes anew.
+        Not one whose copy is another: a writer who died may have left either as the only trace of a
+        change or of its claim. Nor the lease, which has none: a leader that lives writes it anew.
         """
-        if self.is_rotten or self.rot.random() > ROT:
+        if self.rotten or self.rot.random() > ROT:
             return
-        spared: tuple[str, ...] = (".tmp", "/lease")
-        if not any(name.endswith("/epoch") for name in self.files):
-            spared += ("/epoch.copy",)  # the first writer came no further
-        newest = max((name for name in self.files if "/log-" in name), default="")
-        log = newest.removesuffix(".copy")
-        if self.files.get(log) != self.files.get(f"{log}.copy"):
-            spared += (log, f"{log}.copy")
-        sound = [name for name in sorted(self.files) if not name.endswith(spared)]
+        sound = [name for name in sorted(self.files) if self._is_twice(name)]
         if sound:
             name = self.rot.choice(sound)
-            self.is_rotten = True
+            self._damages += 1
+            self.rotten = self._damages
             self.world.note("faults", f"{name} rots")
             if self.rot.random() < 0.3:
                 del self.files[name]
             else:
                 cut = self.rot.randrange(len(self.files[name]) + 1)
                 self.files[name] = self.files[name][:cut] + bytes(self.rot.randrange(3))
+
+    def _is_twice(self, name: str) -> bool:
+        """Return whether a file and its copy are the same."""
+        file = name.removesuffix(".copy")
+        return self.files.get(file) == self.files.get(f"{file}.copy")
 
     def try_to_write(self) -> None:
         """Stand in for FileLocation.try_to_write."""

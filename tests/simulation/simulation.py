@@ -7,6 +7,7 @@ and everything must come to rest as the saved state says.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -47,6 +48,7 @@ SIZES = (*[1] * 8, 2, 3, *[1] * 6)  # several hosts take twice the time
 EACH_WITH_DATABASE = 5  # of the runs with several hosts, every fifth
 EACH_WITH_APPLICATION = 4
 SETTLE_S = 200.0  # how long coming to rest may take
+MOST_FRAMES = 10_000  # processes that stand still do so within each other, see World.stand_still
 _CLASSES = {
     CONTROLLER[0]: Controller,
     LEADING_CONTROLLER[0]: LeadingController,
@@ -114,10 +116,13 @@ class Simulation(logging.Handler):
         level, propagate = _ERRORS.level, _ERRORS.propagate
         _ERRORS.setLevel(logging.ERROR)
         _ERRORS.propagate = False
+        frames = sys.getrecursionlimit()
+        sys.setrecursionlimit(MOST_FRAMES)
         try:
             with replaced(self):
                 self._run()
         finally:
+            sys.setrecursionlimit(frames)
             for thread in self.world.threads:
                 thread.end()
             _ERRORS.handlers[:], _ERRORS.propagate = handlers, propagate
