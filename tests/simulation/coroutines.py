@@ -49,14 +49,19 @@ class Task:
         self._on_end = on_end
         self.is_over = False
         self._is_running = False
+        self._when_over: list[Callable[[Task], None]] = []
         self._step()
 
-    def add_done_callback(self, call: Callable[[Any], None]) -> None:
+    def add_done_callback(self, call: Callable[[Task], None]) -> None:
         """Stand in for asyncio.Task's: who calls this keeps what has not ended."""
+        if self.is_over:
+            call(self)
+        else:
+            self._when_over.append(call)
 
     def cancel(self) -> None:
-        """Run it no further, and tell nobody."""
-        self.is_over = True
+        """Run it no further, and tell nobody of an outcome."""
+        self._is_now_over()
         if not self._is_running:  # else it is closed when it next waits
             self._coroutine.close()
 
@@ -80,8 +85,14 @@ class Task:
     def _end(self, outcome: Any) -> None:
         if self.is_over:
             return
-        self.is_over = True
+        self._is_now_over()
         self._on_end(outcome)
+
+    def _is_now_over(self) -> None:
+        self.is_over = True
+        calls, self._when_over = self._when_over, []
+        for call in calls:
+            call(self)
 
 
 def running_loop(world: World) -> Any:

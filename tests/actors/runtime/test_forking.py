@@ -5,10 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-import threading
 from pathlib import Path
-
-from greenroom.actors.runtime import forking
 
 # Its own main module has a name that the child's must not have.
 FORKS = """
@@ -114,14 +111,19 @@ def test_a_detached_child_has_a_name_of_its_own_and_outlives_who_forked_it(tmp_p
     assert (tmp_path / "output").read_text() == "greenroom: child / True another than at first\n"
 
 
+THREADS = """
+import threading
+from greenroom.actors.runtime import forking
+assert forking.can_fork()
+enough = threading.Event()
+thread = threading.Thread(target=enough.wait, name="waits")
+thread.start()
+assert not forking.can_fork()
+assert not forking.can_fork(besides="another")
+assert forking.can_fork(besides="waits")
+enough.set()
+"""
+
+
 def test_only_a_process_without_other_threads_forks() -> None:
-    enough = threading.Event()
-    thread = threading.Thread(target=enough.wait, name="waits")
-    thread.start()
-    try:
-        assert not forking.can_fork()
-        assert not forking.can_fork(besides="another")
-        assert forking.can_fork(besides="waits")
-    finally:
-        enough.set()
-        thread.join()
+    subprocess.run([sys.executable, "-c", THREADS], check=True, timeout=60)
