@@ -60,7 +60,9 @@ class CheckedRouter:
 
         def checked(*args: Any, **kwargs: Any) -> Any:
             self._take(name, args)
-            queued = self._queued() if name == "submit" else None
+            # What a replica under a lease had no room for was admitted before, and waits first.
+            is_new = name == "submit" and not kwargs.get("is_refused", False)
+            queued = self._queued() if is_new else None
             self._who.may_raise()
             if name == "submit" and args[1].request_id in self._checks.queries.poisoned:
                 self._who.raise_here()
