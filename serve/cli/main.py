@@ -47,7 +47,6 @@ SECTIONS: dict[str, dict[str, _Place]] = {
             history="the last changes",
             undo="restore what was before a change",
         ),
-        **_in("tuning", tune="find settings that meet an objective"),
     },
     "Traffic": _in(
         "traffic",

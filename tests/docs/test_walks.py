@@ -74,14 +74,6 @@ class Large:
 
 
 large = Large.bind()
-
-
-@serve.deployment
-def refuses(request):
-    raise ValueError("no such article")
-
-
-refuses_app = refuses.bind()
 """
 
 LOCKED = """
@@ -202,14 +194,6 @@ import urllib.request
 while True:
     urllib.request.urlopen("{url}").read()
 """
-
-
-def test_tuning_an_application_that_fails_stops_with_its_error(walk: Walk) -> None:
-    words = ("tune", "shop:refuses_app", "--traffic", "20", "--slo", "p95=100ms")
-    said = walk.says(*words, code=1)
-    assert "the last one with 500" in said
-    assert "ValueError: no such article" in said
-    assert not list(walk.folder.glob("*.yaml"))
 
 
 def test_a_result_that_is_no_json_is_an_error_that_names_its_type(walk: Walk) -> None:
