@@ -31,10 +31,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeGuard
 
 from greenroom.persistence.claims import Writer, claim_on_disk, lease_on_disk, lock_alone
-from greenroom.persistence.format_1 import read_format_1, remove_format_1
 from greenroom.persistence.kv import (
     CorruptValueError,
     NothingSavedError,
@@ -47,14 +45,7 @@ from greenroom.persistence.kv import (
     check_key,
     checked_batch,
 )
-from greenroom.persistence.layout import (
-    FORMAT_TEXT,
-    FORMAT_VERSION,
-    Disk,
-    copy_of,
-    file_name,
-    format_at,
-)
+from greenroom.persistence.layout import FORMAT_TEXT, Disk, copy_of, file_name, is_made
 from greenroom.persistence.log import (
     BOTH,
     UNNAMED,
@@ -97,7 +88,7 @@ class FileStore:
         self._is_closed = False
         self._is_read = False  # whether these are what the log says
         self._sizes: dict[str, int] = {}  # of the logs that a reader has read
-        self._values: dict[str, Place | bytes] = {}  # bytes of format 1
+        self._values: dict[str, Place] = {}
         self._lost: dict[str, str] = {}
         self._doubts: list[str] = []  # what is lost without a name
         self._readers = Readers(disk, root)
@@ -136,7 +127,7 @@ class FileStore:
         store = cls(Path(path) / file_name(namespace), disk or Disk())
         if read_only:
             with store._errors(store._not_readable):
-                if format_at(store._root, store._disk) is None:
+                if not is_made(store._root, store._disk):
                     raise StoreMissingError(
                         f"there is no store at {store._root}: nothing was ever saved there, or the "
                         "path is wrong"
@@ -314,7 +305,7 @@ class FileStore:
 
     def _open_for_writing(self, after: int | None, lease: bytes | None) -> None:
         root, disk = self._root, self._disk
-        has_format = format_at(root, disk) == FORMAT_VERSION
+        was_made = is_made(root, disk)
         _make_folders(disk, root)
         if after is None:
             self._lock = lock_alone(root / "lock")
@@ -330,10 +321,9 @@ class FileStore:
             with suppress(FileNotFoundError):
                 if disk.read(path) == FORMAT_TEXT:
                     continue
-            if has_format:
+            if was_made:
                 _log.warning("%s is damaged or missing, and is written anew", path)
             writer.replace(path, FORMAT_TEXT)
-        remove_format_1(root)
         for key, reason in self.lost.items():
             _log.error("Lost in the store %s: %s: %s", root, key or "?", reason)
 
@@ -374,14 +364,9 @@ class FileStore:
                 self._is_read = bool(sizes) or self._writer is not None
 
     def _reread(self) -> None:
-        version = format_at(self._root, self._disk)
-        if version == 1 or (version is None and "values" in self._disk.names(self._root)):
-            values, self._lost, self._doubts = read_format_1(self._root, self._disk)
-            self._values = dict(values)
-            if format_at(self._root, self._disk) != FORMAT_VERSION:
-                return  # else another writer has converted it, and may have removed what it was
-        contents = self._read_newest_log(is_new=version is None)
-        self._values, self._lost, self._doubts = {**contents.values}, contents.lost, contents.doubts
+        is_new = not is_made(self._root, self._disk)
+        contents = self._read_newest_log(is_new=is_new)
+        self._values, self._lost, self._doubts = contents.values, contents.lost, contents.doubts
         if self._doubts:
             self._lost[UNNAMED] = "; ".join(self._doubts)
 
@@ -402,12 +387,12 @@ class FileStore:
 
     def _value(self, key: str) -> bytes | None:
         """Return the value of a key, None where there is none or it is lost."""
-        found = self._values.get(key)
-        if not isinstance(found, Place):
-            return found
-        value = self._readers.value(found)
+        place = self._values.get(key)
+        if place is None:
+            return None
+        value = self._readers.value(place)
         if value is None:
-            self._lost[key] = f"{self._root / found.file} and its copy are damaged"
+            self._lost[key] = f"{self._root / place.file} and its copy are damaged"
         else:
             self._lost.pop(key, None)
         return value
@@ -464,11 +449,7 @@ class FileStore:
                 continue  # a change was quicker
             if _is_large(place):
                 large[key] = place
-            elif (value := self._value(key)) is None:
-                continue  # it stays lost
-            elif len(value) > LARGE:
-                large |= self._written_apart(writer, {key: value})
-            else:
+            elif (value := self._value(key)) is not None:  # else it stays lost
                 small[key] = value
             if sum(map(len, small.values())) > TOGETHER:
                 following.change(small, large=large)
@@ -567,7 +548,7 @@ class FileStore:
         for key in (*places, *deletes):
             self._lost.pop(key, None)
             before = self._values.pop(key, None)
-            if _is_large(before):
+            if before is not None and _is_large(before):
                 self._remove(before)
         self._values.update(places)
 
@@ -638,7 +619,7 @@ class _NextLog:
     log: Log
     files: dict[Path, Path]  # the names that they have until then, and those from then on
     left: list[str]  # keys whose values are to come
-    places: dict[str, Place | bytes] = field(default_factory=dict)
+    places: dict[str, Place] = field(default_factory=dict)
 
     def change(
         self,
@@ -652,8 +633,8 @@ class _NextLog:
             self.places.pop(key, None)
 
 
-def _is_large(place: Place | bytes | None) -> TypeGuard[Place]:
-    return isinstance(place, Place) and place.file.startswith("large/")
+def _is_large(place: Place) -> bool:
+    return place.file.startswith("large/")
 
 
 _stores: set[FileStore] = set()  # of writers

@@ -30,7 +30,7 @@ from urllib.parse import quote, unquote
 from greenroom.persistence.kv import CorruptValueError, OtherFormatError
 
 FORMAT_VERSION = 2
-"""Version of the files and folders that this code writes; it reads 1, and no newer one."""
+"""Version of the files and folders that this code reads and writes."""
 
 COPY = ".copy"
 _FRAME_VERSION = 1
@@ -191,8 +191,8 @@ _FORMAT_TITLE = "greenroom store format"
 FORMAT_TEXT = f"{_FORMAT_TITLE} {FORMAT_VERSION}\n".encode()
 
 
-def format_at(root: Path, disk: Disk) -> int | None:
-    """Return the version of the store in a folder, None where none was made to the end.
+def is_made(root: Path, disk: Disk) -> bool:
+    """Return whether a folder has a store that was made to the end.
 
     Raises OtherFormatError, or CorruptValueError where neither copy names a version.
     """
@@ -204,11 +204,11 @@ def format_at(root: Path, disk: Disk) -> int | None:
             continue
         title, _, version = text.rpartition(" ")
         if title == _FORMAT_TITLE and version.isdecimal():
-            if int(version) <= FORMAT_VERSION:
-                return int(version)
+            if int(version) == FORMAT_VERSION:
+                return True
             raise OtherFormatError(
-                f"{path} has store format {version}; this version reads up to {FORMAT_VERSION}. "
-                "Run the version that wrote it; nothing was changed"
+                f"{path} has store format {version}; this version reads {FORMAT_VERSION}. Run the "
+                "version that wrote it, there or for a backup to restore here; nothing was changed"
             )
         texts.append(text)
     if texts:
@@ -216,4 +216,4 @@ def format_at(root: Path, disk: Disk) -> int | None:
             f"{root / 'format'} holds {texts[0]!r}, expected '{_FORMAT_TITLE} {FORMAT_VERSION}'. "
             "Check that this is a store's folder, then restore that line or remove the folder"
         )
-    return None
+    return False

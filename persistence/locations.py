@@ -34,8 +34,7 @@ class FileLocation:
     def namespaces(self) -> list[str]:
         """Return the namespaces that have stores here; see StoreLocation."""
         folders = [path.name for path in self.folder.glob("*") if path.is_dir()]
-        stores = (key_of(name) for name in folders if name != "notes")  # of earlier releases
-        return sorted(filter(None, stores))
+        return sorted(filter(None, map(key_of, folders)))
 
     def beside(self, namespace: str) -> FileLocation:
         """Return where the store of another namespace is; see StoreLocation."""

@@ -215,9 +215,7 @@ class PostgresLocation:
     def forget(self) -> None:
         """Delete all that is saved; see StoreLocation."""
         with self._looking.errors(StoreNotWritableError):
-            # The notes are of earlier releases.
-            self._looking.run("DROP TABLE IF EXISTS greenroom_values, greenroom_notes")
-            self._looking.run("DROP TABLE IF EXISTS greenroom_store")
+            self._looking.run("DROP TABLE IF EXISTS greenroom_values, greenroom_store")
 
     def _looked(self, sql: LiteralString, *values: str) -> list[Any]:
         """Return what a statement finds, nothing where there are no tables yet."""
@@ -226,9 +224,6 @@ class PostgresLocation:
                 return self._looking.run(sql, *values)
             except psycopg.errors.UndefinedTable:
                 return []
-            except psycopg.errors.UndefinedColumn:
-                _check_format(self._looking, 1)  # raises: it knew no namespaces
-                raise
 
     def try_to_write(self) -> None:
         """Write some of nothing, and take it back; see StoreLocation."""

@@ -52,12 +52,7 @@ from greenroom.core.records import (
     candidate_of,
     served_as,
 )
-from greenroom.core.rollouts.rollouts import (
-    BY_ITSELF,
-    PROMOTED as ROLLED_OUT,
-    Rollouts,
-    without_candidates,
-)
+from greenroom.core.rollouts.rollouts import BY_ITSELF, PROMOTED as ROLLED_OUT, Rollouts
 
 ROLLING_OUT, TAKING_OVER = UNDER_WAY = ("rolling out", "taking over")
 PROMOTED, WENT_BACK = "promoted", "went back"
@@ -79,9 +74,6 @@ class Canaries:
         self._rollouts = rollouts
         self._differences = differences
         self._records = Records(CANARY, records, state.changes)
-        for endpoint in list(state.endpoints.values()):  # canaries were written there once
-            if (own := without_candidates(endpoint)) != endpoint:
-                state.put_endpoint(own)
         for record in records.values():
             self._hold_code(record)
             if record.state == TAKING_OVER:

@@ -137,23 +137,12 @@ class Rollouts:
             if record.state == UNDER_WAY:
                 self._begin(_Run(record, dict(record.counted)))
         for run in self._runs.values():
-            self._separate(run)
             state.lay(run.record.endpoint, _overlay_of(run.record))
             self._publish(run.record)
 
     def _begin(self, run: _Run) -> None:
         self._runs[run.record.endpoint] = run
         self._agenda.touch(ROLLOUT, run.record.endpoint)
-
-    def _separate(self, run: _Run) -> None:
-        """Read what was saved while a rollout wrote its weights into its endpoint's definition."""
-        record, present = run.record, self._state.endpoints[run.record.endpoint]
-        if present.traffic == record.before or present.traffic != _weights_at(record):
-            return
-        shadows = {tag: each for tag, each in present.shadows.items() if is_candidates(tag)}
-        compares = {tag: each for tag, each in present.compares.items() if is_candidates(tag)}
-        self._put(replace(record, shadows=shadows, compares=compares))
-        self._state.put_endpoint(without_candidates(replace(present, traffic=dict(record.before))))
 
     # --- Requests -------------------------------------------------------------------------------
 
@@ -538,17 +527,6 @@ class Rollouts:
             },
             "started_at": record.started_at,
         }
-
-
-def without_candidates(endpoint: EndpointRecord) -> EndpointRecord:
-    """Return the endpoint without what is of a canary; traffic that a canary had is its own."""
-    is_own = not any(map(is_candidates, endpoint.traffic))
-    return replace(
-        endpoint,
-        traffic=endpoint.traffic if is_own else {endpoint.name: 1.0},
-        shadows={tag: p for tag, p in endpoint.shadows.items() if not is_candidates(tag)},
-        compares={tag: c for tag, c in endpoint.compares.items() if not is_candidates(tag)},
-    )
 
 
 def _compared_anew(endpoint: EndpointRecord, to: str) -> CompareRecord:

@@ -65,7 +65,6 @@ def test_a_copy_has_the_jobs_and_a_backup_has_none(
     name = "jobs default#Slow mail/ü"
     with closing(files.beside(name).open()) as store:
         store.apply({"job 1": b"call"})
-    (tmp_path / "store" / "notes").mkdir()  # of an earlier release, and no store
     (tmp_path / "store" / "no folder").touch()
     assert copy_store(files, rows) == 4
     again = location_at(tmp_path / "again")

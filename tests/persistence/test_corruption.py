@@ -452,14 +452,15 @@ def test_a_format_file_of_something_else_is_refused(
         open_store(tmp_path, read_only=read_only)
 
 
+@pytest.mark.parametrize("version", [1, 12])
 @pytest.mark.parametrize("read_only", [True, False])
-def test_a_newer_store_is_refused_and_left_alone(
-    store: FileStore, root: Path, tmp_path: Path, read_only: bool
+def test_a_store_of_another_format_is_refused_and_left_alone(
+    store: FileStore, root: Path, tmp_path: Path, read_only: bool, version: int
 ) -> None:
     store.close()
-    (root / "format").write_text("greenroom store format 12\n")
+    (root / "format").write_text(f"greenroom store format {version}\n")
     before = files_under(tmp_path)
-    with pytest.raises(OtherFormatError, match=r"format 12; this version reads up to 2\."):
+    with pytest.raises(OtherFormatError, match=rf"format {version}; this version reads 2\."):
         open_store(tmp_path, read_only=read_only)
     assert files_under(tmp_path) == before
 

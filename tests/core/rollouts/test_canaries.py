@@ -1,6 +1,5 @@
 """New versions of whole applications: beside the running one, over to it, and back."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -291,24 +290,6 @@ def test_an_undo_of_the_promotion_ends_the_canary_that_takes_over(world: World) 
     wait(world)
     assert (codes(world), traffic(world)) == (OLD, {INGRESS: 1.0})
     assert "the application was changed otherwise" in error(world, goal)
-
-
-def test_one_that_was_written_into_definitions_is_read(world: World) -> None:
-    goal = begin(world)
-    wait(world)
-    saved, rollout = (world.records[kind][INGRESS] for kind in ("endpoint", "rollout"))
-    world.records["endpoint"][INGRESS] = replace(
-        saved, traffic={INGRESS: 0.5, NEW: 0.5}, shadows={NEW: 0.5}, compares=rollout.compares
-    )
-    world.records["rollout"][INGRESS] = replace(rollout, shadows={}, compares={})
-    world.boot()
-    wait(world)
-    assert traffic(world) == {INGRESS: 0.5, NEW: 0.5}
-    assert world.table(f"endpoint/{INGRESS}").shadows == {NEW: 0.5}
-    assert world.records["endpoint"][INGRESS] == saved
-    count(world)
-    wait(world)
-    assert world.goal_state(goal) == "succeeded"
 
 
 def test_an_application_that_is_deleted_takes_its_new_version_along(world: World) -> None:
