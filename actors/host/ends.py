@@ -16,6 +16,7 @@ from pathlib import Path
 from greenroom.actors.runtime.logs import last_lines, replica_log
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport.addresses import ProcessAddress
+from greenroom.core.lifecycle.replicas import RestartReason
 
 RECORDED_WITHIN_S = 0.3  # the admin hears of the end when the controller does
 LOOK_EVERY_S = 0.005
@@ -73,7 +74,9 @@ class Ends:
         if number != signal.SIGKILL:
             return name
         before, self._killed = self._killed, self._kills_for_memory()
-        return f"{name} by the kernel, as memory ran out" if self._killed > before else name
+        if self._killed <= before:
+            return name
+        return f"{RestartReason.OUT_OF_MEMORY}: {name} by the kernel"
 
     def _kills_for_memory(self) -> int:
         """Return how many processes of this machine the kernel has killed for lack of memory."""

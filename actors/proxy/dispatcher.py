@@ -266,8 +266,6 @@ class Dispatcher:
         unsent = [item.ticket for item in link.outbox.drop() if isinstance(item, Assignment)]
         self._run(self.router.replica_lost(tag, unsent, time.monotonic()))
         if self._is_near(replica):
-            if tag not in self._leaving:
-                self._metrics.replica_died(backend_of(replica))
             process: Any = replica.process
             self._send(ReplicaLost(replica=tag, incarnation=process.incarnation))
         elif replica.process not in self._unreachable:

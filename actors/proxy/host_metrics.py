@@ -71,11 +71,6 @@ class Metrics(Observer):
             "Times that a replica got no queries for a while, as it failed where others did not",
             "backend",
         )
-        self._deaths = registry.counter(
-            "greenroom_replica_deaths_total",
-            "Replicas of this host whose process has ended without being told to",
-            "backend",
-        )
 
     def finished(self, ticket: Ticket, status: int, seconds: float) -> None:
         """See Observer."""
@@ -117,10 +112,6 @@ class Metrics(Observer):
         self._asked.add(1, backend, outcome)
         self._asked_seconds.observe(seconds, backend)
 
-    def replica_died(self, backend: str) -> None:
-        """Count a replica of this host that has ended without being told to."""
-        self._deaths.add(1, backend)
-
     def forget(self, label: str, name: str) -> None:
         """Drop what was counted of an endpoint or backend that is gone."""
         self._registry.forget(label, name)
@@ -135,7 +126,6 @@ class Metrics(Observer):
             self._retried.add(0, endpoint, backend)
             self._retries_refused.add(0, endpoint, backend)
             self._ejections.add(0, backend)
-            self._deaths.add(0, backend)
         self._queries.set_load(queries)
         self._mirrored.set_load(mirrored)
         return self._registry.families()

@@ -14,6 +14,7 @@ from typing import Any
 
 from greenroom.actors.runtime.loop import Loop, Timer
 from greenroom.core.config import MIB
+from greenroom.core.lifecycle.replicas import RestartReason
 
 LOOK_S = 1.0
 HARD = 1.25
@@ -64,18 +65,19 @@ class Wear:
         if most is not None and (size := memory_bytes()) > most:
             told = f"it has {_mib(size)} of memory, and max_memory_bytes are {_mib(most)}"
             if size > most * HARD:
-                self.why = f"out of memory: {told}"
+                self.why = f"{RestartReason.OUT_OF_MEMORY}: {told}"
                 self._tell_full(self.why)
-            self._is_worn(told)
+            self._is_worn(RestartReason.MAX_MEMORY, told)
         elif queries is not None and (served := self._served()) >= queries:
-            self._is_worn(f"it has served {served} queries, and max_queries are {queries}")
+            told = f"it has served {served} queries, of {queries}"
+            self._is_worn(RestartReason.MAX_QUERIES, told)
         elif age_s is not None and time.monotonic() >= (self._began_at or 0.0) + age_s:
-            self._is_worn(f"it has run for its max_age_s, {age_s:g} s")
+            self._is_worn(RestartReason.MAX_AGE, f"it has run for {age_s:g} s")
 
-    def _is_worn(self, why: str) -> None:
+    def _is_worn(self, reason: RestartReason, told: str) -> None:
         if not self.why:
-            self.why = why
-            self._tell_worn(why)
+            self.why = f"{reason}: {told}"
+            self._tell_worn(self.why)
 
 
 def memory_bytes() -> int:

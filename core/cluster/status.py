@@ -163,7 +163,9 @@ def _deployment(cluster: Cluster, tag: str) -> dict[str, Any]:
 
 def _state(cluster: Cluster, backend: Backend) -> dict[str, Any]:
     status, message = _health(backend, cluster.now)
-    shown = {"status": status, "message": message}
+    shown: dict[str, Any] = {"status": status, "message": message}
+    if restarts := {reason.value: count for reason, count in backend.restarts.items() if count}:
+        shown["restarts"] = restarts
     if failure := cluster.autoscaler.policy_failure(backend.record.tag):
         shown["policy_failure"] = last_line(failure)
         told = f"its autoscaling policy failed, so the target stays: {shown['policy_failure']}"
@@ -238,6 +240,11 @@ def metrics(cluster: Cluster | None, own_host: str) -> list[Group]:
         names = (own_host, *cluster.hosts.records)
         hosts: dict[Values, float] = {(n, cluster.hosts.state(n).value): 1.0 for n in names}
         rollouts: dict[Values, float] = dict.fromkeys(cluster.rollouts.states().items(), 1.0)
+        restarts: dict[Values, float] = {  # 0 before the first, or increase() would not see it
+            (tag, reason): count
+            for tag, backend in cluster.backends.items()
+            for reason, count in backend.restarts.items()
+        }
         families += [
             _gauge("greenroom_hosts", "1 for each host of the cluster", ("name", "state"), hosts),
             _gauge(
@@ -245,6 +252,14 @@ def metrics(cluster: Cluster | None, own_host: str) -> list[Group]:
                 "1 for the last rollout of each endpoint",
                 ("endpoint", "state"),
                 rollouts,
+            ),
+            Family(
+                "greenroom_replica_restarts_total",
+                "counter",
+                "Replicas that were replaced and were to go on, by reason",
+                ("backend", "reason"),
+                (),
+                {**restarts},
             ),
         ]
     return [({}, families)]

@@ -45,6 +45,7 @@ from greenroom.core.lifecycle.replicas import (
     ReplicaEvent,
     ReplicaState,
     Report,
+    RestartReason,
     Retries,
     bounded,
     rank,
@@ -81,6 +82,7 @@ class Backend:
         self.config = BackendConfig.read(record.newest.config)
         self.placement = placement or anywhere()
         self.retries = Retries()
+        self.restarts = dict.fromkeys(RestartReason, 0)  # since this controller began
         self.changed = False  # the record was replaced, and needs saving
         self.proven = False  # all replicas have taken the newest settings, at some time
         self.rescaling = ""  # while replicas come or go for that alone: UPSCALING or DOWNSCALING
@@ -412,6 +414,10 @@ class Backend:
             return
         before = replica.state
         replica.recovering = False
+        reason = RestartReason.told_by(replica.worn or cause)
+        is_oom = reason is RestartReason.OUT_OF_MEMORY
+        if before is ReplicaState.RUNNING or (is_oom and before is ReplicaState.STARTING):
+            self._count_restart(replica, reason)
         since = replica.move(ReplicaEvent.EXITED, now)
         why = f"{f': {cause}' if cause else ''}; see: greenroom logs {tag}"
         if before is ReplicaState.STARTING:
@@ -488,6 +494,9 @@ class Backend:
         lasts: bool = False,
     ) -> None:
         """Count a failed start; give up a release that has failed too often and never ran."""
+        has_run = replica.may_have_served  # under an earlier controller
+        reason = RestartReason.CRASHED if has_run else RestartReason.FAILED_START
+        self._count_restart(replica, reason)
         self.retries.last_error = error = self.placement.told_at(replica.host, error)
         starts = self._failures_of(replica).starts
         starts.add(replica.host, began_at, now)
@@ -590,6 +599,7 @@ class Backend:
                 continue
             is_asked = replica.recovering and replica.state is ReplicaState.STARTING
             if replica.state is ReplicaState.RUNNING or is_asked:
+                self._count_restart(replica, RestartReason.HOST_LOST)
                 replica.move(ReplicaEvent.LOSE, now)
             elif replica.state is ReplicaState.SHOULD_START:
                 replica.move(ReplicaEvent.RETIRE, now)
@@ -605,6 +615,7 @@ class Backend:
                 continue
             if replica.tag in running:
                 replica.move(ReplicaEvent.FIND, now)
+                replica.replaced_for = None
                 replica.recovering, replica.reported, replica.ask_at = True, False, now
             else:
                 replica.move(ReplicaEvent.EXITED, now)
@@ -695,16 +706,18 @@ class Backend:
                 replica.check_sent_at = None
                 replica.missed_checks += 1
                 replica.check_error = f"no answer within {timeout_s:g} s"
-            failures = self.retries.unhealthy
+            failures, reason = self.retries.unhealthy, RestartReason.UNHEALTHY
             if replica.missed_checks >= MAX_MISSED_CHECKS:
                 told = f"{replica.tag} failed {MAX_MISSED_CHECKS} health checks"
                 error = f"{told}, the last one: {last_line(replica.check_error)}"
             elif replica.ejections >= MAX_EJECTIONS:
-                failures, error = self.retries.ejected, _ejection(replica)
+                failures, reason = self.retries.ejected, RestartReason.EJECTED
+                error = _ejection(replica)
             else:
                 continue
             if not (is_silent or self.updating) and now < failures.start_at:
                 continue  # one that answers may be better than the next that fails as well
+            self._count_restart(replica, reason)
             since = replica.move(ReplicaEvent.RETIRE, now)
             failures.add(replica.host, since, now)
             self.retries.check_error = self.retries.last_error = error
@@ -724,7 +737,14 @@ class Backend:
             return
         for replica in worn[:room]:
             replica.moving = True
+            self._count_restart(replica, RestartReason.told_by(replica.worn))
             self.retries.wore(replica, now)
+
+    def _count_restart(self, replica: Replica, reason: RestartReason) -> None:
+        """Count a replica that is replaced and was to go on: once, by the first reason."""
+        if replica.replaced_for is None:
+            replica.replaced_for = reason
+            self.restarts[reason] += 1
 
     # --- More and fewer -------------------------------------------------------------------------
 

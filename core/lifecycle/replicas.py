@@ -50,6 +50,25 @@ class ReplicaEvent(StrEnum):
     FIND = "FIND"  # its host is back, and says that its process is there
 
 
+class RestartReason(StrEnum):
+    """Why a replica is replaced that was to go on; what tells of it begins with these words."""
+
+    FAILED_START = "failed start"
+    CRASHED = "crashed"
+    OUT_OF_MEMORY = "out of memory"
+    UNHEALTHY = "unhealthy"
+    EJECTED = "ejected"
+    HOST_LOST = "host lost"
+    MAX_AGE = "max_age_s"
+    MAX_QUERIES = "max_queries"
+    MAX_MEMORY = "max_memory_bytes"
+
+    @classmethod
+    def told_by(cls, text: str) -> RestartReason:
+        """Return the reason that a replica or its host has given; CRASHED where it is none."""
+        return next((each for each in cls if text.startswith(each)), cls.CRASHED)
+
+
 S, E = ReplicaState, ReplicaEvent
 
 TRANSITIONS: dict[tuple[ReplicaState, ReplicaEvent], ReplicaState] = {
@@ -128,6 +147,7 @@ class Replica:
     moving: bool = False  # to be replaced, by one elsewhere or a fresh one
     worn: str = ""  # why it is to be replaced by a fresh one
     worn_at: float = 0.0
+    replaced_for: RestartReason | None = None
     devices: Devices = field(default_factory=dict)
     rank: Rank | None = None  # the last that it had among those that live
     told_rank: Rank | None = None
@@ -203,7 +223,8 @@ class Report:
     raised), "draining"; ``error`` is the constructor's, reconfigure's or check_health's, with its
     traceback; ``exception`` that exception, cloudpickled where it can be; ``lasts`` tells whether
     to start it again would end in the same way; ``trouble`` is for status to show, ``stats`` what
-    ``record_autoscaling_stats`` returned last. ``worn`` says why it is to be replaced.
+    ``record_autoscaling_stats`` returned last. ``worn`` says why it is to be replaced, and begins
+    with the :class:`RestartReason`.
     """
 
     replica: str

@@ -66,6 +66,15 @@ def show_status(report: Mapping[str, Any]) -> None:
             if not of.get("application")
         ),
     )
+    _print_rows(
+        console,
+        ("replicas replaced", "how many, and why"),
+        (
+            (tag, ", ".join(f"{count} {why}" for why, count in of["restarts"].items()))
+            for tag, of in (report.get("backends") or {}).items()
+            if of.get("restarts")
+        ),
+    )
     for name, rollout in (report.get("rollouts") or {}).items():
         _print_lines(console, _rollout(name, rollout))
     _print_rows(

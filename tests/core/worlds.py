@@ -139,7 +139,7 @@ class World:
         self._addresses: dict[str, Process] = {}
         self.watched: dict[str, Process] = {}
         self.reports: list[Report] = []
-        self._exits: list[tuple[str, Process]] = []
+        self._exits: list[tuple[str, Process, str]] = []
         self._inbox: list[tuple[Proxy, News]] = []
         for proxy in self.proxies:
             self.listen(proxy)
@@ -251,14 +251,14 @@ class World:
 
     # --- What happens out there -------------------------------------------------------------------
 
-    def die(self, tag: str) -> None:
-        """End a replica's process, as by kill -9."""
+    def die(self, tag: str, cause: str = "") -> None:
+        """End a replica's process, as by kill -9; ``cause`` is what its host tells of that."""
         process = self.processes.pop(tag, None)
         if process is None:
             return
         process.alive = False
         if self.watched.get(tag) is process:
-            self._exits.append((tag, process))
+            self._exits.append((tag, process, cause))
 
     def thaw(self) -> None:
         """Let stuck processes go on."""
@@ -291,8 +291,7 @@ class World:
         exits, self._exits = self._exits, []
         inbox, self._inbox = self._inbox, []
         steps: list[Callable[[], None]] = [partial(self._reported, report) for report in reports]
-        for tag, process in exits:
-            steps.append(lambda tag=tag, process=process: self._exited(tag, process))
+        steps += [partial(self._exited, *each) for each in exits]
         for proxy, news in inbox:
             steps.append(lambda proxy=proxy, news=news: self._told(proxy, news))
         for step in steps:
@@ -308,15 +307,15 @@ class World:
         if self.watched.get(tag) is not process:
             self._addresses[tag] = self.watched[tag] = process
             if not process.alive:
-                self._exits.append((tag, process))
+                self._exits.append((tag, process, ""))
         known = self.cluster.replica_reported(report, self.now)
         if not known and report.state != "draining" and process.alive:
             self._receive(process, Stop(tag, 0.0), None)
 
-    def _exited(self, tag: str, process: Process) -> None:
+    def _exited(self, tag: str, process: Process, cause: str) -> None:
         if self.watched.get(tag) is process:
             del self.watched[tag], self._addresses[tag]
-            self.cluster.replica_exited(tag, self.now)
+            self.cluster.replica_exited(tag, self.now, cause)
 
     def _told(self, proxy: Proxy, news: News) -> None:
         if proxy in self.proxies:

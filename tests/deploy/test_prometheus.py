@@ -73,8 +73,8 @@ class Shop:
 
 app = Shop.bind()
 """
-# What has no samples where nothing has died or is ejected, and nothing is mirrored.
-QUIET = ("retries", "shadow", "deaths", "ejections")
+# What has no samples where nothing is retried, mirrored, ejected or replaced.
+QUIET = ("retries", "shadow", "ejections", "restarts")
 
 
 class Prometheus:

@@ -327,7 +327,7 @@ def test_status_ends_with_the_last_line_of_what_failed(walk: Walk) -> None:
 
 def test_counters_of_what_has_not_happened_are_there_and_0(walk: Walk) -> None:
     metrics = walk.asks("/-/metrics")[1]
-    for name in ("replica_deaths", "retries", "retries_refused"):
+    for name in ("replica_restarts", "retries", "retries_refused"):
         found = re.search(rf'^greenroom_{name}_total{{.*"shop#Shop".*}} (.*)$', metrics, re.M)
         assert found is not None, name
         assert float(found[1]) == 0

@@ -459,6 +459,18 @@ def test_status_names_a_policy_that_fails_and_is_1(invoke, running):
     assert "KeyError: 'a'" in told
 
 
+def test_status_counts_the_replicas_that_were_replaced_and_is_0(invoke, running):
+    running.controller.report |= {"hosts": [healthy_host()]}
+    invoke("deploy", "demo")
+    restarts = {"crashed": 2, "out of memory": 1}
+    running.controller.report["backends"] = {
+        "default#Model": {"application": "default", "status": "HEALTHY", "restarts": restarts}
+    }
+    result = invoke("status")
+    assert result.exit_code == 0
+    assert "2 crashed, 1 out of memory" in result.output
+
+
 def test_status_shows_tables_and_is_0_when_all_is_healthy(invoke, running):
     goals = [
         {"id": "g1", "subject": "backend a", "what": "deploy", "state": "pending"},

@@ -83,7 +83,7 @@ def test_a_kill_by_the_kernel_for_memory_is_told_apart_from_others(
     assert cause(settings, ends) == "SIGKILL"
     vmstat.write_text("pgfault 18\noom_kill 5\n")
     record_end(settings.run_dir, ADDRESS, -signal.SIGKILL)
-    assert cause(settings, ends) == "SIGKILL by the kernel, as memory ran out"
+    assert cause(settings, ends) == "out of memory: SIGKILL by the kernel"
     record_end(settings.run_dir, ADDRESS, -signal.SIGKILL)  # not counted by the kernel
     assert cause(settings, ends) == "SIGKILL"
 

@@ -76,10 +76,6 @@ def test_failures_are_counted_as_0_before_the_first() -> None:
     assert families["greenroom_retries_total"] == {("shop", "shop:v1"): 0}
     assert families["greenroom_retries_refused_total"] == {("shop", "shop:v1"): 0}
     assert families["greenroom_replica_ejections_total"] == {("shop:v1",): 0}
-    assert families["greenroom_replica_deaths_total"] == {("shop:v1",): 0}
-    counting.replica_died("shop:v1")
-    families = {family.name: family.samples for family in counting.families(load, {})}
-    assert families["greenroom_replica_deaths_total"] == {("shop:v1",): 1}
 
 
 class Model:
@@ -191,13 +187,14 @@ def test_a_replica_that_dies_is_counted_and_takes_its_samples_with_it(
     def ended_by(tag: str) -> float:
         return total(scraped(running), "greenroom_replica_requests_total", replica=tag)
 
-    def deaths() -> float:
-        return total(scraped(running), "greenroom_replica_deaths_total", backend=backend)
+    def crashed() -> float:
+        counted = "greenroom_replica_restarts_total"
+        return total(scraped(running), counted, backend=backend, reason="crashed")
 
     wait_until(lambda: ended_by(replica["tag"]) == 1, 10, "its query")
-    assert deaths() == 0
+    assert crashed() == 0
     os.kill(replica["pid"], signal.SIGKILL)
-    wait_until(lambda: deaths() == 1, 10, "its death")
+    wait_until(lambda: crashed() == 1, 10, "its death")
     assert ended_by(replica["tag"]) == 0
 
 

@@ -81,7 +81,7 @@ def test_a_worn_replica_is_replaced_without_a_failed_request(
     try:
         wait_until(lambda: running.get(f"/{name}")[1] != first, 30, "its successor")
         log = (running.settings.logs_dir / "replica.log").read_text()
-        assert re.search(rf"{tag}#\w+ is to be replaced: it has", log)
+        assert re.search(rf"{tag}#\w+ is to be replaced: {next(iter(config))}: it has", log)
     finally:
         load.end()
     assert load.count > 0

@@ -11,7 +11,13 @@ from greenroom.core.autoscaling.decision import EXPIRE_S
 from greenroom.core.cluster.hosts import EXPECTED_S, STABLE_S, STEADY_S, HostState
 from greenroom.core.effects import Start
 from greenroom.core.errors import ConflictError, UnknownNameError
-from greenroom.core.lifecycle.replicas import AVOID_S, LIVE, WITH_HOST_S, ReplicaState
+from greenroom.core.lifecycle.replicas import (
+    AVOID_S,
+    LIVE,
+    WITH_HOST_S,
+    ReplicaState,
+    RestartReason,
+)
 from greenroom.core.records import HostRecord
 from tests.core import requests as ask
 from tests.core.worlds import BROKEN, UNLOADABLE, Spec, World
@@ -158,6 +164,8 @@ def test_a_lost_host_is_noticed_within_three_seconds_and_its_replicas_replaced(
     assert three.routed()["x"] == 0
     three.go_on(5)
     assert three.spread() == {"": 3, "y": 3}
+    (backend,) = three.cluster.backends.values()
+    assert backend.restarts[RestartReason.HOST_LOST] == 2
 
 
 def lose_and_replace(world: Hosts, name: str = "x") -> None:

@@ -22,6 +22,7 @@ from greenroom.core.lifecycle.replicas import (
     PATIENCE_S,
     Failures,
     Report,
+    RestartReason,
 )
 from greenroom.core.long_poll import NOTHING_SEEN
 from greenroom.core.records import BACKEND
@@ -582,7 +583,7 @@ def test_replacing_ones_that_fail_where_others_do_not_has_growing_pauses() -> No
 
 def wear_out(world: World, *processes: Process) -> None:
     for process in processes:
-        process.worn = "it has run for its max_age_s"
+        process.worn = f"{RestartReason.MAX_AGE}: it has run for 3 s"
         world.report(process)
 
 
@@ -630,6 +631,49 @@ def test_one_that_dies_worn_has_died_of_that() -> None:
     world.die(old.tag)
     world.flush()
     assert backend(world).retries.last_error == "out of memory: it has 30 MiB"
+    assert restarts(world) == {"out of memory": 1}, "once"
+
+
+def restarts(world: World) -> dict[str, int]:
+    """Return what status shows, after comparing it with the metrics."""
+    shown = status.backend_status(world.cluster, backend(world)).get("restarts", {})
+    ((_, families),) = status.metrics(world.cluster, "h")
+    (counted,) = [each for each in families if each.name == "greenroom_replica_restarts_total"]
+    assert counted.samples == {("b", each.value): shown.get(each, 0) for each in RestartReason}
+    return dict(shown)
+
+
+def test_replicas_that_are_replaced_are_counted_by_reason() -> None:
+    world = running_world(num_replicas=2, graceful_shutdown_timeout_s=1)
+    assert restarts(world) == {}
+    world.die(world.running("b")[0].tag)
+    world.settle()
+    world.die(world.running("b")[0].tag, "out of memory: SIGKILL by the kernel")
+    world.settle()
+    wear_out(world, world.running("b")[0])
+    world.settle()
+    world.running("b")[0].sick = True
+    world.wait(60)
+    world.cluster.replica_ejected(world.running("b")[0].tag, "p1", MAX_EJECTIONS)
+    world.settle()
+    world.wait(60)
+    expected = dict.fromkeys(("crashed", "out of memory", "unhealthy", "ejected", "max_age_s"), 1)
+    assert restarts(world) == expected
+
+
+def test_what_is_asked_for_is_no_restart() -> None:
+    world = running_world(num_replicas=2, graceful_shutdown_timeout_s=1)
+    world.request(ask.update("b", num_replicas=1))
+    world.settle()
+    world.wait(60)
+    assert restarts(world) == {}
+
+
+def test_starts_that_fail_are_counted() -> None:
+    world = world_with(code=BROKEN, max_constructor_retry_count=2)
+    world.settle()
+    world.wait(PATIENCE_S)
+    assert restarts(world) == {"failed start": 2}
 
 
 def test_a_late_answer_to_an_earlier_check_means_nothing() -> None:
