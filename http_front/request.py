@@ -19,7 +19,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import pickle
 import re
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -28,7 +27,7 @@ from time import perf_counter, time
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
-from greenroom.actors.messages.queries import Query, beside
+from greenroom.actors.messages.queries import Query
 from greenroom.actors.runtime import tracing
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.metrics import Family, Group
@@ -273,17 +272,15 @@ def query_for(
     timeout = head.get(b"x-request-timeout-seconds")
     shard_key = head.get(b"x-serve-shard-key")
     model_id = head.get(MODEL_HEADER)
-    return Query(
+    return Query.of(
         number,
-        None,
-        request.path,
-        request.method,
-        _call_method(request) if CALL_METHOD_HEADER in head else "",
-        beside(pickle.dumps(_http_call(request, body), 5)),
         request.id,
-        most_s if timeout is None else _timeout(timeout, most_s),
-        None,
-        None if shard_key is None else _text(shard_key),
+        _http_call(request, body),
+        path=request.path,
+        http_method=request.method,
+        call_method=_call_method(request) if CALL_METHOD_HEADER in head else "",
+        timeout_s=most_s if timeout is None else _timeout(timeout, most_s),
+        shard_key=None if shard_key is None else _text(shard_key),
         multiplexed_model_id="" if model_id is None else _text(model_id),
         follows=follows,
     )

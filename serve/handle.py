@@ -34,6 +34,7 @@ from greenroom.actors.messages.queries import (
     FailedAnswer,
     Input,
     PythonCall,
+    Query,
     StreamEnded,
     ValueAnswer,
 )
@@ -575,11 +576,12 @@ class DeploymentHandle(Generic[R_co]):
         trace = None if span is None else span.carried()
         call = PythonCall(method, arguments, inputs, self._options.stream, trace)
         deadline_at = origin.deadline_at
-        client.submit(
-            pending,
+        query = Query.of(
+            pending.id,
+            pending.request_id,
+            call,
             endpoint=self.endpoint,
             call_method="" if method == "__call__" else method,
-            call=pickle.dumps(call, protocol=pickle.HIGHEST_PROTOCOL),
             timeout_s=None if deadline_at is None else deadline_at - time.monotonic(),
             retryable=self._options.retryable,
             shard_key=self._options.shard_key,
@@ -587,6 +589,7 @@ class DeploymentHandle(Generic[R_co]):
             multiplexed_model_id=self._options.multiplexed_model_id,
             session_id=self._options.session_id,
         )
+        client.send(query, pending)
 
     def _what(self) -> str:
         method = self._options.method_name

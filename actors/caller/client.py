@@ -14,7 +14,7 @@ from typing import Any
 
 from greenroom.actors.caller.caller import CLOSED, Caller
 from greenroom.actors.caller.streams import Stream
-from greenroom.actors.messages.queries import Answer, Query, beside
+from greenroom.actors.messages.queries import Answer, Query
 from greenroom.actors.runtime.loop import Callback
 from greenroom.core.errors import NotRunningError
 
@@ -63,52 +63,20 @@ class PendingQuery:
 
 
 class QueryClient:
-    """Makes queries and sends them; thread-safe. What sends them is a subclass."""
+    """Numbers queries and sends them; thread-safe. What sends them is a subclass."""
 
     def __init__(self, next_id: Callable[[], int]) -> None:
         self._next_id = next_id
 
     def pending(self, request_id: str) -> PendingQuery:
-        """Return what stands for a call that is to be submitted."""
+        """Return what stands for a call that is to be sent."""
         return PendingQuery(self, self._next_id(), request_id)
 
-    def submit(
-        self,
-        pending: PendingQuery,
-        *,
-        endpoint: str,
-        call: bytes,
-        call_method: str = "",
-        timeout_s: float | None = None,
-        retryable: bool | None = None,
-        shard_key: str | None = None,
-        for_shadow: bool = False,
-        multiplexed_model_id: str = "",
-        session_id: str = "",
-    ) -> None:
-        """Send a query to an endpoint by name; its future gets the answer, whatever it is.
+    def send(self, query: Query, pending: PendingQuery) -> None:
+        """Send a query with the id of ``pending``, whose future gets the answer, whatever it is.
 
         NotRunningError where no answer would ever come.
         """
-        query = Query(
-            id=pending.id,
-            endpoint=endpoint,
-            path="",
-            http_method="",
-            call_method=call_method,
-            call=beside(call),
-            request_id=pending.request_id,
-            timeout_s=timeout_s,
-            retryable=retryable,
-            shard_key=shard_key,
-            for_shadow=for_shadow,
-            multiplexed_model_id=multiplexed_model_id,
-            session_id=session_id,
-        )
-        self.send(query, pending)
-
-    def send(self, query: Query, pending: PendingQuery) -> None:
-        """Send a query whose id is that of ``pending``; see :meth:`submit`."""
         raise NotImplementedError
 
     def cancel(self, pending: PendingQuery) -> None:

@@ -117,6 +117,43 @@ class Query(NamedTuple):
     follows: str = ""  # BODY or SOCKET: what its caller sends on to its replica; "" for nothing
     session_id: str = ""  # by a handle: whose calls stay at one replica
 
+    @classmethod
+    def of(
+        cls,
+        number: int,
+        request_id: str,
+        call: PythonCall | tuple[Any, ...],
+        *,
+        endpoint: str | None = None,
+        path: str = "",
+        http_method: str = "",
+        call_method: str = "",
+        timeout_s: float | None = None,
+        retryable: bool | None = None,
+        shard_key: str | None = None,
+        for_shadow: bool = False,
+        multiplexed_model_id: str = "",
+        follows: str = "",
+        session_id: str = "",
+    ) -> Query:
+        """Return the query that carries a call, an HttpCall as a plain tuple; see ``call_of``."""
+        return cls(
+            number,
+            endpoint,
+            path,
+            http_method,
+            call_method,
+            beside(pickle.dumps(call, pickle.HIGHEST_PROTOCOL)),
+            request_id,
+            timeout_s,
+            retryable,
+            shard_key,
+            for_shadow,
+            multiplexed_model_id,
+            follows,
+            session_id,
+        )
+
     def headers(self) -> tuple[tuple[bytes, bytes], ...]:
         """Return the headers of an HTTP request; this reads all of it."""
         return HttpCall(*pickle.loads(content_of(self.call))).headers if self.http_method else ()

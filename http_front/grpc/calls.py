@@ -35,7 +35,6 @@ from greenroom.actors.messages.queries import (
     Query,
     StreamEnded,
     ValueAnswer,
-    beside,
 )
 from greenroom.actors.runtime.asking import new_id
 from greenroom.core.errors import GreenroomError
@@ -349,17 +348,13 @@ class _Call:
         call = PythonCall(self._method, arguments, stream=self._found.response_streaming)
         request_id = await metadata_of(self._context, "request_id") or secrets.token_hex(16)
         self._context.set_trailing_metadata((("request_id", request_id),))
-        query = Query(
-            id=self._link.next_id(),
+        query = Query.of(
+            self._link.next_id(),
+            request_id,
+            call,
             endpoint=endpoint,
-            path="",
-            http_method="",
             call_method=self._method,
-            call=beside(pickle.dumps(call, protocol=pickle.HIGHEST_PROTOCOL)),
-            request_id=request_id,
             timeout_s=_shorter(self._context.time_remaining(), self._limit_s),
-            retryable=None,
-            shard_key=None,
             multiplexed_model_id=await metadata_of(self._context, "multiplexed_model_id"),
             follows=BODY if streams_in else "",
         )

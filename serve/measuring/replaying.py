@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import math
-import pickle
 import secrets
 import threading
 import time
@@ -23,14 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from greenroom.actors.caller.client import QueryClient
-from greenroom.actors.messages.queries import (
-    FailedAnswer,
-    HttpAnswer,
-    HttpCall,
-    Query,
-    beside,
-    status_of,
-)
+from greenroom.actors.messages.queries import FailedAnswer, HttpAnswer, HttpCall, Query, status_of
 from greenroom.core.comparing.comparing import Compare, Differences, Outcome, Response, compare
 from greenroom.core.comparing.latencies import Interval, percentile, ratio, share
 from greenroom.core.errors import ConflictError, InvalidRequestError
@@ -245,18 +237,14 @@ class _Run:
     def _send(self, endpoint: str, row: Row) -> Future[tuple[Any, float]]:
         """Send a query as an HTTP worker does; the future gets the answer, and seconds."""
         pending = self._queries.pending(secrets.token_hex(16))
-        call = tuple(_call_of(row))
-        query = Query(
-            id=pending.id,
+        query = Query.of(
+            pending.id,
+            pending.request_id,
+            tuple(_call_of(row)),
             endpoint=endpoint,
             path=row["path"],
             http_method=row["method"],
-            call_method="",
-            call=beside(pickle.dumps(call, 5)),
-            request_id=pending.request_id,
             timeout_s=QUERY_TIMEOUT_S,
-            retryable=None,
-            shard_key=None,
         )
         answered: Future[tuple[Any, float]] = Future()
         sent_at = time.monotonic()
