@@ -47,8 +47,9 @@ class Metrics(Observer):
         )
         self._retried = registry.counter(
             "greenroom_retries_total",
-            "Queries that were sent to another replica because the one that had them died",
-            *_PAIR,
+            "Queries that were sent to another replica, by what became of the one that had them: "
+            "died, failed, or silent",
+            *(*_PAIR, "reason"),
         )
         self._retries_refused = registry.counter(
             "greenroom_retries_refused_total",
@@ -94,9 +95,9 @@ class Metrics(Observer):
         """See Observer."""
         self._dropped.add(1, endpoint, backend)
 
-    def retried(self, ticket: Ticket) -> None:
+    def retried(self, ticket: Ticket, reason: str) -> None:
         """See Observer."""
-        self._retried.add(1, ticket.endpoint, ticket.backend)
+        self._retried.add(1, ticket.endpoint, ticket.backend, reason)
 
     def retry_refused(self, ticket: Ticket) -> None:
         """See Observer."""
@@ -123,7 +124,7 @@ class Metrics(Observer):
         """
         for endpoint, backend in queries:
             self._queries.ended(endpoint, backend, 500, ())
-            self._retried.add(0, endpoint, backend)
+            self._retried.add(0, endpoint, backend, "died")
             self._retries_refused.add(0, endpoint, backend)
             self._ejections.add(0, backend)
         self._queries.set_load(queries)

@@ -206,7 +206,7 @@ class Tallies(Observer):
         if ticket.endpoint in self._watched and not ticket.is_mirrored:
             self._watched[ticket.endpoint][1][ticket.backend].count(status, seconds)
 
-    def retried(self, ticket: Ticket) -> None:
+    def retried(self, ticket: Ticket, reason: str) -> None:
         """See Observer."""
         if ticket.endpoint in self._watched:
             self._watched[ticket.endpoint][1][ticket.backend].lost()

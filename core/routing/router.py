@@ -348,7 +348,8 @@ class Router:
         backends = [self._backends[tag] for tag in endpoint.split.tags if tag in self._backends]
         others = {tag for each in backends for tag in each.replicas} - {ticket.failed_at}
         is_alone = bool(ticket.failed_at and not others)
-        text = "there is no other replica" if is_alone else self._why_not_retried(ticket)
+        reason = "failed" if ticket.failed_at else "died"
+        text = "there is no other replica" if is_alone else self._why_not_retried(ticket, reason)
         return self._fail(ticket, ReplicaUnavailableError, text, now) if text else []
 
     def _may_be_resent(self, query: QueryLike, endpoint: RoutedEndpoint) -> bool:
@@ -821,7 +822,7 @@ class Router:
         effects: Effects = []
         moved: list[Ticket] = []
         for ticket in [*replica.ongoing.values(), *replica.unconfirmed.values()]:
-            if ticket.is_mirrored or ticket.abandoned or self._why_not_retried(ticket):
+            if ticket.is_mirrored or ticket.abandoned or self._why_not_retried(ticket, "silent"):
                 continue
             if replica.ongoing.pop(ticket.number, None) is not None:
                 replica.withdrawn.add(ticket.number)
@@ -840,14 +841,14 @@ class Router:
             ticket.answered = 0
             if ticket.number in not_run:
                 ticket.attempts -= 1
-            elif not ticket.abandoned and (text := self._why_not_retried(ticket)):
+            elif not ticket.abandoned and (text := self._why_not_retried(ticket, "died")):
                 effects += self._fail(ticket, ReplicaUnavailableError, text, now)
                 continue
             again.append(ticket)
         again.sort(key=lambda ticket: ticket.number)
         return effects + self._put_back(again, now)
 
-    def _why_not_retried(self, ticket: Ticket) -> str:
+    def _why_not_retried(self, ticket: Ticket, reason: str) -> str:
         """Take a query's retry out of its budget, or return why it is not retried."""
         endpoint = self._endpoints.get(ticket.endpoint)
         backend = self._backends.get(ticket.backend)
@@ -870,7 +871,7 @@ class Router:
                 "are queries, and used up"
             )
         for retried in self.observers.retried:
-            retried(ticket)
+            retried(ticket, reason)
         return ""
 
     # --- A query ends ---------------------------------------------------------------------------

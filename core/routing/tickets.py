@@ -250,8 +250,11 @@ class Observer:
     def leased(self, endpoint: str, backend: str, status: int, took_s: Sequence[float]) -> None:
         """Hear of queries under a lease that ended with a status, and after how long each."""
 
-    def retried(self, ticket: Ticket) -> None:
-        """Hear of a query that is sent to another replica because the one that had it died."""
+    def retried(self, ticket: Ticket, reason: str) -> None:
+        """Hear of a query that is sent to another replica.
+
+        Its own has "died" or "failed", or the host of that is "silent".
+        """
 
     def retry_refused(self, ticket: Ticket) -> None:
         """Hear of a query that ended with its replica, because there were too many retries."""
@@ -274,7 +277,7 @@ class Observers:
         self.starved: list[Callable[[str], None]] = []
         self.finished: list[Callable[[Ticket, int, float], None]] = []
         self.leased: list[Callable[[str, str, int, Sequence[float]], None]] = []
-        self.retried: list[Callable[[Ticket], None]] = []
+        self.retried: list[Callable[[Ticket, str], None]] = []
         self.retry_refused: list[Callable[[Ticket], None]] = []
         self.ejected: list[Callable[[str, str, int], None]] = []
         self.dropped: list[Callable[[str, str], None]] = []

@@ -38,7 +38,7 @@ class RolloutChecks(Observer):
 
     # --- What proxies count -----------------------------------------------------------------------
 
-    def retried(self, ticket: Ticket) -> None:
+    def retried(self, ticket: Ticket, reason: str) -> None:
         """See Observer."""
         self._count(ticket.endpoint, ticket.backend, is_bad=True)
 

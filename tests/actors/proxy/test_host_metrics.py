@@ -73,7 +73,7 @@ def test_failures_are_counted_as_0_before_the_first() -> None:
     load = {("shop", "shop:v1"): (0, 0)}
     families = {family.name: family.samples for family in counting.families(load, {})}
     assert families["greenroom_requests_total"] == {("shop", "shop:v1", "500"): 0}
-    assert families["greenroom_retries_total"] == {("shop", "shop:v1"): 0}
+    assert families["greenroom_retries_total"] == {("shop", "shop:v1", "died"): 0}
     assert families["greenroom_retries_refused_total"] == {("shop", "shop:v1"): 0}
     assert families["greenroom_replica_ejections_total"] == {("shop:v1",): 0}
 

@@ -204,7 +204,7 @@ def test_a_proxy_counts_what_is_watched_and_begins_anew_with_each_step() -> None
     tallies.watch("e", "r.0")
     tallies.finished(ticket("e", "v1"), 500, 0.01)
     tallies.finished(ticket("f", "v1"), 500, 0.01)
-    tallies.retried(ticket("e", "v2"))
+    tallies.retried(ticket("e", "v2"), "died")
     tallies.watch("e", "r.0")
     (told,) = tallies.plain({("e", "v3"): 2, ("f", "v3"): 1}).items()
     endpoint, (token, counted) = told

@@ -53,6 +53,7 @@ class Dropped(NamedTuple):
 class Retried(NamedTuple):
     endpoint: str
     backend: str
+    reason: str = "died"
 
 
 class RetryRefused(NamedTuple):
@@ -80,8 +81,8 @@ class Recorder(Observer):
         else:
             self.events.append(Ended(*place, status, seconds, ticket.is_mirrored))
 
-    def retried(self, ticket: Ticket) -> None:
-        self.events.append(Retried(ticket.endpoint, ticket.backend))
+    def retried(self, ticket: Ticket, reason: str) -> None:
+        self.events.append(Retried(ticket.endpoint, ticket.backend, reason))
 
     def retry_refused(self, ticket: Ticket) -> None:
         self.events.append(RetryRefused(ticket.endpoint, ticket.backend))

@@ -188,7 +188,9 @@ def test_what_has_failed_is_tried_at_another_replica_though_that_has_more_to_do(
         made.submit("c", Query(number), 0.0)
     made.finished("r1", [(ticket, 200) for ticket in (1, 3)], 0.5)
     assert made.ongoing() == {"r1": 0, "r2": 2}
-    (sent,) = only(Assign, again(made, 9))
+    effects = again(made, 9)
+    (sent,) = only(Assign, effects)
+    assert only(Retried, effects) == [Retried("e", "b", "failed")]
     assert sent.replica == "r2"
     assert sent.ticket.attempts == 2
 

@@ -7,6 +7,7 @@ from greenroom.core.routing.tickets import Assign, Cancel, Refuse
 from tests.core.routing.queries import (
     Ended,
     Query,
+    Retried,
     Starved,
     WatchedRouter,
     assigned,
@@ -665,6 +666,7 @@ def test_a_silent_host_gets_nothing_new_and_others_get_what_may_be_retried() -> 
     assert (withdrawn.replica, assigned(effects)) == ("r1", [("r2", 1)])
     assert withdrawn.number not in numbers(effects)
     assert only(Refuse, effects) == []
+    assert only(Retried, effects) == [Retried("e", "b", "silent")]
     assert assigned(submit(made, 4, now=1.0)) == [("r2", 4)]
     assert submit(made, 5, now=1.0) == [], "r2 is full, and r1 gets none"
     assert made.host_silent("h1", 1.1) == []
