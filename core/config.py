@@ -642,7 +642,7 @@ class HTTPOptions(Settings):
         default=30, gt=0, description="Seconds that a body may lag behind 500 bytes a second."
     )
     send_timeout_s: float = Field(
-        default=30, gt=0, description="Seconds that a client may take less than 500 bytes a second."
+        default=30, gt=0, description="Seconds that a client may take nothing of what waits for it."
     )
     ssl_keyfile: str | None = Field(default=None, description="PEM: a private key, for HTTPS.")
     ssl_certfile: str | None = Field(default=None, description="PEM: its certificate.")

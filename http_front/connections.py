@@ -1,10 +1,11 @@
 """What all connections of a worker share: how they are accepted, counted, timed out and evicted.
 
 Nothing waits without a limit. One look at all connections a second, instead of a timer for each,
-ends those that send no request in time, or do not take what was sent to them
-(:meth:`Connections.give_up`). There are no more connections than descriptors allow, and of one
-address no more than its share. When there are as many, those make room that have waited longest for
-a request, or for the rest of one: there, the slowest have waited longest.
+ends those that send no request in time, or have left while nothing was read of them
+(:meth:`Connections.give_up`). The kernel ends those that do not take what was sent to them. There
+are no more connections than descriptors allow, and of one address no more than its share. When
+there are as many, those make room that have waited longest for a request, or for the rest of one:
+there, the slowest have waited longest.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import logging
 import select
 import socket
 import ssl
-import struct
 from collections.abc import Awaitable, Callable
 from email.utils import formatdate
 from heapq import nsmallest
@@ -29,16 +29,15 @@ from greenroom.http_front.clients import ClientCounts, TrustedProxies, peer_of
 
 _logger = logging.getLogger(__name__)
 
-MIN_RATE = 500  # bytes per second that a client must take of what waits for it, and send of a body
+MIN_RATE = 500  # bytes per second that a client must send of a body or a message
 PAGES_ROOM = 32  # connections to the pages' own port that requests cannot take
 SHARE = 4  # one address has at most this part of a worker's connections
 LOG_EVERY_S = 60.0
 LINGER_S = 2.0
 EVICTED = 16  # connections that are closed at once to make room
 ACCEPT_AGAIN_S = 1.0
-GONE = select.EPOLLRDHUP  # EPOLLHUP and EPOLLERR are always reported
 NO_ROOM = "the bodies that wait in this worker have no room for another"
-_ACKNOWLEDGED_AT = 120  # tcpi_bytes_acked in Linux's struct tcp_info
+MOST_MS = 2**31 - 1  # that a socket option can say
 
 
 class ClientConnection(asyncio.Protocol):
@@ -55,7 +54,6 @@ class ClientConnection(asyncio.Protocol):
         self._is_closing = False  # what comes is not for us any more
         self._is_paused = False
         self._writable: asyncio.Event | None = None  # while nothing can be written
-        self._sending = Sending()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio."""
@@ -112,11 +110,8 @@ class ClientConnection(asyncio.Protocol):
         return int(self.transport.get_extra_info("socket").fileno())
 
     def give_up(self, now: float, *, idle_s: float, fresh_s: float) -> None:
-        """Close it if it waits for what does not come; see :meth:`Connections.give_up`."""
-        if self._sending.is_stuck(self.transport, now, self.shared.options.send_timeout_s):
-            self.transport.abort()
-        else:
-            self._check_time(now, idle_s, fresh_s)
+        """Close it if its client has left, or is late; see :meth:`Connections.give_up`."""
+        raise NotImplementedError
 
     def evict(self) -> None:
         """Close it, to make room for another."""
@@ -142,10 +137,6 @@ class ClientConnection(asyncio.Protocol):
         """Go on, now that something can be written."""
         self.throttle()
 
-    def _check_time(self, now: float, idle_s: float, fresh_s: float) -> None:
-        """Close it if its client is late with what it owes."""
-        raise NotImplementedError
-
 
 class Connections:
     """The connections of a worker; each adds and removes itself."""
@@ -155,7 +146,6 @@ class Connections:
         self.app = app
         self.options = options
         self.proxies = TrustedProxies(options.trusted_proxies)
-        self.departures = DisconnectWatcher()
         self.all: dict[ClientConnection, str | None] = {}  # with their clients' addresses
         self.tasks: set[asyncio.Task[None]] = set()
         self.waiting_bytes = 0  # of bodies of unanswered requests, and of WebSockets' messages
@@ -198,9 +188,9 @@ class Connections:
     def give_up(self, now: float, *, idle_s: float, fresh_s: float) -> None:
         """Close connections that wait too long.
 
-        A connection is cut whose client does not take what is sent to it. It is closed when it has
-        sent nothing yet for ``fresh_s``, when it was served before and is not used for ``idle_s``,
-        and when its headers have been coming for ``header_timeout_s``.
+        A connection is cut whose client has left. It is closed when it has sent nothing yet for
+        ``fresh_s``, when it was served before and is not used for ``idle_s``, and when its headers
+        have been coming for ``header_timeout_s``.
         """
         for connection in list(self.all):
             try:
@@ -301,6 +291,7 @@ class Listener:
         if tls is not None:
             limit_s = connections.options.header_timeout_s
             self._tls = {"ssl": tls, "ssl_handshake_timeout": limit_s}
+        self._send_timeout_ms = int(min(1000 * connections.options.send_timeout_s, MOST_MS)) or 1
         self._loop = connections.loop
         self._is_closed = False
 
@@ -334,6 +325,8 @@ class Listener:
             self._loop.call_later(ACCEPT_AGAIN_S, self.open)
             return False
         accepted.setblocking(False)
+        with contextlib.suppress(OSError):  # a Unix socket knows no such limit
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._send_timeout_ms)
         peer = peer_of(name)
         if connections.has_room(peer, for_pages=self._for_pages):
             opening = self._loop.connect_accepted_socket(self._make, accepted, **self._tls)
@@ -345,45 +338,11 @@ class Listener:
         return True
 
 
-class DisconnectWatcher:
-    """Reports each descriptor in it whose other end has closed, once; for one event loop.
-
-    Of a connection that is not read, because user code does not take what has come of a body, the
-    end lies behind the bytes that are not read. The kernel knows of it all the same. So these
-    connections are in an epoll set that waits for nothing else, and the set is in the event loop,
-    as one more descriptor: no timer looks after them.
-    """
-
-    def __init__(self) -> None:
-        self._epoll: select.epoll | None = None  # most workers never need it
-        self._callbacks: dict[int, Callable[[], None]] = {}
-
-    def watch(self, fd: int, on_gone: Callable[[], None]) -> None:
-        """Call ``on_gone`` on the running loop when the other end closes, or has closed."""
-        if self._epoll is None:
-            self._epoll = select.epoll()
-            asyncio.get_running_loop().add_reader(self._epoll.fileno(), self._look)
-        self._epoll.register(fd, GONE)
-        self._callbacks[fd] = on_gone
-
-    def unwatch(self, fd: int) -> None:
-        """Forget a descriptor, if it is here; call it before the descriptor is closed."""
-        if self._callbacks.pop(fd, None) is not None and self._epoll is not None:
-            self._epoll.unregister(fd)
-
-    def close(self) -> None:
-        """Report nothing any more; to be called on the loop."""
-        self._callbacks.clear()
-        if self._epoll is not None:
-            asyncio.get_running_loop().remove_reader(self._epoll.fileno())
-            self._epoll.close()
-            self._epoll = None
-
-    def _look(self) -> None:
-        for fd, _ in self._epoll.poll(0) if self._epoll is not None else ():
-            on_gone = self._callbacks[fd]
-            self.unwatch(fd)
-            on_gone()
+def has_left(fd: int) -> bool:
+    """Return whether the other end has closed, also where its end lies behind unread bytes."""
+    unread = select.poll()
+    unread.register(fd, select.POLLRDHUP)  # POLLHUP and POLLERR are always reported
+    return bool(unread.poll(0))
 
 
 class Pace:
@@ -421,38 +380,3 @@ class Pace:
     def since(self) -> float | None:
         """Since when the client owes what has not come; None while it is not waited for."""
         return None if self._waiting_at is None else self._waiting_at - self._behind_s
-
-
-class Sending:
-    """Whether one client takes what is sent to it: MIN_RATE bytes a second while something waits.
-
-    It is looked at once a second or so, and a client has ``timeout_s`` before that counts.
-    """
-
-    __slots__ = ("_acknowledged", "_since")
-
-    def __init__(self) -> None:
-        self._since: float | None = None  # the last look that counts
-        self._acknowledged = 0
-
-    def is_stuck(self, transport: asyncio.Transport, now: float, timeout_s: float) -> bool:
-        """Return whether the client has taken too little."""
-        if not transport.get_write_buffer_size():
-            self._since = None
-            return False
-        if self._since is not None and now - self._since < timeout_s:
-            return False
-        acknowledged = bytes_acknowledged(transport)
-        taken, self._acknowledged = acknowledged - self._acknowledged, acknowledged
-        is_first, self._since = self._since is None, now
-        return not is_first and taken < MIN_RATE * timeout_s
-
-
-def bytes_acknowledged(transport: asyncio.Transport) -> int:
-    """Return how many bytes the other end's kernel has taken; 0 when that is not known."""
-    connection = transport.get_extra_info("socket")
-    try:
-        state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKNOWLEDGED_AT + 8)
-        return int(struct.unpack_from("=Q", state, _ACKNOWLEDGED_AT)[0])
-    except (OSError, struct.error):  # closed, or no TCP; or a kernel that does not say
-        return 0

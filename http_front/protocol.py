@@ -26,7 +26,7 @@ from greenroom.core.errors import BodyIncompleteError
 from greenroom.http_front.asgi import App, Event, Headers
 from greenroom.http_front.bodies import WHOLE, BadChunksError, ChunkedBody, TrailersTooLargeError
 from greenroom.http_front.clients import peer_of
-from greenroom.http_front.connections import NO_ROOM, ClientConnection, Connections, Pace
+from greenroom.http_front.connections import NO_ROOM, ClientConnection, Connections, Pace, has_left
 from greenroom.http_front.heads import MAX_HEAD_BYTES, HeadReader, RefusedRequestError
 from greenroom.http_front.request import CLOSE, Reply, Request
 from greenroom.http_front.responses import TEXT, is_valid_header, response_head
@@ -250,7 +250,6 @@ class FrontProtocol(ClientConnection):
         self._is_begun = False  # an app or the short way answers it
         self._is_reading = False  # and so the next request's turn comes by itself
         self._successor: FrontSocket | None = None
-        self._fd = -1
         self._server: tuple[str, int] | None = None
         self._scheme = "http"
         self._heads = HeadReader(shared.options)
@@ -272,7 +271,6 @@ class FrontProtocol(ClientConnection):
         """See asyncio; the response is not wanted any more."""
         self.shared.remove(self)
         self._is_closing = True
-        self._unwatch()
         self.resume_writing()
         self._drop_cycle()
         self._heads.close()
@@ -314,8 +312,12 @@ class FrontProtocol(ClientConnection):
     def _is_answering(self) -> bool:
         return self._cycle is not None and not self._cycle.is_complete
 
-    def _check_time(self, now: float, idle_s: float, fresh_s: float) -> None:
+    def give_up(self, now: float, *, idle_s: float, fresh_s: float) -> None:
+        """See :class:`.connections.ClientConnection`."""
         options = self.shared.options
+        if self._is_paused and has_left(self.fileno()):
+            self.transport.abort()
+            return
         if self._is_closing or (since := self.waiting_since) is None:
             return
         if self._cycle is not None and self._is_answering:
@@ -339,17 +341,6 @@ class FrontProtocol(ClientConnection):
         if cycle is not None and cycle.more_body:
             return len(cycle.body) > AHEAD
         return self._writable is not None
-
-    def _throttled(self) -> None:
-        if self._is_paused:
-            # The client's end would lie behind what is not read.
-            self._fd = self.fileno()
-            self.shared.departures.watch(self._fd, self.transport.abort)
-        else:
-            self._unwatch()
-
-    def _unwatch(self) -> None:
-        self.shared.departures.unwatch(self._fd)
 
     # --- Reading --------------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ them. :class:`FrontSocket` is the connection, on the websockets library's protoc
 has limits for everything that a client can do, or not do:
 
 - every opening is answered: one that is malformed at once, any other by the app within a time;
-- a slow client is not a dead one: a ping may stay unanswered while the client takes what was sent
-  before it, or while a long message is coming;
+- a slow client is not a dead one: a ping may stay unanswered while the client has something to
+  take, or while a long message is coming;
 - a client that stays amid a message for too long is closed with 1008;
 - messages that wait for their end, or for user code, are in the budget for bodies that wait; one
   for which there is no room is closed with 1013;
@@ -25,8 +25,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
+import termios
 
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request as Opening, Response
@@ -45,13 +47,7 @@ from greenroom.actors.messages.closing import (
 from greenroom.actors.messages.queries import BINARY, END, MORE, TEXT
 from greenroom.core.routing.tickets import SOCKET
 from greenroom.http_front.asgi import Event, Headers, Receive, Send
-from greenroom.http_front.connections import (
-    NO_ROOM,
-    ClientConnection,
-    Connections,
-    Pace,
-    bytes_acknowledged,
-)
+from greenroom.http_front.connections import NO_ROOM, ClientConnection, Connections, Pace
 from greenroom.http_front.link import Link
 from greenroom.http_front.request import CLOSE, Reply, Request, query_for
 from greenroom.http_front.responses import (
@@ -81,7 +77,6 @@ UNCOUNTED_BYTES = 64 * 1024  # of messages that wait, which cost no more than a 
 POLICY_VIOLATION = 1008
 TRY_AGAIN_LATER = 1013
 INVALID_DATA = 1007
-PING_BYTES = 64  # more than one has, with TLS too
 MAX_EARLY_BYTES = 64 * 1024  # that may come before the opening is answered
 _OURS = frozenset({b"content-length", b"connection", b"transfer-encoding", b"date"})
 _HANDSHAKE_HEADERS = frozenset({b"connection", b"upgrade", b"origin"})
@@ -301,7 +296,6 @@ class FrontSocket(ClientConnection):
         self._ping_timer: asyncio.TimerHandle | None = None
         self._pinged_at: float | None = None
         self._has_heard = False  # since the last ping
-        self._acknowledged = 0
         self._message: bytes | bytearray | None = None  # of which more is to come
         self._is_text = False
         self._pace = Pace()  # of a message that is coming
@@ -369,7 +363,7 @@ class FrontSocket(ClientConnection):
         """See :class:`.connections.ClientConnection`."""
         return 0.0 if self._is_deaf else None
 
-    def _check_time(self, now: float, idle_s: float, fresh_s: float) -> None:
+    def give_up(self, now: float, *, idle_s: float, fresh_s: float) -> None:
         """Refuse an opening that is not answered in time."""
         if not self._is_answered and now - self._made_at > self._timeout_s:
             headers = [(b"retry-after", b"1")]
@@ -655,20 +649,20 @@ class FrontSocket(ClientConnection):
     def _is_alive(self) -> bool:
         """Return whether the client answers, or takes or sends anything.
 
-        While user code does not take what is here, nothing is read, and so no answer.
+        While user code does not take what is here, nothing is read, and so no answer. A client that
+        has something to take may not have got the ping, and the kernel limits how long that takes.
         """
-        return self._has_heard or not self._queue.empty() or self._has_taken()
+        return self._has_heard or not self._queue.empty() or has_unacknowledged(self.fileno())
 
     def _is_too_slow(self, now: float) -> bool:
         """Return whether a message has been coming for too long; not while reading is paused."""
         since = self._pace.since
         return since is not None and now - since > MESSAGE_TIMEOUT_S
 
-    def _has_taken(self) -> bool:
-        """Return whether the client's side has taken anything but pings since the last time."""
-        acknowledged = bytes_acknowledged(self.transport)
-        taken, self._acknowledged = acknowledged - self._acknowledged, acknowledged
-        return taken > PING_BYTES
+
+def has_unacknowledged(fd: int) -> bool:
+    """Return whether the other end's kernel has not taken all that was sent."""
+    return any(fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(4)))
 
 
 def _disconnect(code: int, reason: str = "") -> Event:

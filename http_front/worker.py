@@ -128,7 +128,6 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
             await self._shut_down()
         finally:
             ticking.cancel()
-            connections.departures.close()
 
     def _open_pages(self, tls: ssl.SSLContext | None) -> None:
         """Listen where our own pages are alone, now or later: all else does not wait for it."""
@@ -167,7 +166,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
 
     async def _tick(self) -> None:
         options = self._front.options
-        limits_s = (options.header_timeout_s, options.body_timeout_s, options.send_timeout_s)
+        limits_s = (options.header_timeout_s, options.body_timeout_s)
         while True:
             await asyncio.sleep(min(TICK_S, *(limit_s / 4 for limit_s in limits_s)))
             self._connections.set_date()

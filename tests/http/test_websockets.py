@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import socket
 import struct
 import weakref
 from functools import partial
@@ -23,7 +24,7 @@ from greenroom.actors.messages.queries import (
 )
 from greenroom.core.config import HTTPOptions
 from greenroom.http_front import websocket
-from greenroom.http_front.connections import Connections
+from greenroom.http_front.connections import Connections, Listener
 from greenroom.http_front.protocol import FrontProtocol
 from tests.http.fake_link import FakeLink
 from tests.http.wire import Conversation, turn_over
@@ -297,17 +298,18 @@ def speak(test, app=echo, *, opening_timeout_s=5.0, send_timeout_s=5.0):
             max_websocket_message_bytes=2**20,
         )
         connections = Connections(app, options, 100)
-        loop = asyncio.get_running_loop()
-        make = partial(FrontProtocol, connections)
-        server = await loop.create_server(make, "127.0.0.1", 0)
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        listening = socket.create_server(("127.0.0.1", 0))
+        listener = Listener(listening, connections, partial(FrontProtocol, connections))
+        listener.open()
+        reader, writer = await asyncio.open_connection(*listening.getsockname())
         looking = asyncio.create_task(look(connections))
         try:
             await asyncio.wait_for(test(Client(reader, writer)), 20)
         finally:
             looking.cancel()
             writer.close()
-            server.close()
+            listener.close()
+            listening.close()
             while connections.tasks or connections.all:
                 await asyncio.sleep(0.01)
 

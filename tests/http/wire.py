@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
-import struct
 from typing import Any
 
 from greenroom.http_front import short_way
@@ -20,14 +18,8 @@ HAS_SHORT_WAY = os.environ.get("GREENROOM_HTTP_SHORT_WAY", "on") != "off"
 class WireSocket:
     """What is watched while nothing is read of a wire."""
 
-    acknowledged = 0
-
     def fileno(self) -> int:
         return OPEN[0]
-
-    def getsockopt(self, level: int, option: int, size: int) -> bytes:
-        assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_INFO)
-        return struct.pack("=120xQ", self.acknowledged)[:size]
 
     def setsockopt(self, *option: Any) -> None:
         pass
@@ -42,15 +34,11 @@ class Wire(asyncio.Transport):
         self.writes = 0
         self.closed = False
         self.paused = False
-        self.unsent = 0
         self.socket = WireSocket()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         known = {"socket": self.socket, "peername": ("127.0.0.1", 5), "sockname": ("127.0.0.1", 1)}
         return known.get(name, default)
-
-    def get_write_buffer_size(self) -> int:
-        return self.unsent
 
     def write(self, data: Any) -> None:
         self.written += bytes(data)
@@ -96,7 +84,6 @@ class Conversation:
         self.protocol.connection_lost(None)
         while self.connections.tasks:
             await asyncio.wait(self.connections.tasks)
-        self.connections.departures.close()
 
 
 def connected(front: Front) -> Conversation:
