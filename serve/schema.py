@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -70,6 +70,20 @@ class InvalidDocumentError(InvalidRequestError):
     def __init__(self, problems: Iterable[tuple[Place, str]]) -> None:
         self.problems = tuple(problems)
         super().__init__("; ".join(told_at(place, text) for place, text in self.problems))
+
+    @classmethod
+    def of(cls, error: ValidationError, model: type[Settings]) -> Self:
+        """Return the error for a document that is no ``model``."""
+        return cls(_problem(item, model) for item in error.errors())
+
+
+def _problem(item: Any, model: type[Settings]) -> tuple[Place, str]:
+    place = tuple(item["loc"])
+    if item["type"] == "missing":
+        return place, "must be given"
+    is_named = item["type"] == "extra_forbidden" or isinstance(item["input"], dict | list | tuple)
+    told, what = "" if is_named else value_told(item), expectation(item, model)
+    return place, f"{told}: {what}" if told else what
 
 
 def told_at(place: Place, text: str) -> str:
@@ -189,16 +203,7 @@ def read_document(document: object) -> ServeDeploySchema:
     try:
         return ServeDeploySchema.model_validate(document)
     except ValidationError as error:
-        raise InvalidDocumentError(map(_problem, error.errors())) from None
-
-
-def _problem(item: Any) -> tuple[Place, str]:
-    place = tuple(item["loc"])
-    if item["type"] == "missing":
-        return place, "must be given"
-    is_named = item["type"] == "extra_forbidden" or isinstance(item["input"], dict | list | tuple)
-    told, what = "" if is_named else value_told(item), expectation(item, ServeDeploySchema)
-    return place, f"{told}: {what}" if told else what
+        raise InvalidDocumentError.of(error, ServeDeploySchema) from None
 
 
 # --- What is: the status --------------------------------------------------------------------------

@@ -152,6 +152,12 @@ def _expanded(document: Any, environ: Mapping[str, str]) -> Any:
     return expanded
 
 
+def variables_in(text: str) -> dict[str, str]:
+    """Return the variables of this process that a file's text names."""
+    names = {match["name"] for match in _VARIABLE.finditer(text)}
+    return {name: value for name, value in os.environ.items() if name in names}
+
+
 def _with_variables(text: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
     problems = []
 

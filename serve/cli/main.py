@@ -55,6 +55,11 @@ SECTIONS: dict[str, dict[str, _Place]] = {
         record="record queries and answers",
         replay="run recorded queries at a backend",
     ),
+    "Machines": _in(
+        "machines",
+        up="make the machines of a file one cluster, over SSH",
+        down="stop them",
+    ),
     "Hosts": _in(
         "hosts",
         drain="move a host's replicas to others",

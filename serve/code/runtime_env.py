@@ -116,7 +116,7 @@ def _packed(told: str, path: Path, below: str) -> Folder:
     with ExitStack() as stack:
         if os.path.isdir(path):  # unlike Path.is_dir, false for whatever text
             root = path.resolve()
-            files = [_file(below + name, each) for name, each in _files(told, root)]
+            files = [_file(below + name, each) for name, each in files_in(told, root)]
         elif not os.path.isfile(path):
             raise InvalidRequestError(f"{told}: no such folder or file")
         elif below and path.suffix == ".py":
@@ -156,8 +156,11 @@ def _zip_of(told: str, files: list[_File]) -> Folder:
     return Folder(hashlib.sha256(content).hexdigest(), content)
 
 
-def _files(told: str, root: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the name in the zip and the path of each file."""
+def files_in(told: str, root: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the name below ``root`` and the path of each file that travels.
+
+    InvalidRequestError, which begins with ``told``, for a link out of it.
+    """
     for base, folders, names in os.walk(root):
         here = Path(base)
         folders[:] = [name for name in folders if not _is_left_out(here / name)]

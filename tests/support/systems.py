@@ -70,10 +70,10 @@ def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any
         time.sleep(0.01)
 
 
-def listens(port: int) -> bool:
+def listens(port: int, address: str = "127.0.0.1") -> bool:
     """Return whether a process accepts connections at a port of this machine."""
     with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        return probe.connect_ex((address, port)) == 0
 
 
 def alive(pid: int) -> bool:

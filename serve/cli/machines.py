@@ -1,0 +1,70 @@
+"""The commands that bring machines up over SSH, as a file says, and down again."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from greenroom.serve.cli.flags import EXISTING, EXIT_CHANGES, reading
+from greenroom.serve.cli.starting import interrupt_on_terminate
+from greenroom.serve.up.hosts_file import HostsFile
+from greenroom.serve.up.run import HEALTHY_TIMEOUT_S, Run
+from greenroom.serve.up.ssh import Ssh
+
+_file = click.argument("file", type=EXISTING)
+
+
+@click.command()
+@_file
+@click.option("--plan", is_flag=True, help="Only print what would be done.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=HEALTHY_TIMEOUT_S,
+    help=f"Seconds in which a host must be healthy [{HEALTHY_TIMEOUT_S:g}].",
+)
+def up(file: Path, plan: bool, timeout: float) -> None:
+    """Make the hosts of FILE one cluster, over SSH, and deploy its applications.
+
+    What differs is changed: releases and settings host by host under traffic, and back where a host
+    does not become healthy. Hosts that left FILE are drained and removed. Where it was interrupted,
+    run it again. With --plan, the exit code is 3 if anything would change.
+    """
+    interrupt_on_terminate()
+    hosts = _read(file)
+    with Ssh() as ssh:
+        run = Run(hosts, ssh, click.echo, timeout)
+        if not plan:
+            is_changed = run.up()
+            told = f"{len(hosts.hosts)} hosts run greenroom {hosts.wheels.version}"
+            click.echo(told if is_changed else f"nothing to change: {told}")
+        elif steps := run.plan():
+            for step in steps:
+                click.echo(str(step))
+            sys.exit(EXIT_CHANGES)
+        else:
+            click.echo("nothing would change")
+
+
+@click.command()
+@_file
+@click.option("--delete", is_flag=True, help="Delete what is on them, state and logs too.")
+@click.option("--yes", "is_sure", is_flag=True, help="Do not ask, with --delete.")
+def down(file: Path, delete: bool, is_sure: bool) -> None:
+    """Stop the hosts of FILE; "up" starts them again with the state that they have."""
+    interrupt_on_terminate()
+    hosts = _read(file)
+    if delete and not is_sure:
+        told = f"all that {', '.join(hosts.hosts)} have is deleted, with the applications' state"
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"{told}. Give --yes to do so where nobody can be asked")
+        click.confirm(f"{told}. Do it?", abort=True)
+    with Ssh() as ssh:
+        Run(hosts, ssh, click.echo).down(delete=delete)
+
+
+def _read(path: Path) -> HostsFile:
+    with reading():
+        return HostsFile(path)

@@ -1,0 +1,267 @@
+"""Carries out a plan, host by host, and says so."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NoReturn
+
+from greenroom.core.errors import GreenroomError
+from greenroom.serve.cli.config_file import variables_in
+from greenroom.serve.cli.display import problems_of
+from greenroom.serve.cli.flags import EXIT_CHANGES
+from greenroom.serve.code.runtime_env import files_in
+from greenroom.serve.up.hosts_file import HostsFile, Target
+from greenroom.serve.up.plan import RUNNING, Does, Found, FoundHost, Step, plan, problems
+from greenroom.serve.up.ssh import HostError, Ssh, UnreachableError
+
+LOOK_AGAIN_S = 0.5
+HEALTHY_TIMEOUT_S = 60.0
+
+
+class Run:
+    """One run of the command; ``tell`` gets a line for each thing that was done."""
+
+    def __init__(
+        self,
+        file: HostsFile,
+        ssh: Ssh,
+        tell: Callable[[str], None],
+        timeout_s: float = HEALTHY_TIMEOUT_S,
+    ) -> None:
+        self._file, self._ssh, self._tell, self._timeout_s = file, ssh, tell, timeout_s
+        self._targets = {name: host.target for name, host in file.hosts.items()}
+        looked = self._on_each(self._targets, lambda name: FoundHost(**self._on(name, "look")))
+        self._found = Found(looked)
+        self._leads = self._found.leader if self._found.leader in looked else file.leads
+        for name, had in self._found.had.items():
+            self._targets.setdefault(name, Target(name, had["ssh"], had["dir"], had["python"]))
+
+    def plan(self) -> list[Step]:
+        """Return what would be done; GreenroomError for what stands in the way."""
+        if wrong := list(problems(self._file.hosts, self._found)):
+            raise GreenroomError("\n".join(wrong))
+        steps = plan(self._file.hosts, self._found, self._leads)
+        if self._file.deploy is None:
+            return steps
+        if self._found.states.get(self._leads) != RUNNING:
+            return [*steps, Step(Does.DEPLOY, self._leads, self._file.deploy.name)]
+        code, told, error = self._deploy("--plan")
+        if code not in (0, EXIT_CHANGES):
+            raise HostError(f"host {self._leads!r}: {error.strip() or told.strip()}")
+        changes = told.splitlines()[:-1] if code == EXIT_CHANGES else ()
+        return [*steps, *(Step(Does.DEPLOY, self._leads, change) for change in changes)]
+
+    def up(self) -> bool:
+        """Do what is to be done, and return whether that was anything.
+
+        Raises GreenroomError at the first host on which something fails. What was done stays, and
+        the next run goes on from there.
+        """
+        if wrong := list(problems(self._file.hosts, self._found)):
+            raise GreenroomError("\n".join(wrong))
+        steps = plan(self._file.hosts, self._found, self._leads)
+        by_kind = {kind: [s for s in steps if s.does == kind] for kind in Does}
+        self._on_each([step.host for step in by_kind[Does.INSTALL]], self._install)
+        if steps:
+            self._note({**self._found.had, **self._had()})
+        # One after the other, but those that start and do not lead at once.
+        changes = [step for step in steps if step.does in (Does.START, Does.RESTART)]
+        for is_alone, several in groupby(changes, self._is_alone):
+            for group in [[step] for step in several] if is_alone else [list(several)]:
+                change = partial(self._change, kind=group[0].does)
+                self._on_each([step.host for step in group], change)
+        for step in by_kind[Does.REMOVE]:
+            self._remove(step.host)
+        if by_kind[Does.REMOVE]:
+            self._note(self._had())
+        is_new = self._deploy_all()
+        if changes and self._found.report:
+            self._greenroom("rebalance")
+        self._wait_healthy(list(self._file.hosts), set())
+        return bool(steps) or is_new
+
+    def down(self, *, delete: bool) -> None:
+        """Stop all hosts, the one that leads last; ``delete`` what is on them too."""
+        others = [name for name in self._targets if name != self._leads]
+        for group in (others, [self._leads]):
+            self._on_each(group, lambda name: self._on(name, "stop", delete=delete))
+            for name in group:
+                self._tell(f"{name}: {'removed' if delete else 'stopped'}")
+
+    def _is_alone(self, step: Step) -> bool:
+        return step.does == Does.RESTART or step.host == self._leads
+
+    # --- Steps ------------------------------------------------------------------------------------
+
+    def _install(self, name: str) -> None:
+        wheels, has = self._file.wheels, self._found.hosts[name].wheels
+        lacks = [file for file, digest in wheels.files.items() if has.get(file) != digest]
+        release = self._file.hosts[name].release
+        self._tell(f"{name}: installing {release}, with {len(lacks)} wheels that it lacks")
+        began_at = time.monotonic()
+        self._on(
+            name,
+            "install",
+            {file: wheels.folder / file for file in lacks},
+            release=release,
+            wheels=list(wheels.files),
+            requirements=wheels.requirements,
+        )
+        self._tell(f"{name}: installed in {time.monotonic() - began_at:.1f} s")
+
+    def _note(self, had: Mapping[str, Any]) -> None:
+        """Give all hosts the cluster file, made if there is none, and the hosts that there are."""
+        release = self._file.hosts[self._leads].release
+        key = self._found.key or self._on(self._leads, "make_key", release=release)
+        self._on_each(self._file.hosts, lambda name: self._on(name, "note", hosts=had, key=key))
+
+    def _had(self) -> dict[str, Any]:
+        """Return the hosts of the file as the next run is to find them."""
+        had = {}
+        for name, host in self._file.hosts.items():
+            leads = name == self._file.leads and "GREENROOM_STORE" not in host.environ
+            had[name] = {**host.target._asdict(), "leads": leads}
+        return had
+
+    def _change(self, name: str, kind: Does) -> None:
+        """Start a host's generation, and wait until it is healthy; else go back."""
+        host, before = self._file.hosts[name], self._found.hosts[name].healthy
+        report = self._report() if kind == Does.RESTART else {}
+        known = self._problems(report) if report else None
+        self._tell(f"{name}: {kind}ing {host.generation}")
+        began_at = time.monotonic()
+        try:
+            arguments: dict[str, Any] = {"release": host.release, "environ": host.environ}
+            self._on(name, "start", generation=host.generation, **arguments)
+            self._wait_healthy([name], known)
+        except UnreachableError:
+            raise
+        except GreenroomError as error:
+            if before in ("", host.generation):
+                raise
+            self._go_back(name, before, error)
+        self._on(name, "confirm")
+        self._tell(f"{name}: healthy after {time.monotonic() - began_at:.1f} s")
+
+    def _go_back(self, name: str, before: str, error: GreenroomError) -> NoReturn:
+        self._tell(f"{name}: going back to {before}")
+        try:
+            self._on(name, "start", generation=before, release="", environ={})
+        except GreenroomError as another:
+            raise HostError(f"{error}\nit could not go back to {before}: {another}") from error
+        raise HostError(
+            f"{error}\nhost {name!r} is back at {before}, and no other host was changed after it; "
+            "the same command goes on once the reason is gone"
+        ) from error
+
+    def _remove(self, name: str) -> None:
+        """Take a host out of the cluster, and what is on it away."""
+        state = self._found.states.get(name)
+        if state == RUNNING:
+            self._greenroom("drain", name)
+            self._tell(f"{name}: drained")
+        try:
+            self._on(name, "stop", delete=True)
+        except UnreachableError as error:
+            if state == RUNNING:
+                raise
+            self._tell(f"{name}: what it has stays there: {error}")
+            if state is not None:
+                self._greenroom("evict", name)
+        self._tell(f"{name}: removed")
+
+    # --- The cluster ------------------------------------------------------------------------------
+
+    def _report(self) -> dict[str, Any]:
+        return self._on(self._leads, "report") or {}
+
+    def _problems(self, report: Mapping[str, Any]) -> set[str]:
+        """Return what is not healthy, by what it is about: the rest of a line changes."""
+        return {re.split(r" is |: ", line)[0] for line in problems_of(report)}
+
+    def _wait_healthy(self, names: Iterable[str], known: set[str] | None) -> None:
+        """Wait until hosts run, and no problem is there but the known ones; None for any."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            report = self._report()
+            states = {each["name"]: each["state"] for each in report.get("hosts", ())}
+            told = [f"host {n!r} is {states.get(n, 'not in the cluster')}" for n in names
+                    if states.get(n) != RUNNING]  # fmt: skip
+            if known is not None and self._problems(report) - known:
+                told += problems_of(report)
+            if not told:
+                return
+            if time.monotonic() > deadline:
+                text = "; ".join(told)
+                raise HostError(f"not healthy within {self._timeout_s:g} s (--timeout): {text}")
+            time.sleep(LOOK_AGAIN_S)
+
+    def _deploy_all(self) -> bool:
+        if self._file.deploy is None:
+            return False
+        code, told, error = self._deploy()
+        lines = [line for line in told.splitlines() if line]
+        is_new = not lines or not lines[-1].startswith("no change")
+        for line in lines if is_new else ():
+            self._tell(f"{self._leads}: {line}")
+        if code:
+            raise HostError(f"host {self._leads!r}: {error.strip() or told.strip()}")
+        return is_new
+
+    def _deploy(self, *flags: str) -> tuple[int, str, str]:
+        """Run ``greenroom deploy`` where the cluster leads, in a copy of the application's folder.
+
+        What it needs is installed there, and the host needs no way back to this machine.
+        """
+        path, below = self._file.deploy, self._file.app_dir
+        assert path is not None
+        code, told, error = self._on(
+            self._leads,
+            "command",
+            {
+                name: file
+                for name, file in files_in(f"app_dir={str(below)!r}", below.resolve())
+                if self._file.wheels.folder.resolve() not in file.parents
+            },
+            args=["deploy", *flags, str(path.relative_to(below))],
+            environ=variables_in(path.read_text(encoding="utf-8")),
+        )
+        return code, told, error
+
+    def _greenroom(self, *args: str) -> None:
+        code, told, error = self._on(self._leads, "command", {}, args=args, environ={})
+        if code:
+            raise HostError(f"host {self._leads!r}: {error.strip() or told.strip()}")
+
+    # --- Hosts ------------------------------------------------------------------------------------
+
+    def _on(
+        self,
+        name: str,
+        operation: str,
+        files: Mapping[str, Path | bytes] | None = None,
+        **arguments: Any,
+    ) -> Any:
+        return self._ssh.run(self._targets[name], operation, files, **arguments)
+
+    def _on_each(self, names: Iterable[str], does: Callable[[str], Any]) -> dict[str, Any]:
+        """Do something on hosts at once; one GreenroomError for all that fail."""
+        names, found, failed = list(names), {}, []
+        if not names:
+            return {}
+        with ThreadPoolExecutor(len(names)) as executor:
+            futures = {name: executor.submit(does, name) for name in names}
+        for name, future in futures.items():
+            try:
+                found[name] = future.result()
+            except GreenroomError as error:
+                failed.append(str(error))
+        if failed:
+            raise GreenroomError("\n".join(failed))
+        return found
