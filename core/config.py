@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_network
 from pathlib import PurePath
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypedDict
 
 from pydantic import AfterValidator, Field, field_serializer, field_validator, model_validator
 
@@ -541,6 +541,7 @@ class BackendConfig(Settings):
     max_age_s: float | None = Field(default=None, gt=0)
     max_queries: int | None = Field(default=None, ge=1)
     max_memory_bytes: int | None = Field(default=None, ge=MIB)
+    served_by_header: bool = Field(default=False, strict=True)
 
     _is_jsonable = field_validator("user_config")(jsonable)
 
@@ -592,6 +593,40 @@ class BackendConfig(Settings):
         elif changes.get("autoscaling_config") is not None:
             values["num_replicas"] = None
         return values
+
+
+class GivenSettings(TypedDict, total=False):
+    """What a user may give for a BackendConfig's fields and aliases, for type checkers."""
+
+    num_replicas: int | Literal["auto"] | None
+    autoscaling_config: AutoscalingConfig | Mapping[str, Any] | None
+    user_config: Any
+    max_ongoing_requests: int
+    max_queued_requests: int
+    max_queue_wait_s: float | None
+    request_timeout_s: float | None
+    retryable: bool | None
+    outlier_ejection: bool
+    retry_failures: bool
+    slow_start_s: float
+    max_age_s: float | None
+    max_queries: int | None
+    max_memory_bytes: int | None
+    served_by_header: bool
+    health_check_period_s: float
+    health_check_timeout_s: float
+    graceful_shutdown_timeout_s: float
+    graceful_shutdown_wait_loop_s: float
+    max_constructor_retry_count: int
+    constructor_timeout_s: float
+    max_surge_percent: int
+    logging_config: LoggingConfig | Mapping[str, Any] | None
+    max_replicas_per_host: int | None
+    http_call_methods: Sequence[str] | None
+    session_affinity: SessionAffinity | Mapping[str, Any] | None
+    request_router_config: RequestRouterConfig | Mapping[str, Any] | None
+    max_concurrent_queries: int  # max_ongoing_requests, in Ray Serve 1.x
+    max_replicas_per_node: int | None  # max_replicas_per_host, in Ray Serve
 
 
 def is_loopback(host: str) -> bool:

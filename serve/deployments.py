@@ -13,10 +13,8 @@ from typing import (
     Any,
     ClassVar,
     Generic,
-    Literal,
     NoReturn,
     Protocol,
-    TypedDict,
     Unpack,
     overload,
 )
@@ -24,14 +22,7 @@ from typing import (
 from pydantic import BeforeValidator, Field, ValidationError, field_validator
 from typing_extensions import TypeVar
 
-from greenroom.core.autoscaling.config import AutoscalingConfig
-from greenroom.core.config import (
-    ActorOptions,
-    BackendConfig,
-    LoggingConfig,
-    RequestRouterConfig,
-    SessionAffinity,
-)
+from greenroom.core.config import ActorOptions, BackendConfig, GivenSettings
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.operations import DeleteDeployment
 from greenroom.core.validation import problems_in, wrong_with
@@ -56,41 +47,13 @@ HINTS = {
 }
 
 
-class GivenOptions(TypedDict, total=False):
+class GivenOptions(GivenSettings, total=False):
     """The options that a user may give, for type checkers."""
 
     name: str
     version: str | None
-    num_replicas: int | Literal["auto"] | None
-    autoscaling_config: AutoscalingConfig | Mapping[str, Any] | None
-    user_config: Any
-    max_ongoing_requests: int
-    max_queued_requests: int
-    max_queue_wait_s: float | None
-    request_timeout_s: float | None
-    retryable: bool | None
-    outlier_ejection: bool
-    retry_failures: bool
-    slow_start_s: float
-    max_age_s: float | None
-    max_queries: int | None
-    max_memory_bytes: int | None
-    health_check_period_s: float
-    health_check_timeout_s: float
-    graceful_shutdown_timeout_s: float
-    graceful_shutdown_wait_loop_s: float
-    max_constructor_retry_count: int
-    constructor_timeout_s: float
-    max_surge_percent: int
-    logging_config: LoggingConfig | Mapping[str, Any] | None
-    max_replicas_per_host: int | None
-    http_call_methods: Sequence[str] | None
-    session_affinity: SessionAffinity | Mapping[str, Any] | None
-    request_router_config: RequestRouterConfig | Mapping[str, Any] | None
     actor_options: ActorOptions | Mapping[str, Any] | None
     ray_actor_options: ActorOptions | Mapping[str, Any] | None
-    max_concurrent_queries: int  # max_ongoing_requests, in Ray Serve 1.x
-    max_replicas_per_node: int | None  # max_replicas_per_host, in Ray Serve
     prev_version: str | None
     route_prefix: str | None
     init_args: Sequence[Any]
@@ -393,24 +356,10 @@ def deployment(**options: Unpack[GivenOptions]) -> _Decorator: ...
 def deployment(
     func_or_class: Callable[..., Any] | None = None, /, **options: Any
 ) -> Deployment | _Decorator:
-    """Make a function or class a deployment; used bare, or with any of these options.
+    """Make a function or class a deployment; used bare, or with options.
 
-    ``name`` (its own), ``version``, ``num_replicas`` (1; "auto" for autoscaling from 1 to 100),
-    ``autoscaling_config`` (None), ``user_config``, ``max_ongoing_requests``
-    (100), ``max_queued_requests`` (-1: unlimited), ``max_queue_wait_s`` (None: for how long a query
-    may wait for a replica), ``request_timeout_s``, ``retryable`` (None),
-    ``health_check_period_s``, ``health_check_timeout_s``, ``graceful_shutdown_timeout_s``,
-    ``graceful_shutdown_wait_loop_s``, ``max_constructor_retry_count`` (20),
-    ``constructor_timeout_s`` (1800), ``max_surge_percent`` (20), ``logging_config``,
-    ``session_affinity`` (None: sessions by a header or a cookie stay at one replica),
-    ``request_router_config`` (None: a class of yours that chooses replicas),
-    ``http_call_methods`` (none: methods that HTTP requests may name in X-Serve-Call-Method),
-    ``outlier_ejection`` (True: a replica that fails where others do not gets no queries for a
-    while), ``retry_failures`` (False: whether queries that fail, and may be run again, are tried
-    once at another replica), ``slow_start_s`` (10: over which a new replica comes to take its
-    share), ``max_age_s``, ``max_queries`` and ``max_memory_bytes`` (None: after which a replica is
-    replaced), and ``actor_options`` (or ``ray_actor_options``) with ``num_cpus``, ``num_gpus``,
-    ``memory``, ``resources`` and ``runtime_env``.
+    They are those of :class:`GivenOptions`. The page docs/deployments.md says what each one does,
+    and its default.
     """
 
     def decorate(target: Any) -> Deployment:

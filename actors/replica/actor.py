@@ -492,4 +492,5 @@ def _configure(user_code: UserCode, config: dict[str, Any]) -> None:
     affinity = config.get("session_affinity")
     user_code.http_call_methods = config.get("http_call_methods", ())
     user_code.session_affinity = None if affinity is None else SessionAffinity.read(affinity)
+    user_code.served_by_header = config.get("served_by_header", False)
     user_code.set_max_ongoing_requests(config["max_ongoing_requests"])

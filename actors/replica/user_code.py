@@ -135,6 +135,7 @@ class UserCode:
         # As the settings say; set by the replica's main thread.
         self.http_call_methods: Collection[str] | None = ()
         self.session_affinity: SessionAffinity | None = None
+        self.served_by_header = False
         self._user_loop = UserLoop()
         self.loop = self._user_loop.loop
         self._threads = self._user_loop.threads
@@ -411,6 +412,8 @@ class UserCode:
             route, tag = reply.assignment.route, replica.replica_tag
             cookie = new_cookie(self.session_affinity, call.headers, route, tag)
             reply.extra_headers = () if cookie is None else ((b"set-cookie", cookie),)
+        if self.served_by_header and replica is not None:
+            reply.extra_headers += ((b"x-served-by", replica.replica_tag.encode()),)
         method = reply.assignment.query.call_method
         if reply.assignment.query.follows == SOCKET:
             if self._asgi is None or method:

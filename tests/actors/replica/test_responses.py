@@ -202,3 +202,27 @@ def test_head_has_the_headers_of_get_and_no_body(ask: Ask, kind: str) -> None:
             continue  # it has none
         assert head.headers.get_all(name) == whole.headers.get_all(name)
     assert ask("text").status == 200, "the connection goes on"
+
+
+# --- Who has answered -----------------------------------------------------------------------------
+
+
+def test_served_by_header_names_the_replica_of_each_answer(
+    running: RunningSystem, deployed: Callable[..., Any], name: str
+) -> None:
+    def served_by(kind: str) -> str | None:
+        connection = http.client.HTTPConnection("127.0.0.1", running.settings.http.port, timeout=20)
+        connection.request("GET", f"/{name}/{kind}")
+        response = connection.getresponse()
+        response.read()
+        connection.close()
+        return response.headers["X-Served-By"]
+
+    plain = serve.deployment(Answers)
+    deployed(plain.bind(""))
+    assert served_by("text") is None
+    deployed(plain.options(served_by_header=True).bind(""))
+    (replica,) = running.status()["backends"][f"{name}#Answers"]["replicas"]
+    wait_until(lambda: served_by("text") == replica["tag"], 5, "the replica has the setting")
+    assert served_by("parts") == served_by("response") == replica["tag"]
+    assert served_by("no_such_answer") is None, "of an exception"
