@@ -85,7 +85,7 @@ class Link:
         if self._caller is not None and not self._caller.left:
             left = asyncio.Event()
             self._caller.leave(left.set)
-            with contextlib.suppress(asyncio.TimeoutError):  # its own class until 3.11
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(left.wait(), LEAVE_TIMEOUT_S)
         if self._port is not None:
             self._port.detach()

@@ -161,7 +161,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         outlives_master = FD_VARIABLE in os.environ
         while self.alive and (outlives_master or self.ppid == os.getppid()):
             self.notify()
-            with contextlib.suppress(asyncio.TimeoutError):
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._told.wait(), TICK_S)
 
     async def _tick(self) -> None:

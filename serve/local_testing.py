@@ -13,7 +13,6 @@ import itertools
 import pickle
 import threading
 from collections.abc import Callable
-from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
 from contextvars import Context, copy_context
 from dataclasses import replace
 from functools import partial
@@ -94,7 +93,7 @@ class LocalClient(QueryClient):
             names = [name for name in self._deployments if name.startswith(f"{application}#")]
             gone = [self._deployments.pop(name).user_code for name in reversed(names)]
         for user_code in gone:
-            with contextlib.suppress(TimeoutError, FutureTimeoutError):  # it is stuck in user code
+            with contextlib.suppress(TimeoutError):  # it is stuck in user code
                 user_code.close().exception(STOP_TIMEOUT_S)
             user_code.end()
 

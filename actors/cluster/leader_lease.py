@@ -27,11 +27,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import (
-    Future,
-    ThreadPoolExecutor,
-    TimeoutError as FutureTimeoutError,  # its own class until 3.11
-)
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -403,7 +399,7 @@ class LeaderLease:
         if self._apart is None:
             self._write()  # where that fails, the others see it end
         else:  # after the renewal that may be under way, which it must not come before
-            with contextlib.suppress(FutureTimeoutError, StoreError):
+            with contextlib.suppress(TimeoutError, StoreError):
                 self._apart.submit(self._store.renew, self._written(), 0.0).result(RELEASE_S)
 
     def _write(self) -> bool:

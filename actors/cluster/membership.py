@@ -121,7 +121,7 @@ class Membership:
         self._answer_arrived.clear()
         self.report()
         if self._controller is not None:
-            with contextlib.suppress(asyncio.TimeoutError):  # its own class until 3.11
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._answer_arrived.wait(), ASK_TIMEOUT_S)
 
     async def drain(self, timeout_s: float, *, leave: bool) -> bool:

@@ -376,7 +376,7 @@ class Replica(LoopActor):
         try:
             check = asyncio.wrap_future(user_code.check_health())
             return await asyncio.wait_for(check, within_s)
-        except TimeoutError:  # its own class until 3.11
+        except TimeoutError:
             text = f"check_health has not returned within {within_s:g} s, health_check_timeout_s"
             return Failure.of(DeployFailedError(text))
 

@@ -19,7 +19,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import TimeoutError as FutureTimeoutError  # its own class until 3.11
 from dataclasses import dataclass
 from typing import Any
 
@@ -279,7 +278,7 @@ class ThreadPort(Port):
         answer = asyncio.run_coroutine_threadsafe(self.answers(timeout_s), self.loop.asyncio)
         try:
             return answer.result(timeout_s + OPEN_RETRY_S)
-        except FutureTimeoutError:
+        except TimeoutError:
             return None
 
     def close(self) -> None:
