@@ -58,7 +58,6 @@ __all__ = [
     "deployment",
     "get_app_handle",
     "get_batch_request_context",
-    "get_deployment",
     "get_deployment_handle",
     "get_multiplexed_model_id",
     "get_replica_context",
@@ -66,7 +65,6 @@ __all__ = [
     "get_trace_context",
     "inference",
     "ingress",
-    "list_deployments",
     "multiplexed",
     "openai",
     "run",
@@ -102,8 +100,8 @@ _MODULES = {
     "task_handler": "tasks.consumers",
 } | dict.fromkeys(
     (
-        *("RunTarget", "delete", "get_app_handle", "get_deployment", "get_deployment_handle"),
-        *("list_deployments", "run", "run_many", "shutdown", "shutdown_async", "start", "status"),
+        *("RunTarget", "delete", "get_app_handle", "get_deployment_handle"),
+        *("run", "run_many", "shutdown", "shutdown_async", "start", "status"),
     ),
     "api",
 )

@@ -10,31 +10,25 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Never, TypeVar
 
 from greenroom.actors.replica import context as user_context
 from greenroom.actors.runtime.settings import grpc_names
-from greenroom.core.config import BackendConfig, GrpcOptions, HTTPOptions, LoggingConfig, RuntimeEnv
+from greenroom.core.config import GrpcOptions, HTTPOptions, LoggingConfig, RuntimeEnv
 from greenroom.core.errors import InvalidRequestError, NotRunningError
-from greenroom.core.operations import (
-    DeleteApplication,
-    GetBackendConfig,
-    GetDeployment,
-    ListDeployments,
-)
-from greenroom.core.validation import suggestion, validated
+from greenroom.core.operations import DeleteApplication
+from greenroom.core.validation import suggestion
 from greenroom.serve import local_testing
 from greenroom.serve.admin import applications, reports, session
-from greenroom.serve.admin.checks import check_name
+from greenroom.serve.admin.checks import check_name, settings_of
 from greenroom.serve.build import not_an_application
-from greenroom.serve.deployments import Application, Deployment, DeploymentOptions
+from greenroom.serve.deployments import Application
 from greenroom.serve.handle import DeploymentHandle
 from greenroom.serve.schema import ServeStatus
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R")
-Options = TypeVar("Options", HTTPOptions, GrpcOptions, LoggingConfig, RuntimeEnv)
+Options = TypeVar("Options", LoggingConfig, RuntimeEnv)
 
 
 def run(
@@ -65,17 +59,13 @@ def run(
     if not isinstance(target, Application):
         raise InvalidRequestError(not_an_application(target))
     applications.check_target(name, route_prefix)
-    logging = (
-        None
-        if logging_config is None
-        else _options("logging_config", LoggingConfig, logging_config)
-    )
+    logging = _given("logging_config", LoggingConfig, logging_config)
     if _local_testing_mode:
         return local_testing.run(target, name)
     ours = session.current()
     connection = ours.ensure_running()
     ours.deployed(DeleteApplication(application=name))
-    env = None if runtime_env is None else _options("runtime_env", RuntimeEnv, runtime_env)
+    env = _given("runtime_env", RuntimeEnv, runtime_env)
     handle = applications.deploy(
         connection,
         target,
@@ -134,13 +124,13 @@ def start(
     ours = session.current()
     wanted, names = ours.settings, []
     if http_options is not None:
-        http = _options("http_options", HTTPOptions, http_options, wanted.http.model_dump())
+        http = settings_of(HTTPOptions, http_options, "http_options", wanted.http.model_dump())
         wanted = wanted.with_http(http)
         given = http_options
         named = given.model_fields_set if isinstance(given, HTTPOptions) else given
         names += [f"http_{name}" for name in named]
     if grpc_options is not None:
-        grpc = _options("grpc_options", GrpcOptions, grpc_options)
+        grpc = settings_of(GrpcOptions, grpc_options, "grpc_options")
         wanted = wanted.with_grpc(grpc)
         names += grpc_names(grpc)
     if wanted != ours.settings and not ours.is_running:
@@ -214,55 +204,10 @@ def get_deployment_handle(deployment_name: str, app_name: str | None = None) -> 
     return DeploymentHandle(deployment_name, app_name)
 
 
-def get_deployment(name: str) -> Deployment:
-    """Return what ``Deployment.deploy()`` has deployed; UnknownNameError if there is none.
-
-    Its code is not here: to deploy other code or settings, deploy the class or function again.
-    """
-    check_name("name", name)
-    connection = session.current().connect()
-    info = connection.request(GetDeployment(name=name))
-    config = BackendConfig.read(connection.request(GetBackendConfig(tag=name)))
-    options = DeploymentOptions(name=name, version=info["version"], config=config)
-    return Deployment(_Elsewhere(name), options)
-
-
-def list_deployments() -> dict[str, Deployment]:
-    """Return by name what :func:`get_deployment` returns, of all deployments of their own."""
-    found = session.current().connect().request(ListDeployments())
-    return {name: get_deployment(name) for name in found}
-
-
-class _Elsewhere:
-    """Stands for code that is deployed and not here."""
-
-    def __init__(self, name: str) -> None:
-        self.__name__ = name
-
-    def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Refuse: the code is elsewhere."""
-        raise InvalidRequestError(
-            f"the code of deployment {self.__name__!r}, which serve.get_deployment has found, is "
-            "not here; deploy its class or function again, or change settings alone with "
-            "serve.Client.connect().update_backend_config"
-        )
-
-    __reduce__ = __call__
-
-
-def _options(
-    argument: str,
-    model: type[Options],
-    given: Options | Mapping[str, Any],
-    defaults: Mapping[str, Any] = MappingProxyType({}),
-) -> Options:
-    """Return the options that an argument gives, as an instance or a dict, over the defaults."""
-    if isinstance(given, model):
-        return given
-    if not isinstance(given, Mapping):
-        public = "gRPCOptions" if model is GrpcOptions else model.__name__
-        raise InvalidRequestError(f"{argument}={given!r}: must be {public} or a dict")
-    return validated(model, {**defaults, **given})
+def _given(
+    parameter: str, model: type[Options], given: Options | Mapping[str, Any] | None
+) -> Options | None:
+    return None if given is None else settings_of(model, given, parameter)
 
 
 def _refuse_arguments(function: Callable[..., Any], names: Iterable[str]) -> None:

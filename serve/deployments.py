@@ -30,6 +30,7 @@ from greenroom.serve.admin.checks import check_arguments
 from greenroom.serve.tasks.consumers import QUEUE_OPTIONS, TASKS
 
 if TYPE_CHECKING:
+    from greenroom.serve.admin.client import Client
     from greenroom.serve.handle import DeploymentHandle
 
 # --- Options of a deployment; one error names all bad ones ----------------------------------------
@@ -256,42 +257,27 @@ class Deployment(Generic[R_co]):
         the options ``prev_version`` and ``route_prefix``, too. The arguments replace those of the
         options ``init_args`` and ``init_kwargs``.
         """
-        from greenroom.serve.admin import alone, session  # noqa: PLC0415  # few need it
+        from greenroom.serve.admin import session  # noqa: PLC0415  # few need it
 
         ours = session.current()
-        connection = ours.ensure_running()
+        ours.ensure_running()
         ours.deployed(DeleteDeployment(name=self.name))
         options = dict(self.settings.alone)
         if init_args or init_kwargs:
             options |= {"init_args": init_args, "init_kwargs": init_kwargs}
-        goal = alone.deploy(
-            connection,
-            self.name,
-            self.func_or_class,
-            version=self.version,
-            config=self.config,
-            actor_options=self.actor_options,
-            **options,
-        )
+        client = _client()
+        goal = client.deploy(self.name, self, **options)
         if _blocking:
-            with session.raising_users_own():
-                session.wait_for_goal(connection, goal)
+            client.wait_for_goal(goal)
 
     def delete(self) -> None:
         """Delete what :meth:`deploy` has deployed, and wait until it is gone."""
-        from greenroom.serve.admin import session  # noqa: PLC0415  # few need it
-
-        connection = session.current().connect()
-        session.wait_for_goal(connection, connection.request(DeleteDeployment(name=self.name)))
+        client = _client()
+        client.wait_for_goal(client.delete_deployment(self.name))
 
     def get_handle(self, sync: bool | None = True) -> DeploymentHandle:
         """Return a handle of what :meth:`deploy` has deployed; any handle can do both ways."""
-        from greenroom.serve.admin import reports, session  # noqa: PLC0415  # few need it
-        from greenroom.serve.handle import DeploymentHandle  # noqa: PLC0415
-
-        connection = session.current().connect()
-        reports.check_there(connection, [(None, self.name)])
-        return DeploymentHandle(self.name, None, client=connection.queries)
+        return _client().get_handle(self.name)
 
     @property
     def ray_actor_options(self) -> ActorOptions:
@@ -322,6 +308,13 @@ class Deployment(Generic[R_co]):
 
     def __repr__(self) -> str:
         return f"Deployment(name={self.name!r})"
+
+
+def _client() -> Client:
+    from greenroom.serve.admin import client, session  # noqa: PLC0415  # few need it
+
+    ours = session.current()
+    return client.Client(ours.connect(), ours.settings)
 
 
 class _Decorator(Protocol):

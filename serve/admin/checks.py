@@ -7,12 +7,16 @@ import os
 import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from greenroom.actors.replica.callables import http_methods
 from greenroom.actors.replica.user_code import ASGI_APP
 from greenroom.core.errors import InvalidRequestError
-from greenroom.core.validation import is_number
+from greenroom.core.validation import Settings, is_number, validated
+
+PUBLIC_NAMES = {"GrpcOptions": "gRPCOptions"}
+S = TypeVar("S", bound=Settings)
 
 
 def check_name(parameter: str, name: object) -> None:
@@ -23,6 +27,21 @@ def check_name(parameter: str, name: object) -> None:
 def check_mapping(parameter: str, value: object) -> None:
     """Raise InvalidRequestError unless it is a dict, or alike."""
     _expect(isinstance(value, Mapping), parameter, value, "a dict")
+
+
+def settings_of(
+    model: type[S],
+    given: S | Mapping[str, Any] | None,
+    parameter: str = "",
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> S:
+    """Return settings that are given as such, as a dict over ``defaults``, or not at all."""
+    if isinstance(given, model):
+        return given
+    values = {} if given is None else given
+    name = PUBLIC_NAMES.get(model.__name__, model.__name__)
+    _expect(isinstance(values, Mapping), parameter or name, given, f"{name} or a dict")
+    return validated(model, {**defaults, **values})  # type: ignore[dict-item]  # a dict, as checked
 
 
 def check_list(parameter: str, value: object) -> None:

@@ -11,14 +11,27 @@ from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core import operations as ops
 from greenroom.core.comparing.comparing import Compare, Response, check_compare
 from greenroom.core.config import ActorOptions, BackendConfig
-from greenroom.serve.admin import alone, reports
-from greenroom.serve.admin.checks import check_mapping, check_name, check_path, check_timeout
+from greenroom.core.errors import InvalidRequestError
+from greenroom.serve.admin import reports
+from greenroom.serve.admin.applications import missing_of
+from greenroom.serve.admin.checks import (
+    check_answers_http,
+    check_arguments,
+    check_list,
+    check_mapping,
+    check_name,
+    check_path,
+    check_timeout,
+    settings_of,
+)
 from greenroom.serve.admin.session import destroy, raising_users_own, wait_for_goal
-from greenroom.serve.code.packing import pack_by_value, packed, packed_changes
+from greenroom.serve.code.packing import pack_by_value, pack_code, packed, packed_changes
+from greenroom.serve.code.runtime_env import pack_env
 from greenroom.serve.deployments import Deployment
 from greenroom.serve.handle import DeploymentHandle
 from greenroom.serve.schema import ServeStatus
 
+BY_NAME = "/<name>"  # no route; stands for the deployment's name
 CompareFunction = Callable[[Response, Response], Any]
 
 
@@ -81,10 +94,9 @@ class Client:
         """Run code under a tag; returns the goal's id."""
         check_name("tag", tag)
         what = f"backend {tag!r}"
-        code, folders = alone.packed_code(
-            self._connection, what, _code(func_or_class), init_args, {}, version, actor_options
-        )
-        made = packed(what, alone.made(BackendConfig, config))
+        target = _code(func_or_class)
+        code, folders = self._packed(what, target, init_args, {}, version, actor_options)
+        made = packed(what, settings_of(BackendConfig, config))
         return self._goal(ops.CreateBackend.of(tag=tag, config=made, folders=folders, **code))
 
     def update_backend_config(
@@ -247,7 +259,7 @@ class Client:
         init_kwargs: Mapping[str, Any] | None = None,
         version: str | None = None,
         prev_version: str | None = None,
-        route_prefix: str | None = alone.BY_NAME,
+        route_prefix: str | None = BY_NAME,
         config: BackendConfig | Mapping[str, Any] | None = None,
         actor_options: ActorOptions | Mapping[str, Any] | None = None,
     ) -> str | None:
@@ -265,17 +277,23 @@ class Client:
             config = func_or_class.config if config is None else config
             own = func_or_class.actor_options
             actor_options = own if actor_options is None else actor_options
-        return alone.deploy(
-            self._connection,
-            name,
-            _code(func_or_class),
-            init_args=init_args,
-            init_kwargs=init_kwargs,
-            version=version,
-            prev_version=prev_version,
-            route_prefix=route_prefix,
-            config=config,
-            actor_options=actor_options,
+        check_name("name", name)
+        for field, value in (("version", version), ("prev_version", prev_version)):
+            if value is not None:
+                check_name(field, value)
+        check_list("init_args", init_args)
+        if init_kwargs is not None:
+            check_mapping("init_kwargs", init_kwargs)
+        what, target = f"deployment {name!r}", _code(func_or_class)
+        made = settings_of(BackendConfig, config)
+        arguments = tuple(init_args), dict(init_kwargs or {})
+        code, folders = self._packed(what, target, *arguments, version, actor_options)
+        route = f"/{name}" if route_prefix is BY_NAME else route_prefix
+        if route is not None:
+            check_answers_http(what, target, made.http_call_methods)
+        spec = {"name": name, "config": packed(what, made), **code}
+        return self._goal(
+            ops.Deploy.of(spec=spec, route_prefix=route, prev_version=prev_version, folders=folders)
         )
 
     def delete_deployment(self, name: str) -> str | None:
@@ -345,6 +363,30 @@ class Client:
         waited for: the processes are killed then.
         """
         return destroy(self._settings, lambda: self._connection).goals
+
+    def _packed(
+        self,
+        what: str,
+        target: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        version: str | None,
+        actor_options: ActorOptions | Mapping[str, Any] | None,
+    ) -> tuple[dict[str, Any], tuple[bytes, ...]]:
+        """Return the fields of an operation that are of code, and the zips to send."""
+        if not callable(target) or not hasattr(target, "__name__"):
+            raise InvalidRequestError(f"{what}: {target!r} is no function or class")
+        check_arguments(what, target, args, kwargs)
+        options = settings_of(ActorOptions, actor_options)
+        env = pack_env(options.runtime_env)
+        code = pack_code(what, target, args, kwargs, version, env.names)
+        fields = {
+            "code": code.pickled,
+            "code_hash": code.hash,
+            "version": version,
+            "actor_options": options.model_copy(update={"runtime_env": env.env}).model_dump(),
+        }
+        return fields, missing_of(self._connection, env.folders)
 
     def _goal(self, request: Any) -> str | None:
         goal: str | None = self._connection.request(request)

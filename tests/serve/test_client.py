@@ -72,7 +72,7 @@ def test_a_backend_may_be_made_of_a_deployment_a_function_and_settings(client, c
         (("", Model), "tag=''"),
         (("a", 3), "is no function or class"),
         (("a", Model, {"config": {"num_replica": 1}}), "num_replica=1"),
-        (("a", Model, {"config": 3}), "BackendConfig=3: must be a dict"),
+        (("a", Model, {"config": 3}), "BackendConfig=3: must be BackendConfig or a dict"),
         (("a", Model, {"actor_options": {"num_cpus": -1}}), "num_cpus=-1"),
     ],
 )
