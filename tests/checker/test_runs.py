@@ -1,0 +1,70 @@
+"""Short runs against real systems; and three defects, each planted and each found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.checker.runs import Plan, Verdict, running
+
+MOST_ROUNDS = 4  # of ten seconds, within which a defect must show
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_kills_stops_and_cuts_leave_a_history_that_a_correct_system_could_have(
+    tmp_path: Path, hosts: int
+) -> None:
+    with running(Plan(folder=tmp_path, hosts=hosts, round_s=15, fault_pause_s=0.7)) as run:
+        verdict = run.round()
+    print(verdict.summary(), *verdict.faults, sep="\n")
+    assert not verdict.violations, "\n".join([*verdict.faults, *verdict.violations[:20]])
+    assert sum(each.outcome == "ok" for each in verdict.history.operations) > 50
+    assert sum(each.status == 200 for each in verdict.history.requests) > 200
+
+
+def until_found(plan: Plan) -> Verdict:
+    with running(plan) as run:
+        for _ in range(MOST_ROUNDS):
+            verdict = run.round()
+            if verdict.violations:
+                return verdict
+    raise AssertionError(f"{plan.defect} was not found: {verdict.summary()}")
+
+
+def test_a_change_that_is_acknowledged_before_it_is_saved_is_found(tmp_path: Path) -> None:
+    plan = Plan(
+        folder=tmp_path,
+        defect="ack_before_fsync",
+        round_s=10,
+        faults=("kill",),
+        roles=("controller",),
+    )
+    told = until_found(plan).violations
+    assert any("are not linearizable" in each for each in told), told[:5]
+
+
+def test_a_lease_that_outlives_the_acknowledgement_is_found(tmp_path: Path) -> None:
+    plan = Plan(
+        folder=tmp_path,
+        defect="lease_not_revoked",
+        round_s=10,
+        faults=("stop",),
+        roles=("http worker",),
+    )
+    told = until_found(plan).violations
+    assert all("was not in force" in each for each in told), told[:5]
+
+
+def test_a_stale_controller_that_still_publishes_is_found(tmp_path: Path) -> None:
+    plan = Plan(
+        folder=tmp_path,
+        hosts=3,
+        defect="stale_controller",
+        round_s=10,
+        faults=("freeze",),
+        healed_s=5,
+    )
+    told = until_found(plan).violations
+    by_history = [each for each in told if "not linearizable" in each or "not in force" in each]
+    assert by_history, told
