@@ -7,7 +7,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from greenroom.actors.transport import session as session_module
-from greenroom.actors.transport.frames import MAX_BUFFERS, RefusedError
+from greenroom.actors.transport.frames import MAX_BUFFERS, SMALL_MESSAGE, RefusedError
 from greenroom.actors.transport.session import Session
 
 
@@ -124,17 +124,18 @@ class TwoSessions(RuleBasedStateMachine):
         self.arrived: tuple[list[int], list[int]] = ([], [])
         self.under_way: tuple[list[tuple[int, int, int]], ...] = ([], [])
 
-    @rule(side=st.sampled_from((0, 1)))
-    def send(self, side: int) -> None:
+    @rule(side=st.sampled_from((0, 1)), size=st.sampled_from((4, 2 * SMALL_MESSAGE)))
+    def send(self, side: int, size: int) -> None:
         number = len(self.sent[side])
         self.sent[side].append(number)
-        self.ends[side].send([b"%d" % number], tag=number, delays_ack=True)
+        self.ends[side].send([b"%d" % number + bytes(size)], tag=number, delays_ack=True)
 
     @rule(side=st.sampled_from((0, 1)))
     def write(self, side: int) -> None:
         end = self.ends[side]
         if message := end.take():
-            self.under_way[side].append((end.sent_up_to, int(message.buffers[0]), end.received))
+            body = int(bytes(message.buffers[0]).rstrip(b"\0"))
+            self.under_way[side].append((end.sent_up_to, body, end.received))
 
     @rule(side=st.sampled_from((0, 1)))
     def arrive(self, side: int) -> None:

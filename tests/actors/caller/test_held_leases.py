@@ -25,6 +25,7 @@ from greenroom.actors.caller import held_leases
 from greenroom.actors.messages import queries as m
 from greenroom.actors.proxy import leases as desks
 from greenroom.core.routing import tickets
+from greenroom.core.routing.leases import ORPHAN_S
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
 from tests.support.queries import query
@@ -446,6 +447,26 @@ def model() -> Iterator[LeaseModel]:
     assert list(_pick(model.callers, 0).leases.held) == ["e"]
     yield model
     model.teardown()
+
+
+@pytest.mark.parametrize("is_met", [True, False])
+def test_a_new_proxy_confirms_tables_once_its_replicas_have_met_it_or_no_old_lease_can_live(
+    model: LeaseModel, is_met: bool
+) -> None:
+    """A lease of the proxy before it is open at a replica until that has heard of this one."""
+    confirmed: list[bool] = []
+    table = _pick(model.replicas, 0).table
+    model.desk.introduce(table, "this is the proxy now")
+    model.desk.when_confirmed(lambda: confirmed.append(True))
+    model.sleep(0.9 * ORPHAN_S)
+    assert not confirmed
+    if is_met:
+        _, met = model.wires.under_way["proxy", table.address].popleft()
+        met()
+    else:
+        model.sleep(0.1 * ORPHAN_S)
+        model.wires.under_way["proxy", table.address].clear()
+    assert confirmed
 
 
 def test_a_query_under_a_lease_goes_to_the_replica_alone_with_the_time_limit(

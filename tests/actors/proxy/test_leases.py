@@ -264,6 +264,30 @@ def test_a_caller_that_leaves_closes_its_leases_also_those_in_use(leased: Leased
     run(leased, scenario())
 
 
+def test_what_a_dead_caller_sent_under_a_lease_ends_with_it(
+    leased: Leased, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dies: dict[str, Callable[[], None]] = {}
+
+    def watch(process: Process, on_exit: Callable[[], None], *_: Any) -> Callable[[], None]:
+        dies[process.incarnation] = on_exit
+        return lambda: None
+
+    monkeypatch.setattr(leased.one.queries.loop, "watch_process", watch)
+
+    async def scenario() -> None:
+        await leased.hold()
+        running = leased.handle.remote(10 * DEADLINE_S)
+        await until(lambda: leased.one.queries.running)
+        assert leased.leases.held["e"].ongoing
+        dies[leased.one.caller.process.incarnation]()
+        await until(lambda: not leased.one.queries.running)
+        assert not leased.one.queries.leases
+        running.cancel()
+
+    run(leased, scenario())
+
+
 def test_leases_of_a_dead_proxy_end_with_the_next_ones_word(leased: Leased) -> None:
     async def scenario() -> None:
         await leased.hold()

@@ -64,6 +64,16 @@ def test_what_is_put_back_has_the_next_turn() -> None:
     assert lines.size == 4
 
 
+def test_what_is_put_back_has_one_turn_and_then_waits_for_the_others() -> None:
+    lines = waiting(*"aaaabbbb")
+    first = lines.first()
+    assert first is not None
+    lines.take(first)
+    assert served(lines, 1) == "b"
+    lines.put_first(first)
+    assert served(lines, 4) == "abab"
+
+
 def test_an_empty_queue_owes_no_endpoint_a_turn() -> None:
     lines = waiting("a")
     served(lines, 1)
