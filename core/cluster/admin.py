@@ -1,8 +1,7 @@
 """How each admin operation is carried out over the cluster; see :mod:`greenroom.core.operations`.
 
-Each operation first works out the wanted definitions, which may fail, and only then changes
-records. So an operation that raises has changed nothing, and repeating a completed operation
-changes nothing either.
+An operation on records returns the :class:`Change` that it wants, and may fail; it changes nothing
+itself. Repeating a completed operation changes nothing either. Operations on hosts act.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from greenroom.core import operations as ops
@@ -29,7 +29,7 @@ from greenroom.core.lifecycle.endpoints import (
 )
 from greenroom.core.lifecycle.goals import Subject
 from greenroom.core.lifecycle.releases import folders_of
-from greenroom.core.lifecycle.state import State
+from greenroom.core.lifecycle.state import Change, Made, State
 from greenroom.core.records import (
     APPLICATION,
     BACKEND,
@@ -61,22 +61,25 @@ def carry_out(cluster: Cluster, asked: ops.Operation, author: history.Author, no
     carry = CARRIED_OUT.get(type(asked))
     if carry is None:
         raise InvalidRequestError(f"{asked.key} is not an operation of the cluster's state")
-    if asked.is_read:
-        return carry(cluster, asked, now)
+    if not asked.is_read and (repeated := cluster.history.answered(author.request_id)):
+        return repeated.answer
     told = asked.told
     if isinstance(asked, ops.UndoChange):
         told = f"undo change {cluster.history.get(asked.change_id).id}"
-    return cluster.state.change(author, told, lambda: carry(cluster, asked, now), now.wall)
+    change = carry(cluster, asked, now)
+    if not isinstance(change, Change):
+        return change  # the answer of what reads, or acts on hosts
+    return cluster.state.apply(author, told, change, now.wall)
 
 
 # --- Backends -------------------------------------------------------------------------------------
 
 
-def _create_backend(cluster: Cluster, asked: ops.CreateBackend, _now: Now) -> str | None:
+def _create_backend(cluster: Cluster, asked: ops.CreateBackend, _now: Now) -> Change:
     state, tag = cluster.state, asked.tag
     definition = definitions.backend_of(asked)
-    wanted, code = {(BACKEND, tag): definition}, _by_digest((asked.code, *asked.folders))
-    _check_folders(state, wanted, code)
+    key, code = (BACKEND, tag), _by_digest((asked.code, *asked.folders))
+    _check_folders(state, {key: definition}, code)
     present = state.backends.get(tag)
     if present is not None:
         if present.record.deleting:
@@ -88,33 +91,24 @@ def _create_backend(cluster: Cluster, asked: ops.CreateBackend, _now: Now) -> st
                 f"backend {tag!r} exists with other code or settings; use update_backend_config, "
                 "or delete it first"
             )
-        if not present.record.failure:
-            if newest.code_digest in code:
-                state.keep_code(newest.code_digest, code[newest.code_digest])
-            return state.goals.pending_for((BACKEND, tag))
-    return _bring_about(cluster, wanted, (BACKEND, tag), "create backend", code)
+    return Change(wanted={key: definition}, code=code, subject=key, what="create backend")
 
 
-def _update_backend_config(
-    cluster: Cluster, asked: ops.UpdateBackendConfig, _now: Now
-) -> str | None:
+def _update_backend_config(cluster: Cluster, asked: ops.UpdateBackendConfig, _now: Now) -> Change:
+    key = BACKEND, asked.tag
+    config = cluster.state.backend(asked.tag).config.updated(asked.changes)
+    present = cluster.state.definition(key)
+    assert isinstance(present, BackendDefinition), "it is not being deleted"
+    wanted = {key: replace(present, config=config.model_dump())}
+    return Change(wanted=wanted, subject=key, what="update backend config", joins=True)
+
+
+def _delete_backend(cluster: Cluster, asked: ops.DeleteBackend, _now: Now) -> Change:
     state, tag = cluster.state, asked.tag
-    backend = state.backend(tag)
-    config = backend.config.updated(asked.changes)
-    if not state.redefine(tag, lambda: backend.set_config(config)):
-        return state.goals.pending_for((BACKEND, tag))
-    # A goal under way is reached with the new settings, and only so.
-    return state.goals.pending_for((BACKEND, tag)) or state.new_goal(
-        (BACKEND, tag), "update backend config"
-    )
-
-
-def _delete_backend(cluster: Cluster, asked: ops.DeleteBackend, _now: Now) -> str | None:
-    state, tag = cluster.state, asked.tag
+    wanted = Change(wanted={(BACKEND, tag): None}, force=asked.force)
     backend = state.backends.get(tag)
     if backend is None:
-        state.forget_lost({(BACKEND, tag)})
-        return None
+        return wanted
     if owner := owner_of(backend.record):
         raise ConflictError(f"backend {tag!r} belongs to {owner}; delete or redeploy that")
     cluster.rollouts.check_unused(tag)
@@ -123,16 +117,13 @@ def _delete_backend(cluster: Cluster, asked: ops.DeleteBackend, _now: Now) -> st
             f"backend {tag!r} has {uses}; delete the endpoint, set its traffic elsewhere, or end "
             "the shadow first"
         )
-    if backend.record.deleting and (backend.record.force or not asked.force):
-        return state.goals.pending_for((BACKEND, tag))
-    state.redefine(tag, lambda: backend.delete(force=asked.force))
-    return state.new_goal((BACKEND, tag), "delete backend")
+    return wanted._replace(subject=(BACKEND, tag), what="delete backend")
 
 
 # --- Endpoints ------------------------------------------------------------------------------------
 
 
-def _create_endpoint(cluster: Cluster, asked: ops.CreateEndpoint, _now: Now) -> None:
+def _create_endpoint(cluster: Cluster, asked: ops.CreateEndpoint, _now: Now) -> Change:
     """Name a backend, unless the endpoint was made by the same call.
 
     It is the same call, too, when the endpoint's traffic was moved meanwhile: scripts that set up
@@ -141,7 +132,7 @@ def _create_endpoint(cluster: Cluster, asked: ops.CreateEndpoint, _now: Now) -> 
     state, record = cluster.state, new_endpoint(asked)
     present = state.endpoints.get(asked.name)
     if present is not None and is_made_alike(present, record):
-        return
+        return Change()
     state.backend(asked.backend)
     if present is not None:
         raise ConflictError(
@@ -150,45 +141,37 @@ def _create_endpoint(cluster: Cluster, asked: ops.CreateEndpoint, _now: Now) -> 
         )
     state.check_usable(f"endpoint {asked.name!r}: backend", [asked.backend])
     check_free(state.endpoints.at(asked.route), asked.name, asked.route)
-    state.put_endpoint(record)
+    return Change(wanted={(ENDPOINT, asked.name): record})
 
 
-def _delete_endpoint(cluster: Cluster, asked: ops.DeleteEndpoint, _now: Now) -> None:
+def _delete_endpoint(cluster: Cluster, asked: ops.DeleteEndpoint, _now: Now) -> Change:
     present = cluster.endpoints.get(asked.name)
-    if present is None:
-        cluster.state.forget_lost({(ENDPOINT, asked.name)})
-        return
-    if owner := owner_of(present):
+    if present is not None and (owner := owner_of(present)):
         raise ConflictError(f"endpoint {asked.name!r} belongs to {owner}; delete that")
-    cluster.state.drop_endpoint(asked.name)
+    return Change(wanted={(ENDPOINT, asked.name): None})
 
 
-def _set_traffic(cluster: Cluster, asked: ops.SetTraffic, _now: Now) -> None:
+def _set_traffic(cluster: Cluster, asked: ops.SetTraffic, _now: Now) -> Change:
     state, name = cluster.state, asked.endpoint
     present = state.endpoint(name)
     what = f"traffic of endpoint {name!r}: weights"
     state.check_usable(what, asked.weights, present.application)
     cluster.rollouts.check_traffic(name)
-    if present.traffic != asked.weights:
-        state.put_endpoint(replace(present, traffic=asked.weights))
+    return Change(wanted={(ENDPOINT, name): replace(present, traffic=asked.weights)})
 
 
-def _shadow_traffic(cluster: Cluster, asked: ops.ShadowTraffic, _now: Now) -> None:
+def _shadow_traffic(cluster: Cluster, asked: ops.ShadowTraffic, _now: Now) -> Change:
     state = cluster.state
     present = state.endpoint(asked.endpoint)
     if asked.proportion:
         state.check_usable(f"shadow of endpoint {asked.endpoint!r}: backend", [asked.backend])
-    changed = with_shadow(present, asked)
-    if changed != present:
-        state.put_endpoint(changed)
+    return Change(wanted={(ENDPOINT, asked.endpoint): with_shadow(present, asked)})
 
 
 # --- Deployments and applications -----------------------------------------------------------------
 
 
-def _deploy_applications(
-    cluster: Cluster, asked: ops.DeployApplications, now: Now
-) -> dict[str, Any]:
+def _deploy_applications(cluster: Cluster, asked: ops.DeployApplications, now: Now) -> Change:
     """Make the applications be these, all or none of it; return goals, version and changed ones."""
     state = cluster.state
     _check_version(state, asked.if_version)
@@ -198,7 +181,6 @@ def _deploy_applications(
     for wanted in by_application.values():
         _check_folders(state, wanted, code)
     given = {each.name for each in asked.applications}
-    before = {key: state.definition(key) for part in by_application.values() for key in part}
     canaries = cluster.canaries
     under_way = {name for name in given if canaries.is_under_way(name, by_application[name])}
     staying = under_way | {
@@ -209,25 +191,28 @@ def _deploy_applications(
     moving = [part for name, part in by_application.items() if name not in staying]
     # A canary leaves its application's route where it is for now.
     definitions.check_routes(state, {key: each for part in moving for key, each in part.items()})
-    goals, changed, is_new = {}, [], False
+    parts: list[Change] = []
     for name, wanted in by_application.items():
+        subject = APPLICATION, name
         what = "deploy application" if name in given else "delete application"
-        if name not in given:
-            state.forget_lost(definitions.lost_parts(state, name))
-        pending = cluster.goals.pending_for((APPLICATION, name))
         if name in under_way:
-            goal = pending
+            parts.append(Change(subject=subject))
         elif asked.canary is not None and name in staying:
-            goal = canaries.start(name, wanted, asked.canary, code, now.wall)
-            is_new = True
+            parts += canaries.start(name, wanted, asked.canary, code, now.wall)
         else:
-            canaries.forget(name)
-            goal = _bring_about(cluster, wanted, (APPLICATION, name), what, code)
-        if goal is not None:
-            goals[name] = goal
-            changed += [name] * (goal != pending)
-    is_new |= any(state.definition(key) != each for key, each in before.items())
-    return {"goals": goals, "version": state.history.last_id + is_new, "changed": changed}
+            parts.append(Change(then=partial(canaries.forget, name)))
+            parts.append(Change(wanted=wanted, code=code, subject=subject, what=what))
+    pending = {name: state.goals.pending_for((APPLICATION, name)) for name in by_application}
+
+    def answer(made: Made) -> dict[str, Any]:
+        goals = {name: made.goals[APPLICATION, name] for name in by_application}
+        return {
+            "goals": {name: goal for name, goal in goals.items() if goal is not None},
+            "version": made.version,
+            "changed": [name for name, goal in goals.items() if goal != pending[name]],
+        }
+
+    return Change(parts=tuple(parts), answer=answer)
 
 
 def _check_version(state: State, wanted: int | None) -> None:
@@ -251,50 +236,50 @@ def _plan_applications(cluster: Cluster, asked: ops.PlanApplications, _now: Now)
     }
 
 
-def _delete_application(cluster: Cluster, asked: ops.DeleteApplication, _now: Now) -> str | None:
+def _delete_application(cluster: Cluster, asked: ops.DeleteApplication, _now: Now) -> Change:
     """Drop an application's endpoints at once, and drain its backends."""
     state, name = cluster.state, asked.application
     cluster.canaries.check_no_candidate(name)
     unwanted = definitions.without_application(state, name)
-    state.forget_lost(definitions.lost_parts(state, name))
-    return _bring_about(cluster, unwanted, (APPLICATION, name), "delete application")
+    return Change(wanted=unwanted, subject=(APPLICATION, name), what="delete application")
 
 
-def _deploy(cluster: Cluster, asked: ops.Deploy, _now: Now) -> str | None:
+def _deploy(cluster: Cluster, asked: ops.Deploy, _now: Now) -> Change:
     wanted = definitions.with_deployment(cluster.state, asked)
     code = _by_digest((asked.spec.code, *asked.folders))
     _check_folders(cluster.state, wanted, code)
-    return _bring_about(cluster, wanted, (DEPLOYMENT, asked.spec.name), "deploy", code)
+    return Change(wanted=wanted, code=code, subject=(DEPLOYMENT, asked.spec.name), what="deploy")
 
 
-def _delete_deployment(cluster: Cluster, asked: ops.DeleteDeployment, _now: Now) -> str | None:
+def _delete_deployment(cluster: Cluster, asked: ops.DeleteDeployment, _now: Now) -> Change:
     """Drop a deployment's endpoint at once, and drain its backend."""
     name = asked.name
     unwanted = definitions.without_deployment(cluster.state, name)
-    cluster.state.forget_lost({(BACKEND, name), (ENDPOINT, name)})
-    return _bring_about(cluster, unwanted, (DEPLOYMENT, name), "delete deployment")
+    return Change(wanted=unwanted, subject=(DEPLOYMENT, name), what="delete deployment")
 
 
-def _delete_everything(cluster: Cluster, _asked: ops.DeleteEverything, now: Now) -> list[str]:
-    """Delete all there is, whatever names it; return the goals, those under way too."""
-    goals = [
+def _delete_everything(cluster: Cluster, _asked: ops.DeleteEverything, now: Now) -> Change:
+    """Delete all there is, whatever names it; answer the goals, those under way too."""
+    state = cluster.state
+    parts = [
         _delete_application(cluster, ops.DeleteApplication(application=name), now)
-        for name in sorted(definitions.application_names(cluster.state))
+        for name in sorted(definitions.application_names(state))
     ]
-    for name in list(cluster.endpoints):
-        cluster.state.drop_endpoint(name)
     for tag in sorted(cluster.backends):
         record = cluster.backends[tag].record
         if not record.application:
             kind = DEPLOYMENT if record.deployment else BACKEND
-            goals.append(
-                _bring_about(cluster, {(BACKEND, tag): None}, (kind, tag), f"delete {kind}")
-            )
-    cluster.state.forget_lost(set(cluster.state.lost))
-    return [goal for goal in goals if goal is not None]
+            unwanted: Definitions = {(BACKEND, tag): None}
+            parts.append(Change(wanted=unwanted, subject=(kind, tag), what=f"delete {kind}"))
+    rest = dict.fromkeys([*((ENDPOINT, name) for name in state.endpoints), *state.lost])
+    return Change(
+        wanted=rest,
+        parts=tuple(parts),
+        answer=lambda made: [goal for goal in made.goals.values() if goal is not None],
+    )
 
 
-def _undo_change(cluster: Cluster, asked: ops.UndoChange, _now: Now) -> dict[str, Any]:
+def _undo_change(cluster: Cluster, asked: ops.UndoChange, _now: Now) -> Change:
     """Restore what was before a change, as a change of its own."""
     entry = cluster.history.get(asked.change_id)
     if not entry.after:
@@ -308,13 +293,17 @@ def _undo_change(cluster: Cluster, asked: ops.UndoChange, _now: Now) -> dict[str
             cluster.rollouts.check_unused(name, leaving=entry.before)
     wanted = definitions.without_change(cluster.state, entry)
     before = {key: cluster.state.definition(key) for key in wanted}
-    goal = _bring_about(cluster, wanted, _subject(wanted), f"undo {entry.id}: {entry.what}")
-    return {
+    shown = {
         "id": entry.id,
         "what": entry.what,
         "changes": history.described_changes(before, wanted),
-        "goal": goal,
     }
+    return Change(
+        wanted=wanted,
+        subject=_subject(wanted),
+        what=f"undo {entry.id}: {entry.what}",
+        answer=lambda made: {**shown, "goal": next(iter(made.goals.values()))},
+    )
 
 
 def _subject(wanted: Definitions) -> Subject:
@@ -329,46 +318,33 @@ def _subject(wanted: Definitions) -> Subject:
 # --- Tokens of the HTTP API -----------------------------------------------------------------------
 
 
-def _create_token(cluster: Cluster, asked: ops.CreateToken, now: Now) -> None:
+def _create_token(cluster: Cluster, asked: ops.CreateToken, now: Now) -> Change:
     present = cluster.tokens.get(asked.name)
     if present is not None and present.digest == asked.digest:
-        return
+        return Change()
     if present is not None:
         raise ConflictError(
             f"there is a token named {asked.name!r} already; revoke it, or take another name"
         )
     if len(cluster.tokens) >= MAX_TOKENS:
         raise ConflictError(f"there are {MAX_TOKENS} tokens already; revoke those of no use")
-    cluster.tokens[asked.name] = TokenRecord(
+    record = TokenRecord(
         name=asked.name,
         digest=asked.digest,
         role=asked.holder_role,
         created_at=now.wall,
         expires_at=asked.expires_at,
     )
-    cluster.state.enter()
+    return Change(then=lambda: cluster.tokens.update({asked.name: record}), is_entered=True)
 
 
-def _revoke_token(cluster: Cluster, asked: ops.RevokeToken, _now: Now) -> None:
-    if cluster.tokens.pop(asked.name, None) is None:
+def _revoke_token(cluster: Cluster, asked: ops.RevokeToken, _now: Now) -> Change:
+    if asked.name not in cluster.tokens:
         raise unknown_name("token", asked.name, cluster.tokens)
-    cluster.state.enter()
+    return Change(then=lambda: cluster.tokens.pop(asked.name), is_entered=True)
 
 
-# --- Bringing it about ----------------------------------------------------------------------------
-
-
-def _bring_about(
-    cluster: Cluster,
-    wanted: Definitions,
-    subject: Subject,
-    what: str,
-    code: Mapping[str, bytes] = definitions.NO_CODE,
-) -> str | None:
-    """Bring about definitions; return the goal of that, None where nothing changes."""
-    if not definitions.bring_about(cluster.state, wanted, code):
-        return cluster.goals.pending_for(subject)
-    return cluster.state.new_goal(subject, what)
+# --- Code ---------------------------------------------------------------------------------------
 
 
 def _check_folders(state: State, wanted: Definitions, given: Mapping[str, bytes]) -> None:
@@ -406,8 +382,8 @@ CARRIED_OUT: dict[type[ops.Operation], Carry] = {
     ops.ListEndpoints: lambda c, _asked, _: status.endpoints(c),
     ops.GetDifferences: lambda c, asked, _: status.differences(c, asked.endpoint),
     ops.StartRollout: lambda c, asked, now: c.rollouts.start(asked, now.wall),
-    ops.AbortRollout: lambda c, asked, now: c.rollouts.abort(asked.endpoint, now.wall),
-    ops.PromoteRollout: lambda c, asked, now: c.rollouts.promote(asked.endpoint, now.wall),
+    ops.AbortRollout: lambda c, asked, _: c.rollouts.abort(asked.endpoint),
+    ops.PromoteRollout: lambda c, asked, _: c.rollouts.promote(asked.endpoint),
     ops.ListRollouts: lambda c, _asked, now: c.rollouts.status(now.monotonic),
     ops.DeployApplications: _deploy_applications,
     ops.PlanApplications: _plan_applications,

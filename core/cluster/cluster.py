@@ -215,7 +215,7 @@ class Cluster:
         if backend.record.application:
             self._agenda.touch(APPLICATION, backend.record.application)
         elif backend.wanted and backend.settled and backend.note_running():
-            self.state.touch(tag)  # routers are to know
+            self._agenda.touch(BACKEND, tag)  # routers are to know
         if backend.record.deleting and not backend.replicas:
             self.state.remove_backend(tag)
             self.series.removed(tag)

@@ -187,10 +187,15 @@ class Backend:
         self.update(target=target)
         return True
 
-    def delete(self, *, force: bool = False) -> None:
-        """Stop all replicas, then remove the backend; with ``force`` without draining."""
-        if not self.record.deleting or (force and not self.record.force):
-            self.update(deleting=True, force=force or self.record.force)
+    def delete(self, *, force: bool = False) -> bool:
+        """Stop all replicas, then remove the backend; with ``force`` without draining.
+
+        Return False where that is under way.
+        """
+        if self.record.deleting and (self.record.force or not force):
+            return False
+        self.update(deleting=True, force=force)
+        return True
 
     def try_again(self) -> None:
         """Start anew after it was given up or was to be deleted, as if it had never run."""

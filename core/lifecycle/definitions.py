@@ -1,10 +1,10 @@
-"""The definitions that a deploy, a deletion or an undo asks for, and how they become records.
+"""The definitions that a deploy, a deletion or an undo asks for.
 
 A *definition* is what clients ask for of a backend, an endpoint or an application, as opposed to
 how far it has come. Most functions here return the definitions that a request asks for, with None
 for each one to delete, or raise ConflictError or InvalidRequestError. They change nothing, so a
-plan and a deploy differ only in that the caller of a deploy then calls :func:`bring_about`, the one
-way by which definitions that have been found valid become records.
+plan and a deploy differ only in that what a deploy asks for is then applied:
+:meth:`greenroom.core.lifecycle.state.State.apply`.
 
 A deployment is a versioned backend together with the endpoint of the same name. In an application
 both are named ``application#deployment``.
@@ -13,15 +13,14 @@ both are named ``application#deployment``.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from types import MappingProxyType
 
 from greenroom.core.errors import ConflictError, InvalidRequestError
 from greenroom.core.lifecycle.endpoints import check_free, told_uses
 from greenroom.core.lifecycle.goals import Progress
 from greenroom.core.lifecycle.history import CODE_KEPT
-from greenroom.core.lifecycle.releases import digests_of, folders_of
+from greenroom.core.lifecycle.releases import digests_of
 from greenroom.core.lifecycle.state import State
 from greenroom.core.operations import (
     ApplicationSpec,
@@ -43,7 +42,6 @@ from greenroom.core.records import (
     EndpointRecord,
     HistoryRecord,
     Key,
-    Release,
     candidate_of,
     served_as,
 )
@@ -51,7 +49,6 @@ from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX
 from greenroom.core.validation import unknown_name
 
 Wanted = dict[Key, Definition | None]
-NO_CODE: Mapping[str, bytes] = MappingProxyType({})
 
 # --- Applications ---------------------------------------------------------------------------------
 
@@ -148,11 +145,12 @@ def _application_of(state: State, asked: ApplicationSpec, *, from_file: bool) ->
 def without_application(state: State, name: str) -> Wanted:
     """Return what there should be without the application, nothing where there is none.
 
-    Its candidate goes, too.
+    Its candidate goes, too, and so do its damaged records.
     """
+    wanted = _without_parts(state, name) | dict.fromkeys(lost_parts(state, name))
     if name == served_as(name):
-        return _without_parts(state, name) | _without_parts(state, candidate_of(name))
-    return _without_parts(state, name)
+        wanted |= _without_parts(state, candidate_of(name))
+    return wanted
 
 
 def _without_parts(state: State, name: str) -> Wanted:
@@ -189,7 +187,7 @@ def _note_running(state: State, application: ApplicationRecord) -> None:
     if len(running) == len(tags):
         for tag in tags:
             if state.backends[tag].note_running():
-                state.touch(tag)  # routers are to know
+                state.agenda.touch(BACKEND, tag)  # routers are to know
 
 
 def application_progress(state: State, name: str) -> Progress:
@@ -407,61 +405,3 @@ def _endpoints_then(state: State, wanted: Definitions) -> Iterator[EndpointRecor
     for definition in wanted.values():
         if isinstance(definition, EndpointRecord):
             yield definition
-
-
-# --- From definitions to records ------------------------------------------------------------------
-
-
-def bring_about(state: State, wanted: Definitions, code: Mapping[str, bytes] = NO_CODE) -> bool:
-    """Bring about definitions that have been found valid; return whether that changed anything.
-
-    ``code`` has by its digest what may not be stored yet.
-    """
-    changed = [_define(state, key, each, code) for key, each in wanted.items()]
-    return any(changed)
-
-
-def _define(state: State, key: Key, wanted: Definition | None, code: Mapping[str, bytes]) -> bool:
-    kind, name = key
-    if isinstance(wanted, BackendDefinition):
-        return _define_backend(state, name, wanted, code)
-    if state.definition(key) == wanted:
-        return False
-    if isinstance(wanted, EndpointRecord):
-        state.put_endpoint(wanted)
-    elif isinstance(wanted, ApplicationRecord):
-        state.put_application(wanted)
-    elif kind == ENDPOINT:
-        state.drop_endpoint(name)
-    elif kind == APPLICATION:
-        state.put_application(replace(state.applications[name], deleting=True))
-    else:
-        state.redefine(name, state.backends[name].delete)
-    return True
-
-
-def _define_backend(
-    state: State, tag: str, wanted: BackendDefinition, code: Mapping[str, bytes]
-) -> bool:
-    for folder in folders_of(wanted) & code.keys():
-        state.keep_code(folder, code[folder])
-    backend = state.backends.get(tag)
-    content = code.get(wanted.code_digest)
-    if backend is None:
-        record = BackendRecord(
-            tag=tag,
-            releases=(Release(**wanted.release),),
-            application=wanted.application,
-            deployment=wanted.deployment,
-        )
-        state.add_backend(record, content)
-        return True
-
-    def deploy() -> bool:
-        changed = backend.deploy(**wanted.release)
-        # Equal code may have come as other bytes; then what is stored already is kept.
-        if content is not None and backend.record.newest.code_digest == wanted.code_digest:
-            state.keep_code(wanted.code_digest, content)
-        return changed
-
-    return state.redefine(tag, deploy)

@@ -87,8 +87,8 @@ class History:
         before: Definitions,
         after: Definitions,
         wall_now: float,
-    ) -> None:
-        """Add an entry, and drop the oldest above :data:`KEPT`."""
+    ) -> HistoryRecord:
+        """Add an entry, and drop the oldest above :data:`KEPT`; return it."""
         self._last_id += 1
         entry = HistoryRecord(
             id=self._last_id,
@@ -98,8 +98,8 @@ class History:
             what=what,
             request_id=author.request_id,
             answer=answer,
-            before=dict(before),
-            after=dict(after),
+            before=before,
+            after=after,
         )
         self._entries[_name(entry.id)] = entry
         if entry.request_id:
@@ -107,10 +107,7 @@ class History:
         while len(self._entries) > KEPT:
             oldest = self._entries.pop(next(iter(self._entries)))
             self._by_request.pop(oldest.request_id, None)
-
-    def with_code(self) -> list[HistoryRecord]:
-        """Return the newest entries, whose code is kept."""
-        return list(self._entries.values())[-CODE_KEPT:]
+        return entry
 
 
 def digests(entry: HistoryRecord) -> set[str]:

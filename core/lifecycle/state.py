@@ -1,16 +1,19 @@
 """The hard state of a cluster: its records, and the one way to change them.
 
-Theory of operation. Every write goes through :class:`State`, which keeps the records in memory,
-notes what must be saved, publishes the tables for proxies, and remembers the definitions before the
-change, for the history. The shell saves the :class:`Changes` before it performs an effect, pushes
-news or answers, so that everything seen outside is on disk. A change validates first and writes
-only then, so a refused change writes nothing.
+Theory of operation. An operation works out a :class:`Change` from the state, which may fail and
+writes nothing. :meth:`State.apply` alone makes it: it compares what is wanted with what there is,
+changes the records in memory, which notes what must be saved, publishes the tables for proxies,
+makes the goals, and adds the entry with the definitions before and after to the history. The shell
+saves the :class:`Changes` before it performs an effect, pushes news or answers, so that everything
+seen outside is on disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set as AbstractSet
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from greenroom.core.agenda import Agenda
 from greenroom.core.errors import InvalidRequestError, UnknownNameError
@@ -18,7 +21,7 @@ from greenroom.core.lifecycle import releases
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.endpoints import Endpoints, Overlay, table_of
 from greenroom.core.lifecycle.goals import Goals, Subject
-from greenroom.core.lifecycle.history import HISTORY, Author, History, digests
+from greenroom.core.lifecycle.history import CODE_KEPT, HISTORY, Author, History, digests
 from greenroom.core.lifecycle.placement import Placement
 from greenroom.core.long_poll import LongPoll
 from greenroom.core.records import (
@@ -28,13 +31,17 @@ from greenroom.core.records import (
     ENDPOINT,
     ROLLOUT,
     ApplicationRecord,
+    BackendDefinition,
     BackendRecord,
     Changes,
     Definition,
+    Definitions,
     EndpointRecord,
     GoalRecord,
+    HistoryRecord,
     Key,
     Records,
+    Release,
     backend_definition,
     is_passing,
     lasting,
@@ -49,7 +56,6 @@ from greenroom.core.validation import unknown_name
 
 SOFT = ("goal", "history", "rollout", "canary", "listener", "host", "token")
 """Kinds of records that the cluster can do without when they are damaged; the status says so."""
-T = TypeVar("T")
 KINDS = (BACKEND, ENDPOINT, APPLICATION, *SOFT)
 DAMAGED = "its record in the store is damaged; deploy it again"
 
@@ -61,6 +67,36 @@ class Gone(list[Callable[[str], None]]):
         """Have it forgotten everywhere."""
         for forget in self:
             forget(name)
+
+
+class Made(NamedTuple):
+    """What came of a change: the goal for each subject, None for none, and the last entry's id."""
+
+    goals: Mapping[Any, str | None]
+    version: int
+
+
+def _first_goal(made: Made) -> str | None:
+    return next(iter(made.goals.values()), None)
+
+
+class Change(NamedTuple):
+    """What an operation changes, worked out and not made yet.
+
+    ``wanted`` are the definitions that there are to be, None for what is to go, and ``code`` has by
+    its digest what may not be stored yet. ``then`` writes the records that are no definitions.
+    """
+
+    wanted: Definitions = MappingProxyType({})
+    code: Mapping[str, bytes] = MappingProxyType({})
+    force: bool = False  # what is deleted does not drain
+    then: Callable[[], object] | None = None
+    subject: Subject | None = None  # of the goal
+    what: str = ""  # does the goal
+    joins: bool = False  # a goal under way is reached with this, and only so
+    is_entered: bool = False  # in the history, also where no definition changes
+    parts: tuple[Change, ...] = ()  # that follow
+    answer: Callable[[Made], Any] = _first_goal
 
 
 class State:
@@ -100,14 +136,11 @@ class State:
         self.long_poll = LongPoll(epoch, closed=is_recovering)
         agenda.touch(BACKEND, *self.backends)
         agenda.touch(APPLICATION, *self.applications)
-        self.is_torn = False  # a change failed when a part of it was made
+        self.is_torn = False  # a change failed when a part of it may have been made
         self._of_application: dict[str, set[str]] = {}
-        self._before: dict[Key, Definition | None] | None = None  # in a change: what it found
-        self._wall_now = 0.0  # of the change
-        self._is_entered = False  # in the history, whatever it changes
-
-        self._entries_with_code: list[int] = []
-        self._hold_code_of_history()
+        for entry in self.history:
+            if entry.id > self.history.last_id - CODE_KEPT:
+                self._hold_code_of(entry)
         self.code_use.lost.update(name for kind, name in self.lost if kind == "code")
         for tag, backend in self.backends.items():
             self._count(backend.record)
@@ -193,7 +226,7 @@ class State:
         if kind == APPLICATION:
             application = self.applications.get(name)
             return None if application is None or application.deleting else application
-        backend = self.backends.get(name)
+        backend = self.backends.get(name) if kind == BACKEND else None
         return None if backend is None else backend_definition(backend.record)
 
     @property
@@ -203,68 +236,103 @@ class State:
 
     # --- Changes --------------------------------------------------------------------------------
 
-    def change(self, author: Author, what: str, make: Callable[[], Any], wall_now: float) -> Any:
-        """Make a change and its entry in the history; a repeat of the request makes none.
+    def apply(self, author: Author, what: str, change: Change, wall_now: float) -> Any:
+        """Make a change, with its entry in the history; return its answer.
 
-        One that raises after it has written something leaves the state torn: nothing of it may be
-        saved, and the last state that was is to be loaded again.
+        Where this raises the state is torn: nothing of it may be saved, and the last state that was
+        is to be loaded again. What belongs to a candidate, or records, is not in the history.
         """
-        if self._before is not None:
-            return make()  # a part of the change that is being made
-        repeated = self.history.answered(author.request_id)
-        if repeated is not None:
-            return repeated.answer
-        before = self._before = {}
-        self._wall_now, self._is_entered = wall_now, False
-        changes = self.changes.size
-        try:
-            answer = make()
-        except Exception:
-            is_changed = any(lasting(self.definition(key)) != each for key, each in before.items())
-            self.is_torn = is_changed or self.changes.size != changes
-            raise
-        finally:
-            self._before = None
-        after = {key: lasting(self.definition(key)) for key in before}
-        if after != before or self._is_entered:
-            self.history.add(author, what, answer, before, after, wall_now)
-            self._hold_code_of_history()
+        parts = (change, *change.parts)
+        keys = [key for part in parts for key in part.wanted if not is_passing(key[1])]
+        found = {key: lasting(self.definition(key)) for key in keys}
+        self.is_torn = True
+        goals = {part.subject: self._make(part, wall_now) for part in parts}
+        goals.pop(None, None)
+        before: dict[Key, Definition | None] = {}
+        after: dict[Key, Definition | None] = {}
+        for key, old in found.items():
+            new = lasting(self.definition(key))
+            if new is not old and new != old:
+                before[key], after[key] = old, new
+        is_new = bool(after) or any(part.is_entered for part in parts)
+        answer = change.answer(Made(goals, self.history.last_id + is_new))
+        if is_new:
+            self._hold_code_of(self.history.add(author, what, answer, before, after, wall_now))
+        self.is_torn = False
         return answer
 
-    def _hold_code_of_history(self) -> None:
-        """Hold the code of the newest entries; the cost is that of those that came and went."""
-        entries = {entry.id: entry for entry in self.history.with_code()}
-        for entry_id in entries.keys() - self._entries_with_code:
-            self.code_use.hold(("history", entry_id), digests(entries[entry_id]))
-        for entry_id in self._entries_with_code:
-            if entry_id not in entries:
-                self.code_use.hold(("history", entry_id), ())
-        self._entries_with_code = list(entries)
+    def _make(self, part: Change, wall_now: float) -> str | None:
+        changed = [self.define(key, wanted, part) for key, wanted in part.wanted.items()]
+        if part.then is not None:
+            part.then()
+        if part.subject is None:
+            return None
+        pending = self.goals.pending_for(part.subject)
+        if not (any(changed) or part.then) or (part.joins and pending is not None):
+            return pending
+        return self.goals.create(part.subject, part.what, wall_now)
 
-    def enter(self) -> None:
-        """Enter the change that is being made in the history, even if no definition changes.
+    def define(self, key: Key, wanted: Definition | None, change: Change) -> bool:
+        """Make something be as it is defined; return whether it was not, or is to be tried again.
 
-        Nothing of it can be undone then, but who made it is known.
+        Only :meth:`apply` calls this.
         """
-        self._is_entered = True
+        kind, name = key
+        if wanted is None and key in self.lost:
+            self.changes.delete(kind, name)
+            if kind in {BACKEND, ENDPOINT}:
+                self.long_poll.publish(f"{kind}/{name}", None)
+        if isinstance(wanted, BackendDefinition):
+            return self._deploy(name, wanted, change.code)
+        if kind == BACKEND:
+            backend = self.backends.get(name)
+            if backend is None or not backend.delete(force=change.force):
+                return False
+            self.agenda.touch(BACKEND, name)
+            return True
+        if self.definition(key) == wanted:
+            return False
+        if isinstance(wanted, EndpointRecord):
+            self.endpoints[name] = wanted
+            self.agenda.touch(ROLLOUT, name)
+            self._publish_endpoint(name)
+        elif kind == ENDPOINT:
+            del self.endpoints[name]
+            self.long_poll.publish(ENDPOINT_PREFIX + name, None)
+            self.endpoint_gone(name)
+        else:
+            self.applications[name] = wanted or replace(self.applications[name], deleting=True)
+            self.agenda.touch(APPLICATION, name)
+        return True
 
-    @property
-    def is_changing(self) -> bool:
-        """Whether a change is being made."""
-        return self._before is not None
+    def _deploy(self, tag: str, wanted: BackendDefinition, code: Mapping[str, bytes]) -> bool:
+        backend = self.backends.get(tag)
+        if backend is None:
+            record = BackendRecord(
+                tag=tag,
+                releases=(Release(**wanted.release),),
+                application=wanted.application,
+                deployment=wanted.deployment,
+            )
+            backend = self.backends[tag] = Backend(record, 0.0, self.placement)
+            self.changes.put(BACKEND, tag, record)
+            changed = True
+        else:
+            changed = backend.deploy(**wanted.release)
+        # Equal code may have come as other bytes; then what is stored already is kept.
+        used = {*releases.folders_of(wanted), backend.record.newest.code_digest}
+        for digest in used & code.keys():
+            if not self.code_use.is_stored(digest):
+                self.changes.put_code(digest, code[digest])
+                self.code_use.lost.discard(digest)
+        self._count(backend.record)
+        self.agenda.touch(BACKEND, tag)
+        return changed
 
-    def note(self, key: Key) -> None:
-        """Keep for the history what is about to be changed; call it before each write.
-
-        What belongs to a candidate is part of a rollout, and nothing that a user has defined, as
-        little as what records.
-        """
-        if self._before is not None and key not in self._before and not is_passing(key[1]):
-            self._before[key] = lasting(self.definition(key))
-
-    def new_goal(self, subject: Subject, what: str) -> str:
-        """Add a goal of the change that is being made; return its id."""
-        return self.goals.create(subject, what, self._wall_now)
+    def _hold_code_of(self, entry: HistoryRecord) -> None:
+        """Keep the code of an entry of the history, in place of that of one long before."""
+        self.code_use.hold((HISTORY, entry.id - CODE_KEPT), ())
+        self.code_use.hold((HISTORY, entry.id), digests(entry))
 
     def take_changes(self) -> Changes:
         """Return what to save before anything else is done."""
@@ -275,27 +343,6 @@ class State:
         return changes
 
     # --- Writing --------------------------------------------------------------------------------
-
-    def touch(self, backend: str) -> None:
-        """Look at a changed backend in the next step."""
-        self.agenda.touch(BACKEND, backend)
-        self._count(self.backends[backend].record)
-
-    def add_backend(self, record: BackendRecord, code: bytes | None) -> None:
-        """Add a backend and its code, None where that is stored already."""
-        self.note((BACKEND, record.tag))
-        self.backends[record.tag] = Backend(record, 0.0, self.placement)
-        self.changes.put("backend", record.tag, record)
-        if code is not None:
-            self.keep_code(record.newest.code_digest, code)
-        self.touch(record.tag)
-
-    def redefine(self, tag: str, change: Callable[[], T]) -> T:
-        """Make a change of a backend's definition; return what it returns."""
-        self.note((BACKEND, tag))
-        changed = change()
-        self.touch(tag)
-        return changed
 
     def save_backend(self, backend: Backend) -> None:
         """Save a backend's record, if it has changed."""
@@ -314,19 +361,6 @@ class State:
         if not self._of_application[removed.application]:
             del self._of_application[removed.application]
 
-    def keep_code(self, digest: str, code: bytes) -> None:
-        """Save code, unless it is stored already and not lost."""
-        if not self.code_use.is_stored(digest):
-            self.changes.put_code(digest, code)
-            self.code_use.lost.discard(digest)
-
-    def put_endpoint(self, record: EndpointRecord) -> None:
-        """Add or replace an endpoint."""
-        self.note((ENDPOINT, record.name))
-        self.endpoints[record.name] = record
-        self.agenda.touch(ROLLOUT, record.name)
-        self._publish_endpoint(record.name)
-
     def lay(self, endpoint: str, overlay: Overlay | None) -> None:
         """Lay this over an endpoint, None for nothing more; whoever does has it in its record."""
         if endpoint in self.endpoints and self.endpoints.overlay(endpoint) != overlay:
@@ -335,27 +369,6 @@ class State:
 
     def _publish_endpoint(self, name: str) -> None:
         self.long_poll.publish(ENDPOINT_PREFIX + name, table_of(self.endpoints.served(name)))
-
-    def drop_endpoint(self, name: str) -> None:
-        """Remove an endpoint, and what follows it; harmless when there is none."""
-        self.note((ENDPOINT, name))
-        if self.endpoints.pop(name, None) is not None:
-            self.long_poll.publish(ENDPOINT_PREFIX + name, None)
-        self.endpoint_gone(name)
-
-    def put_application(self, record: ApplicationRecord) -> None:
-        """Add or replace an application."""
-        self.agenda.touch(APPLICATION, record.name)
-        self.note((APPLICATION, record.name))
-        if self.applications.get(record.name) != record:
-            self.applications[record.name] = record
-
-    def forget_lost(self, keys: AbstractSet[Key]) -> None:
-        """Delete those of the records that are damaged beyond repair."""
-        for kind, name in sorted(self.lost & keys):
-            self.changes.delete(kind, name)
-            if kind in {BACKEND, ENDPOINT}:
-                self.long_poll.publish(f"{kind}/{name}", None)
 
     def _count(self, record: BackendRecord) -> None:
         self._of_application.setdefault(record.application, set()).add(record.tag)

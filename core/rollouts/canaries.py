@@ -34,7 +34,7 @@ from greenroom.core.lifecycle import definitions
 from greenroom.core.lifecycle.endpoints import Overlay, with_shadow
 from greenroom.core.lifecycle.goals import Progress
 from greenroom.core.lifecycle.releases import digests_of
-from greenroom.core.lifecycle.state import State
+from greenroom.core.lifecycle.state import Change, State
 from greenroom.core.operations import Canary, ShadowTraffic, StartRollout
 from greenroom.core.records import (
     APPLICATION,
@@ -121,8 +121,8 @@ class Canaries:
         settings: Canary,
         code: Mapping[str, bytes],
         wall_now: float,
-    ) -> str:
-        """Bring up the new version beside the running one; return the goal, at whose end it is."""
+    ) -> tuple[Change, ...]:
+        """Return what brings up the new version beside the running one; the goal is its end."""
         state = self._state
         present, new = state.applications[name], wanted[APPLICATION, name]
         if not isinstance(new, ApplicationRecord):
@@ -141,7 +141,6 @@ class Canaries:
                 f"the last new version of application {name!r} has queries to finish; deploy "
                 f"again when greenroom status no longer shows {candidate_of(name)!r}"
             )
-        definitions.bring_about(state, _candidate(name, wanted), code)
         mirrored = Overlay({})
         if settings.compare is not None:
             shadow = ShadowTraffic(
@@ -155,9 +154,11 @@ class Canaries:
             mirrored = Overlay({}, shadowed.shadows, shadowed.compares)
         rules = settings.model_dump(exclude={"compare"})
         rollout = StartRollout(endpoint=record.endpoint, to=record.to, **rules)
-        self._rollouts.start(rollout, wall_now, mirrored)
-        self._put(record)
-        return state.new_goal((APPLICATION, name), STEP_BY_STEP)
+        return (
+            Change(wanted=_candidate(name, wanted), code=code),
+            self._rollouts.start(rollout, wall_now, mirrored),
+            Change(then=lambda: self._put(record), subject=(APPLICATION, name), what=STEP_BY_STEP),
+        )
 
     def forget(self, name: str) -> None:
         """Drop what is known of an application's last canary; it must have ended."""
@@ -232,12 +233,7 @@ class Canaries:
         wanted, name = dict(record.wanted), self._ingress(record)
         wanted[ENDPOINT, name] = replace(wanted[ENDPOINT, name], traffic={name: 1.0})
         what = f"application {record.application!r}: its new version takes over"
-        self._state.change(
-            BY_ITSELF,
-            what,
-            lambda: definitions.bring_about(self._state, wanted),
-            wall_now,
-        )
+        self._state.apply(BY_ITSELF, what, Change(wanted=wanted), wall_now)
         self._state.lay(name, Overlay({record.to: 1.0}))
         self._put(replace(record, state=TAKING_OVER, reason=found))
 
@@ -270,10 +266,10 @@ class Canaries:
             self._retiring.discard(name)
             return
         to = definitions.qualified(name, application.ingress)
-        definitions.bring_about(self._state, {(ENDPOINT, to): None, (BACKEND, to): None})
+        wanted: Definitions = {(ENDPOINT, to): None, (BACKEND, to): None}
         if to not in self._state.backends:
             wanted = definitions.without_application(self._state, name)
-            definitions.bring_about(self._state, wanted)
+        self._state.apply(BY_ITSELF, "", Change(wanted=wanted), 0.0)  # it is not in the history
 
     def _compared(self, record: CanaryRecord) -> str:
         compare = self._rollouts.compare(record.endpoint)

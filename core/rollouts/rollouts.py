@@ -43,7 +43,7 @@ from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.endpoints import Overlay
 from greenroom.core.lifecycle.goals import Progress
 from greenroom.core.lifecycle.history import Author
-from greenroom.core.lifecycle.state import State
+from greenroom.core.lifecycle.state import Change, State
 from greenroom.core.operations import StartRollout
 from greenroom.core.records import (
     APPLICATION,
@@ -148,11 +148,11 @@ class Rollouts:
 
     def start(
         self, asked: StartRollout, wall_now: float, candidate: Overlay | None = None
-    ) -> str | None:
-        """Begin to move an endpoint's traffic; return the goal, None if the traffic is there.
+    ) -> Change:
+        """Return what begins to move an endpoint's traffic; nothing if the traffic is there.
 
-        The same call again while it is under way returns the same goal. ``candidate`` is the
-        shadow that a canary has besides.
+        The same call again while it is under way has the same goal. ``candidate`` is the shadow
+        that a canary has besides.
         """
         state, endpoint, to = self._state, asked.endpoint, asked.to
         present = state.endpoint(endpoint)
@@ -160,43 +160,44 @@ class Rollouts:
         run = self._runs.get(endpoint)
         if run is not None:
             if {name: getattr(run.record, name) for name in settings} == settings:
-                return state.goals.pending_for((ROLLOUT, endpoint))
+                return Change(subject=(ROLLOUT, endpoint))
             raise ConflictError(f"{_named(run.record)} is under way; {_advice(endpoint)}")
         self.check_traffic(endpoint)
         if candidate is None:
             state.check_usable(f"rollout of endpoint {endpoint!r}: to", [to], present.application)
         if _others_of(present.traffic, to) == {}:
-            return None
+            return Change()
         shadows, compares = (candidate.shadows, candidate.compares) if candidate else ({}, {})
         if DIFFERENCE_RATE in asked.abort_if and not compares:
             compares = {to: _compared_anew(present, to)}
-        record = RolloutRecord(
-            id=secrets.token_hex(8),
-            endpoint=endpoint,
-            before=dict(present.traffic),
-            release=state.backends[to].record.newest.number,
-            started_at=wall_now,
-            shadows=shadows,
-            compares=compares,
-            **settings,
-        )
-        self._begin(_Run(record))
-        # With its weight of 0 the new backend is in use, and cannot be deleted.
-        self._put(record)
-        state.enter()
-        return state.new_goal((ROLLOUT, endpoint), f"roll out to {to}")
 
-    def abort(self, endpoint: str, wall_now: float) -> None:
-        """Go back now; harmless when that has happened."""
-        if run := self._asked(endpoint, WENT_BACK):
-            self._state.enter()
-            self._end(run, WENT_BACK, "it was aborted by request", wall_now)
+        def begin() -> None:
+            record = RolloutRecord(
+                id=secrets.token_hex(8),
+                endpoint=endpoint,
+                before=dict(present.traffic),
+                release=state.backends[to].record.newest.number,
+                started_at=wall_now,
+                shadows=shadows,
+                compares=compares,
+                **settings,
+            )
+            self._begin(_Run(record))
+            # With its weight of 0 the new backend is in use, and cannot be deleted.
+            self._put(record)
 
-    def promote(self, endpoint: str, wall_now: float) -> None:
-        """Give the new backend all traffic now; harmless when that has happened."""
-        if run := self._asked(endpoint, PROMOTED):
-            self._state.enter()
-            self._end(run, PROMOTED, "it was promoted by request", wall_now)
+        subject, what = (ROLLOUT, endpoint), f"roll out to {to}"
+        return Change(then=begin, subject=subject, what=what, is_entered=True)
+
+    def abort(self, endpoint: str) -> Change:
+        """Return what goes back now; nothing when that has happened."""
+        run = self._asked(endpoint, WENT_BACK)
+        return Change() if run is None else self._ended(run, WENT_BACK, "it was aborted by request")
+
+    def promote(self, endpoint: str) -> Change:
+        """Return what gives the new backend all traffic now; nothing when that has happened."""
+        run = self._asked(endpoint, PROMOTED)
+        return Change() if run is None else self._ended(run, PROMOTED, "it was promoted by request")
 
     def _asked(self, endpoint: str, state: str) -> _Run | None:
         self._state.endpoint(endpoint)
@@ -394,6 +395,13 @@ class Rollouts:
         self._publish(record)
 
     def _end(self, run: _Run, state: str, reason: str, wall_now: float) -> None:
+        """End it by itself: in the history is only what that defines."""
+        change = self._ended(run, state, reason)._replace(is_entered=False)
+        what = f"{_named(run.record)}: {state}: {reason}"
+        self._state.apply(BY_ITSELF, what, change, wall_now)
+
+    def _ended(self, run: _Run, state: str, reason: str) -> Change:
+        """Return what ends it; the promotion is one change of the endpoint's definition."""
         record = replace(
             run.record,
             state=state,
@@ -402,20 +410,11 @@ class Rollouts:
             held_s=0.0,
             answers=tuple(run.answers),
         )
-        self._runs.pop(record.endpoint, None)
+        wanted = {}
         if state == PROMOTED and not is_candidates(record.to):
-            self._state.change(
-                BY_ITSELF,
-                f"{_named(record)}: {state}: {reason}",
-                lambda: self._define(record),
-                wall_now,
-            )
-        self._put(record)
-        self._state.long_poll.publish(ROLLOUT_PREFIX + record.endpoint, None)
-
-    def _define(self, record: RolloutRecord) -> None:
-        present = self._state.endpoints[record.endpoint]
-        self._state.put_endpoint(replace(present, traffic={record.to: 1.0}))
+            present = self._state.endpoints[record.endpoint]
+            wanted[ENDPOINT, record.endpoint] = replace(present, traffic={record.to: 1.0})
+        return Change(wanted=wanted, then=lambda: self._leave(record), is_entered=True)
 
     def interrupt(self, endpoint: str, reason: str) -> None:
         """End an endpoint's rollout where it stands, if one is under way; the overlay goes."""
@@ -424,7 +423,12 @@ class Rollouts:
             self._interrupt(run, reason)
 
     def _interrupt(self, run: _Run, reason: str) -> None:
-        record = replace(run.record, state=INTERRUPTED, reason=reason, counted=dict(run.counted))
+        self._leave(
+            replace(run.record, state=INTERRUPTED, reason=reason, counted=dict(run.counted))
+        )
+
+    def _leave(self, record: RolloutRecord) -> None:
+        """Keep the record of a rollout that is under way no more; its overlay goes."""
         self._runs.pop(record.endpoint, None)
         self._put(record)
         self._state.long_poll.publish(ROLLOUT_PREFIX + record.endpoint, None)

@@ -8,13 +8,14 @@ from typing import Any
 from greenroom.core import operations as ops
 from greenroom.core.cluster.admin import CARRIED_OUT, Now
 from greenroom.core.cluster.cluster import Cluster
+from greenroom.core.lifecycle.state import Change
 from tests.core.worlds import Spec
 
 Request = Callable[[Cluster], Any]
 
 
 def do(kind: type[ops.Operation], **fields: Any) -> Request:
-    """Return what carries out an operation, without an entry in the history."""
+    """Return what works out an operation's change; a read's answer."""
     return lambda cluster: CARRIED_OUT[kind](cluster, kind(**fields), Now(1.0, 1.0))
 
 
@@ -64,7 +65,12 @@ def deploy(
         keep_others=True,
         folders=folders,
     )
-    return lambda cluster: request(cluster)["goals"].get(app)
+
+    def answer_goal(cluster: Cluster) -> Change:
+        change = request(cluster)
+        return change._replace(answer=lambda made: change.answer(made)["goals"].get(app))
+
+    return answer_goal
 
 
 def version(code: bytes = b"one", **config: Any) -> Request:

@@ -20,7 +20,7 @@ from greenroom.core.lifecycle.history import Author
 from greenroom.core.lifecycle.placement import anywhere
 from greenroom.core.lifecycle.releases import numbered
 from greenroom.core.lifecycle.replicas import Report
-from greenroom.core.lifecycle.state import KINDS
+from greenroom.core.lifecycle.state import KINDS, Change
 from greenroom.core.long_poll import NOTHING_SEEN, News
 
 BROKEN = b"raise"  # code that begins with this cannot start
@@ -111,6 +111,22 @@ class Proxy:
         self.seen = news.upto
 
 
+NOBODY = Author()
+
+
+def made(
+    cluster: Cluster,
+    make: Callable[[Cluster], Any],
+    author: Author = NOBODY,
+    what: str = "a request",
+) -> Any:
+    """Make a request's change, as the controller does; return the answer."""
+    if repeated := cluster.history.answered(author.request_id):
+        return repeated.answer
+    change = make(cluster)
+    return cluster.state.apply(author, what, change, 7.0) if isinstance(change, Change) else change
+
+
 class World:
     """A cluster and all that it acts on."""
 
@@ -144,11 +160,13 @@ class World:
         for proxy in self.proxies:
             self.listen(proxy)
 
-    def request(self, change: Callable[[Cluster], Any]) -> Any:
+    def request(
+        self, make: Callable[[Cluster], Any], author: Author = NOBODY, what: str = "a request"
+    ) -> Any:
         """Make a request and its turn; a client repeats it when the controller died meanwhile."""
         while True:
             try:
-                answer = change(self.cluster)
+                answer = made(self.cluster, make, author, what)
                 self.turn()
             except CrashError:
                 continue
@@ -159,9 +177,7 @@ class World:
     ) -> Any:
         """Make a request as the controller does: once per id, with an entry in the history."""
         author = Author("ada", "10.0.0.1", request or f"request {next(self._requests)}")
-        return self.request(
-            lambda cluster: cluster.state.change(author, what, lambda: make(cluster), 7.0)
-        )
+        return self.request(make, author, what)
 
     def complete(self, change: Callable[[Cluster], Any]) -> Any:
         """Make a request, and let time pass until all is as it should be."""

@@ -161,17 +161,15 @@ def _fallible_state(simulation: Simulation) -> type[State]:
                 world.current.may_raise_in_change()
 
     class FallibleState(State):
-        def note(self, key: Any) -> None:
-            may_raise(self.is_changing)
-            super().note(key)
+        def define(self, key: Any, wanted: Any, change: Any) -> bool:
+            may_raise(in_change=True)
+            changed = super().define(key, wanted, change)
+            may_raise(in_change=True)
+            return changed
 
-        def touch(self, backend: str) -> None:
-            may_raise(self.is_changing)
-            super().touch(backend)
-
-        def put_endpoint(self, record: Any) -> None:
-            super().put_endpoint(record)
-            may_raise(self.is_changing)
+        def save_backend(self, backend: Any) -> None:
+            may_raise(in_change=False)
+            super().save_backend(backend)
 
         def take_changes(self) -> Any:
             if simulation.broken == "turns" and world.current is not None:

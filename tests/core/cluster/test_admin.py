@@ -12,7 +12,7 @@ from greenroom.core.lifecycle.goals import GOAL, Goals, Progress
 from greenroom.core.long_poll import NOTHING_SEEN
 from greenroom.core.records import Changes
 from tests.core import requests as ask
-from tests.core.worlds import Spec, World
+from tests.core.worlds import Spec, World, made
 
 
 @pytest.fixture(name="world")
@@ -173,7 +173,7 @@ def test_a_bad_request_is_refused_and_changes_nothing(
 ) -> None:
     before = picture(world)
     with pytest.raises(error) as caught:
-        change(world.cluster)
+        made(world.cluster, change)
     assert text in str(caught.value)
     world.cluster.advance(world.now)
     assert not world.cluster.take_changes()
@@ -183,18 +183,18 @@ def test_a_bad_request_is_refused_and_changes_nothing(
 def test_a_backend_of_an_application_is_not_deleted_by_itself(world: World) -> None:
     world.request(ask.version(b"two"))
     with pytest.raises(ConflictError, match="belongs to application 'app'; delete or redeploy"):
-        ask.delete("app#d")(world.cluster)
+        made(world.cluster, ask.delete("app#d"))
 
 
 def test_a_backend_that_is_being_deleted_cannot_be_created_or_used(world: World) -> None:
     world.complete(ask.create("old"))
     world.request(ask.delete("old"))
     with pytest.raises(ConflictError, match="'old' is being deleted; wait for that goal first"):
-        ask.create("old")(world.cluster)
+        made(world.cluster, ask.create("old"))
     with pytest.raises(UnknownNameError, match="no backend is named 'old'"):
-        ask.endpoint("new", "old")(world.cluster)
+        made(world.cluster, ask.endpoint("new", "old"))
     with pytest.raises(InvalidRequestError, match="no backend is named 'old'; it could be: b"):
-        ask.traffic("e", {"old": 1.0})(world.cluster)
+        made(world.cluster, ask.traffic("e", {"old": 1.0}))
 
 
 # --- Repeats ------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ REPEATED: list[tuple[str, ask.Request]] = [
 )
 def test_a_repeated_request_changes_nothing(world: World, change: ask.Request) -> None:
     before = picture(world)
-    assert change(world.cluster) is None
+    assert made(world.cluster, change) is None
     world.cluster.advance(world.now)
     assert not world.cluster.take_changes()
     assert picture(world) == before
@@ -259,7 +259,7 @@ def test_a_delete_repeated_while_it_is_under_way_has_the_same_goal(force: bool) 
 
 def test_an_update_leaves_other_settings_as_they_are(world: World) -> None:
     world.request(ask.update("b", max_ongoing_requests=7))
-    config = ask.do(ops.GetBackendConfig, tag="b")(world.cluster)
+    config = made(world.cluster, ask.do(ops.GetBackendConfig, tag="b"))
     assert (config["num_replicas"], config["max_ongoing_requests"]) == (2, 7)
 
 

@@ -22,7 +22,7 @@ from greenroom.persistence.filesystem import FileStore
 from tests.core import requests as ask
 from tests.core.rollouts.test_rollouts import start
 from tests.core.routing.queries import Query
-from tests.core.worlds import Spec, World
+from tests.core.worlds import Spec, World, made
 from tests.persistence.disks import UnsyncedDisk, copy_with_damage
 
 Key = tuple[str, str]
@@ -170,7 +170,7 @@ def test_no_lost_record_stops_a_controller(world: World) -> None:
         for shown in (status.applications, status.backends, status.endpoints, status.goals):
             shown(cluster)
         cluster.rollouts.status(world.now)
-        ask.do(ops.DeleteEverything)(cluster)
+        made(cluster, ask.do(ops.DeleteEverything))
         cluster.advance(world.now + 500.0)
 
 
@@ -199,7 +199,7 @@ def test_what_has_traffic_of_a_lost_backend_is_refused_at_once(world: World) -> 
 @pytest.mark.parametrize("kind", ["endpoint", "backend"])
 def test_a_deploy_brings_back_what_is_lost(world: World, kind: str) -> None:
     cluster = without(world, (kind, "other#C"))
-    ask.deploy("other", Spec("C", b"c3", {}), route="/s")(cluster)
+    made(cluster, ask.deploy("other", Spec("C", b"c3", {}), route="/s"))
     cluster.advance(world.now)
     changes = cluster.take_changes()
     assert (kind, "other#C") in changes.puts
@@ -210,7 +210,7 @@ def test_a_deploy_brings_back_what_is_lost(world: World, kind: str) -> None:
 def test_an_application_that_is_lost_in_part_can_be_deleted(world: World) -> None:
     lost = ("application", "other"), ("endpoint", "other#C")
     cluster = without(world, *lost)
-    ask.undeploy("other")(cluster)
+    made(cluster, ask.undeploy("other"))
     cluster.advance(world.now)
     assert cluster.take_changes().deletes >= set(lost)
     assert cluster.backends["other#C"].record.deleting
@@ -224,8 +224,7 @@ def test_no_replica_outlives_an_application_without_a_record(
 ) -> None:
     cluster = without(world, *lost)
     cluster.applications.pop("app", None)
-    everything = ask.do(ops.DeleteEverything)(cluster) if is_all else ask.undeploy("app")(cluster)
-    assert everything
+    assert made(cluster, ask.do(ops.DeleteEverything) if is_all else ask.undeploy("app"))
     assert all(cluster.backends[tag].record.deleting for tag in ("app#A", "app#B"))
     assert not {"app#A", "app#B"} & cluster.endpoints.keys()
     cluster.take_changes()
@@ -235,6 +234,6 @@ def test_no_replica_outlives_an_application_without_a_record(
 def test_lost_code_is_stored_again_by_a_deploy(world: World) -> None:
     digest = world.records["backend"]["v1"].newest.code_digest
     cluster = without(world, (CODE, digest))
-    ask.create("v1", b"one")(cluster)
+    made(cluster, ask.create("v1", b"one"))
     assert cluster.take_changes().code == {digest: b"one"}
     assert not cluster.state.lost

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from greenroom.core.cluster import status
 from greenroom.core.errors import ConflictError
-from greenroom.core.lifecycle.history import digests as digests_of_entry
+from greenroom.core.lifecycle.history import CODE_KEPT, digests as digests_of_entry
 from tests.core import requests as ask
 from tests.core.worlds import BROKEN, CrashError, World
 
@@ -200,7 +200,7 @@ class CrashingCluster(RuleBasedStateMachine):
         world = self.world
         before = self.picture()
         digests = {record.newest.code_digest for record in world.records["backend"].values()}
-        for entry in world.cluster.history.with_code():
+        for entry in list(world.cluster.history)[-CODE_KEPT:]:
             digests |= digests_of_entry(entry)
         assert set(world.code) == digests
         world.boot()

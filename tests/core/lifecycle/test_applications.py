@@ -102,7 +102,7 @@ def test_deleting_drops_the_endpoints_at_once_and_then_everything(world: World) 
     assert world.goal_state(goal) == "pending"
     world.settle()
     assert world.goal_state(goal) == "succeeded"
-    assert (world.cluster.applications, world.cluster.backends, world.code) == ({}, {}, {})
+    assert (world.cluster.applications, world.cluster.backends) == ({}, {})
 
 
 def test_deleting_what_could_not_start_succeeds() -> None:

@@ -27,7 +27,7 @@ from greenroom.core.lifecycle.replicas import (
 from greenroom.core.long_poll import NOTHING_SEEN
 from greenroom.core.records import BACKEND
 from tests.core import requests as ask
-from tests.core.worlds import BROKEN, UNLOADABLE, Process, World
+from tests.core.worlds import BROKEN, UNLOADABLE, Process, World, made
 
 
 def world_with(tag: str = "b", code: bytes = b"code", **config: object) -> World:
@@ -56,7 +56,7 @@ def running_world(**config: object) -> World:
 
 def test_a_replica_is_saved_before_its_process_is_asked_for() -> None:
     world = World()
-    ask.create("b")(world.cluster)
+    made(world.cluster, ask.create("b"))
     effects = world.cluster.advance(world.now)
     saved = world.cluster.take_changes().puts["backend", "b"]
     assert [effect.replica for effect in effects if isinstance(effect, Start)] == list(

@@ -15,7 +15,7 @@ from greenroom.core.lifecycle.endpoints import Endpoints, users_of
 from greenroom.core.records import BackendRecord, Changes, EndpointRecord, Release
 from greenroom.core.routing.tables import EndpointTable
 from tests.core import requests as ask
-from tests.core.worlds import World
+from tests.core.worlds import World, made
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def refusal(world: World, change: ask.Request) -> str:
     """Return the text of a refusal that changed nothing."""
     before = dict(world.cluster.endpoints)
     with pytest.raises((ConflictError, InvalidRequestError, UnknownNameError)) as caught:
-        change(world.cluster)
+        made(world.cluster, change)
     world.cluster.advance(world.now)
     assert not world.cluster.take_changes()
     assert world.cluster.endpoints == before
@@ -125,7 +125,7 @@ def test_shadows_are_added_changed_and_ended_one_by_one(world: World) -> None:
     world.request(ask.shadow("e", "v3", 1))
     world.request(ask.shadow("e", "v2", 0.5))
     assert list(shadows().items()) == [("v2", 0.5), ("v3", 1.0)]
-    ask.shadow("e", "v2", 0.5)(world.cluster)
+    made(world.cluster, ask.shadow("e", "v2", 0.5))
     assert not world.cluster.take_changes()
     world.request(ask.traffic("e", {"v2": 1.0}))
     world.boot()
@@ -196,14 +196,14 @@ def test_the_same_endpoint_again_is_a_no_op_also_when_its_traffic_has_moved(worl
     world.request(ask.shadow("e", "v3", 1.0))
     world.complete(ask.delete("v1"))
     before = world.cluster.endpoints["e"]
-    ask.endpoint("e", "v1", route="/e")(world.cluster)
+    made(world.cluster, ask.endpoint("e", "v1", route="/e"))
     assert not world.cluster.take_changes()
     assert world.cluster.endpoints["e"] == before
 
 
 def test_the_order_of_methods_makes_no_other_endpoint(world: World) -> None:
     world.complete(ask.endpoint("both", "v1", methods=("GET", "POST")))
-    ask.endpoint("both", "v1", methods=("POST", "get"))(world.cluster)
+    made(world.cluster, ask.endpoint("both", "v1", methods=("POST", "get")))
     assert not world.cluster.take_changes()
 
 
@@ -285,10 +285,10 @@ def quickest(backends: int) -> float:
     seconds = []
     for number in range(50):
         began = time.perf_counter()
-        ask.traffic("e0", {f"b{number % 2}": 1.0})(cluster)
-        ask.shadow("e0", "b1", number % 2)(cluster)
-        ask.endpoint(f"n{number}", "b1", route=f"/n{number}")(cluster)
-        ask.unname(f"n{number}")(cluster)
+        made(cluster, ask.traffic("e0", {f"b{number % 2}": 1.0}))
+        made(cluster, ask.shadow("e0", "b1", number % 2))
+        made(cluster, ask.endpoint(f"n{number}", "b1", route=f"/n{number}"))
+        made(cluster, ask.unname(f"n{number}"))
         seconds.append(time.perf_counter() - began)
     return min(seconds)
 

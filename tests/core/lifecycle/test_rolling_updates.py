@@ -299,11 +299,11 @@ def test_an_update_does_not_bring_back_old_replicas_that_autoscaling_has_ended()
     world.request(ask.version(b"two", num_replicas=None, autoscaling_config=scaling))
     world.flush()
     world.cluster.backends[D].rescale(0)
-    world.cluster.state.touch(D)
+    world.cluster.state.agenda.touch("backend", D)
     world.settle()
     assert world.processes == {}
     world.cluster.backends[D].rescale(1)
-    world.cluster.state.touch(D)
+    world.cluster.state.agenda.touch("backend", D)
     world.flush()
     assert {process.code for process in world.processes.values()} == {b"two"}
     world.settle()
