@@ -41,7 +41,7 @@ from greenroom.core.records import (
 )
 from greenroom.core.routing.tables import ROLLOUT_PREFIX
 from greenroom.persistence.checkpoints import Checkpoints
-from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.filesystem import FileLocation
 from greenroom.persistence.memory import MemoryStore
 
 SIZES = (10, 1_000, 10_000)
@@ -78,7 +78,7 @@ class Bench:
         self.requests_made = 0
         store: Any = MemoryStore()
         if disk is not None:
-            store = FileStore.open(disk / str(backends), namespace="controller")
+            store = FileLocation(disk / str(backends), "controller").open()
         self.checkpoints = Checkpoints(store)
         self.checkpoints.save({}, code=[CODE])
         records = _records(backends, replicas)

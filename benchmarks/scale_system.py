@@ -34,7 +34,7 @@ from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core.config import BackendConfig
 from greenroom.persistence.checkpoints import Checkpoints
-from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.filesystem import FileLocation
 from greenroom.serve import Client
 
 LISTENERS = 500
@@ -105,7 +105,7 @@ def _write_state(settings: HostSettings, backends: int) -> None:
         puts["backend", name] = replace(record, config=config, replicas=(), target=0)
     for name, record in records["endpoint"].items():
         puts["endpoint", name] = replace(record, route=None, methods=())
-    store = FileStore.open(settings.store_dir, namespace="controller")
+    store = FileLocation(settings.store_dir, "controller").open()
     Checkpoints(store).save(puts, code=[CODE])
     store.close()
 

@@ -25,6 +25,7 @@ import errno
 import logging
 import os
 import re
+import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -45,7 +46,7 @@ from greenroom.persistence.kv import (
     check_key,
     checked_batch,
 )
-from greenroom.persistence.layout import FORMAT_TEXT, Disk, copy_of, file_name, is_made
+from greenroom.persistence.layout import FORMAT_TEXT, Disk, copy_of, file_name, is_made, key_of
 from greenroom.persistence.log import (
     BOTH,
     UNNAMED,
@@ -76,8 +77,99 @@ _LOG = re.compile(r"(log-(\d{10})-(\d{6}))(\.copy)?")
 _MADE = re.compile(r"\.?((\d+)-.+?)(\.copy)?")  # a large value, or a file that is not whole yet
 
 
+class FileLocation:
+    """A StoreLocation in a folder; each namespace has a folder of its own below it."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        namespace: str = "default",
+        *,
+        disk: Disk | None = None,
+    ) -> None:
+        check_key(namespace, what="namespace")
+        self.folder = Path(folder)
+        self._namespace = namespace
+        self._root = self.folder / file_name(namespace)
+        self._disk = disk or Disk()
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    def open(self, *, after: int | None = None, lease: bytes | None = None) -> FileStore:
+        """Become the writer; see StoreLocation.
+
+        A writer makes what is missing, takes the lock, fences every earlier writer, and begins a
+        log; it reads everything, blocks for some fsyncs, and holds the lock until ``close`` or the
+        end of this process. With ``after`` other hosts share the folder, and it holds no lock.
+        ``lease`` is the one that :meth:`look` returned. Raises StoreLockedError, OtherFormatError,
+        CorruptValueError, StaleWriterError, StoreNotWritableError.
+        """
+        store = FileStore(self._root, self._disk)
+        _stores.add(store)
+        with store.errors(partial(_nothing_saved, self._root)):
+            try:
+                store.open_for_writing(after, lease)
+            except BaseException:
+                store.close()
+                raise
+        return store
+
+    def open_reader(self) -> FileStore:
+        """Return the store for reading, which changes nothing; see StoreLocation."""
+        store = FileStore(self._root, self._disk)
+        with store.errors(partial(_not_readable, self._root)):
+            if not is_made(self._root, self._disk):
+                raise StoreMissingError(
+                    f"there is no store at {self._root}: nothing was ever saved there, or the "
+                    "path is wrong"
+                )
+        return store
+
+    def namespaces(self) -> list[str]:
+        """Return the namespaces that have stores here; see StoreLocation."""
+        folders = [path.name for path in self.folder.glob("*") if path.is_dir()]
+        return sorted(filter(None, map(key_of, folders)))
+
+    def beside(self, namespace: str) -> FileLocation:
+        """Return where the store of another namespace is; see StoreLocation."""
+        return FileLocation(self.folder, namespace, disk=self._disk)
+
+    def look(self) -> Standing:
+        """Return what the store says of its last writer; see StoreLocation."""
+        root, disk = self._root, self._disk
+        try:
+            claim = claim_on_disk(root, disk)
+            return Standing(claim.epoch, claim.store_id, lease_on_disk(root, disk))
+        except OSError as error:
+            raise _not_readable(root, error) from error
+
+    def forget(self) -> None:
+        """Delete all that is saved; see StoreLocation."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def try_to_write(self) -> None:
+        """Write as much beside the store as an opening does, and remove it; see StoreLocation.
+
+        It takes nothing over from a writer, and makes the folder where there is none yet: a disk
+        may have been full since before the first opening.
+        """
+        root, disk = self._root, self._disk
+        tried = root / f".0-try-{os.getpid()}.tmp"
+        try:
+            _make_folders(disk, root)
+            sizes = _log_sizes(disk, root).values()
+            try:
+                disk.write_new(tried, bytes(max(_TRIED_BYTES, sum(sizes))))
+            finally:
+                with suppress(FileNotFoundError):
+                    disk.unlink(tried)
+        except OSError as error:
+            raise _nothing_saved(root, error) from error
+
+
 class FileStore:
-    """A LeasedStore in a folder; make it with ``open``."""
+    """A LeasedStore in a folder; FileLocation opens it."""
 
     renews_apart = False
 
@@ -100,47 +192,6 @@ class FileStore:
         self._logs = 0
         self._large = 0  # files that were made
         self._limit = 0  # bytes, from which on the log is begun anew
-
-    @classmethod
-    def open(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        namespace: str = "default",
-        read_only: bool = False,
-        after: int | None = None,
-        lease: bytes | None = None,
-        disk: Disk | None = None,
-    ) -> FileStore:
-        """Open the store of ``namespace`` under the folder ``path``.
-
-        A writer makes what is missing, takes the lock, fences every earlier writer, and begins a
-        log; it reads everything, blocks for some fsyncs, and holds the lock until ``close`` or the
-        end of this process. A reader changes nothing. With ``after`` other hosts share the folder,
-        and the writer of that epoch is superseded, though it may live; StaleWriterError where there
-        is another one by now, or where it has renewed its ``lease`` since the one that :meth:`look`
-        returned. Raises StoreLockedError, OtherFormatError, CorruptValueError,
-        StoreNotWritableError (writer), StoreNotReadableError or its subclass StoreMissingError
-        where there is no store yet (reader).
-        """
-        check_key(namespace, what="namespace")
-        store = cls(Path(path) / file_name(namespace), disk or Disk())
-        if read_only:
-            with store._errors(store._not_readable):
-                if not is_made(store._root, store._disk):
-                    raise StoreMissingError(
-                        f"there is no store at {store._root}: nothing was ever saved there, or the "
-                        "path is wrong"
-                    )
-            return store
-        _stores.add(store)
-        with store._errors(partial(_nothing_saved, store._root)):
-            try:
-                store._open_for_writing(after, lease)
-            except BaseException:
-                store.close()
-                raise
-        return store
 
     @property
     def epoch(self) -> int:
@@ -169,7 +220,7 @@ class FileStore:
             value = self.load(key).get(key)
         else:
             self._look()
-            with self._errors(self._not_readable):
+            with self.errors(partial(_not_readable, self._root)):
                 value = self._value(key)
         if value is None and key in self._lost:
             raise CorruptValueError(
@@ -188,7 +239,7 @@ class FileStore:
             self._look()
             seen = self._values
             keys = sorted(key for key in seen if key.startswith(prefix))
-            with self._errors(self._not_readable):
+            with self.errors(partial(_not_readable, self._root)):
                 found = {key: self._value(key) for key in keys}
             values = {key: value for key, value in found.items() if value is not None}
             if self._writer is not None or len(values) == len(keys):
@@ -210,19 +261,19 @@ class FileStore:
         writer = self._writer
         if writer is None:
             raise StoreNotWritableError(
-                f"the store {self._root} was opened with read_only=True; open it for writing, in "
-                "the one process that should"
+                f"the store {self._root} was opened for reading; open it for writing, in the one "
+                "process that should"
             )
         if not batch:
             return
-        with self._errors(partial(_nothing_saved, self._root)):
+        with self.errors(partial(_nothing_saved, self._root)):
             log = self._log_with_room(writer)
             small = {key: value for key, value in batch.puts.items() if len(value) <= LARGE}
             large = self._written_apart(writer, batch.puts)
             content, places = log.entry(small, batch.deletes, large=large)
             self._is_read = self._is_sound = False  # until this change is known to be made
             log.append(content)
-        with self._errors(self._not_writable):
+        with self.errors(self._not_writable):
             log.sync()
             writer.check()
         self._keep(places, batch.deletes)
@@ -241,53 +292,16 @@ class FileStore:
         """Delete a lost key, and keep a note of it; see KVStore."""
         if self._writer is None or key not in self._lost:
             return
-        with self._errors(self._not_writable):
+        with self.errors(self._not_writable):
             self._note(self._writer, f"{key} is given up: {self._lost[key]}")
         self.apply({}, [key])
 
     def renew(self, lease: bytes, term_s: float) -> None:  # no clock is shared
-        """Write the lease, as :meth:`look` returns it; see LeasedStore."""
+        """Write the lease, as :meth:`FileLocation.look` returns it; see LeasedStore."""
         self._check_open()
         assert self._writer is not None, "a reader has no lease"
-        with self._errors(self._not_writable):
+        with self.errors(self._not_writable):
             self._writer.renew(lease)
-
-    @staticmethod
-    def look(
-        path: str | os.PathLike[str], *, namespace: str = "default", disk: Disk | None = None
-    ) -> Standing:
-        """Return what the store says of its last writer; nothing where there never was one.
-
-        Needs no open store. Raises CorruptValueError or StoreNotReadableError.
-        """
-        root, disk = Path(path) / file_name(namespace), disk or Disk()
-        store = FileStore(root, disk)
-        with store._errors(store._not_readable):
-            claim = claim_on_disk(root, disk)
-            return Standing(claim.epoch, claim.store_id, lease_on_disk(root, disk))
-
-    @staticmethod
-    def try_to_write(
-        path: str | os.PathLike[str], *, namespace: str = "default", disk: Disk | None = None
-    ) -> None:
-        """Write as much beside the store as an opening does, and remove it.
-
-        Needs no open store, takes nothing over from a writer, and makes the folder where there is
-        none yet: a disk may have been full since before the first opening. Raises
-        NothingSavedError.
-        """
-        root, disk = Path(path) / file_name(namespace), disk or Disk()
-        tried = root / f".0-try-{os.getpid()}.tmp"
-        try:
-            _make_folders(disk, root)
-            sizes = FileStore(root, disk)._log_sizes().values()
-            try:
-                disk.write_new(tried, bytes(max(_TRIED_BYTES, sum(sizes))))
-            finally:
-                with suppress(FileNotFoundError):
-                    disk.unlink(tried)
-        except OSError as error:
-            raise _nothing_saved(root, error) from error
 
     def close(self) -> None:
         """Release the lock and refuse every later call."""
@@ -303,7 +317,8 @@ class FileStore:
 
     # --- Opening --------------------------------------------------------------------------------
 
-    def _open_for_writing(self, after: int | None, lease: bytes | None) -> None:
+    def open_for_writing(self, after: int | None, lease: bytes | None) -> None:
+        """Become the writer; see FileLocation, which alone calls this."""
         root, disk = self._root, self._disk
         was_made = is_made(root, disk)
         _make_folders(disk, root)
@@ -344,20 +359,11 @@ class FileStore:
             return []
         return sorted({found[1] for name in names if (found := _LOG.fullmatch(name))})
 
-    def _log_sizes(self) -> dict[str, int]:
-        """Return how long the logs and their copies are: what has not grown is the same."""
-        sizes = {}
-        for name in self._disk.names(self._root):
-            if _LOG.fullmatch(name):
-                with suppress(FileNotFoundError):  # there is a newer one
-                    sizes[name] = self._disk.size(self._root / name)
-        return sizes
-
     def _look(self) -> None:
         """Read what there is, where this store does not know it."""
         self._check_open()
-        with self._errors(self._not_readable):
-            sizes = self._log_sizes() if self._writer is None else {}
+        with self.errors(partial(_not_readable, self._root)):
+            sizes = _log_sizes(self._disk, self._root) if self._writer is None else {}
             if not self._is_read or sizes != self._sizes:
                 self._reread()
                 self._sizes = sizes
@@ -581,7 +587,7 @@ class FileStore:
             )
 
     @contextmanager
-    def _errors(self, describe: Callable[[OSError], StoreError]) -> Iterator[None]:
+    def errors(self, describe: Callable[[OSError], StoreError]) -> Iterator[None]:
         """Make the system's errors ours; of a writer that was superseded, that it was.
 
         The later one removes what it finds half made.
@@ -603,12 +609,6 @@ class FileStore:
         return StoreNotWritableError(
             f"cannot write to the store {self._root} as uid {os.geteuid()}: {error}. The change "
             f"may or may not have been made: {_remedy(error)}, then repeat it"
-        )
-
-    def _not_readable(self, error: OSError) -> StoreError:
-        return StoreNotReadableError(
-            f"cannot read the store {self._root} as uid {os.geteuid()}: {error}. Make the folder "
-            "readable for that user"
         )
 
 
@@ -660,6 +660,16 @@ def _make_folders(disk: Disk, root: Path) -> None:
     disk.fsync_dir(root.parent)
 
 
+def _log_sizes(disk: Disk, root: Path) -> dict[str, int]:
+    """Return how long the logs and their copies are: what has not grown is the same."""
+    sizes = {}
+    for name in disk.names(root):
+        if _LOG.fullmatch(name):
+            with suppress(FileNotFoundError):  # there is a newer one
+                sizes[name] = disk.size(root / name)
+    return sizes
+
+
 def _remedy(error: OSError) -> str:
     return _REMEDIES.get(error.errno or 0, "make the folder writable")
 
@@ -668,4 +678,11 @@ def _nothing_saved(path: Path, error: OSError) -> NothingSavedError:
     return NothingSavedError(
         f"cannot write to the store {path} as uid {os.geteuid()}: {error}. Nothing was changed: "
         f"{_remedy(error)}, then repeat it"
+    )
+
+
+def _not_readable(root: Path, error: OSError) -> StoreError:
+    return StoreNotReadableError(
+        f"cannot read the store {root} as uid {os.geteuid()}: {error}. Make the folder readable "
+        "for that user"
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.filesystem import FileLocation, FileStore
 from greenroom.persistence.layout import Disk
 from greenroom.persistence.log import BOTH, Place, read_log
 
@@ -230,9 +230,16 @@ def damage_value(root: Path, place: Place, suffixes: Iterable[str] = BOTH) -> No
         path.write_bytes(content)
 
 
-def open_store(path: Path, **options: Any) -> FileStore:
-    options.setdefault("disk", UnsyncedDisk())
-    return FileStore.open(path, **options)
+def open_store(
+    path: Path,
+    namespace: str = "default",
+    *,
+    read_only: bool = False,
+    disk: Disk | None = None,
+    **options: Any,
+) -> FileStore:
+    location = FileLocation(path, namespace, disk=disk or UnsyncedDisk())
+    return location.open_reader() if read_only else location.open(**options)
 
 
 def state_of(store: FileStore) -> dict[str, bytes | None]:

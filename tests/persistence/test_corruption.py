@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from greenroom.persistence import filesystem
-from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.filesystem import FileLocation, FileStore
 from greenroom.persistence.kv import CorruptValueError, OtherFormatError
 from greenroom.persistence.layout import FrameError, frame, unframe
 from greenroom.persistence.log import UNNAMED
@@ -248,7 +248,7 @@ def test_a_writer_whose_epoch_file_is_damaged_goes_on_and_the_next_repairs_it(
     store: FileStore, root: Path, damage: Callable[[Path], None]
 ) -> None:
     damage(root / "epoch")
-    assert FileStore.look(root.parent)[0] == 1
+    assert FileLocation(root.parent).look()[0] == 1
     store.apply({"a": b"2"})
     store.close()
     store = open_store(root.parent)

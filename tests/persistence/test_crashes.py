@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from greenroom.persistence import filesystem
-from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.filesystem import FileLocation
 from greenroom.persistence.kv import NothingSavedError, StoreNotWritableError
 from greenroom.persistence.layout import Disk
 
@@ -240,7 +240,7 @@ def test_a_process_killed_at_any_step_loses_nothing(template: Path) -> None:
     for step, path in copies(template):
         child = os.fork()
         if not child:
-            store = FileStore.open(path, disk=KillingDisk(step))
+            store = FileLocation(path, disk=KillingDisk(step)).open()
             store.apply(*change)
             os._exit(0)
         _, status = os.waitpid(child, 0)

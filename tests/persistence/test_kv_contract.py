@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 )
 
 from greenroom.persistence import filesystem
-from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.filesystem import FileLocation
 from greenroom.persistence.kv import MAX_KEY_BYTES, KVStore, StoreClosedError
 from greenroom.persistence.locations import location_at
 from greenroom.persistence.memory import MemoryStore
@@ -50,7 +50,7 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KVSto
         server = request.getfixturevalue("postgres")
         store = location_at(server.new_database()).open()
     else:
-        store = MemoryStore() if request.param == "in memory" else FileStore.open(tmp_path)
+        store = MemoryStore() if request.param == "in memory" else FileLocation(tmp_path).open()
     yield store
     store.close()
 

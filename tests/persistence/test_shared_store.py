@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from greenroom.persistence import claims
-from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.filesystem import FileLocation, FileStore
 from greenroom.persistence.kv import StaleWriterError, StoreClosedError, StoreLockedError
 from greenroom.persistence.layout import Disk
 
@@ -24,10 +24,10 @@ def test_a_change_that_is_durable_when_a_successor_comes_is_found_by_it(tmp_path
         def fsync(self, fd: int) -> None:
             super().fsync(fd)
             if self.is_open and self.successor is None:
-                self.successor = FileStore.open(tmp_path, after=1)
+                self.successor = FileLocation(tmp_path).open(after=1)
 
     disk = Superseded()
-    first = FileStore.open(tmp_path, after=0, disk=disk)
+    first = FileLocation(tmp_path, disk=disk).open(after=0)
     disk.is_open = True
     with pytest.raises(StaleWriterError):
         first.apply({"a": b"1", "b": b"1"})
@@ -36,7 +36,7 @@ def test_a_change_that_is_durable_when_a_successor_comes_is_found_by_it(tmp_path
 
 
 def test_a_closed_or_forked_store_is_told_so(tmp_path: Path) -> None:
-    store = FileStore.open(tmp_path, after=0)
+    store = FileLocation(tmp_path).open(after=0)
     child = os.fork()
     if child == 0:
         try:
@@ -74,7 +74,7 @@ def test_a_writer_that_is_stopped_in_a_change_keeps_nobody_out_and_is_refused_la
     child = os.fork()
     if child == 0:
         disk = _Stops()
-        store = FileStore.open(tmp_path, after=0, disk=disk)
+        store = FileLocation(tmp_path, disk=disk).open(after=0)
         store.apply({"a": b"1"})
         disk.is_open = True
         try:
@@ -84,7 +84,7 @@ def test_a_writer_that_is_stopped_in_a_change_keeps_nobody_out_and_is_refused_la
         os._exit(1)
     try:
         os.waitid(os.P_PID, child, os.WSTOPPED)
-        successor = FileStore.open(tmp_path, after=1)
+        successor = FileLocation(tmp_path).open(after=1)
         seen = successor.get("a")
         assert seen in {b"1", b"2"}
     finally:
@@ -92,7 +92,7 @@ def test_a_writer_that_is_stopped_in_a_change_keeps_nobody_out_and_is_refused_la
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert successor.get("a") == seen
     successor.close()
-    assert FileStore.open(tmp_path, after=2).get("a") == seen
+    assert FileLocation(tmp_path).open(after=2).get("a") == seen
 
 
 def test_who_is_stopped_while_it_writes_the_lease_keeps_others_out_until_it_is_written(
@@ -101,13 +101,13 @@ def test_who_is_stopped_while_it_writes_the_lease_keeps_others_out_until_it_is_w
     monkeypatch.setattr(claims, "CHANGE_TIMEOUT_S", 0.1)
     child = os.fork()
     if child == 0:
-        FileStore.open(tmp_path, after=0, disk=_Stops()).renew(b"lease", 3.0)
+        FileLocation(tmp_path, disk=_Stops()).open(after=0).renew(b"lease", 3.0)
         os._exit(7)
     try:
         os.waitid(os.P_PID, child, os.WSTOPPED)
         with pytest.raises(StoreLockedError, match="stopped while it held it"):
-            FileStore.open(tmp_path, after=1)
+            FileLocation(tmp_path).open(after=1)
     finally:
         os.kill(child, signal.SIGCONT)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert FileStore.open(tmp_path, after=1).epoch == 2
+    assert FileLocation(tmp_path).open(after=1).epoch == 2

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.filesystem import FileLocation, FileStore
 from greenroom.persistence.kv import NothingSavedError, Standing, StoreLockedError
 from greenroom.persistence.layout import Disk, unframe
 from greenroom.persistence.locations import NAMESPACE
@@ -55,7 +55,7 @@ class SharedDisk:
         """Stand in for FileLocation.open."""
         self._damage()
         files, damage = Files(self), self.rotten
-        store = FileStore.open(FOLDER, namespace=NAMESPACE, after=after, lease=lease, disk=files)
+        store = FileLocation(FOLDER, NAMESPACE, disk=files).open(after=after, lease=lease)
         if self.rotten == damage:  # else it came in the midst of the opening, which may have passed
             self.rotten = 0
         return Store(store, files)
@@ -99,11 +99,11 @@ class SharedDisk:
 
     def reader(self) -> FileStore:
         """Return the store for reading, as a next controller would find it."""
-        return FileStore.open(FOLDER, namespace=NAMESPACE, read_only=True, disk=Files(self))
+        return FileLocation(FOLDER, NAMESPACE, disk=Files(self)).open_reader()
 
     def look(self) -> Standing:
         """Stand in for FileLocation.look."""
-        seen = FileStore.look(FOLDER, namespace=NAMESPACE, disk=Files(self))
+        seen = FileLocation(FOLDER, NAMESPACE, disk=Files(self)).look()
         if self.world.now < self.slow_until:
             self.world.elapsed += self.world.rng.uniform(0.0, 0.9)
         return seen

@@ -23,7 +23,7 @@ from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.errors import StartError
 from greenroom.core.formats import FORMAT, OLDEST
-from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.filesystem import FileLocation
 from greenroom.serve.exceptions import NotRunningError, UnknownNameError
 from tests.actors.conftest import deploy
 from tests.support import template
@@ -306,7 +306,7 @@ def test_the_state_of_another_version_is_refused_at_once_naming_both(
     tmp_path: Path, schema: int
 ) -> None:
     settings = HostSettings(state_dir=tmp_path / "state")
-    store = FileStore.open(settings.store_dir, namespace="controller")
+    store = FileLocation(settings.store_dir, "controller").open()
     store.apply({"goal/1": schema.to_bytes(4, "big") + b"a record", "code/x": b"code"})
     store.close()
     reads = f"this release reads formats {OLDEST} to {FORMAT + 1}"

@@ -18,7 +18,7 @@ from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, order
 from greenroom.core.routing.tickets import Refuse
 from greenroom.persistence import filesystem
 from greenroom.persistence.checkpoints import CODE, Checkpoints
-from greenroom.persistence.filesystem import FileStore
+from greenroom.persistence.filesystem import FileLocation
 from tests.core import requests as ask
 from tests.core.rollouts.test_rollouts import start
 from tests.core.routing.queries import Query
@@ -66,7 +66,7 @@ def store_all(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, World]:
     code: set[str] = set()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(filesystem, "SPARE", 20_000)
-        store = FileStore.open(path, disk=UnsyncedDisk())
+        store = FileLocation(path, disk=UnsyncedDisk()).open()
         checkpoints = Checkpoints(store)
 
         def saved(world: World) -> None:
@@ -114,7 +114,7 @@ def test_a_controller_has_all_records_whatever_becomes_of_one_file(
     for name in files:
         path = tmp_path / "damaged"
         copy_with_damage(template, path, [name], damage)
-        store = FileStore.open(path, disk=UnsyncedDisk())
+        store = FileLocation(path, disk=UnsyncedDisk()).open()
         checkpoints = Checkpoints(store)
         records = {kind: checkpoints.load(kind) for kind in KINDS}
         found = {(kind, n): record for kind in KINDS for n, record in records[kind].items()}
