@@ -51,6 +51,21 @@ def running_world(**config: object) -> World:
     return world
 
 
+# --- Settings -----------------------------------------------------------------------------------
+
+
+def test_new_settings_try_a_backend_again_that_was_given_up() -> None:
+    world = World()
+    goal = world.complete(ask.create("b", BROKEN, max_constructor_retry_count=1))
+    assert world.goal_state(goal) == "failed"
+    again = world.request(ask.update("b", user_config=1))
+    world.flush()
+    assert world.goal_state(again) == "pending"
+    assert states(world) == ["STARTING"]
+    world.settle()
+    assert world.goal_state(again) == "failed"
+
+
 # --- Start --------------------------------------------------------------------------------------
 
 
