@@ -538,6 +538,7 @@ class BackendConfig(Settings):
     outlier_ejection: bool = Field(default=True, strict=True)
     retry_failures: bool = Field(default=False, strict=True)
     slow_start_s: float = Field(default=10.0, ge=0, description="seconds; 0: at once")
+    learn_weights: bool = Field(default=True, strict=True)
     max_age_s: float | None = Field(default=None, gt=0)
     max_queries: int | None = Field(default=None, ge=1)
     max_memory_bytes: int | None = Field(default=None, ge=MIB)
@@ -609,6 +610,7 @@ class GivenSettings(TypedDict, total=False):
     outlier_ejection: bool
     retry_failures: bool
     slow_start_s: float
+    learn_weights: bool
     max_age_s: float | None
     max_queries: int | None
     max_memory_bytes: int | None

@@ -26,7 +26,7 @@ from greenroom.actors.runtime.loop import Callback, Loop, Outbox, Timer
 from greenroom.core.routing.balancing import UNHEARD_S
 from greenroom.core.routing.leases import IDLE_S, ORPHAN_S, REPORT_S, HeldLease, HeldShare
 from greenroom.core.routing.traffic import Routes
-from greenroom.core.routing.warming import WARM, Warming
+from greenroom.core.routing.weights import EVEN, Weight
 
 MAX_TARGETS = 64  # before those without a lease are dropped
 
@@ -207,8 +207,10 @@ class CallerLeases:
         for slots in message.slots:
             target = self._target(slots)
             if not target.is_dead:
-                warming = Warming(now + slots.warm_in_s, slots.warms_s) if slots.warm_in_s else WARM
-                shares.append(HeldShare(slots.replica, slots.slots, target, warming))
+                is_even = slots.pace == 1.0 and not slots.warm_in_s
+                weight = Weight(slots.pace, now + slots.warm_in_s, slots.warms_s)
+                share = HeldShare(slots.replica, slots.slots, target, EVEN if is_even else weight)
+                shares.append(share)
                 self._show(slots, message)
         lease = HeldLease(
             message.number,
@@ -339,6 +341,7 @@ class CallerLeases:
         taken = [(lease.number, lease.take_used()) for lease in leases]
         used = tuple([(number, (each.ongoing, each.ended)) for number, each in taken])
         failed = {number: each.failed for number, each in taken if each.failed}
+        took = {number: each.took for number, each in taken if each.took}
         returned = [(number, lease.in_use()) for number, lease in self._returned.items()]
         for number, in_use in returned:
             if not in_use:
@@ -349,5 +352,6 @@ class CallerLeases:
                 used=used,
                 returned=tuple(returned),
                 failed=failed,
+                took=took,
             )
             self._loop.send(self._proxy_address, message)

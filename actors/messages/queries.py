@@ -476,7 +476,10 @@ class QueriesFinished(Message):
 
 @travels
 class LeasedSlots(NamedTuple):
-    """Slots of one replica, which comes to take its share within ``warm_in_s`` of ``warms_s``."""
+    """Slots of one replica, which comes to take its share within ``warm_in_s`` of ``warms_s``.
+
+    A query there takes ``pace`` times as long as at the quickest one.
+    """
 
     replica: str  # its tag
     process: Process
@@ -484,6 +487,7 @@ class LeasedSlots(NamedTuple):
     slots: int
     warm_in_s: float = 0.0
     warms_s: float = 0.0
+    pace: float = 1.0
 
 
 @message
@@ -555,14 +559,15 @@ class RunLeased(Message):
 class LeasesUsed(Message):
     """Caller to proxy: (number, fields of a Used), and (number, replica -> slots in use).
 
-    The latter are of leases that the caller returns, or has returned. ``failed`` has the last field
-    of a Used by number, where any query has failed.
+    The latter are of leases that the caller returns, or has returned. ``failed`` and ``took`` are
+    the last fields of a Used by number, where they have anything.
     """
 
     incarnation: str  # the caller's
     used: tuple[tuple[int, tuple[Any, ...]], ...] = ()
     returned: tuple[tuple[int, dict[str, int]], ...] = ()
     failed: dict[int, Mapping[str, int]] = field(default_factory=dict)
+    took: dict[int, Mapping[str, tuple[int, float, float]]] = field(default_factory=dict)
 
 
 @message

@@ -70,10 +70,10 @@ class LeaseDesk:
         for tag, count in lease.slots.items():
             if (replica := self._replica(tag)) is not None:
                 process: Any = replica.process
-                warming = self._router.warming(tag)
-                warm_in_s = warming.left_s(time.monotonic())
+                weight = self._router.weight(tag)
+                warming = weight.warm_in_s(time.monotonic()), weight.warms_s
                 slots.append(
-                    LeasedSlots(tag, process, replica.address, count, warm_in_s, warming.lasts_s)
+                    LeasedSlots(tag, process, replica.address, count, *warming, weight.pace)
                 )
         message = LeaseGranted(
             proxy=self._process,
@@ -135,8 +135,10 @@ class LeaseDesk:
         """Take a caller's report."""
         now, caller = time.monotonic(), message.incarnation
         for number, used in message.used:
-            failed = message.failed.get(number, {})
-            self._run(self._router.used(caller, number, Used(*used)._replace(failed=failed), now))
+            ongoing, ended = used
+            failed, took = message.failed.get(number, {}), message.took.get(number, {})
+            reported = Used(ongoing, ended, failed, took)
+            self._run(self._router.used(caller, number, reported, now))
         for number, in_use in message.returned:
             self._run(self._router.returned(caller, number, in_use, now))
         self.look()

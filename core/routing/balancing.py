@@ -1,7 +1,8 @@
 """Which replica of a backend gets the next ticket: the least loaded, round robin among equals.
 
 Theory of operation. Replicas stand in one order: by *tier*, and there in *levels* by how many of
-their slots are taken, by tickets or by leases (leases.py); each level is ordered by which came to
+their slots are taken, by tickets or by leases (leases.py), and more for those that are new or slow
+(weights.py); each level is ordered by which came to
 it first. The next ticket goes to the first replica of the lowest level, which thereby goes to the
 end of the next level. So every step takes the same short time, however many replicas there are. A
 replica that cannot get tickets at present (it rejected one, drains, or its host is silent) stands
@@ -13,8 +14,7 @@ Replicas on the router's own host are taken first, while they have room. A repli
 when a query has waited there for UNHEARD_S and the replica has reported nothing meanwhile; it stays
 so until it ends a query sooner than that. It is taken only when each other replica has SUSPECT_LOAD
 more tickets. So a replica with a blocked loop delays few queries, and if all replicas are slow,
-they are all treated alike. Those that fail where others do not are left out (outliers.py), and
-those that are new stand on higher levels for a while (warming.py).
+they are all treated alike. Those that fail where others do not are left out (outliers.py).
 
 There are two queues: one for callers' queries, and one for mirrored queries, for which the backend
 is a shadow. Mirrored queries are dispatched only when no caller's query waits, and take at most
@@ -33,13 +33,14 @@ from greenroom.core.routing.queues import DrainRate, FairQueue
 from greenroom.core.routing.sessions import Homes
 from greenroom.core.routing.tables import BackendTable, ReplicaTable
 from greenroom.core.routing.tickets import Assign, Ticket
-from greenroom.core.routing.warming import WARM, Warming
+from greenroom.core.routing.weights import ENOUGH, EVEN, LEVELS, Pace, Paces, Weight
 
 UNHEARD_S = 1.0
 SUSPECT_LOAD = 1
 GIVEN_UP_S = 0.1  # a caller that gives up after that, with nothing heard, counts as a silence
 SATURATED_S = 0.02  # how long a replica that rejected a ticket is left alone
 MAX_MIRRORED_QUEUED = 100
+BAD = 400  # how long queries take that end with this status or a higher one says nothing
 TIERS = NEAR, FAR, SUSPECT = range(3)  # on the router's own host, on others, on any
 NOWHERE = "-"  # the home of a session while there is no replica
 
@@ -65,12 +66,17 @@ class RoutedReplica:
     level: int = -1  # -1 is nowhere
     leased: int = 0  # slots
     came_at: float = 0.0
-    warming: Warming = WARM
+    weight: Weight = EVEN
+    pace: Pace = field(default_factory=Pace)
 
     @property
     def load(self) -> int:
         """How many of its slots are taken."""
         return len(self.ongoing) + len(self.withdrawn) + self.leased
+
+    def has_room(self, slots: int) -> bool:
+        """Return whether it may get a ticket, and has fewer than ``slots``."""
+        return 0 <= self.level < slots * LEVELS
 
     def seems_suspect(self, numbers: Iterable[int], now: float) -> bool:
         """Hear of these tickets, which it still has; return whether it is suspect now."""
@@ -122,11 +128,11 @@ class Order:
         suspect = self._first_of(SUSPECT, limit)
         if best is None or suspect is None:
             return best or suspect
-        return suspect if best.level > suspect.level + SUSPECT_LOAD else best
+        return suspect if best.level > suspect.level + SUSPECT_LOAD * LEVELS else best
 
     def _first_of(self, tier: int, limit: int) -> RoutedReplica | None:
         levels, lowest = self._levels[tier], self._lowest[tier]
-        end = min(limit, len(levels))
+        end = min(limit * LEVELS, len(levels))
         while lowest < end and not levels[lowest]:
             lowest += 1
         self._lowest[tier] = lowest
@@ -146,6 +152,7 @@ class RoutedBackend:
     affinity: SessionAffinity | None = None
     replicas: dict[str, RoutedReplica] = field(default_factory=dict)
     order: Order = field(default_factory=Order)
+    paces: Paces = field(default_factory=Paces)
     has_traffic: bool = False
     slots: int = 0  # of all replicas
 
@@ -177,7 +184,7 @@ class RoutedBackend:
             return other
         if ticket.session is not None:
             home = self.replicas.get(ticket.home)
-            return home if home is not None and 0 <= home.level < slots else None
+            return home if home is not None and home.has_room(slots) else None
         for rank in ticket.preference.ranks if ticket.preference is not None else ():
             if best := self._least_loaded_of(rank, slots):
                 return best
@@ -212,8 +219,8 @@ class RoutedBackend:
 
     def _least_loaded_of(self, tags: Iterable[str], slots: int) -> RoutedReplica | None:
         named = [self.replicas[tag] for tag in tags if tag in self.replicas]
-        with_room = [each for each in named if 0 <= each.level < slots]
-        key = lambda each: each.level + SUSPECT_LOAD * each.is_suspect  # noqa: E731
+        with_room = [each for each in named if each.has_room(slots)]
+        key = lambda each: each.level + SUSPECT_LOAD * LEVELS * each.is_suspect  # noqa: E731
         return min(with_room, key=key, default=None)
 
     def settle(self, ticket: Ticket) -> None:
@@ -247,19 +254,50 @@ class RoutedBackend:
         if is_out or tag in outliers.ejected or tag in outliers.probed:
             self.order.put(replica, -1)
             return
-        level = load = replica.load
-        if replica.warming is not WARM:
-            most = self.table.max_ongoing_requests - 1
-            level = max(min(replica.warming.level(load, now), most), load)
-            if now >= replica.warming.until:
-                replica.warming = WARM
+        level = least = replica.load * LEVELS
+        if replica.weight is not EVEN:
+            most = self.table.max_ongoing_requests * LEVELS - 1
+            level = max(min(replica.weight.level(replica.load, now), most), least)
+            if replica.weight.pace == 1.0 and now >= replica.weight.warm_at:
+                replica.weight = EVEN
         self.order.put(replica, level)
 
-    def warming(self, now: float) -> Warming:
+    def first_weight(self, now: float) -> Weight:
         """Return how a replica that is new begins: as long as the oldest has been there."""
         oldest_at = min((each.came_at for each in self.replicas.values()), default=now)
-        lasts_s = min(self.table.slow_start_s, now - oldest_at)
-        return Warming(now + lasts_s, lasts_s) if lasts_s > 0 else WARM
+        warms_s = min(self.table.slow_start_s, now - oldest_at)
+        return Weight(1.0, now + warms_s, warms_s) if warms_s > 0 else EVEN
+
+    def took(self, replica: RoutedReplica, ticket: Ticket, now: float) -> bool:
+        """Learn what an answered ticket took; return whether replicas' weights have changed."""
+        seconds, taken = now - ticket.assigned_at, replica.pace.taken
+        self.rate.ran(seconds)
+        if not self.table.learn_weights:
+            return False
+        if taken.count < ENOUGH and ticket.answered < BAD and _has_a_choice(ticket):
+            taken.add(seconds)
+        return now >= self.paces.due_at and self._compare(now)
+
+    def took_leased(self, taken: Mapping[str, tuple[int, float, float]], now: float) -> bool:
+        """Learn by replica what queries under a lease took, like :meth:`took`."""
+        for tag in taken.keys() & self.replicas.keys():
+            self.replicas[tag].pace.taken.join(taken[tag])
+        return self.table.learn_weights and now >= self.paces.due_at and self._compare(now)
+
+    def _compare(self, now: float) -> bool:
+        paces = [replica.pace for replica in self.replicas.values()]
+        has_changed = self.paces.compare(paces, self.rate.run_s, now)
+        if has_changed:
+            self.weigh(now)
+        return has_changed
+
+    def weigh(self, now: float) -> None:
+        """Have replicas count by how long they take for queries, unless that is switched off."""
+        for replica in self.replicas.values():
+            factor = replica.pace.factor if self.table.learn_weights else 1.0
+            if replica.weight.pace != factor:
+                replica.weight = replica.weight._replace(pace=factor)
+                self.place(replica, now)
 
     def retire(self, replica: RoutedReplica) -> None:
         """Give a replica no more tickets."""
@@ -454,7 +492,7 @@ class ReplicaSlots:
         if replica is None:
             is_near = table.host in {"", self._own_host}
             replica = RoutedReplica(table, backend.table.tag, is_near=is_near, came_at=now)
-            replica.warming = backend.warming(now)
+            replica.weight = backend.first_weight(now)
             self.by_tag[table.tag] = replica
         replica.retired = False
         replica.is_silent = table.host in self._silent

@@ -19,10 +19,10 @@ not return a revoked lease within FENCE_S is *fenced*: the replicas are told to 
 
 A lease is revoked when a query has waited for its backend for WAIT_S, when the tables of its
 endpoint or backend change, when any path may lead elsewhere than before, while a replica is on
-trial or probed (outliers.py), and when its caller has more than its share of slots while another
-asks for its own. The proxy tells the controller that it
-holds a table when no lease that the table has revoked is *unconfirmed*: the caller has returned it
-or is dead, or the replicas refuse it. So nothing begins against an acknowledged change.
+trial or probed (outliers.py), when the weights of replicas change (weights.py), and when its caller
+has more than its share of slots while another asks for its own. The proxy tells the controller that
+it holds a table when no lease that the table has revoked is *unconfirmed*: the caller has returned
+it or is dead, or the replicas refuse it. So nothing begins against an acknowledged change.
 
 Each caller that has lately used a backend has an equal *share* of its leasable slots, a quarter of
 which stay with the router: the first query of another caller finds room. Callers return what they
@@ -40,10 +40,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from greenroom.core.routing.balancing import NEAR, RoutedBackend, RoutedReplica
+from greenroom.core.routing.balancing import BAD, NEAR, RoutedBackend, RoutedReplica
 from greenroom.core.routing.outliers import has_failed
 from greenroom.core.routing.tickets import Effects, Grant, Lease, LeaseState, Reclaim, Revoke
-from greenroom.core.routing.warming import WARM, Warming
+from greenroom.core.routing.weights import EVEN, Taken, Weight
 
 ASK_WITHIN_S = 0.05  # two queries that come so soon after each other are worth a lease
 RECENT_S = 1.0  # for so long a caller that used a backend has a share of it
@@ -64,6 +64,7 @@ class Used(NamedTuple):
     ongoing: int
     ended: Mapping[int, Sequence[float]]  # status -> how long each has taken, in seconds
     failed: Mapping[str, int] = MappingProxyType({})  # replica -> how many, by its fault
+    took: Mapping[str, tuple[int, float, float]] = MappingProxyType({})  # replica -> see Taken
 
 
 # --- The caller's side ----------------------------------------------------------------------------
@@ -72,15 +73,16 @@ class Used(NamedTuple):
 class HeldShare:
     """The slots of a lease at one replica."""
 
-    __slots__ = ("at", "began_at", "lease", "ongoing", "replica", "slots", "warming")
+    __slots__ = ("at", "began_at", "lease", "ongoing", "replica", "slots", "taken", "weight")
 
     lease: HeldLease
 
-    def __init__(self, replica: str, slots: int, at: Any = None, warming: Warming = WARM) -> None:
+    def __init__(self, replica: str, slots: int, at: Any = None, weight: Weight = EVEN) -> None:
         self.replica = replica
         self.slots = slots
         self.at = at  # where its caller sends queries
-        self.warming = warming
+        self.weight = weight
+        self.taken = Taken()
         self.ongoing = 0
         self.began_at = 0.0  # when the first of what runs was sent, or the replica was heard
 
@@ -132,12 +134,12 @@ class HeldLease:
     def take(self, now: float) -> HeldShare | None:
         """Take a slot at the replica with the fewest queries; None when there is no room.
 
-        Of one that is new they count as more.
+        Of one that is new or slow they count as more.
         """
         best, least = None, 0
         for share in self.shares:
             if share.ongoing < share.slots:
-                level = share.warming.level(share.ongoing, now)
+                level = share.weight.level(share.ongoing, now)
                 if best is None or level < least:
                     best, least = share, level
         if best is None:
@@ -158,7 +160,9 @@ class HeldLease:
 
     def count(self, share: HeldShare, status: int, seconds: float) -> None:
         """Count a query that has ended."""
-        if has_failed(status):
+        if status < BAD:
+            share.taken.add(seconds)
+        elif has_failed(status):
             self.failed[share.replica] = self.failed.get(share.replica, 0) + 1
         ended = self.ended.get(status)
         if ended is None:
@@ -186,7 +190,8 @@ class HeldLease:
 
     def take_used(self) -> Used:
         """Return what became of queries since the last time."""
-        used = Used(self.ongoing, self.ended, self.failed)
+        took = {share.replica: share.taken.take() for share in self.shares if share.taken.count}
+        used = Used(self.ongoing, self.ended, self.failed, took)
         self.ended, self.failed = {}, {}
         return used
 
@@ -206,13 +211,15 @@ def _kept(limit: int) -> int:
     return max(limit // 4, 1)
 
 
-def _room(replica: RoutedReplica, most: int, limit: int) -> int:
-    """Return how many more slots of a replica may be leased, up to ``most``.
+def _room(replica: RoutedReplica, share: int, has: int, limit: int) -> int:
+    """Return how many more slots of a replica may be leased to a caller that ``has`` some.
 
+    They are its ``share`` in all, and less of a replica that is slower than others.
     Where the router has more queries there than it keeps slots, it keeps as many free ones besides:
     the next query would wait, and have the lease revoked.
     """
     kept = _kept(limit)
+    most = max(int(share / replica.weight.pace), 1) - has
     free = limit - replica.load
     if replica.load - replica.leased > kept:
         free -= kept
@@ -255,7 +262,7 @@ class Leases:
             return self._extend(known, share, backend, now)
         near = [each for each in backend.replicas.values() if each.tier == NEAR and each.level >= 0]
         replicas = sorted(near, key=lambda replica: replica.load)[:MAX_REPLICAS]
-        room = {replica.table.tag: _room(replica, share, limit) for replica in replicas}
+        room = {replica.table.tag: _room(replica, share, 0, limit) for replica in replicas}
         slots = {replica: count for replica, count in room.items() if count > 0}
         effects: Effects = []
         if sum(slots.values()) < share:
@@ -278,7 +285,7 @@ class Leases:
         limit, has_more = backend.table.max_ongoing_requests, False
         for tag, count in lease.slots.items():
             replica = backend.replicas.get(tag)
-            more = 0 if replica is None else _room(replica, share - count, limit)
+            more = 0 if replica is None else _room(replica, share, count, limit)
             if replica is not None and more * 4 > count:  # fewer are not worth a message
                 lease.slots[tag] += more
                 replica.leased += more

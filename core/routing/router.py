@@ -48,7 +48,7 @@ from greenroom.core.routing.tickets import (
     Ticket,
 )
 from greenroom.core.routing.traffic import RoutedEndpoint, Routes
-from greenroom.core.routing.warming import WARM, Warming
+from greenroom.core.routing.weights import EVEN, Weight
 
 
 class Router:
@@ -86,10 +86,10 @@ class Router:
         found = self._backends.get(backend)
         return None if found is None else found.table.request_timeout_s
 
-    def warming(self, replica: str) -> Warming:
-        """Return how a replica takes its share, at present."""
+    def weight(self, replica: str) -> Weight:
+        """Return by how much a replica's load counts, at present."""
         found = self._replicas.by_tag.get(replica)
-        return WARM if found is None else found.warming
+        return EVEN if found is None else found.weight
 
     def replicas_of(self, backend: str) -> list[str]:
         """Return the replicas of a backend's newest table."""
@@ -224,6 +224,7 @@ class Router:
         backend.take_table(table or BackendTable(tag=tag, unavailable="it was deleted"))
         backend.has_traffic = tag in self._with_traffic
         backend.let_in(now)
+        backend.weigh(now)
         current = {replica.tag: replica for replica in backend.table.replicas}
         for old in list(backend.replicas.values()):
             if current.get(old.table.tag) != old.table:
@@ -512,7 +513,8 @@ class Router:
             return []
         backend.failed(used.failed, now)
         backend.outliers.look(now)
-        return self._revoke_of(lease.backend) if backend.outliers.decide else []
+        is_out_of_date = backend.took_leased(used.took, now) or backend.outliers.decide
+        return self._revoke_of(lease.backend) if is_out_of_date else []
 
     def _take_back(self, lease: Lease, in_use: Mapping[str, int], now: float) -> Effects:
         effects: Effects = []
@@ -707,7 +709,8 @@ class Router:
         replica.saturated_until = 0.0
         # One of those that came together will do; how long a WebSocket is open says nothing.
         if is_awaited and ticket and backend and not ticket.is_open_socket:
-            backend.rate.ran(now - ticket.assigned_at)
+            has_changed = backend.took(replica, ticket, now)
+            effects += self._revoke_of(replica.backend) if has_changed else []
         return effects + self._after_release(replica, now, before - len(replica.ongoing))
 
     def _judge(self, backend: RoutedBackend, ticket: Ticket, status: int, now: float) -> Effects:

@@ -58,6 +58,7 @@ class BackendTable:
     trouble: str = ""
     max_queue_wait_s: float | None = None
     slow_start_s: float = 0.0
+    learn_weights: bool = False
 
 
 @travels

@@ -34,6 +34,7 @@ def test_settings_have_the_contracts_defaults() -> None:
         "outlier_ejection": True,
         "retry_failures": False,
         "slow_start_s": 10.0,
+        "learn_weights": True,
     }
     assert contract.items() <= BackendConfig().model_dump().items()
     assert ActorOptions().model_dump() == {

@@ -525,10 +525,10 @@ def test_a_new_replica_comes_to_its_share_of_a_lease_as_of_the_routers_queries(
     model.deliver_all()
     old, new = _pick(model.callers, 0).leases.held["e"].shares
     now = model.wires.now
-    assert old.warming.left_s(now) == 0
-    assert new.warming.left_s(now) == pytest.approx(SLOW_START_S - 4.0, abs=0.1)
-    assert new.warming.lasts_s == SLOW_START_S
-    assert new.warming is not model.router.warming(new.replica)  # its clock is another
+    assert old.weight.warm_in_s(now) == 0
+    assert new.weight.warm_in_s(now) == pytest.approx(SLOW_START_S - 4.0, abs=0.1)
+    assert new.weight.warms_s == SLOW_START_S
+    assert new.weight is not model.router.weight(new.replica)  # its clock is another
 
 
 def test_what_a_replica_refuses_after_a_fence_goes_to_the_router(model: LeaseModel) -> None:

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from greenroom.core.routing.router import Router
@@ -26,18 +26,26 @@ class Outcome(NamedTuple):
 class Crowd:
     """Queries at given rates to one backend, whose replicas run as many as the router lets them.
 
-    ``run_s`` returns how long a query of an endpoint takes. What is past its time is run to its end
-    all the same, as sync code is.
+    ``run_s`` returns how long a query of an endpoint takes; ``paces`` has how many times as long it
+    takes at each replica. What is past its time is run to its end all the same, as sync code is.
     """
 
     def __init__(
-        self, slots: int, run_s: Callable[[str], float], *, seed: int = 1, **settings: Any
+        self,
+        slots: int,
+        run_s: Callable[[str], float],
+        *,
+        paces: Sequence[float] = (1.0, 1.0),
+        seed: int = 1,
+        **settings: Any,
     ) -> None:
         self.now = 0.0
         self.random = random.Random(seed)
         self.router = Router(self.random.random)
         self._settings = settings
         self.outcomes: dict[str, list[Outcome]] = defaultdict(list)
+        self.paces = {f"r{number}": pace for number, pace in enumerate(paces, 1)}
+        self.began_at: list[str] = []  # the replicas at which queries have begun
         self.run_late = 0  # queries that were given to a replica past their time
         self._run_s = run_s
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -50,8 +58,8 @@ class Crowd:
         """Let the replicas run so many queries at a time."""
         table = BackendTable(
             tag="b",
-            replicas=(replica("r1"), replica("r2")),
-            max_ongoing_requests=slots // 2,
+            replicas=tuple(map(replica, self.paces)),
+            max_ongoing_requests=slots // len(self.paces),
             **self._settings,
         )
         self._take(self.router.set_backend("b", table, self.now))
@@ -91,6 +99,7 @@ class Crowd:
                 self._end(effect.query_id, effect.kind, effect.retry_after_s)
 
     def _begin(self, tag: str, ticket: Ticket) -> None:
+        self.began_at.append(tag)
         self.run_late += ticket.deadline_at is not None and self.now >= ticket.deadline_at
 
         def done() -> None:
@@ -98,7 +107,7 @@ class Crowd:
             self._take(self.router.answered(tag, [(ticket.number, 200)], self.now))
             self.router.delivered(tag, [ticket.number])
 
-        self._at(self.now + self._run_s(ticket.endpoint), done)
+        self._at(self.now + self._run_s(ticket.endpoint) * self.paces[tag], done)
 
     def _end(self, query_id: int, kind: str, retry_after_s: float | None = None) -> None:
         name, asked_at = self._asked.pop(query_id, ("", 0.0))

@@ -1,0 +1,375 @@
+"""New and slow replicas take what is theirs, unless they are alone; no query waits for them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter, deque
+from typing import Any
+
+import pytest
+
+from greenroom.core.routing.leases import HeldLease, HeldShare, Used
+from greenroom.core.routing.router import Router
+from greenroom.core.routing.tables import BackendTable
+from greenroom.core.routing.tickets import Assign, Grant, Revoke
+from greenroom.core.routing.weights import (
+    EVEN,
+    LEAST,
+    LEVELS,
+    MOST_FACTOR,
+    WINDOW_S,
+    Pace,
+    Paces,
+    Taken,
+    Weight,
+)
+from tests.core.routing.crowds import Crowd
+from tests.core.routing.queries import Query, endpoint, replica
+
+SLOW_S = 10.0
+
+
+class Loaded:
+    """A router with so many queries under way: when one ends, the next begins."""
+
+    def __init__(self, *replicas: str, limit: int = 100, slow_start_s: float = SLOW_S) -> None:
+        self.router = Router(lambda: 0.0)
+        self.now = 0.0
+        self.settings = {"max_ongoing_requests": limit, "slow_start_s": slow_start_s}
+        self.has(*replicas)
+        self.router.set_endpoint("e", endpoint("e", to="b"), 0.0)
+        self.under_way: deque[Assign] = deque()
+        self._ids = itertools.count()
+
+    def has(self, *replicas: str) -> None:
+        tables = tuple(map(replica, replicas))
+        table = BackendTable(tag="b", replicas=tables, **self.settings)  # type: ignore[arg-type]
+        self.took(self.router.set_backend("b", table, self.now))
+
+    def took(self, effects: list[Any]) -> list[Assign]:
+        assigned = [each for each in effects if isinstance(each, Assign)]
+        if assigned:
+            self.under_way += assigned
+        return assigned
+
+    def begin(self, count: int) -> int:
+        """Begin queries; return how many of them did not have to wait."""
+        begun = [self.router.submit("c", Query(next(self._ids)), self.now) for _ in range(count)]
+        return sum(len(self.took(each)) for each in begun)
+
+    def goes_on(self, seconds: float) -> Counter[str]:
+        """Let time pass in which each query takes a second; return where they were on average."""
+        steps = int(seconds * 100)
+        seen: Counter[str] = Counter()
+        for _ in range(steps):
+            self.now += 0.01
+            for _ in range(max(len(self.under_way) // 100, 1)):
+                ended = self.under_way.popleft()
+                done = [(ended.ticket.number, 200)]
+                self.took(self.router.finished(ended.replica, done, self.now))
+                self.begin(1)
+            seen.update(each.replica for each in self.under_way)
+        return Counter({tag: round(count / steps) for tag, count in seen.items()})
+
+
+def test_a_new_replica_comes_to_its_share_over_the_time_that_was_set() -> None:
+    loaded = Loaded("b#1", "b#2", "b#3")
+    loaded.begin(90)
+    loaded.goes_on(20)
+    loaded.has("b#1", "b#2", "b#3", "b#4")
+    shares = [loaded.goes_on(2.5)["b#4"] for _ in range(4)]
+    assert 1 <= shares[0] < 90 / 4 / 3
+    assert shares == sorted(shares)
+    assert 10 <= shares[2] < 90 / 4 - 2
+    assert set(loaded.goes_on(5).values()) <= {22, 23}
+    assert loaded.router.weight("b#4") is EVEN
+
+
+def test_it_has_one_query_at_a_time_at_first() -> None:
+    loaded = Loaded("b#1", "b#2")
+    loaded.begin(8)
+    loaded.goes_on(20)
+    loaded.has("b#1", "b#2", "b#3")
+    assert loaded.begin(3) == 3
+    assert loaded.router.ongoing() == {"b#1": 5, "b#2": 5, "b#3": 1}
+
+
+@pytest.mark.parametrize(
+    ("slow_start_s", "waited_s"),
+    [(0.0, 20.0), (SLOW_S, 0.0)],
+    ids=["it is switched off", "all have just come"],
+)
+def test_it_takes_all_that_it_can_at_once_where(slow_start_s: float, waited_s: float) -> None:
+    loaded = Loaded("b#1", "b#2", slow_start_s=slow_start_s)
+    loaded.begin(8)
+    if waited_s:
+        loaded.goes_on(waited_s)
+    loaded.has("b#1", "b#2", "b#3")
+    loaded.begin(4)
+    assert loaded.router.ongoing() == {"b#1": 4, "b#2": 4, "b#3": 4}
+
+
+def test_it_takes_all_at_once_where_it_is_alone() -> None:
+    loaded = Loaded("b#1")
+    loaded.begin(4)
+    loaded.goes_on(20)
+    loaded.has("b#2")  # the other one is retired
+    assert loaded.begin(50) == 50
+    assert loaded.router.ongoing()["b#2"] == 50
+
+
+def test_those_that_follow_soon_after_one_another_share_alike_soon() -> None:
+    loaded = Loaded("b#1")
+    loaded.begin(60)
+    loaded.goes_on(0.2)
+    loaded.has("b#1", "b#2")
+    loaded.goes_on(1.5)
+    assert set(loaded.goes_on(1).values()) == {30}
+
+
+def test_no_query_waits_while_it_has_room() -> None:
+    loaded = Loaded("b#1", "b#2", limit=4)
+    loaded.begin(8)
+    loaded.goes_on(20)
+    assert loaded.begin(1) == 0
+    loaded.has("b#1", "b#2", "b#3")
+    assert loaded.begin(4) == 3
+    assert loaded.router.ongoing() == {"b#1": 4, "b#2": 4, "b#3": 4}
+
+
+def test_one_that_was_gone_from_the_tables_is_as_warm_as_before() -> None:
+    loaded = Loaded("b#1", "b#2")
+    loaded.begin(8)
+    loaded.goes_on(20)
+    loaded.has("b#1")  # as a new controller begins
+    loaded.has("b#1", "b#2")
+    assert loaded.router.weight("b#2") is EVEN
+
+
+def test_a_lease_is_used_as_the_router_would() -> None:
+    shares = [HeldShare("old", 50), HeldShare("new", 50, None, Weight(1.0, 10.0, 10.0))]
+    lease = HeldLease(1, "lease", "e", (), None, shares, 0.0)
+    for _ in range(9):
+        lease.take(0.0)
+    assert lease.in_use() == {"old": 8, "new": 1}
+    for _ in range(13):
+        lease.take(5.0)
+    assert 6 <= lease.in_use()["new"] <= 8
+    for _ in range(20):
+        lease.take(10.0)
+    assert lease.in_use() == {"old": 21, "new": 21}
+
+
+def test_a_load_counts_as_more_while_it_warms_up() -> None:
+    weight = Weight(warm_at=10.0, warms_s=10.0)
+    levels = [weight.level(3, now) for now in (0.0, 5.0, 9.0, 10.0)]
+    assert levels == [int(3 * LEVELS / LEAST), 6 * LEVELS, int(3 * LEVELS / 0.9), 3 * LEVELS]
+    assert weight.level(0, 0.0) == 0
+    assert (weight.warm_in_s(4.0), weight.warm_in_s(11.0), EVEN.warm_in_s(0.0)) == (6.0, 0.0, 0.0)
+
+
+# --- Slow replicas --------------------------------------------------------------------------------
+
+HALF_SLOW = (1.0, 3.0, 1.0, 3.0)
+
+
+def crowd(
+    paces: tuple[float, ...], slots: int, load: float = 0.6, seed: int = 1, **settings: Any
+) -> Crowd:
+    """Return a crowd whose queries take a second on average, and offer this load."""
+    chance = random.Random(seed)
+    settings = {"learn_weights": True, **settings}
+    made = Crowd(
+        slots * len(paces), lambda _: chance.expovariate(1.0), paces=paces, seed=seed, **settings
+    )
+    made.asks("e", load * slots * sum(1.0 / pace for pace in paces))
+    return made
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("slots", [1, 4, 30])
+@pytest.mark.parametrize("load", [0.3, 0.95])
+def test_equal_replicas_are_used_as_without_weights(slots: int, load: float, seed: int) -> None:
+    crowds = [crowd((1.0,) * 3, slots, load, seed, learn_weights=learn) for learn in (True, False)]
+    for each in crowds:
+        each.run(3_000 / (load * slots))
+    learned, counted = (each.began_at for each in crowds)
+    assert len(learned) > 5_000
+    assert learned == counted
+
+
+@pytest.mark.parametrize("slots", [1, 4, 30])
+def test_slow_ones_get_less_than_their_share_by_count(slots: int) -> None:
+    learned, counted = (crowd(HALF_SLOW, slots, learn_weights=learn) for learn in (True, False))
+    shares = []
+    for each in (learned, counted):
+        each.run(8_000 / slots)
+        later = Counter(each.began_at[len(each.began_at) // 2 :])
+        shares.append((later["r2"] + later["r4"]) / later.total())
+    assert 0.01 < shares[0] < shares[1] - 0.03
+    for tag in ("r2", "r4"):
+        assert 2.0 < learned.router.weight(tag).pace < 4.5
+    assert {learned.router.weight(tag) for tag in ("r1", "r3")} == {EVEN}
+
+
+@pytest.mark.parametrize("slots", [1, 4, 30])
+def test_limits_hold_and_no_replica_is_idle_while_queries_wait(slots: int) -> None:
+    made = crowd(HALF_SLOW, slots, load=1.3, max_queued_requests=5)
+    made.run(3_000 / slots)  # learned, and full
+    assert made.router.ongoing() == dict.fromkeys(made.paces, slots)
+    most = 0
+    for _ in range(300):
+        made.run(0.05)
+        most = max(most, *made.router.ongoing().values())
+        is_waiting = made.router.busy()["b"][0] > 0
+        assert not is_waiting or set(made.router.ongoing().values()) == {slots}
+    assert most == slots
+
+
+def test_an_idle_one_comes_first_if_it_is_quick_but_before_a_busy_one_if_it_is_slow() -> None:
+    slow = Weight(pace=3.0)
+    assert EVEN.level(0, 0.0) < slow.level(0, 0.0) < EVEN.level(1, 0.0)
+    assert slow.level(1, 0.0) < EVEN.level(4, 0.0)
+
+
+def test_one_that_is_slow_no_more_comes_to_its_share_again() -> None:
+    made = crowd((1.0, 1.0, 8.0), 4)
+    made.run(600)
+    assert made.router.weight("r3").pace > 4
+    made.paces["r3"] = 1.0
+    made.run(2_000)
+    assert made.router.weight("r3") is EVEN
+
+
+def test_one_that_gets_nothing_while_others_are_idle_is_tried_again() -> None:
+    made = crowd((1.0, 1.0, 8.0), 1, load=0.2)
+    made.run(3_000)
+    assert made.router.weight("r3").pace > 2
+    made.paces["r3"] = 1.0
+    made.run(20_000)
+    assert made.router.weight("r3") is EVEN
+
+
+def test_a_difference_has_its_limit() -> None:
+    made = crowd((1.0, 30.0), 30, load=0.3)
+    made.run(3_000)
+    assert made.router.weight("r2").pace == MOST_FACTOR
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_queries_have_in_common_is_not_taken_for_a_difference_of_replicas(seed: int) -> None:
+    """Each batch of thirty takes its own time, and all replicas become slow and quick together."""
+    chance = random.Random(seed)
+    paces, made = [Pace() for _ in range(4)], Paces()
+    for window in range(200):
+        all_take = 10.0 if window // 20 % 2 else 1.0
+        for pace in paces:
+            batch_takes = chance.lognormvariate(0.0, 0.5)
+            for _ in range(30):
+                pace.taken.add(all_take * batch_takes * chance.uniform(0.9, 1.1))
+        made.compare(paces, 0.0, window * WINDOW_S)
+        assert max(pace.factor for pace in paces) < 2  # one in 4,000 windows may seem so
+    assert {pace.factor for pace in paces} == {1.0}
+
+
+def test_by_option_nothing_is_learned_and_what_was_is_forgotten() -> None:
+    made = crowd((1.0, 3.0), 10, learn_weights=False)
+    made.run(500)
+    assert made.router.weight("r2") is EVEN
+    made = crowd((1.0, 3.0), 10)
+    made.run(500)
+    assert made.router.weight("r2").pace > 2
+    tables = tuple(map(replica, made.paces))
+    made.router.set_backend("b", BackendTable(tag="b", replicas=tables), made.now)
+    assert made.router.weight("r2").pace == 1.0
+
+
+@pytest.mark.parametrize("status", [400, 429, 500, 503])
+def test_what_fails_or_is_refused_does_not_count_as_quick(status: int) -> None:
+    router = Router(lambda: 0.0)
+    tables = (replica("b#1"), replica("b#2"))
+    table = BackendTable(tag="b", replicas=tables, learn_weights=True, outlier_ejection=False)
+    router.set_backend("b", table, 0.0)
+    router.set_endpoint("e", endpoint("e", to="b"), 0.0)
+    now = 0.0
+    for number in range(2_000):
+        (assigned,) = router.submit("c", Query(number), now)
+        is_bad = assigned.replica == "b#1"
+        now += 0.001 if is_bad else 1.0
+        router.answered(
+            assigned.replica, [(assigned.ticket.number, status if is_bad else 200)], now
+        )
+        router.delivered(assigned.replica, [assigned.ticket.number])
+    assert router.weight("b#2") is EVEN
+
+
+# --- Slow replicas under leases -------------------------------------------------------------------
+
+
+class LeasedRouter:
+    """A router that has granted a lease for two replicas to one caller."""
+
+    def __init__(self) -> None:
+        self.router, self.now = Router(lambda: 0.0), 0.0
+        tables = (replica("b#1"), replica("b#2"))
+        table = BackendTable(tag="b", replicas=tables, learn_weights=True)
+        self.router.set_backend("b", table, 0.0)
+        self.router.set_endpoint("e", endpoint("e", to="b"), 0.0)
+        self.router.allow_leases("c")
+        self._ids = itertools.count()
+        self.lease = self.granted()
+
+    def granted(self) -> Any:
+        effects = [
+            e for _ in range(2) for e in self.router.submit("c", Query(next(self._ids)), self.now)
+        ]
+        (grant,) = [each for each in effects if isinstance(each, Grant)]
+        return grant.lease
+
+    def reports(self, **took_s: float) -> list[Any]:
+        """Let the caller report thirty queries at each replica that took so long."""
+        self.now += WINDOW_S
+        taken = {}
+        for name, seconds in took_s.items():
+            counted = Taken()
+            for number in range(30):
+                counted.add(seconds * (1.0 + number % 3 / 10))
+            taken[f"b#{name[1:]}"] = counted.take()
+        return self.router.used("c", self.lease.number, Used(0, {}, took=taken), self.now)
+
+
+def test_what_is_learned_under_a_lease_revokes_it_and_the_next_has_fewer_slots_there() -> None:
+    leased = LeasedRouter()
+    assert len(set(leased.lease.slots.values())) == 1
+    effects = [each for _ in range(10) for each in leased.reports(r1=1.0, r2=3.0)]
+    assert effects == [Revoke(leased.lease)]
+    assert leased.router.weight("b#2").pace == pytest.approx(3.0, rel=0.01)
+    leased.router.returned("c", leased.lease.number, {}, leased.now)
+    slots = leased.granted().slots
+    assert slots["b#2"] in {slots["b#1"] // 3 - 1, slots["b#1"] // 3}
+
+
+def test_what_was_leased_of_replicas_that_are_gone_is_ignored() -> None:
+    leased = LeasedRouter()
+    leased.router.set_backend("b", BackendTable(tag="b", learn_weights=True), 0.0)
+    assert [each for _ in range(10) for each in leased.reports(r1=1.0, r2=3.0)] == []
+
+
+def test_equal_replicas_keep_their_lease() -> None:
+    leased = LeasedRouter()
+    assert [each for _ in range(30) for each in leased.reports(r1=1.0, r2=1.1)] == []
+
+
+def test_a_caller_uses_and_reports_replicas_of_a_lease_by_what_they_take() -> None:
+    quick, slow = HeldShare("quick", 50), HeldShare("slow", 50, None, Weight(pace=3.0))
+    lease = HeldLease(1, "lease", "e", (), None, [slow, quick], 0.0)
+    assert [lease.take(0.0) for _ in range(2)] == [quick, slow]
+    for _ in range(38):
+        lease.take(0.0)
+    assert lease.in_use() == {"quick": 30, "slow": 10}
+    for status in (200, 201, 404, 499, 500):
+        lease.count(slow, status, 3.0)
+    took = lease.take_used().took
+    assert {name: taken[0] for name, taken in took.items()} == {"slow": 2}
+    assert lease.take_used().took == {}
