@@ -34,7 +34,9 @@ from typing import Any
 DONE = ".greenroom-done"
 UNIT = "greenroom-up.service"
 SYSTEMD = Path("/run/systemd/system")
+SYSTEM_UNITS, USER_UNITS = Path("/etc/systemd/system"), Path("~/.config/systemd/user")
 STATUS_TIMEOUT_S = 30.0
+LOG_LINES = 10  # with an error
 MADE = (
     *("greenroom", "healthy", "generations", "releases", "wheels", "state"),
     *("hosts.json", "lock"),
@@ -81,20 +83,19 @@ def look(home: Path) -> dict[str, Any]:
         "healthy": _target(home / "healthy"),
         "key": key.read_text() if key.exists() else "",
         "hosts": json.loads(_text(home / "hosts.json") or "{}"),
-        "report": report(home) if _target(home / "greenroom") else None,
     }
 
 
 def install(home: Path, release: str, wheels: Sequence[str], requirements: Sequence[str]) -> None:
     """Install a release of these wheels; those that the host lacked come as files."""
-    _receive(home / "wheels")
     used = {release, *(_release_of(home, link) for link in ("greenroom", "healthy"))}
-    for path in (home / "wheels").iterdir():
+    for path in (home / "wheels").glob("*"):
         if path.name not in wheels:
             path.unlink()
     for path in (home / "releases").glob("*"):
         if path.name not in used or not (path / DONE).exists():
             shutil.rmtree(path)
+    _receive(home / "wheels")
     venv = home / "releases" / release
     if uv := shutil.which("uv"):
         _check(uv, "venv", "--quiet", "--python", sys.executable, venv)
@@ -136,8 +137,14 @@ def start(home: Path, generation: str, release: str, environ: Mapping[str, str])
         stop(home)
         _link(home / "greenroom", path)
     systemctl = _systemctl()
+    log = home / "state" / "logs" / "host.log"
+    size = log.stat().st_size if log.exists() else 0
     if not systemctl:
-        return _check(home / "greenroom", "start", cwd=home)
+        try:
+            return _check(home / "greenroom", "start", cwd=home)
+        except FailedError as error:
+            told = log.read_bytes()[size:].decode(errors="replace") if log.exists() else ""
+            raise FailedError(f"{error}\n{_end_of(told)}".strip()) from None
     unit, is_system = _unit(), os.geteuid() == 0
     target = "multi-user.target" if is_system else "default.target"
     _write(unit, UNIT_TEXT.format(home=home, target=target), mode=0o644)
@@ -147,8 +154,8 @@ def start(home: Path, generation: str, release: str, environ: Mapping[str, str])
         return _check(*systemctl, "start", UNIT)
     except FailedError as error:
         journal = ["journalctl", *(() if is_system else ("--user",)), "--no-pager", "-o", "cat"]
-        told = _run(*journal, "-n", "20", "-u", UNIT).stdout
-        raise FailedError(f"{error}\n{told}") from None
+        told = _run(*journal, "-u", UNIT, "--since", "-2min").stdout
+        raise FailedError(f"{error}\n{_end_of(told)}".strip()) from None
 
 
 def confirm(home: Path) -> None:
@@ -256,6 +263,10 @@ def _release_of(home: Path, link: str) -> str:
     return _target(home / link).rpartition("-")[0]
 
 
+def _end_of(log: str) -> str:
+    return "\n".join(log.splitlines()[-LOG_LINES:])
+
+
 def _text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
@@ -273,9 +284,7 @@ def _systemctl() -> list[str]:
 
 
 def _unit() -> Path:
-    if os.geteuid() == 0:
-        return Path("/etc/systemd/system", UNIT)
-    return Path("~/.config/systemd/user", UNIT).expanduser()
+    return (SYSTEM_UNITS if os.geteuid() == 0 else USER_UNITS.expanduser()) / UNIT
 
 
 def _run(*args: Any, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -309,8 +318,11 @@ def main() -> None:
             lock = (home / "lock").open("w")  # held to the end; what is started does not inherit it
             fcntl.flock(lock, fcntl.LOCK_EX)
         answer = OPERATIONS[asked["operation"]](home, **asked["arguments"])
-    except (FailedError, OSError, tarfile.TarError) as error:
+    except (FailedError, tarfile.TarError) as error:
         sys.exit(str(error))
+    except OSError as error:
+        where = error.filename or home
+        sys.exit(f"{where}: {error.strerror or error}; mend that, or name another folder by `dir:`")
     print(json.dumps(answer))  # noqa: T201  # that is what ssh.py reads
 
 

@@ -50,24 +50,18 @@ class FoundHost(NamedTuple):
     healthy: str = ""
     key: str = ""
     hosts: Mapping[str, Any] = {}
-    report: Mapping[str, Any] | None = None
 
 
 class Found(NamedTuple):
-    """What there is on the hosts of the file, by name."""
+    """What there is on the hosts of the file, by name, and what the cluster says of itself."""
 
     hosts: Mapping[str, FoundHost]
+    report: Mapping[str, Any] = {}
 
     @property
     def leavers(self) -> list[str]:
         """The hosts that an earlier file had, and this one does not."""
         return [name for name in self.had if name not in self.hosts]
-
-    @property
-    def report(self) -> Mapping[str, Any]:
-        """What the cluster says of itself, where it runs."""
-        reports = [host.report for host in self.hosts.values() if host.report]
-        return max(reports, key=lambda report: len(report["hosts"]), default={})
 
     @property
     def states(self) -> dict[str, str]:

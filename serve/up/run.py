@@ -37,7 +37,7 @@ class Run:
         self._file, self._ssh, self._tell, self._timeout_s = file, ssh, tell, timeout_s
         self._targets = {name: host.target for name, host in file.hosts.items()}
         looked = self._on_each(self._targets, lambda name: FoundHost(**self._on(name, "look")))
-        self._found = Found(looked)
+        self._found = Found(looked, self._first_report(looked))
         self._leads = self._found.leader if self._found.leader in looked else file.leads
         for name, had in self._found.had.items():
             self._targets.setdefault(name, Target(name, had["ssh"], had["dir"], had["python"]))
@@ -180,6 +180,15 @@ class Run:
 
     def _report(self) -> dict[str, Any]:
         return self._on(self._leads, "report") or {}
+
+    def _first_report(self, looked: Mapping[str, FoundHost]) -> dict[str, Any]:
+        """Return what the cluster says of itself: the first host most likely can tell."""
+        names = [name for name, has in looked.items() if has.generation]
+        for group in (names[:1], names[1:]):
+            reports = self._on_each(group, lambda name: self._on(name, "report"))
+            if told := next(filter(None, reports.values()), None):
+                return dict(told)
+        return {}
 
     def _problems(self, report: Mapping[str, Any]) -> set[str]:
         """Return what is not healthy, by what it is about: the rest of a line changes."""

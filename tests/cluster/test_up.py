@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import shutil
 import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support import releases, wheels
-from tests.support.machines import Machines, machines_of
+from tests.support.cluster import HTTP_PORT, cluster_of
+from tests.support.kept import Kept
+from tests.support.machines import Machines
+from tests.support.systems import listens
 
+# The first one brings five machines up, and a machine with other work has to do that too.
+pytestmark = pytest.mark.timeout(240)
 APP = """
 from greenroom import serve
 
-@serve.deployment(num_replicas=5, max_replicas_per_host=2, max_ongoing_requests=20)
+@serve.deployment(num_replicas=3, max_ongoing_requests=20)
 class Who:
     def __call__(self, request):
         return "served"
@@ -25,48 +34,176 @@ app = Who.bind()
 APPS = "applications: [{name: who, route_prefix: /, import_path: 'who:app'}]\n"
 
 
+RELEASES = {
+    "0.0.2": releases.this_release,
+    "0.0.3": releases.this_release,
+    "0.0.4": releases.broken_release,
+}
+LOAD: dict[str, Any] = {"connections": 4, "pause_s": 0.02}
+
+
 @pytest.fixture(scope="module", name="wheelhouse")
 def write_wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two releases of Greenroom, and what both need."""
+    """Releases of Greenroom, and what they need."""
     folder = tmp_path_factory.mktemp("wheelhouse")
     wheels.write_needed(folder / "needed", "cluster")
-    for version in ("0.0.2", "0.0.3"):
-        releases.this_release(folder / version, version)
+    for version, make in RELEASES.items():
+        make(folder / version, version)
         (folder / f"of-{version}").mkdir()
         wheels.write_release(folder / f"of-{version}", folder / version, version)
     return folder
 
 
-@pytest.fixture
-def five(tmp_path: Path, wheelhouse: Path) -> Iterator[Machines]:
-    """Five machines that have Python and sshd."""
-    with machines_of(5, tmp_path) as machines:
-        (tmp_path / "apps").mkdir()
-        (tmp_path / "apps" / "who.py").write_text(APP)
-        (tmp_path / "apps" / "apps.yaml").write_text(APPS)
-        take(machines, wheelhouse, "0.0.2")
-        yield machines
+class Fleet(Machines):
+    """Machines, and an application for them."""
+
+    version = "0.0.2"
+
+    def want(self, wheelhouse: Path, labels: str, version: str = "", **document: Any) -> None:
+        """Have the wheels of a release, by default the last one, and a file with these hosts."""
+        version = version or self.version
+        folder = self.folder / "wheels"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for path in (*(wheelhouse / "needed").iterdir(), *(wheelhouse / f"of-{version}").iterdir()):
+            (folder / path.name).hardlink_to(path)
+        (self.folder / "apps").mkdir(exist_ok=True)
+        (self.folder / "apps" / "who.py").write_text(APP)
+        (self.folder / "apps" / "apps.yaml").write_text(APPS)
+        self.write(labels, deploy="apps/apps.yaml", **document)
+
+    def other(self) -> str:
+        """Return the release that it does not have, and take it for the one that it has."""
+        self.version = "0.0.3" if self.version == "0.0.2" else "0.0.2"
+        return self.version
+
+    def releases(self) -> dict[str, str]:
+        """Return the release of each host that runs, as the first host tells."""
+        hosts = self.hosts[0].status()["hosts"]
+        return {h["name"]: h["release"].split(",")[0] for h in hosts if h["state"] == "RUNNING"}
+
+    @contextlib.contextmanager
+    def loaded(self) -> Iterator[None]:
+        """GET through the balancer meanwhile: each is answered with 200."""
+        with self.operator.load(**LOAD) as end:
+            yield
+            tally = end()
+        assert tally.ok > 50, tally.summary()
+        assert not tally.failures, tally.summary()
 
 
-def take(machines: Machines, wheelhouse: Path, version: str) -> None:
-    """Have a release in the folder of wheels."""
-    folder = machines.folder / "wheels"
-    folder.mkdir(exist_ok=True)
-    for path in folder.iterdir():
-        path.unlink()
-    for path in (*(wheelhouse / "needed").iterdir(), *(wheelhouse / f"of-{version}").iterdir()):
-        (folder / path.name).hardlink_to(path)
+def running(version: str, labels: str) -> dict[str, str]:
+    return dict.fromkeys(labels, f"greenroom {version}")
 
 
-def test_five_bare_machines_serve_within_two_minutes(five: Machines) -> None:
-    five.write("abcde", deploy="apps/apps.yaml")
-    began_at = time.monotonic()
-    shown = five.check("up")
-    took_s = time.monotonic() - began_at
-    assert took_s < 120, shown
-    assert shown.endswith("5 hosts run greenroom 0.0.2\n")
-    for host in five.hosts:
+@pytest.fixture(scope="module", name="kept")
+def keep(tmp_path_factory: pytest.TempPathFactory, wheelhouse: Path) -> Iterator[Kept[Fleet]]:
+    @contextlib.contextmanager
+    def make() -> Iterator[Fleet]:
+        folder = tmp_path_factory.mktemp("machines")
+        with cluster_of(6, folder) as cluster:
+            fleet = Fleet(cluster, folder)
+            fleet.want(wheelhouse, "abcde")
+            began_at = time.monotonic()
+            shown = fleet.check("up")
+            assert time.monotonic() - began_at < 120, shown
+            assert shown.endswith("5 hosts run greenroom 0.0.2\n")
+            fleet.balance()
+            yield fleet
+
+    def restore(fleet: Fleet) -> None:
+        fleet.want(wheelhouse, "abc")
+        fleet.check("up")
+
+    kept = Kept(make, restore)
+    yield kept
+    kept.end()
+
+
+@pytest.fixture(name="fleet")
+def lend(request: pytest.FixtureRequest, kept: Kept[Fleet]) -> Iterator[Fleet]:
+    """Three machines that serve, of five; all five before the first test."""
+    with kept.lent(request) as fleet:
+        yield fleet
+
+
+def test_bare_machines_serve_within_two_minutes(fleet: Fleet, wheelhouse: Path) -> None:
+    fleet.want(wheelhouse, "abcde")
+    fleet.check("up")
+    for host in fleet.hosts:
         assert host.get() == (200, "served")
-        assert not stat.S_IMODE(five.home(host.label).stat().st_mode) & 0o077
-    assert five.run("up", "--plan") == (0, "nothing would change\n", "")
-    assert five.check("up") == "nothing to change: 5 hosts run greenroom 0.0.2\n"
+        assert not stat.S_IMODE(fleet.home(host.label).stat().st_mode) & 0o077
+    assert fleet.run("up", "--plan") == (0, "nothing would change\n", "")
+    assert fleet.check("up") == f"nothing to change: 5 hosts run greenroom {fleet.version}\n"
+
+
+def test_hosts_that_leave_the_file_are_drained_and_removed(fleet: Fleet, wheelhouse: Path) -> None:
+    fleet.want(wheelhouse, "abcde")
+    fleet.check("up")
+    fleet.want(wheelhouse, "abc")
+    would = [f"{label}: drain, stop and remove which the file does not name\n" for label in "de"]
+    assert fleet.run("up", "--plan")[:2] == (3, "".join(would))
+    with fleet.loaded():
+        shown = fleet.check("up")
+    done = ["d: drained", "d: removed", "e: drained", "e: removed"]
+    assert re.findall(r"^([de]: (?:drained|removed))$", shown, re.MULTILINE) == done
+    assert fleet.releases() == running(fleet.version, "abc")
+    assert not any(fleet.home(label).exists() for label in "de")
+
+
+def test_an_upgrade_goes_host_by_host_under_load_the_leader_last(
+    fleet: Fleet, wheelhouse: Path
+) -> None:
+    fleet.want(wheelhouse, "abc", fleet.other())
+    code, shown, _ = fleet.run("up", "--plan")
+    assert code == 3
+    would = [[f"{label}:", "restart"] for label in "bca"]
+    assert [line.split()[:2] for line in shown.splitlines()[3:]] == would
+    with fleet.loaded():
+        shown = fleet.check("up")
+    assert re.findall(r"^(\w): restarting", shown, re.MULTILINE) == ["b", "c", "a"]
+    assert fleet.releases() == running(fleet.version, "abc")
+
+
+def test_a_host_that_does_not_become_healthy_goes_back_and_the_others_are_left(
+    fleet: Fleet, wheelhouse: Path
+) -> None:
+    fleet.want(wheelhouse, "abc", "0.0.4")
+    with fleet.loaded():
+        code, shown, told = fleet.run("up")
+    assert code == 1
+    done = [("b", "restarting"), ("b", "going back")]
+    assert re.findall(r"^(\w): (restarting|going back)", shown, re.MULTILINE) == done
+    assert "host 'b': the host process died at its start; see logs/host.log" in told
+    assert "No module named 'os_that_is_not_there'" in told
+    assert f"host 'b' is back at {fleet.version}-" in told
+    assert fleet.releases() == running(fleet.version, "abc")
+    fleet.want(wheelhouse, "abc")
+    assert fleet.run("up", "--plan")[0] == 0
+
+
+def test_down_stops_all_and_up_brings_all_back(fleet: Fleet, wheelhouse: Path) -> None:
+    assert sorted(fleet.check("down").splitlines()) == [f"{label}: stopped" for label in "abc"]
+    for host in fleet.hosts[:3]:
+        assert not host.call(listens, HTTP_PORT, host.address)
+    fleet.want(wheelhouse, "abc", hosts={"c": {"settings": {"resources": "disk=2"}}})
+    shown = fleet.run("up", "--plan")[1]
+    would = ["a: start what does not run", "b: start what does not run"]
+    assert shown.splitlines()[:3] == [*would, "c: restart with other settings"]
+    fleet.check("up")
+    assert [host.get() for host in fleet.hosts[:3]] == [(200, "served")] * 3
+    hosts = {host["name"]: host for host in fleet.hosts[0].status()["hosts"]}
+    assert hosts["c"]["resources"]["disk"]["total"] == 2
+
+
+def test_a_command_that_is_killed_goes_on_where_it_was(fleet: Fleet, wheelhouse: Path) -> None:
+    fleet.want(wheelhouse, "abc", fleet.other())
+    for when in ("installing", "restarting"):
+        with fleet.begin("up") as process:
+            assert process.stdout is not None
+            while f"b: {when}" not in process.stdout.readline():
+                assert process.poll() is None
+            process.kill()
+    fleet.check("up")
+    assert fleet.releases() == running(fleet.version, "abc")
+    assert fleet.run("up", "--plan")[0] == 0

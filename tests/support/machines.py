@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.support.cluster import NETWORK, Cluster, cluster_of
+from tests.support.cluster import HTTP_PORT, NETWORK, Cluster
 from tests.support.programs import needed
+from tests.support.releases import ROOT
 from tests.support.systems import listens, wait_until
 
 UP_TIMEOUT_S = 110
+BALANCER = ROOT / "deploy" / "nginx" / "greenroom.conf"
 SSHD = """\
 ListenAddress {address}
 HostKey {folder}/host_key
@@ -26,6 +27,20 @@ StrictModes no
 UsePAM no
 PidFile none
 PermitRootLogin yes
+"""
+NGINX = """\
+pid {folder}/nginx.pid;
+daemon off;
+events {{}}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    include {folder}/balancer.conf;
+}}
 """
 SSH = """\
 UserKnownHostsFile {folder}/known_hosts
@@ -37,11 +52,11 @@ User root
 
 
 class Machines:
-    """Hosts a, b, c ... of a cluster, and one more, on which commands run; use machines_of."""
+    """Hosts a, b, c ... of a cluster, and one more, on which commands run."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.folder = folder
-        *self.hosts, self._operator = cluster.hosts
+        *self.hosts, self.operator = cluster.hosts
         self.wait_for = cluster.wait_for
         self.file = folder / "hosts.yaml"
         (folder / "bin").mkdir()
@@ -61,7 +76,8 @@ class Machines:
             host.state_dir = self.home(host.label) / "state"
             config = folder / f"sshd_{host.label}"
             config.write_text(SSHD.format(address=host.address, folder=folder))
-            host.call(_run_sshd, needed("sshd", "openssh-server"), str(config))
+            command = [needed("sshd", "openssh-server"), "-D", "-e", "-f", str(config)]
+            host.call(_begin, command, f"{config}.log")
         for host in self.hosts:
             wait_until(partial(host.call, listens, 22, host.address), 5, f"sshd on {host.label}")
 
@@ -81,8 +97,28 @@ class Machines:
             for host in self.hosts
             if host.label in labels
         }
-        document = {"wheels": "wheels", "python": sys.executable, "hosts": hosts, **document}
+        settings = {"http_host": "0.0.0.0"}
+        document = {"settings": settings, **document, "hosts": hosts}
+        document = {"wheels": "wheels", "python": sys.executable, **document}
         self.file.write_text(yaml.safe_dump(document, sort_keys=False))
+
+    def balance(self) -> None:
+        """Put nginx before the hosts, at the port of the front of the host that has commands."""
+        text = BALANCER.read_text()
+        servers = "".join(f"    server {h.address}:{HTTP_PORT};\n" for h in self.hosts)
+        for there, here in (
+            ("    server 10.0.0.11:8000;\n", servers),
+            ("    server 10.0.0.12:8000;\n", ""),
+            ("listen 80", f"listen {HTTP_PORT}"),
+        ):
+            assert there in text
+            text = text.replace(there, here)
+        (self.folder / "balancer.conf").write_text(text)
+        config, log = self.folder / "nginx.conf", str(self.folder / "nginx.log")
+        config.write_text(NGINX.format(folder=self.folder))
+        command = [needed("nginx", "nginx-light"), "-p", str(self.folder), "-c", str(config)]
+        self.operator.call(_begin, [*command, "-e", log], log)
+        wait_until(partial(self.operator.call, listens, HTTP_PORT), 5, "nginx listens")
 
     def begin(self, *args: str, environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Begin ``greenroom up`` or ``down`` with the file."""
@@ -90,7 +126,7 @@ class Machines:
         command = [sys.executable, "-m", "greenroom.serve.cli.main", verb, str(self.file), *flags]
         path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
         return subprocess.Popen(
-            ["ip", "netns", "exec", self._operator.name, *command],
+            ["ip", "netns", "exec", self.operator.name, *command],
             env={**os.environ, "PATH": path, **(environ or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -111,13 +147,7 @@ class Machines:
         return out
 
 
-def _run_sshd(program: str, config: str) -> None:
-    with open(f"{config}.log", "wb") as log:
-        subprocess.Popen([program, "-D", "-e", "-f", config], stderr=log)  # ends with its namespace
-
-
-@contextlib.contextmanager
-def machines_of(count: int, folder: Path) -> Iterator[Machines]:
-    """Make machines; skip where that cannot be done, but fail in CI."""
-    with cluster_of(count + 1, folder) as cluster:
-        yield Machines(cluster, folder)
+def _begin(command: list[str], log: str) -> None:
+    """Start a program, which ends with its namespace. Called on a host."""
+    with open(log, "wb") as file:
+        subprocess.Popen(command, stderr=file)

@@ -59,6 +59,13 @@ def next_release(folder: Path, version: str) -> bool:
     return True
 
 
+def broken_release(folder: Path, version: str) -> bool:
+    """Make up a release whose host process cannot start."""
+    this_release(folder, version)
+    _change(folder, "actors/host/process.py", "\nimport os\n", "\nimport os_that_is_not_there\n")
+    return True
+
+
 def _change(folder: Path, path: str, old: str, new: str) -> None:
     file = folder / "greenroom" / path
     text = file.read_text(encoding="utf-8")

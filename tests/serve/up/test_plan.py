@@ -27,12 +27,11 @@ def as_wanted(host: WantedHost, **found: Any) -> FoundHost:
 
 
 def reporting(found: dict[str, FoundHost], leader: str = "a", **states: str) -> Found:
-    """The same where the first host tells the cluster's state: hosts run unless told otherwise."""
+    """The same where the cluster tells its state: hosts run unless told otherwise."""
     states = {**dict.fromkeys(found, "RUNNING"), **states}
     hosts = [{"name": name, "state": state} for name, state in states.items()]
     report = {"hosts": hosts, "controller": {"host": leader}}
-    first = next(iter(found))
-    return Found({**found, first: found[first]._replace(report=report)})
+    return Found(found, report)
 
 
 def steps(hosts: dict[str, WantedHost], found: Found, leads: str = "a") -> list[str]:

@@ -1,0 +1,116 @@
+"""What is wrong with a machine, ``greenroom up`` names with the host; a later run goes on."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import releases, wheels
+from tests.support.cluster import HTTP_PORT, cluster_of
+from tests.support.machines import Machines
+
+pytestmark = pytest.mark.timeout(240)  # as in test_up.py
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[Machines]:
+    """One bare machine."""
+    with cluster_of(2, tmp_path) as cluster:
+        (tmp_path / "wheels").mkdir()
+        wheels.write_wheel(tmp_path / "wheels", "greenroom", "0.0.2", "")
+        yield Machines(cluster, tmp_path)
+
+
+@pytest.fixture(name="small_disk")
+def mount_small(bare: Machines) -> Iterator[Path]:
+    """The machine's folder on a disk that is too small."""
+    home = bare.home("a")
+    home.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(home)], check=True)
+    yield home
+    bare.hosts[0].kill()  # what runs there
+    subprocess.run(["umount", str(home)], check=True)
+    bare.hosts[0].reboot()
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        ({"ssh": "nobody@10.77.0.1"}, "ssh does not come to nobody@10.77.0.1: .*Permission denied"),
+        ({"ssh": "ssh://10.77.0.1:23"}, "ssh does not come to .*Connection refused.*then repeat"),
+        ({"python": "/no/python"}, "no Python can be run as '/no/python' .*; install Python 3.11"),
+        ({"dir": "/proc/greenroom"}, "/proc/greenroom: No such file or directory; mend that, or"),
+    ],
+    ids=["a wrong user", "no sshd", "no Python", "a folder that cannot be made"],
+)
+def test_a_host_that_cannot_be_used_is_named_with_what_to_do(
+    bare: Machines, entry: dict[str, Any], told: str
+) -> None:
+    bare.write("a", hosts={"a": entry})
+    code, _, error = bare.run("up")
+    assert code == 1
+    assert re.search(told, error), error
+    assert error.startswith("Error: host 'a': ")
+    assert not bare.home("a").exists()
+
+
+def test_a_wrong_key_is_told_with_the_command_to_try(bare: Machines) -> None:
+    bare.write("a")
+    (bare.folder / "key.pub").write_text((bare.folder / "host_key.pub").read_text())
+    code, _, error = bare.run("up")
+    assert code == 1
+    assert "host 'a': ssh does not come to 10.77.0.1: root@10.77.0.1: Permission denied" in error
+    assert "see that `ssh 10.77.0.1 true` works and asks nothing" in error
+
+
+def test_wheels_that_do_not_fit_are_told_in_the_installers_words(bare: Machines) -> None:
+    wheels.write_wheel(bare.folder / "wheels", "parrot", "1.0", "", requires="grain")
+    bare.write("a")
+    code, _, error = bare.run("up")
+    assert code == 1
+    assert "host 'a': " in error
+    assert "grain" in error
+
+
+def test_a_full_disk_and_a_busy_port_are_told_and_the_next_run_goes_on(
+    bare: Machines, small_disk: Path
+) -> None:
+    (bare.folder / "wheels" / "greenroom-0.0.2-py3-none-any.whl").unlink()
+    wheels.write_needed(bare.folder / "wheels", "cluster")
+    releases.this_release(bare.folder / "release", "0.0.2")
+    wheels.write_release(bare.folder / "wheels", bare.folder / "release", "0.0.2")
+    bare.write("a")
+    (host,) = bare.hosts
+    code, _, error = bare.run("up")
+    assert (code, error.startswith("Error: host 'a': ")) == (1, True)
+    assert "No space left on device" in error
+    subprocess.run(["mount", "-o", "remount,size=500m", str(small_disk)], check=True)
+    host.call(_take_port)
+    code, shown, error = bare.run("up")
+    assert "a: installed" in shown
+    assert (code, error.startswith("Error: host 'a': ")) == (1, True)
+    assert f"port {HTTP_PORT}" in error
+    host.call(_give_port)
+    shown = bare.check("up")
+    assert "installing" not in shown
+    assert shown.endswith("1 hosts run greenroom 0.0.2\n")
+    assert host.get("/-/healthz")[0] == 200
+
+
+_taken: list[socket.socket] = []
+
+
+def _take_port() -> None:
+    """Listen where the front is to. Called on a host."""
+    _taken.append(socket.create_server(("0.0.0.0", HTTP_PORT)))
+
+
+def _give_port() -> None:
+    """End that. Called on a host."""
+    _taken.pop().close()
