@@ -38,7 +38,9 @@ def up(file: Path, plan: bool, timeout: float) -> None:
         run = Run(hosts, ssh, click.echo, timeout)
         if not plan:
             is_changed = run.up()
-            told = f"{len(hosts.hosts)} hosts run greenroom {hosts.wheels.version}"
+            count = len(hosts.hosts)
+            told = f"{count} hosts run" if count > 1 else "1 host runs"
+            told += f" greenroom {hosts.wheels.version}"
             click.echo(told if is_changed else f"nothing to change: {told}")
         elif steps := run.plan():
             for step in steps:

@@ -58,10 +58,11 @@ class Fleet(Machines):
     """Machines, and an application for them."""
 
     version = "0.0.2"
+    labels = ""
 
     def want(self, wheelhouse: Path, labels: str, version: str = "", **document: Any) -> None:
         """Have the wheels of a release, by default the last one, and a file with these hosts."""
-        version = version or self.version
+        version, self.labels = version or self.version, labels
         folder = self.folder / "wheels"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -112,7 +113,7 @@ def keep(tmp_path_factory: pytest.TempPathFactory, wheelhouse: Path) -> Iterator
             yield fleet
 
     def restore(fleet: Fleet) -> None:
-        fleet.want(wheelhouse, "abc")
+        fleet.want(wheelhouse, fleet.labels)
         fleet.check("up")
 
     kept = Kept(make, restore)
@@ -122,14 +123,12 @@ def keep(tmp_path_factory: pytest.TempPathFactory, wheelhouse: Path) -> Iterator
 
 @pytest.fixture(name="fleet")
 def lend(request: pytest.FixtureRequest, kept: Kept[Fleet]) -> Iterator[Fleet]:
-    """Three machines that serve, of five; all five before the first test."""
+    """Five machines that serve; three, once two of them have left."""
     with kept.lent(request) as fleet:
         yield fleet
 
 
-def test_bare_machines_serve_within_two_minutes(fleet: Fleet, wheelhouse: Path) -> None:
-    fleet.want(wheelhouse, "abcde")
-    fleet.check("up")
+def test_bare_machines_serve_within_two_minutes(fleet: Fleet) -> None:
     for host in fleet.hosts:
         assert host.get() == (200, "served")
         assert not stat.S_IMODE(fleet.home(host.label).stat().st_mode) & 0o077
@@ -138,8 +137,6 @@ def test_bare_machines_serve_within_two_minutes(fleet: Fleet, wheelhouse: Path) 
 
 
 def test_hosts_that_leave_the_file_are_drained_and_removed(fleet: Fleet, wheelhouse: Path) -> None:
-    fleet.want(wheelhouse, "abcde")
-    fleet.check("up")
     fleet.want(wheelhouse, "abc")
     would = [f"{label}: drain, stop and remove which the file does not name\n" for label in "de"]
     assert fleet.run("up", "--plan")[:2] == (3, "".join(would))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ BALANCER = ROOT / "deploy" / "nginx" / "greenroom.conf"
 SSHD = """\
 ListenAddress {address}
 HostKey {folder}/host_key
-AuthorizedKeysFile {folder}/key.pub
+AuthorizedKeysFile {folder}/authorized_keys
 StrictModes no
 UsePAM no
 PidFile none
@@ -69,6 +70,7 @@ class Machines:
         for name in ("key", "host_key"):
             made = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
             subprocess.run(made, check=True)
+        shutil.copy(folder / "key.pub", folder / "authorized_keys")
         public = (folder / "host_key.pub").read_text()
         (folder / "known_hosts").write_text(f"{NETWORK}.* {public}")
         os.makedirs("/run/sshd", mode=0o755, exist_ok=True)  # sshd's, which Debian's service makes
