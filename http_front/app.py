@@ -132,9 +132,7 @@ class Front:
         is_inside = request.for_pages or self._below(request) in HEALTH
         app = self._answer if is_inside else self._app
         try:
-            if request.is_socket:
-                await app(scope, receive, websocket.counting(request, send))
-            elif request.reply is not None:
+            if request.reply is not None:
                 await send_reply(request.reply, send)
             else:
                 await app(scope, receive, send)

@@ -85,26 +85,6 @@ _HANDSHAKE_HEADERS = frozenset({b"connection", b"upgrade", b"origin"})
 # --- The conversation -----------------------------------------------------------------------------
 
 
-def counting(request: Request, send: Send) -> Send:
-    """Return a ``send`` that notes what becomes of a WebSocket, and gives its answer its id."""
-
-    async def counted(event: Event) -> None:
-        kind = event["type"]
-        if kind == "websocket.send":
-            request.bytes_out += len(event.get("bytes") or event.get("text") or b"")
-        elif kind == f"{RESPONSE}.body":
-            request.bytes_out += len(event.get("body", b""))
-        elif kind in {"websocket.accept", f"{RESPONSE}.start"}:
-            request.status = event.get("status", SWITCHING)
-            identity = (b"x-request-id", request.id.encode("ascii"))
-            event = {**event, "headers": [*event.get("headers", ()), identity]}
-        elif not request.status:  # a close that refuses
-            request.status = 403
-        await send(event)
-
-    return counted
-
-
 async def refuse(reply: Reply, request: Request, send: Send) -> None:
     """Answer an opening with a response; with a bare 403 where the server cannot give another."""
     if RESPONSE not in request.scope.get("extensions", {}):
@@ -421,10 +401,15 @@ class FrontSocket(ClientConnection):
         kept = [(name, value) for each, value in headers if (name := each.lower()) not in _OURS]
         ends = ((b"content-length", b"%d" % len(body)), CLOSE)
         self._write_head(status, [*kept, *ends])
+        self._request.bytes_out += len(body)
         self.transport.write(body)
         self.hang_up()
 
     def _write_head(self, status: int, headers: Headers) -> None:
+        request = self._request
+        request.status = status
+        if request.id:
+            headers = [*headers, (b"x-request-id", request.id.encode("ascii"))]
         self.transport.write(response_head(status, headers, self.shared.default_head))
 
     def _accept(self, event: Event) -> None:
@@ -472,10 +457,10 @@ class FrontSocket(ClientConnection):
             raise ClientGoneError
         elif kind == "websocket.send":
             text = event.get("text")
-            if text is None:
-                self._conn.send_binary(event["bytes"])
-            else:
-                self._conn.send_text(text.encode())
+            content = event["bytes"] if text is None else text.encode()
+            send = self._conn.send_binary if text is None else self._conn.send_text
+            send(content)
+            self._request.bytes_out += len(content)
             self._flush()
         else:
             raise RuntimeError(f"the ASGI event {kind!r} is not expected now")
