@@ -6,7 +6,6 @@ A stopped process is killed after LIMIT_S. If it is continued before, everything
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import time
@@ -117,23 +116,14 @@ def test_nothing_is_killed_where_everything_stood_still(running: RunningSystem) 
     assert not tally.failures, tally.summary()
 
 
-def test_status_shows_what_is_silent_and_a_stop_in_time_changes_nothing(
-    running: RunningSystem,
-) -> None:
+def test_a_stop_that_ends_in_time_changes_nothing(running: RunningSystem) -> None:
     """A controller that stood still for less than the limit goes on where it was."""
     before = sorted(running.pids())
-    controller, replica = running.pid_of("controller"), first(running, "replica")
+    controller = running.pid_of("controller")
     os.kill(controller, signal.SIGSTOP)
     time.sleep(LIMIT_S / 2)  # the point of the test: less than it may be silent
     os.kill(controller, signal.SIGCONT)
     assert sorted(running.pids()) == before
-    os.kill(replica, signal.SIGSTOP)
-    told = running.greenroom("status", "--json")
-    report = json.loads(told.stdout or "{}")
-    found = [each["pid"] for each in report.get("silent", ())]
-    wait_until(lambda: not alive(replica), KILLED_WITHIN_S, "the end of the silent replica")
     wait_until(lambda: settled(running), SETTLED_WITHIN_S, "all as before")
-    assert running.pid_of("controller") == controller
-    if found:  # else the command was slower than the watchers
-        assert found == [replica]
-        assert told.returncode == 1
+    time.sleep(LIMIT_S)  # nor is it killed later
+    assert sorted(running.pids()) == before

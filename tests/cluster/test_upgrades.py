@@ -12,6 +12,7 @@ from greenroom import serve
 from greenroom.core import formats
 from tests.support import releases
 from tests.support.cluster import Cluster, ClusterHost
+from tests.support.programs import cannot_run
 
 ALL = {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}
 APP = """
@@ -44,7 +45,7 @@ def test_three_hosts_change_their_release_one_by_one_and_nothing_is_lost(
 ) -> None:
     """From the last release to this one, and to the next and back; the leader goes last."""
     if versions[0] not in folders:
-        pytest.skip("there is no git repository here, which has the last release")
+        cannot_run("there is no git repository here, which has the last release")
     three.start(**_of(three, folders[versions[0]]))
     three.deploy(APP, **_of(three, folders[versions[0]]))
     a, b, c = three.hosts

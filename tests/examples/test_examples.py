@@ -196,7 +196,6 @@ def test_greetings_have_a_model_for_each_language(example):
 
 
 def test_the_classifier_names_a_flower_and_documents_itself(example):
-    pytest.importorskip("sklearn")
     classifier = example("classifier")
     flower = json.dumps({"sepal": [5.1, 3.5], "petal": [1.4, 0.2]}).encode()
     json_body = {"content-type": "application/json"}

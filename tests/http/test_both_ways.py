@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from greenroom.actors.caller.streams import Stream
+from greenroom.actors.caller.streams import Stream, StreamFailedError
 from greenroom.actors.messages.queries import (
     FailedAnswer,
     HttpAnswer,
@@ -21,6 +21,7 @@ from greenroom.actors.messages.queries import (
     StreamPart,
 )
 from greenroom.http_front import short_way
+from greenroom.http_front.responses import StreamedBody
 from tests.http.wire import connected, turn_over
 
 GET = b"GET %b HTTP/1.1\r\nHost: a\r\nX-Request-ID: id\r\n\r\n"
@@ -38,6 +39,7 @@ FORMS = {
     "HTTP/1.0": (GET % b"/ok").replace(b"/1.1", b"/1.0"),
     "close": (GET % b"/ok").replace(b"Host", b"Connection: close\r\nHost"),
     "many headers": GET % b"/headers",
+    "a date of user code": GET % b"/date",
     "no body": GET % b"/204",
     "nothing new": GET % b"/304",
     "in pieces": GET % b"/pieces",
@@ -97,6 +99,7 @@ def answer(asked):
     length = ((b"content-length", b"4"),)
     answers = {
         "headers": HttpAnswer(0, 203, ((b"X-A", b"1"), (b"x-a", b"2"), (b"Link", b"\xe4")), b"b"),
+        "date": HttpAnswer(0, 200, ((b"Date", b"Thu, 01 Jan 1970 00:00:00 GMT"),), b"b"),
         "204": HttpAnswer(0, 204, (), b"ignored"),
         "304": HttpAnswer(0, 304, ((b"etag", b"1"),), b""),
         "99": HttpAnswer(0, 99, (), b""),
@@ -118,7 +121,19 @@ async def said(front, request):
     connection.say(request)
     await turn_over()
     await connection.end()
-    return re.sub(rb"date: [^\r]*", b"date: now", connection.wire.written)
+    written = connection.wire.written
+    responses = re.findall(rb"HTTP/1.1 [2-5]", written)
+    assert len(re.findall(rb"\r\ndate: [^\r]* GMT\r", written)) == len(responses), "one each"
+    return re.sub(rb"date: [^\r]* GMT", b"date: now", written)
+
+
+@pytest.mark.parametrize("parts", [(b"one",), (b"one", b"two")])
+def test_parts_that_are_not_as_long_as_declared_end_in_an_error(parts):
+    async def read():
+        return [part async for part in StreamedBody(stream(*parts), b"4")]
+
+    with pytest.raises(StreamFailedError, match="Content-Length"):
+        asyncio.run(read())
 
 
 @pytest.mark.parametrize("request_bytes", FORMS.values(), ids=FORMS)

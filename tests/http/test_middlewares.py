@@ -139,7 +139,7 @@ def test_a_worker_compresses_and_allows_what_its_settings_say(start_front):
     assert answer["access-control-allow-origin"] == ORIGIN
 
 
-@pytest.mark.parametrize("how", ["length", "end", "raises midway"])
+@pytest.mark.parametrize("how", ["length", "short", "end", "raises midway"])
 def test_an_answer_broken_midway_cuts_the_connection(start_front, how):
     front = with_middlewares(start_front, a("breaking", how=how))
     received = front.exchange(b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n" * 2)

@@ -86,6 +86,8 @@ def breaking(app: Any, how: str) -> Any:
                 event = {**event, "headers": [*event["headers"], (b"x-bad", b"1\r\nx-evil: 1")]}
             if how == "length" and not is_start:
                 event = {**event, "body": event["body"] + b"more than was announced"}
+            if how == "short" and not is_start:
+                event = {**event, "body": event["body"][:-1]}
             if how == "end" and not is_start:
                 event = {**event, "more_body": True}
             if how == "raises midway" and not is_start:

@@ -12,6 +12,7 @@ import tracemalloc
 
 import pytest
 
+from tests.support.programs import cannot_run
 from tests.support.systems import free_port
 from tests.transport.worlds import HERE, THERE
 
@@ -22,7 +23,7 @@ IDLE, HOSTILE = 1000, 200
 def descriptors_enough():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 4096:
-        pytest.skip(f"needs 4096 descriptors, and may have {hard}")
+        cannot_run(f"needs 4096 descriptors, and may have {hard}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

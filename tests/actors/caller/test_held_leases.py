@@ -28,6 +28,7 @@ from greenroom.core.routing import tickets
 from greenroom.core.routing.leases import ORPHAN_S
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
+from tests.support.leftovers import where_named
 from tests.support.queries import query
 
 LIMIT = 6  # of which a replica has one slot that is never leased
@@ -195,6 +196,7 @@ class LeaseModel(RuleBasedStateMachine):
         for patch in self._patches:
             patch.start()
         self.ids = itertools.count(1)
+        self.gone: set[str] = set()  # callers and replicas that have died
         self.router = Router(random.Random(0).random)
         self.replicas: dict[str, Replica] = {}
         self.callers: dict[str, Caller] = {}
@@ -339,6 +341,7 @@ class LeaseModel(RuleBasedStateMachine):
         replica = _pick(self.replicas, which)
         tag = replica.table.tag
         del self.replicas[tag]
+        self.gone.add(tag)
         self.wires.dead.add(replica.process)
         self.assigned.pop(tag, None)
         for heard in list(self.wires.watchers.pop(replica.process, ())):
@@ -351,6 +354,7 @@ class LeaseModel(RuleBasedStateMachine):
     def kill_caller(self, which: int) -> None:
         caller = _pick(self.callers, which)
         del self.callers[caller.name]
+        self.gone.add(caller.name)
         self.wires.timers = [
             timer
             for timer in self.wires.timers
@@ -424,6 +428,8 @@ class LeaseModel(RuleBasedStateMachine):
         watched = Counter({key: len(each) for key, each in self.wires.watchers.items() if each})
         assert watched == living, "whom a caller may send to, and only they, are watched"
         assert not self.wires.timers
+        kept_by = [self.router, self.desk, *(each.leases for each in self.callers.values())]
+        assert not [where for each in kept_by for where in where_named(each, self.gone)]
         assert not self.router.unconfirmed
         assert not any(self.router.ongoing().values())
 

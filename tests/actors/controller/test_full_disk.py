@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.support.programs import cannot_run
 
 ROOT = Path(__file__).parents[3]
 IN_A_NAMESPACE = ["unshare", "--mount", "sh", "-ec"]
@@ -30,7 +30,7 @@ def test_changes_are_refused_while_the_disk_is_full_or_read_only_and_made_when_i
     tmp_path: Path,
 ) -> None:
     if reason := can_mount(tmp_path):
-        pytest.skip(f"no small disk can be mounted: {reason}")
+        cannot_run(f"no small disk can be mounted: {reason}")
     script = 'mount -t tmpfs -o size=4m,mode=700 none "$0"; exec "$@"'
     program = [sys.executable, "-m", "tests.actors.full_disk", tmp_path]
     ended = subprocess.run(

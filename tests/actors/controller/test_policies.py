@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -119,10 +120,8 @@ def test_a_policy_gets_the_context_and_its_arguments_and_may_have_a_state(asker:
 
 
 def test_numbers_of_numpy_are_numbers(asker: Asker) -> None:
-    numpy = pytest.importorskip("numpy")
-
     def policy(_context: Any) -> Any:
-        return numpy.int64(4)
+        return np.int64(4)
 
     asker.set_policy(policy)
     assert asker.ask() == {"replicas": 4}

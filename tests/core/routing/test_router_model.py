@@ -25,6 +25,7 @@ from tests.core.routing.queries import (
     only,
     replica,
 )
+from tests.support.leftovers import where_named
 
 BACKENDS = ("a", "b")
 CALLERS = st.sampled_from(["c1", "c2"])
@@ -377,6 +378,7 @@ class RouterModel(RuleBasedStateMachine):
         for key, got in self.outcomes.items():
             assert len(got) == 1 or (not got and key in self.cancelled), key
         assert self.router.is_empty
+        assert not where_named(self.router, self.dead)
 
 
 TestRouterModel = RouterModel.TestCase
