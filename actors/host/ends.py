@@ -13,6 +13,7 @@ import signal
 import time
 from pathlib import Path
 
+from greenroom.actors.runtime.cgroups import has_run_out_of_memory, remove_empty
 from greenroom.actors.runtime.logs import last_lines, replica_log
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport.addresses import ProcessAddress
@@ -36,9 +37,12 @@ def record_end(folder: Path, address: ProcessAddress, status: int) -> None:
 class Ends:
     """What a host process tells of ends on its host."""
 
-    def __init__(self, settings: HostSettings, vmstat: Path = VMSTAT) -> None:
+    def __init__(
+        self, settings: HostSettings, vmstat: Path = VMSTAT, groups: Path | None = None
+    ) -> None:
         self._settings = settings
         self._vmstat = vmstat
+        self._groups = groups  # see runtime/cgroups.py
         self._killed = self._kills_for_memory()
 
     async def cause(self, replica: str, address: ProcessAddress) -> str:
@@ -46,7 +50,7 @@ class Ends:
         status = await self._status(_path(self._settings.run_dir, address))
         if status is None:
             return ""
-        how = f"exit code {status}" if status >= 0 else self._describe_signal(-status)
+        how = f"exit code {status}" if status >= 0 else self._describe_signal(-status, replica)
         last = self._last_lines(replica)
         return f"{how}; its log ends with: {last}" if last else how
 
@@ -68,13 +72,16 @@ class Ends:
             with contextlib.suppress(OSError):
                 if path.stat().st_mtime < before:
                     path.unlink()
+        if self._groups is not None:
+            remove_empty(self._groups)
 
-    def _describe_signal(self, number: int) -> str:
+    def _describe_signal(self, number: int, replica: str) -> str:
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
         if number != signal.SIGKILL:
             return name
         before, self._killed = self._killed, self._kills_for_memory()
-        if self._killed <= before:
+        is_own = self._groups is not None and has_run_out_of_memory(self._groups, replica)
+        if not is_own and self._killed <= before:
             return name
         return f"{RestartReason.OUT_OF_MEMORY}: {name} by the kernel"
 

@@ -55,6 +55,7 @@ from greenroom.actors.messages.control import DescribeEnd, EndDescribed, MeetCon
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime import draining, forking, settings as binding
 from greenroom.actors.runtime.capacity import count_gpus
+from greenroom.actors.runtime.cgroups import handed_on
 from greenroom.actors.runtime.http_port import check_grpc, describe_holder
 from greenroom.actors.runtime.liveness import Pulse
 from greenroom.actors.runtime.logs import (
@@ -351,7 +352,7 @@ class Host:
         self._membership = Membership(settings, process, records, port, self._describe)
         self._controller = find_controller(port, settings, self._membership, self._introduce)
         self._proxy = Finder(port, PROXY, lambda *_: self._introduce())
-        self._ends = Ends(settings)
+        self._ends = Ends(settings, groups=handed_on())
         port.on(StopHost, self._stop_as_ordered)
         port.on(DescribeEnd, self._describe_end)
 

@@ -36,7 +36,7 @@ from greenroom.actors.replica.data_plane import Queries
 from greenroom.actors.replica.threads import give_way_to_messages
 from greenroom.actors.replica.user_code import Failure, UserCode, import_starlette
 from greenroom.actors.replica.wear import Wear
-from greenroom.actors.runtime import tracing
+from greenroom.actors.runtime import cgroups, tracing
 from greenroom.actors.runtime.actor import LoopActor
 from greenroom.actors.runtime.logs import redirect_output, replica_log
 from greenroom.actors.runtime.loop import end_where_starved
@@ -225,6 +225,10 @@ class Replica(LoopActor):
         self.config, self.config_id = order.config, order.config_id
         self._load_id = order.config_id
         self._leave_record(order)
+        groups = cgroups.handed_on()
+        group = None if groups is None else cgroups.enter(groups, order.replica, order.num_cpus)
+        if group is not None:
+            self._wear.has_group(group)
         user_context.install(
             user_context.ReplicaContext(
                 app_name=served_as(order.application),

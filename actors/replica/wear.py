@@ -2,7 +2,8 @@
 
 What leaks is best replaced before it hurts. A worn replica says so in its reports and serves on
 until its successor runs. Only one whose memory passes HARD times its limit ends at once, before its
-neighbours on the host suffer. Memory is the proportional set size of proc(5): replicas share pages.
+neighbours on the host suffer; the kernel ends it there, too, if it has a control group of its own.
+Memory is the proportional set size of proc(5): replicas share pages.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from greenroom.actors.runtime.cgroups import Group
 from greenroom.actors.runtime.loop import Loop, Timer
 from greenroom.core.config import MIB
 from greenroom.core.lifecycle.replicas import RestartReason
@@ -40,6 +42,7 @@ class Wear:
         self._limits: tuple[Any, ...] = (None, None, None)
         self._began_at: float | None = None  # to run
         self._timer: Timer | None = None
+        self._group: Group | None = None
         self.why = ""  # it is worn; "" while it is not
 
     def configure(self, config: Mapping[str, Any]) -> None:
@@ -48,6 +51,17 @@ class Wear:
         self._limits = tuple(map(config.get, names))
         self.why = ""
         self._arm()
+        self._limit()
+
+    def has_group(self, group: Group) -> None:
+        """Let the kernel hold the limit of memory, too."""
+        self._group = group
+        self._limit()
+
+    def _limit(self) -> None:
+        most = self._limits[-1]
+        if self._group is not None:
+            self._group.limit(None if most is None else int(most * HARD))
 
     def begin(self) -> None:
         """Count the age from now on."""

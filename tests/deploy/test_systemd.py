@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from greenroom.actors.runtime.cgroups import SUBGROUP
 from greenroom.actors.runtime.draining import DEFAULT_S, stop_s
 from greenroom.actors.runtime.settings import FIELDS, variable
 from tests.support.container import ROOT
@@ -35,6 +36,14 @@ def test_its_variables_are_settings_and_a_stop_has_the_time_that_it_needs() -> N
     parser.read_string(text)
     assert parser.getint("Service", "TimeoutStopSec") > stop_s(DEFAULT_S)
     assert parser["Service"]["KillMode"] == "process"
+
+
+def test_the_limits_hand_on_the_group_in_which_hosts_look_for_it() -> None:
+    parser = configparser.ConfigParser()
+    parser.read_string((UNIT.parent / "limits.conf").read_text())
+    assert parser["Service"]["DelegateSubgroup"] == SUBGROUP
+    assert set(parser["Service"]["Delegate"].split()) == {"memory", "cpu"}
+    assert parser["Service"]["ProtectControlGroups"] == "false"
 
 
 def test_it_is_exposed_to_little() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from greenroom.actors.host.ends import KEPT_S, RECORDED_WITHIN_S, Ends, record_end
+from greenroom.actors.runtime.logs import replica_log
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.actors.transport.addresses import ProcessAddress
 
@@ -86,6 +87,20 @@ def test_a_kill_by_the_kernel_for_memory_is_told_apart_from_others(
     assert cause(settings, ends) == "out of memory: SIGKILL by the kernel"
     record_end(settings.run_dir, ADDRESS, -signal.SIGKILL)  # not counted by the kernel
     assert cause(settings, ends) == "SIGKILL"
+
+
+def test_a_kill_for_the_limit_of_its_own_control_group_is_told(
+    settings: HostSettings, tmp_path: Path
+) -> None:
+    group = tmp_path / "groups" / replica_log(TAG)
+    group.mkdir(parents=True)
+    ends = Ends(settings, tmp_path / "no vmstat", group.parent)
+    (group / "memory.events").write_text("max 12\noom 0\noom_kill 0\n")
+    record_end(settings.run_dir, ADDRESS, -signal.SIGKILL)
+    assert cause(settings, ends) == "SIGKILL"
+    (group / "memory.events").write_text("max 13\noom 1\noom_kill 1\noom_group_kill 1\n")
+    record_end(settings.run_dir, ADDRESS, -signal.SIGKILL)
+    assert cause(settings, ends) == "out of memory: SIGKILL by the kernel"
 
 
 @pytest.mark.parametrize("noted", [None, "", "three"])
