@@ -207,14 +207,7 @@ class Front:
         if scope is not request.scope:
             request = scope[REQUEST_KEY] = Request.of(scope, self._root_path, request)
         if request.is_socket:
-            await receive()  # websocket.connect
-            try:
-                self.admit(request)
-                if request.for_pages:
-                    raise RouteNotFoundError
-                await self.conversations.serve(request, receive, send)
-            except GreenroomError as error:
-                await websocket.refuse(error_reply_for(error, request), request, send)
+            await self._converse(request, receive, send)
             return
         if request.has_body:
             request.body = Body(
@@ -226,19 +219,19 @@ class Front:
                 early=self._early_bodies,
             )
 
-        async def send_on(event: Event) -> None:
-            # The headers of a reply go past Falcon, which would merge some.
-            if request.reply is not None and event["type"] == "http.response.start":
-                headers, body = request.reply.headers, request.body
-                if body is not None and body.is_begun and not body.is_complete:
-                    headers.append(CLOSE)  # the client would have to send the rest first
-                event = {**event, "headers": headers}
-            await send(event)
+        async def send_page(event: Event) -> None:
+            if request.reply is None:
+                await send(event)
 
         falcon_app = self._app_for(request)
         scope["query_string"] = b""  # Falcon would fail to decode one that is not UTF-8
         try:
-            await falcon_app(scope, _no_body, send_on)
+            await falcon_app(scope, _no_body, send_page)
+            if request.reply is not None:  # past Falcon, which would merge headers
+                body = request.body
+                if body is not None and body.is_begun and not body.is_complete:
+                    request.reply.headers.append(CLOSE)  # else the client had to send the rest
+                await send_reply(request.reply, send)
         finally:
             # A connection keeps its last request until the next one comes.
             reply, request.reply = request.reply, None
@@ -246,6 +239,16 @@ class Front:
             end_body(reply)
             if body is not None:
                 await body.end()
+
+    async def _converse(self, request: Request, receive: Receive, send: Send) -> None:
+        await receive()  # websocket.connect
+        try:
+            self.admit(request)
+            if request.for_pages:
+                raise RouteNotFoundError
+            await self.conversations.serve(request, receive, send)
+        except GreenroomError as error:
+            await websocket.refuse(error_reply_for(error, request), request, send)
 
     def _below(self, request: Request) -> bytes:
         """Return the path below the root path, as it was sent.
@@ -277,13 +280,13 @@ class Front:
         pages = self._pages if self._has_pages(request) else HEALTH
         return path.decode() if path in pages else None
 
-    async def on_request(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
+    async def on_request(self, req: falcon.asgi.Request, _resp: object) -> None:
         """Send the query to a replica; cancelling this cancels the query."""
         request: Request = req.scope[REQUEST_KEY]
         if request.for_pages or self._below(request) in self._pages:
             raise RouteNotFoundError  # pages and requests have places of their own
         if request.path == "*":  # OPTIONS, to see whether the server is there
-            respond(request, resp, Reply(204, [], b""))
+            request.reply = Reply(204, [], b"")
             return
         begun, body, follows = b"", request.body, ""
         on_feed: Callable[[Any], None] | None = None
@@ -295,7 +298,7 @@ class Front:
         query = query_for(request, number, most_s, begun, follows=follows)
         del begun  # the query has it
         answer = await self.link.ask(query, on_feed)
-        respond(request, resp, reply_to(answer, request))
+        request.reply = reply_to(answer, request)
 
 
 class Router(CompiledRouter):
@@ -329,28 +332,18 @@ async def _no_body() -> Event:
     return _EMPTY_BODY
 
 
-def respond(request: Request, resp: falcon.asgi.Response, reply: Reply) -> None:
-    """Have Falcon send a reply."""
-    request.reply = reply
-    resp.status = reply.status
-    if isinstance(reply.body, bytes):
-        resp.data = reply.body
-    else:
-        resp.stream = reply.body  # type: ignore[assignment]  # Falcon only passes parts on
-
-
 async def _answer_our_error(
-    req: falcon.asgi.Request, resp: falcon.asgi.Response, error: GreenroomError, _: dict[str, Any]
+    req: falcon.asgi.Request, _resp: object, error: GreenroomError, _: dict[str, Any]
 ) -> None:
     request: Request = req.scope[REQUEST_KEY]
-    respond(request, resp, error_reply_for(error, request))
+    request.reply = error_reply_for(error, request)
 
 
 async def _answer_unexpected(
-    req: falcon.asgi.Request, resp: falcon.asgi.Response, error: Exception, _: dict[str, Any]
+    req: falcon.asgi.Request, _resp: object, error: Exception, _: dict[str, Any]
 ) -> None:
     request: Request = req.scope[REQUEST_KEY]
-    respond(request, resp, unexpected(error, request))
+    request.reply = unexpected(error, request)
 
 
 def _serialize(req: Any, resp: falcon.Response, error: falcon.HTTPError) -> None:
