@@ -288,12 +288,14 @@ class Supervisor:
         self._send(effect.replica, cm.StopReplica(**effect._asdict(), epoch=self._epoch))
 
     def _kill(self, effect: fx.Kill) -> None:
-        process = self._process_of(effect.replica)
+        tag, process = effect.replica, self._process_of(effect.replica)
         if process is not None:
-            logger.warning("killing replica %s (pid %d)", effect.replica, process.pid)
-            self._end(effect.replica, process)
-        else:  # it has not reported to this controller; it will when it hears this
-            self._stop(fx.Stop(effect.replica, 0.0))
+            logger.warning("killing replica %s (pid %d)", tag, process.pid)
+            self._end(tag, process)
+        if process is None or not self._is_here(tag):
+            # It reports when it hears this. If it has died while its host was cut off, its watch was
+            # told only that it could not be reached, and what is sent now finds that it is gone.
+            self._stop(fx.Stop(tag, 0.0))
 
     def _end(self, tag: str, process: m.Process) -> None:
         if self._is_here(tag):

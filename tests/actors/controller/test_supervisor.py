@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from greenroom.actors.controller.supervisor import Supervisor
-from greenroom.actors.messages import control as cm
+from greenroom.actors.messages import control as cm, queries as m
 from greenroom.core import effects as fx
 from greenroom.core.config import BackendConfig
 from greenroom.core.lifecycle.state import Gone
@@ -38,8 +38,9 @@ def supervisor_of(
     loop: Any,
     load_code: Callable[[str], bytes] = lambda _digest: b"code",
     find: Callable[[str], str] = lambda _tag: "there",
+    kill: Callable[[Any, str], None] | None = None,
 ) -> tuple[Supervisor, Any]:
-    """Return one, and its cluster."""
+    """Return one, and its cluster; with ``kill``, that of another host where all replicas are."""
     release = SimpleNamespace(
         version="1", code_digest="d", code_hash="h", config={}, config_id=1, actor_options={}
     )
@@ -56,7 +57,7 @@ def supervisor_of(
     cluster: Any = SimpleNamespace(
         backends=backends, backend_of=lambda _tag: backends.get(BACKEND), state=state
     )
-    members: Any = SimpleNamespace(epoch=0, is_here=lambda _host: True)
+    members: Any = SimpleNamespace(epoch=0, is_here=lambda _host: kill is None, kill=kill)
     checkpoints: Any = SimpleNamespace(load_code=load_code)
     made = Supervisor(
         loop,
@@ -115,3 +116,18 @@ def test_a_replica_that_is_gone_is_forgotten_and_not_made_anew_by_a_late_order()
     del cluster.backends[BACKEND]
     supervisor.perform(fx.Stop(TAG, 0.0))
     assert found == [TAG, TAG]
+
+
+def test_a_replica_of_another_host_is_told_itself_as_well_when_it_is_killed() -> None:
+    """Its end may have come while its host was cut off, and then no watch has told of it."""
+    loop = SlowLoop()
+    loop.watch_process = lambda *_args, **_options: lambda: None  # type: ignore[attr-defined]
+    killed: list[m.Process] = []
+    supervisor, cluster = supervisor_of(loop, kill=lambda process, _host: killed.append(process))
+    cluster.replica_reported = lambda *_args: True
+    process = m.Process(pid=7, start_ticks=7, incarnation="first")
+    reported = cm.ReplicaReported(replica=TAG, process=process, state="draining")
+    supervisor.reported(reported, "there")
+    supervisor.perform(fx.Kill(TAG))
+    assert killed == [process]
+    assert loop.sent == [cm.StopReplica]
