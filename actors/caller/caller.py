@@ -319,7 +319,7 @@ class Caller:
         self._outbox = Outbox(
             self.loop, address, self._pack, on_failed=self._undelivered, weigh=_weigh
         )
-        self.loop.send(address, AttachCaller(process=self.process))
+        self.loop.send(address, AttachCaller(process=self.process, splits=True))
         for entry in list(self._entries.values()):
             if entry.process is None and entry.query.id not in self.leases:
                 self._put(entry)

@@ -7,6 +7,7 @@ for a query that is no longer wanted, when its replica says that it has ended.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Iterable
 from functools import partial
 
@@ -23,9 +24,10 @@ from greenroom.actors.messages.queries import (
     RunLeased,
 )
 from greenroom.actors.runtime.loop import Callback, Loop, Outbox, Timer
+from greenroom.core.rollouts.judging import OVERDUE_S
 from greenroom.core.routing.balancing import UNHEARD_S
 from greenroom.core.routing.leases import IDLE_S, ORPHAN_S, REPORT_S, HeldLease, HeldShare
-from greenroom.core.routing.traffic import Routes
+from greenroom.core.routing.traffic import Routes, Split, key_of
 from greenroom.core.routing.weights import EVEN, Weight
 
 MAX_TARGETS = 64  # before those without a lease are dropped
@@ -78,9 +80,10 @@ class CallerLeases:
         self._proxy: Process | None = None
         self._proxy_address: Address | None = None
         self._routes = Routes()
-        self.held: dict[str, HeldLease] = {}  # by endpoint
+        self.held: dict[tuple[str, str], HeldLease] = {}  # by endpoint and backend
+        self._splits: dict[str, Split] = {}  # by endpoint, of those with leases
         self._returned: dict[int, HeldLease] = {}  # by number, those with slots in use
-        self._newest: dict[str, int] = {}  # endpoint -> the latest number of a lease
+        self._newest = 0  # the latest number of a lease; the proxy gives them out in order
         self._targets: dict[str, Target] = {}  # by the incarnation of the replica
         self._leased: dict[int, Leased] = {}  # by query, until the slot is free
         self._timer: Timer | None = None  # armed while there are leases
@@ -94,8 +97,14 @@ class CallerLeases:
         name = query.endpoint
         if name is None:
             name = self._routes.find(query.path)
-        lease = self.held.get(name) if name is not None else None
-        if lease is None or query.follows or query.multiplexed_model_id or query.session_id:
+        split = self._splits.get(name) if name is not None else None
+        if name is None or split is None:
+            return None
+        if query.follows or query.multiplexed_model_id or query.session_id:
+            return None
+        tag = split.choose(key_of(query, self._process.incarnation))
+        lease = self.held.get((name, tag)) if tag is not None else None
+        if lease is None:
             return None
         if query.http_method and lease.methods and query.http_method not in lease.methods:
             return None
@@ -168,7 +177,7 @@ class CallerLeases:
         """Have leases of this proxy; those of another are used no more."""
         self._return_all(list(self.held.values()))
         self._returned.clear()
-        self._newest.clear()
+        self._newest = 0
         self._proxy, self._proxy_address = proxy, address
 
     def leave(self) -> None:
@@ -192,14 +201,13 @@ class CallerLeases:
             self._routes = Routes()
             for prefix, endpoint in message.routes.items():
                 self._routes.set(prefix, endpoint)
-        known = self.held.get(message.endpoint)
-        if message.number <= self._newest.get(
-            message.endpoint, 0
-        ):  # else it was returned with this on its way
+        key = message.endpoint, message.backend
+        known = self.held.get(key)
+        if message.number <= self._newest:
             if known is not None and known.number == message.number:  # else it was returned
                 known.extend({each.replica: each.slots for each in message.slots})
             return
-        self._newest[message.endpoint] = message.number
+        self._newest = message.number
         if known is not None:
             self._return(known)
         self._make_room(len(message.slots))  # before the lease has any, which would seem unused
@@ -216,12 +224,14 @@ class CallerLeases:
             message.number,
             message.lease,
             message.endpoint,
+            message.backend,
             message.methods,
             message.timeout_s,
             shares,
             now,
         )
-        self.held[message.endpoint] = lease
+        self.held[key] = lease
+        self._splits[message.endpoint] = Split(message.traffic or {message.backend: 1.0})
         if self._timer is None:
             self._timer = self._loop.call_later(IDLE_S, self._tick)
 
@@ -249,7 +259,9 @@ class CallerLeases:
         if lease.is_returned:
             return
         lease.is_returned = True
-        del self.held[lease.endpoint]
+        del self.held[lease.endpoint, lease.backend]
+        if not any(endpoint == lease.endpoint for endpoint, _ in self.held):
+            del self._splits[lease.endpoint]
         self._returned[lease.number] = lease
         for share in list(lease.shares):
             self._close_unused(share)
@@ -324,7 +336,8 @@ class CallerLeases:
                 self._return(lease)
         if now - self._reported_at >= REPORT_S:
             self.report()
-        self._timer = self._loop.call_later(IDLE_S, self._tick) if self.held else None
+        is_needed = self.held or self._returned  # what runs under these may become overdue
+        self._timer = self._loop.call_later(IDLE_S, self._tick) if is_needed else None
 
     def _report_soon(self) -> None:
         if not self._report_due:
@@ -342,6 +355,12 @@ class CallerLeases:
         used = tuple([(number, (each.ongoing, each.ended)) for number, each in taken])
         failed = {number: each.failed for number, each in taken if each.failed}
         took = {number: each.took for number, each in taken if each.took}
+        before = self._reported_at - OVERDUE_S
+        overdue = Counter(
+            leased.share.lease.number
+            for leased in self._leased.values()
+            if leased.began_at < before and leased.is_wanted
+        )
         returned = [(number, lease.in_use()) for number, lease in self._returned.items()]
         for number, in_use in returned:
             if not in_use:
@@ -353,5 +372,6 @@ class CallerLeases:
                 returned=tuple(returned),
                 failed=failed,
                 took=took,
+                overdue=dict(overdue),
             )
             self._loop.send(self._proxy_address, message)

@@ -293,8 +293,8 @@ class Supervisor:
             logger.warning("killing replica %s (pid %d)", tag, process.pid)
             self._end(tag, process)
         if process is None or not self._is_here(tag):
-            # It reports when it hears this. If it has died while its host was cut off, its watch was
-            # told only that it could not be reached, and what is sent now finds that it is gone.
+            # It reports when it hears this. If it has died while its host was cut off, its watch
+            # was told only that it could not be reached; what is sent now finds that it is gone.
             self._stop(fx.Stop(tag, 0.0))
 
     def _end(self, tag: str, process: m.Process) -> None:

@@ -355,9 +355,13 @@ class Assignment(NamedTuple):
 
 @message
 class AttachCaller(Message):
-    """A caller introduces itself to the proxy; answered by AttachCallerReply. Repeats are safe."""
+    """A caller introduces itself to the proxy; answered by AttachCallerReply. Repeats are safe.
+
+    ``splits``: with leases of several backends, it chooses among them as the router would.
+    """
 
     process: Process
+    splits: bool = False
 
 
 @message
@@ -520,10 +524,10 @@ class CloseLeases(Message):
 
 @message
 class LeaseGranted(Message):
-    """Proxy to caller: it may use these slots for queries of an endpoint.
+    """Proxy to caller: it may use these slots of a backend for queries of an endpoint.
 
-    ``timeout_s`` is the backend's, ``route`` the endpoint's. ``routes`` is prefix -> endpoint,
-    where the caller does not have the present ones.
+    ``timeout_s`` is the backend's, ``route`` and ``traffic`` the endpoint's. ``routes`` is
+    prefix -> endpoint, where the caller does not have the present ones.
     """
 
     proxy: Process
@@ -535,6 +539,8 @@ class LeaseGranted(Message):
     slots: tuple[LeasedSlots, ...]
     routes: dict[str, str] | None = None
     route: str = "/"
+    backend: str = ""
+    traffic: Mapping[str, float] = field(default_factory=dict)
 
 
 @message
@@ -559,8 +565,8 @@ class RunLeased(Message):
 class LeasesUsed(Message):
     """Caller to proxy: (number, fields of a Used), and (number, replica -> slots in use).
 
-    The latter are of leases that the caller returns, or has returned. ``failed`` and ``took`` are
-    the last fields of a Used by number, where they have anything.
+    The latter are of leases that the caller returns, or has returned. ``failed``, ``took`` and
+    ``overdue`` are the last fields of a Used by number, where they have anything.
     """
 
     incarnation: str  # the caller's
@@ -568,6 +574,7 @@ class LeasesUsed(Message):
     returned: tuple[tuple[int, dict[str, int]], ...] = ()
     failed: dict[int, Mapping[str, int]] = field(default_factory=dict)
     took: dict[int, Mapping[str, tuple[int, float, float]]] = field(default_factory=dict)
+    overdue: dict[int, int] = field(default_factory=dict)
 
 
 @message

@@ -160,7 +160,6 @@ class Dispatcher:
                     self._metrics.forget("endpoint", name)
             elif key.startswith(ROLLOUT_PREFIX):
                 name = key.removeprefix(ROLLOUT_PREFIX)
-                self._run(self.router.set_rollout(name, is_on=table is not None))
                 self._tallies.watch(name, table)
             else:
                 self._set_backend(key.removeprefix(BACKEND_PREFIX), table, now)
@@ -349,7 +348,7 @@ class Dispatcher:
             address = pickle.dumps(sender)
             self._callers[incarnation] = _Caller(address, message.process, outbox, unwatch)
             if self._loop.is_here(sender):
-                self.router.allow_leases(incarnation)
+                self.router.allow_leases(incarnation, of_splits=message.splits)
         if self.ready:
             self._welcome(sender)
 

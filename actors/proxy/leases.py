@@ -85,6 +85,8 @@ class LeaseDesk:
             slots=tuple(slots),
             routes=routes,
             route=endpoint.route or "/",
+            backend=lease.backend,
+            traffic=endpoint.traffic,
         )
         self._loop.send(pickle.loads(caller), message)
 
@@ -134,11 +136,15 @@ class LeaseDesk:
     def used(self, message: LeasesUsed) -> None:
         """Take a caller's report."""
         now, caller = time.monotonic(), message.incarnation
-        for number, used in message.used:
-            ongoing, ended = used
-            failed, took = message.failed.get(number, {}), message.took.get(number, {})
-            reported = Used(ongoing, ended, failed, took)
-            self._run(self._router.used(caller, number, reported, now))
+        for number, (ongoing, ended) in message.used:
+            known = Used(
+                ongoing,
+                ended,
+                failed=message.failed.get(number, {}),
+                took=message.took.get(number, {}),
+                overdue=message.overdue.get(number, 0),
+            )
+            self._run(self._router.used(caller, number, known, now))
         for number, in_use in message.returned:
             self._run(self._router.returned(caller, number, in_use, now))
         self.look()

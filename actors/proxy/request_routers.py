@@ -119,7 +119,7 @@ class RequestRouters:
             return False
         if (new.caller, new.query.id) in self._by_query:
             return True  # it came again
-        routed = self._router.to_ask(new.query)
+        routed = self._router.to_ask(new.caller, new.query)
         asked = None if routed is None else self._asked.get(routed.table.tag)
         if routed is None or asked is None:
             return False

@@ -40,7 +40,7 @@ added, and a bound is at most 9 % above any latency that is asked for.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil, exp, log, log1p, log2
@@ -205,6 +205,12 @@ class Tallies(Observer):
         """See Observer."""
         if ticket.endpoint in self._watched and not ticket.is_mirrored:
             self._watched[ticket.endpoint][1][ticket.backend].count(status, seconds)
+
+    def leased(self, endpoint: str, backend: str, status: int, took_s: Sequence[float]) -> None:
+        """See Observer."""
+        if endpoint in self._watched:
+            for seconds in took_s:
+                self._watched[endpoint][1][backend].count(status, seconds)
 
     def retried(self, ticket: Ticket, reason: str) -> None:
         """See Observer."""

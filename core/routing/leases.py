@@ -5,10 +5,12 @@ caller to replica, and back. So a caller that sends many queries to one endpoint
 it: some slots at each of some replicas. Leased slots count as taken (:mod:`.balancing`), whether
 the caller uses them or not. What does not fit goes to the router, which decides as ever.
 
-A lease is granted only where the router has no say in where a query goes and whether it waits: one
-backend has all the traffic, no shadow and no rollout follows it, its queue has no limit, nothing
-waits there, and caller, router and replicas are on one host. There the end of a process is certain,
-so that no lease needs a time limit.
+A lease is of one backend for one endpoint. It is granted only where the router has no say in where
+a query goes and whether it waits: no shadow follows the endpoint, no session is kept, the backend's
+queue has no limit, nothing waits there, and caller, router and replicas are on one host. There the
+end of a process is certain, so that no lease needs a time limit. Where several backends have
+traffic, the caller chooses one as the router would (traffic.py), and what it has no lease of goes
+to the router, which chooses the same.
 
     GRANTED   the caller may use the slots, or return them
     REVOKED   the caller is told to return them
@@ -65,6 +67,7 @@ class Used(NamedTuple):
     ended: Mapping[int, Sequence[float]]  # status -> how long each has taken, in seconds
     failed: Mapping[str, int] = MappingProxyType({})  # replica -> how many, by its fault
     took: Mapping[str, tuple[int, float, float]] = MappingProxyType({})  # replica -> see Taken
+    overdue: int = 0  # how many of those that run are older than OVERDUE_S
 
 
 # --- The caller's side ----------------------------------------------------------------------------
@@ -91,6 +94,7 @@ class HeldLease:
     """A lease as its caller has it."""
 
     __slots__ = (
+        "backend",
         "ended",
         "endpoint",
         "failed",
@@ -108,6 +112,7 @@ class HeldLease:
         number: int,
         name: str,
         endpoint: str,
+        backend: str,
         methods: tuple[str, ...],
         timeout_s: float | None,
         shares: list[HeldShare],
@@ -116,6 +121,7 @@ class HeldLease:
         self.number = number
         self.name = name  # to replicas
         self.endpoint = endpoint
+        self.backend = backend
         self.methods = methods
         self.timeout_s = timeout_s
         self.shares = shares
@@ -230,22 +236,24 @@ class Leases:
     """The leases that a router has granted, and who asks for some."""
 
     def __init__(self) -> None:
-        self.lessees: set[Hashable] = set()  # callers that may have leases
+        # Callers that may have leases, and whether also where traffic is split.
+        self.lessees: dict[Hashable, bool] = {}
         self.by_number: dict[int, Lease] = {}
         self._numbers = itertools.count(1)
-        self._of: dict[tuple[Hashable, str], Lease] = {}  # by caller and endpoint, if not returned
-        self._asked_at: dict[Hashable, dict[str, float]] = {}  # caller -> endpoint -> when
+        # By caller, endpoint and backend, those that are not returned.
+        self._of: dict[tuple[Hashable, str, str], Lease] = {}
+        self._asked_at: dict[Hashable, dict[str, float]] = {}  # caller -> backend -> when
         self._used_at: defaultdict[str, dict[Hashable, float]] = defaultdict(dict)  # by backend
         self._paused_until: dict[str, float] = {}  # by backend
         self._watched: set[str] = set()  # backends that Reclaim was asked for
 
     # --- Grants ---------------------------------------------------------------------------------
 
-    def is_asked(self, caller: Hashable, endpoint: str, now: float) -> bool:
+    def is_asked(self, caller: Hashable, backend: str, now: float) -> bool:
         """Note that a caller's query passes the router; return whether a lease is worth it."""
         asked = self._asked_at.setdefault(caller, {})
-        last_at = asked.get(endpoint)
-        asked[endpoint] = now
+        last_at = asked.get(backend)
+        asked[backend] = now
         return last_at is not None and now - last_at <= ASK_WITHIN_S
 
     def grant(self, caller: Hashable, endpoint: str, backend: RoutedBackend, now: float) -> Effects:
@@ -255,7 +263,7 @@ class Leases:
         """
         tag, limit = backend.table.tag, backend.table.max_ongoing_requests
         share = share_of(limit, self._callers(tag, caller, now))
-        known = self._of.get((caller, endpoint))
+        known = self._of.get((caller, endpoint, tag))
         if not share or self._paused_until.get(tag, 0.0) > now:
             return []
         if known is not None:
@@ -272,7 +280,7 @@ class Leases:
         if not slots or effects:
             return effects
         lease = Lease(next(self._numbers), caller, endpoint, tag, slots)
-        self.by_number[lease.number] = self._of[caller, endpoint] = lease
+        self.by_number[lease.number] = self._of[caller, endpoint, tag] = lease
         for replica in replicas:
             replica.leased += slots.get(replica.table.tag, 0)
             backend.place(replica, now)
@@ -348,7 +356,7 @@ class Leases:
         """
         if lease.state is not LeaseState.RETURNED:
             lease.state = LeaseState.RETURNED
-            del self._of[lease.caller, lease.endpoint]
+            del self._of[lease.caller, lease.endpoint, lease.backend]
         freed = {
             replica: count - in_use.get(replica, 0)
             for replica, count in lease.slots.items()
@@ -366,7 +374,7 @@ class Leases:
 
     def used(self, lease: Lease, used: Used, now: float) -> None:
         """Take a caller's report."""
-        lease.ongoing = used.ongoing
+        lease.ongoing, lease.overdue = used.ongoing, used.overdue
         if lease.backend in self._used_at:  # else it is gone
             self._used_at[lease.backend][lease.caller] = now
 
@@ -383,18 +391,15 @@ class Leases:
 
     def caller_lost(self, caller: Hashable) -> list[Lease]:
         """Return what a caller had that has died or left."""
-        self.lessees.discard(caller)
+        self.lessees.pop(caller, None)
         self._asked_at.pop(caller, None)
         for used_at in self._used_at.values():
             used_at.pop(caller, None)
         return [lease for lease in self.by_number.values() if lease.caller == caller]
 
     def forget_backend(self, tag: str) -> None:
-        """Forget who used a backend that is gone."""
+        """Forget who used a backend that is gone, or asked for it."""
         self._used_at.pop(tag, None)
         self._paused_until.pop(tag, None)
-
-    def forget_endpoint(self, name: str) -> None:
-        """Forget who asked for an endpoint that is gone."""
         for asked in self._asked_at.values():
-            asked.pop(name, None)
+            asked.pop(tag, None)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 
+from greenroom.core.config import SessionAffinity
 from greenroom.core.errors import (
     BackPressureError,
     DeploymentUnavailableError,
@@ -47,12 +48,12 @@ from greenroom.core.routing.tickets import (
     Session,
     Ticket,
 )
-from greenroom.core.routing.traffic import RoutedEndpoint, Routes
+from greenroom.core.routing.traffic import RoutedEndpoint, Routes, key_of
 from greenroom.core.routing.weights import EVEN, Weight
 
 
 class Router:
-    """All tickets of one proxy. ``draw`` returns a uniform random number in [0, 1).
+    """All tickets of one proxy. ``draw`` returns a uniform random number in [0, 1): for trials.
 
     Replicas on ``own_host`` are taken first, while they have room.
     """
@@ -67,7 +68,6 @@ class Router:
         self._tickets = OpenTickets()
         self._with_traffic: Counter[str] = Counter()  # endpoints by backend
         self._leases = Leases()
-        self._changing: set[str] = set()  # endpoints with a rollout
         self.routes_version = 0  # grows when a path may lead elsewhere than before
 
     # --- What it knows --------------------------------------------------------------------------
@@ -164,13 +164,17 @@ class Router:
     def overdue(self, before: float) -> Counter[tuple[str, str]]:
         """Return how many queries of each (endpoint, backend) are open since before that time.
 
-        Open WebSockets do not count: they are not slow.
+        Open WebSockets do not count: they are not slow. Of those under leases the callers say.
         """
-        return Counter(
+        overdue = Counter(
             (ticket.endpoint, ticket.backend)
             for ticket in self._tickets.unanswered()
             if ticket.submitted_at < before and not (ticket.is_mirrored or ticket.is_open_socket)
         )
+        for lease in self._leases.by_number.values():
+            if lease.overdue:
+                overdue[lease.endpoint, lease.backend] += lease.overdue
+        return overdue
 
     # --- Tables ---------------------------------------------------------------------------------
 
@@ -191,8 +195,6 @@ class Router:
             self._endpoints[name] = new
             if table.route is not None:
                 self._routes.set(table.route, name)
-        else:
-            self._leases.forget_endpoint(name)
         for tag, is_shadow in sorted(old.places() - new.places()):
             # Before slots become free that its queue must not get.
             if (backend := self._backends.get(tag)) is not None:
@@ -290,17 +292,17 @@ class Router:
         """Assign what waits, as far as there is room; to be called after what was refused."""
         return [e for each in list(self._backends.values()) for e in self._wait(each, now)]
 
-    def to_ask(self, query: QueryLike) -> RoutedBackend | None:
+    def to_ask(self, caller: Hashable, query: QueryLike) -> RoutedBackend | None:
         """Return the backend whose request router is to be asked about a new query.
 
-        Chance has decided on it, where that decides. Sessions go before what request routers say,
-        and where there is no replica they have no choice.
+        Sessions go before what request routers say, and where there is no replica they have no
+        choice.
         """
         name = query.endpoint if query.endpoint is not None else self._routes.find(query.path)
         endpoint = self._endpoints.get(name) if name is not None else None
         if endpoint is None or query.session_id:
             return None
-        tag = endpoint.split.choose(query.shard_key, self._draw)
+        tag = endpoint.split.choose(key_of(query, caller))
         backend = self._backends.get(tag) if tag is not None else None
         if backend is None or backend.table.request_router is None or backend.affinity is not None:
             return None
@@ -340,9 +342,10 @@ class Router:
     ) -> Effects:
         """Refuse a query that was lost under a lease, or failed, unless it may be retried."""
         ticket.attempts = attempts
-        if endpoint.split.tags:
-            ticket.backend = endpoint.split.tags[0]
-            ticket.budget = endpoint.budgets[ticket.backend]
+        tag = endpoint.split.choose(key_of(ticket.query, ticket.caller))
+        if tag is not None:
+            ticket.backend = tag
+            ticket.budget = endpoint.budgets[tag]
             if ticket.backend in self._backends:
                 ticket.budget.pay_in(self._backends[ticket.backend].slots)
             ticket.assigned_at = now  # it has paid
@@ -401,14 +404,11 @@ class Router:
         """Choose the backend, whose time limit holds; None where there is none."""
         ticket.session = self._session(ticket, endpoint)
         ticket.home = ""
-        key = ticket.query.shard_key
-        if key is None and ticket.session is not None:
+        if ticket.session is not None and ticket.query.shard_key is None:
             key = ticket.session.key
-        preference = ticket.preference
-        if preference is not None and preference.backend in endpoint.split.tags:
-            tag: str | None = preference.backend  # drawn when it was to be asked
         else:
-            tag = endpoint.split.choose(key, self._draw)
+            key = key_of(ticket.query, ticket.caller)
+        tag = endpoint.split.choose(key)
         backend = self._backends.get(tag) if tag is not None else None
         if backend is not None:
             table = backend.table
@@ -421,15 +421,17 @@ class Router:
 
     def _session(self, ticket: Ticket, endpoint: RoutedEndpoint) -> Session | None:
         """Return a ticket's session, by the settings of the first backend that has any."""
-        affinity = None
-        for tag in endpoint.split.tags:
-            backend = self._backends.get(tag)
-            if backend is not None and backend.affinity is not None:
-                affinity = backend.affinity
-                break
+        affinity = self._affinity(endpoint)
         if affinity is None and not ticket.query.session_id:
             return None
         return session_of(ticket.query, affinity)
+
+    def _affinity(self, endpoint: RoutedEndpoint) -> SessionAffinity | None:
+        for tag in endpoint.split.tags:
+            backend = self._backends.get(tag)
+            if backend is not None and backend.affinity is not None:
+                return backend.affinity
+        return None
 
     def _route_anew(self, tickets: Iterable[Ticket], now: float) -> Effects:
         effects: Effects = []
@@ -448,9 +450,12 @@ class Router:
 
     # --- Leases ---------------------------------------------------------------------------------
 
-    def allow_leases(self, caller: Hashable) -> None:
-        """Grant leases to a caller, one of the router's own host, from now on."""
-        self._leases.lessees.add(caller)
+    def allow_leases(self, caller: Hashable, *, of_splits: bool) -> None:
+        """Grant leases to a caller, one of the router's own host, from now on.
+
+        ``of_splits``: also where it has to choose among backends itself.
+        """
+        self._leases.lessees[caller] = of_splits
 
     @property
     def unconfirmed(self) -> set[int]:
@@ -458,16 +463,15 @@ class Router:
         return self._leases.unconfirmed()
 
     def _lease(self, ticket: Ticket, endpoint: RoutedEndpoint, now: float) -> Effects:
-        """Grant the caller a lease, where the router has no say."""
-        name, backend = ticket.endpoint, self._backends.get(ticket.backend)
-        if not self._leases.is_asked(ticket.caller, name, now) or backend is None:
+        """Grant the caller a lease of its query's backend, where the router has no say."""
+        caller, tags, backend = ticket.caller, endpoint.split.tags, self._backends[ticket.backend]
+        if not self._leases.is_asked(caller, ticket.backend, now):
             return []
         has_a_say = (
-            len(endpoint.split.tags) != 1
+            (len(tags) > 1 and not self._leases.lessees[caller])
             or endpoint.table.shadows
-            or name in self._changing
+            or self._affinity(endpoint) is not None
             or backend.table.max_queued_requests >= 0
-            or backend.affinity is not None
             or backend.table.request_router is not None
             or backend.queue.size
             or backend.mirrored.size
@@ -476,7 +480,7 @@ class Router:
         )
         if has_a_say:
             return []
-        return [*self._leases.grant(ticket.caller, name, backend, now)]
+        return [*self._leases.grant(caller, ticket.endpoint, backend, now)]
 
     def returned(
         self, caller: Hashable, number: int, in_use: Mapping[str, int], now: float
@@ -549,13 +553,6 @@ class Router:
             return self._revoke(self._leases.of_endpoint(old.name))
         self.routes_version += 1
         return self._revoke(self._leases.all())
-
-    def set_rollout(self, endpoint: str, *, is_on: bool) -> Effects:
-        """Decide on each query of an endpoint while it has a rollout."""
-        if is_on == (endpoint in self._changing):
-            return []
-        (self._changing.add if is_on else self._changing.discard)(endpoint)
-        return self._revoke(self._leases.of_endpoint(endpoint))
 
     def _revoke(self, leases: Iterable[Lease]) -> Effects:
         return [effect for lease in leases for effect in self._leases.revoke(lease)]

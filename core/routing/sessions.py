@@ -91,4 +91,4 @@ class Homes:
             return named
         if among != self._tags:
             self._tags, self._split = among, Split(dict.fromkeys(among, 1.0))
-        return self._split.choose(session.key, lambda: 0.0) or ""
+        return self._split.choose(session.key) or ""

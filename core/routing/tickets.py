@@ -205,7 +205,8 @@ class Lease:
     backend: str
     slots: dict[str, int]  # replica -> leased, and once it is returned: in use
     state: LeaseState = LeaseState.GRANTED
-    ongoing: int = 0  # by the last report
+    ongoing: int = 0  # by the last report, as is the next
+    overdue: int = 0  # of those, the ones that are older than OVERDUE_S
 
 
 class Grant(NamedTuple):

@@ -1,11 +1,12 @@
 """Which endpoint a path belongs to, and which backend of an endpoint a query goes to.
 
-Theory of operation. Without a shard key, chance decides: one uniform number falls into one of the
-backends' shares. With one, each backend gets a uniform number of its own, u, from the SHA-256 of
-its name and the key, and the backend with the least -ln(u) / weight gets the query. Those are the
-arrival times of independent Poisson processes with the weights as their rates, and each process is
-the first to arrive with a probability in proportion to its weight. Nothing else counts, so all
-proxies decide alike, before and after any restart.
+Theory of operation. A query goes by its key: its shard key or session, else its number, which no
+other query of its caller has, so that chance decides. Each backend gets a uniform number of its
+own, u, from the SHA-256 of its name and the key, and the backend with the least -ln(u) / weight
+gets the query. Those are the arrival times of independent Poisson processes with the weights as
+their rates, and each process is the first to arrive with a probability in proportion to its weight.
+Nothing else counts, so all proxies decide alike, before and after any restart, and a caller with
+leases (leases.py) decides as its proxy would.
 
 A key goes from one backend to another only if the other's weight has grown in relation to the first
 one's. So no key moves between backends that keep their relation. A backend that is new, or gone, or
@@ -22,14 +23,12 @@ backends, removing the first moves half of all keys.
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
-from collections.abc import Callable, Mapping
-from itertools import accumulate
+from collections.abc import Hashable, Mapping
 from math import log
 
 from greenroom.core.routing.retries import RetryBudget
 from greenroom.core.routing.tables import EndpointTable
-from greenroom.core.routing.tickets import Ticket
+from greenroom.core.routing.tickets import QueryLike, Ticket
 
 
 class Routes:
@@ -70,38 +69,35 @@ class Routes:
         return dict(sorted(self._endpoints.items()))
 
 
+def key_of(query: QueryLike, caller: Hashable) -> str:
+    """Return what decides on the backend of a query that has no session.
+
+    One that is tried again after a failure has the negative of its number.
+    """
+    return f"{caller}/{abs(query.id)}" if query.shard_key is None else query.shard_key
+
+
 class Split:
     """The backends of an endpoint that have any weight, ready to be chosen from."""
 
-    __slots__ = ("_bounds", "_hashes", "tags")
+    __slots__ = ("_hashes", "tags")
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         shares = sorted((tag, weight) for tag, weight in weights.items() if weight > 0)
         self.tags = tuple(tag for tag, _ in shares)
-        self._bounds = list(accumulate(weight for _, weight in shares))
         # The name is hashed first: names and keys of other lengths must not run together.
         self._hashes = [(tag, weight, hashlib.sha256(_digest(tag))) for tag, weight in shares]
 
-    def choose(self, shard_key: str | None, draw: Callable[[], float]) -> str | None:
-        """Pick a backend; None when none has any weight.
-
-        ``draw`` returns a uniform number in [0, 1); it is not called where a key decides, nor where
-        there is only one backend.
-        """
+    def choose(self, key: str) -> str | None:
+        """Return the backend of a key; None when none has any weight."""
         tags = self.tags
         if len(tags) < 2:
             return tags[0] if tags else None
-        if shard_key is not None:
-            return self._of_key(shard_key)
-        place = bisect_right(self._bounds, draw() * self._bounds[-1])
-        return tags[min(place, len(tags) - 1)]  # rounding may put the point past the last bound
-
-    def _of_key(self, shard_key: str) -> str:
-        key = shard_key.encode("utf-8", "surrogatepass")
-        earliest, chosen = float("inf"), self.tags[0]
+        encoded = key.encode("utf-8", "surrogatepass")
+        earliest, chosen = float("inf"), tags[0]
         for tag, weight, prefix in self._hashes:
             hasher = prefix.copy()
-            hasher.update(key)
+            hasher.update(encoded)
             number = int.from_bytes(hasher.digest()[:8], "big") >> 12
             arrival = -log((number + 0.5) / 2**52) / weight  # the sum is exact, and never 0 or 1
             if arrival < earliest:

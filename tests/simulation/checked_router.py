@@ -20,7 +20,6 @@ _WATCHED = {
     "fill",
     "returned",
     "fenced",
-    "set_rollout",
     "dispatch_mirrored",
     "cancel",
     "caller_lost",
@@ -134,10 +133,11 @@ class CheckedRouter:
         endpoint, table = self.endpoints[lease.endpoint], self.backends[lease.backend]
         shares = [tag for tag, weight in endpoint.traffic.items() if weight > 0.0]
         told = f"{self._who} leases {lease} by {endpoint}, {table}"
-        expect(shares == [lease.backend] and not endpoint.shadows, told)
+        expect(lease.backend in shares and not endpoint.shadows, told)
         expect(table.max_queued_requests < 0 and not self._queued().get(lease.backend), told)
         self._check_slots(lease.backend, lease.slots)
         self._checks.counts["lease granted"] += 1
+        self._checks.counts["lease of a split granted"] += len(shares) > 1
 
     def _check_slots(self, backend: str, replicas: Iterable[str]) -> None:
         """Check that no replica has more tickets and leased slots than it may have queries."""

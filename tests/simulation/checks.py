@@ -296,10 +296,11 @@ class Checks:
         wanted |= set(before.traffic) if before else set()
         replicas = {tag_of(each): each for each in self.simulation.replicas()}
         for sim in self.simulation.callers:
-            lease = None if sim is None else sim.caller.leases.held.get(name)
-            if sim is None or lease is None or self.is_lost(sim.process):
+            if sim is None or self.is_lost(sim.process):
                 continue
-            for share in lease.shares:
+            held = [each for each in sim.caller.leases.held.values() if each.endpoint == name]
+            for share in [share for each in held for share in each.shares]:
+                lease = share.lease
                 replica = replicas.get(share.replica)
                 if replica is None or replica.actor.queries is None:
                     continue

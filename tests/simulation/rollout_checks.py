@@ -7,7 +7,7 @@ saved, as long as each save is a step that the last one allows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +48,15 @@ class RolloutChecks(Observer):
             is_bad = status >= 500 or status == 408
             self._count(ticket.endpoint, ticket.backend, is_bad=is_bad)
 
-    def _count(self, endpoint: str, backend: str, *, is_bad: bool) -> None:
-        self._of(endpoint, QUERIES)[backend] += 1
-        self._of(endpoint, ERRORS)[backend] += is_bad
+    def leased(self, endpoint: str, backend: str, status: int, took_s: Sequence[float]) -> None:
+        """See Observer."""
+        if status != CANCELLED_STATUS:
+            is_bad = status >= 500 or status == 408
+            self._count(endpoint, backend, is_bad=is_bad, count=len(took_s))
+
+    def _count(self, endpoint: str, backend: str, *, is_bad: bool, count: int = 1) -> None:
+        self._of(endpoint, QUERIES)[backend] += count
+        self._of(endpoint, ERRORS)[backend] += count * is_bad
 
     def _of(self, endpoint: str, what: int) -> Counter[str]:
         return self._seen.setdefault((endpoint, str(what)), Counter())

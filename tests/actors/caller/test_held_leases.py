@@ -14,7 +14,7 @@ import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import pytest
@@ -24,10 +24,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from greenroom.actors.caller import held_leases
 from greenroom.actors.messages import queries as m
 from greenroom.actors.proxy import leases as desks
+from greenroom.core.rollouts.judging import OVERDUE_S
 from greenroom.core.routing import tickets
 from greenroom.core.routing.leases import ORPHAN_S
 from greenroom.core.routing.router import Router
-from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
+from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable, backend_of
+from greenroom.core.routing.traffic import Split, key_of
 from tests.support.leftovers import where_named
 from tests.support.queries import query
 
@@ -101,8 +103,9 @@ class WiredLoop:
 class Replica:
     """A replica as far as leases go: it runs what an open lease brings, and refuses the rest."""
 
-    def __init__(self, table: ReplicaTable, loop: WiredLoop) -> None:
+    def __init__(self, table: ReplicaTable, split: Split, loop: WiredLoop) -> None:
         self.table = table
+        self._split = split
         self.process: Any = table.process
         self.running: dict[tuple[str, int], str] = {}  # (caller, query) -> lease
         self.closed: dict[str, int] = {}  # lease -> the first query that may not run under it
@@ -130,6 +133,8 @@ class Replica:
             for lease, each in message.queries:
                 if lease in self._open:
                     assert each.id < self.closed.get(lease, each.id + 1), "sent after the change"
+                    chosen = self._split.choose(key_of(each, sender))
+                    assert chosen == backend_of(self.table), "the router would choose another"
                     self.running[sender, each.id] = lease
                 else:
                     self._loop.send(sender, ("refused", each.id))
@@ -188,6 +193,8 @@ class Caller:
 class LeaseModel(RuleBasedStateMachine):
     """Two callers and up to three replicas of one backend, of whom any may die at any time."""
 
+    traffic: ClassVar = {"b": 1.0}
+
     def __init__(self) -> None:
         super().__init__()
         self.wires = Wires()
@@ -209,13 +216,14 @@ class LeaseModel(RuleBasedStateMachine):
             lambda tag: self.replicas[tag].table if tag in self.replicas else None,
             lambda name: pickle.dumps(name) if name in self.callers else None,
         )
-        self.add_replica()
-        self.perform(
-            self.router.set_endpoint("e", EndpointTable(name="e", traffic={"b": 1.0}), 0.0)
-        )
+        for _ in self.traffic:
+            self.add_replica()
+        table = EndpointTable(name="e", traffic=self.traffic)
+        self.perform(self.router.set_endpoint("e", table, 0.0))
         for which in range(2):
             self.add_caller()
-            self.send(which, 2)  # so soon after each other that a lease is worth it
+            # So soon after each other that leases are worth it.
+            self.send(which, 2 if len(self.traffic) == 1 else 8)
             self.deliver_all()
 
     def perform(self, effects: list[Any]) -> None:
@@ -232,31 +240,36 @@ class LeaseModel(RuleBasedStateMachine):
                 self.callers[str(effect.caller)].waiting.pop(effect.query_id, None)
 
     def publish(self) -> None:
-        tables = tuple(replica.table for replica in self.replicas.values())
-        table = BackendTable(
-            tag="b",
-            replicas=tables,
-            max_ongoing_requests=LIMIT,
-            request_timeout_s=TIMEOUT_S,
-            slow_start_s=SLOW_START_S,
-        )
-        self.perform(self.router.set_backend("b", table, self.wires.now))
+        for tag in self.traffic:
+            tables = [
+                each.table for each in self.replicas.values() if backend_of(each.table) == tag
+            ]
+            table = BackendTable(
+                tag=tag,
+                replicas=tuple(tables),
+                max_ongoing_requests=LIMIT,
+                request_timeout_s=TIMEOUT_S,
+                slow_start_s=SLOW_START_S,
+            )
+            self.perform(self.router.set_backend(tag, table, self.wires.now))
 
     def add_caller(self) -> None:
         name = f"caller {next(self.ids)}"
         self.callers[name] = Caller(name, self.wires)
-        self.router.allow_leases(name)
+        self.router.allow_leases(name, of_splits=True)
 
     # --- What happens -----------------------------------------------------------------------------
 
     @rule()
     def add_replica(self) -> None:
         if len(self.replicas) < 3:
-            tag = f"b#{next(self.ids)}"
+            having = Counter(backend_of(replica.table) for replica in self.replicas.values())
+            tag = f"{min(self.traffic, key=lambda each: having[each])}#{next(self.ids)}"
             table = ReplicaTable(
                 tag=tag, address=tag, process=m.Process(2, next(self.ids), tag), host=""
             )
-            self.replicas[tag] = Replica(table, WiredLoop(self.wires, tag))
+            split = Split(self.traffic)
+            self.replicas[tag] = Replica(table, split, WiredLoop(self.wires, tag))
             self.publish()
 
     @rule(which=INDEX, count=st.integers(1, 8))
@@ -324,7 +337,7 @@ class LeaseModel(RuleBasedStateMachine):
     @rule()
     def change_endpoint(self) -> None:
         """Change a table that leases are granted by: its acknowledgement waits for all of them."""
-        table = EndpointTable(name="e", traffic={"b": 1.0}, route=f"/{next(self.ids)}")
+        table = EndpointTable(name="e", traffic=self.traffic, route=f"/{next(self.ids)}")
         self.perform(self.router.set_endpoint("e", table, self.wires.now))
         ends = {f"proxy/{number}" for number in self.router.unconfirmed}
         self.desk.when_confirmed(lambda: self._closed(ends))
@@ -393,20 +406,23 @@ class LeaseModel(RuleBasedStateMachine):
                 patch.stop()
 
     def settle(self) -> None:
-        if not self.replicas:
+        while len({backend_of(each.table) for each in self.replicas.values()}) < len(self.traffic):
             self.add_replica()
         for _ in range(1000):
             self.deliver_all()
             if any(each.running for each in self.replicas.values()) or any(self.assigned.values()):
-                for which, replica in enumerate(self.replicas.values()):
-                    while replica.running or self.assigned[replica.table.tag]:
-                        self.end_query(which, 0)
+                self.end_all()
             elif any(self.callers[name].leases.held for name in self.callers):
                 self.sleep(0.1)
             elif not any(self.wires.under_way.values()):
                 break
         self.sleep(1.0)  # timers that look once more
         self.deliver_all()
+
+    def end_all(self) -> None:
+        for which, replica in enumerate(self.replicas.values()):
+            while replica.running or self.assigned[replica.table.tag]:
+                self.end_query(which, 0)
 
     def deliver_all(self) -> None:
         while any(self.wires.under_way.values()):
@@ -442,15 +458,23 @@ def _is_of(callback: Any, caller: Caller) -> bool:
     return callback.func.__self__ is caller.leases
 
 
+class SplitLeaseModel(LeaseModel):
+    """The same of two backends."""
+
+    traffic: ClassVar = {"b": 0.5, "c": 0.5}
+
+
 TestLeaseModel = LeaseModel.TestCase
-TestLeaseModel.settings = settings(max_examples=300, stateful_step_count=40)
+TestLeaseModel.settings = settings(max_examples=200, stateful_step_count=40)
+TestSplitLeaseModel = SplitLeaseModel.TestCase
+TestSplitLeaseModel.settings = settings(max_examples=200, stateful_step_count=40)
 
 
 @pytest.fixture
 def model() -> Iterator[LeaseModel]:
     """Return a model whose first caller has a lease."""
     model = LeaseModel()
-    assert list(_pick(model.callers, 0).leases.held) == ["e"]
+    assert list(_pick(model.callers, 0).leases.held) == [("e", "b")]
     yield model
     model.teardown()
 
@@ -503,7 +527,7 @@ def test_a_grant_of_more_that_arrives_after_the_return_of_its_lease_is_not_used(
     model: LeaseModel,
 ) -> None:
     caller = _pick(model.callers, 0)
-    held = caller.leases.held["e"]
+    held = caller.leases.held["e", "b"]
     caller.leases.revoked(m.RevokeLeases(proxy=PROXY, numbers=(held.number,)))
     replica = _pick(model.replicas, 0).table
     slots = (m.LeasedSlots(replica.tag, replica.process, replica.address, LIMIT),)
@@ -515,6 +539,8 @@ def test_a_grant_of_more_that_arrives_after_the_return_of_its_lease_is_not_used(
         methods=(),
         timeout_s=None,
         slots=slots,
+        backend="b",
+        traffic=model.traffic,
     )
     caller.leases.granted(late)
     assert caller.leases.send(query(next(model.ids))) is None
@@ -529,7 +555,7 @@ def test_a_new_replica_comes_to_its_share_of_a_lease_as_of_the_routers_queries(
     model.sleep(4.0)
     model.send(0, 2)
     model.deliver_all()
-    old, new = _pick(model.callers, 0).leases.held["e"].shares
+    old, new = _pick(model.callers, 0).leases.held["e", "b"].shares
     now = model.wires.now
     assert old.weight.warm_in_s(now) == 0
     assert new.weight.warm_in_s(now) == pytest.approx(SLOW_START_S - 4.0, abs=0.1)
@@ -571,3 +597,46 @@ def test_queries_of_a_replica_that_dies_go_to_the_router_and_no_more_are_sent_th
     to_router = [message for message, _ in model.wires.under_way[caller.name, "proxy"]]
     assert [each.id for each in to_router if isinstance(each, m.Query)] == numbers
     assert not caller.send(next(model.ids))
+
+
+def test_what_is_drawn_for_a_backend_without_a_lease_goes_to_the_router_which_draws_the_same() -> (
+    None
+):
+    model = SplitLeaseModel()
+    caller = _pick(model.callers, 0)
+    for _ in range(20):
+        model.end_all()
+        if len(caller.leases.held) == 2:
+            break
+        model.send(0, 2)
+        model.deliver_all()
+    assert caller.leases.held.keys() == {("e", "b"), ("e", "c")}
+    lease = caller.leases.held["e", "c"]
+    caller.leases.revoked(m.RevokeLeases(proxy=PROXY, numbers=(lease.number,)))
+    model.deliver_all()
+    under_lease = Counter(caller.send(next(model.ids)) for _ in range(6))
+    assert under_lease[True], "half of the queries"
+    assert under_lease[False]
+    model.wires.end_turn()
+    model.deliver_all()
+    here = [ticket for own in model.assigned.values() for ticket in own.values()]
+    assert {ticket.backend for ticket in here if ticket.caller == caller.name} == {"c"}
+    model.teardown()
+
+
+def test_a_caller_says_how_many_of_its_queries_are_overdue_also_under_returned_leases(
+    model: LeaseModel,
+) -> None:
+    model.end_all()
+    model.send(0, 2)
+    model.deliver_all()
+    caller = _pick(model.callers, 0)
+    held = caller.leases.held["e", "b"]
+    for _ in range(int(OVERDUE_S) + 1):  # its replica runs other queries all the time
+        model.sleep(1.0)
+        model.deliver_all()
+    assert held.is_returned, "the replica has said nothing"
+    assert held.ongoing == 2
+    assert model.router.overdue(model.wires.now - OVERDUE_S) == {("e", "b"): 2}
+    model.settle()
+    assert not model.router.overdue(model.wires.now - OVERDUE_S)

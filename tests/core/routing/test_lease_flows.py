@@ -45,7 +45,7 @@ class Flow:
 
     def join(self, caller: str, wants: int) -> None:
         """Have a caller send as many queries, and another one for each that is answered."""
-        self._router.allow_leases(caller)
+        self._router.allow_leases(caller, of_splits=True)
         for _ in range(wants):
             self._send(caller)
 
@@ -125,7 +125,7 @@ class Flow:
         if number > self._newest[caller]:
             self._newest[caller] = number
             shares = [HeldShare(tag, count) for tag, count in slots.items()]
-            self._held[caller] = HeldLease(number, "", "e", (), None, shares, self.now)
+            self._held[caller] = HeldLease(number, "", "e", "b", (), None, shares, self.now)
         elif known is not None and known.number == number:
             known.extend(slots)
 

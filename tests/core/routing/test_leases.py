@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import settings, strategies as st
@@ -21,7 +23,17 @@ from greenroom.core.routing.leases import (
 from greenroom.core.routing.retries import MAX_ATTEMPTS
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BackendTable, EndpointTable
-from greenroom.core.routing.tickets import Assign, Grant, Lease, Observer, Reclaim, Refuse, Revoke
+from greenroom.core.routing.tickets import (
+    Assign,
+    Grant,
+    Lease,
+    Observer,
+    Reclaim,
+    Refuse,
+    Revoke,
+    Ticket,
+)
+from greenroom.core.routing.traffic import Split, key_of
 from tests.core.routing.queries import Query, endpoint, replica
 
 SOON_S = ASK_WITHIN_S / 10
@@ -40,7 +52,7 @@ def leasing(limit: int = LIMIT, *callers: str, **more: Any) -> Router:
     router.set_backend("b", table(limit, **more), 0.0)
     router.set_endpoint("e", endpoint("e", to="b"), 0.0)
     for caller in callers or ("c1",):
-        router.allow_leases(caller)
+        router.allow_leases(caller, of_splits=True)
     return router
 
 
@@ -81,7 +93,6 @@ def test_one_that_sends_a_query_now_and_then_does_not() -> None:
 def test_no_lease_is_granted_where_the_router_has_a_say() -> None:
     for limits, change in (
         ({}, lambda router: router.set_endpoint("e", endpoint("e", shadows={"b": 1.0}, to="b"), 0)),
-        ({}, lambda router: router.set_rollout("e", is_on=True)),
         ({"max_queued_requests": 5}, lambda router: None),
         ({"limit": 1}, lambda router: None),
     ):
@@ -116,6 +127,88 @@ def test_a_greedy_caller_returns_what_is_above_its_share_when_another_asks() -> 
     assert found == {"greedy": 37, "modest": 37}
 
 
+def split(*, of_splits: bool = True, **more: Any) -> tuple[Router, Callable[[str, int], int]]:
+    """Return a router whose endpoint has two backends, and what finds the n-th number for one."""
+    router = leasing()
+    other = {"replicas": (replica("d#1"),), "max_ongoing_requests": LIMIT} | more
+    router.set_backend("d", BackendTable(tag="d", **other), 0.0)
+    table = EndpointTable(name="e", traffic={"b": 0.5, "d": 0.5})
+    router.set_endpoint("e", table, 0.0)
+    router.allow_leases("c1", of_splits=of_splits)
+
+    def number(backend: str, index: int) -> int:
+        chosen = Split(table.traffic).choose
+        found = (n for n in itertools.count(1) if chosen(key_of(Query(n), "c1")) == backend)
+        return next(itertools.islice(found, index, None))
+
+    return router, number
+
+
+def test_where_traffic_is_split_each_backend_has_a_lease_of_its_own() -> None:
+    router, number = split()
+    found = []
+    for index in range(2):
+        for tag in ("b", "d"):
+            effects = run(router, "c1", number(tag, index), index * SOON_S)
+            found += [(tag, each.lease) for each in effects if isinstance(each, Grant)]
+    assert [tag for tag, _ in found] == ["b", "d"]
+    assert [lease.slots for _, lease in found] == [{"b#1": 6}, {"d#1": 6}]
+    weights = EndpointTable(name="e", traffic={"b": 0.9, "d": 0.1})
+    assert router.set_endpoint("e", weights, 1.0) == [Revoke(lease) for _, lease in found]
+
+
+def test_a_backend_that_is_asked_for_now_and_then_has_no_lease_beside_one_that_has() -> None:
+    router, number = split()
+    for index in range(6):
+        run(router, "c1", number("b", index), index * ASK_WITHIN_S)
+        effects = run(router, "c1", number("d", index), 2 * index * ASK_WITHIN_S)
+        assert not any(isinstance(each, Grant) for each in effects)
+
+
+def test_a_caller_that_cannot_choose_among_backends_has_leases_only_where_there_is_one() -> None:
+    router, number = split(of_splits=False)
+    for index in range(4):
+        effects = run(router, "c1", number("b", index), index * SOON_S)
+        assert not any(isinstance(each, Grant) for each in effects)
+    router.set_endpoint("e", endpoint("e", to="b"), 1.0)
+    granted(router, now=2.0)
+
+
+def test_no_backend_of_a_split_is_leased_where_another_one_keeps_sessions() -> None:
+    router, number = split(session_affinity={"header": "x-user"})
+    for index in range(4):
+        effects = run(router, "c1", number("b", index), index * SOON_S)
+        assert not any(isinstance(each, Grant) for each in effects)
+
+
+def test_a_query_lost_under_a_lease_pays_and_is_retried_at_the_backend_that_had_it() -> None:
+    router, number = split()
+    heard: list[str] = []
+
+    class Heard(Observer):
+        def retried(self, ticket: Ticket, reason: str) -> None:
+            heard.append(ticket.backend)
+
+    router.observers.add(Heard())
+    for tag in ("d", "b"):
+        run(router, "c1", number(tag, 0), 0.0)
+        effects = router.submit("c1", Query(number(tag, 1), http_method="GET"), 0.0, attempts=1)
+        assert [each.replica for each in effects if isinstance(each, Assign)] == [f"{tag}#1"]
+    assert heard == ["d", "b"]
+
+
+def test_what_is_overdue_under_leases_counts_by_their_backends_until_it_has_ended() -> None:
+    router = leasing()
+    lease = granted(router)
+    router.used("c1", lease.number, Used(3, {}, overdue=2), 40.0)
+    assert router.overdue(7.0) == {("e", "b"): 2}
+    router.returned("c1", lease.number, {"b#1": 1}, 41.0)
+    router.used("c1", lease.number, Used(1, {408: [33.0]}, overdue=1), 41.0)
+    assert router.overdue(8.0) == {("e", "b"): 1}
+    router.returned("c1", lease.number, {}, 42.0)
+    assert not router.overdue(9.0)
+
+
 # --- Ends -----------------------------------------------------------------------------------------
 
 
@@ -125,7 +218,7 @@ def test_what_a_change_of_tables_revokes_is_unconfirmed_until_it_is_returned() -
         "deletion": lambda r: r.set_endpoint("e", None, 1.0),
         "limits": lambda r: r.set_backend("b", table(4), 1.0),
         "replicas": lambda r: r.set_backend("b", table(replicas=("b#1", "b#2")), 1.0),
-        "a rollout": lambda r: r.set_rollout("e", is_on=True),
+        "a shadow": lambda r: r.set_endpoint("e", endpoint("e", shadows={"b": 1.0}, to="b"), 1.0),
         "a route": lambda r: r.set_endpoint("f", EndpointTable(name="f", route="/e/f"), 1.0),
     }
     for what, change in changes.items():
@@ -155,7 +248,7 @@ def test_a_lease_is_gone_with_its_caller_and_when_its_replicas_refuse_it() -> No
 
     router = leasing()
     lease = granted(router)
-    router.set_rollout("e", is_on=True)
+    router.set_endpoint("e", endpoint("e", to="other"), 1.0)
     assert router.unconfirmed
     assert router.fenced(lease.number, 1.0) == []
     assert not router.unconfirmed
@@ -289,7 +382,7 @@ def test_observers_hear_of_queries_under_leases() -> None:
 
 def held(**slots: int) -> HeldLease:
     shares = [HeldShare(tag, count) for tag, count in slots.items()]
-    return HeldLease(1, "lease", "e", (), None, shares, 0.0)
+    return HeldLease(1, "lease", "e", "b", (), None, shares, 0.0)
 
 
 def test_replicas_take_turns_and_get_no_more_than_their_slots() -> None:
@@ -389,7 +482,7 @@ class LeasesModel(RuleBasedStateMachine):
             assert lease is None, "one lease at a time"
             self.newest[caller] = number
             shares = [HeldShare(tag, count) for tag, count in slots.items()]
-            self.held[caller] = HeldLease(number, "", "e", (), None, shares, self.now)
+            self.held[caller] = HeldLease(number, "", "e", "b", (), None, shares, self.now)
         elif lease is not None and lease.number == number:
             lease.extend(slots)
 
@@ -413,7 +506,9 @@ class LeasesModel(RuleBasedStateMachine):
 
     @rule(is_on=st.booleans())
     def change(self, is_on: bool) -> None:
-        self.perform(self.router.set_rollout("e", is_on=is_on))
+        shadows = {"b": 1.0} if is_on else {}
+        made = endpoint("e", shadows=shadows, to="b")
+        self.perform(self.router.set_endpoint("e", made, self.now))
         if not self.router.unconfirmed:
             usable = [lease for lease in self.held.values() if lease is not None]
             assert not (is_on and usable), "acknowledged, and something may begin against it"

@@ -375,7 +375,7 @@ def test_a_part_of_an_answer_and_a_cancelled_query_say_nothing():
 
 def test_failures_under_leases_begin_a_trial_that_the_router_decides_on():
     hole = Hole()
-    hole.router.allow_leases("c")
+    hole.router.allow_leases("c", of_splits=True)
     effects = []
     for _ in range(2):
         effects += hole.router.submit("c", Query(next(hole.ids)), hole.now)

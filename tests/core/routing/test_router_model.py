@@ -93,7 +93,7 @@ class RouterModel(RuleBasedStateMachine):
                     del self.held[effect.replica][effect.number]  # another replica has it now
                     self.withdrawn.setdefault(effect.replica, set()).add(effect.number)
             elif isinstance(effect, Retried):
-                self.retries[effect] += 1
+                self.retries[effect.endpoint, effect.backend] += 1
             else:
                 assert isinstance(effect, Ended | Dropped | RetryRefused | Starved)
 

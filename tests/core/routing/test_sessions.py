@@ -95,7 +95,7 @@ def test_a_session_stays_at_one_of_an_endpoints_backends() -> None:
 
 def test_endpoints_with_sessions_have_no_leases() -> None:
     made = router(backend("b#1", limit=8, session_affinity=BY_HEADER.model_dump()))
-    made.router.allow_leases("c")
+    made.router.allow_leases("c", of_splits=True)
     effects = [e for n in range(6) for e in made.submit("c", Query(n), 0.0)]
     assert all(isinstance(e, Assign) for e in effects)
 

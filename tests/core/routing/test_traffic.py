@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from greenroom.core.routing.tables import BackendTable, EndpointTable
-from greenroom.core.routing.traffic import Split
+from greenroom.core.routing.traffic import Split, key_of
 from tests.core.routing.queries import Ended, Query, WatchedRouter, only
 
 # What chi-square stays below in 999 of 1,000 fair runs, by degrees of freedom.
@@ -22,10 +22,6 @@ SPLITS = [
 KEYS = [f"customer {i}" for i in range(2_000)]
 
 
-def never() -> float:
-    raise AssertionError("a key needs no chance")
-
-
 def chi_square(counts: Counter[str], weights: dict[str, float]) -> float:
     total = sum(counts.values())
     return sum((counts[tag] - total * w) ** 2 / (total * w) for tag, w in weights.items())
@@ -33,40 +29,44 @@ def chi_square(counts: Counter[str], weights: dict[str, float]) -> float:
 
 def by_key(weights: dict[str, float], keys: list[str] = KEYS) -> list[str]:
     split = Split(weights)
-    return [str(split.choose(key, never)) for key in keys]
+    return [str(split.choose(key)) for key in keys]
 
 
 def normalised(weights: dict[str, int]) -> dict[str, float]:
     return {tag: weight / sum(weights.values()) for tag, weight in weights.items()}
 
 
-# --- By chance ------------------------------------------------------------------------------------
+# --- By the numbers of queries --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("weights", SPLITS, ids=str)
 def test_the_split_is_exact_in_the_long_run(weights: dict[str, float]) -> None:
-    split, drawn = Split(weights), random.Random(4)
-    counts = Counter(str(split.choose(None, drawn.random)) for _ in range(100_000))
+    counts = Counter(by_key(weights, [key_of(Query(n), "caller") for n in range(100_000)]))
     assert chi_square(counts, weights) < CHI_SQUARE_BOUND[len(weights) - 1]
+
+
+def test_callers_have_keys_of_their_own_and_a_query_that_is_tried_again_keeps_its_key() -> None:
+    keys = {key_of(Query(number), caller) for number in (1, 2, -2) for caller in ("one", "two")}
+    assert len(keys) == 4
+    assert key_of(Query(1, shard_key="user"), "one") == key_of(Query(2, shard_key="user"), "two")
 
 
 def test_without_weights_there_is_no_backend() -> None:
     for weights in ({}, {"a": 0.0, "b": 0.0}):
-        assert Split(weights).choose(None, never) is None
-        assert Split(weights).choose("key", never) is None
+        assert Split(weights).choose("key") is None
 
 
-def test_the_only_backend_needs_neither_chance_nor_hash() -> None:
-    assert Split({"a": 1.0, "b": 0.0}).choose(None, never) == "a"
+def test_the_only_backend_gets_every_key() -> None:
+    assert Split({"a": 1.0, "b": 0.0}).choose("key") == "a"
 
 
 @given(
     weights=st.dictionaries(st.text(max_size=3), st.floats(1e-9, 1.0), min_size=1, max_size=6),
-    point=st.floats(0, 1, exclude_max=True),
+    key=st.text(),
 )
-def test_every_point_belongs_to_a_backend(weights: dict[str, float], point: float) -> None:
+def test_every_key_belongs_to_a_backend(weights: dict[str, float], key: str) -> None:
     """Weights sum to 1 within a tolerance only."""
-    assert Split(weights).choose(None, lambda: point) in weights
+    assert Split(weights).choose(key) in weights
 
 
 # --- By key ---------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def test_keys_split_by_the_weights_too(weights: dict[str, float]) -> None:
 def test_a_key_leads_to_the_same_backend_in_every_release() -> None:
     """Written down, because a change of it would move the users of whoever upgrades."""
     weights = {"v1": 0.5, "v2": 0.3, "v3": 0.2}
-    found = {key: Split(weights).choose(key, never) for key in ("", "alice", "bob", "é", "\udcff")}
+    found = {key: Split(weights).choose(key) for key in ("", "alice", "bob", "é", "\udcff")}
     assert found == {"": "v1", "alice": "v1", "bob": "v3", "\xe9": "v1", "\udcff": "v1"}
 
 
@@ -105,7 +105,7 @@ def test_two_routers_agree_on_every_key_whatever_chance_and_order_they_have() ->
 
 def test_names_and_keys_do_not_run_together() -> None:
     one, other = Split({"a": 0.5, "ab": 0.5}), Split({"a": 0.5, "b": 0.5})
-    assert [one.choose(k, never) for k in KEYS] != [other.choose(k, never) for k in KEYS]
+    assert [one.choose(key) for key in KEYS] != [other.choose(key) for key in KEYS]
 
 
 WEIGHTS = st.dictionaries(

@@ -149,7 +149,7 @@ def test_one_that_was_gone_from_the_tables_is_as_warm_as_before() -> None:
 
 def test_a_lease_is_used_as_the_router_would() -> None:
     shares = [HeldShare("old", 50), HeldShare("new", 50, None, Weight(1.0, 10.0, 10.0))]
-    lease = HeldLease(1, "lease", "e", (), None, shares, 0.0)
+    lease = HeldLease(1, "lease", "e", "b", (), None, shares, 0.0)
     for _ in range(9):
         lease.take(0.0)
     assert lease.in_use() == {"old": 8, "new": 1}
@@ -316,7 +316,7 @@ class LeasedRouter:
         table = BackendTable(tag="b", replicas=tables, learn_weights=True)
         self.router.set_backend("b", table, 0.0)
         self.router.set_endpoint("e", endpoint("e", to="b"), 0.0)
-        self.router.allow_leases("c")
+        self.router.allow_leases("c", of_splits=True)
         self._ids = itertools.count()
         self.lease = self.granted()
 
@@ -363,7 +363,7 @@ def test_equal_replicas_keep_their_lease() -> None:
 
 def test_a_caller_uses_and_reports_replicas_of_a_lease_by_what_they_take() -> None:
     quick, slow = HeldShare("quick", 50), HeldShare("slow", 50, None, Weight(pace=3.0))
-    lease = HeldLease(1, "lease", "e", (), None, [slow, quick], 0.0)
+    lease = HeldLease(1, "lease", "e", "b", (), None, [slow, quick], 0.0)
     assert [lease.take(0.0) for _ in range(2)] == [quick, slow]
     for _ in range(38):
         lease.take(0.0)
