@@ -87,7 +87,7 @@ def look(home: Path) -> dict[str, Any]:
 
 
 def install(home: Path, release: str, wheels: Sequence[str], requirements: Sequence[str]) -> None:
-    """Install a release of these wheels; those that the host lacked come as files."""
+    """Install a release of these wheels, which are there."""
     used = {release, *(_release_of(home, link) for link in ("greenroom", "healthy"))}
     for path in (home / "wheels").glob("*"):
         if path.name not in wheels:
@@ -95,7 +95,6 @@ def install(home: Path, release: str, wheels: Sequence[str], requirements: Seque
     for path in (home / "releases").glob("*"):
         if path.name not in used or not (path / DONE).exists():
             shutil.rmtree(path)
-    _receive(home / "wheels")
     venv = home / "releases" / release
     if uv := shutil.which("uv"):
         _check(uv, "venv", "--quiet", "--python", sys.executable, venv)
@@ -106,6 +105,11 @@ def install(home: Path, release: str, wheels: Sequence[str], requirements: Seque
         pip += ["--disable-pip-version-check", "--no-cache-dir"]
     _check(*pip, "--quiet", "--no-index", "--find-links", home / "wheels", *requirements)
     (venv / DONE).touch()
+
+
+def receive(home: Path) -> None:
+    """Take the wheels that come as files."""
+    _receive(home / "wheels")
 
 
 def make_key(home: Path, release: str) -> str:
@@ -143,8 +147,10 @@ def start(home: Path, generation: str, release: str, environ: Mapping[str, str])
         try:
             return _check(home / "greenroom", "start", cwd=home)
         except FailedError as error:
-            told = log.read_bytes()[size:].decode(errors="replace") if log.exists() else ""
-            raise FailedError(f"{error}\n{_end_of(told)}".strip()) from None
+            if log.name not in str(error):
+                raise
+            told = log.read_bytes()[size:].decode(errors="replace")
+            raise FailedError(f"{error}\n{_end_of(told)}") from None
     unit, is_system = _unit(), os.geteuid() == 0
     target = "multi-user.target" if is_system else "default.target"
     _write(unit, UNIT_TEXT.format(home=home, target=target), mode=0o644)
@@ -211,9 +217,10 @@ def command(home: Path, args: Sequence[str], environ: Mapping[str, str]) -> list
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     each.__name__: each
-    for each in (look, install, make_key, note, start, confirm, stop, report, command)
+    for each in (look, receive, install, make_key, note, start, confirm, stop, report, command)
 }
-READING = ("look", "report", "command")  # take no lock
+# These take no lock: they change nothing, or wait for a connection that may be cut on the way.
+UNLOCKED = ("look", "receive", "report", "command")
 
 
 # --- What they are made of ------------------------------------------------------------------------
@@ -233,10 +240,14 @@ def _receive(folder: Path) -> None:
             path = folder / member.name
             path.parent.mkdir(parents=True, exist_ok=True)
             source = archive.extractfile(member)
-            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-                if source is not None:
-                    shutil.copyfileobj(source, file)
-            os.replace(file.name, path)
+            beside = path.with_name(f".{path.name}.{os.getpid()}")
+            try:
+                with beside.open("wb") as file:
+                    if source is not None:
+                        shutil.copyfileobj(source, file)
+                beside.replace(path)
+            finally:
+                beside.unlink(missing_ok=True)
 
 
 def _write(path: Path, text: str, mode: int = 0o600) -> None:
@@ -313,7 +324,7 @@ def main() -> None:
     asked = json.loads(sys.stdin.buffer.readline())
     home = Path(asked["dir"]).expanduser().absolute()
     try:
-        if asked["operation"] not in READING:
+        if asked["operation"] not in UNLOCKED:
             home.mkdir(parents=True, exist_ok=True)
             lock = (home / "lock").open("w")  # held to the end; what is started does not inherit it
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -30,14 +30,14 @@ class Does(StrEnum):
 
 
 class Step(NamedTuple):
-    """Something to do, on a host; ``why`` is for the user."""
+    """Something to do, on a host; ``why`` goes on with the sentence."""
 
     does: Does
     host: str
     why: str = ""
 
     def __str__(self) -> str:
-        return f"{self.host}: {self.does}" + (f" {self.why}" if self.why else "")
+        return f"{self.host}: {self.does}{self.why}"
 
 
 class FoundHost(NamedTuple):
@@ -92,7 +92,7 @@ def plan(wanted: Mapping[str, WantedHost], found: Found, leads: str) -> list[Ste
     ``leads`` is the host that leads, or that is to.
     """
     steps = [
-        Step(Does.INSTALL, name, host.release)
+        Step(Does.INSTALL, name, f" {host.release}")
         for name, host in wanted.items()
         if host.release not in found.hosts[name].releases
     ]
@@ -101,7 +101,7 @@ def plan(wanted: Mapping[str, WantedHost], found: Found, leads: str) -> list[Ste
     # What starts comes before what restarts, for there is more room for replicas then.
     changes.sort(key=lambda step: ((step.host == leads) == is_led, step.does == Does.RESTART))
     steps += changes
-    steps += [Step(Does.REMOVE, name, "which the file does not name") for name in found.leavers]
+    steps += [Step(Does.REMOVE, name, ", as the file does not name it") for name in found.leavers]
     return steps
 
 
@@ -112,12 +112,12 @@ def _change(wanted: WantedHost, found: Found) -> Step | None:
         return Step(Does.START, name)
     if has.generation != generation:
         old, is_other = _release(has.generation), not has.generation.startswith(wanted.release)
-        why = f"from {old} to {wanted.release}" if is_other else "with other settings"
+        why = f" from {old} to {wanted.release}" if is_other else " with other settings"
         return Step(Does.RESTART, name, why)
     if found.states.get(name) != RUNNING:
-        return Step(Does.START, name, "what does not run")
+        return Step(Does.START, name, ", as it does not run")
     if has.healthy != generation:
-        return Step(Does.START, name, "or see that it is healthy")
+        return Step(Does.START, name, ", as it was not healthy yet")
     return None
 
 

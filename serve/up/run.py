@@ -22,6 +22,7 @@ from greenroom.serve.up.ssh import HostError, Ssh, UnreachableError
 
 LOOK_AGAIN_S = 0.5
 HEALTHY_TIMEOUT_S = 60.0
+_UNDER_WAY = re.compile(r" is (UPDATING|DEPLOYING|DELETING)\b")
 
 
 class Run:
@@ -50,12 +51,12 @@ class Run:
         if self._file.deploy is None:
             return steps
         if self._found.states.get(self._leads) != RUNNING:
-            return [*steps, Step(Does.DEPLOY, self._leads, self._file.deploy.name)]
+            return [*steps, Step(Does.DEPLOY, self._leads, f" {self._file.deploy.name}")]
         code, told, error = self._deploy("--plan")
         if code not in (0, EXIT_CHANGES):
             raise HostError(f"host {self._leads!r}: {error.strip() or told.strip()}")
         changes = told.splitlines()[:-1] if code == EXIT_CHANGES else ()
-        return [*steps, *(Step(Does.DEPLOY, self._leads, change) for change in changes)]
+        return [*steps, *(Step(Does.DEPLOY, self._leads, f": {change}") for change in changes)]
 
     def up(self) -> bool:
         """Do what is to be done, and return whether that was anything.
@@ -105,14 +106,9 @@ class Run:
         release = self._file.hosts[name].release
         self._tell(f"{name}: installing {release}, with {len(lacks)} wheels that it lacks")
         began_at = time.monotonic()
-        self._on(
-            name,
-            "install",
-            {file: wheels.folder / file for file in lacks},
-            release=release,
-            wheels=list(wheels.files),
-            requirements=wheels.requirements,
-        )
+        self._on(name, "receive", {file: wheels.folder / file for file in lacks})
+        files, needs = list(wheels.files), wheels.requirements
+        self._on(name, "install", release=release, wheels=files, requirements=needs)
         self._tell(f"{name}: installed in {time.monotonic() - began_at:.1f} s")
 
     def _note(self, had: Mapping[str, Any]) -> None:
@@ -133,12 +129,12 @@ class Run:
         """Start a host's generation, and wait until it is healthy; else go back."""
         host, before = self._file.hosts[name], self._found.hosts[name].healthy
         report = self._report() if kind == Does.RESTART else {}
-        known = self._problems(report) if report else None
+        known = {_subject(line) for line in problems_of(report)} if report else None
         self._tell(f"{name}: {kind}ing {host.generation}")
         began_at = time.monotonic()
         try:
-            arguments: dict[str, Any] = {"release": host.release, "environ": host.environ}
-            self._on(name, "start", generation=host.generation, **arguments)
+            wanted = {"generation": host.generation, "release": host.release}
+            self._on(name, "start", None, environ=host.environ, **wanted)
             self._wait_healthy([name], known)
         except UnreachableError:
             raise
@@ -179,7 +175,7 @@ class Run:
     # --- The cluster ------------------------------------------------------------------------------
 
     def _report(self) -> dict[str, Any]:
-        return self._on(self._leads, "report") or {}
+        return dict(self._on(self._leads, "report") or {})
 
     def _first_report(self, looked: Mapping[str, FoundHost]) -> dict[str, Any]:
         """Return what the cluster says of itself: the first host most likely can tell."""
@@ -190,25 +186,29 @@ class Run:
                 return dict(told)
         return {}
 
-    def _problems(self, report: Mapping[str, Any]) -> set[str]:
-        """Return what is not healthy, by what it is about: the rest of a line changes."""
-        return {re.split(r" is |: ", line)[0] for line in problems_of(report)}
-
     def _wait_healthy(self, names: Iterable[str], known: set[str] | None) -> None:
-        """Wait until hosts run, and no problem is there but the known ones; None for any."""
-        deadline = time.monotonic() + self._timeout_s
+        """Wait until hosts run, and no problem is there but the known ones; None for any.
+
+        What the controller is still at, such as replicas that load a model, is waited for without
+        a limit, and said.
+        """
+        deadline, said = time.monotonic() + self._timeout_s, set[str]()
         while True:
             report = self._report()
             states = {each["name"]: each["state"] for each in report.get("hosts", ())}
-            told = [f"host {n!r} is {states.get(n, 'not in the cluster')}" for n in names
-                    if states.get(n) != RUNNING]  # fmt: skip
-            if known is not None and self._problems(report) - known:
-                told += problems_of(report)
+            not_there = [name for name in names if states.get(name) != RUNNING]
+            told = [f"host {n!r} is {states.get(n, 'not in the cluster')}" for n in not_there]
+            if known is not None:
+                told += [line for line in problems_of(report) if _subject(line) not in known]
             if not told:
                 return
             if time.monotonic() > deadline:
-                text = "; ".join(told)
-                raise HostError(f"not healthy within {self._timeout_s:g} s (--timeout): {text}")
+                if wrong := [line for line in told if not _UNDER_WAY.search(line)]:
+                    text = "; ".join(wrong)
+                    raise HostError(f"not healthy within {self._timeout_s:g} s (--timeout): {text}")
+                for line in set(told) - said:
+                    self._tell(f"waiting: {line}")
+                said.update(told)
             time.sleep(LOOK_AGAIN_S)
 
     def _deploy_all(self) -> bool:
@@ -274,3 +274,8 @@ class Run:
         if failed:
             raise GreenroomError("\n".join(failed))
         return found
+
+
+def _subject(problem: str) -> str:
+    """Return what a line of problems_of is about; the rest of it changes as time passes."""
+    return re.split(r" is |: ", problem)[0]

@@ -88,9 +88,9 @@ class Ssh:
             with process:
                 assert process.stdin is not None
                 assert process.stdout is not None
-                with contextlib.suppress(BrokenPipeError):  # the exit code says why
+                # Of a host that has ended the exit code says why; closing writes what is buffered.
+                with contextlib.suppress(BrokenPipeError), process.stdin:
                     _send(process.stdin, target.dir, operation, files, arguments)
-                    process.stdin.close()
                 output = process.stdout.read()
             errors.seek(0)
             told = errors.read().decode(errors="replace").strip()

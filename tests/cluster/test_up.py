@@ -138,7 +138,7 @@ def test_bare_machines_serve_within_two_minutes(fleet: Fleet) -> None:
 
 def test_hosts_that_leave_the_file_are_drained_and_removed(fleet: Fleet, wheelhouse: Path) -> None:
     fleet.want(wheelhouse, "abc")
-    would = [f"{label}: drain, stop and remove which the file does not name\n" for label in "de"]
+    would = [f"{label}: drain, stop and remove, as the file does not name it\n" for label in "de"]
     assert fleet.run("up", "--plan")[:2] == (3, "".join(would))
     with fleet.loaded():
         shown = fleet.check("up")
@@ -185,7 +185,7 @@ def test_down_stops_all_and_up_brings_all_back(fleet: Fleet, wheelhouse: Path) -
         assert not host.call(listens, HTTP_PORT, host.address)
     fleet.want(wheelhouse, "abc", hosts={"c": {"settings": {"resources": "disk=2"}}})
     shown = fleet.run("up", "--plan")[1]
-    would = ["a: start what does not run", "b: start what does not run"]
+    would = ["a: start, as it does not run", "b: start, as it does not run"]
     assert shown.splitlines()[:3] == [*would, "c: restart with other settings"]
     fleet.check("up")
     assert [host.get() for host in fleet.hosts[:3]] == [(200, "served")] * 3

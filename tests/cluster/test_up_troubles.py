@@ -76,25 +76,48 @@ def test_wheels_that_do_not_fit_are_told_in_the_installers_words(bare: Machines)
     assert "grain" in error
 
 
-def test_a_full_disk_and_a_busy_port_are_told_and_the_next_run_goes_on(
+def test_a_host_with_one_trouble_after_the_other_is_served_by_the_last_run(
     bare: Machines, small_disk: Path
 ) -> None:
+    """A full disk, a cable that is pulled, a busy port, another system: each is told."""
     (bare.folder / "wheels" / "greenroom-0.0.2-py3-none-any.whl").unlink()
     wheels.write_needed(bare.folder / "wheels", "cluster")
     releases.this_release(bare.folder / "release", "0.0.2")
     wheels.write_release(bare.folder / "wheels", bare.folder / "release", "0.0.2")
     bare.write("a")
     (host,) = bare.hosts
+
     code, _, error = bare.run("up")
     assert (code, error.startswith("Error: host 'a': ")) == (1, True)
     assert "No space left on device" in error
     subprocess.run(["mount", "-o", "remount,size=500m", str(small_disk)], check=True)
+
+    with bare.begin("up") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        while "a: installing" not in process.stdout.readline():
+            assert process.poll() is None
+        host.cut()
+        error = process.stderr.read()
+    assert process.returncode == 1
+    assert "host 'a': ssh does not come to 10.77.0.1: " in error
+    host.heal()
+
     host.call(_take_port)
     code, shown, error = bare.run("up")
     assert "a: installed" in shown
     assert (code, error.startswith("Error: host 'a': ")) == (1, True)
     assert f"port {HTTP_PORT}" in error
     host.call(_give_port)
+
+    own, host.state_dir = host.state_dir, bare.folder / "by-hand"
+    host.start(GREENROOM_HTTP_PORT="8001")
+    code, shown, error = bare.run("up")
+    assert (code, error.startswith("Error: host 'a': ")) == (1, True)
+    assert "1900" in error
+    host.check("stop")
+    host.state_dir = own
+
     shown = bare.check("up")
     assert "installing" not in shown
     assert shown.endswith("1 host runs greenroom 0.0.2\n")

@@ -76,7 +76,7 @@ def test_a_leader_that_does_not_run_is_started_before_the_others_change() -> Non
     have = {"a": as_wanted(old["a"]), "b": as_wanted(new["b"]), "c": as_wanted(old["c"])}
     have = {name: host._replace(releases=("2-wheels",)) for name, host in have.items()}
     why = "restart from 1-wheels to 2-wheels"
-    assert steps(new, Found(have)) == [f"a: {why}", "b: start what does not run", f"c: {why}"]
+    assert steps(new, Found(have)) == [f"a: {why}", "b: start, as it does not run", f"c: {why}"]
 
 
 def test_other_settings_of_one_host_restart_that_one_alone() -> None:
@@ -91,8 +91,8 @@ def test_a_host_that_is_lost_or_was_not_yet_healthy_is_started() -> None:
     have = {name: as_wanted(host) for name, host in hosts.items()}
     have["c"] = have["c"]._replace(healthy="")
     assert steps(hosts, reporting(have, b="LOST")) == [
-        "b: start what does not run",
-        "c: start or see that it is healthy",
+        "b: start, as it does not run",
+        "c: start, as it was not healthy yet",
     ]
 
 
@@ -109,7 +109,7 @@ def test_hosts_that_left_the_file_go_at_the_end() -> None:
     hosts = wanted("ab")
     had = {name: {"leads": name == "a"} for name in "abc"}
     found = reporting({name: as_wanted(host, hosts=had) for name, host in hosts.items()})
-    assert steps(hosts, found) == ["c: drain, stop and remove which the file does not name"]
+    assert steps(hosts, found) == ["c: drain, stop and remove, as the file does not name it"]
 
 
 @pytest.mark.parametrize(
