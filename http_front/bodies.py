@@ -18,7 +18,7 @@ import re
 from greenroom.actors.caller.streams import NobodyListensError
 from greenroom.actors.caller.uploads import Feed
 from greenroom.core.errors import BodyIncompleteError, BodyTooLargeError, GreenroomError
-from greenroom.http_front.asgi import Event, Receive
+from greenroom.http_front.asgi import Event, Header, Receive
 from greenroom.http_front.clients import ClientCounts
 
 _logger = logging.getLogger(__name__)
@@ -26,6 +26,15 @@ _logger = logging.getLogger(__name__)
 WHOLE = 1024 * 1024
 AT_ONCE_S = 0.02  # how long a body of unknown length may take to go with its query
 EARLY = 16  # of each client
+
+
+class RefusedRequestError(Exception):
+    """A request that cannot be read, or not in one way only, with its HTTP status."""
+
+    def __init__(self, status: int, text: str, headers: tuple[Header, ...] = ()) -> None:
+        super().__init__(text)
+        self.status = status
+        self.headers = headers
 
 
 class Body:
@@ -165,14 +174,6 @@ _trailer_line = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff
 _SIZE, _DATA, _DATA_END, _TRAILERS, _DONE = range(5)
 
 
-class BadChunksError(Exception):
-    """The bytes are no chunked body; the text says why."""
-
-
-class TrailersTooLargeError(Exception):
-    """The trailers are over their limit of bytes."""
-
-
 class ChunkedBody:
     """Takes a chunked body out of the bytes of a connection, however they are cut."""
 
@@ -193,7 +194,7 @@ class ChunkedBody:
     def take(self, data: bytes, onto: list[bytes]) -> int:
         """Append the body's bytes to a list; return how many bytes of ``data`` were taken.
 
-        Raises BadChunksError or TrailersTooLargeError.
+        Raises RefusedRequestError.
         """
         at, size = 0, len(data)
         while at < size and self._state != _DONE:
@@ -213,21 +214,20 @@ class ChunkedBody:
                 return size
             self._line, at = b"", end + 1
             if line[-1:] != b"\r":
-                raise BadChunksError("a line of a chunked body ends without a carriage return")
+                raise _bad("a line of a chunked body ends without a carriage return")
             self._take_line(line[:-1])
         return at
 
     def _check_size(self, line: bytes) -> None:
         if self._state == _TRAILERS:
             if self._trailer_bytes + len(line) > self._max_trailer_bytes:
-                raise TrailersTooLargeError
+                text = f"the trailers have over {self._max_trailer_bytes} bytes"
+                raise RefusedRequestError(431, text)
         elif self._state == _DATA_END:
             if len(line) > 1:
-                raise BadChunksError("a chunk is longer than its size says")
+                raise _bad("a chunk is longer than its size says")
         elif len(line) > MAX_CHUNK_LINE_BYTES:
-            raise BadChunksError(
-                f"a chunk's size and extensions have over {MAX_CHUNK_LINE_BYTES} bytes"
-            )
+            raise _bad(f"a chunk's size and extensions have over {MAX_CHUNK_LINE_BYTES} bytes")
 
     def _take_line(self, line: bytes) -> None:
         if self._state == _DATA_END:
@@ -235,14 +235,18 @@ class ChunkedBody:
         elif self._state == _SIZE:
             matched = _chunk_line(line)
             if matched is None:
-                raise BadChunksError("a chunk's size is not a hexadecimal number")
+                raise _bad("a chunk's size is not a hexadecimal number")
             self._rest = int(matched[1], 16)
             self._state = _DATA if self._rest else _TRAILERS
         elif not line:
             self._state = _DONE
         elif _framing_line(line):
-            raise BadChunksError("a trailer says how long the body is, which is too late")
+            raise _bad("a trailer says how long the body is, which is too late")
         elif _trailer_line(line):
             self._trailer_bytes += len(line) + 2
         else:
-            raise BadChunksError("a trailer is not a header line")
+            raise _bad("a trailer is not a header line")
+
+
+def _bad(text: str) -> RefusedRequestError:
+    return RefusedRequestError(400, text)

@@ -13,7 +13,7 @@ import re
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from greenroom.core.config import HTTPOptions
-from greenroom.http_front.asgi import Header
+from greenroom.http_front.bodies import RefusedRequestError
 from greenroom.http_front.request import Request, split
 
 MAX_HEADERS = 100
@@ -26,15 +26,6 @@ _ONCE = {
     b"transfer-encoding": "there are several Transfer-Encoding headers",
 }
 _other_http = re.compile(rb"[^ \r\n]+ [^ \r\n]+ HTTP/((?!1\.[01])[0-9]\.[0-9])\r\n").match
-
-
-class RefusedRequestError(Exception):
-    """A request that cannot be read, or not in one way only, with its HTTP status."""
-
-    def __init__(self, status: int, text: str, headers: tuple[Header, ...] = ()) -> None:
-        super().__init__(text)
-        self.status = status
-        self.headers = headers
 
 
 class HeadReader:

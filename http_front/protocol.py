@@ -24,10 +24,10 @@ from greenroom.actors.caller.streams import StreamFailedError
 from greenroom.actors.runtime.loop import nothing
 from greenroom.core.errors import BodyIncompleteError
 from greenroom.http_front.asgi import App, Event, Headers
-from greenroom.http_front.bodies import WHOLE, BadChunksError, ChunkedBody, TrailersTooLargeError
+from greenroom.http_front.bodies import WHOLE, ChunkedBody, RefusedRequestError
 from greenroom.http_front.clients import peer_of
 from greenroom.http_front.connections import NO_ROOM, ClientConnection, Connections, Pace, has_left
-from greenroom.http_front.heads import MAX_HEAD_BYTES, HeadReader, RefusedRequestError
+from greenroom.http_front.heads import MAX_HEAD_BYTES, HeadReader
 from greenroom.http_front.request import CLOSE, Reply, Request
 from greenroom.http_front.responses import TEXT, is_valid_header, response_head
 from greenroom.http_front.websocket import FrontSocket
@@ -450,13 +450,7 @@ class FrontProtocol(ClientConnection):
                 self._read_at_once(READ)
         else:
             pieces: list[bytes] = []
-            try:
-                taken = self._chunks.take(data, pieces)
-            except BadChunksError as error:
-                raise RefusedRequestError(400, str(error)) from None
-            except TrailersTooLargeError:
-                text = f"the trailers have over {MAX_HEAD_BYTES} bytes"
-                raise RefusedRequestError(431, text) from None
+            taken = self._chunks.take(data, pieces)
             is_complete = self._chunks.is_complete
             piece = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if is_complete:

@@ -7,12 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from greenroom.core.config import HTTPOptions
-from greenroom.http_front.bodies import (
-    MAX_CHUNK_LINE_BYTES,
-    BadChunksError,
-    ChunkedBody,
-    TrailersTooLargeError,
-)
+from greenroom.http_front.bodies import MAX_CHUNK_LINE_BYTES, ChunkedBody, RefusedRequestError
 from greenroom.http_front.protocol import AHEAD, LARGE, MOST_READ, READ
 from tests.http.wire import Conversation
 
@@ -97,18 +92,18 @@ def test_a_body_is_the_same_however_it_is_cut(chunks, last, cuts):
     ],
 )
 def test_what_is_none_is_refused_at_once_and_byte_by_byte(data):
-    with pytest.raises(BadChunksError):
-        read(data + b"x" * 3)
-    with pytest.raises(BadChunksError):
-        read(data + b"x" * 3, range(len(data)))
+    for cuts in ((), range(len(data))):
+        with pytest.raises(RefusedRequestError) as raised:
+            read(data + b"x" * 3, cuts)
+        assert raised.value.status == 400
 
 
 @pytest.mark.parametrize("data", [b"A: " + b"b" * 98, b"A: b\r\n" * 17])
 def test_trailers_have_a_limit(data):
-    with pytest.raises(TrailersTooLargeError):
-        read(b"0\r\n" + data)
-    with pytest.raises(TrailersTooLargeError):
-        read(b"0\r\n" + data, range(3 + len(data)))
+    for cuts in ((), range(3 + len(data))):
+        with pytest.raises(RefusedRequestError, match="the trailers have over") as raised:
+            read(b"0\r\n" + data, cuts)
+        assert raised.value.status == 431
 
 
 def test_what_has_not_come_to_its_end_is_waited_for():
