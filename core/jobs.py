@@ -24,6 +24,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from greenroom.core.agenda import NEVER, Agenda
 from greenroom.core.backoff import pause_s
 from greenroom.core.errors import (
     ConflictError,
@@ -34,6 +35,7 @@ from greenroom.core.errors import (
 )
 from greenroom.core.validation import Settings
 
+RUN, CALL_BACK, FORGET = "run", "call back", "forget"
 MAX_CUT = 20
 MAX_ERROR_CHARACTERS = 2_000
 MAX_KEY_CHARACTERS = 255
@@ -106,11 +108,8 @@ class Jobs:
         self._jobs: dict[str, Job] = {}
         self._keys: dict[str, str] = {}  # -> id
         self._changes: dict[str, Job | None] = {}
-        # Heaps, whose entries are looked up in the table before they count.
-        self._ready: list[tuple[int, str]] = []
-        self._later: list[tuple[float, str]] = []
-        self._ended: list[tuple[float, str]] = []
-        self._callbacks: list[tuple[float, str]] = []
+        self._agenda = Agenda()  # when jobs may run, are called back, and are forgotten
+        self._ready: list[tuple[int, str]] = []  # a heap of those that may run, by number
         for job in saved:
             self._put(job)
         self._changes.clear()  # they are saved
@@ -151,11 +150,8 @@ class Jobs:
 
     def wake_at(self) -> float | None:
         """Return when there is something to do that depends on time alone."""
-        heaps = (self._later, self._callbacks)
-        dates = [heap[0][0] for heap in heaps if heap]
-        if self._ended:
-            dates.append(self._ended[0][0] + self.config.result_ttl_s)
-        return min(dates, default=None)
+        due_at = self._agenda.next_at()
+        return due_at if due_at < NEVER else None
 
     # --- What changes -------------------------------------------------------------------------
 
@@ -193,10 +189,8 @@ class Jobs:
 
         None begins while results fill what may be kept, so that none is lost for want of room.
         """
-        while self._later and self._later[0][0] <= now:
-            job = self._jobs.get(heapq.heappop(self._later)[1])
-            if job is not None and job.status == "QUEUED":
-                heapq.heappush(self._ready, (job.number, job.id))
+        for due in self._due(RUN, now):
+            heapq.heappush(self._ready, (due.number, due.id))
         if self.running >= self.config.max_running or self.bytes > self.config.max_kept_bytes:
             return None
         while self._ready:
@@ -247,13 +241,7 @@ class Jobs:
 
     def due_callbacks(self, now: float) -> list[Job]:
         """Return the jobs whose callbacks are to be tried now; each counts as being tried."""
-        due = []
-        while self._callbacks and self._callbacks[0][0] <= now:
-            at, job_id = heapq.heappop(self._callbacks)
-            job = self._jobs.get(job_id)
-            if job is not None and job.callback_at == at:
-                due.append(job)
-        return due
+        return self._due(CALL_BACK, now)
 
     def called_back(
         self, job_id: str, *, was_taken: bool, now: float, is_final: bool = False
@@ -270,13 +258,17 @@ class Jobs:
 
     def forget_old(self, now: float) -> None:
         """Forget jobs that have ended ``result_ttl_s`` ago."""
-        while self._ended and self._ended[0][0] + self.config.result_ttl_s <= now:
-            job = self._jobs.pop(heapq.heappop(self._ended)[1], None)
-            if job is not None:
-                self.bytes -= job.size
-                if self._keys.get(job.key) == job.id:
-                    del self._keys[job.key]
-                self._changes[job.id] = None
+        for job in self._due(FORGET, now):
+            del self._jobs[job.id]
+            self._agenda.at(CALL_BACK, job.id, NEVER)
+            self.bytes -= job.size
+            if self._keys.get(job.key) == job.id:
+                del self._keys[job.key]
+            self._changes[job.id] = None
+
+    def _due(self, what: str, now: float) -> list[Job]:
+        names = self._agenda.take(what, now)
+        return [self._jobs[each] for each in names if each in self._jobs]
 
     def _running(self, job_id: str) -> Job | None:
         job = self._jobs.get(job_id)
@@ -305,11 +297,8 @@ class Jobs:
         self.running += (job.status == "RUNNING") - was_running
         if job.key:
             self._keys[job.key] = job.id
-        if job.status == "QUEUED":
-            heapq.heappush(self._later, (job.due_at, job.id))
-        if job.ended_at is not None and (before is None or not before.has_ended):
-            heapq.heappush(self._ended, (job.ended_at, job.id))
-        if job.callback_at is not None and (
-            before is None or before.callback_at != job.callback_at
-        ):
-            heapq.heappush(self._callbacks, (job.callback_at, job.id))
+        is_queued, agenda = job.status == "QUEUED", self._agenda
+        agenda.at(RUN, job.id, job.due_at if is_queued else NEVER)
+        if job.ended_at is not None:
+            agenda.at(FORGET, job.id, job.ended_at + self.config.result_ttl_s)
+        agenda.at(CALL_BACK, job.id, NEVER if job.callback_at is None else job.callback_at)
