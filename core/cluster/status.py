@@ -102,13 +102,10 @@ def backend_status(cluster: Cluster, backend: Backend) -> dict[str, Any]:
     record = backend.record
     return {
         **_state(cluster, backend),
-        "version": record.newest.version,
         "code_hash": record.newest.code_hash,
         "application": record.application,
         "deployment": record.deployment,
         "config": without_credentials(config_shown(record.newest.config)),
-        "target_replicas": backend.wanted,
-        "replicas": [_replica(backend, replica) for replica in backend.replicas.values()],
     }
 
 
@@ -153,17 +150,18 @@ def _deployment(cluster: Cluster, tag: str) -> dict[str, Any]:
             "target_replicas": 0,
             "replicas": [],
         }
-    return {
-        **_state(cluster, backend),
-        "version": backend.record.newest.version,
-        "target_replicas": backend.wanted,
-        "replicas": [_replica(backend, replica) for replica in backend.replicas.values()],
-    }
+    return _state(cluster, backend)
 
 
 def _state(cluster: Cluster, backend: Backend) -> dict[str, Any]:
     status, message = _health(backend, cluster.now)
-    shown: dict[str, Any] = {"status": status, "message": message}
+    shown: dict[str, Any] = {
+        "status": status,
+        "message": message,
+        "version": backend.record.newest.version,
+        "target_replicas": backend.wanted,
+        "replicas": [_replica(backend, replica) for replica in backend.replicas.values()],
+    }
     if restarts := {reason.value: count for reason, count in backend.restarts.items() if count}:
         shown["restarts"] = restarts
     if failure := cluster.autoscaler.policy_failure(backend.record.tag):
