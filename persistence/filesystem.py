@@ -184,6 +184,7 @@ class FileStore:
         self._lost: dict[str, str] = {}
         self._doubts: list[str] = []  # what is lost without a name
         self._readers = Readers(disk, root)
+        self._notes = _Notes(disk, root / "lost")
         # What only a writer has:
         self._lock: int | None = None
         self._log = Log(disk, "", [])
@@ -208,9 +209,7 @@ class FileStore:
         """The keys that cannot be read, and why; see KVStore. A reader knows those it met."""
         if UNNAMED in self._lost and self._writer is not None:
             with suppress(OSError):  # it stands until the contrary is seen
-                self._lost[UNNAMED] = self._told()
-                if not self._lost[UNNAMED]:
-                    del self._lost[UNNAMED]
+                self._take_notes()
         return self._lost
 
     def get(self, key: str) -> bytes | None:
@@ -293,7 +292,8 @@ class FileStore:
         if self._writer is None or key not in self._lost:
             return
         with self.errors(self._not_writable):
-            self._note(self._writer, f"{key} is given up: {self._lost[key]}")
+            self._notes.add(self._writer, f"{key} is given up: {self._lost[key]}")
+            self._take_notes()
         self.apply({}, [key])
 
     def renew(self, lease: bytes, term_s: float) -> None:  # no clock is shared
@@ -346,11 +346,17 @@ class FileStore:
         """Begin a log with what was read, and have two sound copies of everything."""
         writer.check()
         for doubt in self._doubts:
-            self._note(writer, doubt)
+            self._notes.add(writer, doubt)
         self._repair_large_ones(writer)
         self._begin(writer)
-        if notes := self._told():
-            self._lost[UNNAMED] = notes
+        self._take_notes()
+
+    def _take_notes(self) -> None:
+        """Let the notes, which a person may remove, say what is lost without a name."""
+        told = self._notes.told()
+        self._lost.pop(UNNAMED, None)
+        if told:
+            self._lost[UNNAMED] = told
 
     def _names_of_logs(self) -> list[str]:
         try:
@@ -558,26 +564,6 @@ class FileStore:
                 self._remove(before)
         self._values.update(places)
 
-    # --- What is lost without a name ------------------------------------------------------------
-
-    def _note(self, writer: Writer, text: str) -> None:
-        """Keep a note of what cannot be repaired, until a person removes it."""
-        notes = self._noted()
-        if text not in notes:
-            writer.replace(self._root / "lost", "\n".join((*notes, text, "")).encode())
-        self._lost[UNNAMED] = self._told()
-
-    def _noted(self) -> list[str]:
-        try:
-            return self._disk.read(self._root / "lost").decode(errors="replace").splitlines()
-        except FileNotFoundError:
-            return []
-
-    def _told(self) -> str:
-        notes = "; ".join(self._noted())
-        hint = f"Deploy again what is not there, then remove {self._root / 'lost'}"
-        return f"{notes}. {hint}" if notes else ""
-
     # --- Errors ---------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
@@ -610,6 +596,31 @@ class FileStore:
             f"cannot write to the store {self._root} as uid {os.geteuid()}: {error}. The change "
             f"may or may not have been made: {_remedy(error)}, then repeat it"
         )
+
+
+class _Notes:
+    """Notes of what cannot be repaired and has no name, until a person removes the file."""
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        self._disk = disk
+        self._path = path
+
+    def add(self, writer: Writer, text: str) -> None:
+        """Add a note, unless it is there; raises OSError."""
+        notes = self._kept()
+        if text not in notes:
+            writer.replace(self._path, "\n".join((*notes, text, "")).encode())
+
+    def told(self) -> str:
+        """Return all notes and what to do; empty for none."""
+        hint = f"Deploy again what is not there, then remove {self._path}"
+        return f"{notes}. {hint}" if (notes := "; ".join(self._kept())) else ""
+
+    def _kept(self) -> list[str]:
+        try:
+            return self._disk.read(self._path).decode(errors="replace").splitlines()
+        except FileNotFoundError:
+            return []
 
 
 @dataclass
