@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 from tests.checker.defects import DEFECTS
@@ -42,17 +43,23 @@ def main() -> int:
             defect=options.defect,
         )
         with running(plan) as run:
-            number = 0
+            totals: Counter[str] = Counter()
             while time.monotonic() < until:
-                number += 1
                 verdict = run.round()
-                print(f"round {number}: {verdict.summary()}", flush=True)
+                totals += verdict.counts()
+                print(f"round {run.rounds}: {shown(verdict.counts())}", flush=True)
                 if verdict.violations:
                     print(*verdict.faults, *verdict.violations[:20], sep="\n")
                     if options.keep:
                         shutil.copytree(folder, options.keep, ignore_dangling_symlinks=True)
                     return 1
+            print(f"{run.rounds} rounds without a violation: {shown(totals)}")
     return 0
+
+
+def shown(counts: Counter[str]) -> str:
+    """Return counts in one line."""
+    return ", ".join(f"{count} {what}" for what, count in counts.items())
 
 
 if __name__ == "__main__":

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.checker import clients, defects
 from tests.checker.faults import HEALED_S, Faults
-from tests.checker.histories import History, Journal, read_history
+from tests.checker.histories import UNKNOWN, History, Journal, read_history
 from tests.checker.judge import violations
 from tests.support.cluster import Cluster, ClusterHost, cluster_of
 from tests.support.namespaces import Host
@@ -45,13 +46,18 @@ class Verdict:
     faults: list[str]
     violations: list[str] = field(default_factory=list)
 
-    def summary(self) -> str:
-        """Return one line for people."""
-        answered = [each for each in self.history.requests if each.status in {200, 404}]
-        return (
-            f"{len(self.history.operations)} operations, {len(self.history.requests)} requests "
-            f"({len(answered)} answered by a version or 404), {len(self.history.runs)} runs, "
-            f"{len(self.faults)} faults: {len(self.violations) or 'no'} violations"
+    def counts(self) -> Counter[str]:
+        """Return how much there was of each kind."""
+        history = self.history
+        return Counter(
+            {
+                "changes and reads": len(history.operations),
+                "of them without an answer": sum(o.outcome == UNKNOWN for o in history.operations),
+                "requests": len(history.requests),
+                "answered by a version": sum(each.status == 200 for each in history.requests),
+                "faults": len(self.faults),
+                "violations": len(self.violations),
+            }
         )
 
 
@@ -73,7 +79,7 @@ class Run:
             healed_s=plan.healed_s,
         )
         self._clients: dict[str, Host] = {}  # by host
-        self._rounds = self._begun = 0
+        self.rounds = self._begun = 0
 
     def _start(self, host: ClusterHost) -> None:
         host.start(**self._environ)
@@ -106,7 +112,7 @@ class Run:
             port=int(host.environ["GREENROOM_HTTP_PORT"]),
             environ=host.environ,
             folder=self._folder,
-            endpoints=tuple(f"r{self._rounds}e{number}" for number in range(ENDPOINTS)),
+            endpoints=tuple(f"r{self.rounds}e{number}" for number in range(ENDPOINTS)),
             changers=plan.changers,
             connections=plan.connections,
             pause_s=plan.pause_s,
@@ -116,12 +122,13 @@ class Run:
 
     def round(self) -> Verdict:
         """Have clients at work and faults for so long; return what is wrong with the history."""
-        self._rounds += 1
-        self._folder = self._cluster.folder / f"round-{self._rounds}"
+        self.rounds += 1
+        self._folder = self._cluster.folder / f"round-{self.rounds}"
         self._folder.mkdir()
         for host in self._cluster.hosts:
             self._begin_clients(host)
-        until = time.monotonic() + self._plan.round_s
+        begun_at = time.monotonic()
+        until = begun_at + self._plan.round_s
         journal = Journal(self._folder / "isolations")
         faults = list(self._faults.run(journal, until, self._plan.fault_pause_s))
         journal.close()
@@ -133,6 +140,7 @@ class Run:
             host.end()
             del self._clients[label]
         history = read_history(self._folder, self._runs_folder, clients.LIMIT)
+        history.runs = [each for each in history.runs if each.ended_at > begun_at]
         return Verdict(history=history, faults=faults, violations=found + violations(history))
 
 

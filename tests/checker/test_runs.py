@@ -17,7 +17,7 @@ def test_kills_stops_and_cuts_leave_a_history_that_a_correct_system_could_have(
 ) -> None:
     with running(Plan(folder=tmp_path, hosts=hosts, round_s=15, fault_pause_s=0.7)) as run:
         verdict = run.round()
-    print(verdict.summary(), *verdict.faults, sep="\n")
+    print(verdict.counts(), *verdict.faults, sep="\n")
     assert not verdict.violations, "\n".join([*verdict.faults, *verdict.violations[:20]])
     assert sum(each.outcome == "ok" for each in verdict.history.operations) > 50
     assert sum(each.status == 200 for each in verdict.history.requests) > 200
@@ -29,7 +29,7 @@ def until_found(plan: Plan) -> Verdict:
             verdict = run.round()
             if verdict.violations:
                 return verdict
-    raise AssertionError(f"{plan.defect} was not found: {verdict.summary()}")
+    raise AssertionError(f"{plan.defect} was not found: {verdict.counts()}")
 
 
 def test_a_change_that_is_acknowledged_before_it_is_saved_is_found(tmp_path: Path) -> None:
