@@ -33,14 +33,16 @@ def up(file: Path, plan: bool, timeout: float) -> None:
     run it again. With --plan, the exit code is 3 if anything would change.
     """
     interrupt_on_terminate()
-    hosts = _read(file)
+    with reading():
+        hosts = HostsFile(file)
+        version = hosts.wheels.version
     with Ssh() as ssh:
         run = Run(hosts, ssh, click.echo, timeout)
         if not plan:
             is_changed = run.up()
-            count = len(hosts.hosts)
+            count = len(hosts.targets)
             told = f"{count} hosts run" if count > 1 else "1 host runs"
-            told += f" greenroom {hosts.wheels.version}"
+            told += f" greenroom {version}"
             click.echo(told if is_changed else f"nothing to change: {told}")
         elif steps := run.plan():
             for step in steps:
@@ -57,16 +59,12 @@ def up(file: Path, plan: bool, timeout: float) -> None:
 def down(file: Path, delete: bool, is_sure: bool) -> None:
     """Stop the hosts of FILE; "up" starts them again with the state that they have."""
     interrupt_on_terminate()
-    hosts = _read(file)
+    with reading():
+        hosts = HostsFile(file)
     if delete and not is_sure:
-        told = f"all that {', '.join(hosts.hosts)} have is deleted, with the applications' state"
+        told = f"all that {', '.join(hosts.targets)} have is deleted, with the applications' state"
         if not sys.stdin.isatty():
             raise click.UsageError(f"{told}. Give --yes to do so where nobody can be asked")
         click.confirm(f"{told}. Do it?", abort=True)
     with Ssh() as ssh:
         Run(hosts, ssh, click.echo).down(delete=delete)
-
-
-def _read(path: Path) -> HostsFile:
-    with reading():
-        return HostsFile(path)

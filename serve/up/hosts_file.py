@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from pydantic import Field, ValidationError, field_validator
 
-from greenroom.actors.runtime.settings import HostSettings, read_settings, variable
+from greenroom.actors.runtime.settings import FIELDS, read_settings, variable
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.validation import Settings
 from greenroom.serve.cli.config_file import ConfigFile
@@ -22,6 +22,9 @@ from greenroom.serve.up.on_host import sha256
 _WHEEL = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)(-\d[^-]*)?-[^-]+-[^-]+-[^-]+\.whl")
 # Settings that follow from the file itself.
 _SET = ("state_dir", "address", "key_file", "bind", "join", "host_name")
+
+
+DEFAULT_PORT = FIELDS["admin_port"].default
 
 
 class _OfHosts(Settings):
@@ -91,9 +94,10 @@ class HostsFile:
                 self._document = _Document.model_validate(file.document)
             except ValidationError as error:
                 raise InvalidDocumentError.of(error, _Document) from None
-            self.settings = self._read_settings()
+            if wrong := list(self._wrong_settings()):
+                raise InvalidDocumentError(wrong)
         folder = path.absolute().parent
-        self.wheels = Wheels(folder / self._document.wheels)
+        self._wheels_dir = folder / self._document.wheels
         self.deploy = folder / self._document.deploy if self._document.deploy else None
         if self.deploy is not None and not self.deploy.is_file():
             raise InvalidRequestError(f"{path}: deploy: there is no file {self.deploy}")
@@ -110,18 +114,31 @@ class HostsFile:
         return next(iter(self._document.hosts))
 
     @cached_property
-    def hosts(self) -> dict[str, WantedHost]:
-        """The hosts by name, as they are to be."""
-        found = {}
-        for name, host in self._document.hosts.items():
-            given = {**self._given(name), **self._place(name)}
-            texts = {n: v if isinstance(v, str) else json.dumps(v) for n, v in given.items()}
-            target = Target(
+    def wheels(self) -> Wheels:
+        """The wheels; InvalidRequestError where these are no release."""
+        return Wheels(self._wheels_dir)
+
+    @property
+    def targets(self) -> dict[str, Target]:
+        """The hosts by name, as they are reached."""
+        of_all = self._document
+        return {
+            name: Target(
                 name,
                 host.ssh or host.address,
-                host.dir or self._document.dir or "~/greenroom",
-                host.python or self._document.python or "python3",
+                host.dir or of_all.dir or "~/greenroom",
+                host.python or of_all.python or "python3",
             )
+            for name, host in of_all.hosts.items()
+        }
+
+    @cached_property
+    def hosts(self) -> dict[str, WantedHost]:
+        """The hosts by name, as they are to be; InvalidRequestError as ``wheels``."""
+        found = {}
+        for name, target in self.targets.items():
+            given = {**self._given(name), **self._place(name)}
+            texts = {n: v if isinstance(v, str) else json.dumps(v) for n, v in given.items()}
             release = f"{self.wheels.version}-{_hash([self.wheels.files, target.python])}"
             environ = {variable(n): str(text) for n, text in texts.items()}
             found[name] = WantedHost(target, environ, release)
@@ -136,23 +153,19 @@ class HostsFile:
         leaders = [each for each in self._document.hosts if "store" in self._given(each)]
         leaders = leaders or [self.leads]
         if name not in leaders:
-            gates = (self._document.hosts[each].address for each in leaders)
-            ports = (self._given(each).get("admin_port", 1900) for each in leaders)
-            place["join"] = ",".join(f"{g}:{p}" for g, p in zip(gates, ports, strict=True))
+            place["join"] = ",".join(map(self._gate, leaders))
         return place
 
-    def _read_settings(self) -> dict[str, HostSettings]:
-        """Return each host's settings; InvalidDocumentError for all that are wrong."""
-        found, problems = {}, []
+    def _gate(self, name: str) -> str:
+        given = {"advertise": self._document.hosts[name].address, **self._given(name)}
+        return "{}:{}".format(given["advertise"], given.get("admin_port", DEFAULT_PORT))
+
+    def _wrong_settings(self) -> Iterator[tuple[Place, str]]:
         for name in self._document.hosts:
             try:
-                found[name] = read_settings({}, **self._given(name), **self._place(name))
+                read_settings({}, **self._given(name), **self._place(name))
             except InvalidRequestError as error:
-                place: Place = ("hosts", name)
-                problems.append((place, str(error).removeprefix("invalid settings: ")))
-        if problems:
-            raise InvalidDocumentError(problems)
-        return found
+                yield ("hosts", name), str(error).removeprefix("invalid settings: ")
 
 
 class Wheels:

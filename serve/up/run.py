@@ -36,7 +36,7 @@ class Run:
         timeout_s: float = HEALTHY_TIMEOUT_S,
     ) -> None:
         self._file, self._ssh, self._tell, self._timeout_s = file, ssh, tell, timeout_s
-        self._targets = {name: host.target for name, host in file.hosts.items()}
+        self._targets = dict(file.targets)
         looked = self._on_each(self._targets, lambda name: FoundHost(**self._on(name, "look")))
         self._found = Found(looked, self._first_report(looked))
         self._leads = self._found.leader if self._found.leader in looked else file.leads
@@ -45,9 +45,7 @@ class Run:
 
     def plan(self) -> list[Step]:
         """Return what would be done; GreenroomError for what stands in the way."""
-        if wrong := list(problems(self._file.hosts, self._found)):
-            raise GreenroomError("\n".join(wrong))
-        steps = plan(self._file.hosts, self._found, self._leads)
+        steps = self._steps()
         if self._file.deploy is None:
             return steps
         if self._found.states.get(self._leads) != RUNNING:
@@ -64,22 +62,21 @@ class Run:
         Raises GreenroomError at the first host on which something fails. What was done stays, and
         the next run goes on from there.
         """
-        if wrong := list(problems(self._file.hosts, self._found)):
-            raise GreenroomError("\n".join(wrong))
-        steps = plan(self._file.hosts, self._found, self._leads)
-        by_kind = {kind: [s for s in steps if s.does == kind] for kind in Does}
-        self._on_each([step.host for step in by_kind[Does.INSTALL]], self._install)
+        steps = self._steps()
+        installs = [step.host for step in steps if step.does == Does.INSTALL]
+        changes = [step for step in steps if step.does in (Does.START, Does.RESTART)]
+        leavers = [step.host for step in steps if step.does == Does.REMOVE]
+        self._on_each(installs, self._install)
         if steps:
             self._note({**self._found.had, **self._had()})
         # One after the other, but those that start and do not lead at once.
-        changes = [step for step in steps if step.does in (Does.START, Does.RESTART)]
         for is_alone, several in groupby(changes, self._is_alone):
             for group in [[step] for step in several] if is_alone else [list(several)]:
                 change = partial(self._change, kind=group[0].does)
                 self._on_each([step.host for step in group], change)
-        for step in by_kind[Does.REMOVE]:
-            self._remove(step.host)
-        if by_kind[Does.REMOVE]:
+        for name in leavers:
+            self._remove(name)
+        if leavers:
             self._note(self._had())
         is_new = self._deploy_all()
         if changes and self._found.report:
@@ -95,6 +92,11 @@ class Run:
             for name in group:
                 self._tell(f"{name}: {'removed' if delete else 'stopped'}")
 
+    def _steps(self) -> list[Step]:
+        if wrong := list(problems(self._file.hosts, self._found)):
+            raise GreenroomError("\n".join(wrong))
+        return plan(self._file.hosts, self._found, self._leads)
+
     def _is_alone(self, step: Step) -> bool:
         return step.does == Does.RESTART or step.host == self._leads
 
@@ -104,7 +106,7 @@ class Run:
         wheels, has = self._file.wheels, self._found.hosts[name].wheels
         lacks = [file for file, digest in wheels.files.items() if has.get(file) != digest]
         release = self._file.hosts[name].release
-        self._tell(f"{name}: installing {release}, with {len(lacks)} wheels that it lacks")
+        self._tell(f"{name}: installing {release}, {len(lacks)} of its wheels are sent")
         began_at = time.monotonic()
         self._on(name, "receive", {file: wheels.folder / file for file in lacks})
         files, needs = list(wheels.files), wheels.requirements

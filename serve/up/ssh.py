@@ -60,7 +60,7 @@ class Ssh:
 
     def __exit__(self, *_: object) -> None:
         for target in self._targets:
-            command = [*self._command(), "-O", "exit", target]
+            command = [*self._command(), "-O", "exit", "--", target]
             subprocess.run(command, check=False, capture_output=True)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -80,7 +80,7 @@ class Ssh:
         # A file, for the process that keeps the connection holds it open.
         with tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
-                [*self._command(), "-T", target.ssh, remote],
+                [*self._command(), "-T", "--", target.ssh, remote],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

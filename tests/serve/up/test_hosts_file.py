@@ -54,6 +54,13 @@ def test_hosts_get_their_place_and_the_settings_of_all(folder: Path) -> None:
     }
 
 
+def test_another_gate_of_the_leader_is_what_the_others_join_by(folder: Path) -> None:
+    text = TWO.replace(
+        "ssh: admin@one.example", "settings: {advertise: 192.0.2.1, admin_port: 1901}"
+    )
+    assert read(folder, text).hosts["two"].environ["GREENROOM_JOIN"] == "192.0.2.1:1901"
+
+
 def test_hosts_with_a_store_lead_and_the_others_join_all_of_them(folder: Path) -> None:
     hosts = read(
         folder,
@@ -108,15 +115,15 @@ def test_a_bad_file_is_refused_with_what_to_do(folder: Path, text: str, told: st
 
 def test_wheels_are_one_release_whole(folder: Path) -> None:
     with pytest.raises(InvalidRequestError, match=r"no folder .*none; make them by `pip wheel"):
-        read(folder, TWO.replace("wheels: wheels", "wheels: none"))
+        assert read(folder, TWO.replace("wheels: wheels", "wheels: none")).wheels
     write_wheel(folder / "wheels", "parrot", "2.0", "")
     with pytest.raises(InvalidRequestError, match=r"has parrot in 1\.0, 2\.0; keep one"):
-        read(folder, TWO)
+        assert read(folder, TWO).wheels
     (folder / "wheels" / "thespian-4.0.1.tar.gz").touch()
     with pytest.raises(InvalidRequestError, match=r"thespian-4.0.1.tar.gz is no wheel; make them"):
-        read(folder, TWO)
+        assert read(folder, TWO).wheels
     for path in (folder / "wheels").glob("[gt]*"):
         path.unlink()
     (folder / "wheels" / "parrot-2.0-py3-none-any.whl").unlink()
     with pytest.raises(InvalidRequestError, match="no wheel of greenroom"):
-        read(folder, TWO)
+        assert read(folder, TWO).wheels
