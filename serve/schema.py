@@ -6,7 +6,6 @@ The classes have the names that Ray Serve's users know. Every option is defined 
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -36,7 +35,7 @@ from greenroom.core.config import (
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.jobs import TaskProcessorConfig
 from greenroom.core.operations import ApplicationName, NewName, Route
-from greenroom.core.validation import Settings, expectation, explain_missing, value_told
+from greenroom.core.validation import Settings, expectation, explain_missing, jsonable, value_told
 from greenroom.serve.deployments import HINTS
 
 __all__ = [
@@ -91,14 +90,6 @@ def told_at(place: Place, text: str) -> str:
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     separator = "" if text.startswith("=") or not path else ": "
     return f"{path.removeprefix('.')}{separator}{text}"
-
-
-def _is_jsonable(value: Any) -> Any:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"must be JSON-able: {error}") from None
-    return value
 
 
 def _each_named_once(parts: Any) -> Any:
@@ -156,7 +147,7 @@ class ServeApplicationSchema(Settings):
     import_path: str = Field(
         description="module:attribute or module.attribute, of an application or its builder"
     )
-    args: Annotated[dict[str, Any], BeforeValidator(_is_jsonable)] = Field(
+    args: Annotated[dict[str, Any], BeforeValidator(jsonable)] = Field(
         default_factory=dict, description="for the builder function"
     )
     runtime_env: RuntimeEnv | None = None

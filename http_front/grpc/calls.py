@@ -19,6 +19,7 @@ import pickle
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NoReturn, Self
 from urllib.parse import unquote
 
@@ -37,6 +38,7 @@ from greenroom.actors.messages.queries import (
     ValueAnswer,
 )
 from greenroom.actors.runtime.asking import new_id
+from greenroom.actors.runtime.loop import resolve
 from greenroom.core.errors import GreenroomError
 from greenroom.core.metrics import Family, Registry
 from greenroom.core.operations import GetStatus
@@ -328,7 +330,7 @@ class _Call:
         loop = asyncio.get_running_loop()
         while True:
             arrival: asyncio.Future[None] = loop.create_future()
-            value = stream.take_value(lambda arrival=arrival: _wake(arrival))  # type: ignore[misc]
+            value = stream.take_value(partial(resolve, arrival, None))
             if value is not None:
                 yield pickle.loads(value)
             elif stream.end is None:
@@ -396,8 +398,3 @@ def _model(service: str, request: Any) -> str:
 
 def _shorter(one: float | None, other: float | None) -> float | None:
     return min((each for each in (one, other) if each is not None), default=None)
-
-
-def _wake(arrival: asyncio.Future[None]) -> None:
-    if not arrival.done():
-        arrival.set_result(None)

@@ -36,7 +36,7 @@ from greenroom.actors.runtime import tracing
 from greenroom.core.batching import Batches
 from greenroom.core.errors import GreenroomError
 from greenroom.core.validation import is_number
-from greenroom.serve.decorators.per_instance import Outcome, PerInstance
+from greenroom.serve.decorators.per_instance import Outcome, PerInstance, check_whole
 
 __all__ = ["batch"]
 
@@ -150,9 +150,9 @@ def batch(
     the limits of all instances in this process, from any thread. TypeError or ValueError for what
     cannot be decorated and for limits that make no sense.
     """
-    _check_count("max_batch_size", max_batch_size)
+    check_whole("max_batch_size", max_batch_size, 1)
     _check_wait(batch_wait_timeout_s)
-    _check_count("max_concurrent_batches", max_concurrent_batches)
+    check_whole("max_concurrent_batches", max_concurrent_batches, 1)
     if batch_size_fn is not None and not callable(batch_size_fn):
         raise TypeError(f"batch_size_fn={batch_size_fn!r}: must be a function of a list, or None")
 
@@ -167,13 +167,6 @@ def batch(
 class _Limits(NamedTuple):
     max_size: int
     wait_s: float
-
-
-def _check_count(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name}={value!r}: must be a whole number, 1 or more")
-    if value < 1:
-        raise ValueError(f"{name}={value}: must be 1 or more")
 
 
 def _check_wait(value: Any) -> None:
@@ -246,7 +239,7 @@ class _Batching:
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
         """Change the limit; ValueError below 1."""
-        _check_count("max_batch_size", max_batch_size)
+        check_whole("max_batch_size", max_batch_size, 1)
         self._set(self.limits._replace(max_size=max_batch_size))
 
     def set_batch_wait_timeout_s(self, batch_wait_timeout_s: float) -> None:

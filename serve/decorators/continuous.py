@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 from greenroom.actors.replica import context as user_context, metrics
 from greenroom.core.batching import ContinuousBatch
 from greenroom.core.errors import BackPressureError, GreenroomError, QueryTimeoutError
-from greenroom.serve.decorators.per_instance import Outcome, PerInstance
+from greenroom.serve.decorators.per_instance import Outcome, PerInstance, check_whole
 
 __all__ = ["Stream", "continuous_batch"]
 
@@ -96,11 +96,8 @@ def continuous_batch(function: Any = None, /, *, max_size: int = 16, max_waiting
     have ended, were left by their caller, or are past their query's deadline (which raises
     QueryTimeoutError) leave. TypeError or ValueError for what cannot be decorated.
     """
-    for name, value, least in (("max_size", max_size, 1), ("max_waiting", max_waiting, 0)):
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise TypeError(f"{name}={value!r}: must be a whole number")
-        if value < least:
-            raise ValueError(f"{name}={value}: must be {least} or more")
+    check_whole("max_size", max_size, 1)
+    check_whole("max_waiting", max_waiting, 0)
 
     def decorate(target: Any) -> Any:
         _check_function(target)

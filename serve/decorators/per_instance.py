@@ -104,3 +104,11 @@ class PerInstance(Generic[S]):
     def all(self) -> list[S]:
         """Return all states in this process that are in use."""
         return list(self._states)
+
+
+def check_whole(name: str, value: Any, least: int) -> None:
+    """Raise TypeError or ValueError unless a decorator's limit is a whole number, not below."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name}={value!r}: must be a whole number, {least} or more")
+    if value < least:
+        raise ValueError(f"{name}={value}: must be {least} or more")
