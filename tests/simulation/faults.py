@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 CALM, ROUGH, STORMY = 0.0, 0.25, 1.5  # faults per second
 RAISING = {"controller", "proxy"}  # whose turns are whole, or have not been
+BAD = ("fails", "fails by chance", "fails for a key", "slow")  # of user code in one replica
 SPARED = {"client", "admin"}  # the first is its driver; the other has a fault of its own
 
 
@@ -41,6 +42,7 @@ class Faults:
             self._everything_late,
             self._kill_admin,
             self._crash_host,
+            self._spoil_a_replica,
         ]
         self.of_hosts = HostFaults(simulation)
         self._kinds = rng.sample(kinds, rng.randint(2, len(kinds)))
@@ -57,6 +59,7 @@ class Faults:
         """Let everything be well from now on."""
         self._ended = True
         self._simulation.disk.trouble = 0.0
+        self._simulation.bad_replicas.clear()
         self.of_hosts.end()
         for process in self._world.processes.values():
             process.dies_in = process.raises_in = process.raises_in_change = None
@@ -128,6 +131,16 @@ class Faults:
         admin = self._rng.choice(self._simulation.admins)
         if admin is not None:
             self._world.kill(admin)
+
+    def _spoil_a_replica(self) -> None:
+        """Have the user code of one replica do badly what it does well elsewhere, for a while."""
+        replicas = [p for p in self._world.processes.values() if p.role == "replica"]
+        if replicas:
+            victim, how = self._rng.choice(replicas), self._rng.choice(BAD)
+            self._world.note(victim, f"is bad: {how}")
+            bad = self._simulation.bad_replicas
+            bad[victim] = how
+            self._world.after(self._rng.uniform(1.0, 60.0), lambda: bad.pop(victim, None))
 
     def _crash_host(self) -> None:
         self.crash(self._rng.randrange(len(self._simulation.hosts)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import zlib
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -142,6 +143,9 @@ class ScriptedCode:
         self._simulation.checks.applications.ran(reply.assignment.query.call.decode(), self.digest)
         long = self.kind == SLOW or rng.random() < 0.1
         seconds = rng.uniform(0.2, 4.0) if long else rng.expovariate(self._rate)
+        how = self._simulation.bad_replicas.get(self.process)
+        if how is not None:
+            seconds *= 10.0 if how == "slow" else 0.0
         if self._simulation.quiet:
             seconds *= 0.02  # or long queues would be there for minutes
         if self.kind == DEADLY and rng.random() < 0.1:
@@ -167,7 +171,7 @@ class ScriptedCode:
 
     async def _parts(self, reply: Any) -> None:
         rng, query = self._simulation.world.rng, reply.assignment.query
-        count, fails = rng.choice([0, 2, 5, 9]), self._fails()
+        count, fails = rng.choice([0, 2, 5, 9]), self._fails(query)
         run = self._simulation.checks.queries.begins_stream(query.call.decode())
         reply.begin(200, ())
         for number in range(count):
@@ -184,15 +188,19 @@ class ScriptedCode:
         del self._running[reply.key]
         reply.end()
 
-    def _fails(self) -> bool:
-        return self.kind == FAILING or self._simulation.world.rng.random() < 0.05
+    def _fails(self, query: Any) -> bool:
+        how = self._simulation.bad_replicas.get(self.process)
+        is_key = how == "fails for a key" and zlib.crc32(query.call) % 3 == 0
+        chance = 0.5 if how == "fails by chance" else 0.05
+        is_sure = self.kind == FAILING or how == "fails" or is_key
+        return is_sure or self._simulation.world.rng.random() < chance
 
     def _ended(self, reply: Any, *, fails: bool = False) -> None:
         running = self._running.pop(reply.key)
         query = reply.assignment.query
         if not running.cancelled:
             uid = query.call.decode()
-            if fails or self._fails():
+            if fails or self._fails(query):
                 reply.answer(FailedAnswer(query.id, "UserCodeError", uid))
             elif reply.assignment.caller is None and self._simulation.world.rng.random() < 0.2:
                 reply.answer(ValueAnswer(query.id, pickle.dumps(b"another")))

@@ -94,6 +94,7 @@ class Simulation(logging.Handler):
         self.admins: list[SimProcess | None] = []
         self.hosts: list[SimProcess | None] = []
         self.broken = ""  # by an outage
+        self.bad_replicas: dict[SimProcess, str] = {}  # and how: see faults.BAD
         self.tries = 0  # what was begun, or looked for, while it was
         self.settle_s = SETTLE_S
         self.quiet = False  # nothing is made to go wrong any more
