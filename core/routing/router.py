@@ -353,7 +353,7 @@ class Router:
         others = {tag for each in backends for tag in each.replicas} - {ticket.failed_at}
         is_alone = bool(ticket.failed_at and not others)
         reason = "failed" if ticket.failed_at else "died"
-        text = "there is no other replica" if is_alone else self._why_not_retried(ticket, reason)
+        text = "there is no other replica" if is_alone else self._charge_retry(ticket, reason)
         return self._fail(ticket, ReplicaUnavailableError, text, now) if text else []
 
     def _may_be_resent(self, query: QueryLike, endpoint: RoutedEndpoint) -> bool:
@@ -822,7 +822,7 @@ class Router:
         effects: Effects = []
         moved: list[Ticket] = []
         for ticket in [*replica.ongoing.values(), *replica.unconfirmed.values()]:
-            if ticket.is_mirrored or ticket.abandoned or self._why_not_retried(ticket, "silent"):
+            if ticket.is_mirrored or ticket.abandoned or self._charge_retry(ticket, "silent"):
                 continue
             if replica.ongoing.pop(ticket.number, None) is not None:
                 replica.withdrawn.add(ticket.number)
@@ -841,15 +841,15 @@ class Router:
             ticket.answered = 0
             if ticket.number in not_run:
                 ticket.attempts -= 1
-            elif not ticket.abandoned and (text := self._why_not_retried(ticket, "died")):
+            elif not ticket.abandoned and (text := self._charge_retry(ticket, "died")):
                 effects += self._fail(ticket, ReplicaUnavailableError, text, now)
                 continue
             again.append(ticket)
         again.sort(key=lambda ticket: ticket.number)
         return effects + self._put_back(again, now)
 
-    def _why_not_retried(self, ticket: Ticket, reason: str) -> str:
-        """Take a query's retry out of its budget, or return why it is not retried."""
+    def _charge_retry(self, ticket: Ticket, reason: str) -> str:
+        """Charge a query's retry to its budget; return why that cannot be, "" where it is."""
         endpoint = self._endpoints.get(ticket.endpoint)
         backend = self._backends.get(ticket.backend)
         said = (
