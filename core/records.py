@@ -397,11 +397,6 @@ class Changes:
     def __bool__(self) -> bool:
         return bool(self.puts or self.deletes or self.code)
 
-    @property
-    def size(self) -> tuple[int, int, int]:
-        """How many records, deletions and pieces of code there are."""
-        return len(self.puts), len(self.deletes), len(self.code)
-
     def put(self, kind: str, name: str, record: Any) -> None:
         """Save a record; of several the last one. None deletes it."""
         if record is None:
