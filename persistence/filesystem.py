@@ -44,7 +44,7 @@ from greenroom.persistence.kv import (
     StoreNotReadableError,
     StoreNotWritableError,
     check_key,
-    checked_batch,
+    checked,
 )
 from greenroom.persistence.layout import FORMAT_TEXT, Disk, copy_of, file_name, is_made, key_of
 from greenroom.persistence.log import (
@@ -255,7 +255,7 @@ class FileStore:
         StaleWriterError once another writer opened the store, StoreNotWritableError for a reader
         and where the disk refuses.
         """
-        batch = checked_batch(puts, deletes)
+        puts, deletes = checked(puts, deletes)
         self._check_open()
         writer = self._writer
         if writer is None:
@@ -263,19 +263,19 @@ class FileStore:
                 f"the store {self._root} was opened for reading; open it for writing, in the one "
                 "process that should"
             )
-        if not batch:
+        if not (puts or deletes):
             return
         with self.errors(partial(_nothing_saved, self._root)):
             log = self._log_with_room(writer)
-            small = {key: value for key, value in batch.puts.items() if len(value) <= LARGE}
-            large = self._written_apart(writer, batch.puts)
-            content, places = log.entry(small, batch.deletes, large=large)
+            small = {key: value for key, value in puts.items() if len(value) <= LARGE}
+            large = self._written_apart(writer, puts)
+            content, places = log.entry(small, deletes, large=large)
             self._is_read = self._is_sound = False  # until this change is known to be made
             log.append(content)
         with self.errors(self._not_writable):
             log.sync()
             writer.check()
-        self._keep(places, batch.deletes)
+        self._keep(places, deletes)
         self._is_read = True
         try:
             log.append_copy(content)
@@ -285,7 +285,7 @@ class FileStore:
             self._is_sound = True
         if self._next is not None and self._is_sound:
             with self._next_may_fail():
-                self._next.change(small, batch.deletes, large)
+                self._next.change(small, deletes, large)
 
     def give_up(self, key: str) -> None:
         """Delete a lost key, and keep a note of it; see KVStore."""

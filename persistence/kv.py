@@ -7,7 +7,6 @@ that it survives pickling on its way between actors.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 MAX_KEY_BYTES = 180
@@ -155,17 +154,6 @@ class StoreLocation(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """One change, already checked."""
-
-    puts: Mapping[str, bytes]
-    deletes: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.puts) + len(self.deletes)
-
-
 def check_key(key: str, *, what: str = "key") -> None:
     """Raise ValueError, calling ``key`` a ``what``, unless it may name a value."""
     if not key:
@@ -183,17 +171,19 @@ def check_key(key: str, *, what: str = "key") -> None:
         )
 
 
-def checked_batch(puts: Mapping[str, bytes], deletes: Iterable[str]) -> Batch:
+def checked(
+    puts: Mapping[str, bytes], deletes: Iterable[str]
+) -> tuple[dict[str, bytes], tuple[str, ...]]:
     """Return the change that ``apply`` was asked for, or raise ValueError or TypeError."""
-    batch = Batch(puts=dict(puts), deletes=tuple(dict.fromkeys(deletes)))
-    for key in (*batch.puts, *batch.deletes):
+    puts, deletes = dict(puts), tuple(dict.fromkeys(deletes))
+    for key in (*puts, *deletes):
         check_key(key)
-    for key, value in batch.puts.items():
+    for key, value in puts.items():
         if not isinstance(value, bytes):
             raise TypeError(f"the value of key {key!r} is {type(value).__name__}; expected bytes")
-    if both := batch.puts.keys() & set(batch.deletes):
+    if both := puts.keys() & set(deletes):
         raise ValueError(f"keys {sorted(both)} are both put and deleted in one change; choose one")
-    return batch
+    return puts, deletes
 
 
 class StoreError(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from greenroom.persistence.kv import StoreClosedError, check_key, checked_batch
+from greenroom.persistence.kv import StoreClosedError, check_key, checked
 
 
 class MemoryStore:
@@ -32,10 +32,10 @@ class MemoryStore:
 
     def apply(self, puts: Mapping[str, bytes], deletes: Iterable[str] = ()) -> None:
         """Put and delete all or nothing; see KVStore."""
-        batch = checked_batch(puts, deletes)
+        puts, deletes = checked(puts, deletes)
         self._check_open()
-        self._values.update(batch.puts)
-        for key in batch.deletes:
+        self._values.update(puts)
+        for key in deletes:
             self._values.pop(key, None)
 
     def give_up(self, key: str) -> None:

@@ -51,7 +51,7 @@ from greenroom.persistence.kv import (
     StoreNotReadableError,
     StoreNotWritableError,
     check_key,
-    checked_batch,
+    checked,
 )
 
 _log = logging.getLogger(__name__)
@@ -314,14 +314,14 @@ class PostgresStore:
 
     def apply(self, puts: Mapping[str, bytes], deletes: Iterable[str] = ()) -> None:
         """Put and delete all or nothing, durable on return; see KVStore. One round trip."""
-        batch = checked_batch(puts, deletes)
+        puts, deletes = checked(puts, deletes)
         self._check_open()
         if not self.epoch:
             raise StoreNotWritableError(
                 f"the store {self._link} was opened for reading; open it for writing, in the one "
                 "process that should"
             )
-        if not batch:
+        if not (puts or deletes):
             return
         with self._link.errors(NothingSavedError, "Nothing was changed"):
             self._link.connected()
@@ -330,10 +330,10 @@ class PostgresStore:
                 _APPLY,
                 self._namespace,
                 self.epoch,
-                [key.encode() for key in batch.deletes],
-                [key.encode() for key in batch.puts],
-                [*batch.puts.values()],
-                size=sum(map(len, batch.puts.values())),
+                [key.encode() for key in deletes],
+                [key.encode() for key in puts],
+                [*puts.values()],
+                size=sum(map(len, puts.values())),
             )
         self._check_epoch(rows)
 
