@@ -59,6 +59,7 @@ class Fleet(Machines):
 
     version = "0.0.2"
     labels = ""
+    took_s = 0.0  # from bare to serving
 
     def want(self, wheelhouse: Path, labels: str, version: str = "", **document: Any) -> None:
         """Have the wheels of a release, by default the last one, and a file with these hosts."""
@@ -107,7 +108,7 @@ def keep(tmp_path_factory: pytest.TempPathFactory, wheelhouse: Path) -> Iterator
             fleet.want(wheelhouse, "abcde")
             began_at = time.monotonic()
             shown = fleet.check("up")
-            assert time.monotonic() - began_at < 120, shown
+            fleet.took_s = time.monotonic() - began_at
             assert shown.endswith("5 hosts run greenroom 0.0.2\n")
             fleet.balance()
             yield fleet
@@ -129,6 +130,7 @@ def lend(request: pytest.FixtureRequest, kept: Kept[Fleet]) -> Iterator[Fleet]:
 
 
 def test_bare_machines_serve_within_two_minutes(fleet: Fleet) -> None:
+    assert fleet.took_s < 120
     for host in fleet.hosts:
         assert host.get() == (200, "served")
         assert not stat.S_IMODE(fleet.home(host.label).stat().st_mode) & 0o077
