@@ -45,7 +45,7 @@ from typing import Any, NamedTuple
 from greenroom.core.routing.balancing import BAD, NEAR, RoutedBackend, RoutedReplica
 from greenroom.core.routing.outliers import has_failed
 from greenroom.core.routing.tickets import Effects, Grant, Lease, LeaseState, Reclaim, Revoke
-from greenroom.core.routing.weights import EVEN, Taken, Weight
+from greenroom.core.routing.weights import ENOUGH, EVEN, Taken, Weight
 
 ASK_WITHIN_S = 0.05  # two queries that come so soon after each other are worth a lease
 RECENT_S = 1.0  # for so long a caller that used a backend has a share of it
@@ -166,10 +166,10 @@ class HeldLease:
 
     def count(self, share: HeldShare, status: int, seconds: float) -> None:
         """Count a query that has ended."""
-        if status < BAD:
-            share.taken.add(seconds)
-        elif has_failed(status):
+        if has_failed(status):
             self.failed[share.replica] = self.failed.get(share.replica, 0) + 1
+        elif status < BAD and share.taken.count < ENOUGH:
+            share.taken.add(seconds)
         ended = self.ended.get(status)
         if ended is None:
             ended = self.ended[status] = []
