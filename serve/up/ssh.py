@@ -7,6 +7,7 @@ command shares a connection. Nothing is asked: what would be is an error.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import shlex
@@ -60,7 +61,7 @@ class Ssh:
 
     def __exit__(self, *_: object) -> None:
         for target in self._targets:
-            command = [*self._command(), "-O", "exit", "--", target]
+            command = [*self._command(target), "-O", "exit", "--", target]
             subprocess.run(command, check=False, capture_output=True)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -80,7 +81,7 @@ class Ssh:
         # A file, for the process that keeps the connection holds it open.
         with tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
-                [*self._command(), "-T", "--", target.ssh, remote],
+                [*self._command(target.ssh), "-T", "--", target.ssh, remote],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -98,8 +99,10 @@ class Ssh:
             raise _error(target, process.returncode, told)
         return json.loads(output.splitlines()[-1])  # after what a shell's start files print
 
-    def _command(self) -> list[str]:
-        options = {**_OPTIONS, "ControlPath": self._folder / "%C"}
+    def _command(self, target: str) -> list[str]:
+        # Short, for a socket's path may have some 100 bytes, and TMPDIR may be long.
+        name = hashlib.sha256(target.encode()).hexdigest()[:8]
+        options = {**_OPTIONS, "ControlPath": self._folder / name}
         return ["ssh", *(f"-o{name}={value}" for name, value in options.items())]
 
 

@@ -129,7 +129,7 @@ class Machines:
         path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
         return subprocess.Popen(
             ["ip", "netns", "exec", self.operator.name, *command],
-            env={**os.environ, "PATH": path, **(environ or {})},
+            env={**os.environ, "PATH": path, "TMPDIR": str(self.folder), **(environ or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
