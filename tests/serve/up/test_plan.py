@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -123,8 +124,8 @@ def test_hosts_that_left_the_file_go_at_the_end() -> None:
 def test_what_stands_in_the_way_names_the_hosts(found: dict[str, Any], told: str) -> None:
     hosts = wanted("ab")
     have = {name: as_wanted(host, **found.get(name, {})) for name, host in hosts.items()}
-    with pytest.raises(AssertionError, match=told):
-        raise AssertionError(*problems(hosts, Found(have)))
+    (problem,) = problems(hosts, Found(have))
+    assert re.search(told, problem)
 
 
 def test_the_only_host_that_can_lead_stays_the_first() -> None:
