@@ -25,6 +25,7 @@ from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.goals import GOAL, Progress
 from greenroom.core.lifecycle.placement import Placement, anywhere
 from greenroom.core.lifecycle.replicas import Report
+from greenroom.core.lifecycle.shown import table_of
 from greenroom.core.lifecycle.state import State
 from greenroom.core.long_poll import LISTENER, Listeners
 from greenroom.core.records import (
@@ -43,7 +44,7 @@ from greenroom.core.records import (
 )
 from greenroom.core.rollouts.canaries import STEP_BY_STEP, Canaries
 from greenroom.core.rollouts.rollouts import Rollouts
-from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, BackendTable
+from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX
 from greenroom.core.series import Pair, Series
 from greenroom.core.tokens import TOKEN
 
@@ -203,7 +204,7 @@ class Cluster:
         if backend is None:
             return []
         before = backend.record.replicas
-        effects = backend.reconcile(lambda table: self._publish(tag, table), now)
+        effects = backend.reconcile(self._publish, now)
         if backend.record.replicas is not before:
             for replica in before.keys() - backend.record.replicas.keys():
                 self.state.replica_gone(replica)
@@ -228,9 +229,10 @@ class Cluster:
             self._agenda.upon(ROOM, BACKEND, tag)
         return effects
 
-    def _publish(self, tag: str, table: BackendTable) -> bool:
-        self.long_poll.publish(BACKEND_PREFIX + tag, table)
-        return self.long_poll.held_by_all(BACKEND_PREFIX + tag)
+    def _publish(self, backend: Backend) -> bool:
+        key = BACKEND_PREFIX + backend.record.tag
+        self.long_poll.publish(key, table_of(backend))
+        return self.long_poll.held_by_all(key)
 
     def _look_at_goal(self, goal_id: str) -> None:
         goal = self.goals.get(goal_id)

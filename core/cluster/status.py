@@ -15,6 +15,7 @@ from greenroom.core.errors import last_line
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.definitions import deployment_names, deployment_record, qualified
 from greenroom.core.lifecycle.replicas import LIVE, Replica
+from greenroom.core.lifecycle.shown import sickness, slow_starts, trouble
 from greenroom.core.lifecycle.state import DAMAGED
 from greenroom.core.metrics import Family, Group, Values
 from greenroom.core.operations import GetSeries
@@ -176,18 +177,19 @@ def _health(backend: Backend, now: float) -> tuple[str, str]:
         return "DEPLOY_FAILED", failure
     if backend.record.deleting:
         return "DELETING", ""
-    if backend.rescaling and not backend.updating and (backend.waiting or not backend.trouble):
+    if backend.rescaling and not backend.updating and (backend.waiting or not trouble(backend)):
         message = f"{backend.running} of {backend.wanted} replicas run"
         return backend.rescaling, f"{message}; {backend.waiting}" if backend.waiting else message
     if backend.settled:
-        return "UNHEALTHY" if backend.is_sick else "HEALTHY", backend.sickness
+        is_sick, told = sickness(backend)
+        return "UNHEALTHY" if is_sick else "HEALTHY", told
     newest = [r for r in backend.replicas.values() if r.release == backend.record.newest.number]
     live = [r for r in newest if r.state in LIVE]
     wait = f"{sum(r.state == 'RUNNING' for r in live)} of {backend.wanted} replicas run"
     if backend.updating:
         old = len(backend.replicas) - len(newest)
         wait += f" the new version, {old} an old one"
-    message = "; ".join(filter(None, (wait, backend.slow_starts(now), backend.trouble)))
+    message = "; ".join(filter(None, (wait, slow_starts(backend, now), trouble(backend))))
     return ("UNHEALTHY" if backend.record.newest.ran else "UPDATING"), message
 
 
@@ -280,5 +282,5 @@ def _replica(backend: Backend, replica: Replica) -> Mapping[str, Any]:
         "ongoing": replica.ongoing,
         "rank": replica.known_rank.rank if replica.known_rank and replica.state in LIVE else None,
         **({"devices": devices} if devices else {}),
-        **({"trouble": trouble} if (trouble := replica.trouble or replica.worn) else {}),
+        **({"trouble": told} if (told := replica.trouble or replica.worn) else {}),
     }

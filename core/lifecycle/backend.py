@@ -28,14 +28,15 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from greenroom.core.autoscaling.config import AutoscalingConfig
 from greenroom.core.config import BackendConfig
-from greenroom.core.effects import Check, Effect, Kill, Reconfigure, Start, Stop
+from greenroom.core.effects import Effect, Kill
 from greenroom.core.errors import last_line
 from greenroom.core.lifecycle import releases
+from greenroom.core.lifecycle.orders import NEVER, Orders
 from greenroom.core.lifecycle.placement import Placement, Request, anywhere, needs_of
 from greenroom.core.lifecycle.replicas import (
     LEAVING,
@@ -52,24 +53,11 @@ from greenroom.core.lifecycle.replicas import (
     recorded_rank,
 )
 from greenroom.core.records import BackendRecord, Release, ReplicaRecord
-from greenroom.core.routing.tables import BackendTable, ReplicaTable
 
-RESEND_S = 1.0
-SLOW_START_S = 10.0  # from then on the status tells of a constructor
-SILENT_START_S = 30.0  # a process that has not reported by then is taken for broken
-KILL_MARGIN_S = 1.0  # past the drain time, before SIGKILL
-SILENT_EXIT_S = 5.0  # past that; one that has never reported is then taken for gone
-RELEASE_TIMEOUT_S = 5.0  # how long a slow proxy may hold up a stop
 MAX_UNUSABLE_TRIES = 3  # of code that cannot be loaded; max_constructor_retry_count is for the rest
 MAX_ENDS_PER_UPDATE = 3  # of replicas that ran, one after the other; then the update is taken back
 MAX_MISSED_CHECKS = 3
 MAX_EJECTIONS = 3  # of a replica, in a row
-CHECKED_TOGETHER = 0.1  # of the period: a check may be early by this, to be sent with another
-NEVER = float("inf")
-# Those that a table has under the same name and as they are.
-SETTINGS_OF_ROUTERS = BackendConfig.model_fields.keys() & {
-    each.name for each in fields(BackendTable) if each.name != "session_affinity"
-}
 
 
 class Backend:
@@ -282,79 +270,11 @@ class Backend:
         self.update(was_running=True)
         return True
 
-    @property
-    def trouble(self) -> str:
-        """Why a replica has no room, and the last error, while they last; else ''."""
-        if self.record.failure or self.settled:
-            return self.record.failure
-        error, failures = self.retries.last_error, self.retries.newest.starts.count
-        if failures:
-            of_how_many = f" of at most {self._tries}" if self._may_be_given_up else ""
-            tries = "try to start it has" if failures == 1 else "tries to start it have"
-            error = f"{failures}{of_how_many} {tries} failed, the last one: {last_line(error)}"
-        return "; ".join(filter(None, (self.waiting, error)))
-
-    @property
-    def is_sick(self) -> bool:
-        """Whether a running replica has failed its health checks, or fails where others do not."""
-        return any(
-            replica.missed_checks >= MAX_MISSED_CHECKS or replica.ejections
-            for replica in self._in(ReplicaState.RUNNING)
-        )
-
-    @property
-    def sickness(self) -> str:
-        """What failed in health checks, until they pass, or who fails where others do not."""
-        for replica in self._in(ReplicaState.RUNNING):
-            if replica.ejections:
-                return _ejection(replica)
-            if replica.check_error:
-                count = f"{replica.missed_checks} of {MAX_MISSED_CHECKS} times"
-                told = f"the health check of {replica.tag} failed {count}"
-                return f"{told}, the last time: {last_line(replica.check_error)}"
-        return self.retries.check_error
-
-    def slow_starts(self, now: float) -> str:
-        """Return what takes long in a start, and for how long it has; else ''."""
-        for replica in self._in(ReplicaState.STARTING):
-            if replica.reported and now - replica.since >= SLOW_START_S:
-                took_s = now - replica.since
-                told = f"the constructor of {replica.tag} has been running for {took_s:.0f} s"
-                return f"{replica.tag}: {replica.trouble}" if replica.trouble else told
-        return ""
-
-    def table(self) -> BackendTable:
-        """Return what routers are told."""
-        config, affinity = self.config, self.config.session_affinity
-        request_router = config.request_router_config
-        has_run = self._has_run
-        return BackendTable(
-            tag=self.record.tag,
-            replicas=tuple(
-                ReplicaTable(tag=r.tag, address=r.address, process=r.process, host=r.host)
-                for r in self._in(ReplicaState.RUNNING)
-            ),
-            **{name: getattr(config, name) for name in SETTINGS_OF_ROUTERS},
-            unavailable="it could not be started" if self.record.failure else "",
-            is_wanted=self.wanted > 0 or bool(self.record.failure),
-            is_expected=self.record.was_running and self.wanted > 0,
-            session_affinity=None if affinity is None else affinity.model_dump(),
-            request_router=None if request_router is None else request_router.model_dump(),
-            has_run=has_run,
-            trouble="" if has_run else self.trouble,
-        )
-
-    @property
-    def _has_run(self) -> bool:
-        """Whether a replica has ever run, or waits for the query that wakes it."""
-        record, scaled = self.record, self.autoscaled_by
-        is_asleep = scaled is not None and not scaled.min_replicas
-        return is_asleep or record.was_running or any(each.served for each in record.releases)
-
     def _live(self) -> list[Replica]:
         return [replica for replica in self.replicas.values() if replica.state in LIVE]
 
-    def _in(self, state: ReplicaState) -> list[Replica]:
+    def in_state(self, state: ReplicaState) -> list[Replica]:
+        """Return the replicas that are in a state."""
         return [replica for replica in self.replicas.values() if replica.state is state]
 
     def _is_newest(self, replica: Replica) -> bool:
@@ -377,7 +297,7 @@ class Backend:
         before = self._facts(replica)
         self._take_report(replica, report, now)
         is_routine = bool(report.check_id) and self._facts(replica) == before
-        return self._due_at(replica) if is_routine else now
+        return Orders(self.record, self.config).due_at(replica) if is_routine else now
 
     def _facts(self, replica: Replica) -> tuple[Any, ...]:
         """Return all that a check may change and the next steps depend on."""
@@ -511,18 +431,19 @@ class Backend:
             self._failures_of(replica).could_not_start(replica.host, now)
         if not self._is_newest(replica):
             return
-        tries = min(self._tries, MAX_UNUSABLE_TRIES) if lasts else self._tries
+        tries = min(self.tries, MAX_UNUSABLE_TRIES) if lasts else self.tries
         # What one host cannot load, though another runs it, no other try mends either.
         hopeless = lasts and not (self.record.failure or self.record.newest.ran)
-        if (hopeless or self._may_be_given_up) and starts.is_spent(tries, now):
+        if (hopeless or self.may_be_given_up) and starts.is_spent(tries, now):
             self._give_up(error, exception)
 
     @property
-    def _tries(self) -> int:
+    def tries(self) -> int:
+        """How often a start of code that never ran may fail."""
         return self.config.max_constructor_retry_count
 
     @property
-    def _may_be_given_up(self) -> bool:
+    def may_be_given_up(self) -> bool:
         """Whether there is a release to go back to, or none of whose replicas has ever run."""
         newest = self.record.newest
         if self.record.failure or newest.ran:
@@ -534,7 +455,7 @@ class Backend:
         if not self._is_newest(replica) or releases.fallback(self.record) is None:
             return
         self.retries.ended.add(replica.host, since, now)
-        if self.retries.ended.count >= min(self._tries, MAX_ENDS_PER_UPDATE):
+        if self.retries.ended.count >= min(self.tries, MAX_ENDS_PER_UPDATE):
             self._give_up(self.placement.told_at(replica.host, error), None)
 
     def _give_up(self, error: str, exception: bytes | None) -> None:
@@ -574,7 +495,7 @@ class Backend:
         """
         if self.updating:
             return 0
-        live = [r for r in self._in(ReplicaState.RUNNING) if not r.moving]
+        live = [r for r in self.in_state(ReplicaState.RUNNING) if not r.moving]
         avoided = self.retries.newest.avoided(now)
         own = Counter(replica.host for replica in live if replica.host not in avoided)
         request = self._request_of(self.record.newest)
@@ -615,7 +536,7 @@ class Backend:
 
     def host_back(self, host: str, running: Collection[str], now: float) -> None:
         """Ask the replicas that still have a process on a host that was lost."""
-        for replica in self._in(ReplicaState.LOST):
+        for replica in self.in_state(ReplicaState.LOST):
             if replica.host != host:
                 continue
             if replica.tag in running:
@@ -632,10 +553,10 @@ class Backend:
 
     # --- The next steps -------------------------------------------------------------------------
 
-    def reconcile(self, publish: Callable[[BackendTable], bool], now: float) -> list[Effect]:
+    def reconcile(self, publish: Callable[[Backend], bool], now: float) -> list[Effect]:
         """Take the next steps toward what is wanted.
 
-        ``publish`` makes a table the newest, and returns whether every proxy holds it already.
+        ``publish`` makes its table the newest, and returns whether every proxy holds it already.
         """
         self._forget_stopped()  # first, so that what they had is free for others
         effects = self._give_up_silent(now)
@@ -643,9 +564,10 @@ class Backend:
         self._replace_worn(now)
         self._choose(now)
         self._rank()
-        released = publish(self.table())
+        released = publish(self)
+        orders = Orders(self.record, self.config)
         for replica in self.replicas.values():
-            effects += self._step(replica, released, now)
+            effects += orders.next(replica, now, released=released)
         self._record_replicas()
         if self.wanted and self.settled:
             self.retries.came_up()
@@ -660,24 +582,12 @@ class Backend:
 
     def due_at(self) -> float:
         """Return when :meth:`reconcile` has something to do, if nothing happens before."""
-        times = [self._due_at(replica) for replica in self.replicas.values()]
+        orders = Orders(self.record, self.config)
+        times = [orders.due_at(each) for each in self.replicas.values()]
         return min([*times, self._start_due_at, self._replace_due_at])
 
-    def _due_at(self, replica: Replica) -> float:
-        if replica.state is ReplicaState.STARTING:
-            return min(replica.ask_at, self._start_ends_at(replica))
-        if replica.state is ReplicaState.RUNNING and replica.check_sent_at is not None:
-            return replica.check_sent_at + self.config.health_check_timeout_s
-        if replica.state is ReplicaState.SHOULD_STOP:
-            return replica.since + RELEASE_TIMEOUT_S
-        return NEVER if replica.state is ReplicaState.LOST else replica.ask_at
-
-    def _start_ends_at(self, replica: Replica) -> float:
-        limit_s = self.config.constructor_timeout_s if replica.reported else SILENT_START_S
-        return replica.since + limit_s
-
     def _forget_stopped(self) -> None:
-        for replica in self._in(ReplicaState.STOPPED):
+        for replica in self.in_state(ReplicaState.STOPPED):
             self.placement.give_back(replica.tag)
             del self.replicas[replica.tag]
 
@@ -689,8 +599,9 @@ class Backend:
 
     def _give_up_silent(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        for replica in self._in(ReplicaState.STARTING):
-            if now < self._start_ends_at(replica):
+        orders = Orders(self.record, self.config)
+        for replica in self.in_state(ReplicaState.STARTING):
+            if now < orders.ends_at(replica):
                 continue
             error = "its process did not report"
             if replica.reported:
@@ -704,9 +615,9 @@ class Backend:
 
     def _retire_unhealthy(self, now: float) -> None:
         timeout_s = self.config.health_check_timeout_s
-        for replica in self._in(ReplicaState.RUNNING):
-            sent_at = replica.check_sent_at
-            is_silent = sent_at is not None and now >= sent_at + timeout_s
+        orders = Orders(self.record, self.config)
+        for replica in self.in_state(ReplicaState.RUNNING):
+            is_silent = now >= orders.ends_at(replica)
             if is_silent:
                 replica.check_sent_at = None
                 replica.missed_checks += 1
@@ -717,7 +628,7 @@ class Backend:
                 error = f"{told}, the last one: {last_line(replica.check_error)}"
             elif replica.ejections >= MAX_EJECTIONS:
                 failures, reason = self.retries.ejected, RestartReason.EJECTED
-                error = _ejection(replica)
+                error = replica.ejection
             else:
                 continue
             if not (is_silent or self.updating) and now < failures.start_at:
@@ -731,7 +642,7 @@ class Backend:
     def _replace_worn(self, now: float) -> None:
         """Have worn replicas replaced by fresh ones: as many at a time as an update may start."""
         self._replace_due_at = NEVER
-        running = self._in(ReplicaState.RUNNING)
+        running = self.in_state(ReplicaState.RUNNING)
         worn = [replica for replica in running if replica.worn and not replica.moving]
         most = releases.surge(self.wanted, self.config.max_surge_percent)
         room = most - sum(replica.moving for replica in running)
@@ -859,28 +770,6 @@ class Backend:
             crowded[goes.host] -= 1
             goes.move(ReplicaEvent.RETIRE, now)
 
-    # --- What each replica is told --------------------------------------------------------------
-
-    def _step(self, replica: Replica, released: bool, now: float) -> list[Effect]:
-        """Return what to tell a replica; ``released`` once no router sends to those that go."""
-        if replica.state is ReplicaState.SHOULD_START:
-            replica.move(ReplicaEvent.START, now)
-            return self._ask_to_start(replica, now)
-        if replica.state is ReplicaState.STARTING:
-            return self._await_start(replica, now)
-        if replica.state is ReplicaState.RUNNING:
-            return self._keep(replica, now)
-        if replica.state is ReplicaState.STOPPING:
-            return self._await_exit(replica, now)
-        is_released = released or now >= replica.since + RELEASE_TIMEOUT_S
-        if replica.state is ReplicaState.SHOULD_STOP and is_released:
-            replica.move(ReplicaEvent.STOP, now)
-            return self._ask_to_stop(replica, now)
-        is_wanted = self._is_newest(replica) and not self.record.deleting
-        if replica.state is ReplicaState.LOST and not is_wanted:
-            replica.move(ReplicaEvent.EXITED, now)  # if it lives, it is told to go when back
-        return []
-
     def _rank(self) -> None:
         """Give the living replicas their numbers, once all that are recorded were heard of.
 
@@ -891,61 +780,6 @@ class Backend:
         live = self._live()
         if not any(each.recovering for each in live) or any(each.rank is None for each in live):
             rank(live)
-
-    def _await_start(self, replica: Replica, now: float) -> list[Effect]:
-        if now < replica.ask_at:
-            return []
-        if replica.reported:  # it is busy starting, or its later report was lost
-            replica.ask_at = now + self.config.health_check_period_s
-            return [Check(replica.tag, 0)]
-        return self._ask_to_start(replica, now)
-
-    def _ask_to_start(self, replica: Replica, now: float) -> list[Effect]:
-        replica.ask_at = now + RESEND_S
-        replica.told_rank = replica.known_rank
-        return [Start(replica.tag, self.record.tag)]
-
-    def _keep(self, replica: Replica, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        config_id = self.record.newest.config_id
-        is_told = max(replica.config_id, replica.told_config_id) >= config_id
-        if self._is_newest(replica) and not is_told:
-            replica.told_config_id = config_id
-            effects.append(Reconfigure(replica.tag, self.record.tag))
-        # Planned with the period of its time: a period that was lowered since holds at once.
-        replica.ask_at = min(replica.ask_at, now + self.config.health_check_period_s)
-        # A check that is due soon is sent with those that are due now: a look costs more than it.
-        ask_at = replica.ask_at - CHECKED_TOGETHER * self.config.health_check_period_s
-        is_due = now >= ask_at or replica.told_rank != replica.known_rank
-        if replica.check_sent_at is None and is_due:
-            replica.check_id += 1
-            replica.check_sent_at = now
-            replica.told_rank = replica.known_rank  # which the check carries
-            effects.append(Check(replica.tag, replica.check_id))
-        return effects
-
-    def _await_exit(self, replica: Replica, now: float) -> list[Effect]:
-        kill_at = self._kill_at(replica)
-        if now < kill_at:
-            return self._ask_to_stop(replica, now) if now >= replica.ask_at else []
-        if replica.process is None and now >= kill_at + SILENT_EXIT_S:
-            replica.move(ReplicaEvent.EXITED, now)  # if it does come up, it is told to go
-            return []
-        replica.ask_at = now + RESEND_S
-        return [Kill(replica.tag)]
-
-    def _ask_to_stop(self, replica: Replica, now: float) -> list[Effect]:
-        replica.ask_at = min(now + RESEND_S, self._kill_at(replica))
-        return [Stop(replica.tag, self._drain_s(replica))]
-
-    def _kill_at(self, replica: Replica) -> float:
-        return replica.since + self._drain_s(replica) + KILL_MARGIN_S
-
-    def _drain_s(self, replica: Replica) -> float:
-        """Return how long it may finish its queries: it has none if no router ever knew it."""
-        if self.record.force or not replica.may_have_served:
-            return 0.0
-        return self.config.graceful_shutdown_timeout_s
 
 
 def _record_of(replica: Replica) -> ReplicaRecord:
@@ -959,9 +793,3 @@ def _record_of(replica: Replica) -> ReplicaRecord:
 
 def _count_running(replicas: Iterable[Replica]) -> int:
     return sum(replica.state is ReplicaState.RUNNING for replica in replicas)
-
-
-def _ejection(replica: Replica) -> str:
-    times = f", {replica.ejections} times in a row" if replica.ejections > 1 else ""
-    told = f"{replica.tag} fails where other replicas do not: for a while it gets no queries"
-    return f"{told}{times}; its log says why"

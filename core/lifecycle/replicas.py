@@ -158,6 +158,13 @@ class Replica:
         return max(self.ejected_by.values(), default=0)
 
     @property
+    def ejection(self) -> str:
+        """The same in words."""
+        times = f", {self.ejections} times in a row" if self.ejections > 1 else ""
+        told = f"{self.tag} fails where other replicas do not: for a while it gets no queries"
+        return f"{told}{times}; its log says why"
+
+    @property
     def known_rank(self) -> Rank | None:
         """The rank to tell it; None while only the record is known."""
         return self.rank if self.rank is not None and self.rank.world_size else None

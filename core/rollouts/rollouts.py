@@ -43,6 +43,7 @@ from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.endpoints import Overlay
 from greenroom.core.lifecycle.goals import Progress
 from greenroom.core.lifecycle.history import Author
+from greenroom.core.lifecycle.shown import trouble
 from greenroom.core.lifecycle.state import Change, State
 from greenroom.core.operations import StartRollout
 from greenroom.core.records import (
@@ -310,7 +311,7 @@ class Rollouts:
         for part in self._parts(record):
             if part.record.failure:
                 told = f"backend {part.record.tag!r} could not be started"
-                return f"{told}: {last_line(part.trouble)}"
+                return f"{told}: {last_line(trouble(part))}"
         if backend.running or not backend.wanted:
             run.down_since = None
             return ""
@@ -318,8 +319,7 @@ class Rollouts:
             run.down_since = now
         if now < run.down_since + record.ready_timeout_s:
             return ""
-        trouble = f": {last_line(backend.trouble)}" if backend.trouble else ""
-        return f"no replica of {record.to!r} ran for {record.ready_timeout_s:g} s{trouble}"
+        return f"no replica of {record.to!r} ran for {record.ready_timeout_s:g} s{_why(backend)}"
 
     def _begin_hold(self, run: _Run, now: float) -> None:
         if run.held_since is None and run.record.step >= 0:
@@ -352,8 +352,7 @@ class Rollouts:
         for backend in self._parts(run.record):
             if not backend.settled:
                 told = f"{backend.running} of {backend.wanted} replicas run"
-                trouble = f": {last_line(backend.trouble)}" if backend.trouble else ""
-                return f"backend {backend.record.tag!r} is not ready: {told}{trouble}"
+                return f"backend {backend.record.tag!r} is not ready: {told}{_why(backend)}"
         return ""
 
     def _parts(self, record: RolloutRecord) -> list[Backend]:
@@ -556,6 +555,11 @@ def _token(record: RolloutRecord) -> str:
 
 def _named(record: RolloutRecord) -> str:
     return f"rollout of endpoint {record.endpoint!r} to {record.to!r}"
+
+
+def _why(backend: Backend) -> str:
+    text = last_line(trouble(backend))
+    return f": {text}" if text else ""
 
 
 def _advice(endpoint: str) -> str:

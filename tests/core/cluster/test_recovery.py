@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from greenroom.core.cluster import status
 from greenroom.core.errors import ConflictError
 from greenroom.core.lifecycle.history import CODE_KEPT, digests as digests_of_entry
+from greenroom.core.lifecycle.shown import table_of
 from tests.core import requests as ask
 from tests.core.worlds import BROKEN, CrashError, World
 
@@ -214,7 +215,7 @@ class CrashingCluster(RuleBasedStateMachine):
             for deployment in application["deployments"].values():
                 deployment.pop("restarts", None)  # a controller's own count
         shown = [applications, status.endpoints(cluster)]
-        shown.append({t: b.table() for t, b in cluster.backends.items()})
+        shown.append({t: table_of(b) for t, b in cluster.backends.items()})
         shown.append(status.goals(cluster))
         return shown
 

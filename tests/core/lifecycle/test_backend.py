@@ -7,14 +7,12 @@ import pytest
 
 from greenroom.core.cluster import status
 from greenroom.core.effects import Check, Kill, Reconfigure, Start, Stop
-from greenroom.core.lifecycle.backend import (
+from greenroom.core.lifecycle.backend import MAX_EJECTIONS, MAX_MISSED_CHECKS, Backend
+from greenroom.core.lifecycle.orders import (
     KILL_MARGIN_S,
-    MAX_EJECTIONS,
-    MAX_MISSED_CHECKS,
     RELEASE_TIMEOUT_S,
     SILENT_EXIT_S,
     SILENT_START_S,
-    Backend,
 )
 from greenroom.core.lifecycle.replicas import (
     MAX_FAILURE,
@@ -24,6 +22,7 @@ from greenroom.core.lifecycle.replicas import (
     Report,
     RestartReason,
 )
+from greenroom.core.lifecycle.shown import trouble
 from greenroom.core.long_poll import NOTHING_SEEN
 from greenroom.core.records import BACKEND
 from tests.core import requests as ask
@@ -119,7 +118,7 @@ def test_a_process_that_never_reports_is_killed_and_replaced() -> None:
     world.reports.clear()
     world.wait(SILENT_START_S + 1)
     assert first in {effect.replica for effect in world.sent(Kill)}
-    assert "its process did not report" in backend(world).trouble
+    assert "its process did not report" in trouble(backend(world))
     assert len(backend(world).replicas) == 2
     world.wait(20 + KILL_MARGIN_S + SILENT_EXIT_S)
     assert first not in world.recorded()
@@ -139,9 +138,9 @@ def test_a_replica_that_dies_is_replaced_at_once() -> None:
     assert states(world) == ["STARTING"]
     assert first not in world.recorded()
     told = f"a replica's process died; see: greenroom logs {first}"
-    assert backend(world).trouble == told
+    assert trouble(backend(world)) == told
     world.settle()
-    assert backend(world).trouble == ""
+    assert trouble(backend(world)) == ""
     assert world.running("b")[0].tag != first
 
 
@@ -151,7 +150,7 @@ def test_how_a_process_died_is_told_where_it_is_known() -> None:
     world.cluster.replica_exited(first, world.now, "SIGSEGV")
     world.flush()
     told = f"a replica's process died: SIGSEGV; see: greenroom logs {first}"
-    assert backend(world).trouble == told
+    assert trouble(backend(world)) == told
 
 
 def test_replicas_that_keep_dying_are_replaced_more_and_more_slowly() -> None:
@@ -277,7 +276,7 @@ def test_what_has_served_is_not_given_up_though_it_never_came_up_in_full() -> No
     world.go_on(20, 10.0)
     assert not backend(world).record.failure
     assert one in world.running("b")
-    assert "tries to start it have failed, the last one: boom" in backend(world).trouble
+    assert "tries to start it have failed, the last one: boom" in trouble(backend(world))
 
 
 def test_code_that_a_host_cannot_load_is_given_up_though_another_runs_it() -> None:
@@ -465,7 +464,7 @@ def test_three_failed_checks_replace_a_replica() -> None:
     assert sick in world.running("b")
     world.wait(1.0)
     assert sick.state == "draining"
-    assert "failed 3 health checks" in backend(world).trouble
+    assert "failed 3 health checks" in trouble(backend(world))
     world.settle()
     assert world.running("b") != [sick]
 
@@ -530,7 +529,7 @@ def test_a_constructor_without_end_is_told_and_ended() -> None:
     assert message == f"0 of 1 replicas run; the constructor of {first} has been running for 65 s"
     world.wait(36)
     assert first not in world.processes
-    assert "did not return within constructor_timeout_s=100" in backend(world).trouble
+    assert "did not return within constructor_timeout_s=100" in trouble(backend(world))
     world.settle()
 
 
