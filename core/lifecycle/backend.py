@@ -170,7 +170,7 @@ class Backend:
                 self.update(update_failure="", exception=None)
                 changed = True
             return changed or again
-        self.retries.begin_anew()
+        self.retries = Retries(self.retries.earlier)
         self._take_release(releases.updated(self.record, release, wanted))
         self.update(target=target)
         return True
@@ -187,7 +187,7 @@ class Backend:
 
     def try_again(self) -> None:
         """Start anew after it was given up or was to be deleted, as if it had never run."""
-        self.retries.begin_anew()
+        self.retries = Retries(self.retries.earlier)
         self.record = releases.as_never_run(self.record)  # nor is there anything to go back to
         self.update(deleting=False, force=False, failure="", update_failure="", exception=None)
 
@@ -454,8 +454,8 @@ class Backend:
         """Go back from a release whose replicas start, and are lost one after the other."""
         if not self._is_newest(replica) or releases.fallback(self.record) is None:
             return
-        self.retries.ended.add(replica.host, since, now)
-        if self.retries.ended.count >= min(self.tries, MAX_ENDS_PER_UPDATE):
+        self.retries.newest.ended.add(replica.host, since, now)
+        if self.retries.newest.ended.count >= min(self.tries, MAX_ENDS_PER_UPDATE):
             self._give_up(self.placement.told_at(replica.host, error), None)
 
     def _give_up(self, error: str, exception: bytes | None) -> None:

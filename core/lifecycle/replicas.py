@@ -277,22 +277,22 @@ WITH_HOST_S = 3.0  # a replica's end may be heard of this long before that of it
 AVOID_S = 600.0  # after its last failed start, a host gets replicas only where no other takes them
 
 
+@dataclass(slots=True, eq=False)
 class FailureRow:
     """Failures in a row; the first ``free`` ones are followed by a start at once.
 
     A pause that begins within ``patience_s`` after the first failure also ends within it.
     """
 
-    def __init__(
-        self, most_s: float, free: int = 0, first_s: float = BACKOFF_S, patience_s: float = 0.0
-    ) -> None:
-        self.count = 0
-        self.first_at = 0.0
-        self.start_at = 0.0  # no new replica before
-        self.last_at = float("-inf")
-        self._free = free
-        self._first_s, self._most_s, self._patience_s = first_s, most_s, patience_s
-        self._recent: list[tuple[float, set[str]]] = []  # when, and on which hosts
+    most_s: float  # of the pauses, which double
+    free: int = 0
+    first_s: float = BACKOFF_S
+    patience_s: float = 0.0
+    count: int = 0
+    first_at: float = 0.0
+    start_at: float = 0.0  # no new replica before
+    last_at: float = float("-inf")
+    _recent: list[tuple[float, set[str]]] = field(default_factory=list)  # when, and on which hosts
 
     def add(self, host: str, began_at: float, now: float) -> None:
         """Count a failure, unless what failed began before the last failure."""
@@ -305,14 +305,14 @@ class FailureRow:
         self.count += 1
         self.last_at = now
         self._recent.append((now, {host}))
-        if self.count > self._free:
-            self.start_at = now + pause_s(self.count - self._free, self._first_s, self._most_s)
-        if now < self.first_at + self._patience_s:
-            self.start_at = min(self.start_at, self.first_at + self._patience_s)
+        if self.count > self.free:
+            self.start_at = now + pause_s(self.count - self.free, self.first_s, self.most_s)
+        if now < self.first_at + self.patience_s:
+            self.start_at = min(self.start_at, self.first_at + self.patience_s)
 
     def is_spent(self, most: int, now: float) -> bool:
         """Return whether there were enough failures, and for long enough, or ``most`` of them."""
-        is_late = now >= self.first_at + self._patience_s
+        is_late = now >= self.first_at + self.patience_s
         return self.count >= (min(most, MIN_TRIES) if is_late else most)
 
     def forgive(self, host: str, now: float) -> bool:
@@ -341,6 +341,7 @@ class Failures:
         self.starts = FailureRow(MAX_BACKOFF_S, patience_s=PATIENCE_S)
         self.deaths = FailureRow(SERVED_BACKOFF_S, free=1)
         self.brief_lives = FailureRow(MAX_BACKOFF_S, free=BRIEF_LIVES)
+        self.ended = FailureRow(MAX_BACKOFF_S)  # of replicas that ran, while it may be gone back
         self._failed_on: dict[str, tuple[int, float]] = {}  # by host: how often, and when last
 
     def could_not_start(self, host: str, now: float) -> None:
@@ -358,14 +359,15 @@ class Failures:
         return {host: count for host, (count, _) in lately.items()}
 
     @property
-    def rows(self) -> tuple[FailureRow, FailureRow, FailureRow]:
-        """All rows."""
-        return self.starts, self.deaths, self.brief_lives
-
-    @property
     def start_at(self) -> float:
         """The time before which no new replica may start."""
-        return max(row.start_at for row in self.rows)
+        return max(row.start_at for row in (self.starts, self.deaths, self.brief_lives))
+
+    def host_lost(self, host: str, now: float) -> bool:
+        """Uncount what has just died with a host; return whether anything had."""
+        self.accept(host)  # what it lacked may be there when it is back
+        rows = (self.starts, self.deaths, self.brief_lives, self.ended)
+        return sum(row.forgive(host, now) for row in rows) > 0
 
     def died(self, host: str, began_at: float, now: float) -> None:
         """Count the death of a replica that had run since ``began_at``."""
@@ -377,25 +379,18 @@ class Failures:
 
 
 class Retries:
-    """All failures of one backend. Times are monotonic seconds."""
+    """All failures of one backend since its newest release was asked for.
 
-    def __init__(self) -> None:
-        self.newest, self.earlier = Failures(), Failures()
-        self.ended = FailureRow(MAX_BACKOFF_S)  # replicas that ran, of a release that may go back
+    Those of releases before it are ``earlier``. Times are monotonic seconds.
+    """
+
+    def __init__(self, earlier: Failures | None = None) -> None:
+        self.newest, self.earlier = Failures(), earlier or Failures()
         self.unhealthy = FailureRow(MAX_REPLACE_S, free=1, first_s=REPLACE_S)
         self.ejected = FailureRow(MAX_REPLACE_S, free=1, first_s=REPLACE_S)
         self.worn = FailureRow(MAX_REPLACE_S, free=1, first_s=REPLACE_S)  # soon after their start
         self.last_error = ""
         self.check_error = ""  # of the replica that was replaced last, until a fresh one passes
-
-    def begin_anew(self) -> None:
-        """Forget the failures of the newest release: there is another, or it is asked for again."""
-        self.newest = Failures()
-        self.ended.clear()
-        self.unhealthy.clear()
-        self.ejected.clear()
-        self.worn.clear()
-        self.last_error = self.check_error = ""
 
     def wore(self, replica: Replica, now: float) -> None:
         """Count one that was worn soon after its start: limits may be too low for the code."""
@@ -407,19 +402,13 @@ class Retries:
     def went_back(self) -> None:
         """Count an earlier release as the newest again."""
         self.newest, self.earlier = self.earlier, Failures()
-        self.ended.clear()
 
     def came_up(self) -> None:
         """Note that everything runs; a crash soon after coming up is still a crash loop."""
         self.newest.starts.clear()
-        self.ended.clear()
+        self.newest.ended.clear()
         self.earlier = Failures()
         self.last_error = ""
-
-    def accept(self, host: str) -> None:
-        """Avoid a host no more, whatever has failed there."""
-        self.newest.accept(host)
-        self.earlier.accept(host)
 
     def passed(self, began_at: float) -> None:
         """Note a good health check of a replica that has run since ``began_at``."""
@@ -429,6 +418,4 @@ class Retries:
 
     def host_lost(self, host: str, now: float) -> bool:
         """Uncount what has just died with a host; return whether anything had."""
-        self.accept(host)  # what it lacked may be there when it is back
-        rows = (*self.newest.rows, *self.earlier.rows, self.ended)
-        return sum(row.forgive(host, now) for row in rows) > 0
+        return self.newest.host_lost(host, now) | self.earlier.host_lost(host, now)
