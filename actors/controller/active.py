@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
-import signal
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -429,7 +427,6 @@ class ActiveController:
             self._loop.send(sender, reply)
 
     def _save(self, changes: Changes) -> None:
-        _crash_for_a_test("BEFORE")
         try:
             with self._pulse.patience(STORE_PATIENCE_S):
                 self._checkpoints.save(changes.puts, changes.deletes, code=changes.code.values())
@@ -437,7 +434,6 @@ class ActiveController:
             # What is in memory is not what is on disk: start again from the disk. Nothing was sent,
             # so the change has not been seen.
             raise _NotSavedError(changes, error) from error
-        _crash_for_a_test("AFTER")
         log_changes(changes)
 
     def _arm(self) -> None:
@@ -478,10 +474,3 @@ def log_changes(changes: Changes) -> None:
 
 def _described(claim: Standing) -> str:
     return f"store {claim.store_id or '?'} at epoch {claim.epoch}"
-
-
-def _crash_for_a_test(when: str) -> None:
-    """Kill this process, with the chance that a test has set in its environment."""
-    chance = os.environ.get(f"GREENROOM_TEST_CRASH_{when}_CHECKPOINT")
-    if chance and random.random() < float(chance):
-        os.kill(os.getpid(), signal.SIGKILL)

@@ -40,7 +40,7 @@ def main() -> int:
             seed=options.seed,
             round_s=options.round,
             faults=tuple(options.faults),
-            defect=options.defect,
+            planted=options.defect,
         )
         with running(plan) as run:
             totals: Counter[str] = Counter()

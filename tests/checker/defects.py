@@ -7,6 +7,9 @@ anything runs. Every process of the host is a fork of that one, and has it, too.
 from __future__ import annotations
 
 import contextlib
+import os
+import random
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +74,27 @@ def lease_not_revoked() -> None:
 DEFECTS = {each.__name__: each for each in (ack_before_fsync, stale_controller, lease_not_revoked)}
 
 
-def planted(defect: str, folder: Path) -> dict[str, str]:
-    """Return what has to be in a host's environment for it to have a defect; writes into folder."""
-    assert defect in DEFECTS, defect
-    text = f"from tests.checker import defects\n\ndefects.{defect}()\n"
+def crash_around_saves() -> None:
+    """Kill the controller before or after one save in five: no defect, but to be survived."""
+    from greenroom.persistence.checkpoints import Checkpoints  # noqa: PLC0415  # in a host
+
+    save = Checkpoints.save
+
+    def save_or_die(self: Checkpoints, *args: Any, **code: Any) -> None:
+        _die_by_chance()
+        save(self, *args, **code)
+        _die_by_chance()
+
+    Checkpoints.save = save_or_die  # type: ignore[method-assign]
+
+
+def _die_by_chance() -> None:
+    if random.random() < 0.1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def planted(name: str, folder: Path) -> dict[str, str]:
+    """Return what has to be in a host's environment for one of these; writes into the folder."""
+    text = f"from tests.checker import defects\n\ndefects.{name}()\n"
     (folder / "sitecustomize.py").write_text(text, encoding="utf-8")
     return {"PYTHONPATH": f"{folder}:{ROOT}"}

@@ -116,9 +116,17 @@ class Faults:
         roles, pids = self._some(host)
         lasts_s = self._rng.choice([0.2, 0.7, 2.0, SILENT_S + 2])
         self._signal(pids, signal.SIGSTOP)
-        time.sleep(lasts_s)
+        more = self._last(lasts_s)
         self._signal(pids, signal.SIGCONT)
-        return f"{host.label}: stopped {' and '.join(roles)} for {lasts_s:g} s"
+        return f"{host.label}: stopped {' and '.join(roles)} for {lasts_s:g} s{more}"
+
+    def _last(self, lasts_s: float) -> str:
+        """Let a fault last; every third time something is killed meanwhile, which is returned."""
+        is_alone = self._rng.random() < 2 / 3
+        time.sleep(lasts_s / 2)
+        more = "" if is_alone else f", and meanwhile {self.kill(self._host())}"
+        time.sleep(lasts_s / 2)
+        return more
 
     @staticmethod
     def _signal(pids: list[int], number: int) -> None:
@@ -150,10 +158,10 @@ class Faults:
         apart = self._cluster.hosts if self._leads(host) else [host]
         with self._isolated(*apart):
             host.link(sent={"is_cut": sent}, received={"is_cut": received})
-            time.sleep(lasts_s)
+            more = self._last(lasts_s)
             host.heal()
         ways = " and ".join(["sent"] * sent + ["received"] * received)
-        return f"{host.label}: cut what is {ways} for {lasts_s:g} s"
+        return f"{host.label}: cut what is {ways} for {lasts_s:g} s{more}"
 
     def freeze(self, host: ClusterHost) -> str:
         """Stop all processes of a host."""
@@ -161,9 +169,9 @@ class Faults:
         pids = sorted(set(host.pids()) - self.spared - {host.pid})
         with self._isolated(host):
             self._signal(pids, signal.SIGSTOP)
-            time.sleep(lasts_s)
+            more = self._last(lasts_s)
             self._signal(pids, signal.SIGCONT)
-        return f"{host.label}: frozen for {lasts_s:g} s"
+        return f"{host.label}: frozen for {lasts_s:g} s{more}"
 
     def crash(self, host: ClusterHost) -> str:
         """Kill all processes of a host, and start it again."""

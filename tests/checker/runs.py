@@ -35,7 +35,7 @@ class Plan:
     faults: tuple[str, ...] = ()  # which kinds; all
     roles: tuple[str, ...] = ()  # of processes that are killed and stopped; all
     healed_s: float = HEALED_S
-    defect: str = ""
+    planted: str = ""  # of .defects
 
 
 @dataclass(kw_only=True)
@@ -67,8 +67,8 @@ class Run:
     def __init__(self, cluster: Cluster, plan: Plan) -> None:
         self._cluster, self._plan = cluster, plan
         self._environ = {"GREENROOM_HTTP_WORKERS": "2" if plan.hosts == 1 else "1"}
-        if plan.defect:
-            self._environ |= defects.planted(plan.defect, cluster.folder)
+        if plan.planted:
+            self._environ |= defects.planted(plan.planted, cluster.folder)
         self._faults = Faults(
             cluster,
             plan.seed,

@@ -24,19 +24,29 @@ def test_kills_stops_and_cuts_leave_a_history_that_a_correct_system_could_have(
     assert sum(each.status == 200 for each in verdict.history.requests) > 200
 
 
+def test_a_controller_that_dies_around_its_saves_leaves_such_a_history_too(tmp_path: Path) -> None:
+    plan = Plan(folder=tmp_path, planted="crash_around_saves", round_s=15, faults=("stop",))
+    with running(plan) as run:
+        verdict = run.round()
+    assert not verdict.violations, "\n".join([*verdict.faults, *verdict.violations[:20]])
+    assert sum(each.outcome == "ok" for each in verdict.history.operations) > 10
+    log = (tmp_path / "a" / "logs" / "controller.log").read_text(encoding="utf-8")
+    assert log.count("recovered") > 5
+
+
 def until_found(plan: Plan) -> Verdict:
     with running(plan) as run:
         for _ in range(MOST_ROUNDS):
             verdict = run.round()
             if verdict.violations:
                 return verdict
-    raise AssertionError(f"{plan.defect} was not found: {verdict.counts()}")
+    raise AssertionError(f"{plan.planted} was not found: {verdict.counts()}")
 
 
 def test_a_change_that_is_acknowledged_before_it_is_saved_is_found(tmp_path: Path) -> None:
     plan = Plan(
         folder=tmp_path,
-        defect="ack_before_fsync",
+        planted="ack_before_fsync",
         round_s=10,
         faults=("kill",),
         roles=("controller",),
@@ -48,7 +58,7 @@ def test_a_change_that_is_acknowledged_before_it_is_saved_is_found(tmp_path: Pat
 def test_a_lease_that_outlives_the_acknowledgement_is_found(tmp_path: Path) -> None:
     plan = Plan(
         folder=tmp_path,
-        defect="lease_not_revoked",
+        planted="lease_not_revoked",
         round_s=10,
         faults=("stop",),
         roles=("http worker",),
@@ -61,7 +71,7 @@ def test_a_stale_controller_that_still_publishes_is_found(tmp_path: Path) -> Non
     plan = Plan(
         folder=tmp_path,
         hosts=3,
-        defect="stale_controller",
+        planted="stale_controller",
         round_s=10,
         faults=("freeze",),
         healed_s=5,

@@ -103,7 +103,7 @@ class RunningSystem:
         return self._connection
 
     def start(self) -> None:
-        """Start; the crash settings for tests reach the actors by environment."""
+        """Start it."""
         logs.begin(self.settings.logs_dir)
         with patched_environ(self.environ):
             assert template.start(self.settings)
