@@ -287,6 +287,9 @@ class Canary(BaseModel):
         return self
 
 
+EXIT_CHANGES = 3  # of a plan, a comparison or a replay with differences
+
+
 class DeployFlags(Settings):
     """How to deploy applications: the flags of ``greenroom deploy``, and the query of a PUT."""
 

@@ -23,7 +23,7 @@ from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import ERRORS_BY_KIND, GreenroomError
 from greenroom.core.operations import DeployFlags
 from greenroom.serve.admin import applications, declarative
-from greenroom.serve.cli.config_file import ConfigFile
+from greenroom.serve.config_file import ConfigFile
 from greenroom.serve.schema import read_document
 
 

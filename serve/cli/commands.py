@@ -23,8 +23,9 @@ from greenroom.core import operations as ops
 from greenroom.core.errors import DeployFailedError, GreenroomError
 from greenroom.core.validation import unknown_name
 from greenroom.serve.admin import applications, reports
+from greenroom.serve.admin.problems import note_silent, problems_of
 from greenroom.serve.admin.session import wait_for_goal
-from greenroom.serve.cli.display import Progress, note_silent, problems_of
+from greenroom.serve.cli.display import Progress
 from greenroom.serve.cli.flags import ANYWHERE, HERE, as_json, command, settings_from
 from greenroom.serve.cli.logs import Line, Logs
 

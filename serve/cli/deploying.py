@@ -21,21 +21,15 @@ from greenroom.actors.host import launcher as system
 from greenroom.actors.runtime.settings import HostSettings, grpc_names, unlike
 from greenroom.core.config import GrpcOptions, HTTPOptions, RuntimeEnv
 from greenroom.core.errors import GreenroomError, InvalidRequestError
-from greenroom.core.operations import DeployFlags
+from greenroom.core.operations import EXIT_CHANGES, DeployFlags
 from greenroom.core.validation import problems_in
+from greenroom.serve import config_file
 from greenroom.serve.admin import applications, declarative, reports
+from greenroom.serve.admin.problems import front_url
 from greenroom.serve.build import Built, build as built_of
-from greenroom.serve.cli import commands, config_file
-from greenroom.serve.cli.display import Progress, front_url
-from greenroom.serve.cli.flags import (
-    ANYWHERE,
-    EXIT_CHANGES,
-    PATH,
-    application,
-    command,
-    fields_of,
-    reading,
-)
+from greenroom.serve.cli import commands
+from greenroom.serve.cli.display import Progress
+from greenroom.serve.cli.flags import ANYWHERE, PATH, application, command, fields_of, reading
 from greenroom.serve.cli.logs import Logs
 from greenroom.serve.cli.starting import Starting, interrupt_on_terminate
 from greenroom.serve.code import importing

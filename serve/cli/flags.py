@@ -22,7 +22,6 @@ from greenroom.actors.runtime.settings import (
 )
 from greenroom.core.errors import InvalidRequestError
 
-EXIT_CHANGES = 3  # of a plan or a replay with differences
 HERE = ("state_dir", "admin_port")  # either of them says which system of this host is meant
 ANYWHERE = (*HERE, "address", "key_file")
 PATH = click.Path(path_type=Path)

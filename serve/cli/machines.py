@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from greenroom.serve.cli.flags import EXISTING, EXIT_CHANGES, reading
+from greenroom.core.operations import EXIT_CHANGES
+from greenroom.serve.cli.flags import EXISTING, reading
 from greenroom.serve.cli.starting import interrupt_on_terminate
 from greenroom.serve.up.hosts_file import HostsFile
 from greenroom.serve.up.run import HEALTHY_TIMEOUT_S, Run

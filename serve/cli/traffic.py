@@ -20,15 +20,7 @@ from greenroom.serve.admin.client import Client
 from greenroom.serve.admin.session import wait_for_goal
 from greenroom.serve.cli.commands import connected, print_json, print_lines
 from greenroom.serve.cli.display import Progress
-from greenroom.serve.cli.flags import (
-    ANYWHERE,
-    EXISTING,
-    EXIT_CHANGES,
-    as_json,
-    command,
-    fields_of,
-    reading,
-)
+from greenroom.serve.cli.flags import ANYWHERE, EXISTING, as_json, command, fields_of, reading
 from greenroom.serve.cli.starting import interrupt_on_terminate
 from greenroom.serve.measuring import recording, replaying
 
@@ -254,7 +246,7 @@ def replay(
         if problem:
             click.echo(problem)
     if problem:
-        sys.exit(EXIT_CHANGES)
+        sys.exit(ops.EXIT_CHANGES)
 
 
 def _told(found: replaying.Replayed, to: str, baseline: str | None) -> Iterator[str]:

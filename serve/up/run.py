@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from greenroom.core.errors import GreenroomError
-from greenroom.serve.cli.config_file import variables_in
-from greenroom.serve.cli.display import problems_of
-from greenroom.serve.cli.flags import EXIT_CHANGES
+from greenroom.core.operations import EXIT_CHANGES
+from greenroom.serve.admin.problems import problems_of
 from greenroom.serve.code.runtime_env import files_in
+from greenroom.serve.config_file import variables_in
 from greenroom.serve.up.hosts_file import HostsFile, Target
 from greenroom.serve.up.plan import RUNNING, Does, Found, FoundHost, Step, plan, problems
 from greenroom.serve.up.ssh import HostError, Ssh, UnreachableError

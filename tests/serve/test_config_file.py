@@ -6,7 +6,7 @@ import pytest
 
 from greenroom.core.config import BackendConfig, Expanded, config_shown
 from greenroom.core.errors import InvalidRequestError
-from greenroom.serve.cli.config_file import ConfigFile, written
+from greenroom.serve.config_file import ConfigFile, written
 from greenroom.serve.schema import InvalidDocumentError, ServeDeploySchema, read_document
 
 A = "applications[0].deployments"

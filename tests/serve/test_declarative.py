@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from greenroom.serve.admin.declarative import build_document, described, read_targets
-from greenroom.serve.cli.config_file import ConfigFile, written
+from greenroom.serve.config_file import ConfigFile, written
 from greenroom.serve.schema import InvalidDocumentError, read_document
 
 SOURCE = """

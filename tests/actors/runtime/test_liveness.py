@@ -25,7 +25,7 @@ from greenroom.actors.runtime.liveness import (
 )
 from greenroom.actors.runtime.processes import identify, is_alive, send_signal
 from greenroom.core.silence import Doing
-from greenroom.serve.cli.display import note_silent, problems_of
+from greenroom.serve.admin.problems import note_silent, problems_of
 from greenroom.serve.cli.starting import notifier
 from tests.support.systems import wait_until
 
