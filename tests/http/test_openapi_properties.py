@@ -102,6 +102,7 @@ def test_answers_are_those_of_the_document(api: Api, label: str, mode: Generatio
 
     @settings(
         max_examples=examples,
+        derandomize=True,  # what it draws otherwise may take minutes
         database=None,
         suppress_health_check=list(HealthCheck),
         phases=(Phase.generate, Phase.shrink),  # to explain, it traces each line before Python 3.12
