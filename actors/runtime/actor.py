@@ -221,7 +221,8 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
             pause_s = self._crash_loop.failed(lived_s)
         if pause_s:
             logger.warning("the next %s begins in %.1f s", self.role, pause_s)
-            self.pulse.keep_beating(self.loop.asyncio)  # it is deaf on purpose
+        # It is deaf on purpose. Its last turn may have been long, and its answers are to leave.
+        self.pulse.keep_beating(self.loop.asyncio)
         self.loop.asyncio.call_later(max(pause_s, ANSWER_S if owed else 0.0), os._exit, 1)
 
     def may_beat(self) -> bool:
