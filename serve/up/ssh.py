@@ -38,6 +38,7 @@ _BOOT = (  # one line, for any shell
     'exec(compile(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())), "on_host.py", "exec"))'
 )
 _SSH_FAILED = 255
+_MAX_PARENT = 60  # characters, of a path to which ssh adds 26 of its own
 _NO_PROGRAM = (126, 127)
 
 
@@ -53,7 +54,9 @@ class Ssh:
     """Connections to hosts, which are made when they are needed; thread-safe."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="greenroom-"))
+        # Of sockets, whose paths may have some 100 bytes; TMPDIR may be longer than that allows.
+        parent = "/tmp" if len(tempfile.gettempdir()) > _MAX_PARENT else None
+        self._folder = Path(tempfile.mkdtemp(prefix="greenroom-", dir=parent))
         self._targets: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -100,7 +103,6 @@ class Ssh:
         return json.loads(output.splitlines()[-1])  # after what a shell's start files print
 
     def _command(self, target: str) -> list[str]:
-        # Short, for a socket's path may have some 100 bytes, and TMPDIR may be long.
         name = hashlib.sha256(target.encode()).hexdigest()[:8]
         options = {**_OPTIONS, "ControlPath": self._folder / name}
         return ["ssh", *(f"-o{name}={value}" for name, value in options.items())]

@@ -93,8 +93,17 @@ def test_a_truncated_body_never_reaches_user_code(front, until, request_bytes):
     assert "/cut" not in front.ask("/seen").json["asked_paths"]
 
 
-@pytest.mark.parametrize("behind", [b"", b"GET /behind HTTP/1.1\r\nHost: x\r\n\r\n"])
-def test_a_client_that_leaves_cancels_its_query_within_a_tenth_of_a_second(front, until, behind):
+@pytest.mark.parametrize(
+    ("behind", "limit_s"),
+    [
+        (b"", 0.1),
+        # Nothing is read behind a request that is open, so the look once a second finds out.
+        (b"GET /behind HTTP/1.1\r\nHost: x\r\n\r\n", 1.2),
+    ],
+)
+def test_a_client_that_leaves_cancels_its_query_at_once_or_at_the_next_look(
+    front, until, behind, limit_s
+):
     def attempt():
         seen = front.ask("/seen").json
         before, asked = seen["cancelled"], seen["asked_paths"].count("/hang")
@@ -108,7 +117,7 @@ def test_a_client_that_leaves_cancels_its_query_within_a_tenth_of_a_second(front
         until("the query is cancelled", lambda: front.ask("/seen").json["cancelled"] == before + 1)
         return time.monotonic() - left_at
 
-    check_within(0.1, attempt)
+    check_within(limit_s, attempt)
     assert front.logged("/hang")["status"] == 499
 
 

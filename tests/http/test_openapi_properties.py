@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import requests
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, reject, settings, strategies as st
+from hypothesis import HealthCheck, Phase, assume, given, reject, settings, strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -33,6 +33,7 @@ CHECKS = [
     negative_data_rejection,
 ]
 EXAMPLES = 15
+LONG = 4_000  # about max_target_bytes
 EXAMPLES_OF_DOCUMENTS = 2  # one that is valid starts a process, which imports what it names
 
 
@@ -112,6 +113,7 @@ def test_answers_are_those_of_the_document(api: Api, label: str, mode: Generatio
         how = case.as_transport_kwargs(base_url="http://localhost")
         parts = ("method", "url", "headers", "params", "data", "json")
         request = requests.Request(**{name: how.get(name) for name in parts}).prepare()
+        assume(len(request.path_url) < LONG)  # which no operation answers
         assert send(api, request).status == 401
         request.headers["authorization"] = "Bearer admin"
         answer = send(api, request)
