@@ -44,7 +44,7 @@ def balancer(tmp_path, until):
         lines = BALANCER.read_text()
         for there, here in (
             ("10.0.0.11:8000", f"127.0.0.1:{front_port}"),
-            ("    server 10.0.0.12:8000;\n", ""),
+            ("    server 10.0.0.12:8000 fail_timeout=1s;\n", ""),
             ("listen 80", f"listen 127.0.0.1:{port}"),
         ):
             assert there in lines

@@ -107,10 +107,11 @@ class Machines:
     def balance(self) -> None:
         """Put nginx before the hosts, at the port of the front of the host that has commands."""
         text = BALANCER.read_text()
-        servers = "".join(f"    server {h.address}:{HTTP_PORT};\n" for h in self.hosts)
+        first, second = (f"    server 10.0.0.{n}:8000 fail_timeout=1s;\n" for n in (11, 12))
+        servers = [first.replace("10.0.0.11:8000", f"{h.address}:{HTTP_PORT}") for h in self.hosts]
         for there, here in (
-            ("    server 10.0.0.11:8000;\n", servers),
-            ("    server 10.0.0.12:8000;\n", ""),
+            (first, "".join(servers)),
+            (second, ""),
             ("listen 80", f"listen {HTTP_PORT}"),
         ):
             assert there in text
