@@ -3,58 +3,34 @@
 import contextlib
 import socket
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from greenroom.core.config import HTTPOptions
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.validation import validated
-from tests.support.programs import needed
+from tests.support.balancer import balancer_command
 
-BALANCER = Path(__file__).parents[2] / "deploy" / "nginx" / "greenroom.conf"
 OWN, CLIENT = "127.0.0.5", "127.0.0.9"
-CONFIG = """
-pid {folder}/nginx.pid;
-daemon off;
-master_process off;
-events {{}}
-http {{
-    access_log off;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
-    proxy_bind {own};
-    include {balancer};
-}}
-"""
 
 
 @pytest.fixture
 def balancer(tmp_path, until):
     """Give a function that puts the balancer in front of a port, and returns its own."""
-    nginx = needed("nginx", "nginx-light")
     running = []
 
     def start(front_port):
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        lines = BALANCER.read_text()
-        for there, here in (
-            ("10.0.0.11:8000", f"127.0.0.1:{front_port}"),
-            ("    server 10.0.0.12:8000 fail_timeout=1s;\n", ""),
-            ("listen 80", f"listen 127.0.0.1:{port}"),
-        ):
-            assert there in lines
-            lines = lines.replace(there, here)
-        (tmp_path / "greenroom.conf").write_text(lines)
-        config, log = tmp_path / "nginx.conf", tmp_path / "error.log"
-        config.write_text(
-            CONFIG.format(folder=tmp_path, own=OWN, balancer=tmp_path / "greenroom.conf")
+        log = tmp_path / "error.log"
+        command = balancer_command(
+            tmp_path,
+            [f"127.0.0.1:{front_port}"],
+            f"127.0.0.1:{port}",
+            log,
+            main="master_process off;\n",
+            more=f"proxy_bind {OWN};",
         )
-        command = [nginx, "-p", str(tmp_path), "-c", str(config), "-e", str(log)]
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         running.append(process)
 

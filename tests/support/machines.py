@@ -13,13 +13,12 @@ from typing import Any
 
 import yaml
 
+from tests.support.balancer import balancer_command
 from tests.support.cluster import HTTP_PORT, NETWORK, Cluster
 from tests.support.programs import needed
-from tests.support.releases import ROOT
 from tests.support.systems import listens, wait_until
 
 UP_TIMEOUT_S = 220  # on a machine with other work
-BALANCER = ROOT / "deploy" / "nginx" / "greenroom.conf"
 SSHD = """\
 ListenAddress {address}
 HostKey {folder}/host_key
@@ -28,20 +27,6 @@ StrictModes no
 UsePAM no
 PidFile none
 PermitRootLogin yes
-"""
-NGINX = """\
-pid {folder}/nginx.pid;
-daemon off;
-events {{}}
-http {{
-    access_log off;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
-    include {folder}/balancer.conf;
-}}
 """
 SSH = """\
 UserKnownHostsFile {folder}/known_hosts
@@ -106,21 +91,10 @@ class Machines:
 
     def balance(self) -> None:
         """Put nginx before the hosts, at the port of the front of the host that has commands."""
-        text = BALANCER.read_text()
-        first, second = (f"    server 10.0.0.{n}:8000 fail_timeout=1s;\n" for n in (11, 12))
-        servers = [first.replace("10.0.0.11:8000", f"{h.address}:{HTTP_PORT}") for h in self.hosts]
-        for there, here in (
-            (first, "".join(servers)),
-            (second, ""),
-            ("listen 80", f"listen {HTTP_PORT}"),
-        ):
-            assert there in text
-            text = text.replace(there, here)
-        (self.folder / "balancer.conf").write_text(text)
-        config, log = self.folder / "nginx.conf", str(self.folder / "nginx.log")
-        config.write_text(NGINX.format(folder=self.folder))
-        command = [needed("nginx", "nginx-light"), "-p", str(self.folder), "-c", str(config)]
-        self.operator.call(_begin, [*command, "-e", log], log)
+        fronts = [f"{host.address}:{HTTP_PORT}" for host in self.hosts]
+        log = self.folder / "nginx.log"
+        command = balancer_command(self.folder, fronts, str(HTTP_PORT), log)
+        self.operator.call(_begin, command, str(log))
         wait_until(partial(self.operator.call, listens, HTTP_PORT), 5, "nginx listens")
 
     def begin(self, *args: str, environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
