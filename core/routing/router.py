@@ -342,7 +342,7 @@ class Router:
     ) -> Effects:
         """Refuse a query that was lost under a lease, or failed, unless it may be retried."""
         ticket.attempts = attempts
-        tag = endpoint.split.choose(key_of(ticket.query, ticket.caller))
+        tag = self._choose(ticket, endpoint)
         if tag is not None:
             ticket.backend = tag
             ticket.budget = endpoint.budgets[tag]
@@ -402,13 +402,7 @@ class Router:
 
     def _place(self, ticket: Ticket, endpoint: RoutedEndpoint) -> RoutedBackend | None:
         """Choose the backend, whose time limit holds; None where there is none."""
-        ticket.session = self._session(ticket, endpoint)
-        ticket.home = ""
-        if ticket.session is not None and ticket.query.shard_key is None:
-            key = ticket.session.key
-        else:
-            key = key_of(ticket.query, ticket.caller)
-        tag = endpoint.split.choose(key)
+        tag, ticket.home = self._choose(ticket, endpoint), ""
         backend = self._backends.get(tag) if tag is not None else None
         if backend is not None:
             table = backend.table
@@ -418,6 +412,13 @@ class Router:
             if ticket.query.timeout_s is not None or table.request_timeout_s is not None:
                 self._tickets.limit(ticket, table)
         return backend
+
+    def _choose(self, ticket: Ticket, endpoint: RoutedEndpoint) -> str | None:
+        """Find a ticket's session; return the backend that it, or the query's key, decides on."""
+        ticket.session = self._session(ticket, endpoint)
+        if ticket.session is not None and ticket.query.shard_key is None:
+            return endpoint.split.choose(ticket.session.key)
+        return endpoint.split.choose(key_of(ticket.query, ticket.caller))
 
     def _session(self, ticket: Ticket, endpoint: RoutedEndpoint) -> Session | None:
         """Return a ticket's session, by the settings of the first backend that has any."""

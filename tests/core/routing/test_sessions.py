@@ -11,8 +11,17 @@ from hypothesis import given, strategies as st
 
 from greenroom.core.config import SessionAffinity
 from greenroom.core.routing.sessions import Session, new_cookie, session_of
+from greenroom.core.routing.tables import EndpointTable
 from greenroom.core.routing.tickets import Assign
-from tests.core.routing.queries import Query, WatchedRouter, backend, endpoint, router
+from tests.core.routing.queries import (
+    Query,
+    Retried,
+    WatchedRouter,
+    backend,
+    endpoint,
+    only,
+    router,
+)
 
 BY_COOKIE = SessionAffinity(cookie="s")
 BY_HEADER = SessionAffinity(header="X-Session-ID")
@@ -91,6 +100,22 @@ def test_a_session_stays_at_one_of_an_endpoints_backends() -> None:
     table = endpoint("e")
     made.set_endpoint("e", type(table)(name="e", traffic={"b": 1.0, "d": 1.0}), 0.0)
     assert len({sent(made, number, "one")[0][0] for number in range(2)}) == 1
+
+
+def test_what_a_session_retries_is_charged_to_the_backend_where_it_stays() -> None:
+    made = router(backend("b#1", "b#2", limit=50), backend("d#1", "d#2", tag="d", limit=50))
+    made.set_endpoint("e", EndpointTable(name="e", traffic={"b": 1.0, "d": 1.0}), 0.0)
+    found = Counter[str]()
+    for number in range(20):
+        home, ticket = sent(made, number, f"s{number}")
+        made.finished(home, [(ticket, 500)], 0.0)
+        again = Query(100 + number, session_id=f"s{number}")
+        effects = made.submit("c", again, 0.0, failed=(home, 0.1))
+        ((replica, _),) = assigned(effects)
+        (retried,) = only(Retried, effects)
+        assert home[0] == replica[0] == retried.backend
+        found[retried.backend] += 1
+    assert found.keys() == {"b", "d"}
 
 
 def test_endpoints_with_sessions_have_no_leases() -> None:
