@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable
 from functools import partial
+from itertools import takewhile
 
 from greenroom.actors.messages.queries import (
     Address,
@@ -356,11 +357,8 @@ class CallerLeases:
         failed = {number: each.failed for number, each in taken if each.failed}
         took = {number: each.took for number, each in taken if each.took}
         before = self._reported_at - OVERDUE_S
-        overdue = Counter(
-            leased.share.lease.number
-            for leased in self._leased.values()
-            if leased.began_at < before and leased.is_wanted
-        )
+        old = takewhile(lambda each: each.began_at < before, self._leased.values())  # oldest first
+        overdue = Counter(each.share.lease.number for each in old if each.is_wanted)
         returned = [(number, lease.in_use()) for number, lease in self._returned.items()]
         for number, in_use in returned:
             if not in_use:

@@ -203,8 +203,8 @@ class Tallies(Observer):
 
     def finished(self, ticket: Ticket, status: int, seconds: float) -> None:
         """See Observer."""
-        if ticket.endpoint in self._watched and not ticket.is_mirrored:
-            self._watched[ticket.endpoint][1][ticket.backend].count(status, seconds)
+        if not ticket.is_mirrored:
+            self.leased(ticket.endpoint, ticket.backend, status, (seconds,))
 
     def leased(self, endpoint: str, backend: str, status: int, took_s: Sequence[float]) -> None:
         """See Observer."""

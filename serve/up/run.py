@@ -52,7 +52,7 @@ class Run:
             return [*steps, Step(Does.DEPLOY, self._leads, f" {self._file.deploy.name}")]
         code, told, error = self._deploy("--plan")
         if code not in (0, EXIT_CHANGES):
-            raise HostError(f"host {self._leads!r}: {error.strip() or told.strip()}")
+            raise self._failure(told, error)
         changes = told.splitlines()[:-1] if code == EXIT_CHANGES else ()
         return [*steps, *(Step(Does.DEPLOY, self._leads, f": {change}") for change in changes)]
 
@@ -222,7 +222,7 @@ class Run:
         for line in lines if is_new else ():
             self._tell(f"{self._leads}: {line}")
         if code:
-            raise HostError(f"host {self._leads!r}: {error.strip() or told.strip()}")
+            raise self._failure(told, error)
         return is_new
 
     def _deploy(self, *flags: str) -> tuple[int, str, str]:
@@ -245,10 +245,14 @@ class Run:
         )
         return code, told, error
 
+    def _failure(self, told: str, error: str) -> HostError:
+        """Return what a command says that failed where the cluster leads."""
+        return HostError(f"host {self._leads!r}: {error.strip() or told.strip()}")
+
     def _greenroom(self, *args: str) -> None:
         code, told, error = self._on(self._leads, "command", {}, args=args, environ={})
         if code:
-            raise HostError(f"host {self._leads!r}: {error.strip() or told.strip()}")
+            raise self._failure(told, error)
 
     # --- Hosts ------------------------------------------------------------------------------------
 

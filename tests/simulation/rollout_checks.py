@@ -44,9 +44,8 @@ class RolloutChecks(Observer):
 
     def finished(self, ticket: Ticket, status: int, seconds: float) -> None:
         """See Observer."""
-        if not ticket.is_mirrored and status != CANCELLED_STATUS:
-            is_bad = status >= 500 or status == 408
-            self._count(ticket.endpoint, ticket.backend, is_bad=is_bad)
+        if not ticket.is_mirrored:
+            self.leased(ticket.endpoint, ticket.backend, status, (seconds,))
 
     def leased(self, endpoint: str, backend: str, status: int, took_s: Sequence[float]) -> None:
         """See Observer."""
