@@ -85,6 +85,7 @@ class Job:
     runs: int = 0  # begun
     failures: int = 0
     cut: int = 0
+    deferred: int = 0  # in a row, as no replica could take it
     due_at: float = 0.0
     ended_at: float | None = None
     error: str = ""
@@ -216,19 +217,20 @@ class Jobs:
             return
         limits = self.config
         error = error[:MAX_ERROR_CHARACTERS]
-        job = replace(job, failures=job.failures + 1, error=error)
+        job = replace(job, failures=job.failures + 1, deferred=0, error=error)
         if is_final or job.failures > limits.max_retries:
             self._end(job, "FAILED", now)
             return
         pause = pause_s(job.failures, limits.retry_pause_s, limits.max_retry_pause_s)
         self._put(replace(job, status="QUEUED", due_at=now + pause))
 
-    def defer(self, job_id: str, tries: int, now: float) -> None:
+    def defer(self, job_id: str, now: float) -> None:
         """Note that a job was not run, because no replica could take it; that is no failure."""
         job = self._running(job_id)
-        if job is not None:
-            due_at = now + pause_s(tries, DEFER_S, MOST_DEFER_S)
-            self._put(replace(job, status="QUEUED", runs=job.runs - 1, due_at=due_at))
+        if job is None:
+            return
+        job = replace(job, status="QUEUED", runs=job.runs - 1, deferred=job.deferred + 1)
+        self._put(replace(job, due_at=now + pause_s(job.deferred, DEFER_S, MOST_DEFER_S)))
 
     def cancel(self, job_id: str, now: float) -> Job:
         """Cancel a job that has not ended; ConflictError for one that has, in another way."""

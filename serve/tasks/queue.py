@@ -64,12 +64,14 @@ MOST_PROBLEMS = 20  # of a call that are told one by one
 OPEN_TIMEOUT_S = 20.0  # that a request waits for the store
 CALLBACKS_AT_ONCE = 8
 RETRY_AFTER = {"retry-after": "1"}
+HIDDEN = frozenset(
+    {"number", "size", "key", "digest", "due_at", "callback_at", "cut", "deferred", "failures"}
+)
 
 
 def tell(job: Job) -> dict[str, Any]:
     """Return what clients and callbacks see of a job."""
-    hidden = {"number", "size", "key", "digest", "due_at", "callback_at", "cut", "failures"}
-    told = {name: value for name, value in asdict(job).items() if name not in hidden}
+    told = {name: value for name, value in asdict(job).items() if name not in HIDDEN}
     return {**told, "callback": origin_of(job.callback)}
 
 
@@ -99,7 +101,6 @@ class TaskQueue:
         self._log = JobLog(MemoryStore if is_local else location.open)
         self._jobs = Jobs(known.config)
         self._calls: dict[str, DeploymentResponse] = {}
-        self._deferred: dict[str, int] = {}  # how often in a row no replica could take a job
         self._tasks_under_way: set[asyncio.Task[None]] = set()
         self._failure = ""  # of the opening
         self._woken = asyncio.Event()
@@ -372,7 +373,7 @@ class TaskQueue:
     async def _run(self, job: Job) -> None:
         """Run a job once, and note what came of it."""
         ended: Callable[[], object] = partial(self._jobs.failed, job.id, "")
-        result, was_deferred = None, False
+        result = None
         try:
             await self._saved()  # that it runs: else a job that kills its host would run for ever
             call = await self._log.get(CALL + job.id)
@@ -387,9 +388,7 @@ class TaskQueue:
             else:
                 ended = partial(self._jobs.succeeded, job.id, len(result))
         except (BackPressureError, DeploymentUnavailableError, StateNotSavedError, StoreError):
-            was_deferred = True
-            tries = self._deferred[job.id] = self._deferred.get(job.id, 0) + 1
-            ended = partial(self._jobs.defer, job.id, tries)
+            ended = partial(self._jobs.defer, job.id)
         except RequestCancelledError as error:  # by cancel_task, or by the handler's own calls
             ended = partial(self._jobs.failed, job.id, f"cancelled: {error}")
         except Exception as error:  # whatever the handler raises
@@ -398,8 +397,6 @@ class TaskQueue:
             self._calls.pop(job.id, None)
         if ended(now=time.time()) and result is not None:
             self._log.change({RESULT + job.id: result})
-        if not was_deferred:
-            self._deferred.pop(job.id, None)
         self._change()
 
     async def _call_back(self, job: Job) -> None:

@@ -67,9 +67,23 @@ def test_a_job_that_no_replica_could_take_has_not_failed() -> None:
     jobs = queue("a", max_retries=0)
     for tries in range(1, 50):
         jobs.begin(1000.0 * tries)
-        jobs.defer("a", tries, 1000.0 * tries)
+        jobs.defer("a", 1000.0 * tries)
     assert jobs.get("a").status == "QUEUED"
     assert jobs.get("a").due_at == 49_005
+
+
+def test_the_pauses_of_a_job_that_no_replica_takes_begin_anew_once_it_has_run() -> None:
+    def pause_s(now: float) -> float:
+        jobs.begin(now)
+        jobs.defer("a", now)
+        return jobs.get("a").due_at - now
+
+    jobs = queue("a", max_retries=5)
+    pauses = [pause_s(now) for now in (0, 1000, 2000)]
+    assert pauses[0] < pauses[1] < pauses[2]
+    jobs.begin(3000)
+    jobs.failed("a", "boom", 3000)
+    assert pause_s(4000) == pytest.approx(pauses[0])
 
 
 def test_what_was_cut_short_by_the_end_of_the_queue_runs_again_but_not_for_ever() -> None:
@@ -122,7 +136,7 @@ def test_a_job_that_has_ended_does_not_change() -> None:
     cancelled = jobs.get("a")
     assert jobs.succeeded("a", 5, 2) is False
     jobs.failed("a", "late", 2)
-    jobs.defer("a", 1, 2)
+    jobs.defer("a", 2)
     assert jobs.get("a") == jobs.cancel("a", 3) == cancelled
     jobs = queue("a")
     jobs.begin(0)
@@ -208,7 +222,7 @@ class World:
         elif step == "fail":
             self.jobs.failed(name, "no", self.now)
         elif step == "defer":
-            self.jobs.defer(name, 1, self.now)
+            self.jobs.defer(name, self.now)
         elif step == "cancel" and self.known(name, *ENDED):
             self.jobs.cancel(name, self.now)
         elif step == "save":
