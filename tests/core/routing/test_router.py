@@ -146,6 +146,17 @@ def test_a_query_that_would_wait_for_most_of_its_time_is_turned_away_at_once() -
     )
 
 
+def test_twice_the_slots_are_expected_to_halve_the_wait() -> None:
+    made = router(backend("r1", limit=1))
+    (number,) = numbers(submit(made, *range(1, 12)))
+    made.answered("r1", [(number, 200)], 1.0)
+    (refusal,) = only(Refuse, submit(made, 21, now=1.0, timeout_s=5.0))
+    assert refusal.retry_after_s == 9.0
+    made.set_backend("b", backend("r1", "r2", limit=1), 1.0)
+    (refusal,) = only(Refuse, submit(made, 22, now=1.0, timeout_s=5.0))
+    assert refusal.retry_after_s == 4.0, "one more has begun, and two begin in a second"
+
+
 def test_a_query_whose_turn_comes_too_late_is_not_run() -> None:
     made = router(backend("r1", limit=1))
     (number,) = numbers(submit(made, 1))
