@@ -44,12 +44,12 @@ class Traffic:
     ongoing: int = 0
     latencies: Counter[int] = field(default_factory=Counter)  # by core.rollouts.judging's buckets
 
-    def count(self, status: int, seconds: float) -> None:
-        """Count a query that has ended."""
-        self.ended += 1
-        self.errors_4xx += 400 <= status < 500
-        self.errors_5xx += status >= 500
-        self.latencies[bucket_of(seconds)] += 1
+    def count(self, status: int, took_s: Sequence[float]) -> None:
+        """Count queries that have ended."""
+        self.ended += len(took_s)
+        self.errors_4xx += len(took_s) * (400 <= status < 500)
+        self.errors_5xx += len(took_s) * (status >= 500)
+        self.latencies.update(map(bucket_of, took_s))
 
     def add(self, more: PlainTraffic) -> None:
         """Add what another one counted."""

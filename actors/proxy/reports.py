@@ -97,8 +97,7 @@ class TrafficReports(Observer):
         traffic = self._traffic.get((endpoint, backend))
         if traffic is None:
             traffic = self._traffic[endpoint, backend] = Traffic()
-        for seconds in took_s:
-            traffic.count(status, seconds)
+        traffic.count(status, took_s)
         if self._timer is None:
             self._arm()
 

@@ -79,8 +79,7 @@ def started(seconds: float) -> None:
 def batch_begun(function: str, size: int, waits_s: Sequence[float]) -> None:
     """Count a batch or a step, and how long each of the items that join with it has waited."""
     _batch_size.observe(size, function)
-    for wait_s in waits_s:
-        _batch_wait.observe(wait_s, function)
+    _batch_wait.observe_all(waits_s, function)
 
 
 def model_loaded(seconds: float, *, ok: bool) -> None:

@@ -27,8 +27,9 @@ def test_counters_gauges_and_histograms_are_read_as_they_were_counted() -> None:
     for status in ("200", "200", "500"):
         ended.add(1, status)
     level.set(-2.5)
-    for value in (0.1, 0.5, 30):
-        seconds.observe(value)
+    seconds.observe(0.1)
+    seconds.observe_all([0.5, 30])
+    seconds.observe_all([])
     found = samples(text([({}, registry.families())]))
     assert found["ended_total", (("status", "200"),)] == 2
     assert found["level", ()] == -2.5

@@ -18,7 +18,7 @@ NOON = 1_700_000_000  # a multiple of ten
 def traffic(*outcomes: tuple[int, float], queued: int = 0, ongoing: int = 0) -> PlainTraffic:
     counted = Traffic(queued=queued, ongoing=ongoing)
     for status, seconds in outcomes:
-        counted.count(status, seconds)
+        counted.count(status, (seconds,))
     return counted.plain()
 
 

@@ -48,7 +48,7 @@ def begin(world: World, **changed: Any) -> str:
 def tally(queries: int, bad: int = 0) -> Any:
     counted = Tally()
     for number in range(queries):
-        counted.count(500 if number < bad else 200, 0.05)
+        counted.count(500 if number < bad else 200, (0.05,))
     return counted.plain()
 
 

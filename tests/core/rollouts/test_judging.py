@@ -86,7 +86,7 @@ def test_a_backend_that_breaks_a_rule_is_sent_back(new: Version) -> None:
 def tally_of(*latencies_s: float) -> Tally:
     tally = Tally()
     for latency_s in latencies_s:
-        tally.count(200, latency_s)
+        tally.count(200, (latency_s,))
     return tally
 
 
@@ -176,19 +176,19 @@ def test_a_bound_is_in_its_own_bucket_and_the_last_bucket_has_the_rest() -> None
 @pytest.mark.parametrize(("status", "bad"), HTTP.items())
 def test_bad_are_server_errors_and_time_limits(status: int, bad: int) -> None:
     tally = Tally()
-    tally.count(status, 0.01)
+    tally.count(status, (0.01,))
     assert (tally.queries, tally.errors) == (1, bad)
 
 
 def test_what_the_client_cancelled_is_no_query() -> None:
     tally = Tally()
-    tally.count(499, 0.01)
+    tally.count(499, (0.01,))
     assert tally == Tally()
 
 
 def test_overdue_queries_are_slow_but_not_bad() -> None:
     tally = Tally(overdue=3)
-    tally.count(200, 0.01)
+    tally.count(200, (0.01,))
     assert tally.slow(bucket_of(0.01)) == 3
     assert tally.slow(bucket_of(OVERDUE_S * 1.5)) == 0, "it is not known that they take so long"
     assert tally.timed() == 4

@@ -53,7 +53,7 @@ def world() -> World:
 def tally(queries: int, bad: int = 0, seconds: float = 0.01) -> Any:
     counted = Tally()
     for number in range(queries):
-        counted.count(500 if number < bad else 200, seconds)
+        counted.count(500 if number < bad else 200, (seconds,))
     return counted.plain()
 
 
