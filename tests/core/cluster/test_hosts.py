@@ -103,6 +103,13 @@ def test_replicas_are_spread_over_hosts_and_stay_where_they_are(three: Hosts) ->
     assert three.spread() == three.routed() == {"": 2, "x": 2, "y": 2}
 
 
+def test_those_that_are_too_many_go_where_most_are(three: Hosts) -> None:
+    three.complete(deploy(5))
+    assert sorted(three.spread().values()) == [1, 2, 2]
+    three.complete(deploy(2))
+    assert sorted(three.spread().values()) == [1, 1]
+
+
 def test_a_host_that_joins_takes_what_waits() -> None:
     world = Hosts()
     world.request(deploy(6, num_cpus=1))

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from greenroom.core.cluster import status
+from greenroom.core.lifecycle.replicas import RestartReason
 from tests.core import requests as ask
 from tests.core.worlds import BROKEN, REFUSED, Process, Spec, World
 
@@ -105,6 +106,7 @@ def test_a_version_that_starts_and_then_dies_goes_back_too() -> None:
 
 def test_a_version_that_fails_its_health_checks_goes_back() -> None:
     world = world_with(1)
+    began_at = world.now
     goal = world.request(ask.version(b"two", num_replicas=2, health_check_period_s=1))
     while world.goal_state(goal) == "pending":
         for process in world.processes.values():
@@ -117,9 +119,21 @@ def test_a_version_that_fails_its_health_checks_goes_back() -> None:
         for process in [p for p in world.processes.values() if p.state == "draining"]:
             world.die(process.tag)
         world.wait(0.5)
+    assert world.now - began_at < 10, "nor does it wait between one bad replica and the next"
     world.settle()
     assert "failed 3 health checks" in world.cluster.state.goal(goal).error
     assert [process.code for process in world.running(D)] == [b"one"]
+
+
+def test_replicas_that_wear_out_amid_an_update_are_replaced_by_that_alone() -> None:
+    world = world_with(3)
+    world.request(ask.version(b"two", num_replicas=3))
+    for process in world.running(D):
+        process.worn = f"{RestartReason.MAX_AGE}: it has run for 3 s"
+        world.report(process)
+    world.settle()
+    assert [process.code for process in world.running(D)] == [b"two"] * 3
+    assert "restarts" not in status.backend_status(world.cluster, world.cluster.backends[D])
 
 
 def test_an_old_replica_that_dies_during_an_update_is_replaced_by_an_old_one() -> None:
