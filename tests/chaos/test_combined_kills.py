@@ -92,7 +92,13 @@ def kill_roles(running: RunningSystem, roles: tuple[str, ...]) -> None:
     kill(*(pid for role, pid in running.pids() if role in roles))
 
 
-@pytest.mark.parametrize("roles", HEALS_BY_ITSELF.values(), ids=HEALS_BY_ITSELF.keys())
+@pytest.mark.parametrize(
+    "roles",
+    [
+        pytest.param(roles, id=name, marks=() if name == "all actors" else pytest.mark.slow)
+        for name, roles in HEALS_BY_ITSELF.items()
+    ],
+)
 def test_a_system_heals_by_itself_and_loses_no_response(
     running: RunningSystem, before: dict[str, int], roles: tuple[str, ...]
 ) -> None:
@@ -110,6 +116,7 @@ def test_a_system_heals_by_itself_and_loses_no_response(
     assert_nothing_leaked(running, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("roles", NEEDS_A_START.values(), ids=NEEDS_A_START.keys())
 def test_a_system_without_its_host_process_is_healed_by_a_start(
     running: RunningSystem, before: dict[str, int], roles: tuple[str, ...]
@@ -122,6 +129,7 @@ def test_a_system_without_its_host_process_is_healed_by_a_start(
     assert_nothing_leaked(running, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("others", [("http master",), ("proxy",), ("proxy", "controller")])
 def test_requests_are_served_without_the_host_process_too(
     running: RunningSystem, before: dict[str, int], others: tuple[str, ...]
@@ -154,6 +162,7 @@ def roles_of(running: RunningSystem) -> set[str]:
     return {role for role, _ in running.pids()}
 
 
+@pytest.mark.slow
 def test_stop_ends_a_system_whose_records_are_gone(running: RunningSystem) -> None:
     kill_roles(running, ("replica",))
     remove = ["rm", "-rf", str(running.settings.run_dir)]  # where records come and go meanwhile
@@ -168,6 +177,7 @@ def test_stop_ends_a_system_whose_records_are_gone(running: RunningSystem) -> No
     assert not records_of(running.settings).found()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.02, 0.04, 0.06])
 def test_replicas_that_were_being_made_when_the_admin_died_are_not_left_behind(
     running: RunningSystem, before: dict[str, int], delay_s: float
@@ -181,6 +191,7 @@ def test_replicas_that_were_being_made_when_the_admin_died_are_not_left_behind(
     wait_until(lambda: len(records.found()) == len(SETTLED_ROLES), 5, "none but those on record")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("roles", NEEDS_A_START.values(), ids=NEEDS_A_START.keys())
 def test_a_system_without_its_host_process_is_stopped_by_a_stop(
     running: RunningSystem, roles: tuple[str, ...]
@@ -191,6 +202,7 @@ def test_a_system_without_its_host_process_is_stopped_by_a_stop(
     assert not list(running.settings.run_dir.glob("*.json"))
 
 
+@pytest.mark.slow
 def test_deaths_while_a_system_starts_over_do_not_end_it(running: RunningSystem) -> None:
     """The host process starts over for the death of the admin, and again for each next one."""
     host = running.pid_of("host")

@@ -95,6 +95,7 @@ def test_a_killed_worker_costs_only_its_own_connections(running: RunningSystem) 
     assert len(connections) == len(set(connections))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("leak_free")
 def test_kills_at_random_every_second_cost_no_response(running: RunningSystem) -> None:
     seed = random.randrange(2**32)
@@ -130,6 +131,7 @@ def test_a_killed_host_process_costs_nothing_and_start_takes_over(running: Runni
     assert {pid for role, pid in running.pids() if role != "host"} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", BACK_WITHIN_S)
 def test_what_dies_after_a_take_over_is_restarted(running: RunningSystem, role: str) -> None:
     """The new host process is not the parent of what it took over."""

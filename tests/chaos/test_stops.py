@@ -66,7 +66,13 @@ def stop_under_load(running: RunningSystem, pids: list[int]) -> Tally:
     return tally
 
 
-@pytest.mark.parametrize("roles", BY_ITSELF.values(), ids=BY_ITSELF.keys())
+@pytest.mark.parametrize(
+    "roles",
+    [
+        pytest.param(roles, id=name, marks=() if roles == ("proxy",) else pytest.mark.slow)
+        for name, roles in BY_ITSELF.items()
+    ],
+)
 def test_what_stands_still_is_replaced_and_costs_no_response(
     running: RunningSystem, in_use: dict[str, int], roles: tuple[str, ...]
 ) -> None:
@@ -81,6 +87,7 @@ def test_what_stands_still_is_replaced_and_costs_no_response(
     assert_nothing_leaked(running, in_use)
 
 
+@pytest.mark.slow
 def test_a_host_process_that_stands_still_is_ended_and_start_takes_over(
     running: RunningSystem,
 ) -> None:
@@ -100,6 +107,7 @@ def test_a_host_process_that_stands_still_is_ended_and_start_takes_over(
     assert {pid for role, pid in running.pids() if role != "host"} == before
 
 
+@pytest.mark.slow
 def test_nothing_is_killed_where_everything_stood_still(running: RunningSystem) -> None:
     before = sorted(running.pids())
     pids = [pid for _, pid in before]
@@ -116,6 +124,7 @@ def test_nothing_is_killed_where_everything_stood_still(running: RunningSystem) 
     assert not tally.failures, tally.summary()
 
 
+@pytest.mark.slow
 def test_a_stop_that_ends_in_time_changes_nothing(running: RunningSystem) -> None:
     """A controller that stood still for less than the limit goes on where it was."""
     before = sorted(running.pids())

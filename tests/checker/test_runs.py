@@ -8,7 +8,7 @@ import pytest
 
 from tests.checker.runs import Plan, Verdict, running
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 MOST_ROUNDS = 4  # of ten seconds, within which a defect must show
 
 

@@ -17,6 +17,8 @@ from tests.support.cluster import connection
 from tests.support.database import RUNNING, SharedDatabase, shared_database
 from tests.support.postgres import PASSWORD
 
+pytestmark = pytest.mark.slow
+
 TAKEOVER_S = 5.0
 SLACK_S = 4.0
 

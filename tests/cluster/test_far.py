@@ -10,8 +10,8 @@ import pytest
 from tests.support import far
 from tests.support.cluster import HTTP_PORT, Cluster, cluster_of
 
-pytestmark = pytest.mark.timeout(240)  # the first one starts three hosts, and a machine with
-# other work takes its time for that
+# The first one starts three hosts, and a machine with other work takes its time for that.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 ALL = {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}
 BUSY_S = 1.0  # what a busy machine may add

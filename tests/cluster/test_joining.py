@@ -18,6 +18,8 @@ from tests.support.cluster import Cluster
 from tests.support.namespaces import run_ip
 from tests.support.systems import wait_until
 
+pytestmark = pytest.mark.slow
+
 ALL = {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}
 RELEASE = """
 from greenroom.core import formats

@@ -9,6 +9,8 @@ import pytest
 from greenroom.actors.transport.cluster_key import read_key
 from tests.support.cluster import Cluster, ClusterHost
 
+pytestmark = pytest.mark.slow
+
 ALL = {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}
 
 

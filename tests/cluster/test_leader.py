@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.cluster.conftest import WHO
 from tests.support.cluster import Cluster
+
+pytestmark = pytest.mark.slow
 
 
 def test_without_its_leader_a_cluster_serves_on_and_all_is_as_before_when_it_is_back(

@@ -63,6 +63,7 @@ def test_a_host_that_dies_is_replaced_and_the_others_fail_nothing(serving: Clust
     assert b.get("/")[0] == 200
 
 
+@pytest.mark.slow
 def test_a_host_that_is_cut_off_serves_on_and_is_reconciled_when_it_is_back(
     serving: Cluster,
 ) -> None:
@@ -81,6 +82,7 @@ def test_a_host_that_is_cut_off_serves_on_and_is_reconciled_when_it_is_back(
     )
 
 
+@pytest.mark.slow
 def test_a_cut_of_one_direction_is_a_cut_and_does_not_flap(serving: Cluster) -> None:
     a, b, c = serving.hosts
     for way in ("sent", "received"):
@@ -97,6 +99,7 @@ def test_a_cut_of_one_direction_is_a_cut_and_does_not_flap(serving: Cluster) -> 
         serving.wait_for(lambda: is_spread(a), 30, "three run, and no more")
 
 
+@pytest.mark.slow
 def test_a_host_that_is_stopped_is_replaced_and_waited_for_by_no_get(serving: Cluster) -> None:
     a, b, c = serving.hosts
     with a.load() as end_at_a, c.load() as end_at_c:
@@ -122,6 +125,7 @@ def suspect(serving: Cluster, a: ClusterHost, b: ClusterHost) -> float:
     return time.monotonic() - begun
 
 
+@pytest.mark.slow
 def test_a_suspicion_that_was_wrong_costs_nothing(serving: Cluster) -> None:
     """Where a busy machine makes it last until the host is lost indeed, it was not wrong."""
     a, b, _ = serving.hosts

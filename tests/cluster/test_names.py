@@ -16,6 +16,8 @@ from tests.support.namespaces import Host, run_ip, two_hosts
 from tests.support.systems import wait_until
 from tests.support.template import COMMAND_TIMEOUT_S
 
+pytestmark = pytest.mark.slow
+
 NAME = "leader.greenroom.test"
 WHERE = """
 from greenroom import serve

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.support.cluster import Cluster
 from tests.support.systems import wait_until
+
+pytestmark = pytest.mark.slow
 
 GPU = """
 from greenroom import serve

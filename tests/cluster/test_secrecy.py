@@ -6,7 +6,8 @@ import pytest
 
 from tests.support.cluster import Cluster, ClusterHost, listening
 
-pytestmark = pytest.mark.timeout(240)  # each starts three hosts; see test_far.py
+# Each starts three hosts; see test_far.py.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 MODULE = """
 import knownmodule

@@ -15,6 +15,8 @@ from tests.cluster.conftest import WHO
 from tests.support.cluster import Cluster, ClusterHost, cluster_of
 from tests.support.systems import wait_until
 
+pytestmark = pytest.mark.slow
+
 TAKEOVER_S = 5.0  # the promise
 SLACK_S = 4.0  # what finding the new one, asking for the status, and a busy machine may add
 STOPPED_S = 8.0  # more than twice the lease

@@ -14,6 +14,8 @@ from tests.cluster.conftest import WHO
 from tests.support.cluster import Cluster, cluster_of, connection, read_status
 from tests.support.systems import wait_until
 
+pytestmark = pytest.mark.slow
+
 ALL = {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}
 HEARD = b"default#Who"  # in all that is said of the application
 

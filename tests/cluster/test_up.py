@@ -20,7 +20,7 @@ from tests.support.machines import Machines
 from tests.support.systems import listens
 
 # The first one brings five machines up, and a machine with other work has to do that too.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 APP = """
 from greenroom import serve
 

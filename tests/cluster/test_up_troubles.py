@@ -15,7 +15,7 @@ from tests.support import releases, wheels
 from tests.support.cluster import HTTP_PORT, cluster_of
 from tests.support.machines import Machines
 
-pytestmark = pytest.mark.timeout(400)  # as in test_up.py
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # as in test_up.py
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from tests.support import releases
 from tests.support.cluster import Cluster, ClusterHost
 from tests.support.programs import cannot_run
 
+pytestmark = pytest.mark.slow
+
 ALL = {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}
 APP = """
 from greenroom import serve

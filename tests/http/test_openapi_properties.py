@@ -23,7 +23,8 @@ from tests.http.conftest import Answer
 from tests.http.test_admin_api import Api
 
 # Requests are made up without tokens, and sent with one and without.
-SCHEMA = schemathesis.openapi.from_dict({**openapi(), "security": []})
+DOCUMENT = openapi()
+SCHEMA = schemathesis.openapi.from_dict({**DOCUMENT, "security": []})
 REQUESTS = {each.label: each for each in (found.ok() for found in SCHEMA.get_all_operations())}
 CHECKS = [
     not_a_server_error,
@@ -50,7 +51,7 @@ def has_fields(request: Any) -> bool:
 
 def _names_fields(schema: dict[str, Any]) -> bool:
     while "$ref" in schema:
-        schema = openapi()["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+        schema = DOCUMENT["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
     return bool(schema.get("properties")) or schema.get("additionalProperties") is not False
 
 
@@ -130,7 +131,7 @@ def test_answers_are_those_of_the_document(api: Api, label: str, mode: Generatio
 
 
 def test_the_roles_of_the_document_are_enforced(api: Api) -> None:
-    paths = openapi()["paths"]
+    paths = DOCUMENT["paths"]
     for path, methods in paths.items():
         for method, operation in methods.items():
             (role,) = operation["tags"]
