@@ -329,7 +329,7 @@ class Supervisor:
     def _send_to(self, address: m.Address, tag: str, message: m.Message) -> None:
         failed = partial(self._unreachable, tag, address)
         if isinstance(message, cm.StartReplica):
-            self._starts.send(tag, address, message, failed)
+            self._starts.send(address, message, failed)
         else:
             self._loop.send(address, message, on_failed=failed)
 

@@ -366,20 +366,20 @@ class Repeats:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._under_way: set[tuple[str, str]] = set()
+        self._under_way: set[str] = set()  # targets
 
-    def send(self, name: str, target: Address, message: Any, on_failed: Callback = nothing) -> None:
-        """Send ``message`` unless the last of that name has yet to arrive at ``target``."""
-        way = (name, str(target))
-        if way in self._under_way:
+    def send(self, target: Address, message: Any, on_failed: Callback = nothing) -> None:
+        """Send ``message`` unless the last one has yet to arrive at ``target``."""
+        name = str(target)
+        if name in self._under_way:
             return
-        self._under_way.add(way)
+        self._under_way.add(name)
 
         def failed() -> None:
-            self._under_way.discard(way)
+            self._under_way.discard(name)
             on_failed()
 
-        self._loop.send(target, message, lambda: self._under_way.discard(way), failed)
+        self._loop.send(target, message, lambda: self._under_way.discard(name), failed)
 
 
 class Outbox:

@@ -83,7 +83,6 @@ class Port:
         self._handlers: dict[type, Callable[[Any, Address], None]] = {}
         self._instances = itertools.count(1)
         self._asked: dict[Any, list[_Question]] = {}  # by the id that the answer has
-        self._repeats = Repeats(self.loop)
 
     def on(self, message_class: type, handler: Callable[[Any, Address], None]) -> None:
         """Have ``handler(message, sender)`` called for this class."""
@@ -132,13 +131,13 @@ class Port:
     ) -> Any:
         """Return the answer to a request, or None where it is late.
 
-        ``target`` is one process, which is asked once; where it cannot be reached that is the end.
-        Or it returns the process to ask by now, None for none, and the request is sent again until
-        it is answered. An answer that is not ``is_final`` is ignored. Of requests with one id all
-        get the answer.
+        The request is sent again until it is answered. ``target`` is one process; where that cannot
+        be reached the answer is None. Or it returns the process to ask by now, None for none. An
+        answer that is not ``is_final`` is ignored. Of requests with one id all get the answer.
         """
         asked, loop = _id_of(request), self.loop
         answer: asyncio.Future[Any] = loop.asyncio.create_future()
+        repeats = Repeats(loop)
 
         timers: dict[str, Timer] = {}
         if timeout_s is not None:
@@ -148,16 +147,15 @@ class Port:
             if "repeat" in timers:
                 timers["repeat"].cancel()
             timers["repeat"] = loop.call_later(REPEAT_S, send)
-            if (address := target()) is not None:
-                self._repeats.send(str(asked), address, request)
+            address = target() if callable(target) else target
+            if address is not None:
+                repeats.send(address, request, unreachable)
 
+        unreachable = nothing if callable(target) else lambda: resolve(answer, None)
         question = _Question(answer, is_final, send if callable(target) else nothing)
         self._asked.setdefault(asked, []).append(question)
         try:
-            if callable(target):
-                send()
-            else:
-                loop.send(target, request, on_failed=lambda: resolve(answer, None))
+            send()
             return await answer
         finally:
             for timer in timers.values():
@@ -338,6 +336,7 @@ class Finder:
         self._on_lost = on_lost
         self._own_gates = gates
         self._attempt = 0
+        self._under_way: set[tuple[str, str]] = set()  # searches, and where
         self._stopped = False
         self._unwatch: Callback = nothing
         self._retry: Callback = nothing  # cancels the next attempt
@@ -350,12 +349,27 @@ class Finder:
             return
         gates = self._gates
         gate = gates[self._attempt % len(gates)]
-        self._port.loop.start(self._find_at(gate))
+        self._begin(self._find_at, gate)
         if self._attempt and self._names == CONTROLLER:  # an admin may be slow to refuse
-            self._port.loop.start(self._ask_proxy(gate))
+            self._begin(self._ask_proxy, gate)
         self._attempt += 1
         self._retry()
         self._retry = self._port.loop.call_later(FIND_RETRY_S, self.start).cancel
+
+    def _begin(self, search: Callable[[Address], Coroutine[Any, Any, None]], at: Address) -> None:
+        """Begin a search, unless that is under way: for an answer it may wait ``BUSY_S``."""
+        name = (search.__name__, str(at))
+        if name in self._under_way:
+            return
+        self._under_way.add(name)
+
+        async def run() -> None:
+            try:
+                await search(at)
+            finally:
+                self._under_way.discard(name)
+
+        self._port.loop.start(run())
 
     @property
     def _gates(self) -> Sequence[Address]:
@@ -373,14 +387,14 @@ class Finder:
     def doubt(self) -> None:
         """Look whether any proxy obeys a later controller than the one that was found."""
         for gate in self._gates:
-            self._port.loop.start(self._ask_proxy(gate))
+            self._begin(self._ask_proxy, gate)
 
     async def _find_at(self, gate: Address) -> None:
         address = await self._port.locate(*self._names, gate)
         if address is not None:
-            await self._identify(address)
+            self._begin(self._identify, address)
         elif self._names == CONTROLLER:
-            await self._ask_proxy(gate)
+            self._begin(self._ask_proxy, gate)
 
     async def _ask_proxy(self, gate: Address) -> None:
         proxy = await self._port.locate(*PROXY, gate)
@@ -388,7 +402,7 @@ class Finder:
         if known is not None:
             address, process, epoch = known
             if self._is_later(process, epoch):
-                await self._identify(address)  # the proxy may know only of an earlier epoch
+                self._begin(self._identify, address)  # which may be of a later epoch by now
 
     async def _identify(self, address: Address) -> None:
         identified = await self._port.identify(address)

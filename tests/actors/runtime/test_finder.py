@@ -169,6 +169,34 @@ def test_a_host_that_joined_by_one_leader_asks_those_too_that_it_was_told_of(
     assert any("10.0.0.1" in each for each in system.located)
 
 
+@pytest.mark.parametrize("silent", ["admin", "proxy", "controller"])
+def test_where_no_answer_comes_one_search_is_under_way_however_long_that_takes(
+    monkeypatch: pytest.MonkeyPatch, loop: asyncio.AbstractEventLoop, silent: str
+) -> None:
+    class Silent(System):
+        def send(self, target: Any, message: Any, on_sent: Any, on_failed: Any) -> None:
+            kinds = {PendingActor: "admin", AskProxy: "proxy", Identify: "controller"}
+            if kinds[type(message)] != silent:
+                return super().send(target, message, on_sent, on_failed)
+            self.asked.append(getattr(message, "request_id", None) or message.instanceNum)
+            return (on_sent or nothing)()
+
+    monkeypatch.setattr(port_module, "FIND_RETRY_S", 0.001)
+    system = Silent(loop)
+    system.known = ("at", OLD, 2)
+    finder, found = finder_of(system)
+
+    async def is_repeated() -> None:
+        while len(system.asked) < 20:
+            finder.doubt()
+            await asyncio.sleep(0.001)
+
+    loop.run_until_complete(asyncio.wait_for(is_repeated(), 20))
+    finder.stop()
+    searches = 2 if silent == "admin" else 1  # for the controller, and for the proxy that knows it
+    assert (len(set(system.asked)), found) == (searches, [])
+
+
 def request(system: System, timeout_s: float, successor: Any = None) -> am.RequestReply:
     """Ask the controller that is found; its successor is there once it was."""
 

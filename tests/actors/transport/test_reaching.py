@@ -126,7 +126,7 @@ def test_a_question_is_repeated_until_it_is_answered_or_late_and_then_forgotten(
     loop.close()
 
 
-def test_a_question_to_one_process_is_asked_once_and_ends_where_it_cannot_be_delivered(
+def test_a_question_to_one_process_is_not_repeated_on_its_way_and_ends_where_it_cannot_arrive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loop = asyncio.new_event_loop()
