@@ -230,7 +230,7 @@ def failed_reply(answer: FailedAnswer, request: Request) -> Reply:
     """Turn a failure into its row of the HTTP table."""
     error = ERRORS_BY_KIND.get(answer.kind, GreenroomError)
     text = answer.text
-    extra: Headers = []
+    extra: Headers = [*answer.headers]
     if issubclass(error, RouteNotFoundError):
         text = f"Path '{request.full_path}' not found. Ping /-/routes for available routes."
     elif issubclass(error, MethodNotAllowedError):

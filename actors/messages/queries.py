@@ -191,6 +191,7 @@ class FailedAnswer(NamedTuple):
     allowed: tuple[str, ...] = ()  # for MethodNotAllowedError
     exception: bytes | None = None
     traceback: str = ""
+    headers: tuple[tuple[bytes, bytes], ...] = ()  # that its replica gives each answer over HTTP
 
 
 @travels

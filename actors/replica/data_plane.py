@@ -158,7 +158,7 @@ class Run(Reply):
         """Answer it; a second answer is dropped."""
         if not self.status:
             self.status = status_of(answer)
-            if self.extra_headers and isinstance(answer, HttpAnswer):
+            if self.extra_headers and isinstance(answer, HttpAnswer | FailedAnswer):
                 answer = answer._replace(headers=(*answer.headers, *self.extra_headers))
             self.queries.answered(self, answer)
 

@@ -224,5 +224,5 @@ def test_served_by_header_names_the_replica_of_each_answer(
     deployed(plain.options(served_by_header=True).bind(""))
     (replica,) = running.status()["backends"][f"{name}#Answers"]["replicas"]
     wait_until(lambda: served_by("text") == replica["tag"], 5, "the replica has the setting")
-    assert served_by("parts") == served_by("response") == replica["tag"]
-    assert served_by("no_such_answer") is None, "of an exception"
+    for kind in ("parts", "response", "no_such_answer"):  # the last is an exception
+        assert served_by(kind) == replica["tag"]
