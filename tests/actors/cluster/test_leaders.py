@@ -10,6 +10,8 @@ from greenroom.actors.transport.cluster_key import ensure_key
 from greenroom.core.errors import StartError
 from tests.support.systems import RunningSystem, free_port
 
+pytestmark = pytest.mark.slow
+
 ONE, TWO = "127.0.0.8", "127.0.0.9"
 
 

@@ -9,6 +9,8 @@ import signal
 import time
 from typing import Any
 
+import pytest
+
 from greenroom import serve
 from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, alive, wait_until
@@ -44,6 +46,7 @@ def running_now(running: RunningSystem) -> int:
     return len(running.replica_pids())
 
 
+@pytest.mark.slow
 def test_up_down_to_zero_and_from_zero_without_a_failed_request(own_system: RunningSystem) -> None:
     own_system.deploy(Sleeper.bind())
     assert running_now(own_system) == 0
@@ -77,6 +80,7 @@ def test_up_down_to_zero_and_from_zero_without_a_failed_request(own_system: Runn
     assert own_system.greenroom("status").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_policy_of_ones_own_decides_and_may_fail_without_harm(own_system: RunningSystem) -> None:
     def by_queries(context: Any) -> Any:
         if context.total_num_requests > 50:

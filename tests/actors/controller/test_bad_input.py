@@ -303,6 +303,7 @@ time.sleep(100)
 """
 
 
+@pytest.mark.slow
 def test_a_system_starts_and_is_found_where_another_user_has_taken_its_names(
     tmp_path: Path,
 ) -> None:
@@ -384,6 +385,7 @@ def as_nobody(action: Callable[[], Any]) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_damaged_files_are_repaired_at_the_start_and_nothing_is_lost(tmp_path: Path) -> None:
     running = RunningSystem(tmp_path / "state")
     running.start()
@@ -406,6 +408,7 @@ def test_damaged_files_are_repaired_at_the_start_and_nothing_is_lost(tmp_path: P
         running.stop()
 
 
+@pytest.mark.slow
 def test_a_middleware_that_cannot_be_imported_is_an_error_of_the_start(tmp_path: Path) -> None:
     middlewares = {"GREENROOM_HTTP_MIDDLEWARES": "nowhere.to_be:Found"}
     running = RunningSystem(tmp_path / "state", **middlewares)

@@ -13,6 +13,8 @@ from greenroom import serve
 from tests.persistence.disks import damage_value, places_in
 from tests.support.systems import RunningSystem, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 def application(text: str) -> serve.Application:
     return serve.deployment(lambda: text, name="D").bind()

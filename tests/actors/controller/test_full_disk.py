@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.programs import cannot_run
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 IN_A_NAMESPACE = ["unshare", "--mount", "sh", "-ec"]

@@ -77,6 +77,7 @@ def test_a_start_with_other_settings_than_those_that_run_fails_and_says_which(
     assert told in other.stderr
 
 
+@pytest.mark.slow
 def test_of_concurrent_starts_one_starts_and_all_return_when_it_answers(tmp_path: Path) -> None:
     running = RunningSystem(tmp_path / "state")
     started, statuses, errors = [], [], []
@@ -282,6 +283,7 @@ def test_a_folder_with_only_the_users_file_is_served_within_seconds(tmp_path: Pa
     )
 
 
+@pytest.mark.slow
 def test_the_next_start_may_be_on_other_ports(tmp_path: Path) -> None:
     with running_system(tmp_path / "state") as first:
         deploy(first, Counting.bind(7))
@@ -323,6 +325,7 @@ def test_that_nothing_runs_is_said_at_once(tmp_path: Path) -> None:
     assert time.monotonic() - begun < 3
 
 
+@pytest.mark.slow
 def test_a_drained_host_takes_no_replicas_over_a_restart_until_it_is_undrained(
     own_system: RunningSystem,
 ) -> None:
@@ -343,6 +346,7 @@ def test_a_drained_host_takes_no_replicas_over_a_restart_until_it_is_undrained(
         client.wait_for_goal(goal, 20)
 
 
+@pytest.mark.slow
 def test_a_stop_resets_no_connection_that_was_made(tmp_path: Path) -> None:
     """Whose POST was reset cannot know whether it ran; who is refused, or answered, can."""
     outcomes: list[list[str]] = [[] for _ in range(8)]

@@ -89,6 +89,7 @@ def test_a_change_of_an_endpoint_waits_for_the_slowest_proxy(
         assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_a_proxy_that_is_silent_is_named_as_the_reason_after_a_while(
     own_system: RunningSystem, second_proxy: ProxyByHand
 ) -> None:

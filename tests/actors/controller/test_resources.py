@@ -61,6 +61,7 @@ def test_a_deployment_without_room_waits_and_status_says_for_what(small: Running
     assert small.greenroom("status").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_deploy_command_tells_what_it_waits_for(small: RunningSystem, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from greenroom import serve\n"

@@ -105,6 +105,7 @@ def test_a_good_version_gets_all_traffic_and_a_bad_one_none(
     assert changes[-1].startswith(f"rollout of endpoint {shop!r} to {new!r}: promoted")
 
 
+@pytest.mark.slow
 def test_the_command_line_begins_shows_and_ends_it(
     running: RunningSystem, client: serve.Client, shop: str
 ) -> None:
@@ -132,6 +133,7 @@ def test_the_command_line_begins_shows_and_ends_it(
         assert running.greenroom("rollout", shop, *bad).returncode == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["controller", "proxy"])
 def test_a_rollout_outlives_what_is_killed(own_system: RunningSystem, role: str) -> None:
     client = serve.Client(own_system.connection, own_system.settings)
@@ -185,6 +187,7 @@ def answer_of(version: str) -> str:
     return f'["{version}","{version}"]'
 
 
+@pytest.mark.slow
 def test_a_composed_application_is_new_or_old_as_a_whole_though_the_controller_dies(
     own_system: RunningSystem,
 ) -> None:

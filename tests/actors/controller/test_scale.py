@@ -6,11 +6,15 @@ import statistics
 import time
 from pathlib import Path
 
+import pytest
+
 from greenroom import serve
 from greenroom.core.operations import DeployApplications
 from greenroom.serve.admin.session import wait_for_goal
 from greenroom.serve.build import build
 from tests.support.systems import alive, running_system
+
+pytestmark = pytest.mark.slow
 
 DEPLOYMENTS = 50
 STATUS_LIMIT_S = 0.2  # what is asked, of a machine that does nothing else

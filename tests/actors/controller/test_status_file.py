@@ -126,6 +126,7 @@ def test_a_file_that_cannot_be_written_is_logged_once_and_tried_again(
     assert loop.due() == []
 
 
+@pytest.mark.slow
 def test_the_file_follows_what_runs_and_goes_when_the_system_stops(
     own_system: RunningSystem,
 ) -> None:
@@ -166,6 +167,7 @@ def test_the_file_follows_what_runs_and_goes_when_the_system_stops(
     own_system.start()
 
 
+@pytest.mark.slow
 def test_a_shutdown_finishes_queries_ends_everything_and_returns_its_goals(
     own_system: RunningSystem, tmp_path: Path
 ) -> None:

@@ -334,6 +334,7 @@ app = Flaky.bind()
 """
 
 
+@pytest.mark.slow
 def test_plan_history_and_undo_by_the_command_line(
     own_system: RunningSystem, tmp_path: Path
 ) -> None:

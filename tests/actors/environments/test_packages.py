@@ -26,6 +26,8 @@ from tests.support.another_user import NOBODY
 from tests.support.systems import RunningSystem, alive, running_system, wait_until
 from tests.support.wheels import write_wheel
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -30,6 +30,7 @@ class Broken:
         return "never"
 
 
+@pytest.mark.slow
 def test_every_event_is_one_object_on_the_standard_output(tmp_path: Path) -> None:
     running = RunningSystem(tmp_path / "state", GREENROOM_LOG_FORMAT="json")
     printed = tmp_path / "printed"

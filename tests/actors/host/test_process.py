@@ -86,6 +86,7 @@ def test_folders_that_nobody_needs_are_removed_on_a_thread(
     assert on[0] is not threading.current_thread()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_start_whose_starter_ends_comes_up_whole(tmp_path: Path, number: int) -> None:
     running = RunningSystem(tmp_path / "state")

@@ -120,6 +120,7 @@ def refuse_deletion(page: Browser) -> None:
     page.click("#confirm-no")
 
 
+@pytest.mark.slow
 def test_by_file_by_api_and_by_page_it_is_the_same(
     system: RunningSystem, token: str, code: Path, tmp_path: Path
 ) -> None:

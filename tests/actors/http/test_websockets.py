@@ -432,6 +432,7 @@ def test_a_replica_that_drains_closes_with_1012_at_once_and_its_code_hears_it(
     noted("1012 the replica stops")
 
 
+@pytest.mark.slow
 def test_a_stop_of_the_system_closes_with_1012(tmp_path: Path) -> None:
     with running_system(tmp_path / "state") as own:
         own.deploy(Talk.bind(str(tmp_path)))
@@ -460,6 +461,7 @@ def test_a_killed_replica_closes_with_1011(
     run(converse())
 
 
+@pytest.mark.slow
 def test_it_outlives_the_proxy_and_all_ends_are_noticed_all_the_same(
     tmp_path: Path, noted: Callable[..., Any]
 ) -> None:

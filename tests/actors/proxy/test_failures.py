@@ -80,6 +80,7 @@ def test_what_fails_everywhere_is_run_twice_and_its_first_answer_is_the_clients(
     assert (large[0], len(large[1])) == (500, 600_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [400, 404, 503, 504])
 def test_what_says_nothing_of_the_replica_is_not_tried_again(
     running: RunningSystem, fragile: Any, name: str, status: int, tmp_path: Path

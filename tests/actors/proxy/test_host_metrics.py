@@ -244,6 +244,7 @@ def ask(running: RunningSystem, tmp_path: Path) -> Iterator[Ask]:
         process.wait(20)
 
 
+@pytest.mark.slow
 def test_prometheus_takes_all_and_computes_rates_and_percentiles(
     running: RunningSystem, name: str, route: str, ask: Ask
 ) -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 from greenroom import serve
 from tests.support.metrics import scraped, total
 from tests.support.systems import RunningSystem, wait_until
+
+pytestmark = pytest.mark.slow
 
 
 class Hole:

@@ -67,6 +67,7 @@ def asked(
     return response.status, response.headers
 
 
+@pytest.mark.slow
 def test_who_is_turned_away_hears_when_what_waits_will_be_gone(
     running: RunningSystem,
     client: serve.Client,

@@ -167,6 +167,7 @@ def until(system: RunningSystem, outcome: str, send: Callable[[], Any]) -> None:
     wait_until(is_there, 20, f"a query was {outcome}")
 
 
+@pytest.mark.slow
 def test_equal_prefixes_meet_one_replica_by_http_and_by_handle_also_after_deaths(
     system: RunningSystem,
 ) -> None:
@@ -194,6 +195,7 @@ def test_equal_prefixes_meet_one_replica_by_http_and_by_handle_also_after_deaths
     assert not alive(router)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("router", "outcome", "settings"),
     [
@@ -212,6 +214,7 @@ def test_whatever_it_does_queries_are_answered(
     until(system, outcome, lambda: ask(system, "x"))
 
 
+@pytest.mark.slow
 def test_one_that_blocks_is_killed_and_started_again(system: RunningSystem) -> None:
     deploy(system, Blocking)
     until(system, "late", lambda: ask(system, "x"))

@@ -195,6 +195,7 @@ def test_a_count_that_is_torn_begins_anew(tmp_path: Path) -> None:
     assert CrashLoop(tmp_path, "failing").failed(1.0) == 0.0
 
 
+@pytest.mark.slow
 def test_actors_that_fail_are_replaced_and_no_request_is_lost(own_system: RunningSystem) -> None:
     deploy(own_system, serve.deployment(Hello).bind(), "hello")
     hand = Hand(own_system.settings.admin_port)

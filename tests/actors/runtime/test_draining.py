@@ -108,6 +108,7 @@ def stopped_with_a_call(tmp_path: Path, *, takes_s: float, limit_s: float) -> tu
     return took_s, *answers
 
 
+@pytest.mark.slow
 def test_a_stop_waits_as_long_for_a_call_as_its_deployment_says(tmp_path: Path) -> None:
     assert stopped_with_a_call(tmp_path, takes_s=CALL_S, limit_s=600.0)[1] == "done"
 

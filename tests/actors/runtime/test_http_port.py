@@ -106,6 +106,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_a_worker_out_of_descriptors_says_so_once_and_lends_once_it_has_some(
     lent: socket.socket,
 ) -> None:

@@ -196,6 +196,7 @@ def test_a_log_that_another_program_renames_is_opened_again(logs_dir: Path) -> N
     assert (logs_dir / "replica-x.log").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_all_processes_of_a_host_go_on_in_new_logs_when_theirs_are_renamed(tmp_path: Path) -> None:
     running = RunningSystem(tmp_path / "state", GREENROOM_LOG_MAX_BYTES="0")
     logs_dir = running.settings.logs_dir
@@ -241,6 +242,7 @@ class Talker:
         return "said"
 
 
+@pytest.mark.slow
 def test_a_host_rotates_logs_of_the_size_that_it_is_told(tmp_path: Path) -> None:
     running = RunningSystem(
         tmp_path / "state", GREENROOM_LOG_MAX_BYTES="5000", GREENROOM_LOG_FILES="1"
