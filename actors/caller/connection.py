@@ -111,9 +111,7 @@ class Connection:
         finally:
             self._waiting.discard(waiting)
             waiting.cancel()
-        if reply.error_kind:
-            raise error_from(reply.error_kind, reply.error) from _cause(reply)
-        return reply.value
+        return result_of(reply)
 
     def _post(self, asking: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(asking, self._port.loop.asyncio)
@@ -163,11 +161,14 @@ def user_name() -> str:
         return f"uid {os.geteuid()}"
 
 
-def _cause(reply: RequestReply) -> BaseException | None:
-    if reply.exception is None:
-        return None
-    try:
-        error = cloudpickle.loads(reply.exception)
-    except Exception:  # a type of the user's that this process lacks; the text tells of it
-        return None
-    return error if isinstance(error, Exception) else None
+def result_of(reply: RequestReply) -> Any:
+    """Return the value of a reply; raise the error that it names, caused by user code's own."""
+    if not reply.error_kind:
+        return reply.value
+    cause = None
+    if reply.exception is not None:
+        # A type of the user's that this process lacks stays away; the text tells of it.
+        with contextlib.suppress(Exception):
+            cause = cloudpickle.loads(reply.exception)
+    known = cause if isinstance(cause, Exception) else None
+    raise error_from(reply.error_kind, reply.error) from known

@@ -65,14 +65,16 @@ class Process:
     stuck: bool = False  # takes no message, as after SIGSTOP; they wait in its mailbox
     mailbox: list[tuple[Effect, Any]] = field(default_factory=list)  # with their settings
     sick: bool = False  # fails its health checks
+    failure: tuple[str, bytes | None] = ("boom", b"pickled boom")  # of its constructor
     refused: bool = False  # its reconfigure raised on the newest settings
     reconfigured: list[int] = field(default_factory=list)
     stats: dict[str, float] = field(default_factory=dict)  # of record_autoscaling_stats
     worn: str = ""
 
     def report(self, check_id: int = 0) -> Report:
-        error = "boom" if self.state == "failed" or (self.sick and check_id) else ""
-        exception = b"pickled boom" if self.state == "failed" else None
+        error, exception = self.failure if self.state == "failed" else ("", None)
+        if self.sick and check_id:
+            error = "boom"
         if self.refused and not check_id:
             error, exception = "no such", b"pickled no such"
         return Report(
@@ -289,10 +291,14 @@ class World:
             if process.stuck:
                 continue
             if process.state == "starting":
-                process.state = "failed" if process.code.startswith(BROKEN) else "running"
+                process.state = "running" if self.construct(process) else "failed"
                 self.report(process)
             elif process.state == "draining":
                 self.die(process.tag)
+
+    def construct(self, process: Process) -> bool:
+        """Run the constructor of a process's code; return whether it comes up."""
+        return not process.code.startswith(BROKEN)
 
     def go_on(self, times: int, seconds: float = 0.0) -> None:
         """Deliver everything and let processes work, so often and so far apart."""

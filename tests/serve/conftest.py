@@ -1,4 +1,4 @@
-"""A system in the test's own process: a controller that deploys by unpickling and calling."""
+"""A system in the test's own process: the controller's core, and replicas that are called."""
 
 import importlib
 import itertools
@@ -9,13 +9,21 @@ from functools import partial
 
 import cloudpickle
 import pytest
+from thespian.actors import ActorAddress
 
 from greenroom.actors.caller import connection as connections
 from greenroom.actors.caller.client import QueryClient
+from greenroom.actors.caller.connection import result_of
+from greenroom.actors.controller.requests import Requests
 from greenroom.actors.host import launcher as systems
+from greenroom.actors.messages.admin import request_of
 from greenroom.actors.messages.queries import FailedAnswer, ValueAnswer, arguments_of
+from greenroom.actors.transport.addresses import ProcessAddress
 from greenroom.core import errors
+from greenroom.core.cluster import status
+from greenroom.core.operations import GetStatus, StopCluster
 from greenroom.serve.admin import session
+from tests.core.worlds import World
 
 
 class FakeQueries(QueryClient):
@@ -52,7 +60,9 @@ class FakeQueries(QueryClient):
         call = pickle.loads(query.call)
         try:
             args, kwargs = arguments_of(call)
-            method = getattr(self.controller.instances[query.endpoint], call.method)
+            endpoint = self.controller.cluster.endpoints.get(query.endpoint)
+            backend = query.endpoint if endpoint is None else next(iter(endpoint.traffic))
+            method = getattr(self.controller.instances[backend], call.method)
             return ValueAnswer(query_id, cloudpickle.dumps(method(*args, **kwargs)))
         except Exception as error:
             return FailedAnswer(
@@ -71,152 +81,63 @@ def _pickled(error):
         return None
 
 
-class FakeController:
-    """Answers requests as the controller does, as far as clients can tell."""
+class Controller(World):
+    """The controller's core, and replicas that run here; it answers as the real one does.
+
+    ``shown`` is what its status tells of hosts, or anything else in place of the core's.
+    """
 
     def __init__(self):
+        super().__init__()
         self.requests = []
-        self.instances = {}
-        self.applications = {}
-        self.filed = set()
-        self.backends = {}
-        self.endpoints = {}
-        self.failures = {}
-        self.tokens = {}
-        self.version = 0
-        self.hashes = {}
-        self.report = {"controller": {"pid": 1, "host": "a"}, "hosts": [], "goals": []}
+        self.failing = {}  # what is raised in place of an answer, by the operation's name
+        self.instances = {}  # what calls run, by backend
+        self.shown = {"controller": {"pid": 1, "host": "a"}, "hosts": []}
         self.queries = FakeQueries(self)
+        own = {GetStatus: lambda *_: self.status(), StopCluster: lambda *_: True}
+        self._asked = Requests(self.cluster, own)
 
     def of(self, kind):
         return [request for request in self.requests if type(request).__name__ == kind]
 
-    def answer(self, request):
-        self.requests.append(request)
-        return getattr(self, type(request).__name__)(request)
+    def answer(self, operation):
+        self.requests.append(operation)
+        if error := self.failing.get(type(operation).__name__):
+            raise error
+        sender = ActorAddress(ProcessAddress("127.0.0.1", 1900))
+        self._asked.take(request_of(operation, f"request {len(self.requests)}"), sender)
+        for _ in range(1000):
+            self.go_on(1, seconds=1.0)
+            for _, reply in self._asked.take_answers():
+                return result_of(reply)
+        raise AssertionError(f"{operation} is never answered: {self.describe()}")
 
-    def CreateToken(self, request):
-        self.tokens[request.name] = {
-            "name": request.name,
-            "role": request.holder_role,
-            "digest": request.digest,
-            "created_at": 0.0,
-            "expires_at": request.expires_at,
-        }
-
-    def ListTokens(self, _request):
-        return list(self.tokens.values())
-
-    def RevokeToken(self, request):
-        if self.tokens.pop(request.name, None) is None:
-            raise errors.UnknownNameError(f"no token is named {request.name!r}; there are: none")
-
-    def DeployApplications(self, request):
-        names = [spec.name for spec in request.applications]
-        goals = {spec.name: self._deploy(spec) for spec in request.applications}
-        self.filed = (self.filed - set(names)) | (set(names) if request.from_file else set())
-        for name in list(self.applications) if not request.keep_others else ():
-            if name not in names and (request.prune or name in self.filed):
-                del self.applications[name], self.hashes[name]
-                goals[name] = "goal-delete"
-        goals = {name: goal for name, goal in goals.items() if goal is not None}
-        self.version += bool(goals)
-        return {"goals": goals, "version": self.version, "changed": list(goals)}
-
-    def _deploy(self, request):
-        hashes = {spec.name: spec.code_hash for spec in request.deployments}
-        if self.hashes.get(request.name) == hashes:
-            return None
-        goal = f"goal-{len(self.requests)}-{request.name}"
-        states = {}
-        for spec in request.deployments:
-            states[spec.name] = {"status": "HEALTHY", "message": "", "target_replicas": 1}
-            states[spec.name]["replicas"] = [{"tag": "r", "pid": 7, "state": "RUNNING"}]
-            try:
-                target, args, kwargs = cloudpickle.loads(spec.code)
-                made = target(*args, **kwargs) if isinstance(target, type) else target
-            except Exception as error:
-                text = traceback.format_exc()
-                self.failures[goal] = (error, text)
-                return goal
-            self.instances[f"{request.name}#{spec.name}"] = made
-        self.hashes[request.name] = hashes
-        self.applications[request.name] = {
-            "status": "RUNNING",
-            "message": "",
-            "route_prefix": request.route_prefix,
-            "deployments": states,
-        }
-        return goal
-
-    def PlanApplications(self, request):
-        changed = [
-            {"kind": "application", "name": spec.name, "change": "added", "fields": {}}
-            for spec in request.applications
-            if spec.name not in self.applications
-        ]
-        return {"version": self.version, "changes": changed}
-
-    def ListMissing(self, request):
-        return list(request.digests)
-
-    def DeleteApplication(self, request):
-        self.hashes.pop(request.application, None)
-        found = self.applications.pop(request.application, None)
-        return "goal-delete" if found else None
-
-    def WaitForGoal(self, request):
-        if request.goal_id in self.failures:
-            error, text = self.failures[request.goal_id]
-            raise errors.DeployFailedError(text) from error
+    def construct(self, process):
+        try:
+            target, args, kwargs = cloudpickle.loads(process.code)
+            made = target(*args, **kwargs) if isinstance(target, type) else target
+        except Exception as error:
+            process.failure = traceback.format_exc(), _pickled(error)
+            return False
+        self.instances[process.tag.rpartition("#")[0]] = made
         return True
 
-    def GetStatus(self, _request):
-        return {**self.report, "applications": self.applications, "endpoints": self.endpoints}
-
-    def CreateBackend(self, request):
-        self.backends[request.tag] = request.config.model_dump()
-        return "goal-1"
-
-    def UpdateBackendConfig(self, request):
-        self.backends[request.tag] |= request.changes
-        return "goal-2"
-
-    def DeleteBackend(self, request):
-        return "goal-3" if self.backends.pop(request.tag, None) else None
-
-    def GetBackendConfig(self, request):
-        return self.backends[request.tag]
-
-    def ListBackends(self, _request):
-        return self.backends
-
-    def CreateEndpoint(self, request):
-        self.endpoints[request.name] = {
-            "route": request.route,
-            "methods": list(request.methods),
-            "traffic": {request.backend: 1.0},
-            "shadows": {},
+    def status(self):
+        return {
+            "applications": self.applications,
+            "backends": status.backends(self.cluster),
+            "endpoints": status.endpoints(self.cluster),
+            "goals": status.goals(self.cluster),
+            **self.shown,
         }
 
-    def DeleteEndpoint(self, request):
-        self.endpoints.pop(request.name, None)
-
-    def ListEndpoints(self, _request):
-        return self.endpoints
-
-    def SetTraffic(self, request):
-        self.endpoints[request.endpoint]["traffic"] = request.weights
-
-    def DeleteEverything(self, _request):
-        return ["goal-delete"]
-
-    def StopCluster(self, _request):
-        return True
+    @property
+    def applications(self):
+        return status.applications(self.cluster)
 
 
 class FakeConnection:
-    """A connection to a FakeController."""
+    """A connection to the controller of a FakeSystem."""
 
     def __init__(self, system):
         self.system = system
@@ -241,7 +162,7 @@ class FakeSystem:
 
     def __init__(self):
         self.running = False
-        self.controller = FakeController()
+        self.controller = Controller()
         self.calls = []
         self.start_error = None
         self.settings = None

@@ -271,7 +271,7 @@ def test_run_leaves_a_system_and_an_application_that_were_there(invoke, running,
 
 
 def test_run_without_blocking_leaves_it_running(invoke, system):
-    system.controller.report["hosts"] = [{"front": {"url": "http://127.0.0.1:8000"}}]
+    system.controller.shown["hosts"] = [{"front": {"url": "http://127.0.0.1:8000"}}]
     result = invoke("run", "demo:build", "size=3", "--non-blocking", "--route-prefix", "none")
     assert result.exit_code == 0, result.output
     assert "deployed 'default' without a route" in result.stdout
@@ -447,9 +447,10 @@ def healthy_host():
 
 
 def test_status_names_a_policy_that_fails_and_is_1(invoke, running):
-    running.controller.report |= {"hosts": [healthy_host()]}
+    running.controller.shown |= {"hosts": [healthy_host()]}
     invoke("deploy", "demo")
-    deployment = running.controller.applications["default"]["deployments"]["Model"]
+    shown = running.controller.shown["applications"] = running.controller.applications
+    deployment = shown["default"]["deployments"]["Model"]
     deployment["message"] = "its autoscaling policy failed, so the target stays: KeyError: 'a'"
     deployment["policy_failure"] = "KeyError: 'a'"
     result = invoke("status")
@@ -460,10 +461,10 @@ def test_status_names_a_policy_that_fails_and_is_1(invoke, running):
 
 
 def test_status_counts_the_replicas_that_were_replaced_and_is_0(invoke, running):
-    running.controller.report |= {"hosts": [healthy_host()]}
+    running.controller.shown |= {"hosts": [healthy_host()]}
     invoke("deploy", "demo")
     restarts = {"crashed": 2, "out of memory": 1}
-    running.controller.report["backends"] = {
+    running.controller.shown["backends"] = {
         "default#Model": {"application": "default", "status": "HEALTHY", "restarts": restarts}
     }
     result = invoke("status")
@@ -476,23 +477,24 @@ def test_status_shows_tables_and_is_0_when_all_is_healthy(invoke, running):
         {"id": "g1", "subject": "backend a", "what": "deploy", "state": "pending"},
         {"id": "g2", "subject": "backend b", "what": "deploy", "state": "succeeded"},
     ]
-    running.controller.report |= {"hosts": [healthy_host()], "goals": goals}
-    running.controller.endpoints = {
-        "default#Model": {"route": "/", "methods": ["GET"], "traffic": {"default#Model": 1.0}}
-    }
+    running.controller.shown |= {"hosts": [healthy_host()], "goals": goals}
     invoke("deploy", "demo")
+    (process,) = running.controller.processes.values()
+    process.pid = 4711
+    running.controller.report(process)
     result = invoke("status")
     assert result.exit_code == 0, result.output
-    for text in ("http://127.0.0.1:8000", "default", "Model", "RUNNING", " 7 ", "100%", "g1"):
+    for text in ("http://127.0.0.1:8000", "default", "Model", "RUNNING", " 4711 ", "100%", "g1"):
         assert text in result.output
     assert "g2" not in result.output
 
 
 def test_status_of_an_application_is_its_own(invoke, running):
-    running.controller.report |= {"hosts": [healthy_host()]}
+    running.controller.shown |= {"hosts": [healthy_host()]}
     invoke("deploy", "demo", "--name", "good", "--route-prefix", "/good")
     invoke("deploy", "demo", "--name", "bad")
-    running.controller.applications["bad"]["status"] = "DEPLOY_FAILED"
+    shown = running.controller.shown["applications"] = running.controller.applications
+    shown["bad"]["status"] = "DEPLOY_FAILED"
     result = invoke("status", "good")
     assert result.exit_code == 0, result.output
     assert "bad" not in result.output
@@ -513,7 +515,7 @@ def test_status_can_be_watched_until_ctrl_c(invoke, running, monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(commands, "time", types.SimpleNamespace(sleep=sleep))
-    running.controller.report |= {"hosts": [healthy_host()]}
+    running.controller.shown |= {"hosts": [healthy_host()]}
     result = invoke("status", "--watch")
     assert result.exit_code == 0, result.output
     assert result.output.count("no applications") == 3
@@ -532,10 +534,11 @@ def test_names_of_applications_complete_by_tab(invoke, running, system):
 
 def test_status_is_1_when_something_is_not_healthy(invoke, running):
     invoke("deploy", "demo")
-    application = running.controller.applications["default"]
+    shown = running.controller.shown["applications"] = running.controller.applications
+    application = shown["default"]
     application["status"] = "DEPLOY_FAILED"
     application["deployments"]["Model"] |= {"status": "UNHEALTHY", "message": "x\nLookupError: [y]"}
-    running.controller.report["hosts"] = [{"name": "a", "proxy": None, "front": None}]
+    running.controller.shown["hosts"] = [{"name": "a", "proxy": None, "front": None}]
     result = invoke("status")
     assert result.exit_code == 1
     assert "deployment 'Model' of 'default' is UNHEALTHY: LookupError: [y]" in result.output
@@ -544,18 +547,14 @@ def test_status_is_1_when_something_is_not_healthy(invoke, running):
 
 
 def test_status_as_json_is_the_controllers_object(invoke, running):
-    running.controller.report["hosts"] = [healthy_host()]
+    running.controller.shown["hosts"] = [healthy_host()]
     result = invoke("status", "--json")
     assert result.exit_code == 0
-    assert json.loads(result.stdout) == {
-        **running.controller.report,
-        "applications": {},
-        "endpoints": {},
-    }
+    assert json.loads(result.stdout) == running.controller.status()
 
 
 def test_status_of_an_empty_system_says_so(invoke, running):
-    running.controller.report["hosts"] = [healthy_host()]
+    running.controller.shown["hosts"] = [healthy_host()]
     result = invoke("status")
     assert "no applications" in result.output
     assert result.exit_code == 0
@@ -565,7 +564,7 @@ def test_status_is_1_until_a_host_has_reported(invoke, running):
     result = invoke("status")
     assert "no host has reported to the controller yet" in result.output
     assert result.exit_code == 1
-    running.controller.report["hosts"] = [{**healthy_host(), "state": "DRAINING"}]
+    running.controller.shown["hosts"] = [{**healthy_host(), "state": "DRAINING"}]
     assert "host a is DRAINING" in invoke("status").output
 
 
@@ -577,11 +576,9 @@ def test_status_says_in_one_line_that_nothing_runs(invoke, system):
         assert result.stderr.count("\n") == 1
 
 
-def test_a_controller_that_does_not_answer_is_an_error_in_one_line(invoke, running, monkeypatch):
-    def late(_request):
-        raise TimeoutError("GetStatus was not answered within 10 s")
-
-    monkeypatch.setattr(running.controller, "GetStatus", late)
+def test_a_controller_that_does_not_answer_is_an_error_in_one_line(invoke, running):
+    late = TimeoutError("GetStatus was not answered within 10 s")
+    running.controller.failing["GetStatus"] = late
     result = invoke("status")
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
 
@@ -640,7 +637,7 @@ def test_progress_is_silent_for_what_is_quick_and_tells_of_what_is_not(
 
 def test_a_status_that_no_terminal_shows_is_cut_nowhere(invoke, running):
     name = "a-host-with-a-name-" * 10
-    running.controller.report |= {"hosts": [{**healthy_host(), "name": name}]}
+    running.controller.shown |= {"hosts": [{**healthy_host(), "name": name}]}
     shown = invoke("status").stdout
     (line,) = [line for line in shown.splitlines() if name in line]
     assert "http://127.0.0.1:8000" in line

@@ -67,9 +67,9 @@ def test_a_file_that_prunes_is_what_there_is(invoke, running):
     result = invoke("deploy", "two.yaml", "--prune")
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines() == [
+        "deleted 'old'",
         "deployed 'a' at /a",
         "deployed 'b' at /b",
-        "deleted 'old'",
     ]
     assert running.controller.instances["a#Model"]() == {"pw": "secret"}
     assert set(running.controller.applications) == {"a", "b"}
@@ -93,8 +93,12 @@ def test_a_plan_changes_nothing_and_its_exit_code_tells_of_changes(invoke, runni
     result = invoke("deploy", "two.yaml", "--plan")
     assert result.exit_code == 3
     assert result.stdout.splitlines() == [
-        "+ application a",
-        "+ application b",
+        "+ application a: route_prefix /a",
+        "+ backend a#Model: num_replicas 1",
+        '+ endpoint a#Model: route /a; traffic {"a#Model": 1.0}',
+        "+ application b: route_prefix /b",
+        "+ backend b#Model: num_replicas 1",
+        '+ endpoint b#Model: route /b; traffic {"b#Model": 1.0}',
         "deploying two.yaml; nothing was changed yet (version 0)",
     ]
     assert running.controller.applications == {}
@@ -204,7 +208,8 @@ def test_build_writes_a_file_that_deploys_to_the_same(invoke, running, app_dir):
     assert invoke("deploy", "filed:app").exit_code == 0
     result = invoke("build", "filed:app", "-o", "made.yaml")
     assert result.stdout == "wrote made.yaml; deploy it with: greenroom deploy made.yaml\n"
-    assert invoke("deploy", "made.yaml").stdout == "no change (version 1)\n"
+    changed, _ = invoke("deploy", "made.yaml", "--plan").stdout.splitlines()
+    assert changed == "~ application default: from_file false -> true", "and nothing else"
     again = invoke("build", "filed:app", "-o", "made.yaml")
     assert (again.exit_code, "made.yaml: it exists" in again.stderr) == (2, True)
     nowhere = invoke("build", "filed:app", "-o", "no/made.yaml")

@@ -19,11 +19,11 @@ def test_a_token_is_printed_once_and_the_controller_gets_its_hash(invoke, contro
     made = invoke("create", "ci", "--role", "deployer", "--expires", "12h")
     assert made.exit_code == 0, made.output
     token = made.stdout.strip()
-    kept = controller.tokens["ci"]
+    kept = controller.cluster.tokens["ci"]
     assert token.startswith("greenroom_")
     assert len(token) > 50
-    assert kept["digest"] == digest_of(token)
-    assert kept["expires_at"] == pytest.approx(time.time() + 12 * 3600, abs=60)
+    assert kept.digest == digest_of(token)
+    assert kept.expires_at == pytest.approx(time.time() + 12 * 3600, abs=60)
     assert "'ci', role deployer, expires" in made.stderr
     listed = invoke("list").output
     assert listed.startswith("ci  deployer  made ")
@@ -37,10 +37,10 @@ def test_a_token_is_printed_once_and_the_controller_gets_its_hash(invoke, contro
 def test_two_tokens_differ_and_get_names_by_their_role(invoke, controller):
     tokens = {invoke("create", "--role", "viewer", "--expires", "never").stdout for _ in range(2)}
     assert len(tokens) == 2
-    assert len(controller.tokens) == 2
-    for name, each in controller.tokens.items():
+    assert len(controller.cluster.tokens) == 2
+    for name, each in controller.cluster.tokens.items():
         assert name.startswith("viewer-")
-        assert each["expires_at"] is None
+        assert each.expires_at is None
 
 
 @pytest.mark.parametrize("expires", ["", "30", "0d", "-1d", "1y", "99999d", "nan"])
@@ -48,7 +48,7 @@ def test_a_bad_time_is_told(invoke, controller, expires):
     answer = invoke("create", "--role", "viewer", "--expires", expires)
     assert answer.exit_code == 1
     assert "expected hours, days or weeks, such as 12h, 30d or 8w" in answer.stderr
-    assert not controller.tokens
+    assert not controller.cluster.tokens
 
 
 def test_a_role_that_there_is_not_is_a_usage_error(invoke):
