@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-import os
+import importlib.util
+import re
 import signal
 import sys
 from collections.abc import Generator, Iterator
@@ -15,6 +16,7 @@ import pytest
 
 from tests.support import logs
 from tests.support.kept import has_failed
+from tests.support.programs import IS_CI
 from tests.support.systems import PATIENCE
 
 
@@ -24,8 +26,7 @@ def pytest_configure() -> None:
     What tests deploy travels by value, or each replica would import the tests' modules, and pytest.
     Examples that are made up take as long as they take; in CI they are the same each time.
     """
-    is_ci = os.environ.get("CI") == "true"
-    hypothesis.settings.register_profile("greenroom", deadline=None, derandomize=is_ci)
+    hypothesis.settings.register_profile("greenroom", deadline=None, derandomize=IS_CI)
     hypothesis.settings.load_profile("greenroom")
     cloudpickle.register_pickle_by_value(sys.modules["tests"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -46,11 +47,34 @@ def pytest_runtest_setup() -> None:
     logs.next_test()
 
 
+def missing_library(failure: object) -> str:
+    """Return the library that is not installed and so made something fail; "" for none, and in CI.
+
+    Everything else runs on an installation without extras.
+    """
+    found = re.search(r"No module named '(\w+)", str(failure))
+    is_missing = found is not None and importlib.util.find_spec(found[1]) is None
+    return found[1] if found is not None and is_missing and not IS_CI else ""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    """Skip a file that a library is missing for, which would end the run of all others."""
+    report = yield
+    if report.failed and (name := missing_library(report.longrepr)):
+        report.outcome = "skipped"
+        report.longrepr = (str(collector.path), 1, f"Skipped: {name} is not installed")
+    return report
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     """Add to a failure's report what the systems under test logged during the test."""
     report = yield
-    if report.failed:
+    if report.failed and (name := missing_library(report.longrepr)):
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), 1, f"Skipped: {name} is not installed")
+    elif report.failed:
         item.stash[has_failed] = True
         report.sections += [(f"{path}: its end", text) for path, text in logs.written().items()]
     return report

@@ -39,3 +39,14 @@ def total(families: dict[str, Metric], sample: str, **labels: str) -> float:
         for each in family.samples
         if each.name == sample and wanted <= each.labels.items()
     )
+
+
+def ongoing(running: RunningSystem, name: str, *, anew: bool = False) -> float | None:
+    """Return how many slots the application's queries have; None while no scrape has it."""
+    text = scraped_anew(running) if anew else scraped_text(running)
+    found = [
+        line
+        for line in text.splitlines()
+        if line.startswith("greenroom_ongoing_") and f'"{name}#' in line
+    ]
+    return sum(float(line.rpartition(" ")[2]) for line in found) if found else None

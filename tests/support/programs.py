@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import pytest
 
+IS_CI = os.environ.get("CI") == "true"
 _FOLDERS = (
     *os.environ.get("PATH", "").split(os.pathsep),
     *("/usr/sbin", "/usr/local/sbin"),
@@ -24,6 +25,6 @@ def needed(name: str, package: str = "") -> str:
 
 def cannot_run(reason: str) -> NoReturn:
     """Skip the test, saying what it lacks; in CI, where all is installed, fail it."""
-    if os.environ.get("CI") == "true":
+    if IS_CI:
         pytest.fail(reason)
     pytest.skip(reason)

@@ -11,7 +11,7 @@ from greenroom.actors.transport import beats, links
 from greenroom.actors.transport.addresses import drawn_address
 from greenroom.actors.transport.cluster_key import KeyFiles, key_id, make_key
 from greenroom.core.cluster.key_rotation import KeyIds
-from tests.transport.worlds import HERE, KEYS, THERE
+from tests.transport.worlds import HERE, THERE, key_of
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_beats_to_a_process_that_is_gone_are_tried_at_a_slow_pace(world, hosts, 
 
 
 def test_whoever_lacks_the_cluster_file_is_not_answered(world, hosts, beat, port):
-    _, stranger = world.host("127.0.0.4", port, key=KEYS[1])
+    _, stranger = world.host("127.0.0.4", port, cluster=1)
     beating = beat(stranger, hosts[3])
     world.run_for(0.3)
     assert not beating.answers
@@ -133,7 +133,7 @@ def test_a_link_goes_on_over_a_new_cluster_file(world, port, beat, monkeypatch):
     monkeypatch.setattr(links, "KEY_CHECK_S", 0.05)
     monkeypatch.setattr(beats, "REDIAL_S", 0.1)
     new = make_key()
-    old_id, new_id = key_id(KEYS[0]), key_id(new)
+    old_id, new_id = key_id(key_of()), key_id(new)
     both = [KeyFiles(world.key_file()) for _ in range(2)]
     _, one = world.host(HERE, port, keys=both[0])
     _, other = world.host(THERE, port, keys=both[1])

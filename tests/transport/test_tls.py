@@ -29,7 +29,7 @@ from greenroom.actors.transport.gate import MESSAGES
 from greenroom.actors.transport.tls import TlsStream
 from greenroom.core.cluster.key_rotation import KeyIds
 from tests.support.programs import needed
-from tests.transport.worlds import DEADLINE_S, HERE, KEYS, THERE
+from tests.transport.worlds import DEADLINE_S, HERE, THERE, key_of
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_large_messages_pass_while_the_other_end_is_slow_to_read(world, hosts):
 
 def test_another_clusters_host_is_refused_with_one_line_on_each_side(world, port, caplog):
     _, one = world.host(HERE, port)
-    there, _ = world.host(THERE, port, key=KEYS[1])
+    there, _ = world.host(THERE, port, cluster=1)
     begun = time.monotonic()
     tag = one.send(there)
     world.until(lambda: one.dead == [tag])
@@ -189,7 +189,7 @@ def test_a_certificate_that_the_clusters_key_has_signed_is_refused(world, hosts,
 def test_openssl_gets_in_with_the_cluster_file_alone(
     world, hosts, port, arguments, said, caplog, tmp_path
 ):
-    files = {"stranger": world.key_file(KEYS[1]), "cluster": world.key_file()}
+    files = {"stranger": world.key_file(1), "cluster": world.key_file()}
     named = [str(files.get(each, each)) for each in arguments]
     dial_by_openssl(world, f"{THERE}:{port}", *named)
     if said is None:  # it named no process: there is none with the number 0x0101...
@@ -369,7 +369,7 @@ def test_another_release_is_refused_naming_both_on_both_sides(world, port, monke
 def test_connections_go_on_over_a_new_cluster_file_and_nothing_is_lost(world, port, monkeypatch):
     monkeypatch.setattr(links, "KEY_CHECK_S", 0.1)
     new = make_key()
-    old_id, new_id = key_id(KEYS[0]), key_id(new)
+    old_id, new_id = key_id(key_of()), key_id(new)
     one_keys, other_keys = (KeyFiles(world.key_file()) for _ in range(2))
     _, one = world.host(HERE, port, keys=one_keys)
     _, other = world.host(THERE, port, keys=other_keys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import os
 import socket
@@ -15,7 +16,12 @@ from greenroom.actors.transport.links import Links
 
 DEADLINE_S = 30.0
 HOST, HERE, THERE = "127.0.0.1", "127.0.0.2", "127.0.0.3"
-KEYS = [make_key(), make_key()]  # of two clusters
+
+
+@functools.cache
+def key_of(cluster: int = 0) -> bytes:
+    """Return the key of one of several clusters."""
+    return make_key()
 
 
 class Process:
@@ -79,10 +85,10 @@ class World:
         self._folder = folder
         self._files = itertools.count()
 
-    def key_file(self, key=KEYS[0]):
-        """Return the path of a cluster file of its own."""
+    def key_file(self, cluster=0):
+        """Return the path of a file of its own, with the key of a cluster."""
         path = self._folder / f"cluster-{next(self._files)}.key"
-        create_key(path, key)
+        create_key(path, key_of(cluster))
         return path
 
     def process(self, **options):
@@ -90,9 +96,9 @@ class World:
         self.processes.append(process)
         return process
 
-    def host(self, address, port, key=KEYS[0], keys=None):
+    def host(self, address, port, cluster=0, keys=None):
         """Return the admin of a host that other hosts can reach, and one more process of it."""
-        keys = keys or KeyFiles(self.key_file(key))
+        keys = keys or KeyFiles(self.key_file(cluster))
         return (
             self.process(address=ProcessAddress(address, port), keys=keys),
             self.process(address=drawn_address(address, port), keys=keys),

@@ -20,7 +20,7 @@ from greenroom.serve.exceptions import (
     UnknownNameError,
 )
 from greenroom.serve.handle import DeploymentHandle
-from tests.support.metrics import scraped_anew, scraped_text
+from tests.support.metrics import ongoing
 from tests.support.systems import RunningSystem, wait_until
 
 
@@ -158,17 +158,6 @@ def answer(connection: http.client.HTTPConnection) -> tuple[int, bytes]:
     status, body = response.status, response.read()
     connection.close()
     return status, body
-
-
-def ongoing(running: RunningSystem, name: str, *, anew: bool = False) -> float | None:
-    """Return how many slots the application's queries have; None while no scrape has it."""
-    text = scraped_anew(running) if anew else scraped_text(running)
-    found = [
-        line
-        for line in text.splitlines()
-        if line.startswith("greenroom_ongoing_") and f'"{name}#' in line
-    ]
-    return sum(float(line.rpartition(" ")[2]) for line in found) if found else None
 
 
 @pytest.mark.usefixtures("chain")

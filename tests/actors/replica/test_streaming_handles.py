@@ -15,8 +15,8 @@ import pytest
 from greenroom import serve
 from greenroom.serve.exceptions import ReplicaUnavailableError
 from greenroom.serve.handle import DeploymentHandle
-from tests.actors.caller.test_composition import ongoing
 from tests.actors.replica.test_streaming import asking
+from tests.support.metrics import ongoing
 from tests.support.systems import RunningSystem, wait_until
 
 PART = "x" * 50_000
