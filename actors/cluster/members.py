@@ -8,6 +8,7 @@ asks the host process, because a pid means nothing on another host.
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -78,10 +79,7 @@ class Members:
         self._changed = changed
         self._hosts: dict[str, _Host] = {}  # by name, the controller's own among them
         self._watched: dict[str, _Watched] = {}  # by incarnation: host processes and proxies
-        self._port: Port | None = None  # to other hosts' admins; made when there is one
-        # Whom to tell of a replica's actor that is asked for: by replica, and what it is for.
-        self._locating: dict[str, dict[str, Callable[[Address], None]]] = {}
-        self._describing: dict[str, Callable[[str], None]] = {}  # by address: ends
+        self._port: Port | None = None  # to ask admins and host processes; made at first need
         self._has_heard = False  # of any other host
         self._longest_drain: tuple[float, float] = (float("-inf"), 0.0)  # looked at, and found
         self.keys = KeyRotation(loop, cluster, settings)
@@ -90,7 +88,6 @@ class Members:
         )
         loop.answer_beats(self._beats.answer)
         cluster.state.host_gone.append(self._forget)
-        cluster.state.replica_gone.append(self._stop_locating)
 
     def close(self) -> None:
         """Stop listening to hosts."""
@@ -315,40 +312,27 @@ class Members:
         """Return whether this is the controller's own host."""
         return host == self._own
 
-    def locate(self, tag: str, host: str, what: str, on_located: Callable[[Address], None]) -> None:
-        """Find a replica's actor on another host, and make it where there is none.
+    async def locate(self, tag: str, host: str) -> Address | None:
+        """Return a replica's actor on another host, made where there is none; None if it is not.
 
-        ``what`` it is for; of repeats only the last is called.
+        Then the core asks again.
         """
         record = self._cluster.hosts.record(host)
         if record is None:
-            return
-        is_asked = tag in self._locating
-        self._locating.setdefault(tag, {})[what] = on_located
-        if is_asked:
-            return
+            return None
+        gate = self._loop.machine.address_of(record.address)
+        return await self._questions().locate(REPLICA, f"replica {tag}", lambda: gate)
+
+    def _questions(self) -> Port:
         if self._port is None:
-            settings = self._settings
-            asyncio_loop = self._loop.asyncio
             self._port = Port(
-                settings.admin_port,
+                self._settings.admin_port,
                 self._process,
-                asyncio_loop,
+                self._loop.asyncio,
                 on_error=self._loop.on_error,
                 machine=self._loop.machine,
             )
-        gate = self._loop.machine.address_of(record.address)
-        self._loop.start(self._locate(self._port, tag, gate))
-
-    def _stop_locating(self, tag: str) -> None:
-        self._locating.pop(tag, None)
-
-    async def _locate(self, port: Port, tag: str, gate: Address) -> None:
-        address = await port.locate(REPLICA, f"replica {tag}", lambda: gate)
-        located = self._locating.pop(tag, {})
-        if address is not None:  # else the core asks again
-            for on_located in located.values():
-                on_located(address)
+        return self._port
 
     def kill(self, process: Process, host: str) -> None:
         """Tell another host to kill a replica's process."""
@@ -356,24 +340,14 @@ class Members:
         if known is not None:
             self._loop.send(known.at, cm.KillReplica(process=process, epoch=self.epoch))
 
-    def describe_end(
-        self, replica: str, address: Address, host: str, on_described: Callable[[str], None]
-    ) -> None:
-        """Ask a host how a replica's process ended there; called with "" if it does not say."""
+    async def cause_of_end(self, replica: str, address: Address, host: str) -> str:
+        """Ask a host how a replica's process ended there; return "" where it does not say."""
         known = self._hosts.get(host)
         if known is None or self.format() < 2:
-            on_described("")
-            return
-        self._describing[str(address)] = on_described
-        self._loop.send(known.at, cm.DescribeEnd(replica=replica, address=address))
-        nothing = cm.EndDescribed(address=address, cause="")
-        self._loop.call_later(END_DESCRIBED_WITHIN_S, lambda: self.end_described(nothing))
-
-    def end_described(self, message: cm.EndDescribed) -> None:
-        """Take a host's word on how a process ended, the first one on each."""
-        on_described = self._describing.pop(str(message.address), None)
-        if on_described is not None:
-            on_described(message.cause)
+            return ""
+        request = cm.DescribeEnd(request_id=secrets.token_hex(8), replica=replica, address=address)
+        described = await self._questions().ask(known.at, request, END_DESCRIBED_WITHIN_S)
+        return "" if described is None else str(described.cause)
 
     # --- Status ---------------------------------------------------------------------------------
 

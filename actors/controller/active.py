@@ -120,7 +120,6 @@ class ActiveController:
             am.Request: self._request,
             cm.Superseded: self._superseded,
             cm.HostReported: self._host_reported,
-            cm.EndDescribed: lambda message, _: self._members.end_described(message),
             cm.Listen: self._listen,
             cm.LoadReported: self._load_reported,
             cm.ReplicaEjected: self._replica_ejected,

@@ -6,7 +6,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,8 @@ class _Known:
     process: m.Process | None = None  # that has reported
     unwatch: Callback = lambda: None
     shown: tuple[m.Process, str] | None = None  # what the log has of it
+    # The last order of each kind, while its actor on another host is asked for.
+    waiting: dict[type[m.Message], m.Message] = field(default_factory=dict)
 
 
 class Supervisor:
@@ -118,11 +120,11 @@ class Supervisor:
         for tag, known in list(self._replicas.items()):
             if known.address == address and known.process is None:
                 known.address = None
-                described = partial(self._died_unreported, tag)
-                self._members.describe_end(tag, address, self._host_of(tag), described)
+                self._loop.start(self._died_unreported(tag, address, self._host_of(tag)))
 
-    def _died_unreported(self, tag: str, cause: str) -> None:
-        if tag not in self._replicas or self._process_of(tag) is None:
+    async def _died_unreported(self, tag: str, address: m.Address, host: str) -> None:
+        cause = await self._members.cause_of_end(tag, address, host)
+        if self._process_of(tag) is None:
             self._cluster.replica_exited(tag, time.monotonic(), cause)
             self._changed()
 
@@ -138,8 +140,11 @@ class Supervisor:
         if self._stopping or not self._is_live(tag):
             self._gone(tag, process)
         else:
-            described, at = partial(self._gone, tag, process), self._replicas[tag].address
-            self._members.describe_end(tag, at, self._host_of(tag), described)
+            at, host = self._replicas[tag].address, self._host_of(tag)
+            self._loop.start(self._died(tag, process, at, host))
+
+    async def _died(self, tag: str, process: m.Process, at: m.Address, host: str) -> None:
+        self._gone(tag, process, await self._members.cause_of_end(tag, at, host))
 
     def _is_live(self, tag: str) -> bool:
         backend = self._cluster.backend_of(tag)
@@ -193,6 +198,7 @@ class Supervisor:
         known = self._replicas.pop(tag, None)
         if known is not None:
             known.unwatch()
+            known.waiting.clear()
 
     # --- Effects --------------------------------------------------------------------------------
 
@@ -312,19 +318,23 @@ class Supervisor:
         if known.address is None:
             known.host = self._host_of(tag)
             if not self._members.is_here(known.host):
-                located = partial(self._located, tag, message)
-                self._members.locate(tag, known.host, type(message).__name__, located)
+                if not known.waiting:
+                    self._loop.start(self._seek(tag, known))
+                known.waiting[type(message)] = message
                 return
             known.address = self._find(tag)
         self._send_to(known.address, tag, message)
 
-    def _located(self, tag: str, message: m.Message, address: m.Address) -> None:
-        known = self._replicas.get(tag)
-        if known is not None and known.address is None:
+    async def _seek(self, tag: str, known: _Known) -> None:
+        """Find a replica's actor on another host, and send it the orders that wait for that."""
+        address = await self._members.locate(tag, known.host)
+        orders, known.waiting = known.waiting, {}
+        if address is None:
+            return  # the core asks again
+        if known.address is None:
             known.address = address
-        # Where it is gone meanwhile, its report is answered with an order to go.
-        at = address if known is None or known.address is None else known.address
-        self._send_to(at, tag, message)
+        for order in orders.values():
+            self._send_to(known.address, tag, order)
 
     def _send_to(self, address: m.Address, tag: str, message: m.Message) -> None:
         failed = partial(self._unreachable, tag, address)

@@ -554,9 +554,9 @@ class Host:
 
     def _describe_end(self, message: DescribeEnd, sender: Address) -> None:
         async def answer() -> None:
-            address = message.address
-            cause = await self._ends.cause(message.replica, address.addressDetails)
-            self._port.loop.send(sender, EndDescribed(address=address, cause=cause))
+            cause = await self._ends.cause(message.replica, message.address.addressDetails)
+            reply = EndDescribed(request_id=message.request_id, cause=cause)
+            self._port.loop.send(sender, reply)
 
         self._port.loop.start(answer())
 

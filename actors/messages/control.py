@@ -307,6 +307,7 @@ class DescribeEnd(Message):
     Answered with EndDescribed.
     """
 
+    request_id: str
     replica: str
     address: Address  # of its actor
 
@@ -315,7 +316,7 @@ class DescribeEnd(Message):
 class EndDescribed(Message):
     """Host process to controller: how a replica's process ended, "" if nobody knows."""
 
-    address: Address
+    request_id: str
     cause: str
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from greenroom.actors.messages import control as cm
 from greenroom.actors.runtime.machine import MACHINE
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.settings import read_settings
-from greenroom.actors.transport.addresses import ProcessAddress
+from greenroom.actors.transport.addresses import ProcessAddress, own_release
 from greenroom.actors.transport.cluster_key import ensure_key
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.hosts import HostState
@@ -35,11 +34,15 @@ class FakePort:
 
     def __init__(self, *_: Any) -> None:
         self.asked: list[tuple[str, str]] = []
-        self.located: Any = "there"
+        self.described: cm.EndDescribed | None = None
 
     async def locate(self, _kind: str, name: str, gate: Any) -> Any:
         self.asked.append((name, gate().addressDetails.text))
-        return self.located
+        return "there"
+
+    async def ask(self, _host_process: Any, request: cm.DescribeEnd, _timeout_s: float) -> Any:
+        assert (request.replica, request.address) == ("t#1", "there")
+        return self.described
 
     def detach(self) -> None:
         """There is nothing to end."""
@@ -53,16 +56,6 @@ class FakeLoop:
     def __init__(self) -> None:
         self.sent: list[tuple[str, Any]] = []
         self.watched: list[Any] = []
-        self.begun: list[Coroutine[Any, Any, None]] = []
-
-    def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        self.begun.append(coroutine)
-
-    def go_on(self) -> None:
-        """Let what was begun come to its end."""
-        begun, self.begun = self.begun, []
-        for each in begun:
-            asyncio.run(each)
 
     def send(self, target: Any, message: Any) -> None:
         self.sent.append((target.addressDetails.text, message))
@@ -76,12 +69,14 @@ class FakeLoop:
         """Nothing beats."""
 
 
-def test_a_replica_is_asked_for_again_when_no_answer_comes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    port = FakePort()
-    found: list[Any] = []
-    monkeypatch.setattr(members, "Port", lambda *_, **__: port)
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> FakePort:
+    made = FakePort()
+    monkeypatch.setattr(members, "Port", lambda *_, **__: made)
+    return made
+
+
+def test_a_replica_is_asked_for_at_its_own_host(tmp_path: Path, port: FakePort) -> None:
     records: dict[str, Any] = {kind: {} for kind in KINDS}
     records["host"]["b"] = HostRecord(
         name="b", id="1", address="10.0.0.2:1900", capacity={"num_cpus": 1.0}, labels={}
@@ -90,29 +85,37 @@ def test_a_replica_is_asked_for_again_when_no_answer_comes(
     settings = read_settings({}, state_dir=str(tmp_path))
     loop: Any = FakeLoop()
     hosts = Members(loop, cluster, settings, this_process(), lambda: None)
-
-    numbers = itertools.count(1)
-
-    def locate() -> None:
-        number = next(numbers)
-        hosts.locate("t#1", "b", "start", lambda at: found.append((at, number)))
-
-    locate()
-    locate()
-    hosts.locate("t#1", "b", "stop", lambda at: found.append((at, "stop")))
-    port.located = None  # its admin refuses
-    loop.go_on()
+    assert asyncio.run(hosts.locate("t#1", "b")) == "there"
+    assert asyncio.run(hosts.locate("t#1", "gone")) is None
     assert port.asked == [("replica t#1", "10.0.0.2:1900")]
-    assert found == []
-    port.located = "there"
-    locate()
-    locate()
-    hosts.locate("t#1", "b", "stop", lambda at: found.append((at, "stop")))
-    loop.go_on()
-    assert port.asked == [("replica t#1", "10.0.0.2:1900")] * 2
-    assert found == [("there", 4), ("there", "stop")], "the last of each order"
-    hosts.locate("t#1", "gone", "start", found.append)
-    assert loop.begun == []
+
+
+@pytest.mark.parametrize("answer", [cm.EndDescribed(request_id="1", cause="exit code 3"), None])
+def test_a_host_is_asked_how_a_process_ended_and_need_not_say(
+    tmp_path: Path, port: FakePort, answer: cm.EndDescribed | None
+) -> None:
+    records: dict[str, Any] = {kind: {} for kind in KINDS}
+    cluster = Cluster(records, 1, 100.0, anywhere(), own_host="a")
+    settings = read_settings({}, state_dir=str(tmp_path), host_name="a")
+    ensure_key(settings.cluster_key)
+    loop: Any = FakeLoop()
+    hosts = Members(loop, cluster, settings, this_process(), lambda: None)
+    port.described = answer
+    assert asyncio.run(hosts.cause_of_end("t#1", "there", "a")) == "", "it has not reported yet"
+    report = cm.HostReported(
+        host="a",
+        process=this_process(),
+        id="1",
+        address=settings.own_address,
+        capacity={"num_cpus": 1.0},
+        labels={},
+        replicas=(),
+        report={"name": "a", "state": "RUNNING", "release": own_release()},
+        keys=KeyIds("a key"),
+    )
+    hosts.reported(report, ActorAddress(ProcessAddress("10.0.0.2", 2001)))
+    cause = asyncio.run(hosts.cause_of_end("t#1", "there", "a"))
+    assert cause == ("" if answer is None else "exit code 3")
 
 
 def reported(
@@ -145,11 +148,7 @@ def reported(
     return loop.sent  # type: ignore[no-any-return]
 
 
-def test_a_host_that_is_forgotten_is_forgotten_everywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    port = FakePort()
-    monkeypatch.setattr(members, "Port", lambda *_, **__: port)
+def test_a_host_that_is_forgotten_is_forgotten_everywhere(tmp_path: Path) -> None:
     records: dict[str, Any] = {kind: {} for kind in KINDS}
     cluster = Cluster(records, 1, 100.0, anywhere(), own_host="")
     settings = read_settings({}, state_dir=str(tmp_path), host_name="a")
@@ -170,16 +169,11 @@ def test_a_host_that_is_forgotten_is_forgotten_everywhere(
         may_lead=True,
     )
     hosts.reported(report, sender)
-    found: list[Any] = []
-    hosts.locate("t#1", "b", "start", found.append)
     assert hosts.addresses() == (settings.own_address, "10.0.0.2:1900")
     assert len(loop.watched) == 1
     cluster.hosts.forget("b", 100.0)
     assert loop.watched == []
     assert hosts.shown() == []
-    cluster.state.replica_gone("t#1")
-    loop.go_on()
-    assert found == [], "what looked for its replicas has ended"
     hosts.reported(replace(report, host="c", address="10.0.0.3:1900", id="2"), sender)
     (*_, told) = [each for _, each in loop.sent if isinstance(each, cm.HostAnswered)]
     assert told.hosts == (settings.own_address, "10.0.0.3:1900")

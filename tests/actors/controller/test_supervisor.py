@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from greenroom.actors.controller.supervisor import Supervisor
 from greenroom.actors.messages import control as cm, queries as m
@@ -22,6 +25,16 @@ class SlowLoop:
     def __init__(self) -> None:
         self.sent: list[Any] = []
         self.ended: list[Callable[[bool], None]] = []
+        self.begun: list[Coroutine[Any, Any, None]] = []
+
+    def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self.begun.append(coroutine)
+
+    def go_on(self) -> None:
+        """Let what was begun come to its end."""
+        begun, self.begun = self.begun, []
+        for each in begun:
+            asyncio.run(each)
 
     def send(
         self,
@@ -39,8 +52,9 @@ def supervisor_of(
     load_code: Callable[[str], bytes] = lambda _digest: b"code",
     find: Callable[[str], str] = lambda _tag: "there",
     kill: Callable[[Any, str], None] | None = None,
+    locate: Callable[[str, str], Coroutine[Any, Any, str | None]] | None = None,
 ) -> tuple[Supervisor, Any]:
-    """Return one, and its cluster; with ``kill``, that of another host where all replicas are."""
+    """Return one, and its cluster; all replicas are elsewhere with ``kill`` or ``locate``."""
     release = SimpleNamespace(
         version="1", code_digest="d", code_hash="h", config={}, config_id=1, actor_options={}
     )
@@ -57,7 +71,8 @@ def supervisor_of(
     cluster: Any = SimpleNamespace(
         backends=backends, backend_of=lambda _tag: backends.get(BACKEND), state=state
     )
-    members: Any = SimpleNamespace(epoch=0, is_here=lambda _host: kill is None, kill=kill)
+    is_here = kill is None and locate is None
+    members: Any = SimpleNamespace(epoch=0, is_here=lambda _host: is_here, kill=kill, locate=locate)
     checkpoints: Any = SimpleNamespace(load_code=load_code)
     made = Supervisor(
         loop,
@@ -131,3 +146,28 @@ def test_a_replica_of_another_host_is_told_itself_as_well_when_it_is_killed() ->
     supervisor.perform(fx.Kill(TAG))
     assert killed == [process]
     assert loop.sent == [cm.StopReplica]
+
+
+@pytest.mark.parametrize("becomes", ["found", "refused", "gone"])
+def test_orders_for_another_host_wait_until_its_replica_is_found(becomes: str) -> None:
+    loop = SlowLoop()
+    asked: list[tuple[str, str]] = []
+
+    async def locate(tag: str, host: str) -> str | None:
+        asked.append((tag, host))
+        return None if becomes == "refused" else "there"
+
+    supervisor, cluster = supervisor_of(loop, locate=locate)
+    for _ in range(2):
+        supervisor.perform(fx.Start(TAG, BACKEND))
+        supervisor.perform(fx.Stop(TAG, 0.0))
+    if becomes == "gone":
+        cluster.state.replica_gone(TAG)
+    assert (len(loop.begun), loop.sent) == (1, [])
+    loop.go_on()
+    assert asked == [(TAG, "here")]
+    sent = [cm.StartReplica, cm.StopReplica] if becomes == "found" else []
+    assert loop.sent == sent, "the last of each kind"
+    supervisor.perform(fx.Stop(TAG, 0.0))
+    loop.go_on()
+    assert len(asked) == (1 if becomes == "found" else 2), "it is asked for again"
