@@ -30,16 +30,12 @@ from tests.support.systems import PATIENCE, RunningSystem, wait_until
 HEALS_WITHIN_S = 10.0
 GAP_S = 1.0  # without an answer, of all connections, where what serves heals itself
 HEALS_BY_ITSELF = {
-    "admin and proxy": ("thespian admin", "proxy"),
-    "controller and all replicas": ("controller", "replica"),
-    "proxy and controller": ("proxy", "controller"),
-    "all replicas and the proxy": ("replica", "proxy"),
+    "proxy and controller": ("proxy", "controller"),  # the next two adopt replicas
+    "what the admin starts": ("controller", "proxy", "replica"),
     "http master and admin": ("http master", "thespian admin"),
     "all actors": ("controller", "proxy", "replica", "thespian admin"),
 }
 NEEDS_A_START = {
-    "host process and admin": ("host", "thespian admin"),
-    "host process and http master": ("host", "http master"),
     "host process and controller": ("host", "controller"),
     "host process, proxy and all replicas": ("host", "proxy", "replica"),
     "host process, admin and http master": ("host", "thespian admin", "http master"),

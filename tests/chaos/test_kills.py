@@ -5,9 +5,7 @@ Each test prints what it saw; ``pytest -s`` shows it. The times are those of doc
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import signal
 import time
 from collections.abc import Iterator
@@ -34,7 +32,6 @@ BACK_WITHIN_S = {
     "http master": 2.0,
     "thespian admin": 5.0,
 }
-KILLED_AT_RANDOM_S = 10.0
 AT_ONCE_S = 0.1  # in which no proxy is back with tables
 
 
@@ -53,10 +50,6 @@ def leak_free(running: RunningSystem, in_use: dict[str, int]) -> Iterator[None]:
 
 def any_pid(running: RunningSystem, role: str) -> int:
     return min(pid for each, pid in running.pids() if each == role)
-
-
-def victims(running: RunningSystem) -> list[tuple[str, int]]:
-    return [each for each in running.pids() if each[0] in BACK_WITHIN_S]
 
 
 @pytest.mark.parametrize("role", BACK_WITHIN_S)
@@ -93,29 +86,6 @@ def test_a_killed_worker_costs_only_its_own_connections(running: RunningSystem) 
     assert not [what for _, _, what in tally.failures if what.isdigit()]
     connections = [number for _, number, _ in tally.failures]
     assert len(connections) == len(set(connections))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("leak_free")
-def test_kills_at_random_every_second_cost_no_response(running: RunningSystem) -> None:
-    seed = random.randrange(2**32)
-    chance = random.Random(seed)
-    killed = []
-    with GetLoad(running.settings.http.port, pause_s=0.0) as load:
-        wait_until(lambda: load.tally.ok > 300, 15, "load on its way")
-        ends_at = time.monotonic() + KILLED_AT_RANDOM_S
-        while time.monotonic() < ends_at:
-            role, pid = chance.choice(wait_until(lambda: victims(running), 20, "a victim"))
-            killed.append(role)
-            with contextlib.suppress(ProcessLookupError):  # it went with the one before
-                os.kill(pid, signal.SIGKILL)
-            time.sleep(1.0)  # the point of the test
-        wait_until(lambda: settled(running), SETTLED_WITHIN_S, "all as before")
-        enough = load.tally.ok + 300
-        wait_until(lambda: load.tally.ok > enough, 15, "load after the kills")
-        tally = load.stop()
-    print(f"seed {seed}, killed {killed}: {tally.summary()}")
-    assert not tally.failures, f"seed {seed}, killed {killed}: {tally.summary()}"
 
 
 def test_a_killed_host_process_costs_nothing_and_start_takes_over(running: RunningSystem) -> None:
