@@ -27,6 +27,7 @@ from greenroom.actors.transport.admission import Admission, Listener, TokenBucke
 from greenroom.actors.transport.cluster_key import KeyFiles
 from greenroom.actors.transport.sockets import (
     credentials_of,
+    discard,
     local_socket,
     prepare_tcp,
     tcp_listener,
@@ -43,9 +44,10 @@ ACCEPTS_PER_PASS = 32
 # taken without pauses, because an honest peer may be the last in it.
 ACCEPTS_AT_ONCE, ACCEPTS_PER_S = 512, 1_500.0
 
-# A lost SYN is sent again after a second; together with SILENCE_S this is how long it takes until a
-# host that vanished counts as dead.
+# Together with SILENCE_S this is how long it takes until a host that vanished counts as dead.
 DIAL_TIMEOUT_S = 1.5
+# The kernel sends a lost SYN again after a second: on a bad link two of them are too few.
+DIAL_AGAIN_S = 0.4
 # A process that is busy may take its time, and one that stands still is ended by its host.
 SECURE_TIMEOUT_S = 30.0
 
@@ -208,6 +210,51 @@ class UnreachableError(Exception):
         self.is_certain = is_certain
 
 
+async def connect(
+    loop: asyncio.AbstractEventLoop,
+    sock: socket.socket,
+    another: Callable[[], socket.socket],
+    target: ProcessAddress,
+) -> socket.socket:
+    """Return the first socket that reaches the port: ``sock``, or ``another()`` after a while.
+
+    The others are closed. UnreachableError; or OSError of the first that fails otherwise.
+    """
+    try:
+        return await _within(DIAL_TIMEOUT_S, _first_to_connect(loop, sock, another, target))
+    except ConnectionRefusedError:
+        raise UnreachableError("nothing listens at its port", is_certain=True) from None
+
+
+async def _first_to_connect(
+    loop: asyncio.AbstractEventLoop,
+    sock: socket.socket,
+    another: Callable[[], socket.socket],
+    target: ProcessAddress,
+) -> socket.socket:
+    def begin(sock: socket.socket) -> None:
+        task = loop.create_task(loop.sock_connect(sock, (target.host, target.port)))
+        task.add_done_callback(_retrieve)
+        tries[task] = sock
+
+    tries: dict[asyncio.Task[None], socket.socket] = {}
+    begin(sock)
+    try:
+        while True:
+            done, _ = await asyncio.wait(
+                tries, timeout=DIAL_AGAIN_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                task.result()
+                return tries.pop(task)
+            with contextlib.suppress(OSError):  # out of descriptors: those that try go on
+                begin(another())
+    finally:
+        for task, each in tries.items():
+            task.cancel()
+            discard(loop, each)
+
+
 async def dial(
     loop: asyncio.AbstractEventLoop,
     sock: socket.socket,
@@ -215,14 +262,14 @@ async def dial(
     purpose: int,
     keys: KeyFiles,
 ) -> TlsStream:
-    """Reach a process of another host, which has then proven itself.
+    """Reach a process behind a gate, to which ``sock`` is connected; it has then proven itself.
 
     UnreachableError; or OSError when what was begun has failed, also by a refusal.
     """
     try:
         answer = await _within(DIAL_TIMEOUT_S, _ask(loop, sock, target, purpose, keys))
-    except ConnectionRefusedError:
-        raise UnreachableError("nothing listens at its port", is_certain=True) from None
+    except UnreachableError as error:  # but it has a host: not on a link that loses much
+        raise TimeoutError(error.reason) from None
     if answer == b"\0":
         raise UnreachableError("", is_certain=True)
     if answer != b"\1":
@@ -235,7 +282,7 @@ async def dial(
 async def _within(limit_s: float, step: Coroutine[Any, Any, T]) -> T:
     """Return what a step of dialing returns; UnreachableError where it takes too long."""
     doing = asyncio.ensure_future(step)
-    doing.add_done_callback(lambda task: task.cancelled() or task.exception())
+    doing.add_done_callback(_retrieve)
     try:  # not by wait_for, which before Python 3.12 may take no notice of being canceled
         await asyncio.wait({doing}, timeout=limit_s)
     finally:
@@ -243,6 +290,12 @@ async def _within(limit_s: float, step: Coroutine[Any, Any, T]) -> T:
     if not doing.done():
         raise UnreachableError(f"no answer within {limit_s:g} s", is_certain=False)
     return doing.result()
+
+
+def _retrieve(task: asyncio.Future[Any]) -> None:
+    """Look at what it raised, which asyncio would log otherwise."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _ask(
@@ -253,7 +306,6 @@ async def _ask(
     keys: KeyFiles,
 ) -> bytes:
     """Return what the gate answers; b"" when it ends the connection instead."""
-    await loop.sock_connect(sock, (target.host, target.port))
     stream = TlsStream(loop, sock, keys.tls(), accepts=False)
     await stream.secure()
     stream.send(_WANTED.pack(target.number, purpose))  # a new connection has room for it

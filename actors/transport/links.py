@@ -9,8 +9,8 @@ peer ends, the peer is *dead*, and what it had not acknowledged is handed back.
 
 A connection to another host may be cut. The peer is then dialed again at once, and what was not
 acknowledged is written again (session.py). The peer is dead when its host says that it has no such
-process, when the kernel there says that nothing listens at the port, when nothing answers for
-``DIAL_TIMEOUT_S``, or when connections have failed for ``UNREACHABLE_AFTER_S``. A host that
+process, when the kernel there says that nothing listens at the port, when it takes no connection
+for ``DIAL_TIMEOUT_S``, or when connections have failed for ``UNREACHABLE_AFTER_S``. A host that
 vanishes is noticed by the kernel's probes (sockets.py), and then dialed once more.
 
 A *turn* is what the process does for one arrival: messages are acknowledged and handed to the
@@ -57,7 +57,15 @@ from greenroom.actors.transport.frames import (
     read_hello,
     split_body,
 )
-from greenroom.actors.transport.gate import BEATS, MESSAGES, Arrivals, Gate, UnreachableError, dial
+from greenroom.actors.transport.gate import (
+    BEATS,
+    MESSAGES,
+    Arrivals,
+    Gate,
+    UnreachableError,
+    connect,
+    dial,
+)
 from greenroom.actors.transport.session import MESSAGE_COST, Connection, Session, Stream, Unsent
 from greenroom.actors.transport.sockets import (
     Credentials,
@@ -686,7 +694,7 @@ class Remote:
 
     def descriptors(self) -> list[int]:
         """Return the numbers of all sockets, of which some may be connections' too."""
-        numbers = [sock.fileno() for sock in self._dialing]
+        numbers = [sock.fileno() for sock in self._dialing if sock.fileno() >= 0]
         numbers += [stream.fileno() for stream in self._begun]
         numbers += [*self._handed, *self._arrivals.descriptors()]
         if self._gate is not None:
@@ -761,9 +769,7 @@ class Remote:
 
         OSError when there is no socket to be had.
         """
-        sock = tcp_socket(bound_host(self._own))
-        self._dialing.add(sock)
-        peer.retry = self._loop.create_task(self._dial(peer, sock))
+        peer.retry = self._loop.create_task(self._dial(peer, self._socket()))
 
     async def _dial(self, peer: Peer, sock: socket.socket) -> None:
         try:
@@ -780,22 +786,32 @@ class Remote:
 
     async def dial_for_beats(self, address: ProcessAddress) -> TlsStream:
         """Reach a process that is to answer beats; see :func:`.gate.dial`."""
-        sock = tcp_socket(bound_host(self._own))
-        self._dialing.add(sock)
-        stream = await self._reach(sock, address, BEATS)
+        stream = await self._reach(self._socket(), address, BEATS)
         task = asyncio.current_task()
         assert task is not None
         self._add_begun(stream, task.cancel)
         return stream
 
+    def _socket(self) -> socket.socket:
+        sock = tcp_socket(bound_host(self._own))
+        self._dialing.add(sock)
+        return sock
+
     async def _reach(self, sock: socket.socket, to: ProcessAddress, purpose: int) -> TlsStream:
+        sockets = [sock]
+
+        def another() -> socket.socket:
+            sockets.append(self._socket())
+            return sockets[-1]
+
         try:
+            sock = await connect(self._loop, sock, another, to)
             stream = await dial(self._loop, sock, to, purpose, self._keys)
-        except BaseException:  # among them that it is canceled
-            discard(self._loop, sock)
-            raise
-        finally:
-            self._dialing.discard(sock)
+            sockets.remove(sock)
+        finally:  # also when it is canceled
+            for each in sockets:
+                discard(self._loop, each)
+            self._dialing.difference_update(sockets, {sock})
         return stream
 
     def _dead(self, peer: Peer, reason: str, *, is_certain: bool) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
+import time
 from contextlib import closing
 
 import pytest
@@ -118,24 +120,49 @@ def test_a_host_without_a_system_is_dead_at_once_and_there_is_a_line(world, port
     assert record.getMessage() == f"gave up {THERE}:{port}: nothing listens at its port"
 
 
-def test_a_host_that_does_not_answer_is_dead_after_some_seconds(world, port, monkeypatch):
-    _, one = world.host(HERE, port)
-    with closing(socket.socket()) as silent:  # listens, and its backlog is full
+@contextlib.contextmanager
+def losing_all(port):
+    """Listen there with a full backlog, so that the kernel drops who dials."""
+    with contextlib.ExitStack() as stack:
+        silent = stack.enter_context(closing(socket.socket()))
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         silent.bind((THERE, port))
         silent.listen(0)
-        fillers = [socket.socket() for _ in range(4)]
-        for filler in fillers:
+        for _ in range(4):
+            filler = stack.enter_context(closing(socket.socket()))
             filler.setblocking(False)
             filler.connect_ex((THERE, port))
+        yield
 
-        def attempt():
-            took_s = world.seconds_until_dead(one, ProcessAddress(THERE, port))
-            assert took_s > 1
-            return took_s
 
+def test_a_host_that_does_not_answer_is_dead_after_some_seconds(world, port):
+    _, one = world.host(HERE, port)
+
+    def attempt():
+        took_s = world.seconds_until_dead(one, ProcessAddress(THERE, port))
+        assert took_s > 1
+        return took_s
+
+    with losing_all(port):
         check_within(2.5, attempt)
-        for filler in fillers:
-            filler.close()
+
+
+def test_a_lost_syn_is_sent_again_before_the_kernel_does_that(world, port):
+    _, one = world.host(HERE, port)
+
+    def attempt():
+        begun = time.monotonic()
+        with losing_all(port):
+            tag = one.send(ProcessAddress(THERE, port))
+            world.run_for(0.1)
+        there, other = world.host(THERE, port)
+        world.until(lambda: tag in one.done)
+        for each in (there, other):
+            each.links.close()
+        world.until(lambda: not one.links.peers)
+        return time.monotonic() - begun
+
+    check_within(0.9, attempt)  # the kernel takes a second
 
 
 def test_a_cut_connection_loses_and_repeats_nothing(world, hosts):

@@ -407,6 +407,7 @@ def test_a_process_that_does_not_shake_hands_is_given_up(world, monkeypatch):
             sock.setblocking(False)
             listener.setblocking(False)
             target = ProcessAddress("127.0.0.1", listener.getsockname()[1])
+            await loop.sock_connect(sock, (target.host, target.port))
             dialing = asyncio.create_task(gate.dial(loop, sock, target, MESSAGES, keys))
             accepted, _ = await loop.sock_accept(listener)
             with accepted:
