@@ -30,6 +30,7 @@ INDENTED = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
 FILE = re.compile(r"# (\w+\.py)\n")
 LANGUAGES = {"python", "bash", "console", "text", "json", "toml", "yaml", "ini", "nginx"}
 TIMEOUT_S = 30 * PATIENCE
+READ_FIRST = {"README.md", "tutorial.md"}
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -58,7 +59,13 @@ def run(command: list[str], system: RunningSystem, folder: Path) -> None:
         assert ended.returncode == 0, output.read()
 
 
-@pytest.mark.parametrize("page", pages_with("python", "bash"), ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.name, marks=() if page.name in READ_FIRST else pytest.mark.slow)
+        for page in pages_with("python", "bash")
+    ],
+)
 def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     system = RunningSystem(tmp_path / "state")
 

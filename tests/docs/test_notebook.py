@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.systems import RunningSystem, running_system
 
+pytestmark = pytest.mark.slow
+
 CELLS = [
     """
 from greenroom import serve

@@ -21,6 +21,8 @@ import pytest
 
 from tests.support.systems import RunningSystem, wait_until
 
+pytestmark = pytest.mark.slow
+
 SHOP = """
 import os, sys, time
 from greenroom import serve
