@@ -127,6 +127,7 @@ def test_audited_logs_json_that_names_the_request(example):
     assert (ended["path"], ended["status"], ended["version"]) == ("/audited/", 200, "3")
 
 
+@pytest.mark.slow
 def test_the_tests_of_hello_pass(tmp_path):
     plugin = ("-p", "greenroom.serve.testing", "-p", "no:cacheprovider", "-p", "pytest_timeout")
     done = subprocess.run(
@@ -171,6 +172,7 @@ def test_nearest_answers_many_at_a_time(example):
     assert nearest.get("/?at=here")[0] == 400
 
 
+@pytest.mark.slow
 def test_chars_writes_for_several_clients_of_openai_at_once(example):
     def write(tokens):
         with openai.OpenAI(base_url=f"{chars.url}/v1", api_key="none") as client:
@@ -195,6 +197,7 @@ def test_greetings_have_a_model_for_each_language(example):
     assert greetings.get("/")[0] == 404
 
 
+@pytest.mark.slow
 def test_the_classifier_names_a_flower_and_documents_itself(example):
     classifier = example("classifier")
     flower = json.dumps({"sepal": [5.1, 3.5], "petal": [1.4, 0.2]}).encode()
@@ -255,6 +258,7 @@ def digits(example):
     return example("digits", "examples.digits.app")
 
 
+@pytest.mark.slow
 def test_digits_reads_more_than_nine_of_ten_held_out_images_right(digits):
     done = subprocess.run(
         [sys.executable, "-m", "examples.digits.client", digits.url + "/"],

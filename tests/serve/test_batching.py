@@ -589,6 +589,7 @@ calls = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(
     calls=calls,

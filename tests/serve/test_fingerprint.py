@@ -430,6 +430,7 @@ def _run(source, *arguments, seed):
     return process.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_equal_code_has_an_equal_fingerprint_in_every_process(marks, name):
     first, second = (

@@ -77,6 +77,7 @@ def project(app_dir):
     return app_dir
 
 
+@pytest.mark.slow
 def test_equal_code_has_one_hash_in_every_process(project):
     source = BUILD + "print(spec.code_hash)"
     first = run(source, project, seed="1")
@@ -86,6 +87,7 @@ def test_equal_code_has_one_hash_in_every_process(project):
     assert run(source, project) != first
 
 
+@pytest.mark.slow
 def test_another_checkout_of_the_same_code_has_the_same_hash(project, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(project, elsewhere)

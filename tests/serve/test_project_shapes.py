@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 HELPER = "class Helper:\n    def word(self):\n        return 'first'\n"
 APP = """
 from greenroom import serve

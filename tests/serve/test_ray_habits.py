@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 STARLETTE = """
 import starlette
 from greenroom import serve
@@ -39,6 +41,7 @@ def test_import_starlette_alone_is_enough_in_a_module_that_a_command_loads(app_d
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 def test_import_starlette_alone_is_enough_in_a_replica(app_dir, tmp_path):
     (app_dir / "mine.py").write_text(STARLETTE)
     stored = tmp_path / "code"

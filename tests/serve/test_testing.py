@@ -116,6 +116,7 @@ def greenroom_settings():
     passed(run(test, conftest=conftest), 5)
 
 
+@pytest.mark.slow
 def test_nothing_of_it_runs_when_the_session_is_over(run: Run, tmp_path: Path) -> None:
     test = (
         APP
@@ -149,6 +150,7 @@ def test_it():
     passed(run(test), 1)
 
 
+@pytest.mark.slow
 def test_bad_settings_are_an_error_that_names_them(run: Run) -> None:
     conftest = """
 import pytest

@@ -171,6 +171,7 @@ def test_the_request_id_and_the_deadline_travel_along(ask: Ask) -> None:
     assert json.loads(answer(ask("told"))[1])[1] is None
 
 
+@pytest.mark.slow
 def test_the_smaller_of_two_time_limits_holds(
     deployed: Callable[..., Any], ask: Ask, tmp_path: Path
 ) -> None:
@@ -182,6 +183,7 @@ def test_the_smaller_of_two_time_limits_holds(
     wait_until((tmp_path / "a cancelled").exists, 5, "the leaf is cancelled at the deadline")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("chain")
 @pytest.mark.parametrize("do", ["wait", "block", "wait_in_a_thread", "wait_for_none", "clean_up"])
 def test_a_client_that_leaves_cancels_every_call_made_for_it(
@@ -225,6 +227,7 @@ def test_what_goes_on_in_the_background_has_no_deadline(ask: Ask, tmp_path: Path
     wait_until((tmp_path / "a None").exists, 5, "it calls after the deadline of its query")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("chain")
 def test_a_batch_lasts_as_long_as_one_of_its_items_is_wanted(
     ask: Ask, running: RunningSystem, name: str, tmp_path: Path

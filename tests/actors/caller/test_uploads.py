@@ -383,6 +383,7 @@ def test_a_body_that_stalls_or_trickles_is_408(strict: RunningSystem, length: in
     assert answer(connection)[0] == 408
 
 
+@pytest.mark.slow
 def test_there_may_be_no_limit_and_memory_stays_as_it_was(tmp_path: Path) -> None:
     size = 200 * WHOLE
     part = os.urandom(WHOLE)
@@ -421,6 +422,7 @@ def test_there_may_be_no_limit_and_memory_stays_as_it_was(tmp_path: Path) -> Non
 # --- deaths -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_query_whose_body_has_hardly_left_runs_again_at_another_replica(
     own_path: str, connect: Connect, noted: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -433,6 +435,7 @@ def test_a_query_whose_body_has_hardly_left_runs_again_at_another_replica(
     assert answer(connection) == (200, b"%d" % LARGE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "sent"), [("PUT", MUCH), ("POST", BEGUN)])
 def test_what_cannot_be_sent_again_or_may_not_run_again_is_503(
     own_path: str,
@@ -454,6 +457,7 @@ def test_what_cannot_be_sent_again_or_may_not_run_again_is_503(
     assert (status, b"died" in text) == (503, True), text
 
 
+@pytest.mark.slow
 def test_an_upload_outlives_the_proxy(tmp_path: Path, noted: Callable[..., Any]) -> None:
     with running_system(tmp_path / "state") as own:
         own.deploy(Taker.bind(str(tmp_path)))

@@ -64,6 +64,7 @@ def in_background(call: Callable[[], Any]) -> threading.Thread:
     return thread
 
 
+@pytest.mark.slow
 def test_a_change_of_an_endpoint_waits_for_the_slowest_proxy(
     own_system: RunningSystem, second_proxy: ProxyByHand
 ) -> None:

@@ -32,6 +32,7 @@ def hello(_request: Any) -> str:
     return "hello"
 
 
+@pytest.mark.slow
 def test_a_deployment_without_room_waits_and_status_says_for_what(small: RunningSystem) -> None:
     client = serve.Client(small.connection, small.settings)
     first = client.deploy("first", hello, actor_options={"num_cpus": 2})

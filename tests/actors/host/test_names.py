@@ -10,6 +10,7 @@ from tests.actors.conftest import deploy
 from tests.support.systems import RunningSystem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("letter", ["a", "é", "模", "😀", "/", "%"])
 def test_the_longest_names_can_be_deployed_and_deleted(running: RunningSystem, letter: str) -> None:
     name = letter * (MAX_NAME_BYTES // len(letter.encode()))

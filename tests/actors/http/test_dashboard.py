@@ -14,6 +14,8 @@ from greenroom import serve
 from tests.support.browser import Browser
 from tests.support.systems import RunningSystem, patched_environ, running_system
 
+pytestmark = pytest.mark.slow
+
 NASTY = "<img src=x onerror=document.title='run'>"
 VIEWS = ("overview", "deploy", "rollouts", "autoscaling", "history", "logs")
 

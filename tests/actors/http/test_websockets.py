@@ -494,6 +494,7 @@ def test_it_outlives_the_proxy_and_all_ends_are_noticed_all_the_same(
         wait_until(lambda: ongoing(own, "default") == 0, DEADLINE_S, "the slots are free")
 
 
+@pytest.mark.slow
 def test_a_shadow_gets_no_copy_of_it(
     running: RunningSystem, client: serve.Client, name: str, tmp_path: Path
 ) -> None:

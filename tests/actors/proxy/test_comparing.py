@@ -13,6 +13,8 @@ import pytest
 from greenroom import serve
 from tests.support.systems import RunningSystem, wait_until
 
+pytestmark = pytest.mark.slow
+
 BIG = 300 * 1024
 
 

@@ -127,6 +127,7 @@ def test_what_an_endpoint_allows_is_listed_and_part_of_its_settings(
         serve.deployment(retryable=1)(Fragile)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "endpoint", "again"),
     [("GET", None, True), ("POST", None, False)],

@@ -7,6 +7,8 @@ import signal
 import urllib.request
 from typing import Any
 
+import pytest
+
 from greenroom import serve
 from tests.support.systems import RunningSystem, wait_until
 
@@ -24,6 +26,7 @@ def ask(system: RunningSystem, **headers: str) -> tuple[int, str | None]:
         return int(answer.read()), answer.headers["Set-Cookie"]
 
 
+@pytest.mark.slow
 def test_sessions_stay_until_their_replica_is_gone(own_system: RunningSystem) -> None:
     by_cookie = {"cookie": "chat", "max_age_s": 60}
     system = own_system

@@ -93,6 +93,7 @@ def is_ended(process: Process, most_s: float) -> bool:
     return look_until(SilenceWatch(LIMIT_S), process, lambda: not is_alive(process), most_s)
 
 
+@pytest.mark.slow
 def test_a_process_that_beats_is_left_until_it_is_stopped(child: Callable[..., Process]) -> None:
     process = child("beat(60)")
     assert not is_ended(process, 4 * LIMIT_S)
@@ -116,6 +117,7 @@ def test_user_code_may_compute_for_ever_but_not_stand_still(child: Callable[...,
     assert is_ended(process, 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", [PATIENT, IS_ANOTHER])
 def test_one_that_asked_for_patience_or_is_another_program_by_now_is_left(
     child: Callable[..., Process], then: str
@@ -141,6 +143,7 @@ def test_user_code_that_closes_all_descriptors_has_no_file_written_to(
     assert path.read_bytes() == b"as it was"
 
 
+@pytest.mark.slow
 def test_a_pulse_says_what_a_process_does(child: Callable[..., Process]) -> None:
     process = child("beat(60)")
     assert silence_of(process) is None

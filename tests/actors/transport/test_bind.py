@@ -54,6 +54,7 @@ def test_a_bound_system_listens_on_its_address_and_commands_find_it(tmp_path: Pa
         assert shown.returncode == 0, shown.stderr
 
 
+@pytest.mark.slow
 def test_the_key_is_in_no_command_line_environment_or_log(tmp_path: Path) -> None:
     with running_system(tmp_path, GREENROOM_BIND="127.0.0.9") as running:
         key = running.settings.cluster_key.read_bytes()
@@ -78,6 +79,7 @@ def members_of(running: RunningSystem) -> list[str]:
     return [h["address"] for h in hosts if h["state"] == "RUNNING" and h["address"] != own]
 
 
+@pytest.mark.slow
 def test_hosts_with_one_key_join_and_with_another_are_refused_with_a_line(tmp_path: Path) -> None:
     with running_system(tmp_path / "a", GREENROOM_BIND="127.0.0.9") as leader:
         leads = leader.settings.own_address
@@ -105,6 +107,7 @@ def test_hosts_with_one_key_join_and_with_another_are_refused_with_a_line(tmp_pa
         assert log.read_text().count(said) == 1
 
 
+@pytest.mark.slow
 def test_a_bound_system_is_reached_by_its_address_with_its_key(tmp_path: Path) -> None:
     with running_system(tmp_path / "a", GREENROOM_BIND="127.0.0.9") as running:
         shown = running.greenroom(
@@ -115,6 +118,7 @@ def test_a_bound_system_is_reached_by_its_address_with_its_key(tmp_path: Path) -
         assert shown.returncode == 0, shown.stderr
 
 
+@pytest.mark.slow
 def test_a_host_whose_name_is_taken_is_refused_naming_the_other(tmp_path: Path) -> None:
     with running_system(tmp_path / "a", GREENROOM_BIND="127.0.0.9") as leader:
         leads = leader.settings.own_address

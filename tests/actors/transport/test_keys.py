@@ -145,6 +145,7 @@ def crash_at(number: int, folder: Path, patch: pytest.MonkeyPatch) -> list[int]:
     return left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_a_crash_at_any_step_of_a_host_leaves_a_cluster_that_works(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

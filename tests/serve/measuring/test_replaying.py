@@ -20,6 +20,8 @@ from greenroom.serve.measuring import recording
 from greenroom.serve.measuring.recording import recorder_of
 from tests.support.systems import RunningSystem, running_system, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 def old(request: Any) -> dict[str, int]:
     return {"answer": 2 * int(request.query_params["n"])}

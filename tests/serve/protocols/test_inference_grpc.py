@@ -162,6 +162,7 @@ def is_there(client, model):
         return False
 
 
+@pytest.mark.slow
 def test_of_several_applications_the_one_with_the_model_answers(client, beside):
     for _ in range(2):  # the second time it is known which
         assert client.is_server_live()

@@ -286,6 +286,7 @@ def test_bad_requests_are_told_what_is_wrong(
     assert told in answer[1]
 
 
+@pytest.mark.slow
 def test_accepted_jobs_outlive_the_death_of_any_process(
     system: RunningSystem, tmp_path: Path
 ) -> None:
