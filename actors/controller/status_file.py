@@ -42,7 +42,7 @@ class StatusFile:
 
     def changed(self) -> None:
         """Schedule a write of the file."""
-        self._write_at(max(time.monotonic() + DELAY_S, self._not_before))
+        self._write_at(max(self._loop.machine.monotonic() + DELAY_S, self._not_before))
 
     def close(self) -> None:
         """Write no more, and remove the file: nothing runs that it could tell of."""
@@ -58,10 +58,10 @@ class StatusFile:
         if self._timer is not None:
             self._timer.cancel()
         self._due_at = due_at
-        self._timer = self._loop.call_later(due_at - time.monotonic(), self._write)
+        self._timer = self._loop.call_later(due_at - self._loop.machine.monotonic(), self._write)
 
     def _write(self) -> None:
-        begun_at = time.monotonic()
+        begun_at = self._loop.machine.monotonic()
         self._due_at, self._timer = float("inf"), None
         try:
             self._replace()
@@ -70,7 +70,7 @@ class StatusFile:
             if not self._failing:
                 logger.warning("the status file %s cannot be written: %s", self._path, error)
             self._failing = True
-        now = time.monotonic()
+        now = self._loop.machine.monotonic()
         self._not_before = now + max(PERIOD_S, PAUSE_PER_COST * (now - begun_at))
         self._write_at(max(now + HEARTBEAT_S, self._not_before))
 

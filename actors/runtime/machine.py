@@ -1,4 +1,4 @@
-"""The machine that a process runs on: its processes, its files, its actor system.
+"""The machine that a process runs on: its processes, its files, its clock, its actor system.
 
 Actors and ports use all that through one :class:`Machine`, which they get from their
 :class:`~.loop.Loop`. There are two machines: the real one here, and that of the simulator
@@ -8,6 +8,7 @@ Actors and ports use all that through one :class:`Machine`, which they get from 
 from __future__ import annotations
 
 import os
+import time
 
 from thespian.actors import ActorAddress
 
@@ -42,6 +43,7 @@ class Machine:
     pulse = Pulse
     silence_watch = SilenceWatch
     attach = staticmethod(attach)
+    monotonic = staticmethod(time.monotonic)
 
     def kill_descendants(self, process: Process) -> None:
         """SIGKILL all that a process has started, at any depth."""

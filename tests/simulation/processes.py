@@ -266,6 +266,9 @@ class SimMachine(Machine):
         assert self._world.current is not None
         return self._world.current
 
+    def monotonic(self) -> float:  # type: ignore[override]
+        return self._world.monotonic()
+
     def this_process(self) -> Any:
         return self._current.identity
 

@@ -30,6 +30,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._virtual.now
 
+    def advance(self, seconds: float) -> None:
+        """Let time pass without a turn of the loop, as while it is stopped."""
+        self._virtual.now += seconds
+
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:
     """Do what asyncio.run does, in no time."""

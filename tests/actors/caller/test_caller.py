@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,62 +11,31 @@ from greenroom.actors.caller.caller import FIRST_REPEATS, NO_PROXY_S, Caller
 from greenroom.actors.caller.streams import Stream, StreamFailedError
 from greenroom.actors.messages import queries as m
 from greenroom.core.routing.tickets import BODY
+from tests.support.lone_loop import LoneLoop
 from tests.support.queries import query
 
 HERE = m.Process(1, 1, "here")
 FIRST, SECOND = m.Process(2, 2, "first"), m.Process(3, 3, "second")
 
 
-class _Loop:
-    """Keeps what is sent; turns end at once."""
-
-    deliveries_at_once = 256
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[Any, Any]] = []
-        self.timers: dict[Callable[[], None], float] = {}
-        self.watched: dict[m.Process, Callable[[], None]] = {}
-
-    def watch_process(
-        self, process: m.Process, on_exit: Callable[[], None], _at: Any
-    ) -> Callable[[], None]:
-        self.watched[process] = on_exit
-        return lambda: self.watched.pop(process, None)
-
-    def send(self, target: Any, message: Any, *_outcome: Any) -> None:
-        self.sent.append((target, message))
-
-    def guarded(self, callback: Callable[..., None], *args: Any) -> None:
-        with contextlib.suppress(Exception):
-            callback(*args)
-
-    def run(self, callback: Callable[[], None]) -> None:
-        callback()
-
-    def at_turn_end(self, callback: Callable[[], None]) -> None:
-        callback()
-
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Any:
-        self.timers[callback] = delay_s
-        return SimpleNamespace(cancel=lambda: self.timers.pop(callback, None))
-
-    def stopped(self) -> list[tuple[Any, int]]:
-        """Return who was told to end which answer."""
-        return [
-            (to, number)
-            for to, message in self.sent
-            if isinstance(message, m.ControlStreams)
-            for number in message.stopped
-        ]
+def stopped(loop: LoneLoop) -> list[tuple[Any, int]]:
+    """Return who was told to end which answer."""
+    return [
+        (to, number)
+        for to, message in loop.sent
+        if isinstance(message, m.ControlStreams)
+        for number in message.stopped
+    ]
 
 
-def asked(retryable: bool | None = True, follows: str = "") -> tuple[Caller, _Loop, list[Any]]:
+def asked(retryable: bool | None = True, follows: str = "") -> tuple[Caller, LoneLoop, list[Any]]:
     """Return a caller with a query under way, its loop, and what answers it gets."""
-    loop, answers = _Loop(), []
-    caller = Caller(loop, HERE)  # type: ignore[arg-type]
+    loop, answers = LoneLoop(), []
+    caller = Caller(loop, HERE)
     caller.met_proxy("proxy", m.Process(9, 9, "proxy"))
     sent = query(1, http_method="GET", retryable=retryable, follows=follows)
     caller.submit(sent, answers.append, lambda _feed: None)
+    loop.pass_time(0)
     return caller, loop, answers
 
 
@@ -86,7 +52,7 @@ def test_a_replica_that_begins_an_answer_which_nobody_waits_for_is_told_to_end_i
     tell(caller, "second", m.ValueAnswer(1, b""))  # a new proxy had it run there
     tell(caller, "first", begun(FIRST), m.StreamPart(1, b"part"))
     assert [type(each) for each in answers] == [m.ValueAnswer]
-    assert loop.stopped() == [("first", 1)]
+    assert stopped(loop) == [("first", 1)]
 
 
 def test_of_two_replicas_that_begin_the_same_answer_both_are_told_to_end_it() -> None:
@@ -94,20 +60,20 @@ def test_of_two_replicas_that_begin_the_same_answer_both_are_told_to_end_it() ->
     tell(caller, "first", begun(FIRST))
     tell(caller, "second", begun(SECOND))
     assert [type(each) for each in answers] == [Stream]
-    assert sorted(loop.stopped()) == [("first", 1), ("second", 1)]
+    assert sorted(stopped(loop)) == [("first", 1), ("second", 1)]
 
 
 def test_an_answer_of_another_replica_ends_the_one_that_had_begun() -> None:
     caller, loop, _ = asked()
     tell(caller, "first", begun(FIRST))
     tell(caller, "second", m.ValueAnswer(1, b""))
-    assert loop.stopped() == [("first", 1)]
+    assert stopped(loop) == [("first", 1)]
 
 
 def test_an_answer_that_comes_to_its_end_costs_no_further_message() -> None:
     caller, loop, _ = asked()
     tell(caller, "first", begun(FIRST), m.StreamPart(1, b"part"), m.StreamEnded(1, 200))
-    assert loop.stopped() == []
+    assert stopped(loop) == []
 
 
 def test_whoever_fails_on_an_answer_keeps_no_other_from_theirs() -> None:
@@ -122,7 +88,7 @@ def test_whoever_fails_on_an_answer_keeps_no_other_from_theirs() -> None:
     assert [answer.query_id for answer in answers] == [1, 3]
 
 
-def submitted(loop: _Loop, to: str) -> list[tuple[int, ...]]:
+def submitted(loop: LoneLoop, to: str) -> list[tuple[int, ...]]:
     """Return the ids that went to a proxy, and which of them may have run before."""
     return [
         (*(each.id for each in message.queries), *(-each for each in message.resent))
@@ -158,25 +124,24 @@ def test_without_a_proxy_that_has_tables_a_query_fails_in_the_end(
 ) -> None:
     caller, loop, answers = asked(retryable)
     caller.attached(m.AttachCallerReply(proxy=m.Process(9, 9, "proxy"), ready=True))
-    assert not loop.timers
+    loop.pass_time(10 * NO_PROXY_S)
     caller.lost_proxy()
     if meets_another:
         caller.met_proxy("next", m.Process(8, 8, "next"))
-    ((give_up, delay_s),) = loop.timers.items()
-    assert delay_s == NO_PROXY_S
-    give_up()
+    loop.pass_time(NO_PROXY_S - 0.1)
+    assert not answers
+    loop.pass_time(0.2)
     assert [each.kind for each in answers] == ["DeploymentUnavailableError"]
     assert "no proxy has had route tables for 30 s" in answers[0].text
-    assert not loop.timers
+    assert not loop.due()
 
 
 def test_a_query_before_the_first_proxy_does_not_wait_for_ever() -> None:
-    loop: Any = _Loop()
+    loop = LoneLoop()
     caller = Caller(loop, HERE)
     answers: list[Any] = []
     caller.submit(query(1, http_method="GET"), answers.append)
-    ((give_up, _),) = loop.timers.items()
-    give_up()
+    loop.pass_time(NO_PROXY_S + 0.1)
     assert [each.kind for each in answers] == ["DeploymentUnavailableError"]
 
 
@@ -185,7 +150,7 @@ def test_a_query_waits_for_its_answer_once_a_proxy_with_tables_is_there() -> Non
     caller.lost_proxy()
     caller.met_proxy("next", m.Process(8, 8, "next"))
     caller.attached(m.AttachCallerReply(proxy=m.Process(8, 8, "next"), ready=True))
-    assert not loop.timers
+    loop.pass_time(10 * NO_PROXY_S)
     assert not answers
 
 
@@ -194,6 +159,7 @@ def test_a_query_that_kills_every_proxy_is_given_up() -> None:
     for number in range(2 * FIRST_REPEATS):
         caller.lost_proxy()
         caller.met_proxy("next", m.Process(number, 8, f"next{number}"))
+        loop.pass_time(0)
     assert len(submitted(loop, "next")) == FIRST_REPEATS + 1
     assert "retries, limited to as many as queries, are used up" in answers[0].text
 
@@ -211,11 +177,11 @@ def test_the_death_of_a_replica_that_answers_is_noticed_when_the_proxy_is_dead()
             step()
         caller.met_proxy("next", m.Process(8, 8, "next"))
         assert submitted(loop, "next") == [], "its replica has it"
-        loop.watched[FIRST]()
+        loop.end(FIRST)
         (stream,) = answers
         with pytest.raises(StreamFailedError, match="its replica died with the query under way"):
             asyncio.run(stream.next())
-        assert not loop.watched
+        assert not loop.watched()
 
 
 def test_the_death_of_a_replica_that_takes_a_body_is_noticed_when_the_proxy_is_dead() -> None:
@@ -223,6 +189,6 @@ def test_the_death_of_a_replica_that_takes_a_body_is_noticed_when_the_proxy_is_d
     caller.lost_proxy()
     tell(caller, "first", m.FeedWanted(1, 5, FIRST))
     caller.met_proxy("next", m.Process(8, 8, "next"))
-    loop.watched[FIRST]()
+    loop.end(FIRST)
     assert answers[0].text == "its replica died with the query under way"
-    assert not loop.watched
+    assert not loop.watched()

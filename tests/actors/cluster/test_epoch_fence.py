@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from greenroom.actors.cluster.epoch_fence import EpochFence, Following
 from greenroom.actors.messages.control import Changed, MeetController, Superseded
 from greenroom.actors.messages.queries import Process
+from tests.support.lone_loop import LoneLoop
 
 OLD, NEW = Process(1, 1, "old"), Process(2, 2, "new")
 HOST, LATER_HOST = Process(9, 10, "host"), Process(3, 11, "later host")
-
-
-class FakeLoop:
-    def __init__(self) -> None:
-        self.sent: list[tuple[str, Any]] = []
-
-    def send(self, target: str, message: Any) -> None:
-        self.sent.append((target, message))
 
 
 def meet(process: Process, epoch: int = 0, *, by: Process = HOST) -> MeetController:
@@ -30,7 +21,7 @@ def changed(by: Process, epoch: int, upto: int = 1, *, complete: bool = True) ->
 
 
 def test_orders_of_an_earlier_controller_are_refused_and_answered_with_the_later_epoch() -> None:
-    loop: Any = FakeLoop()
+    loop = LoneLoop()
     obedience = EpochFence(loop)
     assert obedience.accepts(3, "old")
     assert obedience.accepts(4, "new")
@@ -40,7 +31,7 @@ def test_orders_of_an_earlier_controller_are_refused_and_answered_with_the_later
 
 
 def test_tables_are_taken_of_the_latest_controller_only() -> None:
-    loop: Any = FakeLoop()
+    loop = LoneLoop()
     following = Following(loop)
     assert following.known() is None
     assert following.takes(changed(OLD, 1), "old")
@@ -53,7 +44,7 @@ def test_tables_are_taken_of_the_latest_controller_only() -> None:
 
 
 def test_tables_that_a_newer_one_has_overtaken_or_that_lack_the_rest_are_not_taken() -> None:
-    following = Following(FakeLoop())  # type: ignore[arg-type]  # what it uses
+    following = Following(LoneLoop())
     assert not following.takes(changed(OLD, 0, complete=False), "old")
     assert following.takes(changed(OLD, 0, upto=5), "old")
     following.seen = 5
@@ -63,7 +54,7 @@ def test_tables_that_a_newer_one_has_overtaken_or_that_lack_the_rest_are_not_tak
 
 
 def test_late_tables_of_a_dead_controller_are_not_taken_after_its_successors() -> None:
-    following = Following(FakeLoop())  # type: ignore[arg-type]  # what it uses
+    following = Following(LoneLoop())
     assert following.meets(meet(OLD))
     assert following.meets(meet(NEW))
     assert following.takes(changed(NEW, 0, upto=2**33), "new")
@@ -73,7 +64,7 @@ def test_late_tables_of_a_dead_controller_are_not_taken_after_its_successors() -
 
 
 def test_tables_of_a_controller_that_began_with_a_restored_backup_are_taken() -> None:
-    following = Following(FakeLoop())  # type: ignore[arg-type]  # what it uses
+    following = Following(LoneLoop())
     assert following.takes(changed(OLD, 0, upto=2**33), "old")
     following.seen = 2**33
     assert following.meets(meet(NEW))
@@ -83,7 +74,7 @@ def test_tables_of_a_controller_that_began_with_a_restored_backup_are_taken() ->
 def test_what_a_dead_host_process_says_of_a_dead_controller_is_not_believed_when_it_is_late() -> (
     None
 ):
-    following = Following(FakeLoop())  # type: ignore[arg-type]  # what it uses
+    following = Following(LoneLoop())
     assert following.meets(meet(OLD))
     assert following.meets(meet(NEW, by=LATER_HOST))
     assert not following.meets(meet(OLD))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,40 +26,15 @@ from greenroom.core.cluster.leader_lease import RENEW_S, SETTLED_S, TERM_S, Leas
 from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import StoreNotWritableError
 from greenroom.persistence.locations import location_at
-
-
-class Ended(BaseException):
-    """The process has ended."""
-
-
-class World:
-    """A loop and a clock, as far as a reign needs them."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1000.0
-        self.due: list[Callable[[], Any]] = []
-        monkeypatch.setattr(leading.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(leading.os, "_exit", self._end)
-
-    def call_later(self, _delay_s: float, callback: Callable[[], Any]) -> None:
-        self.due.append(callback)
-
-    def pass_time(self, seconds: float) -> None:
-        until = self.now + seconds
-        while self.now < until:
-            self.now += RENEW_S
-            due, self.due = self.due, []
-            for callback in due:
-                callback()
-
-    @staticmethod
-    def _end(_status: int) -> None:
-        raise Ended
+from tests.support.lone_loop import LoneLoop
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    return World(monkeypatch)
+def loop(monkeypatch: pytest.MonkeyPatch) -> LoneLoop:
+    made = LoneLoop()
+    monkeypatch.setattr(leading.time, "monotonic", made.asyncio.time)
+    monkeypatch.setattr(leading.os, "_exit", sys.exit)
+    return made
 
 
 @pytest.fixture
@@ -71,8 +47,8 @@ def settings(tmp_path: Path) -> HostSettings:
 
 
 @pytest.fixture
-def reign(world: World, settings: HostSettings) -> LeaderLease:
-    made = LeaderLease(settings, world)  # type: ignore[arg-type]
+def reign(loop: LoneLoop, settings: HostSettings) -> LeaderLease:
+    made = LeaderLease(settings, loop)
     made.open()
     return made
 
@@ -120,47 +96,47 @@ def test_who_looks_for_the_leader_goes_on_after_an_error_of_any_kind(
 
 
 def test_a_leader_that_cannot_write_acts_no_more_says_why_and_goes_on_when_it_can(
-    reign: LeaderLease, world: World, monkeypatch: pytest.MonkeyPatch
+    reign: LeaderLease, loop: LoneLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_store: FileStore, _lease: bytes, _term_s: float) -> None:
         raise StoreNotWritableError("cannot write to the store: No space left on device")
 
-    world.pass_time(5.0)
+    loop.pass_time(5.0)
     assert reign.may_act()
     with monkeypatch.context() as full:
         full.setattr(FileStore, "renew", refuse)
-        world.pass_time(TERM_S)
+        loop.pass_time(TERM_S)
         assert not reign.may_act()
         assert reign.trouble() == ""  # another host may take over
-        world.pass_time(NOBODY_ELSE_S)
+        loop.pass_time(NOBODY_ELSE_S)
         assert "No space left on device" in reign.trouble()
-    world.pass_time(RENEW_S)
+    loop.pass_time(RENEW_S)
     assert reign.may_act()
     assert reign.trouble() == ""
 
 
 def test_a_leader_that_gives_up_names_its_heir_and_never_acts_again(
-    reign: LeaderLease, world: World, settings: HostSettings
+    reign: LeaderLease, loop: LoneLoop, settings: HostSettings
 ) -> None:
     reign.release("two", leaves=True)
     lease = read_lease(location_at(settings.store_name)).lease
     assert (lease.holder, lease.heir, lease.leaves, lease.epoch) == ("one", "two", True, 1)
     for _ in range(3):
         assert not reign.may_act()
-        world.pass_time(5.0)
+        loop.pass_time(5.0)
     assert read_lease(location_at(settings.store_name)).lease == lease
 
 
 def test_a_leader_that_hears_no_other_host_gives_way_and_ends(
-    reign: LeaderLease, world: World, settings: HostSettings
+    reign: LeaderLease, loop: LoneLoop, settings: HostSettings
 ) -> None:
     reign.away = lambda: "two"
-    world.pass_time(SETTLED_S - 2 * RENEW_S)
+    loop.pass_time(SETTLED_S - 2 * RENEW_S)
     assert reign.may_act(), "it has led for too short a time"
     reign.away = lambda: ""
-    world.pass_time(5.0)
+    loop.pass_time(5.0)
     assert reign.may_act(), "it hears others"
     reign.away = lambda: "two"
-    with pytest.raises(Ended):
-        world.pass_time(5.0)
+    with pytest.raises(SystemExit):
+        loop.pass_time(5.0)
     assert read_lease(location_at(settings.store_name)).lease.heir == "two"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from thespian.actors import ActorAddress
 from greenroom.actors.cluster import members
 from greenroom.actors.cluster.members import Members
 from greenroom.actors.messages import control as cm
-from greenroom.actors.runtime.machine import MACHINE
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.actors.transport.addresses import ProcessAddress, own_release
@@ -27,6 +26,7 @@ from greenroom.core.lifecycle.placement import Placement, anywhere
 from greenroom.core.lifecycle.state import KINDS
 from greenroom.core.operations import DrainHost
 from greenroom.core.records import BackendRecord, HostRecord, Release
+from tests.support.lone_loop import LoneLoop
 
 
 class FakePort:
@@ -48,25 +48,8 @@ class FakePort:
         """There is nothing to end."""
 
 
-class FakeLoop:
-    machine = MACHINE
-    asyncio = None
-    on_error = None
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[str, Any]] = []
-        self.watched: list[Any] = []
-
-    def send(self, target: Any, message: Any) -> None:
-        self.sent.append((target.addressDetails.text, message))
-
-    def watch_process(self, process: Any, *_: Any, **__: Any) -> Callable[[], None]:
-        """Nothing dies."""
-        self.watched.append(process)
-        return lambda: self.watched.remove(process)
-
-    def answer_beats(self, _answer: Any) -> None:
-        """Nothing beats."""
+def sent(loop: LoneLoop) -> list[tuple[str, Any]]:
+    return [(target.addressDetails.text, message) for target, message in loop.sent]
 
 
 @pytest.fixture
@@ -83,7 +66,7 @@ def test_a_replica_is_asked_for_at_its_own_host(tmp_path: Path, port: FakePort) 
     )
     cluster = Cluster(records, 1, 100.0, Placement(), own_host="a")
     settings = read_settings({}, state_dir=str(tmp_path))
-    loop: Any = FakeLoop()
+    loop = LoneLoop()
     hosts = Members(loop, cluster, settings, this_process(), lambda: None)
     assert asyncio.run(hosts.locate("t#1", "b")) == "there"
     assert asyncio.run(hosts.locate("t#1", "gone")) is None
@@ -98,7 +81,7 @@ def test_a_host_is_asked_how_a_process_ended_and_need_not_say(
     cluster = Cluster(records, 1, 100.0, anywhere(), own_host="a")
     settings = read_settings({}, state_dir=str(tmp_path), host_name="a")
     ensure_key(settings.cluster_key)
-    loop: Any = FakeLoop()
+    loop = LoneLoop()
     hosts = Members(loop, cluster, settings, this_process(), lambda: None)
     port.described = answer
     assert asyncio.run(hosts.cause_of_end("t#1", "there", "a")) == "", "it has not reported yet"
@@ -130,7 +113,7 @@ def reported(
     cluster = Cluster(records, 1, 100.0, Placement(), own_host="a")
     settings = read_settings({}, state_dir=str(tmp_path), host_name="a").model_copy(update=led)
     ensure_key(settings.cluster_key)
-    loop: Any = FakeLoop()
+    loop = LoneLoop()
     members = Members(loop, cluster, settings, this_process(), lambda: None, epoch=epoch)
     report = cm.HostReported(
         host=host,
@@ -145,7 +128,7 @@ def reported(
     )
     members.reported(report, ActorAddress(ProcessAddress("10.0.0.2", 2001)))
     members.close()
-    return loop.sent  # type: ignore[no-any-return]
+    return sent(loop)
 
 
 def test_a_host_that_is_forgotten_is_forgotten_everywhere(tmp_path: Path) -> None:
@@ -153,8 +136,8 @@ def test_a_host_that_is_forgotten_is_forgotten_everywhere(tmp_path: Path) -> Non
     cluster = Cluster(records, 1, 100.0, anywhere(), own_host="")
     settings = read_settings({}, state_dir=str(tmp_path), host_name="a")
     ensure_key(settings.cluster_key)
-    loop = FakeLoop()
-    hosts = Members(loop, cluster, settings, this_process(), lambda: None)  # type: ignore[arg-type]
+    loop = LoneLoop()
+    hosts = Members(loop, cluster, settings, this_process(), lambda: None)
     sender = ActorAddress(ProcessAddress("10.0.0.2", 2001))
     report = cm.HostReported(
         host="b",
@@ -170,9 +153,9 @@ def test_a_host_that_is_forgotten_is_forgotten_everywhere(tmp_path: Path) -> Non
     )
     hosts.reported(report, sender)
     assert hosts.addresses() == (settings.own_address, "10.0.0.2:1900")
-    assert len(loop.watched) == 1
+    assert len(loop.watched()) == 1
     cluster.hosts.forget("b", 100.0)
-    assert loop.watched == []
+    assert loop.watched() == []
     assert hosts.shown() == []
     hosts.reported(replace(report, host="c", address="10.0.0.3:1900", id="2"), sender)
     (*_, told) = [each for _, each in loop.sent if isinstance(each, cm.HostAnswered)]
@@ -188,7 +171,7 @@ def test_what_a_host_that_stops_asks_for_is_not_kept_and_what_others_ask_for_is(
     cluster = Cluster(records, 1, 100.0, anywhere(), own_host="")
     settings = read_settings({}, state_dir=str(tmp_path), host_name="a")
     ensure_key(settings.cluster_key)
-    members = Members(FakeLoop(), cluster, settings, this_process(), lambda: None)  # type: ignore[arg-type]
+    members = Members(LoneLoop(), cluster, settings, this_process(), lambda: None)
     report = cm.HostReported(
         host="b",
         process=this_process(),
@@ -247,7 +230,7 @@ def test_a_leader_that_hears_no_other_any_more_gives_way_to_the_next_by_name(
     placement.set_host(own, None)
     cluster = Cluster(records, 1, 100.0, placement, own_host=own)
     settings = read_settings({}, state_dir=str(tmp_path), host_name=own)
-    hosts = Members(FakeLoop(), cluster, settings, this_process(), lambda: None)  # type: ignore[arg-type]
+    hosts = Members(LoneLoop(), cluster, settings, this_process(), lambda: None)
     assert hosts.away() == "", "they may be heard yet"
     first, second = sorted({*"abc"} - {own})
     if has_heard:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 from greenroom import serve
 from greenroom.actors.controller import status_file
 from greenroom.actors.controller.status_file import StatusFile
+from tests.support.lone_loop import LoneLoop
 from tests.support.systems import RunningSystem, alive, wait_until
 
 
@@ -22,69 +22,25 @@ def hello(_request: Any) -> str:
     return "hello"
 
 
-class _Timer:
-    def __init__(self, call: Callable[[], None]) -> None:
-        self.call: Callable[[], None] | None = call
-
-    def cancel(self) -> None:
-        self.call = None
-
-
-class _Loop:
-    """Keeps the timers, which fire when the test says so."""
-
-    def __init__(self) -> None:
-        self.timers: list[tuple[float, _Timer]] = []
-
-    def call_later(self, delay_s: float, call: Callable[[], None]) -> _Timer:
-        timer = _Timer(call)
-        self.timers.append((delay_s, timer))
-        return timer
-
-    def due(self) -> list[float]:
-        return [delay_s for delay_s, timer in self.timers if timer.call is not None]
-
-    def fire(self) -> None:
-        timers, self.timers = self.timers, []
-        for _, timer in timers:
-            if timer.call is not None:
-                timer.call()
-
-
 @pytest.fixture(name="loop")
-def make_loop() -> _Loop:
-    return _Loop()
+def make_loop() -> LoneLoop:
+    return LoneLoop()
 
 
-class _Clock:
-    """Stands still unless the test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    time = staticmethod(time.time)
+def fire(loop: LoneLoop) -> None:
+    """Let the time pass until there is something to do."""
+    loop.pass_time(min(loop.due()))
 
 
-@pytest.fixture(name="clock")
-def make_clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
-    clock = _Clock()
-    monkeypatch.setattr(status_file, "time", clock)
-    return clock
-
-
-@pytest.mark.usefixtures("clock")
-def test_many_changes_are_one_write_and_the_next_waits(loop: _Loop, tmp_path: Path) -> None:
+def test_many_changes_are_one_write_and_the_next_waits(loop: LoneLoop, tmp_path: Path) -> None:
     reads: list[int] = []
     path = tmp_path / "status.json"
-    file = StatusFile(loop, path, lambda: {"reads": reads.append(1) or len(reads)})  # type: ignore[arg-type]
+    file = StatusFile(loop, path, lambda: {"reads": reads.append(1) or len(reads)})
     for _ in range(5):
         file.changed()
     assert len(loop.due()) == 1
     assert loop.due()[0] == pytest.approx(status_file.DELAY_S)
-    loop.fire()
+    fire(loop)
     told = json.loads(path.read_text())
     assert (told["schema"], told["reads"]) == (1, 1)
     assert told["written_at"] == pytest.approx(time.time(), abs=5)
@@ -94,20 +50,20 @@ def test_many_changes_are_one_write_and_the_next_waits(loop: _Loop, tmp_path: Pa
     assert [each.name for each in tmp_path.iterdir()] == ["status.json"]
 
 
-def test_a_large_cluster_is_told_of_less_often(loop: _Loop, clock: _Clock, tmp_path: Path) -> None:
+def test_a_large_cluster_is_told_of_less_often(loop: LoneLoop, tmp_path: Path) -> None:
     def read() -> dict[str, Any]:
-        clock.now += 0.1
+        loop.stand_still(0.1)
         return {}
 
     file = StatusFile(loop, tmp_path / "status.json", read)
     file.changed()
-    loop.fire()
+    fire(loop)
     file.changed()
     assert loop.due()[0] == pytest.approx(5.0)  # fifty times as long as it took
 
 
 def test_a_file_that_cannot_be_written_is_logged_once_and_tried_again(
-    loop: _Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loop: LoneLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warnings: list[Any] = []
     monkeypatch.setattr(status_file.logger, "warning", lambda *told: warnings.append(told))
@@ -115,11 +71,11 @@ def test_a_file_that_cannot_be_written_is_logged_once_and_tried_again(
     file = StatusFile(loop, path, dict)
     for _ in range(3):
         file.changed()
-        loop.fire()
+        fire(loop)
     assert len(warnings) == 1
     path.parent.mkdir()
     file.changed()
-    loop.fire()
+    fire(loop)
     assert json.loads(path.read_text())["schema"] == 1
     file.close()
     assert not path.exists()

@@ -15,36 +15,14 @@ from greenroom.core import effects as fx
 from greenroom.core.config import BackendConfig
 from greenroom.core.lifecycle.state import Gone
 from greenroom.persistence.kv import StoreNotReadableError
+from tests.support.lone_loop import LoneLoop
 
 TAG, BACKEND = "model#1", "model"
 
 
-class SlowLoop:
-    """What is sent is on its way until the test says how that has ended."""
-
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
-        self.ended: list[Callable[[bool], None]] = []
-        self.begun: list[Coroutine[Any, Any, None]] = []
-
-    def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        self.begun.append(coroutine)
-
-    def go_on(self) -> None:
-        """Let what was begun come to its end."""
-        begun, self.begun = self.begun, []
-        for each in begun:
-            asyncio.run(each)
-
-    def send(
-        self,
-        _address: str,
-        message: Any,
-        on_sent: Callable[[], None] = lambda: None,
-        on_failed: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.sent.append(type(message))
-        self.ended.append(lambda arrived: on_sent() if arrived else on_failed())
+def kinds(loop: LoneLoop) -> list[type]:
+    """Return the classes of what was sent, none of which has arrived unless the test says so."""
+    return [type(message) for _, message in loop.sent]
 
 
 def supervisor_of(
@@ -87,22 +65,20 @@ def supervisor_of(
 
 
 def test_an_order_to_start_that_is_still_on_its_way_is_not_sent_once_more() -> None:
-    loop = SlowLoop()
+    loop = LoneLoop()
     supervisor, _ = supervisor_of(loop)
     supervisor.perform(fx.Start(TAG, BACKEND))
     supervisor.perform(fx.Start(TAG, BACKEND))
     supervisor.perform(fx.Check(TAG, 0))
-    assert loop.sent == [cm.StartReplica, cm.CheckReplica]
+    assert kinds(loop) == [cm.StartReplica, cm.CheckReplica]
     for arrived in (False, True):
-        loop.ended[-1 if arrived else 0](arrived)
+        (loop.outbox[-1].arrived if arrived else loop.outbox[0].failed)()
         supervisor.perform(fx.Start(TAG, BACKEND))
-    assert loop.sent.count(cm.StartReplica) == 3
+    assert kinds(loop).count(cm.StartReplica) == 3
 
 
 def test_code_that_cannot_be_read_at_present_is_read_again_and_not_taken_for_lost() -> None:
-    loop = SlowLoop()
-    later: list[Callable[[], None]] = []
-    loop.call_later = lambda _delay_s, call: later.append(call)  # type: ignore[attr-defined]
+    loop = LoneLoop()
     answers = iter([StoreNotReadableError("no answer"), b"code"])
 
     def load_code(_digest: str) -> bytes:
@@ -113,13 +89,13 @@ def test_code_that_cannot_be_read_at_present_is_read_again_and_not_taken_for_los
 
     supervisor_of(loop, load_code)[0].perform(fx.Start(TAG, BACKEND))
     assert not loop.sent
-    (again,) = later
-    again()
-    assert loop.sent == [cm.StartReplica]
+    (delay_s,) = loop.due()
+    loop.pass_time(delay_s)
+    assert kinds(loop) == [cm.StartReplica]
 
 
 def test_a_replica_that_is_gone_is_forgotten_and_not_made_anew_by_a_late_order() -> None:
-    loop = SlowLoop()
+    loop = LoneLoop()
     found: list[str] = []
     supervisor, cluster = supervisor_of(loop, find=lambda tag: found.append(tag) or "there")
     supervisor.perform(fx.Start(TAG, BACKEND))
@@ -135,8 +111,7 @@ def test_a_replica_that_is_gone_is_forgotten_and_not_made_anew_by_a_late_order()
 
 def test_a_replica_of_another_host_is_told_itself_as_well_when_it_is_killed() -> None:
     """Its end may have come while its host was cut off, and then no watch has told of it."""
-    loop = SlowLoop()
-    loop.watch_process = lambda *_args, **_options: lambda: None  # type: ignore[attr-defined]
+    loop = LoneLoop()
     killed: list[m.Process] = []
     supervisor, cluster = supervisor_of(loop, kill=lambda process, _host: killed.append(process))
     cluster.replica_reported = lambda *_args: True
@@ -145,16 +120,18 @@ def test_a_replica_of_another_host_is_told_itself_as_well_when_it_is_killed() ->
     supervisor.reported(reported, "there")
     supervisor.perform(fx.Kill(TAG))
     assert killed == [process]
-    assert loop.sent == [cm.StopReplica]
+    assert kinds(loop) == [cm.StopReplica]
 
 
 @pytest.mark.parametrize("becomes", ["found", "refused", "gone"])
 def test_orders_for_another_host_wait_until_its_replica_is_found(becomes: str) -> None:
-    loop = SlowLoop()
+    loop = LoneLoop()
     asked: list[tuple[str, str]] = []
+    is_answered = asyncio.Event()
 
     async def locate(tag: str, host: str) -> str | None:
         asked.append((tag, host))
+        await is_answered.wait()
         return None if becomes == "refused" else "there"
 
     supervisor, cluster = supervisor_of(loop, locate=locate)
@@ -163,11 +140,11 @@ def test_orders_for_another_host_wait_until_its_replica_is_found(becomes: str) -
         supervisor.perform(fx.Stop(TAG, 0.0))
     if becomes == "gone":
         cluster.state.replica_gone(TAG)
-    assert (len(loop.begun), loop.sent) == (1, [])
-    loop.go_on()
+    assert kinds(loop) == []
     assert asked == [(TAG, "here")]
+    is_answered.set()
     sent = [cm.StartReplica, cm.StopReplica] if becomes == "found" else []
-    assert loop.sent == sent, "the last of each kind"
+    assert kinds(loop) == sent, "the last of each kind"
     supervisor.perform(fx.Stop(TAG, 0.0))
-    loop.go_on()
+    loop.pass_time(0)
     assert len(asked) == (1 if becomes == "found" else 2), "it is asked for again"

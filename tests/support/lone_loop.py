@@ -1,0 +1,176 @@
+"""The real loop of a process without other processes: time is the test's, what is sent is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from greenroom.actors.messages.queries import Process
+from greenroom.actors.runtime.loop import Callback, Loop, Timer, nothing
+from greenroom.actors.runtime.machine import Machine
+from tests.support.virtual_time import VirtualTimeLoop
+
+BEAT_TAKES_S = 0.01  # with its answer
+PASSES = 4  # of the event loop, in which what one callback leads to is done
+
+
+class Sent(NamedTuple):
+    """What was sent, and how to say what became of it."""
+
+    target: Any
+    message: Any
+    arrived: Callback
+    failed: Callback
+
+
+class Beats:
+    """A link for beats to another host, which may be cut: then it keeps them."""
+
+    def __init__(self, loop: LoneLoop, target: Any, on_answer: Callable[[bytes], None]) -> None:
+        self.target = target
+        self.on_answer = on_answer
+        self.sent: list[bytes] = []
+        self.kept: list[bytes] = []
+        self.is_cut = loop.are_links_cut
+        self.is_closed = False
+        self._loop = loop
+
+    def send(self, beat: bytes) -> None:
+        self.sent.append(beat)
+        if self.is_cut:
+            self.kept.append(beat)
+        elif answer := self._loop.answer_to(beat):
+            self._loop.asyncio.call_later(BEAT_TAKES_S, self.on_answer, answer)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class _EventLoop(VirtualTimeLoop):
+    def __init__(self) -> None:
+        super().__init__()
+        self.readers: dict[int, Callable[..., object]] = {}
+
+    def add_reader(self, fd: Any, callback: Callable[..., object], *_: Any) -> None:
+        self.readers[fd] = callback
+
+    def remove_reader(self, fd: Any) -> bool:
+        return self.readers.pop(fd, None) is not None
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class _Machine(Machine):
+    """Every process lives until the test ends it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.monotonic = loop.time  # type: ignore[method-assign]
+        self.pidfds: dict[int, Process] = {}
+        self._numbers = itertools.count(1_000_000)
+
+    def open_pidfd(self, process: Process) -> int:  # type: ignore[override]
+        number = next(self._numbers)
+        self.pidfds[number] = process
+        return number
+
+    def close_pidfd(self, number: int) -> None:  # type: ignore[override]
+        del self.pidfds[number]
+
+
+class _Transport:
+    deliveries_at_once = 256
+    starved_s = 0.0
+
+    def __init__(self) -> None:
+        self.loop = _EventLoop()
+        self.sent: list[Sent] = []
+
+    def at_turn_end(self, callback: Callback) -> None:
+        self.loop.call_soon(callback)
+
+    def send(self, *sent: Any) -> None:
+        target, message, on_sent, on_failed = sent
+        self.sent.append(Sent(target, message, on_sent or nothing, on_failed or nothing))
+
+    def write(self, _target: Any) -> None:
+        """Do nothing: what was sent is on its way."""
+
+    def is_here(self, _target: Any) -> bool:
+        return True
+
+    def watch_remote(self, _target: Any, _on_lost: Any) -> None:
+        """Return None: it is on this host."""
+
+    def answer_beats(self, _answer: Any) -> None:
+        """Nothing beats."""
+
+
+class LoneLoop(Loop):
+    """A :class:`Loop` whose time stands still unless the test lets it pass; it begins with 100."""
+
+    def __init__(self) -> None:
+        self._outside = transport = _Transport()
+        self.are_links_cut = False
+        self.links: list[Beats] = []
+        self.answer_to: Callable[[bytes], bytes] = lambda beat: beat  # of other hosts' processes
+        self.tried: list[str] = []  # hosts of which it was asked whether they answer
+        self._made: list[Timer] = []
+        super().__init__(transport, machine=_Machine(transport.loop))  # type: ignore[arg-type]
+        self.stand_still(100.0)
+
+    @property
+    def outbox(self) -> list[Sent]:
+        """What was sent so far, once all has been done that can be done now."""
+        self.pass_time(0.0)
+        return self._outside.sent
+
+    @property
+    def sent(self) -> list[tuple[Any, Any]]:
+        """The targets and messages of :attr:`outbox`."""
+        return [(each.target, each.message) for each in self.outbox]
+
+    def pass_time(self, seconds: float) -> None:
+        """Let everything happen that happens within so many seconds."""
+
+        async def rest() -> None:
+            await asyncio.sleep(seconds)
+            for _ in range(PASSES):
+                await asyncio.sleep(0)
+
+        self.asyncio.run_until_complete(rest())
+
+    def stand_still(self, seconds: float) -> None:
+        """Let time pass in which nothing runs here."""
+        self._outside.loop.advance(seconds)
+
+    def due(self) -> list[float]:
+        """Return in how many seconds there is something to be done."""
+        left = [each.when() - self.asyncio.time() for each in self._made if not each.cancelled()]
+        return [seconds for seconds in left if seconds > 1e-6]  # what is due has run
+
+    def watched(self) -> list[Process]:
+        """Return the processes whose ends are of interest here."""
+        return [*self.machine.pidfds.values()]  # type: ignore[attr-defined]
+
+    def end(self, process: Process) -> None:
+        """End a process, as far as this loop sees."""
+        for number, known in list(self.machine.pidfds.items()):  # type: ignore[attr-defined]
+            if known == process:
+                self._outside.loop.readers[number]()
+
+    # --- What a Loop does, noted ------------------------------------------------------------------
+
+    def call_later(self, delay_s: float, callback: Callback) -> Timer:
+        timer = super().call_later(delay_s, callback)
+        self._made.append(timer)
+        return timer
+
+    def try_host(self, gate: str) -> None:
+        self.tried.append(gate)
+
+    def beat_link(self, target: Any, on_answer: Callable[[bytes], None]) -> Beats:
+        self.links.append(Beats(self, target, on_answer))
+        return self.links[-1]
