@@ -17,6 +17,8 @@ from greenroom.actors.runtime.processes import child_pids, identify
 from tests.support.container import ROOT, Container, container, dockerfile, instruction
 from tests.support.systems import wait_until
 
+pytestmark = pytest.mark.slow
+
 IN_FLIGHT = 20
 SLOW = """
 import asyncio, os

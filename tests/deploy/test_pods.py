@@ -26,6 +26,8 @@ from tests.support.kubernetes import command_of, environment_of, rendered
 from tests.support.postgres import PASSWORD
 from tests.support.systems import wait_until
 
+pytestmark = pytest.mark.slow
+
 DOCUMENTS = rendered("kubernetes-postgres")
 PODS = ["greenroom-0", "greenroom-1", "greenroom-2"]
 ALL = dict.fromkeys(PODS, "RUNNING")

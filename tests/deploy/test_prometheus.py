@@ -144,6 +144,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             server.stop()
 
 
+@pytest.mark.slow
 def test_a_real_prometheus_answers_what_the_dashboard_asks(prometheus: Prometheus) -> None:
     for query in dashboard_queries():
         if any(word in query for word in QUIET):
@@ -152,6 +153,7 @@ def test_a_real_prometheus_answers_what_the_dashboard_asks(prometheus: Prometheu
             wait_until(lambda query=query: prometheus.has(query), 5, query)
 
 
+@pytest.mark.slow
 def test_a_real_prometheus_evaluates_the_alerts(prometheus: Prometheus) -> None:
     def states() -> dict[str, str]:
         groups = prometheus.ask("rules")["groups"]

@@ -54,6 +54,7 @@ def test_whatever_dies_and_whenever_all_invariants_hold() -> None:
         assert int(count[1]) >= SEEDS / 20, f"{what} is hardly ever tried"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_what_is_broken_for_hours_or_days_heals_and_nothing_has_grown_meanwhile() -> None:
     told = simulate("--outages")
@@ -64,6 +65,7 @@ def test_what_is_broken_for_hours_or_days_heals_and_nothing_has_grown_meanwhile(
         assert int(count[1]) > 1_050, "more often than the exponent of a float can count"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--store", "database")])
 def test_a_seed_replays_exactly_in_whatever_process(options: tuple[str, ...]) -> None:
     options = ("--seeds", "3", "--from", "5", "--digest", *options)
@@ -74,6 +76,7 @@ def test_a_seed_replays_exactly_in_whatever_process(options: tuple[str, ...]) ->
     assert sorted(digests) == sorted(re.findall(r"^\d+ [0-9a-f]{64}$", again, re.MULTILINE))
 
 
+@pytest.mark.slow
 def test_a_save_that_is_lost_is_noticed_and_told_with_how_to_replay_it() -> None:
     told = simulate("--lying-disk", "--seeds", "20", fails=True)
     (options,) = re.findall(r"replay: python -m tests.simulation (.+)", told)
@@ -84,6 +87,7 @@ def test_a_save_that_is_lost_is_noticed_and_told_with_how_to_replay_it() -> None
     assert "0 failed" in honest, "the lost save is why"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--store", "database")])
 def test_three_hosts_lead_in_turn_by_files_or_a_database(options: tuple[str, ...]) -> None:
     told = simulate("--seeds", "4", "--hosts", "3", *options)

@@ -128,6 +128,7 @@ def all_of(kind: str) -> list[Any]:
     return [each for each in gc.get_objects() if type(each).__name__ == kind]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)  # it takes 15 s of computing
 def test_nothing_is_left_of_thirty_thousand_cancelled_calls(
     one: OneProcess, of_others: list[Any]
