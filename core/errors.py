@@ -35,6 +35,10 @@ class GreenroomError(Exception):
         return self.http_status
 
 
+class IllegalTransitionError(RuntimeError):
+    """What the table of a state machine does not have: a bug in the caller."""
+
+
 class NotRunningError(GreenroomError):
     """No actor system answers at the address; start one with ``greenroom start``."""
 

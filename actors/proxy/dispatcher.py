@@ -466,7 +466,7 @@ class Dispatcher:
         self._arm_deadline()
 
     def _arm_deadline(self) -> None:
-        due = self.router.next_deadline_at()
+        due = self.router.next_due_at()
         if due is None or due == self._deadline_at:
             return
         if self._deadline_timer is not None:

@@ -16,7 +16,15 @@ from greenroom.actors.runtime.processes import stat_fields
 from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.shared_metrics import OtherMetrics
 from greenroom.core.metrics import Family, Group, Kind, Registry
-from greenroom.core.routing.tickets import LoadByEndpoint, Observer, Ticket
+from greenroom.core.routing.tickets import (
+    Dropped,
+    Ejected,
+    Leased,
+    LoadByEndpoint,
+    Observer,
+    Retried,
+    Ticket,
+)
 
 _PAIR = ("endpoint", "backend")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -73,39 +81,40 @@ class Metrics(Observer):
             "backend",
         )
 
-    def finished(self, ticket: Ticket, status: int, seconds: float) -> None:
+    def finished(self, ticket: Ticket) -> None:
         """See Observer."""
+        endpoint, backend = ticket.endpoint, ticket.backend
         if ticket.caller is not None:
-            self._queries.ended(ticket.endpoint, ticket.backend, status, (seconds,))
+            self._queries.ended(endpoint, backend, ticket.status, (ticket.took_s,))
             if ticket.assigned_at >= 0:
                 waited_s = ticket.assigned_at - ticket.submitted_at
-                self._waits.observe(waited_s, ticket.endpoint, ticket.backend)
+                self._waits.observe(waited_s, endpoint, backend)
         elif ticket.attempts:
-            self._mirrored.ended(ticket.endpoint, ticket.backend, status, (seconds,))
+            self._mirrored.ended(endpoint, backend, ticket.status, (ticket.took_s,))
         else:
-            self.dropped(ticket.endpoint, ticket.backend)
+            self._dropped.add(1, endpoint, backend)
 
-    def leased(self, endpoint: str, backend: str, status: int, took_s: Sequence[float]) -> None:
+    def leased(self, event: Leased) -> None:
         """See Observer. Under a lease no query waits."""
-        self._queries.ended(endpoint, backend, status, took_s)
-        self._waits.observe_all([0.0] * len(took_s), endpoint, backend)
+        self._queries.ended(*event)
+        self._waits.observe_all([0.0] * len(event.took_s), event.endpoint, event.backend)
 
-    def dropped(self, endpoint: str, backend: str) -> None:
+    def dropped(self, event: Dropped) -> None:
         """See Observer."""
-        self._dropped.add(1, endpoint, backend)
+        self._dropped.add(1, *event)
 
-    def retried(self, ticket: Ticket, reason: str) -> None:
+    def retried(self, event: Retried) -> None:
         """See Observer."""
-        self._retried.add(1, ticket.endpoint, ticket.backend, reason)
+        self._retried.add(1, event.ticket.endpoint, event.ticket.backend, event.reason)
 
     def retry_refused(self, ticket: Ticket) -> None:
         """See Observer."""
         self._retries_refused.add(1, ticket.endpoint, ticket.backend)
 
-    def ejected(self, backend: str, replica: str, times: int) -> None:
+    def ejected(self, event: Ejected) -> None:
         """See Observer."""
-        if times:
-            self._ejections.add(1, backend)
+        if event.times:
+            self._ejections.add(1, event.backend)
 
     def asked(self, backend: str, outcome: str, seconds: float) -> None:
         """Count a query of which a request router was to be asked."""

@@ -16,8 +16,7 @@ from greenroom.actors.messages.queries import Message, Process
 from greenroom.actors.runtime.loop import Loop, Timer
 from greenroom.core.rollouts.judging import OVERDUE_S, Tallies
 from greenroom.core.routing.router import Router
-from greenroom.core.routing.tables import EndpointTable
-from greenroom.core.routing.tickets import Observer, Ticket
+from greenroom.core.routing.tickets import Ejected, Leased, Observer, Ticket
 from greenroom.core.series import REPORT_S, Pair, Traffic
 
 logger = logging.getLogger(__name__)
@@ -40,13 +39,15 @@ class LoadReports(Observer):
         self._timer: Timer | None = None  # armed while there are queries
         router.observers.add(self)
 
-    def accepted(self, ticket: Ticket, endpoint: EndpointTable) -> None:
+    def accepted(self, ticket: Ticket) -> None:
         """See Observer."""
-        if self._timer is None:
-            self._timer = self._loop.call_later(LOAD_REPORT_S, self._report)
+        self._arm()
 
-    def leased(self, endpoint: str, backend: str, status: int, took_s: Sequence[float]) -> None:
+    def leased(self, event: Leased) -> None:
         """See Observer."""
+        self._arm()
+
+    def _arm(self) -> None:
         if self._timer is None:
             self._timer = self._loop.call_later(LOAD_REPORT_S, self._report)
 
@@ -82,18 +83,21 @@ class TrafficReports(Observer):
         self._timer: Timer | None = None  # armed while there are queries
         router.observers.add(self)
 
-    def accepted(self, ticket: Ticket, endpoint: EndpointTable) -> None:
+    def accepted(self, ticket: Ticket) -> None:
         """See Observer."""
         if self._timer is None:
             self._arm()
 
-    def finished(self, ticket: Ticket, status: int, seconds: float) -> None:
+    def finished(self, ticket: Ticket) -> None:
         """See Observer."""
         if not ticket.is_mirrored:
-            self.leased(ticket.endpoint, ticket.backend, status, (seconds,))
+            self._count(ticket.endpoint, ticket.backend, ticket.status, (ticket.took_s,))
 
-    def leased(self, endpoint: str, backend: str, status: int, took_s: Sequence[float]) -> None:
+    def leased(self, event: Leased) -> None:
         """See Observer."""
+        self._count(*event)
+
+    def _count(self, endpoint: str, backend: str, status: int, took_s: Sequence[float]) -> None:
         traffic = self._traffic.get((endpoint, backend))
         if traffic is None:
             traffic = self._traffic[endpoint, backend] = Traffic()
@@ -126,8 +130,9 @@ class EjectionReports(Observer):
         self._send = send
         router.observers.add(self)
 
-    def ejected(self, backend: str, replica: str, times: int) -> None:
+    def ejected(self, event: Ejected) -> None:
         """See Observer."""
+        _, replica, times = event
         if times:
             logger.warning(
                 "%s fails where other replicas do not: for a while it gets no queries, "

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from greenroom.core.backoff import pause_s
 from greenroom.core.devices import Devices
+from greenroom.core.errors import IllegalTransitionError
 
 
 class ReplicaState(StrEnum):
@@ -91,10 +92,6 @@ TRANSITIONS: dict[tuple[ReplicaState, ReplicaEvent], ReplicaState] = {
 
 LIVE = frozenset({S.SHOULD_START, S.STARTING, S.RUNNING})
 LEAVING = frozenset({S.SHOULD_STOP, S.STOPPING})
-
-
-class IllegalTransitionError(RuntimeError):
-    """An event that cannot happen in this state: a bug in the caller."""
 
 
 def next_state(state: ReplicaState, event: ReplicaEvent) -> ReplicaState:

@@ -50,7 +50,7 @@ from typing import Any, NamedTuple
 from greenroom.core.comparing.comparing import Counts
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.formats import travels
-from greenroom.core.routing.tickets import Observer, Ticket
+from greenroom.core.routing.tickets import Leased, Observer, Retried, Ticket
 from greenroom.core.validation import is_number
 
 STAKES = 12
@@ -201,20 +201,23 @@ class Tallies(Observer):
         elif endpoint not in self._watched or self._watched[endpoint][0] != token:
             self._watched[endpoint] = (token, defaultdict(Tally))
 
-    def finished(self, ticket: Ticket, status: int, seconds: float) -> None:
+    def finished(self, ticket: Ticket) -> None:
         """See Observer."""
-        if not ticket.is_mirrored:
-            self.leased(ticket.endpoint, ticket.backend, status, (seconds,))
+        if ticket.endpoint in self._watched and not ticket.is_mirrored:
+            self._of(ticket.endpoint, ticket.backend).count(ticket.status, (ticket.took_s,))
 
-    def leased(self, endpoint: str, backend: str, status: int, took_s: Sequence[float]) -> None:
+    def leased(self, event: Leased) -> None:
         """See Observer."""
-        if endpoint in self._watched:
-            self._watched[endpoint][1][backend].count(status, took_s)
+        if event.endpoint in self._watched:
+            self._of(event.endpoint, event.backend).count(event.status, event.took_s)
 
-    def retried(self, ticket: Ticket, reason: str) -> None:
+    def retried(self, event: Retried) -> None:
         """See Observer."""
-        if ticket.endpoint in self._watched:
-            self._watched[ticket.endpoint][1][ticket.backend].lost()
+        if event.ticket.endpoint in self._watched:
+            self._of(event.ticket.endpoint, event.ticket.backend).lost()
+
+    def _of(self, endpoint: str, backend: str) -> Tally:
+        return self._watched[endpoint][1][backend]
 
     def plain(
         self, overdue: Mapping[tuple[str, str], int]

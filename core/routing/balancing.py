@@ -32,7 +32,7 @@ from greenroom.core.routing.outliers import Outliers, has_failed
 from greenroom.core.routing.queues import DrainRate, FairQueue
 from greenroom.core.routing.sessions import Homes
 from greenroom.core.routing.tables import BackendTable, ReplicaTable
-from greenroom.core.routing.tickets import Assign, Ticket
+from greenroom.core.routing.tickets import DROPPED, RUNNING, Assign, Ticket
 from greenroom.core.routing.weights import ENOUGH, EVEN, LEVELS, Pace, Paces, Weight
 
 UNHEARD_S = 1.0
@@ -242,7 +242,7 @@ class RoutedBackend:
             if queue.has_homes and (homes := self.inhabitable()):
                 for ticket in reversed(queue.take_homeless(homes)):
                     self.settle(ticket)
-                    self.put_first(ticket, now)
+                    self.enqueue(ticket, now, first=True)
 
     def place(self, replica: RoutedReplica, now: float) -> None:
         """Put a replica where its load belongs, or nowhere while it is not to be chosen.
@@ -274,7 +274,7 @@ class RoutedBackend:
         self.rate.ran(seconds)
         if not self.table.learn_weights:
             return False
-        if taken.count < ENOUGH and ticket.answered < BAD and _has_a_choice(ticket):
+        if taken.count < ENOUGH and ticket.status < BAD and _has_a_choice(ticket):
             taken.add(seconds)
         return now >= self.paces.due_at and self._compare(now)
 
@@ -308,6 +308,7 @@ class RoutedBackend:
 
     def assign(self, ticket: Ticket, replica: RoutedReplica, now: float) -> Assign:
         """Give a ticket to a replica that has room."""
+        ticket.become(RUNNING)
         ticket.replica = tag = replica.table.tag
         if ticket.assigned_at < 0 and ticket.budget is not None:
             ticket.budget.pay_in(self.slots)
@@ -332,7 +333,7 @@ class RoutedBackend:
 
     def judge(self, ticket: Ticket, status: int, now: float) -> str | None:
         """Learn of an answer; return the replica that is ejected or let in by it, if any is."""
-        failed = has_failed(status) and not (ticket.begun or ticket.abandoned)
+        failed = has_failed(status) and not (ticket.begun or ticket.state is DROPPED)
         is_awaited = ticket.trial is not None or ticket.replica in self.outliers.probed
         if not (failed or is_awaited) or ticket.replica is None:
             return None
@@ -391,17 +392,15 @@ class RoutedBackend:
                 return [(ticket, _full(self.queue, ticket))]
             refused.append((given_up, _full(self.queue, given_up)))
             self.queue.remove(given_up)
-        if not self.queue.size:
-            self.rate.began(now)
-        self.queue.add(ticket)
+        self.enqueue(ticket, now)
         return refused
 
-    def put_first(self, ticket: Ticket, now: float) -> None:
-        """Queue a ticket before all others of its queue."""
+    def enqueue(self, ticket: Ticket, now: float, *, first: bool = False) -> None:
+        """Queue a ticket, after all others of its line or before all of its queue."""
         queue = self.queue_of(ticket)
         if queue is self.queue and not queue.size:
             self.rate.began(now)
-        queue.put_first(ticket)
+        queue.add(ticket, first=first)
 
     def take_waiting(self) -> list[Ticket]:
         """Remove and return all that waits."""
@@ -430,7 +429,7 @@ class RoutedBackend:
                         break
             if ticket is None or replica is None:
                 break
-            waiting.take(ticket)
+            waiting.remove(ticket, had_turn=True)
             if ticket.deadline_at is not None and now + self.rate.run_s >= ticket.deadline_at:
                 late.append(ticket)
             else:

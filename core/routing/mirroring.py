@@ -19,8 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from greenroom.core.routing.router import Router
-from greenroom.core.routing.tables import EndpointTable
-from greenroom.core.routing.tickets import Compare, Effects, Observer, Pairing, Ticket
+from greenroom.core.routing.tickets import Compare, Dropped, Effects, Observer, Pairing, Ticket
 
 MIRROR_S = 0.005  # how long mirrored queries wait: queries go first, and others may go along
 MIRROR_MORE_S = 0.001  # between two batches, for queries to be let in
@@ -43,14 +42,10 @@ class Mirroring(Observer):
         """Whether to call :meth:`make`, MIRROR_S later."""
         return bool(self._due)
 
-    @property
-    def held_bytes(self) -> int:
-        """How much mirrored queries keep in memory."""
-        return sum(self._bytes.values())
-
-    def accepted(self, ticket: Ticket, endpoint: EndpointTable) -> None:
+    def accepted(self, ticket: Ticket) -> None:
         """See Observer. What follows a query goes to one replica only, so it is not mirrored."""
-        if not endpoint.shadows:
+        endpoint = self._router.endpoint(ticket.endpoint)
+        if endpoint is None or not endpoint.shadows:
             return
         draw = self._draw
         shadows = [tag for tag, proportion in endpoint.shadows.items() if draw() < proportion]
@@ -59,7 +54,7 @@ class Mirroring(Observer):
             if not endpoint.compares.keys().isdisjoint(shadows):
                 ticket.compare = None  # not known yet
 
-    def finished(self, ticket: Ticket, status: int, seconds: float) -> None:
+    def finished(self, ticket: Ticket) -> None:
         """See Observer."""
         if ticket.caller is None:
             self._bytes[ticket.backend] -= len(ticket.query.call)
@@ -97,8 +92,7 @@ class Mirroring(Observer):
         if not (original.query.follows or (held and held + size > MAX_MIRRORED_BYTES)):
             mirrored = self._router.mirrored(original, tag, now)
         if mirrored is None or endpoint is None:
-            for dropped in self._router.observers.dropped:
-                dropped(original.endpoint, tag)
+            self._router.observers.dropped(Dropped(original.endpoint, tag))
             return ()
         self._bytes[tag] = held + size
         pairings = self._paired(mirrored, compare)

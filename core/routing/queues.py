@@ -25,16 +25,19 @@ something, and one that hangs, say little about the others.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container, Hashable, Iterator
+from collections.abc import Container, Hashable, Iterable, Iterator
 from math import exp
 
-from greenroom.core.routing.tickets import Ticket
+from greenroom.core.routing.tickets import NEW, QUEUED, Ticket
 
 _Line = OrderedDict[int, Ticket]  # by number
 
 
 class FairQueue:
-    """Tickets in the order in which replicas get them; ``size`` is how many there are."""
+    """Tickets in the order in which replicas get them; ``size`` is how many there are.
+
+    Here alone a ticket becomes queued, and is it no more.
+    """
 
     __slots__ = ("_lines", "_new", "_standing", "size")
 
@@ -44,20 +47,36 @@ class FairQueue:
         self._new: OrderedDict[Hashable, _Line] = OrderedDict()  # in the order of turns
         self._standing: OrderedDict[Hashable, _Line] = OrderedDict()
 
-    def add(self, ticket: Ticket) -> None:
-        """Queue a ticket after all others of its endpoint."""
-        self._line_for(ticket)[ticket.number] = ticket
-        self.size += 1
-
-    def put_first(self, ticket: Ticket) -> None:
-        """Queue a ticket before all others: it had its turn already."""
-        name, line = ticket.line, self._line_for(ticket)
+    def add(self, ticket: Ticket, *, first: bool = False) -> None:
+        """Queue a ticket after all others of its line; or before all: it had its turn already."""
+        ticket.become(QUEUED)
+        name = ticket.line
+        line = self._lines.get(name)
+        if line is None:
+            line = self._lines[name] = self._new[name] = OrderedDict()
         line[ticket.number] = ticket
-        line.move_to_end(ticket.number, last=False)
-        self._standing.pop(name, None)
-        self._new[name] = line
-        self._new.move_to_end(name, last=False)
         self.size += 1
+        if first:
+            line.move_to_end(ticket.number, last=False)
+            self._standing.pop(name, None)
+            self._new[name] = line
+            self._new.move_to_end(name, last=False)
+
+    def remove(self, ticket: Ticket, *, had_turn: bool = False) -> None:
+        """Remove a ticket; if its line ``had_turn`` with it, that goes to the end of the order."""
+        ticket.become(NEW)
+        name = ticket.line
+        line = self._lines[name]
+        del line[ticket.number]
+        self.size -= 1
+        if had_turn:
+            self._new.pop(name, None)
+            self._standing.pop(name, None)
+            self._standing[name] = line
+        if not self.size:  # no line waits, so none is owed a turn
+            self._lines.clear()
+            self._new.clear()
+            self._standing.clear()
 
     def first(self) -> Ticket | None:
         """Return the ticket whose turn it is; None when none waits."""
@@ -74,26 +93,18 @@ class FairQueue:
             del self._standing[name], self._lines[name]
         return None
 
-    def take(self, ticket: Ticket) -> None:
-        """Remove the first ticket of a line, which has had its turn."""
-        name = ticket.line
-        line = self._new.pop(name, None)
-        if line is None:
-            line = self._standing.pop(name)
-        self._standing[name] = line
-        self._remove(ticket, line)
-
-    def remove(self, ticket: Ticket) -> None:
-        """Remove a ticket, whichever line has its turn."""
-        self._remove(ticket, self._lines[ticket.line])
-
     def take_all(self, endpoint: str | None = None) -> list[Ticket]:
         """Remove all tickets, or those of one endpoint; return them in the order they came."""
-        names = [name for name in self._lines if endpoint in (None, _endpoint(name))]
-        tickets = sorted(
-            (ticket for name in names for ticket in self._lines[name].values()),
-            key=lambda ticket: ticket.number,
-        )
+        return self._take([name for name in self._lines if endpoint in (None, _endpoint(name))])
+
+    def take_homeless(self, homes: Container[str]) -> list[Ticket]:
+        """Remove the tickets that wait for replicas other than these, in the order they came."""
+        away = [each for each in self._lines if isinstance(each, tuple) and each[1] not in homes]
+        return self._take(away)
+
+    def _take(self, names: Iterable[Hashable]) -> list[Ticket]:
+        tickets = [ticket for name in names for ticket in self._lines[name].values()]
+        tickets.sort(key=lambda ticket: ticket.number)
         for ticket in tickets:
             self.remove(ticket)
         return tickets
@@ -108,19 +119,6 @@ class FairQueue:
     def has_homes(self) -> bool:
         """Whether there are lines that wait for certain replicas."""
         return any(isinstance(name, tuple) for name in self._lines)
-
-    def take_homeless(self, homes: Container[str]) -> list[Ticket]:
-        """Remove the tickets that wait for replicas other than these, in the order they came."""
-        tickets = [
-            ticket
-            for name, line in self._lines.items()
-            if isinstance(name, tuple) and name[1] not in homes
-            for ticket in line.values()
-        ]
-        tickets.sort(key=lambda ticket: ticket.number)
-        for ticket in tickets:
-            self.remove(ticket)
-        return tickets
 
     def length(self, name: Hashable) -> int:
         """Return how many tickets wait in a line."""
@@ -141,21 +139,6 @@ class FairQueue:
         if line is None or len(line) < self.length(name) + 2:
             return None
         return next(reversed(line.values()))
-
-    def _line_for(self, ticket: Ticket) -> _Line:
-        name = ticket.line
-        line = self._lines.get(name)
-        if line is None:
-            line = self._lines[name] = self._new[name] = OrderedDict()
-        return line
-
-    def _remove(self, ticket: Ticket, line: _Line) -> None:
-        del line[ticket.number]
-        self.size -= 1
-        if not self.size:  # no line waits, so none is owed a turn
-            self._lines.clear()
-            self._new.clear()
-            self._standing.clear()
 
 
 def _endpoint(name: Hashable) -> Hashable:

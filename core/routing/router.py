@@ -1,10 +1,9 @@
 """The router: which backend, which replica, queueing, limits, time limits, what deaths mean.
 
-Theory of operation. Each query gets a ticket. A ticket is *queued* at its backend, *assigned* to
-one replica, *answered*, or ended. Queues are first in, first out per endpoint and backend, and the
-endpoints of a backend take turns (queues.py). The replica with the fewest tickets is taken first,
-and none ever holds more than max_ongoing_requests (balancing.py). An answered ticket has no slot.
-It is kept until its answer is known to have arrived, because its replica may die before that.
+Theory of operation. Each query gets a ticket, whose life is a table (tickets.py). Queues are first
+in, first out per endpoint and backend, and the endpoints of a backend take turns (queues.py). The
+replica with the fewest tickets is taken first, and none ever holds more than max_ongoing_requests
+(balancing.py).
 
 Every method takes the time and returns effects, in the order in which to perform them. What follows
 queries without deciding on them observes the router (``Observer`` in tickets.py): metrics, load
@@ -33,10 +32,18 @@ from greenroom.core.routing.retries import MAX_ATTEMPTS, may_retry
 from greenroom.core.routing.sessions import session_of
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
 from greenroom.core.routing.tickets import (
+    ANSWERED,
     CANCELLED_STATUS,
+    DROPPED,
+    ENDED,
+    NEW,
+    QUEUED,
+    RUNNING,
     Cancel,
     Effects,
+    Ejected,
     Lease,
+    Leased,
     LeaseState,
     LoadByBackend,
     LoadByEndpoint,
@@ -45,7 +52,7 @@ from greenroom.core.routing.tickets import (
     Preference,
     QueryLike,
     Refuse,
-    Session,
+    Retried,
     Ticket,
 )
 from greenroom.core.routing.traffic import RoutedEndpoint, Routes, key_of
@@ -119,11 +126,6 @@ class Router:
             lacking[name] = None if endpoint.table.unavailable else reasons
         return lacking
 
-    @property
-    def open_tickets(self) -> int:
-        """How many tickets have not ended, answered ones included."""
-        return len(self._tickets)
-
     def ongoing(self, among: Iterable[str] | None = None) -> dict[str, int]:
         """Return replica -> slots taken, of all that it knows or of those among these."""
         replicas = self._replicas.by_tag
@@ -154,7 +156,7 @@ class Router:
             load = mirrored if ticket.is_mirrored else queries
             pair = (ticket.endpoint, ticket.backend)
             queued, ongoing = load.get(pair, (0, 0))
-            waits = ticket.replica is None
+            waits = ticket.state is QUEUED
             load[pair] = (queued + waits, ongoing + (not waits))
         for lease in self._leases.by_number.values():
             queued, ongoing = queries.get((lease.endpoint, lease.backend), (0, 0))
@@ -281,12 +283,18 @@ class Router:
             attempts, ticket.failed_at = attempts + 1, failed[0]
         if attempts:
             effects += self._retry_ended(ticket, endpoint, attempts, now)
-        backend = self._place(ticket, endpoint) if is_refused and not ticket.ended else None
+        is_open = ticket.state is not ENDED
+        backend = self._place(ticket, endpoint) if is_refused and is_open else None
         if backend is not None:
-            backend.put_first(ticket, now)
-        elif not ticket.ended:
+            backend.enqueue(ticket, now, first=True)
+        elif is_open:
             effects += self._route(ticket, endpoint, now)
-        return effects + self._accepted(ticket, endpoint, now)
+        if ticket.state is ENDED:
+            return effects
+        self.observers.accepted(ticket)
+        if caller in self._leases.lessees:
+            effects += self._lease(ticket, endpoint, now)  # for the next
+        return effects
 
     def fill(self, now: float) -> Effects:
         """Assign what waits, as far as there is room; to be called after what was refused."""
@@ -328,14 +336,6 @@ class Router:
             text = f"{table.name}: the proxy died with this query under way; it may have run"
             return None, [_refusal(caller, query, ReplicaUnavailableError, text)]
         return endpoint, []
-
-    def _accepted(self, ticket: Ticket, endpoint: RoutedEndpoint, now: float) -> Effects:
-        """Tell observers of a ticket that was let in; grant a lease for the next, where it can."""
-        if ticket.ended:
-            return []
-        for accepted in self.observers.accepted:
-            accepted(ticket, endpoint.table)
-        return self._lease(ticket, endpoint, now) if ticket.caller in self._leases.lessees else []
 
     def _retry_ended(
         self, ticket: Ticket, endpoint: RoutedEndpoint, attempts: int, now: float
@@ -388,9 +388,10 @@ class Router:
         for refused, text in backend.let_wait(ticket, now):
             effects += self._fail(refused, BackPressureError, text, now)
         if starved and not effects:
-            self._starved(table.tag)
-        if table.max_queue_wait_s is not None and not ticket.ended:
-            self._tickets.limit_wait(ticket, table.max_queue_wait_s)
+            self.observers.starved(table.tag)
+        if table.max_queue_wait_s is not None and ticket.state is QUEUED:
+            over_at = ticket.submitted_at + table.max_queue_wait_s
+            self._tickets.at(over_at, ticket, self._wait_over)
         return effects + self._wait(backend, now)
 
     def _wait(self, backend: RoutedBackend, now: float) -> Effects:
@@ -410,24 +411,36 @@ class Router:
             backend.settle(ticket)
             ticket.budget = endpoint.budgets[table.tag]
             if ticket.query.timeout_s is not None or table.request_timeout_s is not None:
-                self._tickets.limit(ticket, table)
+                self._limit(ticket, table)
         return backend
+
+    def _limit(self, ticket: Ticket, table: BackendTable) -> None:
+        """Set a ticket's deadline, where its query or its backend has one; the first set stays.
+
+        The shorter of both holds: a query's is how long its caller waits, a backend's how long an
+        answer of it may take, and neither is a reason to go on past the other.
+        """
+        timeout_s, own_s = ticket.query.timeout_s, table.request_timeout_s
+        if timeout_s is None or (own_s is not None and own_s < timeout_s):
+            timeout_s = own_s
+        if timeout_s is not None and ticket.deadline_at is None:
+            ticket.deadline_at = ticket.submitted_at + timeout_s
+            self._tickets.at(ticket.deadline_at, ticket, self._time_up)
 
     def _choose(self, ticket: Ticket, endpoint: RoutedEndpoint) -> str | None:
         """Find a ticket's session; return the backend that it, or the query's key, decides on."""
-        ticket.session = self._session(ticket, endpoint)
-        if ticket.session is not None and ticket.query.shard_key is None:
-            return endpoint.split.choose(ticket.session.key)
-        return endpoint.split.choose(key_of(ticket.query, ticket.caller))
-
-    def _session(self, ticket: Ticket, endpoint: RoutedEndpoint) -> Session | None:
-        """Return a ticket's session, by the settings of the first backend that has any."""
+        query, split = ticket.query, endpoint.split
         affinity = self._affinity(endpoint)
-        if affinity is None and not ticket.query.session_id:
-            return None
-        return session_of(ticket.query, affinity)
+        has_any = affinity is not None or query.session_id
+        ticket.session = session_of(query, affinity) if has_any else None
+        if len(split.tags) == 1:
+            return split.tags[0]
+        if ticket.session is not None and query.shard_key is None:
+            return split.choose(ticket.session.key)
+        return split.choose(key_of(query, ticket.caller))
 
     def _affinity(self, endpoint: RoutedEndpoint) -> SessionAffinity | None:
+        """Return how sessions are found: by the settings of the first backend that has any."""
         for tag in endpoint.split.tags:
             backend = self._backends.get(tag)
             if backend is not None and backend.affinity is not None:
@@ -444,10 +457,6 @@ class Router:
             else:
                 effects += self._route(ticket, endpoint, now)
         return effects
-
-    def _starved(self, backend: str) -> None:
-        for starved in self.observers.starved:
-            starved(backend)
 
     # --- Leases ---------------------------------------------------------------------------------
 
@@ -511,9 +520,8 @@ class Router:
             if (budget := endpoint.budgets.get(lease.backend)) is not None:
                 budget.pay_in(backend.slots, len(took_s))
             backend.rate.ran(sum(took_s) / len(took_s))
-        for leased in self.observers.leased:
-            for status, some in used.ended.items():
-                leased(lease.endpoint, lease.backend, status, some)
+        for status, some in used.ended.items():
+            self.observers.leased(Leased(lease.endpoint, lease.backend, status, some))
         if backend is None:
             return []
         backend.failed(used.failed, now)
@@ -565,22 +573,22 @@ class Router:
         endpoint, backend = self._endpoints.get(original.endpoint), self._backends.get(shadow)
         if endpoint is None or backend is None or not backend.takes_mirrored:
             return None
-        if shadow not in endpoint.table.shadows or original.abandoned:
+        if shadow not in endpoint.table.shadows or original.status == CANCELLED_STATUS:
             return None
         ticket = self._tickets.open(None, original.query, endpoint.table, now)
         ticket.route, ticket.backend = original.route, shadow
         ticket.session = original.session
         backend.settle(ticket)
-        self._tickets.limit(ticket, backend.table)
+        self._limit(ticket, backend.table)
         original.mirrored += (ticket,)
-        backend.mirrored.add(ticket)
+        backend.enqueue(ticket, now)
         return ticket
 
     def dispatch_mirrored(self, ticket: Ticket, now: float) -> Effects:
         """Dispatch a mirrored query that was queued, if there is room."""
         backend = self._backends[ticket.backend]
         if not (backend.replicas or backend.queue.size or backend.mirrored.size > 1):
-            self._starved(ticket.backend)
+            self.observers.starved(ticket.backend)
         return self._fill(backend, now)
 
     # --- A query waits --------------------------------------------------------------------------
@@ -623,17 +631,19 @@ class Router:
         effects: Effects = []
         back: list[tuple[Ticket, RoutedBackend]] = []
         for ticket in tickets:
-            ticket.replica = None
+            if ticket.state is DROPPED:
+                self._end(ticket, ticket.status, now)
+                continue
+            ticket.become(NEW)
+            ticket.replica, ticket.status = None, 0
             endpoint = self._endpoints.get(ticket.endpoint)
             backend = self._backends.get(ticket.backend)
-            if ticket.abandoned:
-                self._end(ticket, ticket.abandoned, now)
-            elif endpoint is None or backend is None or not endpoint.sends(ticket):
+            if endpoint is None or backend is None or not endpoint.sends(ticket):
                 effects += self._route_anew([ticket], now)
             else:
                 back.append((ticket, backend))
         for ticket, backend in reversed(back):
-            backend.put_first(ticket, now)
+            backend.enqueue(ticket, now, first=True)
         for backend in dict.fromkeys(backend for _, backend in back):
             effects += self._wait(backend, now)
         return effects
@@ -673,8 +683,8 @@ class Router:
             if ticket is not None:
                 ticket.begun = True
                 if ticket.is_open_socket:
-                    ticket.answered_at = now
-                    self._tickets.limit_no_more(ticket)
+                    ticket.status_at = now
+                    self._tickets.never(ticket)
 
     def answered(
         self, tag: str, outcomes: Iterable[tuple[int, int]], now: float, *, is_awaited: bool = True
@@ -697,12 +707,13 @@ class Router:
                 continue
             if is_awaited and backend and (status >= 500 or backend.outliers.decide):
                 effects += self._judge(backend, ticket, status, now)
-            if ticket.caller is None or not is_awaited:
-                self._end(ticket, ticket.abandoned or status, now)
+            if ticket.caller is None or ticket.state is DROPPED or not is_awaited:
+                self._end(ticket, ticket.status or status, now)
                 continue
-            ticket.answered = ticket.abandoned or status
+            ticket.become(ANSWERED)
+            ticket.status = status
             if not ticket.is_open_socket:
-                ticket.answered_at = now
+                ticket.status_at = now
             replica.unconfirmed[number] = ticket
         replica.saturated_until = 0.0
         # One of those that came together will do; how long a WebSocket is open says nothing.
@@ -715,8 +726,8 @@ class Router:
         """Learn from an answer whether a replica fails where others would not."""
         changed = backend.judge(ticket, status, now)
         if changed is not None:
-            for ejected in self.observers.ejected:
-                ejected(ticket.backend, changed, backend.outliers.ejections(changed))
+            times = backend.outliers.ejections(changed)
+            self.observers.ejected(Ejected(ticket.backend, changed, times))
         return self._revoke_of(ticket.backend) if backend.outliers.decide else []
 
     def delivered(self, tag: str, numbers: Iterable[int]) -> None:
@@ -726,7 +737,7 @@ class Router:
             return
         for number in numbers:
             if (ticket := replica.unconfirmed.pop(number, None)) is not None:
-                self._end(ticket, ticket.answered, ticket.answered_at)
+                self._end(ticket, ticket.status, ticket.status_at)
         if replica.retired:
             self._replicas.forget_if_done(replica)
 
@@ -823,14 +834,15 @@ class Router:
         effects: Effects = []
         moved: list[Ticket] = []
         for ticket in [*replica.ongoing.values(), *replica.unconfirmed.values()]:
-            if ticket.is_mirrored or ticket.abandoned or self._charge_retry(ticket, "silent"):
+            if ticket.is_mirrored or ticket.state is DROPPED:
+                continue
+            if self._charge_retry(ticket, "silent"):
                 continue
             if replica.ongoing.pop(ticket.number, None) is not None:
                 replica.withdrawn.add(ticket.number)
                 effects.append(Cancel(replica.table.tag, ticket.number))
             else:
                 del replica.unconfirmed[ticket.number]
-            ticket.answered = 0
             self._tickets.renumber(ticket)
             moved.append(ticket)
         return effects + self._put_back(moved, now)
@@ -839,10 +851,9 @@ class Router:
         effects: Effects = []
         again: list[Ticket] = []
         for ticket in tickets:
-            ticket.answered = 0
             if ticket.number in not_run:
                 ticket.attempts -= 1
-            elif not ticket.abandoned and (text := self._charge_retry(ticket, "died")):
+            elif ticket.state is not DROPPED and (text := self._charge_retry(ticket, "died")):
                 effects += self._fail(ticket, ReplicaUnavailableError, text, now)
                 continue
             again.append(ticket)
@@ -865,14 +876,12 @@ class Router:
         if ticket.attempts >= MAX_ATTEMPTS:
             return f"{ticket.endpoint}: {ticket.attempts} replicas died with this query under way"
         if not budget.take_out():
-            for retry_refused in self.observers.retry_refused:
-                retry_refused(ticket)
+            self.observers.retry_refused(ticket)
             return (
                 f"{died}, and it is not sent to another: retries are limited to as many as there "
                 "are queries, and used up"
             )
-        for retried in self.observers.retried:
-            retried(ticket, reason)
+        self.observers.retried(Retried(ticket, reason))
         return ""
 
     # --- A query ends ---------------------------------------------------------------------------
@@ -890,53 +899,53 @@ class Router:
         return effects
 
     def expire(self, now: float) -> Effects:
-        """Answer what is past its deadline; to be called at :meth:`next_deadline_at`."""
-        effects: Effects = []
-        for ticket in self._tickets.take_due(now):
-            if ticket.abandoned or ticket.answered:
-                continue
-            if ticket.deadline_at is None or now < ticket.deadline_at:
-                effects += self._wait_over(ticket, now)
-                continue
-            if not ticket.is_mirrored:
-                text = _no_answer(ticket)
-                effects.append(_refusal(ticket.caller, ticket.query, QueryTimeoutError, text))
-            effects += self._drop(ticket, QueryTimeoutError.http_status, now)
-        return effects
+        """Do what is due; to be called at :meth:`next_due_at`."""
+        return self._tickets.happen(now)
+
+    def next_due_at(self) -> float | None:
+        """Return when something is due of a query."""
+        return self._tickets.next_at()
+
+    def _time_up(self, ticket: Ticket, now: float) -> Effects:
+        """Answer a ticket that waits or runs, and drop it."""
+        if ticket.state not in (QUEUED, RUNNING):
+            return []
+        effects = self._drop(ticket, QueryTimeoutError.http_status, now)
+        if ticket.is_mirrored:
+            return effects
+        text = _no_answer(ticket)
+        return [_refusal(ticket.caller, ticket.query, QueryTimeoutError, text), *effects]
 
     def _wait_over(self, ticket: Ticket, now: float) -> Effects:
         """Refuse a ticket that still waits for a replica."""
-        if ticket.replica is not None:
+        if ticket.state is not QUEUED:
             return []
         self._backends[ticket.backend].queue_of(ticket).remove(ticket)
         waited_s = now - ticket.submitted_at
         text = f"no replica of {ticket.endpoint} had room within {waited_s:.3g} s, max_queue_wait_s"
         return self._fail(ticket, BackPressureError, text, now)
 
-    def next_deadline_at(self) -> float | None:
-        """Return when the next query's time is up."""
-        return self._tickets.next_deadline_at()
-
     def _abandon(self, original: Ticket, now: float) -> Effects:
         """Drop a query with its mirrored queries: a stream may have no end of its own."""
-        if original.answered:  # if its replica dies, it ends there
-            original.abandoned = original.abandoned or CANCELLED_STATUS
+        if original.state is ANSWERED and original.replica is not None:
+            self.delivered(original.replica, (original.number,))  # or not: nobody waits for it
             return []
         unwanted = (original, *original.mirrored)
         return [e for each in unwanted for e in self._drop(each, CANCELLED_STATUS, now)]
 
     def _drop(self, ticket: Ticket, status: int, now: float) -> Effects:
-        if ticket.abandoned or ticket.answered or ticket.ended:
+        """End a ticket that waits; tell the replica of one that runs."""
+        if ticket.state is QUEUED:
+            self._backends[ticket.backend].queue_of(ticket).remove(ticket)
+            self._end(ticket, status, now)
+        if ticket.state is not RUNNING or ticket.replica is None:
             return []
-        ticket.abandoned = status
-        if ticket.replica is not None:
-            replica = self._replicas.by_tag.get(ticket.replica)
-            if replica is not None and replica.is_silent_on(ticket, now):
-                self._suspect(replica, is_suspect=True)
-            return [Cancel(ticket.replica, ticket.number)]
-        self._backends[ticket.backend].queue_of(ticket).remove(ticket)
-        self._end(ticket, status, now)
-        return []
+        ticket.become(DROPPED)
+        ticket.status = status
+        replica = self._replicas.by_tag.get(ticket.replica)
+        if replica is not None and replica.is_silent_on(ticket, now):
+            self._suspect(replica, is_suspect=True)
+        return [Cancel(ticket.replica, ticket.number)]
 
     def _fail(self, ticket: Ticket, kind: type[GreenroomError], text: str, now: float) -> Effects:
         """End a ticket with an error, of which its caller is told."""
@@ -954,11 +963,10 @@ class Router:
         text = f"{ticket.endpoint} is unavailable: {table.unavailable}"
         return self._fail(ticket, DeploymentUnavailableError, text, now)
 
-    def _end(self, ticket: Ticket, status: int, now: float) -> None:
+    def _end(self, ticket: Ticket, status: int, at: float) -> None:
+        ticket.status, ticket.status_at = status, at
         self._tickets.end(ticket)
-        seconds = now - ticket.submitted_at
-        for finished in self.observers.finished:
-            finished(ticket, status, seconds)
+        self.observers.finished(ticket)
 
 
 # --- Refusals -------------------------------------------------------------------------------------

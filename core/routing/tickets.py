@@ -1,4 +1,14 @@
-"""Tickets: queries while a router has them, and the effects that the router asks its shell for."""
+"""Tickets: queries while a router has them, and the effects that the router asks its shell for.
+
+The life of a ticket is a table: its states, and which may follow which.
+
+    NEW       it has no place: it has just come, has left its queue, or lost its replica
+    QUEUED    at its backend (queues.py)
+    RUNNING   at its replica
+    DROPPED   still there, but nobody waits: its caller gave it up, or its time is up
+    ANSWERED  it has no slot any more, but its answer may not have arrived; its replica may yet die
+    ENDED     it is known no more
+"""
 
 from __future__ import annotations
 
@@ -8,11 +18,12 @@ import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from math import inf
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+from greenroom.core.errors import IllegalTransitionError
 from greenroom.core.routing.outliers import Trial
 from greenroom.core.routing.retries import RetryBudget
-from greenroom.core.routing.tables import BackendTable, EndpointTable
+from greenroom.core.routing.tables import EndpointTable
 
 BODY = "body"  # see QueryLike.follows
 SOCKET = "socket"
@@ -100,28 +111,50 @@ class Pairing(NamedTuple):
     settings: tuple[str, Any] | None = None
 
 
+class TicketState(enum.IntEnum):
+    """Where a ticket is in its life; see the module."""
+
+    NEW = enum.auto()
+    QUEUED = enum.auto()
+    RUNNING = enum.auto()
+    DROPPED = enum.auto()
+    ANSWERED = enum.auto()
+    ENDED = enum.auto()
+
+
+NEW, QUEUED, RUNNING, DROPPED, ANSWERED, ENDED = TicketState
+_NEXT: dict[TicketState, tuple[TicketState, ...]] = {
+    NEW: (RUNNING, QUEUED, ENDED),
+    QUEUED: (NEW,),
+    RUNNING: (ANSWERED, ENDED, DROPPED, NEW),
+    DROPPED: (ENDED,),
+    ANSWERED: (ENDED, NEW),
+    ENDED: (),
+}
+
+
 @dataclass(slots=True, eq=False)
 class Ticket:
     """One query while the router has it; a mirrored query's has no caller."""
 
-    number: int
+    number: int  # another one when it is taken from a replica that may still run it
     caller: Hashable  # None for a mirrored query
     query: Any  # QueryLike; a mirrored query shares the original's
     endpoint: str
     route: str
     submitted_at: float
+    opened_as: int = 0  # the number that it had first
     backend: str = ""
     deadline_at: float | None = None
-    replica: str | None = None  # None while it is queued
+    state: TicketState = NEW
+    replica: str | None = None  # that runs it, or did last; None before, and while it is queued
     assigned_at: float = -1.0  # the last time; below 0 is never
     budget: RetryBudget | None = None  # shared with all queries like it; None for a mirrored query
     attempts: int = 0  # replicas that may have begun to run it
     failed_at: str = ""  # one that did, and it is to be tried at another
-    abandoned: int = 0  # the status it was ended with while its replica may still be busy with it
     begun: bool = False  # a part of its answer has left, so it cannot be retried
-    answered: int = 0  # the status that its replica has answered with
-    answered_at: float = 0.0
-    ended: bool = False
+    status: int = 0  # that it ends with, once that is known, which is not until it is DROPPED
+    status_at: float = 0.0
     mirrored: tuple[Ticket, ...] = ()  # of an original
     session: Session | None = None
     home: str = ""  # the replica that it waits for; "" for any
@@ -129,6 +162,17 @@ class Ticket:
     trial: Trial | None = None  # of a replica, that it is a part of
     # Where its answer is compared with others'; None until the mirrored queries are made.
     compare: tuple[Pairing, ...] | None = ()
+
+    def become(self, state: TicketState) -> None:
+        """Take a transition; raise IllegalTransitionError where the table has none."""
+        if state not in _NEXT[self.state]:
+            raise IllegalTransitionError(f"a {self.state.name} ticket cannot become {state.name}")
+        self.state = state
+
+    @property
+    def took_s(self) -> float:
+        """From its arrival to its outcome, once that is known."""
+        return self.status_at - self.submitted_at
 
     @property
     def line(self) -> Hashable:
@@ -231,111 +275,152 @@ Effect = Assign | Cancel | Compare | Refuse | Grant | Revoke | Reclaim
 Effects = list[Effect]
 
 
+class Leased(NamedTuple):
+    """Queries under a lease that ended with a status, and after how long each, in seconds."""
+
+    endpoint: str
+    backend: str
+    status: int
+    took_s: Sequence[float]
+
+
+class Retried(NamedTuple):
+    """A query is sent to another replica: its own has "died" or "failed", or is "silent"."""
+
+    ticket: Ticket
+    reason: str
+
+
+class Ejected(NamedTuple):
+    """A replica fails where others do not, and gets no queries for a while.
+
+    ``times`` is how often in a row; 0 when it gets queries again.
+    """
+
+    backend: str
+    replica: str
+    times: int
+
+
+class Dropped(NamedTuple):
+    """A mirrored query was not made because the shadow could not follow."""
+
+    endpoint: str
+    backend: str
+
+
 class Observer:
     """Hears of each query's life from the router; override the events that you need.
 
     This is the one seam for whatever follows queries without deciding on them: metrics, load
     reports, tallies for rollouts, mirroring. An event comes before its effects are performed.
-    Observers change nothing while they hear of an event.
+    Observers change nothing while they hear of an event, which is one value.
     """
 
-    def accepted(self, ticket: Ticket, endpoint: EndpointTable) -> None:
+    def accepted(self, ticket: Ticket) -> None:
         """Hear of a caller's query that was let in: it is queued or dispatched."""
 
     def starved(self, backend: str) -> None:
         """Hear of a backend without a replica at which a query waits first in line."""
 
-    def finished(self, ticket: Ticket, status: int, seconds: float) -> None:
-        """Hear of a ticket that ended, and after how long; with status 408 if it expired."""
+    def finished(self, ticket: Ticket) -> None:
+        """Hear of a ticket that ended; with status 408 if it expired."""
 
-    def leased(self, endpoint: str, backend: str, status: int, took_s: Sequence[float]) -> None:
-        """Hear of queries under a lease that ended with a status, and after how long each."""
+    def leased(self, event: Leased) -> None:
+        """See Leased."""
 
-    def retried(self, ticket: Ticket, reason: str) -> None:
-        """Hear of a query that is sent to another replica.
-
-        Its own has "died" or "failed", or the host of that is "silent".
-        """
+    def retried(self, event: Retried) -> None:
+        """See Retried."""
 
     def retry_refused(self, ticket: Ticket) -> None:
         """Hear of a query that ended with its replica, because there were too many retries."""
 
-    def ejected(self, backend: str, replica: str, times: int) -> None:
-        """Hear of a replica that fails where others do not: it gets no queries for a while.
+    def ejected(self, event: Ejected) -> None:
+        """See Ejected."""
 
-        ``times`` is how often in a row; 0 when it gets queries again.
-        """
+    def dropped(self, event: Dropped) -> None:
+        """See Dropped."""
 
-    def dropped(self, endpoint: str, backend: str) -> None:
-        """Hear of a mirrored query that was not made because the shadow could not follow."""
+
+T = TypeVar("T")
+
+
+class Heard(list[Callable[[T], None]]):
+    """What hears of one kind of event; call it with the event."""
+
+    def __call__(self, event: T) -> None:
+        """Tell all of them."""
+        for tell in self:
+            tell(event)
 
 
 class Observers:
     """The observers of a router, by event: only those that override it are called."""
 
     def __init__(self) -> None:
-        self.accepted: list[Callable[[Ticket, EndpointTable], None]] = []
-        self.starved: list[Callable[[str], None]] = []
-        self.finished: list[Callable[[Ticket, int, float], None]] = []
-        self.leased: list[Callable[[str, str, int, Sequence[float]], None]] = []
-        self.retried: list[Callable[[Ticket, str], None]] = []
-        self.retry_refused: list[Callable[[Ticket], None]] = []
-        self.ejected: list[Callable[[str, str, int], None]] = []
-        self.dropped: list[Callable[[str, str], None]] = []
+        self.accepted: Heard[Ticket] = Heard()
+        self.starved: Heard[str] = Heard()
+        self.finished: Heard[Ticket] = Heard()
+        self.leased: Heard[Leased] = Heard()
+        self.retried: Heard[Retried] = Heard()
+        self.retry_refused: Heard[Ticket] = Heard()
+        self.ejected: Heard[Ejected] = Heard()
+        self.dropped: Heard[Dropped] = Heard()
 
     def add(self, observer: Observer) -> None:
         """Tell an observer of all events from now on."""
-        for event, called in vars(self).items():
+        for event, heard in vars(self).items():
             if getattr(type(observer), event) is not getattr(Observer, event):
-                called.append(getattr(observer, event))
+                heard.append(getattr(observer, event))
 
 
-# --- Open tickets and their deadlines -------------------------------------------------------------
+# --- Open tickets, and what happens to them at a time ---------------------------------------------
 
-# A ticket that has ended leaves the heap of deadlines when its time comes, or when most of the heap
-# has ended: thousands of cancelled queries may have hours left.
-SPARE = 100  # ended ones that are not worth cleaning up after
+# What is to happen to a ticket that has ended leaves the heap when its time comes, or when most of
+# the heap is of such: thousands of cancelled queries may have hours left.
+SPARE = 100  # entries that are not worth cleaning up after
 
 LoadByBackend = dict[str, tuple[int, int]]
 LoadByEndpoint = dict[tuple[str, str], tuple[int, int]]
 
 
+Happening = Callable[[Ticket, float], Effects]
+"""What happens to a ticket; gets the time."""
+
+
 class OpenTickets:
-    """The tickets of a router that have not ended: whose they are, and by when they must end."""
+    """The tickets of a router that have not ended: whose they are, and what happens to them when.
+
+    What is due of a ticket counts by the number that it had first.
+    """
 
     def __init__(self) -> None:
         self.by_caller: dict[Hashable, dict[int, Ticket]] = {}  # by caller and key
         self._numbers = itertools.count(1)
-        self._timed: dict[int, Ticket] = {}  # by number
-        self._heap: list[tuple[float, int]] = []  # of deadlines
-
-    def __len__(self) -> int:
-        return sum(map(len, self.by_caller.values()))
+        self._entries = itertools.count()
+        self._timed: dict[int, Ticket] = {}
+        self._heap: list[tuple[float, int, int, Happening]] = []  # the second number breaks ties
 
     def open(
         self, caller: Hashable, query: QueryLike, endpoint: EndpointTable, now: float
     ) -> Ticket:
         """Make a query's ticket."""
-        route = endpoint.route or "/"
-        ticket = Ticket(next(self._numbers), caller, query, endpoint.name, route, now)
+        route, number = endpoint.route or "/", next(self._numbers)
+        ticket = Ticket(number, caller, query, endpoint.name, route, now, number)
         tickets = self.by_caller.get(caller)
         if tickets is None:
             tickets = self.by_caller[caller] = {}
-        tickets[ticket.number if caller is None else query.id] = ticket
+        tickets[number if caller is None else query.id] = ticket
         return ticket
 
     def renumber(self, ticket: Ticket) -> None:
         """Give a caller's ticket another number: what is still said of the old one is ignored."""
-        is_timed = self._timed.pop(ticket.number, None) is not None
         ticket.number = next(self._numbers)
-        if is_timed and ticket.deadline_at is not None:
-            self._timed[ticket.number] = ticket
-            heapq.heappush(self._heap, (ticket.deadline_at, ticket.number))
 
     def end(self, ticket: Ticket) -> None:
         """Forget a ticket."""
-        ticket.ended = True
-        self._timed.pop(ticket.number, None)
+        ticket.become(ENDED)
+        self._timed.pop(ticket.opened_as, None)
         tickets = self.by_caller[ticket.caller]
         del tickets[ticket.number if ticket.caller is None else ticket.query.id]
         if not tickets:
@@ -343,62 +428,44 @@ class OpenTickets:
 
     def find(self, caller: Hashable, query_id: int) -> Ticket | None:
         """Return the ticket of a query, if it has not ended."""
-        tickets = self.by_caller.get(caller)
-        return None if tickets is None else tickets.get(query_id)
+        return self.by_caller.get(caller, {}).get(query_id)
 
     def of(self, caller: Hashable) -> list[Ticket]:
         """Return all tickets of a caller, the oldest first."""
         return list(self.by_caller.get(caller, {}).values())
 
-    # --- Deadlines ------------------------------------------------------------------------------
-
-    def limit(self, ticket: Ticket, table: BackendTable) -> None:
-        """Set a ticket's deadline, where its query or its backend has one; the first set stays.
-
-        The shorter of both holds: a query's is how long its caller waits, a backend's how long an
-        answer of it may take, and neither is a reason to go on past the other.
-        """
-        timeout_s, own_s = ticket.query.timeout_s, table.request_timeout_s
-        if timeout_s is None or (own_s is not None and own_s < timeout_s):
-            timeout_s = own_s
-        if timeout_s is None or ticket.deadline_at is not None:
-            return
-        ticket.deadline_at = ticket.submitted_at + timeout_s
-        self._take_time(ticket, ticket.deadline_at)
-
-    def limit_wait(self, ticket: Ticket, wait_s: float) -> None:
-        """Set by when a ticket that waits has to have a replica."""
-        self._take_time(ticket, ticket.submitted_at + wait_s)
-
-    def _take_time(self, ticket: Ticket, at: float) -> None:
-        self._timed[ticket.number] = ticket
-        if len(self._heap) > 2 * len(self._timed) + SPARE:
-            self._heap = [each for each in self._heap if each[1] in self._timed]
-            heapq.heapify(self._heap)
-        heapq.heappush(self._heap, (at, ticket.number))
-
-    def limit_no_more(self, ticket: Ticket) -> None:
-        """Let a ticket take as long as it likes from now on."""
-        self._timed.pop(ticket.number, None)
-
-    def take_due(self, now: float) -> Iterator[Ticket]:
-        """Return the tickets whose time is up, or that of their wait, the first due first."""
-        while self._heap and self._heap[0][0] <= now:
-            ticket = self._timed.get(heapq.heappop(self._heap)[1])
-            if ticket is not None:
-                yield ticket
-
-    def next_deadline_at(self) -> float | None:
-        """Return when the next ticket's time is up."""
-        while self._heap and self._heap[0][1] not in self._timed:
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
-
-    # --- Load -----------------------------------------------------------------------------------
-
     def unanswered(self) -> Iterator[Ticket]:
         """Return all tickets that wait or run, those of mirrored queries included."""
         for tickets in self.by_caller.values():
             for ticket in tickets.values():
-                if not ticket.answered:
+                if ticket.state is not ANSWERED:
                     yield ticket
+
+    # --- What happens when ----------------------------------------------------------------------
+
+    def at(self, time: float, ticket: Ticket, happening: Happening) -> None:
+        """Have something happen to a ticket at a time, unless it has ended."""
+        self._timed[ticket.opened_as] = ticket
+        if len(self._heap) > 4 * len(self._timed) + SPARE:
+            self._heap = [each for each in self._heap if each[2] in self._timed]
+            heapq.heapify(self._heap)
+        heapq.heappush(self._heap, (time, next(self._entries), ticket.opened_as, happening))
+
+    def never(self, ticket: Ticket) -> None:
+        """Have nothing happen to a ticket: it may take as long as it likes from now on."""
+        self._timed.pop(ticket.opened_as, None)
+
+    def happen(self, now: float) -> Effects:
+        """Have happen what is due, the first first."""
+        effects: Effects = []
+        while self._heap and self._heap[0][0] <= now:
+            *_, opened_as, happening = heapq.heappop(self._heap)
+            if (ticket := self._timed.get(opened_as)) is not None:
+                effects += happening(ticket, now)
+        return effects
+
+    def next_at(self) -> float | None:
+        """Return when something is due next."""
+        while self._heap and self._heap[0][2] not in self._timed:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None

@@ -7,13 +7,13 @@ saved, as long as each save is a step that the last one allows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from greenroom.actors.messages import admin as am
 from greenroom.core import operations as ops
-from greenroom.core.routing.tickets import Observer, Ticket
+from greenroom.core.routing.tickets import Leased, Observer, Retried, Ticket
 from tests.simulation.scripted_code import FAILING
 
 if TYPE_CHECKING:
@@ -38,17 +38,18 @@ class RolloutChecks(Observer):
 
     # --- What proxies count -----------------------------------------------------------------------
 
-    def retried(self, ticket: Ticket, reason: str) -> None:
+    def retried(self, event: Retried) -> None:
         """See Observer."""
-        self._count(ticket.endpoint, ticket.backend, is_bad=True)
+        self._count(event.ticket.endpoint, event.ticket.backend, is_bad=True)
 
-    def finished(self, ticket: Ticket, status: int, seconds: float) -> None:
+    def finished(self, ticket: Ticket) -> None:
         """See Observer."""
         if not ticket.is_mirrored:
-            self.leased(ticket.endpoint, ticket.backend, status, (seconds,))
+            self.leased(Leased(ticket.endpoint, ticket.backend, ticket.status, (ticket.took_s,)))
 
-    def leased(self, endpoint: str, backend: str, status: int, took_s: Sequence[float]) -> None:
+    def leased(self, event: Leased) -> None:
         """See Observer."""
+        endpoint, backend, status, took_s = event
         if status != CANCELLED_STATUS:
             is_bad = status >= 500 or status == 408
             self._count(endpoint, backend, is_bad=is_bad, count=len(took_s))

@@ -26,6 +26,7 @@ from greenroom.actors.replica.data_plane import Run
 from greenroom.core.routing.tickets import Ticket
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess
+from tests.core.routing.queries import Recorder
 from tests.support.systems import RunningSystem, wait_until
 
 CALLS = 30_000
@@ -135,11 +136,11 @@ def test_nothing_is_left_of_thirty_thousand_cancelled_calls(
 ) -> None:
     handle = DeploymentHandle("e", None, client=one.client)
 
+    router, recorder = one.proxy.dispatcher.router, Recorder()
+    router.observers.add(recorder)
+
     async def settle() -> None:
-        router = one.proxy.dispatcher.router
-        while (
-            router.busy() or one.queries.running or one.queries.undelivered or router.open_tickets
-        ):
+        while router.busy() or one.queries.running or one.queries.undelivered or recorder.open:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)  # for what is put off, such as the news of deliveries
 
@@ -154,10 +155,10 @@ def test_nothing_is_left_of_thirty_thousand_cancelled_calls(
     assert counted(KINDS) - before == Counter(), "objects that were left over"
     assert max(counted(HELD_BY_TIMERS).values(), default=0) < 300
 
-    replica, caller, router = one.queries, one.caller, one.proxy.dispatcher.router
+    replica, caller = one.queries, one.caller
     assert caller.is_idle
     assert (replica.running, replica.undelivered) == (0, 0)
-    assert router.next_deadline_at() is None
+    assert router.next_due_at() is None
     assert len(all_of("TimerHandle")) - timers_before < 1000
     ours = [each for each in all_of("Batches") if each not in of_others]
     assert [each.is_idle for each in ours] == [True]

@@ -4,12 +4,12 @@ import itertools
 
 import pytest
 
+from greenroom.core.errors import IllegalTransitionError
 from greenroom.core.lifecycle.replicas import (
     MAX_BACKOFF_S,
     PATIENCE_S,
     TRANSITIONS,
     FailureRow,
-    IllegalTransitionError,
     ReplicaEvent,
     ReplicaState,
     next_state,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from greenroom.core.routing.mirroring import Mirroring
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
-from greenroom.core.routing.tickets import Assign, Observer, Ticket
+from greenroom.core.routing.tickets import Assign, Dropped, Observer, Retried as Retry, Ticket
 
 T = TypeVar("T")
 
@@ -43,13 +43,6 @@ class Ended(NamedTuple):
     is_mirrored: bool = False
 
 
-class Dropped(NamedTuple):
-    """A mirrored query that was not run."""
-
-    endpoint: str
-    backend: str
-
-
 class Retried(NamedTuple):
     endpoint: str
     backend: str
@@ -70,25 +63,31 @@ class Recorder(Observer):
 
     def __init__(self) -> None:
         self.events: list[Any] = []
+        self.open: set[Ticket] = set()  # callers', answered ones included
+
+    def accepted(self, ticket: Ticket) -> None:
+        self.open.add(ticket)
 
     def starved(self, backend: str) -> None:
         self.events.append(Starved(backend))
 
-    def finished(self, ticket: Ticket, status: int, seconds: float) -> None:
+    def finished(self, ticket: Ticket) -> None:
         place = (ticket.endpoint, ticket.backend)
+        self.open.discard(ticket)
         if ticket.is_mirrored and not ticket.attempts:
             self.events.append(Dropped(*place))
         else:
-            self.events.append(Ended(*place, status, seconds, ticket.is_mirrored))
+            self.events.append(Ended(*place, ticket.status, ticket.took_s, ticket.is_mirrored))
 
-    def retried(self, ticket: Ticket, reason: str) -> None:
+    def retried(self, event: Retry) -> None:
+        ticket, reason = event
         self.events.append(Retried(ticket.endpoint, ticket.backend, reason))
 
     def retry_refused(self, ticket: Ticket) -> None:
         self.events.append(RetryRefused(ticket.endpoint, ticket.backend))
 
-    def dropped(self, endpoint: str, backend: str) -> None:
-        self.events.append(Dropped(endpoint, backend))
+    def dropped(self, event: Dropped) -> None:
+        self.events.append(event)
 
 
 class WatchedRouter:
@@ -104,19 +103,22 @@ class WatchedRouter:
         """Make the mirrored queries that are due."""
         return self._with_events(self.mirroring.make(now))
 
-    def next_deadline_at(self) -> float | None:
-        return self.router.next_deadline_at()
+    def next_due_at(self) -> float | None:
+        return self.router.next_due_at()
+
+    @property
+    def open_tickets(self) -> int:
+        return len(self._recorder.open)
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is left of any query."""
         return not (
             self.router.busy()
-            or self.router.open_tickets
-            or self.router.next_deadline_at()
+            or self.open_tickets
+            or self.router.next_due_at()
             or any(self.router.ongoing().values())
             or self.mirroring.is_due
-            or self.mirroring.held_bytes
         )
 
     def __getattr__(self, name: str) -> Any:

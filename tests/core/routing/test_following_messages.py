@@ -37,7 +37,7 @@ def test_a_time_limit_is_for_the_opening_of_a_websocket_alone() -> None:
     made = router(backend("r1"))
     (number,) = numbers(submit(made, SOCKET, timeout_s=1.0))
     made.begun("r1", [number], 0.5)
-    assert made.next_deadline_at() is None
+    assert made.next_due_at() is None
     assert made.expire(2.0) == []
     made.answered("r1", [(number, 101)], 3600.0)
     (ended,) = only(Ended, made.delivered("r1", [number]))

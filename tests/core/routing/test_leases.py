@@ -27,11 +27,12 @@ from greenroom.core.routing.tickets import (
     Assign,
     Grant,
     Lease,
+    Leased,
     Observer,
     Reclaim,
     Refuse,
+    Retried,
     Revoke,
-    Ticket,
 )
 from greenroom.core.routing.traffic import Split, key_of
 from tests.core.routing.queries import Query, endpoint, replica
@@ -186,8 +187,8 @@ def test_a_query_lost_under_a_lease_pays_and_is_retried_at_the_backend_that_had_
     heard: list[str] = []
 
     class Heard(Observer):
-        def retried(self, ticket: Ticket, reason: str) -> None:
-            heard.append(ticket.backend)
+        def retried(self, event: Retried) -> None:
+            heard.append(event.ticket.backend)
 
     router.observers.add(Heard())
     for tag in ("d", "b"):
@@ -365,8 +366,8 @@ def test_observers_hear_of_queries_under_leases() -> None:
     heard = []
 
     class Listens(Observer):
-        def leased(self, *what: Any) -> None:
-            heard.append(what)
+        def leased(self, event: Leased) -> None:
+            heard.append(event)
 
     router = leasing()
     router.observers.add(Listens())

@@ -243,7 +243,7 @@ def test_a_mirrored_query_goes_on_when_the_caller_leaves_with_its_answer_on_the_
     made = shadowed(backend("r1"), S1)
     effects = submit(made, 1)
     made.answered("r1", [(effects[0].ticket.number, 200)], 1.0)
-    assert made.cancel("c", 1, 1.0) == []
+    assert ends(made.cancel("c", 1, 1.0)) == [("b", 200, False)]
     assert made.caller_lost("c", 1.0) == []
 
 
@@ -265,7 +265,7 @@ def test_mirrored_queries_are_dropped_with_an_original_that_is_not_wanted(how: s
 def test_a_mirrored_query_past_its_time_is_cancelled_and_no_caller_is_told() -> None:
     made = shadowed(backend("r1"), backend("s1", tag="s", limit=1, request_timeout_s=5.0))
     effects = submit(made, 1, 2)
-    assert made.next_deadline_at() == 5.0
+    assert made.next_due_at() == 5.0
     late = made.expire(5.0)
     assert late == [Cancel("s1", effects[1].ticket.number), Dropped("e", "s")]
     assert ends(made.finished("s1", [(effects[1].ticket.number, 499)], 6.0)) == [("s", 408, True)]

@@ -217,8 +217,8 @@ class Recorder(Observer):
     def __init__(self):
         self.told = []
 
-    def ejected(self, backend, replica, times):
-        self.told.append((backend, replica, times))
+    def ejected(self, event):
+        self.told.append(event)
 
 
 class Hole:

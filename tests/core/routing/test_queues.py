@@ -29,7 +29,7 @@ def served(lines: FairQueue, turns: int) -> str:
     for _ in range(turns):
         first = lines.first()
         assert first is not None
-        lines.take(first)
+        lines.remove(first, had_turn=True)
         names += first.endpoint
     return names
 
@@ -58,8 +58,8 @@ def test_what_is_put_back_has_the_next_turn() -> None:
     lines = waiting(*"aabb")
     first = lines.first()
     assert first is not None
-    lines.take(first)
-    lines.put_first(first)
+    lines.remove(first, had_turn=True)
+    lines.add(first, first=True)
     assert lines.first() is first
     assert lines.size == 4
 
@@ -68,9 +68,9 @@ def test_what_is_put_back_has_one_turn_and_then_waits_for_the_others() -> None:
     lines = waiting(*"aaaabbbb")
     first = lines.first()
     assert first is not None
-    lines.take(first)
+    lines.remove(first, had_turn=True)
     assert served(lines, 1) == "b"
-    lines.put_first(first)
+    lines.add(first, first=True)
     assert served(lines, 4) == "abab"
 
 
@@ -120,7 +120,7 @@ def test_no_endpoint_that_waits_gets_less_than_its_share(names: list[str], rando
         if random.random() < 0.6:  # type: ignore[attr-defined]
             first = lines.first()
             assert first is not None
-            lines.take(first)
+            lines.remove(first, had_turn=True)
             since[first.endpoint] = Counter()
             for other in since.values():
                 other[first.endpoint] += 1

@@ -222,7 +222,7 @@ def test_what_has_failed_takes_of_the_budget_as_what_died() -> None:
 def test_what_is_tried_elsewhere_has_the_time_that_is_left() -> None:
     made = router(backend("r1", "r2", request_timeout_s=5.0))
     assert assigned(again(made, 1, took_s=4.0))
-    assert made.next_deadline_at() == 2.0  # now is 1.0
+    assert made.next_due_at() == 2.0  # now is 1.0
     assert [each for each in made.expire(2.0) if isinstance(each, Refuse)]
 
 

@@ -110,7 +110,7 @@ def test_a_wait_that_takes_too_long_is_ended_and_what_runs_goes_on() -> None:
     made = router(backend("r1", limit=1, max_queue_wait_s=2.0))
     (running,) = numbers(submit(made, 1, 2, timeout_s=60.0))
     submit(made, 3)
-    assert made.next_deadline_at() == 2.0
+    assert made.next_due_at() == 2.0
     assert not made.expire(1.9)
     effects = made.expire(2.0)
     text = "no replica of e had room within 2 s, max_queue_wait_s"
@@ -119,10 +119,10 @@ def test_a_wait_that_takes_too_long_is_ended_and_what_runs_goes_on() -> None:
         (3, "BackPressureError", text),
     ]
     assert made.busy() == {"b": (0, 1)}
-    assert made.next_deadline_at() == 60.0, "of the one that runs"
+    assert made.next_due_at() == 60.0, "of the one that runs"
     made.finished("r1", [(running, 200)], 3.0)
     assert made.busy() == {}
-    assert made.next_deadline_at() is None
+    assert made.next_due_at() is None
 
 
 def test_a_wait_that_ends_in_time_is_forgotten() -> None:
@@ -131,7 +131,7 @@ def test_a_wait_that_ends_in_time_is_forgotten() -> None:
     (second,) = numbers(made.finished("r1", [(first, 200)], 1.0))
     assert not made.expire(2.0), "it runs"
     made.finished("r1", [(second, 200)], 3.0)
-    assert made.next_deadline_at() is None
+    assert made.next_due_at() is None
 
 
 def test_a_query_that_would_wait_for_most_of_its_time_is_turned_away_at_once() -> None:
@@ -207,7 +207,7 @@ def test_a_repeat_of_a_query_that_is_here_is_ignored() -> None:
 def test_a_queued_query_past_its_time_is_dropped() -> None:
     made = router(backend())
     submit(made, 1, now=10.0, timeout_s=2.5)
-    assert made.next_deadline_at() == 12.5
+    assert made.next_due_at() == 12.5
     assert made.expire(12.4) == []
     effects = made.expire(12.5)
     assert refused(effects) == [(1, "QueryTimeoutError", "no answer within 2.5 s")]
@@ -236,7 +236,7 @@ def test_a_request_or_call_has_the_shorter_of_its_own_limit_and_the_backends(
 ) -> None:
     made = router(backend("r1", request_timeout_s=own))
     submit(made, 1, timeout_s=asked, http_method=http_method)
-    assert made.next_deadline_at() == deadline
+    assert made.next_due_at() == deadline
 
 
 def test_a_cancelled_running_query_keeps_its_slot_until_its_outcome() -> None:
@@ -401,19 +401,19 @@ def test_an_answered_query_is_not_made_again_for_a_caller_that_is_gone(
     made = router(backend("r1", *others, limit=1))
     (number,) = numbers(submit(made, 1))
     made.answered("r1", [(number, 200)], 1.0)
-    assert made.caller_lost("c", 2.0) == []
-    assert statuses(made.replica_lost("r1", (), 3.0)) == [499]
+    assert statuses(made.caller_lost("c", 2.0)) == [200]
+    assert made.replica_lost("r1", (), 3.0) == []
     assert made.is_empty
 
 
-def test_an_answered_query_is_neither_cancelled_nor_expired() -> None:
+def test_an_answered_query_does_not_expire_and_ends_with_its_answer_when_it_is_given_up() -> None:
     made = router(backend("r1"))
     (number,) = numbers(submit(made, 1, timeout_s=1.0))
     made.answered("r1", [(number, 200)], 0.5)
     assert made.expire(2.0) == []
-    assert made.cancel("c", 1, 2.0) == []
+    assert made.cancel("c", 1, 2.0) == [Ended("e", "b", 200, 0.5)]
     assert made.caller_lost("c", 2.0) == []
-    assert statuses(made.delivered("r1", [number])) == [200]
+    assert made.delivered("r1", [number]) == []
     assert made.is_empty
 
 
