@@ -178,14 +178,15 @@ class Canaries:
     # --- Decisions ------------------------------------------------------------------------------
 
     def look(self, name: str, wall_now: float) -> None:
-        """Take the next step of an application's canary, if it has one to take."""
+        """Take the next step of an application's canary, if it has one; forget it with that."""
         agenda, record, candidate = self._state.agenda, self._records.get(name), candidate_of(name)
         if candidate in self._retiring:
             self._retire(candidate)
-        if record is not None and record.state in UNDER_WAY:
+        if record is not None:
             self._advance(record, wall_now)
             agenda.upon((APPLICATION, name), CANARY, name)
-            agenda.upon((ROLLOUT, record.endpoint), CANARY, name)
+            if record.state in UNDER_WAY:
+                agenda.upon((ROLLOUT, record.endpoint), CANARY, name)
             if record.state == TAKING_OVER:
                 agenda.upon(HELD, CANARY, name)
         if candidate in self._retiring:
@@ -196,6 +197,8 @@ class Canaries:
             self.forget(record.application)  # it was deleted
             self._retiring.add(candidate_of(record.application))
             self._retire(candidate_of(record.application))
+        elif record.state not in UNDER_WAY:
+            return
         elif self._is_changed(record):
             self._end(record, WENT_BACK, "the application was changed otherwise")
         elif record.state == ROLLING_OUT:

@@ -314,6 +314,21 @@ def test_a_later_change_ends_by_its_own_outcome(world: World) -> None:
     assert world.goal_state(deleted) == "succeeded"
 
 
+def test_how_one_ended_is_forgotten_with_its_application(world: World) -> None:
+    begin(world)
+    world.change(ask.do(ops.AbortRollout, endpoint=INGRESS))
+    wait(world)
+    ended = dict(world.records["canary"])
+    assert ended.keys() == {"app"}
+    world.change(ask.undeploy("app"))
+    wait(world)
+    assert world.records["canary"] == {}
+    world.records["canary"] = ended  # as a release before left it
+    world.boot()
+    world.settle()
+    assert world.records["canary"] == {}
+
+
 def test_first_deploys_and_settings_alone_are_no_canary(world: World) -> None:
     world.change(deploy(canary=CANARY))
     assert set(world.cluster.applications) == {"app"}
