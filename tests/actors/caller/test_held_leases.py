@@ -638,5 +638,11 @@ def test_a_caller_says_how_many_of_its_queries_are_overdue_also_under_returned_l
     assert held.is_returned, "the replica has said nothing"
     assert held.ongoing == 2
     assert model.router.overdue(model.wires.now - OVERDUE_S) == {("e", "b"): 2}
+    model.cancel(0, 0)  # which the replica has not heard of
+    caller.leases.report()
+    ways = [way for way, under_way in model.wires.under_way.items() if under_way]
+    model.deliver(ways.index((caller.name, "proxy")), 1)
+    assert held.ongoing == 2
+    assert model.router.overdue(model.wires.now - OVERDUE_S) == {("e", "b"): 1}
     model.settle()
     assert not model.router.overdue(model.wires.now - OVERDUE_S)
