@@ -52,7 +52,7 @@ def missing_library(failure: object) -> str:
 
     Everything else runs on an installation without extras.
     """
-    found = re.search(r"No module named '(\w+)", str(failure))
+    found = re.search(r"(?:No module named '|made with the )(\w+)", str(failure))
     is_missing = found is not None and importlib.util.find_spec(found[1]) is None
     return found[1] if found is not None and is_missing and not IS_CI else ""
 

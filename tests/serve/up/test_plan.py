@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import cryptography  # noqa: F401  # which makes keys
 import pytest
 
 from greenroom.actors.transport.cluster_key import make_key
