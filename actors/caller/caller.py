@@ -114,6 +114,7 @@ class _Entry:
 
     __slots__ = (
         "attempts",
+        "died",
         "failed_at",
         "feed",
         "first",
@@ -142,6 +143,7 @@ class _Entry:
         self.sent = False
         self.resent = False  # it was sent before, and may have run
         self.attempts = 0  # replicas that have died with it under leases
+        self.died = ""  # the last of them
         self.is_refused = False  # by a replica that had no room, under a lease
         self.failed_at = ""  # the replica that failed, and another may run it instead
         self.first: Answer | None = None  # that failure, while another runs it
@@ -367,7 +369,7 @@ class Caller:
         else:
             entry.resent = True
 
-    def _lost_with_replica(self, query_id: int, was_sent: bool) -> None:
+    def _lost_with_replica(self, query_id: int, replica: str) -> None:
         """Ask the proxy about a query whose replica died with it, under a lease."""
         entry = self._entries.get(query_id)
         if entry is None:
@@ -375,7 +377,8 @@ class Caller:
         if entry.process is not None:
             self._fail(entry, "its replica died with the query under way")
             return
-        entry.attempts += was_sent
+        entry.attempts += bool(replica)
+        entry.died = replica
         entry.parts = _NO_PARTS
         self._submit(entry)
 
@@ -405,6 +408,7 @@ class Caller:
 
     def _pack(self, items: list[_Entry | _Cancel]) -> SubmitQueries:
         queries, cancelled, resent, lost, refused, failed = [], [], [], [], [], []
+        died = []
         for item in items:
             if isinstance(item, _Cancel):
                 cancelled.append(item.query_id)
@@ -415,6 +419,7 @@ class Caller:
                     resent.append(item.query.id)
                 if item.attempts:
                     lost.append((item.query.id, item.attempts))
+                    died.append((item.query.id, item.died))
                 elif item.is_refused and not item.resent:
                     refused.append(item.query.id)
                 if item.first is not None:
@@ -428,6 +433,7 @@ class Caller:
             lost=tuple(lost),
             refused=tuple(refused),
             failed=tuple(failed),
+            died=tuple(died),
         )
 
     def _undelivered(self, items: list[_Entry | _Cancel]) -> None:

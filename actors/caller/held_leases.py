@@ -63,8 +63,8 @@ class Leased:
 class CallerLeases:
     """The leases of one caller; all on its loop.
 
-    ``lost`` gets a query whose replica has died, and whether it had it. ``wanted`` are the ids of
-    queries that wait for their answers.
+    ``lost`` gets a query whose replica has died, and that replica if it had it. ``wanted`` are the
+    ids of queries that wait for their answers.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class CallerLeases:
         loop: Loop,
         process: Process,
         wanted: Container[int],
-        lost: Callable[[int, bool], None],
+        lost: Callable[[int, str], None],
     ) -> None:
         self._loop = loop
         self._process = process
@@ -326,7 +326,7 @@ class CallerLeases:
         for query_id, leased in list(self._leased.items()):
             if leased.share.at is target:
                 self.ended(query_id, 0)
-                self._lost(query_id, leased.is_sent)
+                self._lost(query_id, leased.share.replica if leased.is_sent else "")
 
     # --- Reports --------------------------------------------------------------------------------
 

@@ -120,6 +120,7 @@ class ActiveController:
             am.Request: self._request,
             cm.Superseded: self._superseded,
             cm.HostReported: self._host_reported,
+            cm.DescribeEnd: self._supervisor.describe_end,
             cm.Listen: self._listen,
             cm.LoadReported: self._load_reported,
             cm.ReplicaEjected: self._replica_ejected,

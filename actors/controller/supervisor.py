@@ -26,6 +26,7 @@ from greenroom.persistence.kv import StoreError, StoreNotReadableError
 logger = logging.getLogger(__name__)
 
 READ_AGAIN_S = 1.0  # code that a file system does not give at present
+MAX_ENDS = 100  # that are remembered for proxies which ask later
 
 
 @dataclass(slots=True)
@@ -39,6 +40,8 @@ class _Known:
     shown: tuple[m.Process, str] | None = None  # what the log has of it
     # The last order of each kind, while its actor on another host is asked for.
     waiting: dict[type[m.Message], m.Message] = field(default_factory=dict)
+    # Proxies that wait for its end, and their questions.
+    asked_by: dict[str, tuple[m.Address, cm.DescribeEnd]] = field(default_factory=dict)
 
 
 class Supervisor:
@@ -70,6 +73,7 @@ class Supervisor:
         self._changed = changed
         self._stopping = False
         self._replicas: dict[str, _Known] = {}  # by tag
+        self._ends: dict[str, str] = {}  # why the last replicas ended
         self._code: tuple[str, bytes] = ("", b"")  # the code last read
         self._starts = Repeats(loop)
         self._perform: dict[type[fx.Effect], Callable[[Any], None]] = {
@@ -134,10 +138,19 @@ class Supervisor:
         if process is not None and process.incarnation == message.incarnation:
             self._end(message.replica, process)  # its exit is what counts
 
+    def describe_end(self, message: cm.DescribeEnd, sender: m.Address) -> None:
+        """Tell a proxy why a replica ended, as soon as that is known."""
+        tag = message.replica
+        if tag in self._ends:
+            cause = self._ends[tag]
+            self._loop.send(sender, cm.EndDescribed(request_id=message.request_id, cause=cause))
+        elif tag in self._replicas:
+            self._replicas[tag].asked_by[str(sender)] = sender, message
+
     def _exited(self, tag: str, process: m.Process) -> None:
         if self._process_of(tag) != process:
             return
-        if self._stopping or not self._is_live(tag):
+        if self._stopping or not self._may_be_asked_for(tag):
             self._gone(tag, process)
         else:
             at, host = self._replicas[tag].address, self._host_of(tag)
@@ -146,9 +159,11 @@ class Supervisor:
     async def _died(self, tag: str, process: m.Process, at: m.Address, host: str) -> None:
         self._gone(tag, process, await self._members.cause_of_end(tag, at, host))
 
-    def _is_live(self, tag: str) -> bool:
+    def _may_be_asked_for(self, tag: str) -> bool:
+        """Return whether a replica was to go on, or may have run out of memory while it drained."""
         backend = self._cluster.backend_of(tag)
-        return backend is not None and backend.replicas[tag].state in LIVE
+        replica = None if backend is None else backend.replicas[tag]
+        return replica is not None and (replica.state in LIVE or bool(replica.worn))
 
     def _gone(self, tag: str, process: m.Process, cause: str = "") -> None:
         if self._process_of(tag) != process:
@@ -156,10 +171,20 @@ class Supervisor:
         logger.info("replica %s (pid %d) is gone%s", tag, process.pid, cause and f": {cause}")
         if self._is_here(tag):
             self._records.remove(process)
+        self._note_end(tag, cause)
         self._forget(tag)
         if not self._stopping:
             self._cluster.replica_exited(tag, time.monotonic(), cause)
         self._changed()
+
+    def _note_end(self, tag: str, cause: str) -> None:
+        backend = self._cluster.backend_of(tag)
+        self._ends.pop(tag, None)
+        self._ends[tag] = cause if backend is None else backend.replicas[tag].why_ended(cause)
+        if len(self._ends) > MAX_ENDS:
+            del self._ends[next(iter(self._ends))]
+        for proxy, question in self._replicas[tag].asked_by.values():
+            self.describe_end(question, proxy)
 
     # --- The end of the system ------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ class Ends:
         self._settings = settings
         self._vmstat = vmstat
         self._groups = groups  # see runtime/cgroups.py
-        self._killed = self._kills_for_memory()
+        self._killed = self._killed_before = self._kills_for_memory()
 
     async def cause(self, replica: str, address: ProcessAddress) -> str:
         """Return how a replica's process ended, as a part of a sentence; "" where unknown."""
@@ -66,7 +66,11 @@ class Ends:
         return None
 
     def tidy(self, kept_s: float = KEPT_S) -> None:
-        """Remove records that nobody has asked for: of processes that were to end."""
+        """Remove records that nobody has asked for: of processes that were to end.
+
+        To be called now and then: an end is the kernel's doing only where it has killed lately.
+        """
+        self._killed_before, self._killed = self._killed, self._kills_for_memory()
         before = time.time() - kept_s
         for path in self._settings.run_dir.glob(f"*{_SUFFIX}"):
             with contextlib.suppress(OSError):
@@ -79,7 +83,8 @@ class Ends:
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
         if number != signal.SIGKILL:
             return name
-        before, self._killed = self._killed, self._kills_for_memory()
+        before = self._killed_before
+        self._killed_before = self._killed = self._kills_for_memory()
         is_own = self._groups is not None and has_run_out_of_memory(self._groups, replica)
         if not is_own and self._killed <= before:
             return name

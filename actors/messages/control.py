@@ -304,17 +304,17 @@ class KillReplica(Message):
 class DescribeEnd(Message):
     """Controller to host process: how did this replica's process end? Repeats are harmless.
 
-    Answered with EndDescribed.
+    A proxy asks the controller so, by the name of the replica. Answered with EndDescribed.
     """
 
     request_id: str
     replica: str
-    address: Address  # of its actor
+    address: Address  # of its actor; None from a proxy
 
 
 @message
 class EndDescribed(Message):
-    """Host process to controller: how a replica's process ended, "" if nobody knows."""
+    """Host process to controller, or that to a proxy: how a replica's process ended, or ""."""
 
     request_id: str
     cause: str

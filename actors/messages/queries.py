@@ -386,10 +386,10 @@ class SubmitQueries(Message):
 
     A repeat of a query id that the proxy still has is ignored. ``resent`` are ids of queries that
     were sent before, to a proxy that has died or may not have taken them: they may have run.
-    ``lost`` are (id, count) of queries under leases, with which so many replicas have died;
-    ``refused`` are those that a replica had no room for; ``failed`` (id, replica, seconds) those
-    that have failed there under another id, and are under way for so long: they are to be tried
-    elsewhere.
+    ``lost`` are (id, count) of queries under leases, with which so many replicas have died, and
+    ``died`` (id, replica) name the last of these. ``refused`` are those that a replica had no room
+    for. ``failed`` (id, replica, seconds) have failed there under another id, are under way for so
+    long, and are to be tried elsewhere.
     """
 
     incarnation: str
@@ -399,6 +399,7 @@ class SubmitQueries(Message):
     lost: tuple[tuple[int, int], ...] = ()
     refused: tuple[int, ...] = ()
     failed: tuple[tuple[int, str, float], ...] = ()
+    died: tuple[tuple[int, str], ...] = ()
 
 
 @message
@@ -781,7 +782,7 @@ def restored(loaded: Any, *, is_exact: bool = True) -> Any:
 
 
 def _plain_submit(message: SubmitQueries) -> Plain | SubmitQueries:
-    if message.failed:  # few have it, and there are hosts of this format that do not know it
+    if message.failed or message.died:  # few have them; hosts of this format may not know them
         return message
     queries = [tuple(query) for query in message.queries]
     special = message.resent, message.lost, message.refused

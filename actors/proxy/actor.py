@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from greenroom.actors.messages.control import Changed, MeetController
+from greenroom.actors.messages.control import Changed, EndDescribed, MeetController
 from greenroom.actors.messages.queries import (
     Address,
     AskProxy,
@@ -99,6 +99,10 @@ class Proxy(LoopActor):
     def receiveMsg_QueriesFinished(self, message: QueriesFinished, _sender: Address) -> None:
         """Take what a replica has done."""
         self.dispatcher.finished(message)
+
+    def receiveMsg_EndDescribed(self, message: EndDescribed, _sender: Address) -> None:
+        """Answer what a replica took along when it died."""
+        self.dispatcher.end_described(message)
 
     def _metrics(self) -> list[Group]:
         if self._host_metrics is None:

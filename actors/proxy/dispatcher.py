@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from greenroom.actors.messages.control import MeetProxy, ReplicaLost
+from greenroom.actors.messages.control import DescribeEnd, EndDescribed, MeetProxy, ReplicaLost
 from greenroom.actors.messages.queries import (
     Address,
     AnswerQueries,
@@ -42,6 +42,7 @@ from greenroom.actors.proxy.silent_hosts import SilentHosts
 from greenroom.actors.runtime.loop import Loop, Outbox, Timer, nothing
 from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import HostSettings
+from greenroom.core.lifecycle.replicas import RestartReason
 from greenroom.core.metrics import Family
 from greenroom.core.routing import tickets
 from greenroom.core.routing.balancing import SATURATED_S
@@ -59,6 +60,7 @@ from greenroom.core.routing.tables import (
 logger = logging.getLogger(__name__)
 
 TRY_AGAIN_S = 1.0  # to reach a replica of another host that could not be reached
+DESCRIBED_WITHIN_S = 0.6  # how a replica ended: the controller has asked its host for so long
 MAX_PICKLES = 1_000  # of addresses and settings for comparisons; then all are made anew
 
 
@@ -128,6 +130,8 @@ class Dispatcher:
         # host lost, is for the controller to judge. Until then they are left out, whatever the
         # tables say, and tried again now and then.
         self._unreachable: set[Hashable] = set()
+        # What is to be answered of replicas that have died, until the controller has said why.
+        self._died: dict[str, list[tickets.Refuse]] = {}
         self._silent = SilentHosts(loop, self._host_changed, self._host_lost)
         self._pickles: dict[tuple[str, str], bytes] = {}  # what goes with many mirrored queries
 
@@ -390,13 +394,15 @@ class Dispatcher:
             logger.warning("ignored queries of a caller that is not attached")
             return
         now, refused, attempts = time.monotonic(), message.refused, dict(message.lost)
+        all_died = dict(message.died)
         failed = {query_id: (replica, s) for query_id, replica, s in message.failed}
         first: list[NewQuery] = []
         others: list[NewQuery] = []
         for query in message.queries:
             resent, lost = query.id in message.resent, attempts.get(query.id, 0)
             is_refused = query.id in refused
-            new = NewQuery(caller, query, resent, lost, is_refused, failed.get(query.id))
+            died = all_died.get(query.id, "")
+            new = NewQuery(caller, query, resent, lost, is_refused, failed.get(query.id), died)
             (first if new.is_refused else others).append(new)
         # To the front of the queue one by one, so the last comes first; then all have their turns.
         self._submit_unasked(reversed(first), now)
@@ -418,12 +424,13 @@ class Dispatcher:
     def _submit_one(
         self, new: NewQuery, now: float, preference: tickets.Preference | None = None
     ) -> None:
-        caller, query, resent, attempts, is_refused, failed = new
+        caller, query, resent, attempts, is_refused, failed, died = new
         try:
             effects = self.router.submit(
                 *(caller, query, now),
                 resent=resent,
                 attempts=attempts,
+                died=died,
                 is_refused=is_refused,
                 failed=failed,
                 preference=preference,
@@ -522,9 +529,27 @@ class Dispatcher:
             link.outbox.put(effect.number)
 
     def _refuse(self, effect: tickets.Refuse) -> None:
+        """Answer with an error; where a replica has died, once it is known why."""
         caller = self._callers.get(str(effect.caller))
-        if caller is not None:
-            caller.outbox.put(FailedAnswer(*effect[1:]))
+        if not effect.died:
+            if caller is not None:
+                caller.outbox.put(FailedAnswer(*effect[1:-1]))
+            return
+        if effect.died not in self._died:
+            self._died[effect.died] = []
+            unknown = EndDescribed(request_id=effect.died, cause="")
+            question = DescribeEnd(request_id=effect.died, replica=effect.died, address=None)
+            is_asked = self._send(question)
+            wait_s = DESCRIBED_WITHIN_S if is_asked else 0.0
+            self._loop.call_later(wait_s, lambda: self.end_described(unknown))
+        self._died[effect.died].append(effect)
+
+    def end_described(self, message: EndDescribed) -> None:
+        """Answer what a replica took along. Of the causes, clients are told one."""
+        is_oom = RestartReason.told_by(message.cause) is RestartReason.OUT_OF_MEMORY
+        for effect in self._died.pop(message.request_id, ()):
+            text = f"{effect.text} (the replica ran out of memory)" if is_oom else effect.text
+            self._refuse(effect._replace(text=text, died=""))
 
     def _compare_at(self, ticket: tickets.Ticket) -> tuple[CompareAt, ...] | None:
         """Return where a ticket's answer is compared, at replicas that live; None if unknown."""

@@ -46,6 +46,7 @@ class NewQuery(NamedTuple):
     attempts: int
     is_refused: bool
     failed: tuple[str, float] | None = None
+    died: str = ""
 
 
 class _Question(NamedTuple):

@@ -339,7 +339,8 @@ class Backend:
             return
         before = replica.state
         replica.recovering = False
-        reason = RestartReason.told_by(replica.worn or cause)
+        told = replica.why_ended(cause)
+        reason = RestartReason.told_by(told)
         is_oom = reason is RestartReason.OUT_OF_MEMORY
         if before is ReplicaState.RUNNING or (is_oom and before is ReplicaState.STARTING):
             self._count_restart(replica, reason)
@@ -349,7 +350,7 @@ class Backend:
             error = f"its process died while it was starting{why}"
             self._failed(replica, error, None, since, now)
         elif before is ReplicaState.RUNNING:
-            error = replica.worn or f"a replica's process died{why}"
+            error = told if replica.worn else f"a replica's process died{why}"
             self.retries.last_error = error
             self._failures_of(replica).died(replica.host, since, now)
             self._ended_amid_update(replica, error, since, now)

@@ -161,6 +161,14 @@ class Replica:
         told = f"{self.tag} fails where other replicas do not: for a while it gets no queries"
         return f"{told}{times}; its log says why"
 
+    def why_ended(self, cause: str) -> str:
+        """Return why its process has ended, by what it had said before or by ``cause``.
+
+        A worn one may still run out of memory.
+        """
+        is_oom = RestartReason.told_by(cause) is RestartReason.OUT_OF_MEMORY
+        return cause if is_oom or not self.worn else self.worn
+
     @property
     def known_rank(self) -> Rank | None:
         """The rank to tell it; None while only the record is known."""

@@ -261,6 +261,7 @@ class Router:
         *,
         resent: bool = False,
         attempts: int = 0,
+        died: str = "",
         is_refused: bool = False,
         failed: tuple[str, float] | None = None,
         preference: Preference | None = None,
@@ -269,9 +270,10 @@ class Router:
 
         One that is ``resent`` was another router's, now dead, and may have run: it is refused
         unless it may be retried wherever it could have been. With one that was sent under a lease
-        ``attempts`` replicas have died; if it ``is_refused``, a replica had no room for it, and it
-        goes before all others, with :meth:`fill`. One that ``failed`` at a replica, after so many
-        seconds, is tried at another. ``preference`` is what came of :meth:`to_ask`.
+        ``attempts`` replicas have died, the last of them ``died``; if it ``is_refused``, a replica
+        had no room for it, and it goes before all others, with :meth:`fill`. One that ``failed`` at
+        a replica, after so many seconds, is tried at another. ``preference`` is what came of
+        :meth:`to_ask`.
         """
         endpoint, effects = self._admit(caller, query, resent=resent)
         if endpoint is None:
@@ -282,7 +284,7 @@ class Router:
         if failed is not None:
             attempts, ticket.failed_at = attempts + 1, failed[0]
         if attempts:
-            effects += self._retry_ended(ticket, endpoint, attempts, now)
+            effects += self._retry_ended(ticket, endpoint, attempts, died, now)
         is_open = ticket.state is not ENDED
         backend = self._place(ticket, endpoint) if is_refused and is_open else None
         if backend is not None:
@@ -338,7 +340,7 @@ class Router:
         return endpoint, []
 
     def _retry_ended(
-        self, ticket: Ticket, endpoint: RoutedEndpoint, attempts: int, now: float
+        self, ticket: Ticket, endpoint: RoutedEndpoint, attempts: int, died: str, now: float
     ) -> Effects:
         """Refuse a query that was lost under a lease, or failed, unless it may be retried."""
         ticket.attempts = attempts
@@ -354,7 +356,7 @@ class Router:
         is_alone = bool(ticket.failed_at and not others)
         reason = "failed" if ticket.failed_at else "died"
         text = "there is no other replica" if is_alone else self._charge_retry(ticket, reason)
-        return self._fail(ticket, ReplicaUnavailableError, text, now) if text else []
+        return self._fail(ticket, ReplicaUnavailableError, text, now, died) if text else []
 
     def _may_be_resent(self, query: QueryLike, endpoint: RoutedEndpoint) -> bool:
         backends = [self._backends[tag] for tag in endpoint.split.tags if tag in self._backends]
@@ -784,7 +786,7 @@ class Router:
         had = [*replica.ongoing.values(), *replica.unconfirmed.values()]
         replica.ongoing, replica.unconfirmed = {}, {}
         effects = self._leases.replica_lost(tag)
-        return effects + self._retry_or_fail(had, set(unsent), now)
+        return effects + self._retry_or_fail(had, set(unsent), now, tag)
 
     def undelivered(self, tag: str, numbers: Iterable[int], now: float) -> Effects:
         """Treat answers that a broken link kept from callers as if the replica had died."""
@@ -847,14 +849,16 @@ class Router:
             moved.append(ticket)
         return effects + self._put_back(moved, now)
 
-    def _retry_or_fail(self, tickets: list[Ticket], not_run: set[int], now: float) -> Effects:
+    def _retry_or_fail(
+        self, tickets: list[Ticket], not_run: set[int], now: float, died: str = ""
+    ) -> Effects:
         effects: Effects = []
         again: list[Ticket] = []
         for ticket in tickets:
             if ticket.number in not_run:
                 ticket.attempts -= 1
             elif ticket.state is not DROPPED and (text := self._charge_retry(ticket, "died")):
-                effects += self._fail(ticket, ReplicaUnavailableError, text, now)
+                effects += self._fail(ticket, ReplicaUnavailableError, text, now, died)
                 continue
             again.append(ticket)
         again.sort(key=lambda ticket: ticket.number)
@@ -947,7 +951,9 @@ class Router:
             self._suspect(replica, is_suspect=True)
         return [Cancel(ticket.replica, ticket.number)]
 
-    def _fail(self, ticket: Ticket, kind: type[GreenroomError], text: str, now: float) -> Effects:
+    def _fail(
+        self, ticket: Ticket, kind: type[GreenroomError], text: str, now: float, died: str = ""
+    ) -> Effects:
         """End a ticket with an error, of which its caller is told."""
         effects: Effects = []
         if not ticket.is_mirrored:
@@ -955,7 +961,8 @@ class Router:
             if kind is BackPressureError:
                 backend = self._backends[ticket.backend]
                 after_s = backend.rate.retry_after_s(backend.queue.ahead(ticket.line), now)
-            effects.append(_refusal(ticket.caller, ticket.query, kind, text, after_s=after_s))
+            refusal = _refusal(ticket.caller, ticket.query, kind, text, after_s=after_s)
+            effects.append(refusal._replace(died=died) if died else refusal)
         self._end(ticket, kind.http_status, now)
         return effects
 

@@ -221,7 +221,10 @@ class Compare(NamedTuple):
 
 
 class Refuse(NamedTuple):
-    """Answer the caller with an error; ``kind`` is a class in core.errors."""
+    """Answer the caller with an error; ``kind`` is a class in core.errors.
+
+    ``died`` is the replica that died with the query, for the shell to say why.
+    """
 
     caller: Hashable
     query_id: int
@@ -229,6 +232,7 @@ class Refuse(NamedTuple):
     text: str
     retry_after_s: float | None = None
     allowed: tuple[str, ...] = ()
+    died: str = ""
 
 
 class LeaseState(enum.Enum):

@@ -24,6 +24,7 @@ MESSAGES = [
     m.SubmitQueries(incarnation="i", queries=(query(1), query(2)), cancelled=(3,), resent=(2,)),
     m.SubmitQueries(incarnation="i"),
     m.SubmitQueries(incarnation="i", queries=(query(-1),), failed=((-1, "b#1", 0.5),)),
+    m.SubmitQueries(incarnation="i", queries=(query(1),), lost=((1, 1),), died=((1, "b#1"),)),
     m.RunQueries(
         incarnation="i",
         proxy=PROCESS,
@@ -82,7 +83,7 @@ def test_hosts_that_do_not_know_of_failures_read_all_messages_without_them() -> 
     with pytest.raises(ValueError, match="shorter"):
         restored((m.FINISHED, "r"))
     with pytest.raises(ValueError, match="longer"):
-        restored((*as_before, (), "more"))
+        restored((*as_before, (), (), "more"))
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=str)

@@ -176,7 +176,7 @@ class Caller:
             self.leases.revoked(message)
         elif message[0] == "refused":
             self.leases.refused(message[1])
-            self._lost(message[1], False)
+            self._lost(message[1], "")
         else:
             self.leases.ended(*message[1:])
             self.waiting.pop(message[1], None)
@@ -185,7 +185,7 @@ class Caller:
         self.waiting.pop(number)
         self.leases.cancel(number, 499)
 
-    def _lost(self, number: int, _was_there: bool) -> None:
+    def _lost(self, number: int, _replica: str) -> None:
         if number in self.waiting:
             self._loop.send("proxy", self.waiting[number])
 

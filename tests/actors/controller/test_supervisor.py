@@ -13,6 +13,7 @@ from greenroom.actors.controller.supervisor import Supervisor
 from greenroom.actors.messages import control as cm, queries as m
 from greenroom.core import effects as fx
 from greenroom.core.config import BackendConfig
+from greenroom.core.lifecycle.replicas import Replica, ReplicaState
 from greenroom.core.lifecycle.state import Gone
 from greenroom.persistence.kv import StoreNotReadableError
 from tests.support.lone_loop import LoneLoop
@@ -31,6 +32,7 @@ def supervisor_of(
     find: Callable[[str], str] = lambda _tag: "there",
     kill: Callable[[Any, str], None] | None = None,
     locate: Callable[[str, str], Coroutine[Any, Any, str | None]] | None = None,
+    cause_of_end: Callable[..., Coroutine[Any, Any, str]] | None = None,
 ) -> tuple[Supervisor, Any]:
     """Return one, and its cluster; all replicas are elsewhere with ``kill`` or ``locate``."""
     release = SimpleNamespace(
@@ -51,12 +53,13 @@ def supervisor_of(
     )
     is_here = kill is None and locate is None
     members: Any = SimpleNamespace(epoch=0, is_here=lambda _host: is_here, kill=kill, locate=locate)
+    members.cause_of_end = cause_of_end
     checkpoints: Any = SimpleNamespace(load_code=load_code)
     made = Supervisor(
         loop,
         cluster,
         checkpoints,
-        SimpleNamespace(),  # type: ignore[arg-type]  # nothing of it is needed
+        SimpleNamespace(remove=lambda _process: None),  # type: ignore[arg-type]
         members=members,
         find=find,  # type: ignore[arg-type]
         changed=lambda: None,
@@ -148,3 +151,70 @@ def test_orders_for_another_host_wait_until_its_replica_is_found(becomes: str) -
     supervisor.perform(fx.Stop(TAG, 0.0))
     loop.pass_time(0)
     assert len(asked) == (1 if becomes == "found" else 2), "it is asked for again"
+
+
+class Ending:
+    """A replica that ends by a ``cause``, which its host tells a second later."""
+
+    def __init__(self, cause: str, worn: str = "") -> None:
+        self.loop = LoneLoop()
+        self.process = m.Process(pid=7, start_ticks=7, incarnation="first")
+
+        async def cause_of_end(*_: Any) -> str:
+            await asyncio.sleep(1.0)
+            return cause
+
+        self.supervisor, cluster = supervisor_of(self.loop, cause_of_end=cause_of_end)
+        replica: Any = Replica(tag=TAG, state=ReplicaState.RUNNING, worn=worn)
+        cluster.backends[BACKEND].replicas[TAG] = replica
+        cluster.replica_reported = cluster.replica_exited = lambda *_args: True
+        reported = cm.ReplicaReported(replica=TAG, process=self.process, state="running")
+        self.supervisor.reported(reported, "there")
+
+    def ask(self, proxy: str) -> None:
+        question = cm.DescribeEnd(request_id=f"by {proxy}", replica=TAG, address=None)
+        self.supervisor.describe_end(question, proxy)
+
+    def told(self) -> list[tuple[str, str, str]]:
+        """Return the proxies that have heard of it, as what, and the cause."""
+        return [(to, each.request_id, each.cause) for to, each in self.loop.sent]
+
+
+def test_proxies_hear_why_a_replica_ended_once_the_controller_knows() -> None:
+    ending = Ending("SIGSEGV")
+    ending.ask("early")  # it has seen the end first
+    ending.ask("early")
+    ending.loop.end(ending.process)
+    ending.loop.pass_time(0.5)
+    ending.ask("later")
+    assert ending.told() == []
+    ending.loop.pass_time(1.0)
+    ending.ask("late")
+    proxies = ("early", "later", "late")
+    assert ending.told() == [(proxy, f"by {proxy}", "SIGSEGV") for proxy in proxies]
+
+
+@pytest.mark.parametrize(
+    ("worn", "cause", "told"),
+    [
+        ("out of memory: it has 90 MiB", "exit code 0", "out of memory: it has 90 MiB"),
+        ("max_memory_bytes: it has", "out of memory: SIGKILL", "out of memory: SIGKILL"),
+        ("max_age_s: it has run", "SIGSEGV", "max_age_s: it has run"),
+    ],
+)
+def test_what_a_replica_had_said_goes_before_its_exit_code_but_not_before_the_kernel(
+    worn: str, cause: str, told: str
+) -> None:
+    ending = Ending(cause, worn)
+    ending.loop.end(ending.process)
+    ending.loop.pass_time(1.0)
+    ending.ask("proxy")
+    assert ending.told() == [("proxy", "by proxy", told)]
+
+
+def test_of_a_replica_that_is_not_known_proxies_hear_nothing() -> None:
+    loop = LoneLoop()
+    supervisor, _ = supervisor_of(loop)
+    question = cm.DescribeEnd(request_id="q", replica="other#1", address=None)
+    supervisor.describe_end(question, "proxy")
+    assert loop.sent == []

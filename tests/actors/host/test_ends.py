@@ -89,6 +89,20 @@ def test_a_kill_by_the_kernel_for_memory_is_told_apart_from_others(
     assert cause(settings, ends) == "SIGKILL"
 
 
+def test_a_kill_is_not_laid_to_the_kernel_that_has_killed_another_long_ago(
+    settings: HostSettings, tmp_path: Path
+) -> None:
+    vmstat = tmp_path / "vmstat"
+    vmstat.write_text("oom_kill 4\n")
+    ends = Ends(settings, vmstat)
+    for tidied, expected in ((1, "out of memory: SIGKILL by the kernel"), (2, "SIGKILL")):
+        vmstat.write_text(f"oom_kill {5 + tidied}\n")
+        for _ in range(tidied):
+            ends.tidy()
+        record_end(settings.run_dir, ADDRESS, -signal.SIGKILL)
+        assert cause(settings, ends) == expected
+
+
 def test_a_kill_for_the_limit_of_its_own_control_group_is_told(
     settings: HostSettings, tmp_path: Path
 ) -> None:

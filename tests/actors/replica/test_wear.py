@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ import pytest
 
 from greenroom import serve
 from greenroom.actors.replica.wear import memory_bytes
-from greenroom.core.errors import InvalidRequestError
+from greenroom.core.errors import InvalidRequestError, ReplicaUnavailableError
+from tests.support.programs import cannot_run
 from tests.support.systems import RunningSystem, wait_until
 
 MIB = 2**20
@@ -30,6 +33,27 @@ class Worker:
         if size:
             self.kept.append(bytearray(os.urandom(1) * size))
         return str(os.getpid())
+
+
+class Dying:
+    """Says how long its queries live: until its memory is full, or it ends for another reason."""
+
+    def __init__(self) -> None:
+        self.kept: list[bytearray] = []
+
+    def __call__(self, request: Any) -> str:
+        return self.end(request.query_params["of"])
+
+    def end(self, of: str) -> str:
+        if of == "nothing":
+            return str(os.getpid())
+        if of == "its code":
+            os._exit(3)
+        if of == "a signal":
+            os.kill(os.getpid(), signal.SIGKILL)
+        while True:  # of memory, by its own watch or the kernel
+            self.kept.append(bytearray(os.urandom(1) * 20 * MIB))
+            time.sleep(0.02)
 
 
 class Load:
@@ -107,6 +131,72 @@ def test_a_replica_that_leaks_is_replaced_and_one_that_leaks_fast_ends_at_once(
     wait_until(lambda: pid().isdigit() and pid() != second, 30, "its successor")
     log = (running.settings.logs_dir / "replica.log").read_text()
     assert "ends: out of memory: it has" in log
+
+
+# With a queue's limit there are no leases: each query goes by the router.
+EITHER_WAY = pytest.mark.parametrize(
+    "way", [{}, {"max_queued_requests": 100}], ids=["under a lease", "by the router"]
+)
+
+
+@pytest.fixture
+def dying(running: RunningSystem, name: str) -> Iterator[Any]:
+    def deploy(**options: Any) -> Any:
+        made = serve.deployment(outlier_ejection=False, **options)(Dying)
+        return running.deploy(made.bind(), name=name, route_prefix=f"/{name}")
+
+    yield deploy
+    with running.as_default():
+        serve.delete(name)
+
+
+def _ask_often(running: RunningSystem, name: str) -> None:
+    """Have a lease, where there may be one."""
+    for _ in range(20):
+        assert running.get(f"/{name}?of=nothing", data=b"x")[0] == 200
+
+
+@EITHER_WAY
+def test_clients_are_told_that_their_replica_ran_out_of_memory_and_of_no_other_end(
+    running: RunningSystem, dying: Any, name: str, way: dict[str, Any]
+) -> None:
+    dying(max_memory_bytes=memory_bytes() + 100 * MIB, **way)
+    for of, is_told in (("its code", False), ("memory", True), ("a signal", False)):
+        _ask_often(running, name)
+        status, text = running.get(f"/{name}?of={of.replace(' ', '+')}", data=b"x")
+        assert (status, b"the replica died" in text) == (503, True), text
+        assert (b"out of memory" in text) is is_told, text
+        with running.as_default():
+            handle = serve.get_app_handle(name)
+            for _ in range(20):
+                handle.end.remote("nothing").result(timeout_s=60)
+            with pytest.raises(ReplicaUnavailableError, match="the replica died") as caught:
+                handle.end.remote(of).result(timeout_s=60)
+        assert ("out of memory" in str(caught.value)) is is_told
+
+
+MEMORY = Path("/sys/fs/cgroup/memory")
+
+
+def test_clients_are_told_that_the_kernel_killed_their_replica_for_memory(
+    running: RunningSystem, dying: Any, name: str
+) -> None:
+    """By a control group of the test's own: that of a replica is tested with systemd."""
+    if not os.access(MEMORY / "memory.limit_in_bytes", os.W_OK):
+        cannot_run("this process may make no control groups for memory")
+    dying()
+    pid = running.get(f"/{name}?of=nothing")[1].decode()
+    group = MEMORY / f"greenroom-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(100 * MIB))
+        (group / "cgroup.procs").write_text(pid)
+        status, text = running.get(f"/{name}?of=memory", data=b"x")
+        assert status == 503
+        assert b"out of memory" in text
+    finally:
+        wait_until(lambda: not (group / "cgroup.procs").read_text(), 10, "its end")
+        group.rmdir()
 
 
 @pytest.mark.parametrize(

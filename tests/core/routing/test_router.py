@@ -285,9 +285,18 @@ def test_what_a_dead_replica_had_goes_to_another_where_it_may_be_retried() -> No
     made.set_backend("b", backend("r1", "r2", limit=9), 0.0)
     effects = made.replica_lost("r1", (), 1.0)
     text = "e: the replica died with this query under way; it may have run"
-    assert only(Refuse, effects) == [Refuse("c", 2, "ReplicaUnavailableError", text, 1.0)]
+    refusal = Refuse("c", 2, "ReplicaUnavailableError", text, 1.0, died="r1")
+    assert only(Refuse, effects) == [refusal]
     assert assigned(effects) == [("r2", 1)]
     assert made.replica_lost("r1", (), 1.0) == []
+
+
+def test_what_was_lost_under_a_lease_and_may_not_be_retried_names_the_replica_that_died() -> None:
+    made = router(backend("r1", "r2"))
+    query = Query(1, http_method="POST", retryable=None)
+    (refusal,) = only(Refuse, made.submit("c", query, 1.0, attempts=1, died="r3"))
+    assert (refusal.kind, refusal.died) == ("ReplicaUnavailableError", "r3")
+    assert made.is_empty
 
 
 def test_a_query_kills_at_most_three_replicas() -> None:
