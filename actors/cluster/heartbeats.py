@@ -4,10 +4,11 @@ Theory of operation. A host's processes send a *beat* to the controller every ``
 link of its own (actors/transport/beats.py). The controller answers each at once, and the next beat
 names the newest answer received. A beat that names a recent answer thus proves that the host hears
 the controller, too. Other beats do not count: they may have waited in a cut link, or in the memory
-of a process that was stopped, and a link that works in one direction only is useless.
+of a process that was stopped, and a link that works in one direction only is useless. An answer
+says when it was given, so that the controller sees from a beat alone how old that answer is.
 
-    beat    incarnation of the sender 8, its number u64, newest number heard u64
-    answer  the same, of the controller
+    beat    incarnation of the sender 8, its number u64, time of the newest answer u64 (0: none)
+    answer  incarnation of the controller 8, its time in microseconds u64, number of the beat u64
 """
 
 from __future__ import annotations
@@ -21,56 +22,42 @@ from greenroom.actors.runtime.loop import Loop, Timer
 from greenroom.core.cluster.hosts import BEAT_S, LOST_AFTER_S
 
 _BEAT = struct.Struct(">8sQQ")
-KEPT = 64  # answers whose times are known; more than fit into LOST_AFTER_S
-
-Clock = Callable[[], float]
-
-
-class _Member:
-    """What the controller knows of one process that beats."""
-
-    __slots__ = ("answered_at", "newest", "number")
-
-    def __init__(self) -> None:
-        self.newest = 0  # number of the last beat
-        self.number = 0  # of the last answer
-        self.answered_at: dict[int, float] = {}
 
 
 class BeatListener:
     """The controller's end: ``on_beat(incarnation)`` for each beat of a process that hears us."""
 
     def __init__(
-        self, incarnation: str, on_beat: Callable[[str], None], clock: Clock = time.monotonic
+        self,
+        incarnation: str,
+        on_beat: Callable[[str], None],
+        clock: Callable[[], float] = lambda: time.monotonic(),  # noqa: PLW0108  # simulators set it
     ) -> None:
         self._incarnation = bytes.fromhex(incarnation)
         self._on_beat = on_beat
         self._clock = clock
-        self._members: dict[str, _Member] = {}
+        self._newest: dict[str, int] = {}  # the numbers of the last beats
 
     def expect(self, incarnation: str) -> None:
         """Listen to this process from now on; harmless when that is done already."""
-        self._members.setdefault(incarnation, _Member())
+        self._newest.setdefault(incarnation, 0)
 
     def forget(self, incarnation: str) -> None:
         """Listen to a process no more."""
-        self._members.pop(incarnation, None)
+        self._newest.pop(incarnation, None)
 
     def answer(self, beat: bytes) -> bytes:
         """Take a beat and return the answer; b"" to one that means nothing."""
         name, number, heard = _BEAT.unpack(beat)
-        member = self._members.get(name.hex())
-        if member is None or number <= member.newest:
+        incarnation = name.hex()
+        newest = self._newest.get(incarnation)
+        if newest is None or number <= newest:
             return b""
-        now = self._clock()
-        is_heard = now - member.answered_at.get(heard, float("-inf")) < LOST_AFTER_S
-        member.newest = number
-        member.number += 1
-        member.answered_at[member.number] = now
-        member.answered_at.pop(member.number - KEPT, None)
-        if is_heard:
-            self._on_beat(name.hex())
-        return _BEAT.pack(self._incarnation, member.number, number)
+        self._newest[incarnation] = number
+        now = int(self._clock() * 1e6)
+        if heard and 0 <= now - heard < LOST_AFTER_S * 1e6:
+            self._on_beat(incarnation)
+        return _BEAT.pack(self._incarnation, now, number)
 
 
 class Beater:
@@ -107,6 +94,6 @@ class Beater:
         self._link.send(_BEAT.pack(self._incarnation, self._number, self._heard))
 
     def _answered(self, answer: bytes) -> None:
-        _, number, _ = _BEAT.unpack(answer)
-        self._heard = max(self._heard, number)
+        _, given_at, _ = _BEAT.unpack(answer)
+        self._heard = max(self._heard, given_at)
         self._heard_at = self._loop.asyncio.time()
