@@ -26,7 +26,7 @@ from greenroom.core.config import ActorOptions, BackendConfig, GivenSettings
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.operations import DeleteDeployment
 from greenroom.core.validation import problems_in, wrong_with
-from greenroom.serve.admin.checks import check_arguments
+from greenroom.serve.admin.checks import HINTS, check_arguments
 from greenroom.serve.tasks.consumers import QUEUE_OPTIONS, TASKS
 
 if TYPE_CHECKING:
@@ -34,18 +34,6 @@ if TYPE_CHECKING:
     from greenroom.serve.handle import DeploymentHandle
 
 # --- Options of a deployment; one error names all bad ones ----------------------------------------
-
-HINTS = {
-    # Ray Serve's, of today and of once
-    "rolling_update_percentage": "it is called max_surge_percent, in percent",
-    "backpressure_config": "leave it out: what max_queued_requests refuses gets 503",
-    "gang_scheduling_config": "replicas have ranks: serve.get_replica_context().rank",
-    "deployment_actors": "give it a deployment with one replica by bind",
-    "placement_group_bundle_label_selector": "give actor_options a label_selector",
-    "placement_group_fallback_strategy": "give actor_options a label_selector",
-    "placement_group_bundles": "a replica is one process; say what it takes in actor_options",
-    "placement_group_strategy": "a replica is one process; say what it takes in actor_options",
-}
 
 
 class GivenOptions(GivenSettings, total=False):

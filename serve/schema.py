@@ -36,7 +36,7 @@ from greenroom.core.errors import InvalidRequestError
 from greenroom.core.jobs import TaskProcessorConfig
 from greenroom.core.operations import ApplicationName, NewName, Route
 from greenroom.core.validation import Settings, expectation, explain_missing, jsonable, value_told
-from greenroom.serve.deployments import HINTS
+from greenroom.serve.admin.checks import HINTS
 
 __all__ = [
     "ApplicationStatus",

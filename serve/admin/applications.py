@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from greenroom.actors.caller.connection import Connection
@@ -12,7 +12,7 @@ from greenroom.core import operations as ops
 from greenroom.core.backoff import pause_s
 from greenroom.core.config import LoggingConfig, RuntimeEnv
 from greenroom.core.errors import InvalidRequestError
-from greenroom.serve.admin.reports import check_there, read_report
+from greenroom.serve.admin.reports import check_there, missing_of, read_report
 from greenroom.serve.admin.session import has_reached, raising_users_own, wait_for_goal
 from greenroom.serve.build import Built, build
 from greenroom.serve.deployments import Application, name_problem
@@ -88,14 +88,6 @@ def apply(
         operation = ops.DeployApplications(**which, **how)
     answer: dict[str, Any] = connection.request(operation)
     return answer
-
-
-def missing_of(connection: Connection, folders: Mapping[str, bytes]) -> tuple[bytes, ...]:
-    """Return those zips, of ``folders`` by their digests, that are to be sent: not stored yet."""
-    if not folders:
-        return ()
-    missing = connection.request(ops.ListMissing(digests=tuple(folders)))
-    return tuple(folders[digest] for digest in missing)
 
 
 def wait(

@@ -16,6 +16,17 @@ from greenroom.core.errors import InvalidRequestError
 from greenroom.core.validation import Settings, is_number, validated
 
 PUBLIC_NAMES = {"GrpcOptions": "gRPCOptions"}
+HINTS = {
+    # Ray Serve's, of today and of once
+    "rolling_update_percentage": "it is called max_surge_percent, in percent",
+    "backpressure_config": "leave it out: what max_queued_requests refuses gets 503",
+    "gang_scheduling_config": "replicas have ranks: serve.get_replica_context().rank",
+    "deployment_actors": "give it a deployment with one replica by bind",
+    "placement_group_bundle_label_selector": "give actor_options a label_selector",
+    "placement_group_fallback_strategy": "give actor_options a label_selector",
+    "placement_group_bundles": "a replica is one process; say what it takes in actor_options",
+    "placement_group_strategy": "a replica is one process; say what it takes in actor_options",
+}
 S = TypeVar("S", bound=Settings)
 
 

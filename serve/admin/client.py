@@ -13,7 +13,6 @@ from greenroom.core.comparing.comparing import Compare, Response, check_compare
 from greenroom.core.config import ActorOptions, BackendConfig
 from greenroom.core.errors import InvalidRequestError
 from greenroom.serve.admin import reports
-from greenroom.serve.admin.applications import missing_of
 from greenroom.serve.admin.checks import (
     check_answers_http,
     check_arguments,
@@ -27,7 +26,6 @@ from greenroom.serve.admin.checks import (
 from greenroom.serve.admin.session import destroy, raising_users_own, wait_for_goal
 from greenroom.serve.code.packing import pack_by_value, pack_code, packed, packed_changes
 from greenroom.serve.code.runtime_env import pack_env
-from greenroom.serve.deployments import Deployment
 from greenroom.serve.handle import DeploymentHandle
 from greenroom.serve.schema import ServeStatus
 
@@ -253,7 +251,7 @@ class Client:
     def deploy(
         self,
         name: str,
-        func_or_class: Callable[..., Any] | Deployment,
+        func_or_class: Callable[..., Any],
         *,
         init_args: Sequence[Any] = (),
         init_kwargs: Mapping[str, Any] | None = None,
@@ -272,11 +270,12 @@ class Client:
         ``route_prefix`` is ``/<name>`` if not given; None gives it no route. Of a Deployment, its
         own options count where none are given here.
         """
-        if isinstance(func_or_class, Deployment):
-            version = func_or_class.version if version is None else version
-            config = func_or_class.config if config is None else config
-            own = func_or_class.actor_options
-            actor_options = own if actor_options is None else actor_options
+        target = _code(func_or_class)
+        if target is not func_or_class:
+            given: Any = func_or_class
+            version = given.version if version is None else version
+            config = given.config if config is None else config
+            actor_options = given.actor_options if actor_options is None else actor_options
         check_name("name", name)
         for field, value in (("version", version), ("prev_version", prev_version)):
             if value is not None:
@@ -284,7 +283,7 @@ class Client:
         check_list("init_args", init_args)
         if init_kwargs is not None:
             check_mapping("init_kwargs", init_kwargs)
-        what, target = f"deployment {name!r}", _code(func_or_class)
+        what = f"deployment {name!r}"
         made = settings_of(BackendConfig, config)
         arguments = tuple(init_args), dict(init_kwargs or {})
         code, folders = self._packed(what, target, *arguments, version, actor_options)
@@ -386,7 +385,7 @@ class Client:
             "version": version,
             "actor_options": options.model_copy(update={"runtime_env": env.env}).model_dump(),
         }
-        return fields, missing_of(self._connection, env.folders)
+        return fields, reports.missing_of(self._connection, env.folders)
 
     def _goal(self, request: Any) -> str | None:
         goal: str | None = self._connection.request(request)
@@ -394,5 +393,5 @@ class Client:
 
 
 def _code(func_or_class: Any) -> Any:
-    is_deployment = isinstance(func_or_class, Deployment)
-    return func_or_class.func_or_class if is_deployment else func_or_class
+    """Return the function or class of a deployment; another is itself."""
+    return getattr(func_or_class, "func_or_class", func_or_class)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from greenroom.actors.caller.connection import Connection
@@ -72,3 +72,11 @@ def _entry(entries: dict[str, Any], name: str, what: str) -> Any:
     if name not in entries:
         raise unknown_name(what, name, entries)
     return entries[name]
+
+
+def missing_of(connection: Connection, folders: Mapping[str, bytes]) -> tuple[bytes, ...]:
+    """Return those zips, of ``folders`` by their digests, that are to be sent: not stored yet."""
+    if not folders:
+        return ()
+    missing = connection.request(ops.ListMissing(digests=tuple(folders)))
+    return tuple(folders[digest] for digest in missing)
