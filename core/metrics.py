@@ -84,21 +84,23 @@ class Metric:
 
     def observe(self, value: float, *values: str) -> None:
         """Add to a histogram."""
-        if (buckets := self._buckets(values)) is not None:
+        buckets = self._samples.get(values) or self._begin(values)
+        if buckets is not None:
             buckets.counts[bisect_left(self.bounds, value)] += 1
             buckets.total += value
 
     def observe_all(self, observed: Sequence[float], *values: str) -> None:
         """Add many to a histogram, at a tenth of what each would cost."""
-        if observed and (buckets := self._buckets(values)) is not None:
+        buckets = observed and (self._samples.get(values) or self._begin(values))
+        if buckets:
             for place, count in Counter(map(partial(bisect_left, self.bounds), observed)).items():
                 buckets.counts[place] += count
             buckets.total += sum(observed)
 
-    def _buckets(self, values: Values) -> _Buckets | None:
-        buckets: _Buckets | None = self._samples.get(values)
-        if buckets is None and not self._is_full(self):
-            buckets = self._samples[values] = _Buckets(len(self.bounds) + 1)
+    def _begin(self, values: Values) -> _Buckets | None:
+        if self._is_full(self):
+            return None
+        buckets = self._samples[values] = _Buckets(len(self.bounds) + 1)
         return buckets
 
     def forget(self, unwanted: Callable[[Values], bool]) -> None:

@@ -119,7 +119,7 @@ class LocalClient(QueryClient):
 class _LocalReply(Reply):
     """Gives the answer to the call that waits for it."""
 
-    __slots__ = ("_is_answered", "_pending", "_sender", "_stream", "_user_code")
+    __slots__ = ("_is_answered", "_pending", "_sender", "_stream", "_user_code", "key")
 
     def __init__(self, pending: PendingQuery, query: Query, user_code: UserCode) -> None:
         assignment = Assignment(
@@ -132,16 +132,12 @@ class _LocalReply(Reply):
             timeout_s=query.timeout_s,
         )
         super().__init__(assignment, None)
+        self.key = pending.id
         self._pending = pending
         self._user_code = user_code
         self._is_answered = False
         self._sender: Sender | None = None
         self._stream: Stream | None = None
-
-    @property
-    def key(self) -> int:
-        """What to cancel it by."""
-        return self._pending.id
 
     def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
         """Answer the call with a stream."""

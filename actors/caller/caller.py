@@ -170,13 +170,6 @@ class _Entry:
                 self.parts = {}
             self.parts.setdefault(item.number, []).append(item.content)
 
-    def finish(self, answer: Answer) -> None:
-        """Pass on the answer, or the end of the stream."""
-        if self.incoming is None:
-            self.on_answer(answer)
-        else:
-            self.incoming.stream.ended(answer)
-
     def stop(self) -> None:
         """Tell its replica to stop; the replica may have outlived the proxy."""
         if self.feed is not None:
@@ -192,8 +185,10 @@ class _Entry:
 
     def let_go(self) -> None:
         """Free what it holds."""
-        self.unwatch()
-        self.be_patient()
+        if self.unwatch is not nothing:
+            self.unwatch()
+        if self.patience is not None:
+            self.patience.cancel()
         if self.timer is not None:
             self.timer.cancel()
         if self.feed is not None:
@@ -464,7 +459,9 @@ class Caller:
                 self.loop.guarded(self._piece_arrived, sent, sender)
                 continue
             answer = self._joined(sent) if isinstance(sent, PartedAnswer) else sent
-            if self._is_tried_again(answer):
+            entry = self._entries.get(answer.query_id)
+            if entry is not None and entry.failed_at and entry.first is None:
+                self._try_again(entry, answer)
                 continue
             entry = self._forget(answer.query_id)
             if entry is not None:
@@ -473,21 +470,17 @@ class Caller:
                 self._finish(entry, answer)
             self.leases.ended(answer.query_id, status_of(answer))  # when the client has it
 
-    def _is_tried_again(self, answer: Answer) -> bool:
-        """Have another replica run a query that has failed at one, where that may be.
+    def _try_again(self, entry: _Entry, answer: Answer) -> None:
+        """Have another replica run a query that has failed at one.
 
         It gets another id, the negative one: the router may not have heard yet that it has ended.
         """
-        entry = self._entries.get(answer.query_id)
-        if entry is None or not entry.failed_at or entry.first is not None:
-            return False
         self.leases.ended(answer.query_id, status_of(answer))
         entry.first, entry.parts = answer, _NO_PARTS
         del self._entries[answer.query_id]
         entry.query = entry.query._replace(id=-answer.query_id)
         self._entries[entry.query.id] = entry
         self._submit(entry)
-        return True
 
     def _finish(self, entry: _Entry, answer: Answer) -> None:
         """Pass on the answer; a callback that raises does not keep others from theirs.
@@ -496,7 +489,8 @@ class Caller:
         """
         if entry.first is not None and status_of(answer) >= 500:
             answer = entry.first
-        self.loop.guarded(entry.finish, answer)
+        finish = entry.on_answer if entry.incoming is None else entry.incoming.stream.ended
+        self.loop.guarded(finish, answer)
 
     def _joined(self, sent: PartedAnswer) -> Answer:
         entry = self._entries.get(sent.answer.query_id)

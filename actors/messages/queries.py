@@ -690,7 +690,9 @@ def call_of(query: Query) -> HttpCall | PythonCall:
         call = pickle.loads(pickled)
     except TypeError:  # a PythonCall with more fields
         call = formats.read(pickled)
-    return call if isinstance(call, PythonCall) else fit(HttpCall, call)
+    if isinstance(call, PythonCall):
+        return call
+    return HttpCall._make(call) if len(call) == len(HttpCall._fields) else fit(HttpCall, call)
 
 
 def arguments_of(call: PythonCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -784,7 +786,7 @@ def restored(loaded: Any, *, is_exact: bool = True) -> Any:
 def _plain_submit(message: SubmitQueries) -> Plain | SubmitQueries:
     if message.failed or message.died:  # few have them; hosts of this format may not know them
         return message
-    queries = [tuple(query) for query in message.queries]
+    queries = list(map(tuple, message.queries))
     special = message.resent, message.lost, message.refused
     return SUBMIT, message.incarnation, queries, message.cancelled, *special
 
@@ -850,7 +852,7 @@ def _makers(
     run_queries, answer_queries = message(RunQueries), message(AnswerQueries)
 
     def submit(incarnation: str, queries: list[Plain], *others: Any) -> Any:
-        return submit_queries(incarnation, tuple([query(each) for each in queries]), *others)
+        return submit_queries(incarnation, tuple(map(query, queries)), *others)
 
     def leased(incarnation: str, caller: str, queries: list[Plain], *others: Any) -> Any:
         made = [(lease, query(each)) for lease, each in queries]

@@ -164,14 +164,10 @@ class Reply(RunningQuery):
 
     __slots__ = ("extra_headers",)
 
+    key: Any  # what to cancel it by
     feed: Parts | None = None  # what follows it
     status: int = 0  # of its answer; 0 before that
     extra_headers: tuple[tuple[bytes, bytes], ...]  # of an answer over HTTP
-
-    @property
-    def key(self) -> Any:
-        """What to cancel it by."""
-        raise NotImplementedError
 
     def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
         """Begin an answer in parts; any answer ends it, a StreamEnded when all went well."""

@@ -104,10 +104,12 @@ class Run(Reply):
         "is_given_back",
         "is_leased",
         "is_lost",
+        "key",
         "proxy",
         "queries",
         "sender",
         "status",
+        "stream_key",
         "timer",
     )
 
@@ -119,6 +121,8 @@ class Run(Reply):
         self.queries = queries
         self.proxy = proxy  # its incarnation; its caller's, for one under a lease
         self.is_leased = proxy == assignment.caller_incarnation
+        self.key = proxy, assignment.ticket
+        self.stream_key = assignment.caller_incarnation, assignment.query.id  # for its caller
         self.sender: Sender | None = None
         self.feed: Parts | None = None  # what follows it
         self.feed_number = 0
@@ -128,16 +132,6 @@ class Run(Reply):
         self.is_lost = False  # on the way to its caller
         self.timer: Timer | None = None
         self.extra_headers = ()
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """Return what to cancel it by."""
-        return self.proxy, self.assignment.ticket
-
-    @property
-    def stream_key(self) -> tuple[str, int]:
-        """Return what its caller knows it by."""
-        return self.assignment.caller_incarnation, self.assignment.query.id
 
     def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
         """Begin an answer in parts."""
@@ -500,7 +494,7 @@ class Queries:
             if self.retries_failures and self._may_try_again(run):
                 self._put(MayTryAgain(run.assignment.query.id, self._tag), run)
             if size_of(answer) < LARGE:
-                self._put(answer, run)
+                self._outbox(run).put((answer, run))
             else:
                 self._put_in_parts(answer, run)
         if run.assignment.compare != ():
@@ -619,10 +613,7 @@ class Queries:
         outbox = outboxes[caller] = Outbox(
             self._loop,
             pickle.loads(address),
-            lambda items: AnswerQueries(
-                incarnation=caller,
-                answers=tuple([_travelling(item) for item, _ in items]),
-            ),
+            partial(_pack_answers, caller),
             on_sent=self._delivered,
             on_failed=partial(self._undeliverable, caller),
             weigh=_weigh,
@@ -636,7 +627,7 @@ class Queries:
             if not isinstance(item, Piece):
                 self.undelivered -= 1
                 run.is_delivered = True
-                if run.has_ended:
+                if run.has_ended and not run.is_leased:
                     self._tell_delivered(run)
 
     def _tell_delivered(self, run: Run) -> None:
@@ -701,8 +692,11 @@ class Queries:
         )
 
 
-def _travelling(item: _Item) -> _Item:
-    return part_travelling(item) if isinstance(item, StreamPart) else item
+def _pack_answers(caller: str, items: list[tuple[_Item, Run]]) -> AnswerQueries:
+    answers: list[_Item] = []
+    for item, _ in items:
+        answers.append(part_travelling(item) if type(item) is StreamPart else item)
+    return AnswerQueries(incarnation=caller, answers=tuple(answers))
 
 
 def _gathered(item: _Item) -> int:

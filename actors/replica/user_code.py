@@ -46,7 +46,13 @@ from greenroom.actors.messages.queries import (
     call_of,
 )
 from greenroom.actors.replica import context as user_context, logging as user_logging
-from greenroom.actors.replica.callables import Manners, http_methods, is_async, users_traceback
+from greenroom.actors.replica.callables import (
+    Manner,
+    Manners,
+    http_methods,
+    is_async,
+    users_traceback,
+)
 from greenroom.actors.replica.context import Reply
 from greenroom.actors.replica.pickling import dumps as by_value
 from greenroom.actors.replica.threads import MAX_THREADS, NO_KWARGS, Stuck, UserLoop, outcome_of
@@ -407,7 +413,8 @@ class UserCode:
 
     async def _answer_http(self, reply: Reply, call: HttpCall) -> Answer | None:
         responses = self._responses or self._import_responses()
-        replica = user_context.replica_context()
+        has_extra_headers = self.session_affinity is not None or self.served_by_header
+        replica = user_context.replica_context() if has_extra_headers else None
         if self.session_affinity is not None and replica is not None:
             route, tag = reply.assignment.route, replica.replica_tag
             cookie = new_cookie(self.session_affinity, call.headers, route, tag)
@@ -427,9 +434,9 @@ class UserCode:
             await self._asgi.answer(reply, request)
             return None
         function = self._method(method, is_http=True)
-        args = (request,) if self._manners.of(method, function).takes_argument else ()
+        manner = self._manners.of(method, function)
         try:
-            result = await self._invoke(method, function, args)
+            result = await self._call(manner, function, (request,) if manner.takes_argument else ())
         except responses.HTTPException as error:
             refused: Answer = responses.from_http_exception(reply.assignment.query.id, error)
             return refused
@@ -487,7 +494,9 @@ class UserCode:
         raise _RefusedError(f"the deployment has no method {name!r}; it has: {', '.join(public)}")
 
     async def _invoke(self, name: str, function: Any, args: Any, kwargs: Any = NO_KWARGS) -> Any:
-        manner = self._manners.of(name, function)
+        return await self._call(self._manners.of(name, function), function, args, kwargs)
+
+    async def _call(self, manner: Manner, function: Any, args: Any, kwargs: Any = NO_KWARGS) -> Any:
         if manner.is_async:
             return await function(*args, **kwargs)
         if manner.makes_generator:

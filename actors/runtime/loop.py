@@ -468,7 +468,7 @@ class Outbox:
             and self._under_way < self._loop.deliveries_at_once
             and self._bytes_under_way < self._most_under_way
         ):
-            count, size = self._next_batch()
+            count, size = (1, 0) if self._is_loose and len(self._items) == 1 else self._next_batch()
             items, self._items = self._items[:count], self._items[count:]
             if self._is_loose:
                 self._loop.send(self._target, self._pack(items))

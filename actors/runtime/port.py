@@ -219,13 +219,12 @@ class Port:
         return None if reply is None else reply.value
 
     def _arrived(self, envelope: Any) -> None:
-        self.loop.guarded(self._received, envelope.message, envelope.sender)
+        message = envelope.message
+        handler = self._handlers.get(type(message), self._answered)
+        self.loop.guarded(handler, message, envelope.sender)
 
-    def _received(self, message: Any, sender: Address) -> None:
-        handler = self._handlers.get(type(message))
-        if handler is not None:
-            handler(message, sender)
-        elif (asked := _id_of(message)) is not None:
+    def _answered(self, message: Any, sender: Address) -> None:
+        if (asked := _id_of(message)) is not None:
             for question in list(self._asked.get(asked, ())):
                 if question.is_final(message, sender):
                     resolve(question.answer, message)

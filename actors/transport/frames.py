@@ -258,17 +258,12 @@ class FrameWriter:
     """Turns messages into frames; what it returns must be sent in that order."""
 
     def __init__(self) -> None:
-        self._chunks: Iterator[list[memoryview]] | None = None  # of the message under way
+        self.chunks: Iterator[list[memoryview]] | None = None  # to come of the last message
         self._number = 0  # of that message
-
-    @property
-    def is_inside(self) -> bool:
-        """Return whether more chunks of the last message are to be written."""
-        return self._chunks is not None
 
     def abandon(self) -> None:
         """Leave the message under way as it is; the next one takes its place."""
-        self._chunks = None
+        self.chunks = None
 
     def ack(self, acknowledged: int) -> bytes:
         """Return an ACK frame."""
@@ -282,7 +277,7 @@ class FrameWriter:
         if size + 8 * count > SMALL_MESSAGE:
             sizes = struct.pack(f">{count}Q", *map(len, buffers))
             frame = HEADER.pack(START, count, len(sizes), number, acknowledged) + sizes
-            self._chunks, self._number = _cut(buffers, MAX_FRAME), number
+            self.chunks, self._number = _cut(buffers, MAX_FRAME), number
         elif count == 1:
             frame = HEADER.pack(kind, 1, size, number, acknowledged) + buffers[0]
         else:
@@ -296,9 +291,9 @@ class FrameWriter:
 
         0 behind the last.
         """
-        pieces = next(self._chunks, None) if self._chunks is not None else None
+        pieces = next(self.chunks, None) if self.chunks is not None else None
         if pieces is None:
-            self._chunks = None
+            self.chunks = None
             return 0
         size = sum(map(len, pieces))
         header = HEADER.pack(CHUNK, 0, size, self._number, acknowledged)

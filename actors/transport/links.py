@@ -349,7 +349,7 @@ class Links:
     def at_turn_end(self, callback: Callable[[], None]) -> None:
         """Call back, once, before what this turn sends is written."""
         self._at_end.append(callback)
-        if not self._in_turn:
+        if not (self._in_turn or self._turn_due):
             self._need_turn()
 
     def end_turn(self) -> None:

@@ -90,42 +90,23 @@ SLICE_S = 0.005
 MAX_WAITING_BYTES = 1024 * 1024
 
 
-class Inbox:
-    """Envelopes in the order of their arrival; true when there are any."""
-
-    def __init__(self) -> None:
-        self._envelopes: deque[Envelope] = deque()
-        self._bytes = 0  # of those that wait
-
-    def __len__(self) -> int:
-        return len(self._envelopes)
-
-    def __iter__(self) -> Iterator[Envelope]:
-        return iter(self._envelopes)
-
-    def put(self, envelope: Envelope) -> None:
-        """Add one."""
-        self._envelopes.append(envelope)
-        self._bytes += envelope.size
-
-    def put_first(self, envelope: Envelope) -> None:
-        """Add one that all others wait for."""
-        self._envelopes.appendleft(envelope)
-        self._bytes += envelope.size
-
-    def take(self) -> Envelope:
-        """Remove the first; IndexError when there is none."""
-        envelope = self._envelopes.popleft()
-        self._bytes -= envelope.size
-        return envelope
+class Inbox(deque[Envelope]):
+    """Envelopes in the order of their arrival."""
 
     def take_slice(self) -> Iterator[Envelope]:
         """Remove and yield what is to be handled before the loop gets its turn."""
         ends_at = monotonic() + SLICE_S
-        for _ in range(len(self._envelopes)):
-            yield self.take()
-            if monotonic() > ends_at and self._bytes < MAX_WAITING_BYTES:
-                return
+        for _ in range(len(self)):
+            yield self.popleft()
+            if monotonic() > ends_at:
+                break
+        else:
+            return
+        waiting = sum(each.size for each in self)
+        while waiting >= MAX_WAITING_BYTES:
+            envelope = self.popleft()
+            waiting -= envelope.size
+            yield envelope
 
 
 # --- The mailbox ----------------------------------------------------------------------------------
@@ -168,6 +149,7 @@ class Mailbox:
             if gate is not None:
                 gate.close()
             raise
+        self.at_turn_end = self.links.at_turn_end
         descriptors.release_in_children(self)
 
     def descriptors(self) -> list[int]:
@@ -236,10 +218,6 @@ class Mailbox:
         """Write what was sent to ``target`` now; on the loop's thread only."""
         self.links.write(target.addressDetails)
 
-    def at_turn_end(self, callback: Callback) -> None:
-        """Call back before what this turn sends is written."""
-        self.links.at_turn_end(callback)
-
     def finish(self, tag: Any, status: Any) -> None:
         """End what is unfinished."""
         if tag in self.unfinished:
@@ -254,7 +232,7 @@ class Mailbox:
             self.finish(tag, SendStatus.DeadTarget)
 
     def _to_self(self, tag: Any, message: Any) -> None:
-        self.inbox.put(Envelope(tag.targetAddr, message))
+        self.inbox.append(Envelope(tag.targetAddr, message))
         self.finish(tag, SendStatus.Sent)
         self.deliver()
 
@@ -283,13 +261,13 @@ class Mailbox:
                 return
         envelope = Envelope(sender.sender, message, sum(map(len, buffers)))
         if type(message) is EndpointConnected:
-            self.inbox.put_first(envelope)  # what was sent to the child waits for its address
+            self.inbox.appendleft(envelope)  # what was sent to the child waits for its address
         else:
-            self.inbox.put(envelope)
+            self.inbox.append(envelope)
 
     def arrive(self, message: Any) -> None:
         """Take what this process tells itself."""
-        self.inbox.put(Envelope(self.address, message))
+        self.inbox.append(Envelope(self.address, message))
         self.deliver()
 
     def deliver(self) -> None:

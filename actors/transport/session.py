@@ -265,7 +265,7 @@ class Connection:
     def write_loose(self, body: Buffer) -> bool:
         """Write a message that is kept nowhere, behind all others; False where it has to wait."""
         session = self.session
-        if session is None or session.waiting or self.writer.is_inside:
+        if session is None or session.waiting or self.writer.chunks is not None:
             return False
         if self._waits_for_room or self._control:
             return False
@@ -345,11 +345,11 @@ class Connection:
         session = self.session
         if session is None:
             return out
-        writer, acknowledged = self.writer, session.received
+        writer, acknowledged, waiting = self.writer, session.received, session.waiting
         joined: list[bytes] = []  # small ones leave as one buffer: a copy is cheaper than a vector
         limit = budget
-        while budget > 0:
-            if writer.is_inside:
+        while budget > 0 and (waiting or writer.chunks is not None):
+            if writer.chunks is not None:
                 budget -= writer.chunk(acknowledged, joined, out)
                 continue
             message = session.take()

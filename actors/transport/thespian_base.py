@@ -277,7 +277,7 @@ class Transport(Naming):
         self._is_announced = is_child and init.first is not None
         if self._is_announced:
             message, sender = init.first
-            self.mailbox.inbox.put(Envelope(sender, message))
+            self.mailbox.inbox.append(Envelope(sender, message))
 
     def descriptors(self) -> list[int]:
         """Return the numbers of the loop's own descriptors."""
@@ -406,7 +406,8 @@ class Transport(Naming):
             self._run(None, maximumDuration, is_draining=True)
             return Thespian__Run_Terminated() if self._was_aborted else len(mailbox.unfinished)
         if incomingHandler is None:
-            return mailbox.inbox.take() if mailbox.inbox else self._run(self._stop, maximumDuration)
+            inbox = mailbox.inbox
+            return inbox.popleft() if inbox else self._run(self._stop, maximumDuration)
         return self._run(partial(self._handle, incomingHandler), maximumDuration)
 
     def _run(

@@ -39,7 +39,7 @@ def written(*messages: list[bytes]) -> bytes:
     for number, buffers in enumerate(messages, 1):
         size = sum(map(len, buffers))
         joined = [writer.begin(Outgoing(buffers, size, None, delays_ack=False), number, 0)]
-        while writer.is_inside:
+        while writer.chunks is not None:
             writer.chunk(0, joined, out)
         out.extend(joined)
     return b"".join(out)

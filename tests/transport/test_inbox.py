@@ -20,7 +20,7 @@ def clock(monkeypatch):
 def filled(number, size=10):
     inbox = Inbox()
     for each in range(number):
-        inbox.put(Envelope(None, each, size))
+        inbox.append(Envelope(None, each, size))
     return inbox
 
 
@@ -54,13 +54,13 @@ def test_what_is_too_much_is_handled_before_more_is_read(clock):
 def test_what_a_handler_sends_itself_is_handled_after_the_loops_turn(clock):
     inbox = filled(2)
     for envelope in inbox.take_slice():
-        inbox.put(envelope)
+        inbox.append(envelope)
     assert [each.message for each in inbox] == [0, 1]
     assert len(inbox) == 2
-    assert inbox.take().message == 0
+    assert inbox.popleft().message == 0
 
 
 def test_what_others_wait_for_goes_first(clock):
     inbox = filled(2)
-    inbox.put_first(Envelope(None, "a child is there"))
+    inbox.appendleft(Envelope(None, "a child is there"))
     assert handled(inbox, clock, 0) == ["a child is there", 0, 1]
