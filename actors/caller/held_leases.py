@@ -103,7 +103,7 @@ class CallerLeases:
             return None
         if query.follows or query.multiplexed_model_id or query.session_id:
             return None
-        tag = split.choose(key_of(query, self._process.incarnation))
+        tag = split.only or split.choose(key_of(query, self._process.incarnation))
         lease = self.held.get((name, tag)) if tag is not None else None
         if lease is None:
             return None

@@ -166,10 +166,11 @@ class HeldLease:
 
     def count(self, share: HeldShare, status: int, seconds: float) -> None:
         """Count a query that has ended."""
-        if has_failed(status):
+        if status < BAD:
+            if share.taken.count < ENOUGH:
+                share.taken.add(seconds)
+        elif has_failed(status):
             self.failed[share.replica] = self.failed.get(share.replica, 0) + 1
-        elif status < BAD and share.taken.count < ENOUGH:
-            share.taken.add(seconds)
         ended = self.ended.get(status)
         if ended is None:
             ended = self.ended[status] = []

@@ -80,11 +80,12 @@ def key_of(query: QueryLike, caller: Hashable) -> str:
 class Split:
     """The backends of an endpoint that have any weight, ready to be chosen from."""
 
-    __slots__ = ("_hashes", "tags")
+    __slots__ = ("_hashes", "only", "tags")
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         shares = sorted((tag, weight) for tag, weight in weights.items() if weight > 0)
         self.tags = tuple(tag for tag, _ in shares)
+        self.only = self.tags[0] if len(shares) == 1 else None  # whatever the key
         # The name is hashed first: names and keys of other lengths must not run together.
         self._hashes = [(tag, weight, hashlib.sha256(_digest(tag))) for tag, weight in shares]
 
