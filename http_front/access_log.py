@@ -1,9 +1,9 @@
 """The access log: one JSON line per request, written a few times a second, rotated by its size.
 
 A line costs the request an append to a list; formatting and writing happen for some lines at once,
-within FLUSH_S. Not for many, as requests wait meanwhile: with 64 connections, those of 0.2 s took
-8 ms. gunicorn's own access log halves the throughput. Several workers append to the same file:
-O_APPEND and one write per flush keep their lines whole.
+within FLUSH_S. Not for all of that time, as requests wait meanwhile: that was 8 ms at 16
+connections. gunicorn's own access log halves the throughput. Several workers append to the same
+file: O_APPEND and one write per flush keep their lines whole.
 
 A log that cannot be written must not stop the serving: the lines are dropped, and the first failure
 is reported on stderr. A line that cannot be made costs no other.

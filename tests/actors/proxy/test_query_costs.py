@@ -1,0 +1,73 @@
+"""What a query costs caller, router and replica, without transport and HTTP front.
+
+It is told as calls of our functions, whose number no machine changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import greenroom.actors
+from greenroom.serve.handle import DeploymentHandle
+from tests.actors.one_process import OneProcess
+
+LEASED, ROUTED = 110, 245  # calls; a few of them of timers
+QUERIES = 100
+DEADLINE_S = 30.0
+ROOT = Path(greenroom.actors.__file__).parents[1]
+OURS = tuple(f"{ROOT / folder}/" for folder in ("actors", "core", "serve"))
+
+
+async def answer() -> bytes:
+    return b"ok"
+
+
+@pytest.fixture
+def one() -> Iterator[OneProcess]:
+    made = OneProcess(answer, limit=8)
+    yield made
+    made.close()
+
+
+def calls_each(one: OneProcess, handle: DeploymentHandle) -> float:
+    """Return how many calls of our functions one query is, when many have come before."""
+    counted = 0
+
+    def count(frame: FrameType, event: str, _argument: Any) -> None:
+        nonlocal counted
+        counted += event == "call" and frame.f_code.co_filename.startswith(OURS)
+
+    async def ask() -> None:
+        for _ in range(QUERIES):
+            assert await handle.remote() == b"ok"
+        before = sys.getprofile()
+        sys.setprofile(count)
+        try:
+            for _ in range(QUERIES):
+                await handle.remote()
+        finally:
+            sys.setprofile(before)
+
+    one.loop.run_until_complete(asyncio.wait_for(ask(), DEADLINE_S))
+    return counted / QUERIES
+
+
+def test_a_query_under_a_lease_is_few_calls(one: OneProcess) -> None:
+    handle = DeploymentHandle("e", None, client=one.client)
+    each = calls_each(one, handle)
+    assert one.caller.leases.held
+    assert each <= LEASED
+
+
+def test_a_query_that_the_router_places_is_few_calls(one: OneProcess) -> None:
+    handle = DeploymentHandle("e", None, client=one.client).options(multiplexed_model_id="model")
+    each = calls_each(one, handle)
+    assert not one.caller.leases.held
+    assert each <= ROUTED
