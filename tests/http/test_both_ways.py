@@ -129,11 +129,16 @@ async def said(front, request):
 
 @pytest.mark.parametrize("parts", [(b"one",), (b"one", b"two")])
 def test_parts_that_are_not_as_long_as_declared_end_in_an_error(parts):
+    passed_on = 0
+
     async def read():
-        return [part async for part in StreamedBody(stream(*parts), b"4")]
+        nonlocal passed_on
+        async for part in StreamedBody(stream(*parts), b"4"):
+            passed_on += len(part)
 
     with pytest.raises(StreamFailedError, match="Content-Length"):
         asyncio.run(read())
+    assert passed_on <= 4
 
 
 @pytest.mark.parametrize("request_bytes", FORMS.values(), ids=FORMS)

@@ -12,7 +12,7 @@ import time
 import psutil
 import pytest
 
-from tests.http.test_upgrades import HIDDEN, OPENING, framed, head, statuses
+from tests.http.test_upgrades import OPENING, framed, head, statuses
 
 MIB = 1024 * 1024
 GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -216,14 +216,3 @@ def test_trailers_never_become_headers(front, cut):
     assert statuses(received) == [200, 200]
     headers = re.findall(rb'"headers": \[(.*?)\]', received)
     assert headers == [b'"host", "transfer-encoding"', b'"host", "connection"']
-
-
-@pytest.mark.parametrize(
-    "trailers", [b"X: " + b"y" * 70_000, b"X: y\r\n" * 12_000], ids=["one", "many"]
-)
-def test_trailers_have_a_limit(front, trailers):
-    with front.connect() as connection:
-        connection.sendall(CHUNKED)
-        with contextlib.suppress(ConnectionError):
-            connection.sendall(trailers + b"\r\n\r\n" + HIDDEN)
-        assert statuses(read_all(connection)) == [431]

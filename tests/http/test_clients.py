@@ -61,38 +61,6 @@ def test_a_large_answer_arrives_whole(front):
     assert front.ask("/large/5000000").body == b"x" * 5_000_000
 
 
-def test_a_body_over_the_limit_is_413_even_while_it_is_being_sent(front):
-    answer = front.ask("/echo", "POST", body=b"x" * 3_000_000)
-    assert answer.status == 413
-    assert answer["connection"] == "close"
-    assert answer["x-request-id"]
-
-
-def test_a_chunked_body_over_the_limit_is_413(front):
-    asked = front.ask("/seen").json["asked"]
-    answer = front.ask("/echo", "POST", body=iter([b"x" * 40_000] * 3), encode_chunked=True)
-    assert answer.status == 413
-    assert front.ask("/seen").json["asked"] == asked + 1
-
-
-@pytest.mark.parametrize(
-    "request_bytes",
-    [
-        b"POST /cut HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf",
-        b"POST /cut HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n",
-    ],
-)
-def test_a_truncated_body_never_reaches_user_code(front, until, request_bytes):
-    logged = len([entry for entry in front.log() if entry["path"] == "/cut"])
-    with front.connect() as connection:
-        connection.sendall(request_bytes)
-    until(
-        "the cut request is logged",
-        lambda: len([entry for entry in front.log() if entry["path"] == "/cut"]) > logged,
-    )
-    assert "/cut" not in front.ask("/seen").json["asked_paths"]
-
-
 @pytest.mark.parametrize(
     ("behind", "limit_s"),
     [

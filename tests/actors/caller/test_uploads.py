@@ -351,18 +351,6 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
         yield own
 
 
-def test_a_body_over_the_limit_is_413_also_amid_its_chunks(strict: RunningSystem) -> None:
-    connection = connection_to(strict)
-    begin(connection, "POST", "/whole", 2 * WHOLE + 1)
-    assert answer(connection)[0] == 413
-    connection = connection_to(strict)
-    body = begin_chunked(connection, "/whole")
-    for _ in range(3):
-        body.sendall(chunk(b"x" * WHOLE))
-    status, text = answer(connection)
-    assert (status, b"over the limit" in text) == (413, True)
-
-
 @pytest.mark.parametrize("length", [10, 2 * WHOLE])
 def test_a_body_that_stalls_or_trickles_is_408(strict: RunningSystem, length: int) -> None:
     connection = connection_to(strict)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import os
 import resource
 import secrets
@@ -16,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.exceptions import HTTPException
 
 from greenroom import serve
 from greenroom.actors.host import launcher as system
-from greenroom.actors.messages import admin as am, control as cm, queries as m
+from greenroom.actors.messages import control as cm, queries as m
 from greenroom.actors.runtime import processes as open_files
 from greenroom.actors.runtime.port import CONTROLLER, PROXY
 from greenroom.actors.runtime.records import RunRecords
@@ -35,15 +33,12 @@ from tests.support.systems import RunningSystem, running_system, wait_until
 NAME = "victim"
 
 
-@serve.deployment(max_ongoing_requests=2, http_call_methods=("abort",))
+@serve.deployment(max_ongoing_requests=2)
 class Victim:
     async def __call__(self, request: Any) -> Any:
         if request.query_params.get("nap"):
             await asyncio.sleep(60)
         return "serves"
-
-    def abort(self, request: Any) -> Any:
-        raise HTTPException(418, "I am a teapot")
 
 
 @pytest.fixture(scope="module")
@@ -104,50 +99,6 @@ def test_messages_of_no_known_kind_are_ignored(
     assert stranger.identify(address)[0] == process
 
 
-@pytest.mark.parametrize(
-    ("operation", "fields", "kind"),
-    [
-        ("no_such_operation", {}, "InvalidRequestError"),
-        ("create_backend", {"tag": "t", "code": None, "code_hash": ""}, "InvalidRequestError"),
-        ("set_traffic", {"endpoint": {}, "weights": None}, "InvalidRequestError"),
-        (
-            "shadow_traffic",
-            {"endpoint": "nobody", "backend": "b", "proportion": 1},
-            "UnknownNameError",
-        ),
-        ("wait_for_goal", {"goal_id": "no such goal"}, "UnknownNameError"),
-        (
-            "deploy_application",
-            {"application": "x", "ingress": "y", "route_prefix": "/x", "deployments": ()},
-            "InvalidRequestError",
-        ),
-        (
-            "deploy_application",
-            {
-                "application": "x",
-                "ingress": "y",
-                "route_prefix": "/x",
-                "deployments": (
-                    {"name": "y", "code": b"", "code_hash": "hash"},
-                    {"name": "z", "code": None, "code_hash": None},
-                ),
-            },
-            "InvalidRequestError",
-        ),
-    ],
-)
-def test_requests_that_make_no_sense_are_answered_and_change_nothing(
-    victim: RunningSystem, stranger: Hand, operation: str, fields: dict[str, Any], kind: str
-) -> None:
-    before = {key: victim.status()[key] for key in ("applications", "backends", "endpoints")}
-    request = am.Request(request_id=secrets.token_hex(4), operation=operation, fields=fields)
-    reply = stranger.request(stranger.locate(*CONTROLLER), request)
-    assert reply.error_kind == kind
-    assert reply.error
-    status = victim.status()
-    assert {key: status[key] for key in before} == before
-
-
 def test_queries_with_wrong_incarnations_and_of_strangers_are_ignored(
     victim: RunningSystem, stranger: Hand
 ) -> None:
@@ -178,29 +129,6 @@ def test_a_replica_that_nobody_ordered_is_told_to_go(victim: RunningSystem, stra
     replica = stranger.new_replica()
     replica.send(cm.StopReplica(replica=replica.tag, drain_s=0.0))
     wait_until(lambda: not replica.alive, 5, "it leaves")
-
-
-def send(
-    victim: RunningSystem,
-    method: str = "GET",
-    path: str = "/",
-    body: bytes | None = None,
-    **headers: str,
-) -> Any:
-    connection = http.client.HTTPConnection("127.0.0.1", victim.settings.http.port, timeout=20)
-    try:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        connection.request(method, path, body=body, headers=named)
-        response = connection.getresponse()
-        response.body = response.read()  # type: ignore[attr-defined]
-        return response
-    finally:
-        connection.close()
-
-
-def test_an_http_exception_of_the_users_code_keeps_its_status(victim: RunningSystem) -> None:
-    answer = send(victim, X_Serve_Call_Method="abort")
-    assert (answer.status, answer.body) == (418, b"I am a teapot")
 
 
 def test_clients_that_leave_at_once_leave_nothing_behind(victim: RunningSystem) -> None:

@@ -12,6 +12,12 @@ from greenroom.core import operations as ops
 from greenroom.core.cluster.cluster import Cluster
 
 
+def applied(*deployments: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a deploy of one application."""
+    deployed = {"name": "x", "ingress": "y", "route_prefix": "/x", "deployments": deployments}
+    return {"applications": (deployed,)}
+
+
 class Client:
     """Somebody's address, as requests read it."""
 
@@ -122,6 +128,13 @@ def test_answers_are_kept_for_the_last_requests_only_and_not_what_was_read() -> 
         ("delete_backend", {"tag": "b", "force": "no"}, "force='no': must be a valid bool"),
         ("undo_change", {"change_id": True}, "change_id=True: must be a valid integer"),
         ("abort_rollout", {"endpoint": b"e"}, "endpoint=b'e': must be a valid string"),
+        ("set_traffic", {"endpoint": {}, "weights": None}, "endpoint={}: must be a valid string"),
+        ("deploy_applications", applied(), "'x': deployments [] must be different"),
+        (
+            "deploy_applications",
+            applied({"name": "y", "code": None}),
+            "deployments.0.code=None: must",
+        ),
     ],
 )
 def test_what_is_no_operation_or_has_bad_fields_is_refused_by_name_and_value(

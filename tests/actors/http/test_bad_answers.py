@@ -86,6 +86,13 @@ class Wrong:
         yield "begun"
         raise ValueError("a secret in the exception's text")
 
+    def an_early_exception(self, _: Any) -> Iterator[str]:
+        yield from ()
+        raise ValueError("a secret in the exception's text")
+
+    def a_part(self, _: Any) -> Iterator[Any]:
+        yield 42
+
     def late_object(self, _: Any) -> Iterator[Any]:
         yield "begun"
         yield object()
@@ -193,6 +200,8 @@ def statuses(received: bytes) -> list[int]:
         ("a-cookie", b"invalid response header b'set-cookie'"),
         ("a-streams-header", b"invalid response header b'x-a'"),
         ("a-status", b"the status 99"),
+        ("a-part", b"a generator yielded a int; yield str or bytes"),
+        ("an-early-exception", b"the deployment raised an exception"),
     ],
 )
 def test_what_cannot_be_an_answer_is_500_and_says_why(raw: Raw, kind: str, told: bytes) -> None:

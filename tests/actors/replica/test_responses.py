@@ -5,11 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.background import BackgroundTask
+from starlette.exceptions import HTTPException
 from starlette.responses import (
     HTMLResponse,
     JSONResponse,
@@ -29,9 +28,6 @@ NAME = "answers"
 
 class Answers:
     """Answers as the path names."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
 
     async def __call__(self, request: Any) -> Any:
         self.request = request
@@ -65,6 +61,9 @@ class Answers:
         response.delete_cookie("c")
         return response
 
+    def teapot(self) -> Any:
+        raise HTTPException(418, "I am a teapot")
+
     def page(self) -> Any:
         return HTMLResponse("<p>ä</p>")
 
@@ -79,10 +78,6 @@ class Answers:
 
     def not_modified(self) -> Any:
         return Response(status_code=304, headers={"etag": '"1"'})
-
-    def in_background(self) -> Any:
-        task = BackgroundTask((Path(self.folder) / "done").touch)
-        return PlainTextResponse("answered", background=task)
 
     def events(self) -> Any:
         async def parts() -> AsyncIterator[str]:
@@ -102,14 +97,9 @@ Ask = Callable[..., http.client.HTTPResponse]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("background")
-
-
-@pytest.fixture(scope="module")
-def ask(running: RunningSystem, folder: Path) -> Iterator[Ask]:
+def ask(running: RunningSystem) -> Iterator[Ask]:
     """Return what asks on one kept connection; the body is in ``.content``."""
-    deploy(running, serve.deployment(Answers).bind(str(folder)), NAME, f"/{NAME}")
+    deploy(running, serve.deployment(Answers).bind(), NAME, f"/{NAME}")
     connection = http.client.HTTPConnection("127.0.0.1", running.settings.http.port, timeout=20)
 
     def get(kind: str, method: str = "GET", query: str = "") -> Any:
@@ -162,6 +152,11 @@ def test_a_response_keeps_its_status_headers_and_each_cookie(ask: Ask) -> None:
     assert third.startswith('c=""; expires=')
 
 
+def test_an_http_exception_keeps_its_status(ask: Ask) -> None:
+    got: Any = ask("teapot")
+    assert (got.status, got.content) == (418, b"I am a teapot")
+
+
 def test_a_redirect_is_passed_on(ask: Ask) -> None:
     got: Any = ask("elsewhere")
     assert (got.status, got.headers["location"], got.content) == (307, "/there?a=b%20c", b"")
@@ -179,12 +174,6 @@ def test_a_status_without_body_has_none_and_the_connection_goes_on(
     if status == 304:
         assert got.headers["etag"] == '"1"'
     assert ask("text").status == 200
-
-
-def test_a_background_task_runs_after_the_answer(ask: Ask, folder: Path) -> None:
-    got: Any = ask("in_background")
-    assert got.content == b"answered"
-    wait_until((folder / "done").exists, 10, "the task runs")
 
 
 def test_server_sent_events_come_as_they_are(ask: Ask) -> None:
@@ -219,9 +208,9 @@ def test_served_by_header_names_the_replica_of_each_answer(
         return response.headers["X-Served-By"]
 
     plain = serve.deployment(Answers)
-    deployed(plain.bind(""))
+    deployed(plain.bind())
     assert served_by("text") is None
-    deployed(plain.options(served_by_header=True).bind(""))
+    deployed(plain.options(served_by_header=True).bind())
     (replica,) = running.status()["backends"][f"{name}#Answers"]["replicas"]
     wait_until(lambda: served_by("text") == replica["tag"], 5, "the replica has the setting")
     for kind in ("parts", "response", "no_such_answer"):  # the last is an exception

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from starlette.background import BackgroundTask
-from starlette.responses import FileResponse, JSONResponse, StreamingResponse
+from starlette.responses import FileResponse, JSONResponse
 
 from greenroom import serve
 from tests.support.systems import RunningSystem, running_system, wait_until
@@ -66,26 +66,9 @@ class Parts:
     def nothing(self, _count: int) -> Iterator[str]:
         yield from ()
 
-    def strange(self, count: int) -> Iterator[Any]:
-        yield from ["text"][:count]
-        yield 42
-
     def breaks(self, count: int) -> Iterator[str]:
         yield from ["a"] * count
         raise ValueError("broken on purpose")
-
-    def too_long(self, count: int) -> StreamingResponse:
-        parts = (b"x" * 10 for _ in range(count))
-        return StreamingResponse(parts, headers={"content-length": "15"})
-
-    def goes_on(self, _count: int) -> StreamingResponse:
-        async def parts() -> AsyncIterator[str]:
-            yield "all of it"
-            while not (self.folder / "gate").exists():
-                await asyncio.sleep(0.01)
-            (self.folder / "gone-on").touch()
-
-        return StreamingResponse(parts(), headers={"content-length": "9"})
 
     def in_background(self, _count: int) -> JSONResponse:
         async def later() -> None:
@@ -186,26 +169,6 @@ def test_a_client_that_leaves_ends_the_generator_and_frees_the_slot(
         (tmp_path / "closed").unlink()
 
 
-def test_a_client_that_leaves_with_all_of_a_declared_length_cancels_nothing(
-    get: Get, running: RunningSystem, name: str, tmp_path: Path
-) -> None:
-    response = get("goes_on", Connection="close")  # else closing it keeps the connection
-    assert response.read() == b"all of it"
-    response.close()
-    log = running.settings.logs_dir / "access.log"
-    wait_until(lambda: f'"/{name}"' in log.read_text(), 10, "the worker's end of it")
-    (tmp_path / "gate").touch()
-    wait_until((tmp_path / "gone-on").exists, 10, "the generator's end")
-
-
-def test_a_generator_that_fails_midway_cuts_the_connection(get: Get) -> None:
-    response = get("breaks", 1)
-    assert response.status == 200
-    with pytest.raises(http.client.IncompleteRead) as caught:
-        response.read()
-    assert caught.value.partial == b"a"
-
-
 def test_clients_of_http_1_0_get_no_chunks_and_see_what_breaks_off(
     running: RunningSystem, name: str, get: Get
 ) -> None:
@@ -224,27 +187,6 @@ def test_clients_of_http_1_0_get_no_chunks_and_see_what_breaks_off(
     assert body == b"0\n1\n2\n"
     with pytest.raises(ConnectionResetError):
         ask("kind=breaks")
-
-
-def test_a_generator_that_fails_at_once_is_an_error(get: Get) -> None:
-    response = get("breaks", 0)
-    assert response.status == 500
-    assert b"broken on purpose" not in response.read()
-
-
-def test_a_part_that_is_no_text_is_named(get: Get) -> None:
-    response = get("strange", 0)
-    assert response.status == 500
-    assert b"a generator yielded a int; yield str or bytes" in response.read()
-    with pytest.raises(http.client.IncompleteRead):
-        get("strange", 1).read()
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_parts_that_break_their_content_length_cut_the_connection(get: Get, count: int) -> None:
-    # How much has left by then depends on how many parts travelled together: perhaps nothing.
-    with pytest.raises((http.client.IncompleteRead, http.client.RemoteDisconnected)):
-        get("too_long", count).read()
 
 
 def test_a_background_task_runs_after_the_answer_and_keeps_the_slot(
