@@ -120,7 +120,7 @@ class Bench:
 
     def proxies_take_news(self) -> None:
         """Have every proxy say that it holds the newest tables: one message of each."""
-        upto = self.cluster.long_poll._last
+        upto = self.cluster.state.long_poll._last
         for host in self.hosts:
             self.cluster.listeners.listen(host, (1, 1, host), upto, host)
 
@@ -159,7 +159,7 @@ class Bench:
         while not token:
             self.turn()
             self.proxies_take_news()
-            token = str(self.cluster.long_poll._values.get(f"{ROLLOUT_PREFIX}e0") or "")
+            token = str(self.cluster.state.long_poll._values.get(f"{ROLLOUT_PREFIX}e0") or "")
         for host in self.hosts:
             self.tally(host, token)
         return token
@@ -179,7 +179,7 @@ class Bench:
         """Return the seconds of deleting a backend that is not used, after it was made."""
         self.change(ops.CreateBackend, tag="gone", code=CODE, code_hash="hash", config={})
         seconds = self.change(ops.DeleteBackend, tag="gone", force=True)
-        for replica in list(self.cluster.backends["gone"].replicas):
+        for replica in list(self.cluster.state.backends["gone"].replicas):
             self.cluster.replica_exited(replica, self.now)
         self.now += 0.02
         self.turn()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Hashable, Iterable
 
-Key = tuple[str, str]  # kind and name
+from greenroom.core.records import Key
 
 NEVER = float("inf")
 HELD = "held"  # the event that proxies hold more, or are fewer: :meth:`LongPoll.held_by_all`

@@ -143,7 +143,7 @@ class Members:
         looked_at, found = self._longest_drain
         now = time.monotonic()
         if now - looked_at > LONGEST_EVERY_S:
-            configs = (backend.config for backend in self._cluster.backends.values())
+            configs = (backend.config for backend in self._cluster.state.backends.values())
             found = max((each.graceful_shutdown_timeout_s for each in configs), default=DEFAULT_S)
             self._longest_drain = now, found
         return found

@@ -145,7 +145,9 @@ class ActiveController:
         for expected in self.cluster.listeners.expected():
             if self._members.is_here(expected.host):
                 self._watch_proxy(m.Process(*expected.process), expected.host)
-        logger.info("recovered %d backends, epoch %d", len(self.cluster.backends), store.epoch)
+        logger.info(
+            "recovered %d backends, epoch %d", len(self.cluster.state.backends), store.epoch
+        )
         self._changed()
 
     def _load(self) -> Cluster:
@@ -291,7 +293,7 @@ class ActiveController:
         self.cluster.now = time.monotonic()
         return {
             "controller": self._shown,
-            "version": self.cluster.history.last_id,
+            "version": self.cluster.state.history.last_id,
             "saving": saving(self._settings),
             "damaged": self._damaged(),
             "format": self._members.format(),
@@ -301,7 +303,7 @@ class ActiveController:
             "backends": status.backends(self.cluster),
             "endpoints": status.endpoints(self.cluster),
             "goals": status.goals(self.cluster),
-            "pending_goals": len(self.cluster.goals.pending()),
+            "pending_goals": len(self.cluster.state.goals.pending()),
             "rollouts": self.cluster.rollouts.status(time.monotonic()),
             "resources": self.cluster.placement.shown(),
         }

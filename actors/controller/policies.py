@@ -64,7 +64,7 @@ class Policies:
     def ask(self, effect: AskPolicy) -> None:
         """Ask a backend's policy; the answer to an earlier question is dropped."""
         tag = effect.backend
-        backend = self._cluster.backends.get(tag)
+        backend = self._cluster.state.backends.get(tag)
         config = backend.autoscaled_by if backend is not None else None
         if config is None:
             return  # deleted in the same turn
@@ -90,7 +90,7 @@ class Policies:
     def tidy(self) -> None:
         """End the processes of backends that have no policy of the user's any more."""
         for tag in list(self._runners):
-            backend = self._cluster.backends.get(tag)
+            backend = self._cluster.state.backends.get(tag)
             config = backend.autoscaled_by if backend is not None else None
             if config is None or not config.policy.is_custom:
                 self._stop(tag)

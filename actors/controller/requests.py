@@ -112,7 +112,7 @@ class Requests:
         if not operation.is_held_by_proxies:
             return answer
         key = ENDPOINT_PREFIX + next(iter(operation.fields.values()))
-        held = self._cluster.long_poll.held_by_all
+        held = self._cluster.state.long_poll.held_by_all
         return Later(lambda: answer if held(key) else PENDING, HELD_TIMEOUT_S, upon=HELD)
 
     def _wait_for_goal(self, operation: ops.WaitForGoal, _request_id: str) -> Later:

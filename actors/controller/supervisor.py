@@ -232,7 +232,7 @@ class Supervisor:
         self._perform[type(effect)](effect)
 
     def _start(self, effect: fx.Start) -> None:
-        backend = self._cluster.backends.get(effect.backend)
+        backend = self._cluster.state.backends.get(effect.backend)
         if backend is None or effect.replica not in backend.replicas:
             return  # it is not wanted any more, since its code could not be read
         record, release = backend.record, backend.release_of(effect.replica)
@@ -295,7 +295,7 @@ class Supervisor:
         return self._code[1]
 
     def _reconfigure(self, effect: fx.Reconfigure) -> None:
-        newest = self._cluster.backends[effect.backend].record.newest
+        newest = self._cluster.state.backends[effect.backend].record.newest
         order = cm.ReconfigureReplica(
             replica=effect.replica,
             config=config_of_replica(newest.config),

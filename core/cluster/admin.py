@@ -27,7 +27,6 @@ from greenroom.core.lifecycle.endpoints import (
     told_uses,
     with_shadow,
 )
-from greenroom.core.lifecycle.goals import Subject
 from greenroom.core.lifecycle.releases import folders_of
 from greenroom.core.lifecycle.state import Change, Made, State
 from greenroom.core.records import (
@@ -37,6 +36,7 @@ from greenroom.core.records import (
     ENDPOINT,
     BackendDefinition,
     Definitions,
+    Key,
     TokenRecord,
 )
 from greenroom.core.tokens import MAX_TOKENS
@@ -61,11 +61,11 @@ def carry_out(cluster: Cluster, asked: ops.Operation, author: history.Author, no
     carry = CARRIED_OUT.get(type(asked))
     if carry is None:
         raise InvalidRequestError(f"{asked.key} is not an operation of the cluster's state")
-    if not asked.is_read and (repeated := cluster.history.answered(author.request_id)):
+    if not asked.is_read and (repeated := cluster.state.history.answered(author.request_id)):
         return repeated.answer
     told = asked.told
     if isinstance(asked, ops.UndoChange):
-        told = f"undo change {cluster.history.get(asked.change_id).id}"
+        told = f"undo change {cluster.state.history.get(asked.change_id).id}"
     change = carry(cluster, asked, now)
     if not isinstance(change, Change):
         return change  # the answer of what reads, or acts on hosts
@@ -145,7 +145,7 @@ def _create_endpoint(cluster: Cluster, asked: ops.CreateEndpoint, _now: Now) -> 
 
 
 def _delete_endpoint(cluster: Cluster, asked: ops.DeleteEndpoint, _now: Now) -> Change:
-    present = cluster.endpoints.get(asked.name)
+    present = cluster.state.endpoints.get(asked.name)
     if present is not None and (owner := owner_of(present)):
         raise ConflictError(f"endpoint {asked.name!r} belongs to {owner}; delete that")
     return Change(wanted={(ENDPOINT, asked.name): None})
@@ -231,7 +231,7 @@ def _plan_applications(cluster: Cluster, asked: ops.PlanApplications, _now: Now)
     wanted = {key: each for part in by_application.values() for key, each in part.items()}
     before = {key: cluster.state.definition(key) for key in wanted}
     return {
-        "version": cluster.history.last_id,
+        "version": cluster.state.history.last_id,
         "changes": history.described_changes(before, wanted),
     }
 
@@ -265,8 +265,8 @@ def _delete_everything(cluster: Cluster, _asked: ops.DeleteEverything, now: Now)
         _delete_application(cluster, ops.DeleteApplication(application=name), now)
         for name in sorted(definitions.application_names(state))
     ]
-    for tag in sorted(cluster.backends):
-        record = cluster.backends[tag].record
+    for tag in sorted(cluster.state.backends):
+        record = cluster.state.backends[tag].record
         if not record.application:
             kind = DEPLOYMENT if record.deployment else BACKEND
             unwanted: Definitions = {(BACKEND, tag): None}
@@ -281,7 +281,7 @@ def _delete_everything(cluster: Cluster, _asked: ops.DeleteEverything, now: Now)
 
 def _undo_change(cluster: Cluster, asked: ops.UndoChange, _now: Now) -> Change:
     """Restore what was before a change, as a change of its own."""
-    entry = cluster.history.get(asked.change_id)
+    entry = cluster.state.history.get(asked.change_id)
     if not entry.after:
         raise InvalidRequestError(
             f"change {entry.id}, {entry.what}, changed no definition, so there is nothing to undo; "
@@ -306,7 +306,7 @@ def _undo_change(cluster: Cluster, asked: ops.UndoChange, _now: Now) -> Change:
     )
 
 
-def _subject(wanted: Definitions) -> Subject:
+def _subject(wanted: Definitions) -> Key:
     for kind in (APPLICATION, BACKEND):
         for key, definition in wanted.items():
             if key[0] == kind:
@@ -396,7 +396,7 @@ CARRIED_OUT: dict[type[ops.Operation], Carry] = {
     ops.GetDeployment: lambda c, asked, _: status.deployment(c, asked.name),
     ops.ListDeployments: lambda c, _asked, _: status.deployments(c),
     ops.DeleteEverything: _delete_everything,
-    ops.ListHistory: lambda c, _asked, _: [history.described(entry) for entry in c.history],
+    ops.ListHistory: lambda c, _asked, _: [history.described(entry) for entry in c.state.history],
     ops.UndoChange: _undo_change,
     ops.CreateToken: _create_token,
     ops.RevokeToken: _revoke_token,

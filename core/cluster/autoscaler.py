@@ -119,11 +119,6 @@ class Autoscaler:
 
     # --- For people -----------------------------------------------------------------------------
 
-    def decisions(self, tag: str) -> list[Kept]:
-        """Return a backend's latest decisions, oldest first."""
-        entry = self._entries.get(tag)
-        return list(entry.history) if entry is not None else []
-
     def policy_failure(self, tag: str) -> str:
         """Return why a backend's policy had no usable answer when last asked; else ""."""
         entry = self._entries.get(tag)

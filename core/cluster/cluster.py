@@ -70,12 +70,6 @@ class Cluster:
         self.placement = placement or anywhere()
         prepare(self.placement, hosts, own_host)
         self.state = state = State(records, epoch, now, self.placement, lost)
-        self.backends = state.backends
-        self.endpoints = state.endpoints
-        self.applications = state.applications
-        self.goals = state.goals
-        self.history = state.history
-        self.long_poll = state.long_poll
         self.listeners = Listeners(
             state.long_poll,
             state.changes,
@@ -95,9 +89,9 @@ class Cluster:
         self.rollouts = Rollouts(state, self.differences, records.get(ROLLOUT, {}))
         self.tokens: Records[TokenRecord] = Records(TOKEN, records.get(TOKEN, {}), state.changes)
         self.canaries = Canaries(state, self.rollouts, self.differences, records.get(CANARY, {}))
-        self._recovering = {tag for tag, b in self.backends.items() if not b.recovered}
+        self._recovering = {tag for tag, b in state.backends.items() if not b.recovered}
         self._agenda = state.agenda
-        if self.long_poll.closed:
+        if state.long_poll.closed:
             self._agenda.at(RECOVERY, "", now + (EXPECTED_S if hosts else RECOVERY_S))
         self._held_upto: int | None = None  # at the last look
         self._look: dict[str, Callable[[str], Iterable[Effect] | None]] = {
@@ -109,7 +103,7 @@ class Cluster:
             APPLICATION: lambda name: definitions.advance_application(state, name),
             ROLLOUT: lambda name: self.rollouts.look(name, self.now, self._wall_now),
             CANARY: lambda name: self.canaries.look(name, self._wall_now),
-            RECOVERY: lambda _: self.long_poll.open(),
+            RECOVERY: lambda _: state.long_poll.open(),
             GOAL: self._look_at_goal,
         }
 
@@ -141,18 +135,18 @@ class Cluster:
             self._agenda.touch(BACKEND, backend.record.tag)
 
     def _forget_ejections(self, proxy: str) -> None:
-        for backend in self.backends.values():
+        for backend in self.state.backends.values():
             for tag in backend.replicas:
                 self.replica_ejected(tag, proxy, 0)
 
     def backend_of(self, replica: str) -> Backend | None:
         """Return the backend that a replica belongs to."""
-        backend = self.backends.get(replica.rpartition("#")[0])
+        backend = self.state.backends.get(replica.rpartition("#")[0])
         return backend if backend is not None and replica in backend.replicas else None
 
     def _has_both(self, pair: Pair) -> bool:
         endpoint, backend = pair
-        return endpoint in self.endpoints and backend in self.backends
+        return endpoint in self.state.endpoints and backend in self.state.backends
 
     def _is_inner(self, endpoint: str) -> bool:
         """Return whether it is of an application's deployment that is not the ingress."""
@@ -183,8 +177,8 @@ class Cluster:
 
     def _next_kind(self) -> str:
         """Return of which kind the next keys are to be looked at; "" when there is none."""
-        if self.long_poll.held_upto != self._held_upto:
-            self._held_upto = self.long_poll.held_upto
+        if self.state.long_poll.held_upto != self._held_upto:
+            self._held_upto = self.state.long_poll.held_upto
             self._agenda.happened(HELD)
         if self.placement.take_freed():
             self._agenda.happened(ROOM)
@@ -200,7 +194,7 @@ class Cluster:
         return self.state.take_changes()
 
     def _look_at_backend(self, tag: str) -> list[Effect]:
-        backend, now = self.backends.get(tag), self.now
+        backend, now = self.state.backends.get(tag), self.now
         if backend is None:
             return []
         before = backend.record.replicas
@@ -231,18 +225,18 @@ class Cluster:
 
     def _publish(self, backend: Backend) -> bool:
         key = BACKEND_PREFIX + backend.record.tag
-        self.long_poll.publish(key, table_of(backend))
-        return self.long_poll.held_by_all(key)
+        self.state.long_poll.publish(key, table_of(backend))
+        return self.state.long_poll.held_by_all(key)
 
     def _look_at_goal(self, goal_id: str) -> None:
-        goal = self.goals.get(goal_id)
+        goal = self.state.goals.get(goal_id)
         if goal is None or goal.state != "pending":
             return
         kind, name = goal.subject
         progress = self._progress(goal)
-        self.goals.advance(goal, progress)
+        self.state.goals.advance(goal, progress)
         events = {DEPLOYMENT: [(BACKEND, name)], ENDPOINT: []}.get(kind, [(kind, name)])
-        if kind == APPLICATION and candidate_of(name) in self.applications:
+        if kind == APPLICATION and candidate_of(name) in self.state.applications:
             events.append((APPLICATION, candidate_of(name)))
         for event in (*events, *[HELD] * progress.unheld):
             self._agenda.upon(event, GOAL, goal_id)
@@ -255,6 +249,6 @@ class Cluster:
         if kind == ROLLOUT:
             return self.rollouts.progress(name)
         if kind == ENDPOINT:
-            done = self.long_poll.held_by_all(ENDPOINT_PREFIX + name)
+            done = self.state.long_poll.held_by_all(ENDPOINT_PREFIX + name)
             return Progress(done=done, unheld=not done)
         return definitions.backend_progress(self.state, name)

@@ -27,13 +27,16 @@ def backends(cluster: Cluster) -> dict[str, Any]:
     """Return tag -> state and settings."""
     return {
         tag: backend_status(cluster, backend) | cluster.loads.of(tag)._asdict()
-        for tag, backend in sorted(cluster.backends.items())
+        for tag, backend in sorted(cluster.state.backends.items())
     }
 
 
 def endpoints(cluster: Cluster) -> dict[str, Any]:
     """Return name -> route, methods, traffic, shadows; retryable and compares where set."""
-    return {name: _endpoint(cluster.endpoints.served(name)) for name in sorted(cluster.endpoints)}
+    return {
+        name: _endpoint(cluster.state.endpoints.served(name))
+        for name in sorted(cluster.state.endpoints)
+    }
 
 
 def _endpoint(record: EndpointRecord) -> dict[str, Any]:
@@ -53,7 +56,7 @@ def _endpoint(record: EndpointRecord) -> dict[str, Any]:
 def differences(cluster: Cluster, name: str) -> dict[str, Any]:
     """Return shadow -> by what its answers are compared, and what was found; UnknownNameError."""
     cluster.state.endpoint(name)
-    endpoint = cluster.endpoints.served(name)
+    endpoint = cluster.state.endpoints.served(name)
     return {
         tag: {"by": str(each), **cluster.differences.of((name, tag, each.id))}
         for tag, each in sorted(endpoint.compares.items())
@@ -64,7 +67,7 @@ def applications(cluster: Cluster) -> dict[str, Any]:
     """Return name -> status, message, route prefix and deployments."""
     return {
         name: application_status(cluster, application)
-        for name, application in sorted(cluster.applications.items())
+        for name, application in sorted(cluster.state.applications.items())
     }
 
 
@@ -79,7 +82,7 @@ def goals(cluster: Cluster) -> list[dict[str, Any]]:
             "error": last_line(goal.error),
             "created_at": goal.created_at,
         }
-        for goal in cluster.goals.all()
+        for goal in cluster.state.goals.all()
     ]
 
 
@@ -91,8 +94,8 @@ def deployments(cluster: Cluster) -> dict[str, Any]:
 def deployment(cluster: Cluster, name: str) -> dict[str, Any]:
     """Return the settings and the state of a deployment that stands alone; UnknownNameError."""
     record = deployment_record(cluster.state, name)
-    endpoint = cluster.endpoints.get(name)
-    shown = backend_status(cluster, cluster.backends[name]) | cluster.loads.of(name)._asdict()
+    endpoint = cluster.state.endpoints.get(name)
+    shown = backend_status(cluster, cluster.state.backends[name]) | cluster.loads.of(name)._asdict()
     route_prefix = endpoint.route if endpoint is not None else None
     options = options_shown(record.newest.actor_options)
     return {"name": name, "route_prefix": route_prefix, "actor_options": options, **shown}
@@ -141,7 +144,7 @@ def application_status(cluster: Cluster, application: ApplicationRecord) -> dict
 
 
 def _deployment(cluster: Cluster, tag: str) -> dict[str, Any]:
-    backend = cluster.backends.get(tag)
+    backend = cluster.state.backends.get(tag)
     if backend is None:
         is_lost = (BACKEND, tag) in cluster.state.lost
         return {
@@ -204,7 +207,7 @@ def autoscaling(cluster: Cluster, now: float, wall_now: float) -> dict[str, Any]
             "config": config_shown(backend.record.newest.config)["autoscaling_config"],
             **cluster.autoscaler.describe(tag, now, wall_now),
         }
-        for tag, backend in sorted(cluster.backends.items())
+        for tag, backend in sorted(cluster.state.backends.items())
         if backend.config.autoscaling_config is not None
     }
 
@@ -213,19 +216,19 @@ def series(cluster: Cluster, asked: GetSeries, wall_now: float) -> dict[str, Any
     """Return the traffic over time, of the cluster and of each endpoint at each of its backends."""
     if asked.endpoint is not None:
         cluster.state.endpoint(asked.endpoint)
-    served = cluster.endpoints.served
-    pairs = [(name, tag) for name in cluster.endpoints for tag in served(name).traffic]
+    served = cluster.state.endpoints.served
+    pairs = [(name, tag) for name in cluster.state.endpoints for tag in served(name).traffic]
     shown = cluster.series.shown(asked.span, asked.last, pairs, wall_now, asked.endpoint)
     shown["deployments"] = [
         {
             "endpoint": endpoint,
             "backend": tag,
-            "application": cluster.backends[tag].record.application,
-            "deployment": cluster.backends[tag].record.deployment,
+            "application": cluster.state.backends[tag].record.application,
+            "deployment": cluster.state.backends[tag].record.deployment,
             **columns,
         }
         for (endpoint, tag), columns in shown["deployments"].items()
-        if tag in cluster.backends
+        if tag in cluster.state.backends
     ]
     return shown
 
@@ -242,7 +245,7 @@ def metrics(cluster: Cluster | None, own_host: str) -> list[Group]:
         rollouts: dict[Values, float] = dict.fromkeys(cluster.rollouts.states().items(), 1.0)
         restarts: dict[Values, float] = {  # 0 before the first, or increase() would not see it
             (tag, reason): count
-            for tag, backend in cluster.backends.items()
+            for tag, backend in cluster.state.backends.items()
             for reason, count in backend.restarts.items()
         }
         families += [

@@ -241,7 +241,7 @@ class Backend:
     @property
     def updating(self) -> bool:
         """Whether replicas of another release are to be replaced, or are there to go back to."""
-        old = any(not self._is_newest(r) for r in self._live())
+        old = any(not releases.is_newest(self.record, r) for r in self._live())
         return old or releases.fallback(self.record) is not None
 
     @property
@@ -276,9 +276,6 @@ class Backend:
     def in_state(self, state: ReplicaState) -> list[Replica]:
         """Return the replicas that are in a state."""
         return [replica for replica in self.replicas.values() if replica.state is state]
-
-    def _is_newest(self, replica: Replica) -> bool:
-        return replica.release == self.record.newest.number
 
     # --- What is observed -----------------------------------------------------------------------
 
@@ -398,7 +395,7 @@ class Backend:
         if report.state == "running":
             replica.move(ReplicaEvent.STARTED, now)
             self._failures_of(replica).accept(replica.host)
-            if self._is_newest(replica) and not self.record.newest.served:
+            if releases.is_newest(self.record, replica) and not self.record.newest.served:
                 self._set_record(releases.with_newest(self.record, served=True))
         elif report.state in {"failed", "draining"}:
             since = replica.move(ReplicaEvent.FAILED, now)
@@ -407,7 +404,11 @@ class Backend:
                 self._failed(replica, error, exception, since, now, lasts=lasts)
 
     def _failures_of(self, replica: Replica) -> Failures:
-        return self.retries.newest if self._is_newest(replica) else self.retries.earlier
+        return (
+            self.retries.newest
+            if releases.is_newest(self.record, replica)
+            else self.retries.earlier
+        )
 
     def _failed(
         self,
@@ -430,7 +431,7 @@ class Backend:
         # other hosts took it all, a missing package would show or not by chance.
         if not lasts or releases.numbered(self.record, replica.release).ran:
             self._failures_of(replica).could_not_start(replica.host, now)
-        if not self._is_newest(replica):
+        if not releases.is_newest(self.record, replica):
             return
         tries = min(self.tries, MAX_UNUSABLE_TRIES) if lasts else self.tries
         # What one host cannot load, though another runs it, no other try mends either.
@@ -453,7 +454,7 @@ class Backend:
 
     def _ended_amid_update(self, replica: Replica, error: str, since: float, now: float) -> None:
         """Go back from a release whose replicas start, and are lost one after the other."""
-        if not self._is_newest(replica) or releases.fallback(self.record) is None:
+        if not releases.is_newest(self.record, replica) or releases.fallback(self.record) is None:
             return
         self.retries.newest.ended.add(replica.host, since, now)
         if self.retries.newest.ended.count >= min(self.tries, MAX_ENDS_PER_UPDATE):
@@ -673,7 +674,7 @@ class Backend:
             self.update(capacity=0)  # what autoscaling ended is not brought back by an update
         if self.wanted and self.updating:
             self._choose_for_update(live, now)
-            live = [r for r in self._live() if self._is_newest(r)]
+            live = [r for r in self._live() if releases.is_newest(self.record, r)]
         elif any(replica.moving for replica in live):
             self._choose_moves(live, now)
             return
@@ -684,8 +685,8 @@ class Backend:
     def _choose_for_update(self, live: list[Replica], now: float) -> None:
         if any(replica.recovering for replica in live):
             return  # what runs is not known yet, so neither is what is missing
-        new = [r for r in live if self._is_newest(r)]
-        old = [r for r in live if not self._is_newest(r)]
+        new = [r for r in live if releases.is_newest(self.record, r)]
+        old = [r for r in live if not releases.is_newest(self.record, r)]
         earlier = releases.fallback(self.record)
         steps = releases.next_steps(
             releases.Counts(

@@ -8,12 +8,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from greenroom.core.agenda import Agenda
-from greenroom.core.records import Changes, GoalRecord, Records
+from greenroom.core.records import Changes, GoalRecord, Key, Records
 
 GOAL = "goal"
 KEPT_ENDED = 100  # so that who asks late, or again after a restart, still learns the outcome
-
-Subject = tuple[str, str]
 
 
 def _age(goal: GoalRecord) -> tuple[float, str]:
@@ -47,7 +45,7 @@ class Goals:
         self._ended = dict.fromkeys(goal.id for goal in ordered if goal.state != "pending")
         agenda.touch(GOAL, *self._pending.values())
 
-    def create(self, subject: Subject, what: str, wall_now: float) -> str:
+    def create(self, subject: Key, what: str, wall_now: float) -> str:
         """Add a goal and return its id."""
         older = self.pending_for(subject)
         if older is not None:
@@ -61,7 +59,7 @@ class Goals:
         """Return the goals that have not ended."""
         return [self._goals[goal_id] for goal_id in self._pending.values()]
 
-    def pending_for(self, subject: Subject) -> str | None:
+    def pending_for(self, subject: Key) -> str | None:
         """Return the id of the subject's goal under way, if there is one."""
         return self._pending.get(subject)
 

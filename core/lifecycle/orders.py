@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from greenroom.core.config import BackendConfig
 from greenroom.core.effects import Check, Effect, Kill, Reconfigure, Start, Stop
+from greenroom.core.lifecycle.releases import is_newest
 from greenroom.core.lifecycle.replicas import Replica, ReplicaEvent, ReplicaState as S
 from greenroom.core.records import BackendRecord
 
@@ -60,13 +61,10 @@ class Orders(NamedTuple):
         if replica.state is S.SHOULD_STOP and (released or now >= self.ends_at(replica)):
             replica.move(ReplicaEvent.STOP, now)
             return self._stop(replica, now)
-        is_wanted = self._is_newest(replica) and not self.record.deleting
+        is_wanted = is_newest(self.record, replica) and not self.record.deleting
         if replica.state is S.LOST and not is_wanted:
             replica.move(ReplicaEvent.EXITED, now)  # if it lives, it is told to go when back
         return []
-
-    def _is_newest(self, replica: Replica) -> bool:
-        return replica.release == self.record.newest.number
 
     def _await_start(self, replica: Replica, now: float) -> list[Effect]:
         if now < replica.ask_at:
@@ -85,7 +83,7 @@ class Orders(NamedTuple):
         effects: list[Effect] = []
         config_id = self.record.newest.config_id
         is_told = max(replica.config_id, replica.told_config_id) >= config_id
-        if self._is_newest(replica) and not is_told:
+        if is_newest(self.record, replica) and not is_told:
             replica.told_config_id = config_id
             effects.append(Reconfigure(replica.tag, self.record.tag))
         # Planned with the period of its time: a period that was lowered since holds at once.

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from greenroom.core.config import RuntimeEnv
+from greenroom.core.lifecycle.replicas import Replica
 from greenroom.core.records import BackendDefinition, BackendRecord, Release
 
 
@@ -69,6 +70,11 @@ class CodeUse:
 def numbered(record: BackendRecord, number: int) -> Release:
     """Return the release of that number, the newest where there is no such release any more."""
     return next((r for r in record.releases if r.number == number), record.newest)
+
+
+def is_newest(record: BackendRecord, replica: Replica) -> bool:
+    """Return whether a replica runs the newest release."""
+    return replica.release == record.newest.number
 
 
 def fallback(record: BackendRecord) -> Release | None:

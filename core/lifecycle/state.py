@@ -20,7 +20,7 @@ from greenroom.core.errors import InvalidRequestError, UnknownNameError
 from greenroom.core.lifecycle import releases
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.endpoints import Endpoints, Overlay, table_of
-from greenroom.core.lifecycle.goals import Goals, Subject
+from greenroom.core.lifecycle.goals import Goals
 from greenroom.core.lifecycle.history import CODE_KEPT, HISTORY, Author, History, digests
 from greenroom.core.lifecycle.placement import Placement
 from greenroom.core.long_poll import LongPoll
@@ -91,7 +91,7 @@ class Change(NamedTuple):
     code: Mapping[str, bytes] = MappingProxyType({})
     force: bool = False  # what is deleted does not drain
     then: Callable[[], object] | None = None
-    subject: Subject | None = None  # of the goal
+    subject: Key | None = None  # of the goal
     what: str = ""  # does the goal
     joins: bool = False  # a goal under way is reached with this, and only so
     is_entered: bool = False  # in the history, also where no definition changes

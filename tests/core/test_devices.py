@@ -194,20 +194,24 @@ def test_ranks_are_contiguous_and_those_that_stay_keep_theirs() -> None:
     world = World()
     world.complete(deploy("a", 4))
     assert sorted(ranks(world)) == [0, 1, 2, 3]
-    kept = {r.tag: r.rank.rank for r in world.cluster.backends["a#d"].replicas.values() if r.rank}
+    kept = {
+        r.tag: r.rank.rank for r in world.cluster.state.backends["a#d"].replicas.values() if r.rank
+    }
     gone = next(tag for tag, number in kept.items() if number == 1)
     world.die(gone)
     world.settle()
-    now = {r.tag: r.rank.rank for r in world.cluster.backends["a#d"].replicas.values() if r.rank}
+    now = {
+        r.tag: r.rank.rank for r in world.cluster.state.backends["a#d"].replicas.values() if r.rank
+    }
     assert sorted(now.values()) == [0, 1, 2, 3]
     assert [now[tag] for tag in kept if tag != gone] == [n for n in kept.values() if n != 1]
     world.boot()
-    again = world.cluster.backends["a#d"].replicas.values()
+    again = world.cluster.state.backends["a#d"].replicas.values()
     assert {r.tag: r.rank.rank for r in again if r.rank} == now
     world.complete(deploy("a", 2))
     assert sorted(ranks(world)) == [0, 1]
     assert {
-        r.rank.world_size for r in world.cluster.backends["a#d"].replicas.values() if r.rank
+        r.rank.world_size for r in world.cluster.state.backends["a#d"].replicas.values() if r.rank
     } == {2}
 
 

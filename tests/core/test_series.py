@@ -145,7 +145,9 @@ def test_the_cluster_counts_what_clients_ask_and_no_calls_between_deployments() 
     world.request(endpoint("shop", "shop:v1"))
     counted = traffic((200, 0.01))
     reports = {
-        (name, tag): counted for tag in world.cluster.backends for name in [tag.partition(":")[0]]
+        (name, tag): counted
+        for tag in world.cluster.state.backends
+        for name in [tag.partition(":")[0]]
     }
     world.cluster.series.reported(reports, NOON + 1.01)
     shown = world.cluster.series.shown("live", 1, [], NOON + 1.6)

@@ -123,7 +123,7 @@ def made(
     what: str = "a request",
 ) -> Any:
     """Make a request's change, as the controller does; return the answer."""
-    if repeated := cluster.history.answered(author.request_id):
+    if repeated := cluster.state.history.answered(author.request_id):
         return repeated.answer
     change = make(cluster)
     return cluster.state.apply(author, what, change, 7.0) if isinstance(change, Change) else change
@@ -392,11 +392,13 @@ class World:
         """Return whether goals have ended, and what runs and what is held is what should be."""
         cluster = self.cluster
         return (
-            not cluster.long_poll.closed
-            and not cluster.goals.pending()
-            and all(b.settled and not b.record.deleting for b in cluster.backends.values())
+            not cluster.state.long_poll.closed
+            and not cluster.state.goals.pending()
+            and all(b.settled and not b.record.deleting for b in cluster.state.backends.values())
             and all(
-                r.state == "RUNNING" for b in cluster.backends.values() for r in b.replicas.values()
+                r.state == "RUNNING"
+                for b in cluster.state.backends.values()
+                for r in b.replicas.values()
             )
             and self.recorded() == set(self.processes)
             and all(proxy.seen == self.proxies[0].seen for proxy in self.proxies)
@@ -426,9 +428,9 @@ class World:
         lines += [
             f"record {tag}: {[(r.tag, r.state.value) for r in backend.replicas.values()]} "
             f"wanted {backend.wanted} deleting {backend.record.deleting}"
-            for tag, backend in self.cluster.backends.items()
+            for tag, backend in self.cluster.state.backends.items()
         ]
-        lines += [f"pending {goal}" for goal in self.cluster.goals.pending()]
+        lines += [f"pending {goal}" for goal in self.cluster.state.goals.pending()]
         return "\n".join(lines)
 
     def sent(self, kind: type[Any]) -> list[Any]:

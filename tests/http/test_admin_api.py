@@ -203,7 +203,7 @@ def test_what_is_wrong_is_told_as_a_problem(
     answered, detail = api.problem(*call)
     assert answered == status
     assert told in detail
-    assert not api.link.cluster.backends
+    assert not api.link.cluster.state.backends
 
 
 def test_json_that_is_none_is_told(api: Api) -> None:

@@ -60,7 +60,7 @@ class FakeQueries(QueryClient):
         call = pickle.loads(query.call)
         try:
             args, kwargs = arguments_of(call)
-            endpoint = self.controller.cluster.endpoints.get(query.endpoint)
+            endpoint = self.controller.cluster.state.endpoints.get(query.endpoint)
             backend = query.endpoint if endpoint is None else next(iter(endpoint.traffic))
             method = getattr(self.controller.instances[backend], call.method)
             return ValueAnswer(query_id, cloudpickle.dumps(method(*args, **kwargs)))

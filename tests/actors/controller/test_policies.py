@@ -50,7 +50,8 @@ class Asker:
         self.asyncio = asyncio.new_event_loop()
         self.answers: list[tuple[int, Any]] = []
         self.cluster = SimpleNamespace(
-            backends={}, autoscaler=SimpleNamespace(policy_answered=self._answered)
+            state=SimpleNamespace(backends={}),
+            autoscaler=SimpleNamespace(policy_answered=self._answered),
         )
         settings = read_settings({"GREENROOM_STATE_DIR": str(folder)})
         settings.logs_dir.mkdir(parents=True)
@@ -69,7 +70,7 @@ class Asker:
         config = {"autoscaling_config": {"policy": policy}}
         changes = packed_changes("backend 'b'", config)
         autoscaled_by = AutoscalingConfig(**changes["autoscaling_config"])
-        self.cluster.backends["b"] = SimpleNamespace(autoscaled_by=autoscaled_by)
+        self.cluster.state.backends["b"] = SimpleNamespace(autoscaled_by=autoscaled_by)
 
     def put(self, ask_id: int) -> None:
         self.policies.ask(AskPolicy("b", ask_id, dict(CONTEXT)))
@@ -202,7 +203,7 @@ def test_one_that_is_not_done_in_time_is_killed_with_what_it_started_and_starts_
 
 def test_one_that_came_without_its_code_says_so(asker: Asker) -> None:
     config = AutoscalingConfig(policy="mine:policy")  # not by way of serve
-    asker.cluster.backends["b"] = SimpleNamespace(autoscaled_by=config)
+    asker.cluster.state.backends["b"] = SimpleNamespace(autoscaled_by=config)
     assert "it came without its code" in asker.ask()["error"]
 
 
@@ -216,7 +217,7 @@ def test_nothing_here_waits_for_a_policy(asker: Asker) -> None:
     begun = time.monotonic()
     asker.put(1)
     assert time.monotonic() - begun < 5, "it never answers"
-    asker.cluster.backends.clear()
+    asker.cluster.state.backends.clear()
     asker.policies.tidy()
     assert asker.pids() == []
     assert asker.answers == []

@@ -51,7 +51,7 @@ def cluster_with_requests() -> tuple[Cluster, Requests]:
 def gone(cluster: Cluster) -> None:
     """Have the deleted backend disappear: none of its replicas was started yet."""
     cluster.advance(0.0)
-    assert "b" not in cluster.backends
+    assert "b" not in cluster.state.backends
 
 
 def test_a_repeat_of_what_was_refused_is_refused_when_it_would_be_allowed_by_now() -> None:
@@ -62,7 +62,7 @@ def test_a_repeat_of_what_was_refused_is_refused_when_it_would_be_allowed_by_now
     ask(requests, delete(3))
     gone(cluster)
     assert ask(requests, create(2, b"other")) == refusal
-    assert "b" not in cluster.backends
+    assert "b" not in cluster.state.backends
     assert ask(requests, create(4, b"other")).error_kind == ""
 
 
@@ -73,7 +73,7 @@ def test_a_repeat_of_what_changed_nothing_changes_nothing_later() -> None:
     ask(requests, delete(3))
     gone(cluster)
     assert ask(requests, create(2)) == unchanged
-    assert "b" not in cluster.backends
+    assert "b" not in cluster.state.backends
 
 
 def test_who_waits_for_a_goal_and_asks_no_more_is_forgotten(

@@ -47,10 +47,8 @@ def supervisor_of(
         config=BackendConfig(),
     )
     backends = {BACKEND: backend}
-    state = SimpleNamespace(replica_gone=Gone())
-    cluster: Any = SimpleNamespace(
-        backends=backends, backend_of=lambda _tag: backends.get(BACKEND), state=state
-    )
+    state = SimpleNamespace(backends=backends, replica_gone=Gone())
+    cluster: Any = SimpleNamespace(backend_of=lambda _tag: backends.get(BACKEND), state=state)
     is_here = kill is None and locate is None
     members: Any = SimpleNamespace(epoch=0, is_here=lambda _host: is_here, kill=kill, locate=locate)
     members.cause_of_end = cause_of_end
@@ -107,7 +105,7 @@ def test_a_replica_that_is_gone_is_forgotten_and_not_made_anew_by_a_late_order()
     supervisor.perform(fx.Check(TAG, 0))
     assert found == [TAG, TAG], "the core still has it"
     cluster.state.replica_gone(TAG)
-    del cluster.backends[BACKEND]
+    del cluster.state.backends[BACKEND]
     supervisor.perform(fx.Stop(TAG, 0.0))
     assert found == [TAG, TAG]
 

@@ -159,10 +159,10 @@ def picture(world: World) -> Any:
     cluster = world.cluster
     return copy.deepcopy(
         (
-            {tag: backend.record for tag, backend in cluster.backends.items()},
-            cluster.endpoints,
-            cluster.applications,
-            cluster.goals.all(),
+            {tag: backend.record for tag, backend in cluster.state.backends.items()},
+            cluster.state.endpoints,
+            cluster.state.applications,
+            cluster.state.goals.all(),
         )
     )
 
@@ -269,13 +269,13 @@ def test_an_update_leaves_other_settings_as_they_are(world: World) -> None:
 def test_a_goal_is_reached_when_every_proxy_knows() -> None:
     world = World(proxies=2)
     goal = world.request(ask.create("b"))
-    world.cluster.long_poll.listen("third", NOTHING_SEEN)
+    world.cluster.state.long_poll.listen("third", NOTHING_SEEN)
     world.flush()
     world.work()
     world.flush()
-    assert world.cluster.backends["b"].settled
+    assert world.cluster.state.backends["b"].settled
     assert world.goal_state(goal) == "pending"
-    world.cluster.long_poll.listen("third", world.proxies[0].seen)
+    world.cluster.state.long_poll.listen("third", world.proxies[0].seen)
     world.turn()
     assert world.goal_state(goal) == "succeeded"
 

@@ -63,8 +63,14 @@ def scaled(tag: str = "a", code: bytes = b"code", **given: Any) -> ask.Request:
     return ask.create(tag, code, autoscaling_config={**QUICK, **given})
 
 
+def decisions(world: World, tag: str = "a") -> list[dict[str, Any]]:
+    shown = status.autoscaling(world.cluster, world.now, world.now)
+    found: list[dict[str, Any]] = shown.get(tag, {}).get("decisions", [])
+    return found
+
+
 def outcomes(world: World, tag: str = "a") -> list[Outcome]:
-    return [kept.decision.outcome for kept in world.cluster.autoscaler.decisions(tag)]
+    return [Outcome(each["outcome"]) for each in decisions(world, tag)]
 
 
 # --- Up, down, zero -----------------------------------------------------------------------------
@@ -73,7 +79,7 @@ def outcomes(world: World, tag: str = "a") -> list[Outcome]:
 def test_a_backend_grows_and_shrinks_with_its_load_without_goals_of_its_own() -> None:
     world = Scaled()
     goal = world.complete(scaled())
-    goals = [g.id for g in world.cluster.goals.all()]
+    goals = [g.id for g in world.cluster.state.goals.all()]
     assert goals == [goal]
     world.set_load("a", 2, 6)
     world.run(12)
@@ -81,7 +87,7 @@ def test_a_backend_grows_and_shrinks_with_its_load_without_goals_of_its_own() ->
     world.set_load("a", 0, 2)
     world.run(40)
     assert (world.target(), len(world.running("a"))) == (1, 1)
-    assert [g.id for g in world.cluster.goals.all()] == goals
+    assert [g.id for g in world.cluster.state.goals.all()] == goals
     assert world.records["backend"]["a"].newest.config_id == 1, "replicas need not be told of it"
 
 
@@ -107,7 +113,7 @@ def test_a_replica_from_zero_that_cannot_start_fails_the_backend_and_its_queries
     world.run(200)
     assert world.records["backend"]["a"].failure == "boom"
     assert world.table("backend/a").unavailable
-    assert world.cluster.autoscaler.decisions("a") == []
+    assert decisions(world) == []
 
 
 # --- Crashes and restarts -----------------------------------------------------------------------
@@ -163,7 +169,7 @@ def test_autoscaling_can_be_turned_on_and_off() -> None:
     assert (world.target(), len(world.running("a"))) == (4, 4)
     world.complete(ask.update("a", num_replicas=2))
     assert (world.target(), len(world.running("a"))) == (None, 2)
-    assert world.cluster.autoscaler.decisions("a") == []
+    assert decisions(world) == []
 
 
 def test_a_deleted_backend_is_not_scaled() -> None:
@@ -172,7 +178,7 @@ def test_a_deleted_backend_is_not_scaled() -> None:
     world.request(ask.delete("a"))
     world.set_load("a", 50)
     world.run(20)
-    assert world.cluster.backends == {}
+    assert world.cluster.state.backends == {}
 
 
 # --- New code -----------------------------------------------------------------------------------
@@ -237,7 +243,7 @@ def test_scaling_is_no_change_in_the_history() -> None:
     world.set_load("app#d", 0, 8)
     world.run(15)
     assert world.target("app#d") == 4
-    (entry,) = world.cluster.history
+    (entry,) = world.cluster.state.history
     assert entry.what == "deploy"
     plain = differences(entry.before[BACKEND, "app#d"], entry.after[BACKEND, "app#d"])
     assert plain["autoscaling_config"][1]["max_replicas"] == 5
@@ -458,9 +464,9 @@ def test_the_latest_decisions_are_kept_with_their_inputs_and_equal_ones_as_one()
     for round_ in range(20):
         world.set_load("a", 0 if round_ % 2 else 20)
         world.run(20)
-    kept = world.cluster.autoscaler.decisions("a")
+    kept = decisions(world)
     assert len(kept) == 20
-    assert max(each.times for each in kept) > 1
+    assert max(each["times"] for each in kept) > 1
     shown = status.autoscaling(world.cluster, world.now, 1e9)["a"]
     assert shown["target_replicas"] == world.target()
     assert "code" not in shown["config"]["policy"]

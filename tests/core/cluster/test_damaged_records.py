@@ -141,8 +141,8 @@ def without(world: World, *lost: Key) -> Cluster:
 
 def answer(cluster: Cluster, path: str) -> Any:
     """Return what a router does that has a cluster's tables with a query for a path."""
-    cluster.long_poll.open()
-    news = cluster.long_poll.listen("proxy", 0)
+    cluster.state.long_poll.open()
+    news = cluster.state.long_poll.listen("proxy", 0)
     assert news is not None
     router = Router(lambda: 0.5)
     for key, (_, table) in sorted(news.snapshots.items(), key=order_of_taking):
@@ -213,7 +213,7 @@ def test_an_application_that_is_lost_in_part_can_be_deleted(world: World) -> Non
     made(cluster, ask.undeploy("other"))
     cluster.advance(world.now)
     assert cluster.take_changes().deletes >= set(lost)
-    assert cluster.backends["other#C"].record.deleting
+    assert cluster.state.backends["other#C"].record.deleting
     assert not cluster.state.lost
 
 
@@ -223,10 +223,10 @@ def test_no_replica_outlives_an_application_without_a_record(
     world: World, lost: tuple[Key, ...], is_all: bool
 ) -> None:
     cluster = without(world, *lost)
-    cluster.applications.pop("app", None)
+    cluster.state.applications.pop("app", None)
     assert made(cluster, ask.do(ops.DeleteEverything) if is_all else ask.undeploy("app"))
-    assert all(cluster.backends[tag].record.deleting for tag in ("app#A", "app#B"))
-    assert not {"app#A", "app#B"} & cluster.endpoints.keys()
+    assert all(cluster.state.backends[tag].record.deleting for tag in ("app#A", "app#B"))
+    assert not {"app#A", "app#B"} & cluster.state.endpoints.keys()
     cluster.take_changes()
     assert not cluster.state.lost
 

@@ -76,7 +76,7 @@ class Hosts(World):
 
     def spread(self, backend: str = "a#d") -> Counter[str]:
         """Return how many of a backend's replicas count, by host."""
-        replicas = self.cluster.backends[backend].replicas.values()
+        replicas = self.cluster.state.backends[backend].replicas.values()
         return Counter(r.host for r in replicas if r.state is ReplicaState.RUNNING)
 
     def routed(self, backend: str = "a#d") -> Counter[str]:
@@ -154,7 +154,7 @@ def test_where_there_are_only_gateways_replicas_wait_for_another_host() -> None:
     world.request(deploy(2))
     world.go_on(5)
     assert not world.spread()
-    told = world.cluster.backends["a#d"].waiting
+    told = world.cluster.state.backends["a#d"].waiting
     assert "host x: it takes no replicas, as it was started with --no-replicas" in told
     assert "or another host joins" in told
     world.join("y")
@@ -171,7 +171,7 @@ def test_a_lost_host_is_noticed_within_three_seconds_and_its_replicas_replaced(
     assert three.routed()["x"] == 0
     three.go_on(5)
     assert three.spread() == {"": 3, "y": 3}
-    (backend,) = three.cluster.backends.values()
+    (backend,) = three.cluster.state.backends.values()
     assert backend.restarts[RestartReason.HOST_LOST] == 2
 
 
@@ -247,7 +247,7 @@ def test_what_fits_nowhere_else_stays_on_a_host_that_is_to_be_emptied() -> None:
     world.request(lambda cluster: cluster.hosts.drain("x"))
     world.wait(30)
     assert world.spread() == {"": 4, "x": 4}
-    assert "host x: it is drained, until" in world.cluster.backends["a#d"].waiting
+    assert "host x: it is drained, until" in world.cluster.state.backends["a#d"].waiting
 
 
 def drain(world: Hosts, name: str, **options: bool) -> None:
@@ -483,7 +483,7 @@ def test_an_update_goes_on_where_every_host_has_as_many_as_it_may() -> None:
     world.complete(ask.deploy("a", Spec("d", b"one", config), route="/a"))
     assert world.spread() == {"": 1, "x": 1, "y": 1}
     world.complete(ask.deploy("a", Spec("d", b"two", config), route="/a"))
-    backend = world.cluster.backends["a#d"]
+    backend = world.cluster.state.backends["a#d"]
     assert {r.release for r in backend.replicas.values()} == {backend.record.newest.number}
     assert world.spread() == {"": 1, "x": 1, "y": 1}
 
@@ -565,7 +565,7 @@ def test_what_dies_with_its_host_is_no_crash_loop(three: Hosts, is_noticed_late:
             three.request(lambda cluster, name=name: cluster.hosts.gone(name, three.now))
         three.flush()
         assert three.cluster.hosts.state(name) is HostState.LOST
-        replicas = three.cluster.backends["a#d"].replicas.values()
+        replicas = three.cluster.state.backends["a#d"].replicas.values()
         assert sum(each.state in LIVE for each in replicas) == 6, "none waits to be started"
         three.go_on(5)
         three.join(name, f"{number}")
@@ -578,10 +578,10 @@ def test_a_replica_that_crashes_on_a_host_that_is_lost_later_is_a_crash_loop(thr
     for _ in range(4):
         three.die(next(tag for tag in three.processes if three.host_of(tag) == "x"))
         three.settle()
-    start_at = three.cluster.backends["a#d"].retries.newest.start_at
+    start_at = three.cluster.state.backends["a#d"].retries.newest.start_at
     three.wait(WITH_HOST_S + 1)
     three.request(lambda cluster: cluster.hosts.gone("x", three.now))
-    assert three.cluster.backends["a#d"].retries.newest.start_at == start_at
+    assert three.cluster.state.backends["a#d"].retries.newest.start_at == start_at
 
 
 def test_a_host_that_comes_by_another_name_is_the_same(three: Hosts) -> None:

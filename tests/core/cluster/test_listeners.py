@@ -25,7 +25,7 @@ def restart_but_for(world: World, silent: int) -> None:
 
 
 def held(world: World) -> bool:
-    return world.cluster.long_poll.held_by_all(ENDPOINT_PREFIX + "e")
+    return world.cluster.state.long_poll.held_by_all(ENDPOINT_PREFIX + "e")
 
 
 def test_a_new_controller_waits_for_proxies_that_it_has_not_heard_of() -> None:

@@ -35,7 +35,7 @@ class CrashingCluster(RuleBasedStateMachine):
     @rule(tag=BACKENDS, replicas=REPLICAS)
     def create_or_scale(self, tag: str, replicas: int) -> None:
         change = ask.update if tag in self.backends else ask.create
-        if tag not in self.backends and tag in self.world.cluster.backends:
+        if tag not in self.backends and tag in self.world.cluster.state.backends:
             return  # still being deleted
         self.world.change(change(tag, num_replicas=replicas))
         self.backends[tag] = replicas
@@ -75,7 +75,7 @@ class CrashingCluster(RuleBasedStateMachine):
 
     @rule(back=st.integers(0, 3))
     def undo(self, back: int) -> None:
-        entries = list(self.world.cluster.history)
+        entries = list(self.world.cluster.state.history)
         if len(entries) <= back:
             return
         entry = entries[-1 - back]
@@ -156,9 +156,9 @@ class CrashingCluster(RuleBasedStateMachine):
         expected = dict(self.backends)
         if self.app is not None:
             expected |= self.application_expected(*self.app)
-        assert set(world.cluster.backends) == set(expected)
+        assert set(world.cluster.state.backends) == set(expected)
         for tag, replicas in expected.items():
-            if not world.cluster.backends[tag].record.failure:
+            if not world.cluster.state.backends[tag].record.failure:
                 assert len(world.running(tag)) == replicas
             for process in world.running(tag):
                 assert process.config_id == world.records["backend"][tag].newest.config_id
@@ -166,7 +166,7 @@ class CrashingCluster(RuleBasedStateMachine):
         self.check_saved()
 
     def application_expected(self, code: bytes, replicas: int) -> dict[str, int]:
-        backend = self.world.cluster.backends["app#d"]
+        backend = self.world.cluster.state.backends["app#d"]
         record = backend.record
         if code.startswith(BROKEN):
             assert record.failure or record.update_failure
@@ -193,7 +193,7 @@ class CrashingCluster(RuleBasedStateMachine):
                 if key.startswith("endpoint/")
             }
             assert held == traffic
-            for tag in world.cluster.backends:
+            for tag in world.cluster.state.backends:
                 table = proxy.tables[f"backend/{tag}"]
                 assert {r.process for r in table.replicas} == set(world.running(tag))
 
@@ -201,7 +201,7 @@ class CrashingCluster(RuleBasedStateMachine):
         world = self.world
         before = self.picture()
         digests = {record.newest.code_digest for record in world.records["backend"].values()}
-        for entry in list(world.cluster.history)[-CODE_KEPT:]:
+        for entry in list(world.cluster.state.history)[-CODE_KEPT:]:
             digests |= digests_of_entry(entry)
         assert set(world.code) == digests
         world.boot()
@@ -215,7 +215,7 @@ class CrashingCluster(RuleBasedStateMachine):
             for deployment in application["deployments"].values():
                 deployment.pop("restarts", None)  # a controller's own count
         shown = [applications, status.endpoints(cluster)]
-        shown.append({t: table_of(b) for t, b in cluster.backends.items()})
+        shown.append({t: table_of(b) for t, b in cluster.state.backends.items()})
         shown.append(status.goals(cluster))
         return shown
 

@@ -19,7 +19,7 @@ def make_world() -> World:
 
 
 def record(world: World) -> BackendRecord:
-    return world.cluster.backends[D].record
+    return world.cluster.state.backends[D].record
 
 
 def running(world: World, code: bytes) -> list[Process]:
@@ -83,7 +83,7 @@ def test_a_deployment_that_is_left_out_goes(world: World) -> None:
     goal = world.complete(ask.version(b"one"))
     assert world.goal_state(goal) == "succeeded"
     assert world.table("endpoint/app#helper") is None
-    assert set(world.cluster.backends) == {D}
+    assert set(world.cluster.state.backends) == {D}
     assert list(application(world)["deployments"]) == ["d"]
 
 
@@ -102,7 +102,7 @@ def test_deleting_drops_the_endpoints_at_once_and_then_everything(world: World) 
     assert world.goal_state(goal) == "pending"
     world.settle()
     assert world.goal_state(goal) == "succeeded"
-    assert (world.cluster.applications, world.cluster.backends) == ({}, {})
+    assert (world.cluster.state.applications, world.cluster.state.backends) == ({}, {})
 
 
 def test_deleting_what_could_not_start_succeeds() -> None:

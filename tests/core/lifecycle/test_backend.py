@@ -36,7 +36,7 @@ def world_with(tag: str = "b", code: bytes = b"code", **config: object) -> World
 
 
 def backend(world: World) -> Backend:
-    return world.cluster.backends["b"]
+    return world.cluster.state.backends["b"]
 
 
 def states(world: World) -> list[str]:
@@ -340,7 +340,7 @@ def test_a_replica_is_told_to_stop_only_when_proxies_have_let_go_of_it() -> None
 
 def test_a_silent_proxy_holds_a_stop_up_for_a_while_only() -> None:
     world = running_world(num_replicas=2)
-    world.cluster.long_poll.listen("silent", NOTHING_SEEN)
+    world.cluster.state.long_poll.listen("silent", NOTHING_SEEN)
     world.request(ask.update("b", num_replicas=1))
     world.wait(RELEASE_TIMEOUT_S - 0.1)
     assert world.sent(Stop) == []

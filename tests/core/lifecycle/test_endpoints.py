@@ -31,12 +31,12 @@ def world() -> World:
 
 def refusal(world: World, change: ask.Request) -> str:
     """Return the text of a refusal that changed nothing."""
-    before = dict(world.cluster.endpoints)
+    before = dict(world.cluster.state.endpoints)
     with pytest.raises((ConflictError, InvalidRequestError, UnknownNameError)) as caught:
         made(world.cluster, change)
     world.cluster.advance(world.now)
     assert not world.cluster.take_changes()
-    assert world.cluster.endpoints == before
+    assert world.cluster.state.endpoints == before
     return str(caught.value)
 
 
@@ -72,7 +72,7 @@ def test_bad_weights_are_refused_naming_what_is_wrong(
 
 
 def test_traffic_goes_to_no_backend_of_an_application(world: World) -> None:
-    (tag,) = [tag for tag in world.cluster.backends if tag.startswith("app#")]
+    (tag,) = [tag for tag in world.cluster.state.backends if tag.startswith("app#")]
     text = refusal(world, ask.traffic("e", {tag: 1.0}))
     assert text.endswith(f"no backend is named '{tag}'; it could be: v1, v2, v3")
 
@@ -97,7 +97,7 @@ def test_a_split_is_told_to_proxies_and_survives_a_crash(world: World) -> None:
     )
     world.boot()
     world.settle()
-    assert world.cluster.endpoints["e"].traffic == weights
+    assert world.cluster.state.endpoints["e"].traffic == weights
 
 
 # --- Shadows --------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def test_a_bad_proportion_is_refused(world: World, proportion: Any) -> None:
 
 
 def test_a_shadow_must_be_a_backend_that_no_deploy_takes_away(world: World) -> None:
-    (tag,) = [tag for tag in world.cluster.backends if tag.startswith("app#")]
+    (tag,) = [tag for tag in world.cluster.state.backends if tag.startswith("app#")]
     for bad in ("nope", tag):
         assert refusal(world, ask.shadow("e", bad, 0.5)) == (
             f"shadow of endpoint 'e': backend: no backend is named '{bad}'; it could be: v1, v2, v3"
@@ -161,10 +161,10 @@ def test_a_shadow_is_compared_until_it_is_set_anew_without(world: World) -> None
     assert compared(None) is None
     assert compared("status") != other, "a new beginning"
     assert compared("json", 0) is None
-    before = dict(world.cluster.endpoints)
+    before = dict(world.cluster.state.endpoints)
     with pytest.raises(InvalidRequestError, match="how='x'"):
         compared("x")
-    assert world.cluster.endpoints == before
+    assert world.cluster.state.endpoints == before
 
 
 # --- What a policy names may not be deleted -------------------------------------------------------
@@ -185,7 +185,7 @@ def test_a_backend_that_a_policy_names_is_not_deleted(world: World) -> None:
         )
     world.request(ask.shadow("f", "v3", 0))
     world.complete(ask.delete("v3"))
-    assert "v3" not in world.cluster.backends
+    assert "v3" not in world.cluster.state.backends
 
 
 # --- Endpoints ------------------------------------------------------------------------------------
@@ -195,10 +195,10 @@ def test_the_same_endpoint_again_is_a_no_op_also_when_its_traffic_has_moved(worl
     world.request(ask.traffic("e", {"v2": 1.0}))
     world.request(ask.shadow("e", "v3", 1.0))
     world.complete(ask.delete("v1"))
-    before = world.cluster.endpoints["e"]
+    before = world.cluster.state.endpoints["e"]
     made(world.cluster, ask.endpoint("e", "v1", route="/e"))
     assert not world.cluster.take_changes()
-    assert world.cluster.endpoints["e"] == before
+    assert world.cluster.state.endpoints["e"] == before
 
 
 def test_the_order_of_methods_makes_no_other_endpoint(world: World) -> None:
@@ -234,7 +234,7 @@ def test_deleting_an_endpoint_twice_is_harmless_and_leaves_its_backends(world: W
         world.request(ask.unname("e"))
     world.settle()
     assert world.table("endpoint/e") is None
-    assert {"v1", "v2", "v3"} <= set(world.cluster.backends)
+    assert {"v1", "v2", "v3"} <= set(world.cluster.state.backends)
 
 
 # --- Finding endpoints by route and backend -------------------------------------------------------

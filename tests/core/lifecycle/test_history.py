@@ -19,16 +19,16 @@ def undo(world: World, entry_id: int | None = None) -> Any:
 
 
 def entries(world: World) -> list[HistoryRecord]:
-    return list(world.cluster.history)
+    return list(world.cluster.state.history)
 
 
 def picture(world: World) -> Any:
     """Return all definitions, as they are saved."""
     cluster = world.cluster
     names = {
-        "backend": cluster.backends,
-        "endpoint": cluster.endpoints,
-        "application": cluster.applications,
+        "backend": cluster.state.backends,
+        "endpoint": cluster.state.endpoints,
+        "application": cluster.state.applications,
     }
     keys = [(kind, name) for kind, known in names.items() for name in sorted(known)]
     definitions = {key: cluster.state.definition(key) for key in keys}
@@ -82,7 +82,7 @@ def test_a_repeated_request_is_answered_and_changes_nothing_even_after_a_crash()
     assert world.change(ask.create("b"), request="r") == first
     world.boot()
     assert world.change(ask.create("b"), request="r") == first
-    assert world.cluster.backends["b"].config.num_replicas == 3
+    assert world.cluster.state.backends["b"].config.num_replicas == 3
     assert len(entries(world)) == 2
 
 
@@ -160,7 +160,7 @@ def test_an_earlier_change_of_other_things_can_be_undone(world: World) -> None:
     world.change(ask.version(b"two"))
     undo(world, 2)
     world.settle()
-    assert set(world.cluster.backends) == {"app#d"}
+    assert set(world.cluster.state.backends) == {"app#d"}
 
 
 def refused(world: World, entry_id: int, *parts: str) -> None:
@@ -187,7 +187,7 @@ def test_a_recording_is_no_entry_and_stands_in_the_way_of_no_undo(world: World, 
     world.change(ask.endpoint(name, name))
     world.change(ask.shadow("app#d", name, 1.0))
     world.settle()
-    assert world.cluster.endpoints["app#d"].shadows == {"user's": 0.5, name: 1.0}
+    assert world.cluster.state.endpoints["app#d"].shadows == {"user's": 0.5, name: 1.0}
     world.change(ask.version(num_replicas=3), "deploy amid it")
     world.change(ask.shadow("app#d", name, 0.0))
     world.change(ask.unname(name))
@@ -198,9 +198,11 @@ def test_a_recording_is_no_entry_and_stands_in_the_way_of_no_undo(world: World, 
     world.settle()
     undo(world, 3)  # the user's shadow
     world.settle()
-    assert world.cluster.endpoints["app#d"].shadows == {}
-    assert world.cluster.backends["app#d"].config.num_replicas == 2
-    assert not any(name in each for each in (world.cluster.backends, world.cluster.endpoints))
+    assert world.cluster.state.endpoints["app#d"].shadows == {}
+    assert world.cluster.state.backends["app#d"].config.num_replicas == 2
+    assert not any(
+        name in each for each in (world.cluster.state.backends, world.cluster.state.endpoints)
+    )
 
 
 def test_undo_is_refused_where_there_is_nothing_left_of_the_change(world: World) -> None:
@@ -264,7 +266,7 @@ def test_a_folder_is_stored_while_a_backend_or_the_latest_history_needs_it(world
 
 
 def test_undo_is_refused_where_the_code_is_lost(world: World) -> None:
-    digest = world.cluster.backends["app#d"].record.newest.code_digest
+    digest = world.cluster.state.backends["app#d"].record.newest.code_digest
     world.change(ask.version(b"two"))
     world.settle()
     world.cluster.state.code_use.lost.add(digest)
@@ -350,7 +352,7 @@ def test_a_deployment_is_a_backend_and_an_endpoint_of_its_name() -> None:
     goal = world.change(ask.undeploy_alone("m"))
     world.settle()
     assert world.goal_state(goal) == "succeeded"
-    assert (world.cluster.backends, world.cluster.endpoints) == ({}, {})
+    assert (world.cluster.state.backends, world.cluster.state.endpoints) == ({}, {})
     assert world.change(ask.undeploy_alone("m")) is None
 
 
@@ -376,7 +378,7 @@ def test_after_a_rolled_back_update_the_old_version_is_the_one_to_name() -> None
     world.settle()
     world.change(alone(b"three", version="3", prev="1"))
     world.settle()
-    assert world.cluster.backends["m"].record.newest.version == "3"
+    assert world.cluster.state.backends["m"].record.newest.version == "3"
 
 
 def test_a_deployment_takes_no_name_that_something_else_has() -> None:

@@ -133,7 +133,7 @@ def test_replicas_that_wear_out_amid_an_update_are_replaced_by_that_alone() -> N
         world.report(process)
     world.settle()
     assert [process.code for process in world.running(D)] == [b"two"] * 3
-    assert "restarts" not in status.backend_status(world.cluster, world.cluster.backends[D])
+    assert "restarts" not in status.backend_status(world.cluster, world.cluster.state.backends[D])
 
 
 def test_an_old_replica_that_dies_during_an_update_is_replaced_by_an_old_one() -> None:
@@ -261,7 +261,7 @@ def test_settings_that_reconfigure_refuses_go_back_to_those_that_all_took() -> N
     assert (ended.state, ended.exception) == ("failed", b"pickled no such")
     assert ended.error == "deployment 'd' of application 'app': no such"
     assert world.running(D) == before
-    record = world.cluster.backends[D].record
+    record = world.cluster.state.backends[D].record
     assert (record.newest.config["user_config"], record.newest.config["max_ongoing_requests"]) == (
         "good",
         7,
@@ -270,7 +270,7 @@ def test_settings_that_reconfigure_refuses_go_back_to_those_that_all_took() -> N
     assert status.applications(world.cluster)["app"]["status"] == "DEPLOY_FAILED"
     world.boot()
     world.settle()
-    assert world.cluster.backends[D].record == record
+    assert world.cluster.state.backends[D].record == record
     goal = world.complete(ask.version(b"one", num_replicas=2, user_config="better"))
     assert world.goal_state(goal) == "succeeded"
     assert status.applications(world.cluster)["app"]["status"] == "RUNNING"
@@ -288,14 +288,14 @@ def test_a_new_controller_takes_refused_settings_back_too(point: str, deliveries
     world.crash_at = point
     world.settle()
     assert world.goal_state(goal) == "failed"
-    assert world.cluster.backends[D].record.newest.config["user_config"] == "good"
+    assert world.cluster.state.backends[D].record.newest.config["user_config"] == "good"
 
 
 def test_of_two_refused_settings_the_last_good_ones_come_back() -> None:
     world = world_with(1, user_config="good")
     world.request(ask.version(b"one", user_config=REFUSED, max_ongoing_requests=1))
     world.complete(ask.version(b"one", user_config=REFUSED, max_ongoing_requests=2))
-    assert world.cluster.backends[D].record.newest.config["user_config"] == "good"
+    assert world.cluster.state.backends[D].record.newest.config["user_config"] == "good"
 
 
 def test_a_late_refusal_of_settings_that_were_changed_since_means_nothing() -> None:
@@ -303,7 +303,7 @@ def test_a_late_refusal_of_settings_that_were_changed_since_means_nothing() -> N
     world.request(ask.version(b"one", user_config=REFUSED))
     goal = world.complete(ask.version(b"one", user_config="better"))
     assert world.goal_state(goal) == "succeeded"
-    assert world.cluster.backends[D].record.newest.config["user_config"] == "better"
+    assert world.cluster.state.backends[D].record.newest.config["user_config"] == "better"
 
 
 def test_an_update_does_not_bring_back_old_replicas_that_autoscaling_has_ended() -> None:
@@ -312,11 +312,11 @@ def test_an_update_does_not_bring_back_old_replicas_that_autoscaling_has_ended()
     world.complete(ask.version(b"one", num_replicas=None, autoscaling_config=scaling))
     world.request(ask.version(b"two", num_replicas=None, autoscaling_config=scaling))
     world.flush()
-    world.cluster.backends[D].rescale(0)
+    world.cluster.state.backends[D].rescale(0)
     world.cluster.state.agenda.touch("backend", D)
     world.settle()
     assert world.processes == {}
-    world.cluster.backends[D].rescale(1)
+    world.cluster.state.backends[D].rescale(1)
     world.cluster.state.agenda.touch("backend", D)
     world.flush()
     assert {process.code for process in world.processes.values()} == {b"two"}

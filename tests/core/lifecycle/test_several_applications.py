@@ -24,17 +24,17 @@ def make_world() -> World:
 
 
 def names(world: World) -> list[str]:
-    return sorted(world.cluster.applications)
+    return sorted(world.cluster.state.applications)
 
 
 def routes(world: World) -> dict[str, str]:
-    return {endpoint.route: name for name, endpoint in world.cluster.endpoints.items()}
+    return {endpoint.route: name for name, endpoint in world.cluster.state.endpoints.items()}
 
 
 def test_the_same_again_changes_nothing(world: World) -> None:
     again = ask.deploy_all(("a", "/a", spec()), ("b", "/b", spec()), if_version=1)
     assert world.change(again) == {"goals": {}, "version": 1, "changed": []}
-    assert world.cluster.history.last_id == 1
+    assert world.cluster.state.history.last_id == 1
 
 
 def test_what_is_not_named_is_deleted_unless_it_is_kept(world: World) -> None:
@@ -105,7 +105,7 @@ def test_a_refused_change_changes_none_of_them(
     with pytest.raises(error, match=text):
         world.change(change)
     assert (names(world), routes(world)) == (["a", "b"], {"/a": "a#d", "/b": "b#d"})
-    assert world.cluster.history.last_id == 1
+    assert world.cluster.state.history.last_id == 1
 
 
 @pytest.mark.parametrize("point", ["before save", "after save", "amid effects"])
@@ -115,7 +115,7 @@ def test_a_controller_that_dies_has_made_all_of_it_or_nothing(world: World, poin
     world.change(both, request="r")
     world.settle()
     assert names(world) == ["a", "c"]
-    assert world.cluster.history.last_id == 2
+    assert world.cluster.state.history.last_id == 2
 
 
 def test_one_that_cannot_start_fails_and_the_other_comes_up(world: World) -> None:

@@ -61,11 +61,11 @@ def count(world: World, bad: int = 0) -> None:
 
 
 def traffic(world: World) -> dict[str, float]:
-    return dict(world.cluster.endpoints.served(INGRESS).traffic)
+    return dict(world.cluster.state.endpoints.served(INGRESS).traffic)
 
 
 def codes(world: World) -> set[tuple[str, bytes]]:
-    tags = sorted(world.cluster.backends)
+    tags = sorted(world.cluster.state.backends)
     return {(tag, process.code) for tag in tags for process in world.running(tag)}
 
 
@@ -110,10 +110,13 @@ def test_it_takes_over_and_leaves_nothing_but_one_entry_to_undo(world: World) ->
     assert codes(world) == {("app#d", b"two"), ("app#inner", b"inner")}
     assert traffic(world) == {INGRESS: 1.0}
     assert world.table(f"endpoint/{INGRESS}").shadows == {}
-    assert set(world.cluster.applications) == {"app"}
+    assert set(world.cluster.state.applications) == {"app"}
     shown = status.applications(world.cluster)["app"]["canary"]
     assert shown["why"].startswith("NO ANSWERS WERE COMPARED before it took over: a longer hold_s")
-    assert list(world.cluster.history)[-1].what == "application 'app': its new version takes over"
+    assert (
+        list(world.cluster.state.history)[-1].what
+        == "application 'app': its new version takes over"
+    )
     world.change(ask.undo())
     wait(world)
     assert codes(world) == OLD
@@ -134,7 +137,7 @@ def test_clients_have_the_new_version_while_it_takes_over(world: World) -> None:
 def test_what_was_different_stays_with_it_and_is_told_loudly_where_most_was(world: World) -> None:
     begin(world)
     wait(world)
-    compare = world.cluster.endpoints.served(INGRESS).compares[NEW]
+    compare = world.cluster.state.endpoints.served(INGRESS).compares[NEW]
     differences = Differences()
     for cause in ("/price: other value", "/id: other value", "/id: other value", ""):
         differences.count(Outcome(cause), {"at": 1.0})
@@ -157,13 +160,13 @@ def test_it_goes_back_by_itself(world: World) -> None:
     assert traffic(world) == {INGRESS: 1.0}
     assert world.goal_state(goal) == "failed"
     assert "new version of application 'app' went back: error_rate" in error(world, goal)
-    assert set(world.cluster.applications) == {"app"}
+    assert set(world.cluster.state.applications) == {"app"}
 
 
 def test_it_goes_back_when_mirrored_answers_are_different(world: World) -> None:
     goal = begin(world, canary={**CANARY, "abort_if": {"difference_rate": 0.02}})
     wait(world)
-    compare = world.cluster.endpoints.served(INGRESS).compares[NEW]
+    compare = world.cluster.state.endpoints.served(INGRESS).compares[NEW]
     found = {(INGRESS, NEW, compare.id): Differences(100, 20).plain()}
     world.cluster.differences.reported("r", found)
     count(world)
@@ -206,7 +209,7 @@ def test_a_controller_that_dies_at_any_step_goes_on(world: World, point: str, is
         wait(world)
     assert codes(world) == (OLD if is_bad else {("app#d", b"two"), ("app#inner", b"inner")})
     assert world.goal_state(goal) == ("failed" if is_bad else "succeeded")
-    assert set(world.cluster.applications) == {"app"}
+    assert set(world.cluster.state.applications) == {"app"}
 
 
 def test_the_same_deploy_again_waits_for_it_and_another_is_refused(world: World) -> None:
@@ -256,7 +259,7 @@ def test_the_next_one_begins_once_the_last_new_version_has_ended(world: World) -
 
 
 def test_an_undo_of_what_ended_it_leaves_no_trace_of_it(world: World) -> None:
-    began_with = world.cluster.endpoints[INGRESS]
+    began_with = world.cluster.state.endpoints[INGRESS]
     goal = begin(world)
     wait(world)
     assert traffic(world) == {INGRESS: 0.5, NEW: 0.5}
@@ -270,11 +273,11 @@ def test_an_undo_of_what_ended_it_leaves_no_trace_of_it(world: World) -> None:
     world.settle()
     for _ in range(2):
         assert (codes(world), traffic(world)) == (OLD, {INGRESS: 1.0})
-        assert world.cluster.endpoints[INGRESS] == began_with
-        assert set(world.cluster.applications) == {"app"}
+        assert world.cluster.state.endpoints[INGRESS] == began_with
+        assert set(world.cluster.state.applications) == {"app"}
         world.boot()
         world.settle()
-    keys = {key[1] for entry in world.cluster.history for key in entry.after}
+    keys = {key[1] for entry in world.cluster.state.history for key in entry.after}
     assert not any("~new" in key for key in keys)
     begin(world)  # and the next one is not refused
 
@@ -331,7 +334,7 @@ def test_how_one_ended_is_forgotten_with_its_application(world: World) -> None:
 
 def test_first_deploys_and_settings_alone_are_no_canary(world: World) -> None:
     world.change(deploy(canary=CANARY))
-    assert set(world.cluster.applications) == {"app"}
+    assert set(world.cluster.state.applications) == {"app"}
     fresh = World()
     fresh.change(deploy(canary=CANARY))
     wait(fresh)
@@ -355,11 +358,11 @@ def test_the_route_that_a_canary_leaves_later_is_not_free_yet(world: World) -> N
     for _ in range(2):
         with pytest.raises(ConflictError, match="route '/' is taken by endpoint 'app#d'"):
             world.change(ask.do(ops.DeployApplications, **asked))
-        assert set(world.cluster.applications) == {"app"}
+        assert set(world.cluster.state.applications) == {"app"}
         world.boot()
     world.change(ask.do(ops.DeployApplications, applications=(moved, other)))
     world.settle()
-    routes = {endpoint.route: name for name, endpoint in world.cluster.endpoints.items()}
+    routes = {endpoint.route: name for name, endpoint in world.cluster.state.endpoints.items()}
     assert (routes["/shop"], routes["/"]) == ("app#d", "blog#d")
 
 
@@ -372,7 +375,7 @@ def test_while_another_rollout_decides_on_the_traffic_it_is_refused(world: World
     with pytest.raises(ConflictError, match="rollout of endpoint 'app#d' to 'app#e' decides on it"):
         world.change(deploy(b"two", canary=CANARY))
     assert not world.cluster.state.is_torn
-    assert set(world.cluster.applications) == {"app"}
+    assert set(world.cluster.state.applications) == {"app"}
 
 
 def test_a_new_version_whose_record_is_lost_is_taken_back(world: World) -> None:
@@ -383,4 +386,4 @@ def test_a_new_version_whose_record_is_lost_is_taken_back(world: World) -> None:
     world.boot()
     wait(world)
     assert (codes(world), traffic(world)) == (OLD, {INGRESS: 1.0})
-    assert set(world.cluster.applications) == {"app"}
+    assert set(world.cluster.state.applications) == {"app"}

@@ -51,13 +51,15 @@ def some_change(rng: random.Random) -> tuple[str, ask.Request]:
 
 def check(world: World) -> None:
     cluster = world.cluster
-    routes = Counter(each.route for each in cluster.endpoints.values() if each.route is not None)
+    routes = Counter(
+        each.route for each in cluster.state.endpoints.values() if each.route is not None
+    )
     assert max(routes.values(), default=1) == 1, routes
     rollouts = cluster.rollouts.states()
-    for name, endpoint in cluster.endpoints.items():
+    for name, endpoint in cluster.state.endpoints.items():
         assert not any(map(is_candidates, endpoint.traffic)) or is_candidates(name)
         assert not endpoint.shadows
-        is_laid_over = cluster.endpoints.overlay(name) is not None
+        is_laid_over = cluster.state.endpoints.overlay(name) is not None
         application = endpoint.application
         canary = cluster.canaries.status(application) if application else None
         is_taking_over = canary is not None and (canary["state"], name) == (
@@ -66,7 +68,7 @@ def check(world: World) -> None:
         )
         assert is_laid_over == (rollouts.get(name) == "under way" or is_taking_over)
         assert 1.0 in endpoint.traffic.values(), "no step is part of a definition"
-    keys = {name for entry in cluster.history for _, name in entry.after}
+    keys = {name for entry in cluster.state.history for _, name in entry.after}
     assert not any(map(is_candidates, keys))
 
 
@@ -84,7 +86,7 @@ def test_a_history_that_is_undone_wholly_ends_where_it_began(seed: int) -> None:
         if rng.random() < 0.1:
             world.boot()
         check(world)
-    for entry in sorted(world.cluster.history, key=lambda each: -each.id):
+    for entry in sorted(world.cluster.state.history, key=lambda each: -each.id):
         if any(entry.before[key] != entry.after[key] for key in entry.after):
             try:
                 world.change(ask.undo(entry.id))
@@ -95,5 +97,5 @@ def test_a_history_that_is_undone_wholly_ends_where_it_began(seed: int) -> None:
                 world.change(ask.undo(entry.id))
             check(world)
     world.settle()
-    assert world.cluster.state.is_empty, (made, list(world.cluster.history))
+    assert world.cluster.state.is_empty, (made, list(world.cluster.state.history))
     assert not world.processes

@@ -450,7 +450,7 @@ def test_it_is_ended_by_hand_either_way_and_that_may_be_repeated(world: World) -
     abort(world)
     assert traffic(world) == {"v1": 1.0}
     assert "it was aborted by request" in world.cluster.state.goal(goal).error
-    assert [entry.what for entry in world.cluster.history][-1] == "abort rollout 'e'"
+    assert [entry.what for entry in world.cluster.state.history][-1] == "abort rollout 'e'"
     with pytest.raises(UnknownNameError, match="no rollout of endpoint 'e' is under way"):
         promote(world)
     goal = begun(world)
@@ -464,12 +464,12 @@ def test_it_is_ended_by_hand_either_way_and_that_may_be_repeated(world: World) -
 
 
 def test_an_undo_of_what_it_changed_ends_it(world: World) -> None:
-    earlier = world.cluster.history.last_id
+    earlier = world.cluster.state.history.last_id
     goal = world.change(start(), "rollout 'e'")
     world.flush()
-    entries = [entry.what for entry in world.cluster.history if entry.id > earlier]
+    entries = [entry.what for entry in world.cluster.state.history if entry.id > earlier]
     assert entries == ["rollout 'e'"], "steps change no definition"
-    assert world.cluster.endpoints["e"].traffic == {"v1": 1.0}
+    assert world.cluster.state.endpoints["e"].traffic == {"v1": 1.0}
     with pytest.raises(InvalidRequestError, match=r"changed no definition.*ENDPOINT --abort"):
         world.change(ask.undo(None))
     world.change(ask.shadow("e", "v3", 0.5))
@@ -480,7 +480,7 @@ def test_an_undo_of_what_it_changed_ends_it(world: World) -> None:
     world.change(ask.traffic("e", {"v1": 0.5, "v3": 0.5}), "set traffic")
     goal = world.change(start())
     world.flush()
-    (change,) = (entry.id for entry in world.cluster.history if entry.what == "set traffic")
+    (change,) = (entry.id for entry in world.cluster.state.history if entry.what == "set traffic")
     world.change(ask.undo(change))
     world.flush()
     assert traffic(world) == {"v1": 1.0}
@@ -491,7 +491,7 @@ def test_an_undo_of_what_it_changed_ends_it(world: World) -> None:
 def test_an_undo_of_its_backends_creation_names_it(world: World) -> None:
     world.change(ask.create("v9"), "create v9")
     world.change(start("v9"))
-    (change,) = (entry.id for entry in world.cluster.history if entry.what == "create v9")
+    (change,) = (entry.id for entry in world.cluster.state.history if entry.what == "create v9")
     with pytest.raises(
         ConflictError, match=r"'v9' takes part in the rollout of endpoint 'e'.*abort_r"
     ):
