@@ -68,13 +68,15 @@ BY_ITSELF = Author(user="greenroom")  # who makes the changes that a rollout dec
 
 Counted = Mapping[str, PlainTally]  # by backend
 _NOTHING: Counted = {}
+_NO_COUNTS: Mapping[str, Counted] = {}
 
 
 @dataclass(slots=True)
 class _Run:
-    """A rollout under way, with what is known besides its record."""
+    """What is known of an endpoint's rollout besides its record, which is in ``records`` alone."""
 
-    record: RolloutRecord
+    records: Records[RolloutRecord]
+    endpoint: str
     counted: dict[str, Counted] = field(default_factory=dict)  # by the proxy's incarnation
     held_since: float | None = None  # None while not every proxy holds the step's weights
     down_since: float | None = None  # None while the new backend runs
@@ -89,6 +91,11 @@ class _Run:
         """Add up what was counted before."""
         for counted in self.counted.values():
             self._add(counted, 1)
+
+    @property
+    def record(self) -> RolloutRecord:
+        """The newest record."""
+        return self.records[self.endpoint]
 
     def count(self, proxy: str, counted: Counted) -> None:
         """Take all that a proxy has counted, in place of what it said before."""
@@ -136,14 +143,14 @@ class Rollouts:
         self._runs: dict[str, _Run] = {}
         for record in self._records.values():
             if record.state == UNDER_WAY:
-                self._begin(_Run(record, dict(record.counted)))
+                self._begin(record.endpoint, record.counted)
         for run in self._runs.values():
             state.lay(run.record.endpoint, _overlay_of(run.record))
             self._publish(run.record)
 
-    def _begin(self, run: _Run) -> None:
-        self._runs[run.record.endpoint] = run
-        self._agenda.touch(ROLLOUT, run.record.endpoint)
+    def _begin(self, endpoint: str, counted: Mapping[str, Counted] = _NO_COUNTS) -> None:
+        self._runs[endpoint] = _Run(self._records, endpoint, dict(counted))
+        self._agenda.touch(ROLLOUT, endpoint)
 
     # --- Requests -------------------------------------------------------------------------------
 
@@ -183,9 +190,9 @@ class Rollouts:
                 compares=compares,
                 **settings,
             )
-            self._begin(_Run(record))
             # With its weight of 0 the new backend is in use, and cannot be deleted.
             self._put(record)
+            self._begin(endpoint)
 
         subject, what = (ROLLOUT, endpoint), f"roll out to {to}"
         return Change(then=begin, subject=subject, what=what, is_entered=True)
@@ -338,7 +345,7 @@ class Rollouts:
         if ratio is not None and record.slowness is None:
             slowness = judging.calibrate(sample.old, sample.new, ratio)
             if slowness is not None:
-                run.record = record = replace(record, slowness=slowness, counted=dict(run.counted))
+                record = replace(record, slowness=slowness, counted=dict(run.counted))
                 self._put(record)
                 sample = sample._replace(slowness=slowness)
         run.evidence = judging.evidence_by_rule(record.abort_if, sample)
@@ -388,9 +395,8 @@ class Rollouts:
             self._end(run, PROMOTED, "no rule was broken in any step", wall_now)
             return
         record = replace(run.record, step=step, held_s=0.0, counted={}, slowness=None)
-        self._runs.pop(record.endpoint, None)
-        self._begin(_Run(record))
         self._put(record)
+        self._begin(record.endpoint)
         self._publish(record)
 
     def _end(self, run: _Run, state: str, reason: str, wall_now: float) -> None:
@@ -440,14 +446,11 @@ class Rollouts:
         if now < run.saved_at + max(run.record.hold_s / 10, SAVE_S):
             return
         run.saved_at = now
-        run.record = replace(run.record, held_s=run.held_s(now), counted=dict(run.counted))
-        self._put(run.record)
+        self._put(replace(run.record, held_s=run.held_s(now), counted=dict(run.counted)))
 
     def _put(self, record: RolloutRecord) -> None:
         self._records[record.endpoint] = record
-        if record.endpoint in self._runs:
-            self._runs[record.endpoint].record = record
-        else:
+        if record.endpoint not in self._runs:
             self._agenda.touch(ROLLOUT, record.endpoint)  # that it has ended is of interest
         self._state.lay(record.endpoint, _overlay_of(record))
 
@@ -500,7 +503,7 @@ class Rollouts:
     def _status_of(self, endpoint: str, now: float) -> dict[str, Any]:
         record = self._records[endpoint]
         run = self._runs.get(endpoint) or _Run(
-            record, dict(record.counted), answers=Counts(*record.answers)
+            self._records, endpoint, dict(record.counted), answers=Counts(*record.answers)
         )
         sample = run.sample()
         begun = record.step >= 0
