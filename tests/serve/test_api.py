@@ -67,6 +67,10 @@ def test_a_failing_constructors_exception_is_raised_with_its_traceback(running):
     with pytest.raises(LookupError, match="no weights") as caught:
         serve.run(Broken.bind())
     assert 'raise LookupError("no weights")' in caught.value.__notes__[0]
+    application = serve.status().applications["default"]
+    assert application.status == "DEPLOY_FAILED"
+    assert "LookupError: no weights" in application.message
+    assert "no weights" in application.deployments["Broken"].message
 
 
 def test_a_failed_deployment_without_an_exception_is_an_error_of_ours(controller):

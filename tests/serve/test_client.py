@@ -186,3 +186,47 @@ def test_a_system_elsewhere_is_shut_down_by_its_controller(running):
     (request,) = running.controller.of("StopCluster")
     assert request.forget
     assert running.calls == []
+
+
+def test_unknown_names_are_key_errors_that_say_what_there_is(client):
+    client.create_backend("a:v1", hello)
+    for use in (
+        lambda: client.update_backend_config("nobody", {"num_replicas": 2}),
+        lambda: client.get_backend_config("nobody"),
+        lambda: client.create_endpoint("e", backend="nobody"),
+    ):
+        with pytest.raises(KeyError, match="no backend is named 'nobody'; there are: a:v1"):
+            use()
+    for use in (
+        lambda: client.set_traffic("nobody", {"a:v1": 1}),
+        lambda: client.get_handle("nobody"),
+        lambda: client.wait_for_goal("nobody"),
+    ):
+        with pytest.raises(KeyError, match="nobody"):
+            use()
+    client.create_endpoint("e", backend="a:v1")
+    with pytest.raises(ValueError, match="nobody"):
+        client.set_traffic("e", {"nobody": 1})
+    client.delete_endpoint("nobody")
+    assert client.delete_backend("nobody") is None
+
+
+def test_a_deployments_own_options_count_where_none_are_given_and_it_can_be_looked_up(client):
+    decorated = serve.deployment(version="7", num_replicas=2, max_ongoing_requests=3)(hello)
+    client.wait_for_goal(client.deploy("d", decorated))
+    info = client.list_deployments()["d"]
+    assert (info["version"], info["route_prefix"]) == ("7", "/d")
+    assert info["config"]["num_replicas"] == 2
+    assert [replica["version"] for replica in info["replicas"]] == ["7", "7"]
+    goal = client.deploy("d", decorated, version="8", config={"num_replicas": 1})
+    client.wait_for_goal(goal)
+    info = client.get_deployment_info("d")
+    assert (info["version"], info["config"]["max_ongoing_requests"]) == ("8", 100)
+    undone = client.undo()
+    client.wait_for_goal(undone["goal"])
+    assert undone["id"] == client.history()[-2]["id"]
+    assert client.get_deployment_info("d")["version"] == "7"
+    client.wait_for_goal(client.delete_deployment("d"))
+    assert client.delete_deployment("d") is None
+    with pytest.raises(KeyError, match="no deployment is named 'd'; there are"):
+        client.get_deployment_info("d")

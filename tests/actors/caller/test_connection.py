@@ -105,6 +105,7 @@ def test_what_an_earlier_request_has_seen_does_not_count(port: Port) -> None:
     request.start()
     while not port.probes:
         time.sleep(0.001)
+    assert port.asked[0].user == connection_module.user_name()
     port.reply_to_next()  # it was only restarted
     request.join(10)
     time.sleep(GONE_S)  # long ago, by now

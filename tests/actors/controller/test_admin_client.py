@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.serve.config import BackendConfig
 from greenroom.serve.exceptions import NotRunningError
-from tests.support.systems import RunningSystem, alive, wait_until
+from tests.support.systems import RunningSystem, alive
 
 
 class Tagged:
@@ -84,29 +83,6 @@ def test_a_backend_and_an_endpoint_serve_until_they_are_deleted(
     assert not any(map(alive, pids))
 
 
-def test_unknown_names_are_key_errors_that_say_what_there_is(
-    client: serve.Client, backend: Callable[..., str], name: str
-) -> None:
-    tag = backend(Tagged, "one")
-    with pytest.raises(KeyError, match=tag):
-        client.update_backend_config("nobody", {"num_replicas": 2})
-    with pytest.raises(KeyError, match=tag):
-        client.get_backend_config("nobody")
-    with pytest.raises(KeyError, match="nobody"):
-        client.create_endpoint(name, backend="nobody")
-    with pytest.raises((KeyError, ValueError), match="nobody"):
-        client.set_traffic("nobody", {tag: 1})
-    with pytest.raises(KeyError, match="nobody"):
-        client.get_handle("nobody")
-    with pytest.raises(KeyError, match="nobody"):
-        client.wait_for_goal("nobody")
-    client.create_endpoint(name, backend=tag)
-    with pytest.raises(ValueError, match="nobody"):
-        client.set_traffic(name, {"nobody": 1})
-    client.delete_endpoint("nobody")
-    assert client.delete_backend("nobody") is None
-
-
 def test_a_route_answers_when_create_returns_and_is_unknown_when_delete_returns(
     running: RunningSystem, client: serve.Client, backend: Callable[..., str], name: str
 ) -> None:
@@ -127,21 +103,6 @@ def test_traffic_moves_when_set_traffic_returns(
         for text, tag in tags.items():
             client.set_traffic(name, {tag: 1.0})
             assert running.get(f"/{name}") == (200, text.encode()), round_
-
-
-def test_settings_are_updated_one_by_one_while_it_serves(
-    client: serve.Client, backend: Callable[..., str], running: RunningSystem, name: str
-) -> None:
-    tag = backend(Tagged, "one", config={"max_ongoing_requests": 7})
-    client.create_endpoint(name, backend=tag, route=f"/{name}")
-    client.wait_for_goal(client.update_backend_config(tag, {"num_replicas": 3}), 20)
-    config = client.get_backend_config(tag)
-    assert (config.num_replicas, config.max_ongoing_requests) == (3, 7)
-    assert len(client.list_backends()[tag]["replicas"]) == 3
-    client.wait_for_goal(client.update_backend_config(tag, BackendConfig(num_replicas=1)), 20)
-    assert client.get_backend_config(tag).max_ongoing_requests == 7
-    wait_until(lambda: len(client.list_backends()[tag]["replicas"]) == 1, 10, "one replica is left")
-    assert running.get(f"/{name}") == (200, b"one")
 
 
 def test_waiting_for_a_goal_can_time_out_and_go_on(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.serve.admin import applications, session
+from greenroom.serve.admin import applications
 from greenroom.serve.deployments import Application
 from greenroom.serve.exceptions import GreenroomError
 from greenroom.serve.handle import DeploymentHandle
@@ -137,40 +137,6 @@ def test_an_exception_that_cannot_travel_is_told_as_text(deployed: Deployed) -> 
 
     with pytest.raises(GreenroomError, match="cannot travel"):
         deployed(raises.bind()).remote().result(10)
-
-
-@serve.deployment(max_constructor_retry_count=2)
-class Raises:
-    def __init__(self, path: str) -> None:
-        raise LostWeightsError(path, 42)
-
-    def __call__(self) -> str:
-        return "never"
-
-
-@pytest.fixture
-def in_session(running: RunningSystem) -> Any:
-    """Make the shared system the one of ``serve.run`` and the like, for a test."""
-    session.use(running.settings)
-    yield
-    session.current().disconnect()
-
-
-def test_serve_run_raises_what_the_constructor_raised_and_status_tells(
-    running: RunningSystem, in_session: Any, name: str
-) -> None:
-    with pytest.raises(LostWeightsError) as caught:
-        serve.run(Raises.bind("/weights"), name=name, route_prefix=f"/{name}")
-    assert (caught.value.path, caught.value.size) == ("/weights", 42)
-    assert "raise LostWeightsError(path, 42)" in "".join(caught.value.__notes__)
-    application = serve.status().applications[name]
-    assert application.status == "DEPLOY_FAILED"
-    assert "LostWeightsError" in application.message
-    assert "/weights" in application.deployments["Raises"].message
-    assert running.get(f"/{name}")[0] == 503
-    serve.delete(name)
-    assert name not in serve.status().applications
-    assert running.get(f"/{name}")[0] == 404
 
 
 @pytest.mark.parametrize(
