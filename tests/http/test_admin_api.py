@@ -280,6 +280,7 @@ def test_a_document_that_is_none_starts_no_process(api: Api) -> None:
     assert (status, told[:26]) == (400, "the body is no JSON docume")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("may_fork", [True, False], ids=["forked", "a program"])
 @pytest.mark.parametrize(
     ("source", "timeout_s", "told"),

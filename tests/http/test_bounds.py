@@ -56,6 +56,7 @@ WAITING = {
 }
 
 
+@pytest.mark.slow
 def test_however_many_connections_wait_health_is_reachable(few_files):
     (worker,) = few_files.workers()
     for name, sent in WAITING.items():

@@ -22,6 +22,8 @@ from greenroom.http_front.admin.openapi import openapi
 from tests.http.conftest import Answer
 from tests.http.test_admin_api import Api
 
+pytestmark = pytest.mark.slow
+
 # Requests are made up without tokens, and sent with one and without.
 DOCUMENT = openapi()
 SCHEMA = schemathesis.openapi.from_dict({**DOCUMENT, "security": []})

@@ -44,6 +44,7 @@ def _save(location: StoreLocation) -> dict[str, bytes]:
     return values
 
 
+@pytest.mark.slow
 def test_a_state_goes_from_files_to_a_database_and_back_by_copy_and_by_backup(
     files: StoreLocation, rows: StoreLocation, tmp_path: Path
 ) -> None:

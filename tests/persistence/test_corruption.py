@@ -124,6 +124,7 @@ def make_template(
     return template
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_of_a_log_and_every_end_of_it_is_repaired(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

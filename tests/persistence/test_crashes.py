@@ -149,6 +149,7 @@ def test_a_change_is_made_wholly_or_not_at_all(template: Path, change: Change, d
             return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("logs", LOGS)
 @pytest.mark.parametrize("death", DEATHS)
 def test_every_change_whose_apply_returned_is_there(
@@ -205,6 +206,7 @@ def test_what_was_seen_after_a_kill_survives_a_power_cut(template: Path, death: 
             return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("death", ["a kill", "a power cut that loses all names"])
 def test_dying_again_while_recovering_changes_nothing(template: Path, death: str) -> None:
     change: Change = ({"a": b"new a"}, ["b"])

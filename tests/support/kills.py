@@ -15,7 +15,8 @@ from greenroom.actors.runtime.processes import parent_pid
 from greenroom.core.errors import GreenroomError
 from tests.support import footprint, policies
 from tests.support.load import GetLoad, Tally
-from tests.support.systems import PATIENCE, RunningSystem, alive, running_system, wait_until
+from tests.support.systems import RunningSystem, alive, running_system, wait_until
+from tests.support.timing import check_within
 
 WORKERS = 2
 REPLICAS = len(policies.BACKENDS)
@@ -65,26 +66,31 @@ def kill(*pids: int) -> None:
 
 def kill_under_load(
     running: RunningSystem, what: str, choose: Callable[[], int], back_within_s: float
-) -> Tally:
-    """Kill one process under load; return the tally once everything is as before.
+) -> list[Tally]:
+    """Kill one process under load, and again where that took too long; return the loads' tallies.
 
-    Both that and the longest time without an answer may last PATIENCE times ``back_within_s``.
+    Once in a few times all is as before, and was never without an answer, within
+    ``back_within_s``: see :func:`check_within`. For infinity once is enough.
     """
-    wait_until(lambda: settled(running), SETTLED_WITHIN_S, "all as it should be")
-    with GetLoad(running.settings.http.port, pause_s=0.0) as load:
-        wait_until(lambda: load.tally.ok > 300, 15, "load on its way")
-        pid = choose()
-        killed_at = time.monotonic()
-        kill(pid)
-        wait_until(lambda: settled(running), SETTLED_WITHIN_S, f"all as before the death of {what}")
-        back_s = time.monotonic() - killed_at
-        enough = load.tally.ok + 300
-        wait_until(lambda: load.tally.ok > enough, 15, "load after the kill")
-        tally = load.stop()
-    print(f"{what}: back in {back_s:.2f} s; {tally.summary()}")
-    assert tally.longest_gap_s < PATIENCE * back_within_s
-    assert back_s < PATIENCE * back_within_s
-    return tally
+    tallies = []
+
+    def attempt() -> float:
+        wait_until(lambda: settled(running), SETTLED_WITHIN_S, "all as it should be")
+        with GetLoad(running.settings.http.port, pause_s=0.0) as load:
+            wait_until(lambda: load.tally.ok > 300, 15, "load on its way")
+            pid = choose()
+            killed_at = time.monotonic()
+            kill(pid)
+            wait_until(lambda: settled(running), SETTLED_WITHIN_S, f"all as before {what} died")
+            back_s = time.monotonic() - killed_at
+            enough = load.tally.ok + 300
+            wait_until(lambda: load.tally.ok > enough, 15, "load after the kill")
+            tallies.append(load.stop())
+        print(f"{what}: back in {back_s:.2f} s; {tallies[-1].summary()}")
+        return max(back_s, tallies[-1].longest_gap_s)
+
+    check_within(back_within_s, attempt)
+    return tallies
 
 
 def footprint_in_use(running: RunningSystem) -> dict[str, int]:

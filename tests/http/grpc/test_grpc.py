@@ -332,6 +332,7 @@ asyncio.run(start())
 """
 
 
+@pytest.mark.slow
 def test_servicers_may_import_rays_own_messages(tmp_path):
     (tmp_path / "serve.proto").write_text(RAYS_PROTO)
     out = [f"-I{tmp_path}", f"--python_out={tmp_path}"]
@@ -536,6 +537,7 @@ def test_calls_are_counted_by_method_and_status(running, shop, item):
     wait_until(counted, 10, "both are counted")
 
 
+@pytest.mark.slow
 def test_the_server_has_the_certificate_of_https_and_asks_for_one_of_clients(tmp_path):
     made = certificate(tmp_path, "localhost")
     port = free_port()
@@ -565,6 +567,7 @@ def test_the_server_has_the_certificate_of_https_and_asks_for_one_of_clients(tmp
         system.stop()
 
 
+@pytest.mark.slow
 def test_a_start_says_which_servicer_cannot_be_imported(tmp_path):
     system = RunningSystem(
         tmp_path / "state",
@@ -605,6 +608,7 @@ def test_calls_go_on_when_a_proxy_or_a_replica_is_killed(running, shop, item):
     assert running.status()["pid"] == server
 
 
+@pytest.mark.slow
 def test_a_killed_server_comes_back(running, shop, item):
     pid = running.status()["pid"]
     os.kill(pid, signal.SIGKILL)
