@@ -229,6 +229,10 @@ class Listeners:
         """Return whether a proxy has called, and is not gone."""
         return name in self._proxies and self._proxies[name].address is not None
 
+    def heard_hosts(self) -> set[str]:
+        """Return the hosts of which a proxy has called, and is not gone."""
+        return {each.record.host for each in self._proxies.values() if each.address is not None}
+
     def listen(
         self, name: str, process: tuple[int, int, str], seen: int, address: Any, host: str = ""
     ) -> None:

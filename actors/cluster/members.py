@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -361,17 +361,21 @@ class Members:
         return max(min(map(formats.named_in, releases)), formats.OLDEST)
 
     def shown(self) -> list[dict[str, Any]]:
-        """Return all hosts for status, the controller's own first."""
-        hosts = self._cluster.hosts
+        """Return all hosts for status, the controller's own first.
+
+        Another one is RUNNING once its proxy has called, too, which gets what it lacks then.
+        """
+        hosts, heard = self._cluster.hosts, self._cluster.listeners.heard_hosts()
         names = [name for name in self._hosts if name == self._own]
         names += sorted({*self._hosts, *hosts.records} - {self._own})
-        return [self._shown(name) for name in names if name == self._own or name in hosts.records]
+        known = [name for name in names if name == self._own or name in hosts.records]
+        return [self._shown(name, heard) for name in known]
 
     def _report(self, name: str) -> dict[str, Any]:
         known = self._hosts.get(name)
         return {} if known is None else known.report
 
-    def _shown(self, name: str) -> dict[str, Any]:
+    def _shown(self, name: str, heard: Collection[str]) -> dict[str, Any]:
         hosts = self._cluster.hosts
         record = hosts.record(name)
         known = {} if record is None else {"name": name, "address": record.address}
@@ -379,6 +383,8 @@ class Members:
         if name == self._own:
             shown = _living(shown)
         state = hosts.state(name)
+        if state is HostState.RUNNING and name not in {self._own, *heard}:
+            state = HostState.EXPECTED  # its front has the routes of before, or none
         if state is not HostState.RUNNING:
             shown["state"] = state.value
         labels = self._settings.labels if record is None else record.labels

@@ -196,6 +196,45 @@ def test_what_a_host_that_stops_asks_for_is_not_kept_and_what_others_ask_for_is(
     members.close()
 
 
+def test_a_host_that_was_lost_is_shown_as_running_once_its_proxy_has_called_too(
+    tmp_path: Path,
+) -> None:
+    records: dict[str, Any] = {kind: {} for kind in KINDS}
+    cluster = Cluster(records, 1, 100.0, anywhere(), own_host="a")
+    settings = read_settings({}, state_dir=str(tmp_path), host_name="a")
+    ensure_key(settings.cluster_key)
+    members = Members(LoneLoop(), cluster, settings, this_process(), lambda: None)
+    report = cm.HostReported(
+        host="b",
+        process=this_process(),
+        id="1",
+        address="10.0.0.2:1900",
+        capacity={"num_cpus": 1.0},
+        labels={},
+        replicas=(),
+        report={"name": "b", "state": "RUNNING"},
+        keys=KeyIds("a key"),
+    )
+
+    def report_itself() -> str:
+        members.reported(report, ActorAddress(ProcessAddress("10.0.0.2", 2001)))
+        (shown,) = members.shown()
+        return str(shown["state"])
+
+    assert report_itself() == "EXPECTED"
+    cluster.listeners.listen("its proxy", (1, 1, "its proxy"), 0, "there", "b")
+    assert report_itself() == "RUNNING"
+    cluster.hosts.gone("b", 200.0)
+    assert report_itself() == "LOST"
+    for tenth in range(30):
+        cluster.hosts.beat("b", 201.0 + tenth / 10)
+        cluster.hosts.look(201.0 + tenth / 10)
+    assert report_itself() == "EXPECTED"
+    cluster.listeners.listen("its proxy", (1, 1, "its proxy"), 0, "there", "b")
+    assert report_itself() == "RUNNING"
+    members.close()
+
+
 def stopped(tmp_path: Path, host: str, epoch: int) -> list[str]:
     """Return where a replica that is nobody's is told to go, as its host reports it."""
     sent = reported(tmp_path, host, epoch)
