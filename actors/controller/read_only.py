@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from greenroom.actors.controller.requests import failure, not_saved
@@ -118,14 +118,17 @@ class ReadOnlyController:
     def _read_cluster(self) -> Cluster:
         """Return the cluster as the store has it: nothing can change while nothing is saved."""
         try:
-            store = location_at(self._settings.store_name).open_reader()
-            with contextlib.closing(store):
-                checkpoints = Checkpoints(store)
-                records = {kind: checkpoints.load(kind) for kind in KINDS}
+            records, lost = self._read(KINDS)
         except StoreError as error:
             raise StateNotReadableError(f"the state cannot be read: {error}") from error
-        own, lost = self._settings.host_name, checkpoints.lost
+        own = self._settings.host_name
         return Cluster(records, 0, time.monotonic(), Placement(), own_host=own, lost=lost)
+
+    def _read(self, kinds: Iterable[str]) -> tuple[dict[str, Any], dict[tuple[str, str], str]]:
+        """Return the records of these kinds by name, and what is lost; raises StoreError."""
+        with contextlib.closing(location_at(self._settings.store_name).open_reader()) as store:
+            checkpoints = Checkpoints(store)
+            return {kind: checkpoints.load(kind) for kind in kinds}, checkpoints.lost
 
     def _try_to_write(self) -> None:
         location_at(self._settings.store_name).try_to_write()
@@ -143,9 +146,8 @@ class ReadOnlyController:
 
     def _requests_on_disk(self) -> set[str]:
         try:
-            store = location_at(self._settings.store_name).open_reader()
-            entries: Any = Checkpoints(store).load("history").values()
-            return {entry.request_id for entry in entries}
+            (history,) = self._read(["history"])[0].values()
+            return {entry.request_id for entry in history.values()}
         except StoreError:
             logger.exception("the history cannot be read")
             return set()
