@@ -11,7 +11,6 @@ from hypothesis import given, strategies as st
 from greenroom.core.cluster import status
 from greenroom.core.config import ActorOptions
 from greenroom.core.devices import choose, variables
-from greenroom.core.errors import InvalidRequestError
 from greenroom.core.lifecycle.placement import PlacedHost
 from greenroom.core.lifecycle.replicas import Replica, rank
 from greenroom.core.validation import validated
@@ -89,24 +88,6 @@ def test_a_process_is_shown_its_devices_alone() -> None:
     with pytest.raises(ValueError, match="device 2 of num_gpus is not among CUDA_VISIBLE_DEVICES="):
         variables({"num_gpus": (2,)}, host)
     assert variables({}, host) == {}
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"num_gpus": 1.5}, "num_gpus=1.5: must be a whole number, or less than 1"),
-        ({"resources": {"TPU": 2.5}}, "TPU=2.5: must be a whole number"),
-        ({"num_gpus": -1}, "num_gpus=-1: must be greater than or equal to 0"),
-        (
-            {"num_gpus": 1, "runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": "3"}}},
-            "runtime_env.env_vars.CUDA_VISIBLE_DEVICES: is set by num_gpus; drop one",
-        ),
-    ],
-)
-def test_what_cannot_be_assigned_is_refused(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        validated(ActorOptions, options)
-    assert told in str(caught.value)
 
 
 def test_parts_of_what_is_no_device_and_whole_devices_are_fine() -> None:

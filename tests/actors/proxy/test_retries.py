@@ -121,10 +121,6 @@ def test_what_an_endpoint_allows_is_listed_and_part_of_its_settings(
         client.create_endpoint(name, **same)
     with pytest.raises(InvalidRequestError, match="retryable='yes': must be a valid boolean"):
         client.create_endpoint("another", backend=f"{name}:v1", retryable="yes")  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequestError, match="retryable='yes'"):
-        client.create_backend("b:v2", Fragile, "", config={"retryable": "yes"})
-    with pytest.raises(InvalidRequestError, match="retryable=1"):
-        serve.deployment(retryable=1)(Fragile)
 
 
 @pytest.mark.slow

@@ -304,24 +304,6 @@ def test_a_folder_that_cannot_be_used_fails_the_deployment_with_the_reason(
         )
 
 
-@pytest.mark.parametrize(
-    ("config", "told"),
-    [
-        ({"encoding": "XML"}, "logging_config.encoding='XML'"),
-        ({"log_level": "LOUD"}, "logging_config.log_level='LOUD': expected one of CRITICAL"),
-        ({"log_level": 99}, "logging_config.log_level=99"),
-        ({"logs_dir": "here"}, "logging_config.logs_dir='here': must be an absolute path"),
-        ({"additional_log_standard_attrs": ["nme"]}, "'nme': expected some of created"),
-        ({"colour": True}, "logging_config.colour=True"),
-        ("JSON", "logging_config='JSON'"),
-    ],
-)
-def test_bad_settings_are_refused_naming_them(config: Any, told: str) -> None:
-    with pytest.raises(InvalidRequestError) as raised:
-        serve.deployment(logging_config=config)(Talker)
-    assert told in str(raised.value)
-
-
 @pytest.mark.parametrize("formatter", [TextFormatter(()), JsonFormatter(())])
 @pytest.mark.parametrize(("level", "has_ours"), [("INFO", False), ("DEBUG", True)])
 def test_tracebacks_show_frames_of_ours_in_debug_alone(

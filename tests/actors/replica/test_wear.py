@@ -15,7 +15,7 @@ import pytest
 
 from greenroom import serve
 from greenroom.actors.replica.wear import memory_bytes
-from greenroom.core.errors import InvalidRequestError, ReplicaUnavailableError
+from greenroom.core.errors import ReplicaUnavailableError
 from tests.support.programs import cannot_run
 from tests.support.systems import RunningSystem, wait_until
 
@@ -197,18 +197,3 @@ def test_clients_are_told_that_the_kernel_killed_their_replica_for_memory(
     finally:
         wait_until(lambda: not (group / "cgroup.procs").read_text(), 10, "its end")
         group.rmdir()
-
-
-@pytest.mark.parametrize(
-    ("config", "told"),
-    [
-        ({"max_queries": 0}, "max_queries"),
-        ({"max_age_s": -1}, "max_age_s"),
-        ({"max_memory_bytes": 1000}, "max_memory_bytes"),
-    ],
-)
-def test_limits_that_mean_nothing_are_refused(
-    config: dict[str, Any], told: str, client: serve.Client, name: str
-) -> None:
-    with pytest.raises(InvalidRequestError, match=told):
-        client.create_backend(f"{name}:v1", Worker, config=config)

@@ -1,0 +1,166 @@
+"""Bad values of settings, and the words that refuse them."""
+
+import math
+from typing import Any
+
+import pytest
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+
+from greenroom.core.config import ActorOptions, BackendConfig, HTTPOptions
+from greenroom.core.errors import InvalidRequestError
+from greenroom.core.validation import validated
+
+BAD: dict[tuple[Any, str], list[tuple[Any, str]]] = {
+    (BackendConfig, "autoscaling_config"): [
+        ({"min_replicas": -1}, "min_replicas=-1: must be greater than or equal to 0"),
+        ({"max_replicas": 0}, "max_replicas=0: must be greater than or equal to 1"),
+        ({"min_replicas": 3, "max_replicas": 2}, "max_replicas=2: must not be below min_replicas"),
+        ({"min_replicas": 2}, "max_replicas=1: must not be below min_replicas, which is 2"),
+        ({"max_replicas": 1e9}, "max_replicas=1000000000.0: "),
+        ({"initial_replicas": 5}, "initial_replicas=5: must be from min_replicas to max_replicas"),
+        ({"initial_replicas": 0}, "initial_replicas=0: must be from min_replicas to max_replicas"),
+        ({"target_ongoing_requests": 0}, "target_ongoing_requests=0: must be greater"),
+        ({"target_ongoing_requests": float("nan")}, "target_ongoing_requests=nan: "),
+        ({"look_back_period_s": 0}, "look_back_period_s=0: must be greater than 0"),
+        ({"upscaling_factor": 0}, "upscaling_factor=0: must be greater than 0"),
+        ({"downscaling_factor": -1}, "downscaling_factor=-1: must be greater than 0"),
+        ({"upscale_delay_s": -1}, "upscale_delay_s=-1: must be greater than or equal"),
+        ({"downscale_delay_s": float("inf")}, "downscale_delay_s=inf: "),
+        ({"downscale_to_zero_delay_s": -0.1}, "downscale_to_zero_delay_s=-0.1: "),
+        ({"metrics_interval_s": 0}, "metrics_interval_s=0: must be greater than 0"),
+        ({"aggregation_function": "sum"}, "aggregation_function='sum': must be 'mean', 'max'"),
+        ({"smoothing_factor": 1}, "smoothing_factor=1: no such setting; give upscaling_factor"),
+        (
+            {"upscale_smoothing_factor": 1, "upscaling_factor": 1},
+            "upscale_smoothing_factor and upscaling_factor are two names for one thing",
+        ),
+        ({"scale_up_threshold": 3}, "it is one of policy_kwargs: policy={'policy_function'"),
+        ({"min_replica": 1}, "min_replica=1: no such setting"),
+        ({"policy": "fastest"}, "policy.policy_function='fastest': must be 'ongoing_requests'"),
+        ({"policy": 3}, "policy.policy_function=3: must be"),
+        ({"policy": {"name": "fastest"}}, "policy.policy_function='fastest': must be"),
+        ({"policy": {"policy_function": "a.b", "timeout_s": 0}}, "policy.timeout_s=0: "),
+        (
+            {"policy": {"policy_function": "a.b", "policy_kwargs": {"x": {1}}}},
+            "policy.policy_kwargs={'x': {1}}: must be JSON-able",
+        ),
+        (
+            {"policy": {"policy_kwargs": {"least": 1}}},
+            "policy.policy_kwargs={'least': 1}: 'ongoing_requests' takes none",
+        ),
+        (
+            {"policy": {"policy_function": "queue_length", "policy_kwargs": {"up": 1}}},
+            "up=1: no such setting",
+        ),
+        (
+            {
+                "policy": {
+                    "policy_function": "queue_length",
+                    "policy_kwargs": {"scale_up_threshold": 1, "scale_down_threshold": 2},
+                }
+            },
+            "scale_down_threshold=2: must not be above scale_up_threshold, which is 1",
+        ),
+    ],
+    (HTTPOptions, "middlewares"): [
+        (["no path"], "middlewares.0.path='no path': expected an import path"),
+        (["__main__:Mine"], "put it in a module"),
+        ([("a:B", {"x": {1}})], "must be JSON-able"),
+        ([{"path": "a:B", "option": 1}], "middlewares.0.option=1: "),
+        ([Middleware(GZipMiddleware, 9)], "give its options by name"),
+        ("[not json", "is no JSON"),
+        (3, "middlewares=3"),
+    ],
+    (HTTPOptions, "cors"): [
+        ({"allow_methods": ["GET"]}, "cors allows no origin"),
+        ({"allow_origins": ["*"], "max_age": -1}, "cors.max_age=-1"),
+        ({"allow_origin_regex": "("}, "is no regular expression"),
+        ("{", "is no JSON"),
+        ("https://a.example,shop.example", "'shop.example' is no origin"),
+        (["https://shop.example/"], "'https://shop.example/' is no origin"),
+        (["https://Shop.example"], "'https://Shop.example' is no origin"),
+        (3, "cors=3"),
+    ],
+    (BackendConfig, "logging_config"): [
+        ({"encoding": "XML"}, "logging_config.encoding='XML'"),
+        ({"log_level": "LOUD"}, "logging_config.log_level='LOUD': expected one of CRITICAL"),
+        ({"log_level": 99}, "logging_config.log_level=99"),
+        ({"logs_dir": "here"}, "logging_config.logs_dir='here': must be an absolute path"),
+        ({"additional_log_standard_attrs": ["nme"]}, "'nme': expected some of created"),
+        ({"colour": True}, "logging_config.colour=True"),
+        ("JSON", "logging_config='JSON'"),
+    ],
+    (ActorOptions, "num_gpus"): [
+        (1.5, "num_gpus=1.5: must be a whole number, or less than 1"),
+        (-1, "num_gpus=-1: must be greater than or equal to 0"),
+    ],
+    (ActorOptions, "resources"): [
+        ({"TPU": 2.5}, "TPU=2.5: must be a whole number"),
+    ],
+    (HTTPOptions, "trusted_proxies"): [
+        (["10.0.0.1", "proxy.example"], "proxy.example"),
+        (["10.0.0.1", "10.0.0.1/8"], "10.0.0.1/8"),
+        (["10.0.0.1", "10.0.0.0/33"], "10.0.0.0/33"),
+        (["10.0.0.1", "10.0.0.1:80"], "10.0.0.1:80"),
+    ],
+    (HTTPOptions, "ssl_keyfile"): [
+        ("x.pem", "ssl_keyfile='x.pem': ssl_certfile must be given, too"),
+    ],
+    (HTTPOptions, "ssl_certfile"): [
+        ("x.pem", "ssl_certfile='x.pem': ssl_keyfile must be given, too"),
+    ],
+    (BackendConfig, "health_check_period_s"): [
+        (math.inf, "health_check_period_s="),
+        (math.nan, "health_check_period_s="),
+        (0, "health_check_period_s="),
+        ("soon", "health_check_period_s="),
+    ],
+    (BackendConfig, "user_config"): [
+        ({"k": {1, 2}}, "must be JSON-able"),
+    ],
+    (BackendConfig, "http_call_methods"): [
+        (["predict", "_private"], "'_private': expected"),
+        (["predict", "__call__"], "'__call__': expected"),
+        (["predict", "a-b"], "'a-b': expected"),
+        (["predict", "reconfigure"], "'reconfigure': expected"),
+    ],
+    (BackendConfig, "max_queries"): [
+        (0, "max_queries=0"),
+    ],
+    (BackendConfig, "max_age_s"): [
+        (-1, "max_age_s=-1"),
+    ],
+    (BackendConfig, "max_memory_bytes"): [
+        (1000, "max_memory_bytes=1000"),
+    ],
+    (BackendConfig, "retryable"): [
+        ("yes", "retryable='yes': must be a valid boolean"),
+        (1, "retryable=1"),
+    ],
+    (BackendConfig, "request_router_config"): [
+        ({}, "Field required"),
+        ({"request_router_class": "a:B", "timeout_s": 60}, "timeout_s=60: must be less"),
+        ({"request_router_class": "a:B", "request_router_kwargs": {"x": {1}}}, "JSON-able"),
+        ({"request_router_class": "a:B", "request_routing_stats_period_s": 1}, "leave it out"),
+        ({"request_router_class": "Router"}, "must be a class, or its import path"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "field", "value", "told"),
+    [(model, field, *row) for (model, field), rows in BAD.items() for row in rows],
+)
+def test_a_bad_value_is_refused_by_its_name(model: Any, field: str, value: Any, told: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        validated(model, {field: value})
+    assert field in str(caught.value)
+    assert told in str(caught.value)
+
+
+def test_what_a_device_is_assigned_by_is_not_set_otherwise() -> None:
+    options = {"num_gpus": 1, "runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": "3"}}}
+    told = r"runtime_env.env_vars.CUDA_VISIBLE_DEVICES: is set by num_gpus; drop one"
+    with pytest.raises(InvalidRequestError, match=told):
+        validated(ActorOptions, options)
