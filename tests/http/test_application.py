@@ -167,6 +167,34 @@ def test_of_one_client_few_queries_leave_before_that(app, waits):
     asyncio.run(asyncio.wait_for(run(), 20))
 
 
+def test_a_query_with_its_first_mebibyte_takes_no_place_of_those_that_leave_before(app):
+    begun = []
+
+    async def submitted(query, on_feed=None):
+        begun.append(query)
+        await asyncio.Event().wait()
+
+    async def run():
+        first = connected(app.front)
+        app.link.ask = submitted
+        talks = [first] + [
+            Conversation(app.front, app.front.options, connections=first.connections)
+            for _ in range(EARLY)
+        ]
+        for talk in talks[1:]:
+            talk.say(posting() + b"%x\r\n%b\r\n" % (WHOLE, bytes(WHOLE)))
+        while len(begun) < EARLY:
+            await asyncio.sleep(0)
+        first.say(posting() + b"1\r\nx\r\n")
+        while len(begun) < EARLY + 1:
+            await asyncio.sleep(0)
+        for talk in talks:
+            talk.protocol.connection_lost(None)
+        await first.end()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
 @pytest.mark.parametrize("middlewares", [[], [("tests.support.middlewares:Buffer", {})]])
 def test_a_body_that_comes_too_slowly_is_408_also_where_a_middleware_reads_it(app, middlewares):
     async def run():

@@ -32,6 +32,8 @@ def statuses(received):
 
 REFUSED = {
     "a length and chunks": post(b"Content-Length: 4", b"Transfer-Encoding: chunked", body=END),
+    "no length and chunks": post(b"Content-Length: 0", b"Transfer-Encoding: chunked", body=END),
+    "chunks and no length": post(b"Transfer-Encoding: chunked", b"Content-Length: 0", body=END),
     "chunks and a length": post(b"Transfer-Encoding: chunked", b"Content-Length: 4", body=END),
     "two lengths": post(b"Content-Length: 3", b"Content-Length: 4", body=b"abc"),
     "one length twice": post(b"Content-Length: 3", b"Content-Length: 3", body=b"abc"),
