@@ -224,8 +224,7 @@ class Backend:
 
     def stats(self) -> dict[str, Mapping[str, float]]:
         """Return what record_autoscaling_stats returned last in each running replica."""
-        running = (r for r in self.replicas.values() if r.state is ReplicaState.RUNNING)
-        return {replica.tag: replica.stats for replica in running}
+        return {replica.tag: replica.stats for replica in self.in_state(ReplicaState.RUNNING)}
 
     @property
     def settled(self) -> bool:
@@ -247,7 +246,7 @@ class Backend:
     @property
     def lost(self) -> int:
         """How many replicas are on hosts that are lost."""
-        return sum(replica.state is ReplicaState.LOST for replica in self.replicas.values())
+        return len(self.in_state(ReplicaState.LOST))
 
     @property
     def recovered(self) -> bool:
@@ -257,7 +256,7 @@ class Backend:
     @property
     def releasing(self) -> bool:
         """Whether a replica waits for all proxies to hold the table without it."""
-        return any(r.state is ReplicaState.SHOULD_STOP for r in self.replicas.values())
+        return bool(self.in_state(ReplicaState.SHOULD_STOP))
 
     def is_at(self, host: str) -> bool:
         """Return whether any replica is on a host, leaving ones too."""

@@ -78,7 +78,7 @@ class RoutedReplica:
         """Return whether it may get a ticket, and has fewer than ``slots``."""
         return 0 <= self.level < slots * LEVELS
 
-    def seems_suspect(self, numbers: Iterable[int], now: float) -> bool:
+    def hear(self, numbers: Iterable[int], now: float) -> bool:
         """Hear of these tickets, which it still has; return whether it is suspect now."""
         if not self.ongoing:
             return self.is_suspect

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -250,7 +250,7 @@ class Leases:
 
     # --- Grants ---------------------------------------------------------------------------------
 
-    def is_asked(self, caller: Hashable, backend: str, now: float) -> bool:
+    def passed(self, caller: Hashable, backend: str, now: float) -> bool:
         """Note that a caller's query passes the router; return whether a lease is worth it."""
         asked = self._asked_at.setdefault(caller, {})
         last_at = asked.get(backend)
@@ -263,7 +263,7 @@ class Leases:
         Or have others return what is above their share.
         """
         tag, limit = backend.table.tag, backend.table.max_ongoing_requests
-        share = share_of(limit, self._callers(tag, caller, now))
+        share = share_of(limit, self._note_caller(tag, caller, now))
         known = self._of.get((caller, endpoint, tag))
         if not share or self._paused_until.get(tag, 0.0) > now:
             return []
@@ -275,9 +275,9 @@ class Leases:
         slots = {replica: count for replica, count in room.items() if count > 0}
         effects: Effects = []
         if sum(slots.values()) < share:
-            for lease in self.of_backend(tag):
-                if max(lease.slots.values(), default=0) > share:
-                    effects += self.revoke(lease)
+            held = self.of_backend(tag)
+            above = [each for each in held if max(each.slots.values(), default=0) > share]
+            effects = self.revoke(above)
         if not slots or effects:
             return effects
         lease = Lease(next(self._numbers), caller, endpoint, tag, slots)
@@ -302,7 +302,7 @@ class Leases:
                 has_more = True
         return [Grant(lease)] if has_more else []
 
-    def _callers(self, backend: str, caller: Hashable, now: float) -> int:
+    def _note_caller(self, backend: str, caller: Hashable, now: float) -> int:
         """Note that a caller uses a backend; return how many have lately."""
         used_at = self._used_at[backend]
         used_at[caller] = now
@@ -339,12 +339,12 @@ class Leases:
         """Grant nothing of a backend for a while: queries wait there."""
         self._paused_until[backend] = now + PAUSE_S
 
-    def revoke(self, lease: Lease) -> Effects:
-        """Have a lease returned, unless its caller has been told to, or has returned it."""
-        if lease.state is not LeaseState.GRANTED:
-            return []
-        lease.state = LeaseState.REVOKED
-        return [Revoke(lease)]
+    def revoke(self, leases: Iterable[Lease]) -> Effects:
+        """Have leases returned, but those whose callers have been told to, or did."""
+        granted = [lease for lease in leases if lease.state is LeaseState.GRANTED]
+        for lease in granted:
+            lease.state = LeaseState.REVOKED
+        return [Revoke(lease) for lease in granted]
 
     def unconfirmed(self) -> set[int]:
         """Return the revoked leases whose callers may still use them."""
@@ -387,7 +387,7 @@ class Leases:
                 if lease.state is LeaseState.RETURNED:
                     del self.by_number[lease.number]
                 else:
-                    effects += self.revoke(lease)
+                    effects += self.revoke([lease])
         return effects
 
     def caller_lost(self, caller: Hashable) -> list[Lease]:

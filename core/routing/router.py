@@ -477,7 +477,7 @@ class Router:
     def _lease(self, ticket: Ticket, endpoint: RoutedEndpoint, now: float) -> Effects:
         """Grant the caller a lease of its query's backend, where the router has no say."""
         caller, tags, backend = ticket.caller, endpoint.split.tags, self._backends[ticket.backend]
-        if not self._leases.is_asked(caller, ticket.backend, now):
+        if not self._leases.passed(caller, ticket.backend, now):
             return []
         has_a_say = (
             (len(tags) > 1 and not self._leases.lessees[caller])
@@ -550,10 +550,10 @@ class Router:
         if now < first.submitted_at + WAIT_S:
             return self._leases.watch(tag)
         self._leases.pause(tag, now)
-        return self._revoke(self._leases.of_backend(tag)) + self._fill(backend, now)
+        return self._revoke_of(tag) + self._fill(backend, now)
 
     def _revoke_of(self, backend: str) -> Effects:
-        return self._revoke(self._leases.of_backend(backend))
+        return self._leases.revoke(self._leases.of_backend(backend))
 
     def _revoke_for(self, old: EndpointTable, new: EndpointTable | None) -> Effects:
         """Revoke what an endpoint's new table makes wrong."""
@@ -561,12 +561,9 @@ class Router:
             return []
         was = old.route, old.methods
         if was == ((None, ()) if new is None else (new.route, new.methods)):
-            return self._revoke(self._leases.of_endpoint(old.name))
+            return self._leases.revoke(self._leases.of_endpoint(old.name))
         self.routes_version += 1
-        return self._revoke(self._leases.all())
-
-    def _revoke(self, leases: Iterable[Lease]) -> Effects:
-        return [effect for lease in leases for effect in self._leases.revoke(lease)]
+        return self._leases.revoke(self._leases.all())
 
     # --- A query is mirrored --------------------------------------------------------------------
 
@@ -656,7 +653,7 @@ class Router:
         """Return the replica that has said something of these tickets, if it is known."""
         replica = self._replicas.by_tag.get(tag)
         if replica is not None:
-            is_suspect = replica.seems_suspect(numbers, now)
+            is_suspect = replica.hear(numbers, now)
             if is_suspect != replica.is_suspect:
                 self._suspect(replica, is_suspect=is_suspect)
         return replica
