@@ -299,12 +299,12 @@ class RoutedBackend:
                 replica.weight = replica.weight._replace(pace=factor)
                 self.place(replica, now)
 
-    def retire(self, replica: RoutedReplica) -> None:
+    def retire(self, replica: RoutedReplica, now: float) -> None:
         """Give a replica no more tickets."""
         replica.retired = True
         del self.replicas[replica.table.tag]
         self.order.put(replica, -1)
-        self.outliers.forget(replica.table.tag)
+        self.outliers.went(replica.table.tag, now)
 
     def assign(self, ticket: Ticket, replica: RoutedReplica, now: float) -> Assign:
         """Give a ticket to a replica that has room."""
@@ -496,6 +496,8 @@ class ReplicaSlots:
         replica.retired = False
         replica.is_silent = table.host in self._silent
         backend.replicas[table.tag] = replica
+        if backend.table.outlier_ejection:
+            backend.outliers.came(table.tag, now)
         backend.place(replica, now)
 
     def forget_if_done(self, replica: RoutedReplica) -> None:

@@ -13,11 +13,15 @@ WINDOW_S is put on trial: where another has room, a coin decides which of the tw
     EJECTED   gets no queries, for a time that doubles with each ejection
     PROBED    gets one query at a time: a failure ejects it again, any other answer makes it WELL
 
+What ails a replica may be its host's or its GPU's. So what comes after one that went while it was
+out begins PROBED, too, and costs one failure where nothing is mended, not those of another trial.
+
 If the failures are the queries', a failed query of a trial was kept or sent away with equal chance.
-The evidence against that is the capital of a gambler who bets on which it was, evenly over all
-chances, beginning with 1 (a mixture, as in Robbins, "Statistical methods related to the law of the
-iterated logarithm", Annals of Mathematical Statistics 41, 1970). The chance that it ever reaches
-EVIDENCE is at most 1/EVIDENCE in each trial, whenever one looks.
+The evidence against that is the capital of a gambler who begins with 1 and bets on which it was:
+half of it on "kept" each time, as of a replica that alone fails, and half evenly over all chances
+(a mixture, as in Robbins, "Statistical methods related to the law of the iterated logarithm",
+Annals of Mathematical Statistics 41, 1970). The chance that it ever reaches EVIDENCE is at most
+1/EVIDENCE in each trial, whenever one looks.
 
 None is ejected where half of those that could serve would be out, and where queries wait, some are
 let in again until no more are. What a failure is, is for :func:`has_failed`. Queries that had no
@@ -30,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from math import inf, lgamma, log
+from math import exp, inf, lgamma
 from typing import NamedTuple
 
 FAILURES = 3
@@ -91,6 +95,7 @@ class Outliers:
         self.probed = self._in[OutlierState.PROBED]
         self.ejected = self._in[OutlierState.EJECTED]
         self._due_at = inf  # when a state ends
+        self._vacant: list[tuple[float, int]] = []  # until when, and ejections of those that went
 
     def __bool__(self) -> bool:
         """Return whether any replica has failed lately: else all are used as ever."""
@@ -187,8 +192,22 @@ class Outliers:
             self._becomes(tag, OutlierState.WELL, now, FORGIVEN_S)
         return again
 
+    def came(self, replica: str, now: float) -> None:
+        """Probe a new replica first if it may be the successor of one that was out."""
+        vacant = [each for each in self._vacant if now < each[0]]
+        if vacant and replica not in self._records:
+            self._records[replica] = _Record(ejections=vacant.pop()[1])
+            self._becomes(replica, OutlierState.PROBED, now, inf)
+        self._vacant = vacant
+
+    def went(self, replica: str, now: float) -> None:
+        """Forget a replica that is gone."""
+        if self.is_out(replica):
+            self._vacant.append((now + FORGIVEN_S, self._records[replica].ejections))
+        self.forget(replica)
+
     def forget(self, replica: str) -> None:
-        """Forget a replica that is gone, or has not failed for long."""
+        """Forget a replica that has not failed for long."""
         record = self._records.pop(replica, None)
         if record is not None:
             del self._in[record.state][replica]
@@ -231,5 +250,6 @@ def _is_evident(kept: int, sent_away: int) -> bool:
     if kept <= sent_away:
         return False
     failed = kept + sent_away
-    ways = lgamma(kept + 1) + lgamma(sent_away + 1) - lgamma(failed + 2)
-    return failed * log(2.0) + ways >= log(EVIDENCE)
+    evenly = exp(lgamma(kept + 1) + lgamma(sent_away + 1) - lgamma(failed + 2))
+    always = 0.0 if sent_away else 1.0
+    return 2.0**failed * (evenly + always) / 2.0 >= EVIDENCE

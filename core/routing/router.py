@@ -232,7 +232,7 @@ class Router:
         current = {replica.tag: replica for replica in backend.table.replicas}
         for old in list(backend.replicas.values()):
             if current.get(old.table.tag) != old.table:
-                backend.retire(old)
+                backend.retire(old, now)
                 self._replicas.forget_if_done(old)
         for replica in backend.table.replicas:
             if replica.tag not in backend.replicas:
@@ -778,7 +778,7 @@ class Router:
             return []
         backend = self._backends.get(replica.backend)
         if backend is not None and backend.replicas.get(tag) is replica:
-            backend.retire(replica)
+            backend.retire(replica, now)
         # Those that are surely not answered first, as far as the budget goes.
         had = [*replica.ongoing.values(), *replica.unconfirmed.values()]
         replica.ongoing, replica.unconfirmed = {}, {}

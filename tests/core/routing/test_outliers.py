@@ -308,6 +308,51 @@ def test_poison_from_everybody_ejects_none_in_ten_thousand_queries():
     assert min(places[tag] for tag in ("b#1", "b#2", "b#3")) > 1_000
 
 
+def replaced(hole, old, new, failing):
+    """Let a replica go, and a while later another one come in its place."""
+    others = [each.tag for each in hole.table.replicas if each.tag != old]
+    hole.failing = {*hole.failing} - {old} | ({new} if failing else set())
+    for tags in (others, [*others, new]):
+        hole.table = backend(*tags, limit=100)
+        hole.router.set_backend("b", hole.table, hole.now)
+        hole.now += 3.0
+
+
+def test_the_successor_of_one_that_was_out_is_probed_first():
+    hole = Hole()
+    hole.places(200)
+    assert hole.recorder.told.pop() == ("b", "b#1", 1)
+    replaced(hole, "b#1", "b#4", failing=True)
+    assert hole.places(200)["b#4"] == 1
+    assert hole.recorder.told.pop() == ("b", "b#4", 2), "it is out again at once"
+    replaced(hole, "b#4", "b#5", failing=False)
+    assert hole.places(200)["b#5"] > 20
+    assert hole.recorder.told.pop() == ("b", "b#5", 0)
+    replaced(hole, "b#5", "b#6", failing=True)
+    assert hole.places(200)["b#6"] > 15, "one that was well has left no suspicion"
+
+
+def test_one_that_comes_long_after_one_was_out_is_as_good_as_any():
+    hole = Hole()
+    hole.places(200)
+    hole.now += FIRST_S
+    others = [each.tag for each in hole.table.replicas if each.tag != "b#1"]
+    hole.router.set_backend("b", backend(*others, limit=100), hole.now)
+    hole.now += FORGIVEN_S
+    hole.failing = {"b#7"}
+    hole.router.set_backend("b", backend(*others, "b#7", limit=100), hole.now)
+    assert hole.places(200)["b#7"] > 15
+
+
+def test_a_successor_that_is_alone_is_used_however_bad():
+    hole = Hole()
+    hole.places(200)
+    hole.failing = {"b#4"}
+    for tags in (("b#2",), (), ("b#4",)):
+        hole.router.set_backend("b", backend(*tags, limit=100), hole.now)
+    assert hole.places(100)["b#4"] > 90
+
+
 @pytest.mark.parametrize("bad", [2, 3])
 def test_half_may_be_out_and_the_rest_are_used_however_bad(bad):
     tags = ("b#1", "b#2", "b#3", "b#4")
