@@ -81,12 +81,16 @@ def _is_ejected() -> bool:
 def main() -> None:
     """Measure all cases and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=positive, default=8, help="of each load [8]")
+    add = parser.add_argument
+    add("--seconds", type=positive, default=8, help="of each load [8]")
+    add("--faults", nargs="+", choices=FAULTS, default=FAULTS, help="only these [all]")
+    add("--help-by", nargs="+", choices=HELP, default=HELP, help="only with this help [all]")
     arguments = parser.parse_args()
     rows = []
     with own_system() as port:
-        for fault in FAULTS:
-            for helped, options in HELP.items():
+        for fault in arguments.faults:
+            for helped in arguments.help_by:
+                options = HELP[helped]
                 for connections in CONNECTIONS:
                     serve.run(Replicas.options(**options).bind(fault), name="bad")
                     url = f"http://127.0.0.1:{port}/"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from greenroom.actors.replica.gpu_memory import gpu_memory_bytes
 from greenroom.actors.runtime.cgroups import Group
 from greenroom.actors.runtime.loop import Loop, Timer
 from greenroom.core.config import MIB
@@ -20,6 +21,12 @@ from greenroom.core.lifecycle.replicas import RestartReason
 
 LOOK_S = 1.0
 HARD = 1.25
+LIMITS = (
+    RestartReason.MAX_AGE,
+    RestartReason.MAX_QUERIES,
+    RestartReason.MAX_MEMORY,
+    RestartReason.MAX_GPU_MEMORY,
+)
 _ROLLUP = Path("/proc/self/smaps_rollup")
 
 
@@ -39,7 +46,7 @@ class Wear:
         self._loop = loop
         self._served = served
         self._tell_worn, self._tell_full = worn, full
-        self._limits: tuple[Any, ...] = (None, None, None)
+        self._limits: dict[RestartReason, Any] = {}
         self._began_at: float | None = None  # to run
         self._timer: Timer | None = None
         self._group: Group | None = None
@@ -47,8 +54,7 @@ class Wear:
 
     def configure(self, config: Mapping[str, Any]) -> None:
         """Take newer settings; older records lack these."""
-        names = ("max_age_s", "max_queries", "max_memory_bytes")
-        self._limits = tuple(map(config.get, names))
+        self._limits = {each: most for each in LIMITS if (most := config.get(each)) is not None}
         self.why = ""
         self._arm()
         self._limit()
@@ -59,7 +65,7 @@ class Wear:
         self._limit()
 
     def _limit(self) -> None:
-        most = self._limits[-1]
+        most = self._limits.get(RestartReason.MAX_MEMORY)
         if self._group is not None:
             self._group.limit(None if most is None else int(most * HARD))
 
@@ -69,24 +75,31 @@ class Wear:
         self._arm()
 
     def _arm(self) -> None:
-        if self._timer is None and self._began_at is not None and any(self._limits):
+        if self._timer is None and self._began_at is not None and self._limits:
             self._timer = self._loop.call_later(LOOK_S, self._look)
 
     def _look(self) -> None:
         self._timer = None
         self._arm()
-        age_s, queries, most = self._limits
-        if most is not None and (size := memory_bytes()) > most:
-            told = f"it has {_mib(size)} of memory, and max_memory_bytes are {_mib(most)}"
-            if size > most * HARD:
-                self.why = f"{RestartReason.OUT_OF_MEMORY}: {told}"
-                self._tell_full(self.why)
-            self._is_worn(RestartReason.MAX_MEMORY, told)
-        elif queries is not None and (served := self._served()) >= queries:
-            told = f"it has served {served} queries, of {queries}"
-            self._is_worn(RestartReason.MAX_QUERIES, told)
-        elif age_s is not None and time.monotonic() >= (self._began_at or 0.0) + age_s:
-            self._is_worn(RestartReason.MAX_AGE, f"it has run for {age_s:g} s")
+        for reason, most in self._limits.items():
+            if reason is RestartReason.MAX_AGE:
+                if time.monotonic() >= (self._began_at or 0.0) + most:
+                    self._is_worn(reason, f"it has run for {most:g} s")
+            elif reason is RestartReason.MAX_QUERIES:
+                if (served := self._served()) >= most:
+                    self._is_worn(reason, f"it has served {served} queries, of {most}")
+            elif reason is RestartReason.MAX_MEMORY:
+                self._weigh(reason, "memory", memory_bytes(), most)
+            else:
+                self._weigh(reason, "GPU memory", gpu_memory_bytes(), most)
+
+    def _weigh(self, reason: RestartReason, what: str, size: int, most: int) -> None:
+        told = f"it has {_mib(size)} of {what}, and {reason} are {_mib(most)}"
+        if size > most * HARD:
+            self.why = f"{RestartReason.OUT_OF_MEMORY}: {told}"
+            self._tell_full(self.why)
+        elif size > most:
+            self._is_worn(reason, told)
 
     def _is_worn(self, reason: RestartReason, told: str) -> None:
         if not self.why:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from greenroom import serve
-from greenroom.actors.replica.wear import memory_bytes
+from greenroom.actors.replica.wear import LOOK_S, memory_bytes
 from greenroom.core.errors import ReplicaUnavailableError
 from tests.support.programs import cannot_run
 from tests.support.systems import RunningSystem, wait_until
@@ -131,6 +133,89 @@ def test_a_replica_that_leaks_is_replaced_and_one_that_leaks_fast_ends_at_once(
     wait_until(lambda: pid().isdigit() and pid() != second, 30, "its successor")
     log = (running.settings.logs_dir / "replica.log").read_text()
     assert "ends: out of memory: it has" in log
+
+
+class OnGpus:
+    """Has NVML of its own making; ``pynvml`` is a module of nvidia-ml-py."""
+
+    def __init__(self, nvml: str) -> None:
+        self.used = 10 * MIB
+        if nvml == "none":
+            return
+        module: Any = sys.modules.setdefault("pynvml", ModuleType("pynvml"))
+        module.NVMLError = ArithmeticError
+        module.nvmlInit = lambda: None
+        module.nvmlDeviceGetCount = lambda: 2
+        module.nvmlDeviceGetHandleByIndex = lambda index: index
+        module.nvmlDeviceGetComputeRunningProcesses = self.processes
+        if nvml == "broken":
+            module.nvmlInit = self.fail
+
+    def fail(self) -> None:
+        raise ArithmeticError("NVML Shared Library Not Found")
+
+    def processes(self, device: int) -> list[Any]:
+        others = SimpleNamespace(pid=1, usedGpuMemory=10**12)
+        own = SimpleNamespace(pid=os.getpid(), usedGpuMemory=self.used if device else None)
+        return [others, own]
+
+    def __call__(self, request: Any) -> str:
+        if "use" in request.query_params:
+            self.used = int(request.query_params["use"]) * MIB
+        return str(os.getpid())
+
+
+@pytest.fixture
+def on_gpus(running: RunningSystem, name: str) -> Iterator[Callable[..., str]]:
+    def deploy(nvml: str, **options: Any) -> str:
+        made = serve.deployment(max_gpu_memory_bytes=100 * MIB, **options)(OnGpus)
+        running.deploy(made.bind(nvml), name=name, route_prefix=f"/{name}")
+        return running.get(f"/{name}")[1].decode()
+
+    yield deploy
+    with running.as_default():
+        serve.delete(name)
+
+
+def restarts(running: RunningSystem, name: str) -> dict[str, int]:
+    with running.as_default(), serve.Client.connect() as client:
+        shown = client.list_backends()[f"{name}#OnGpus"].get("restarts", {})
+        return dict(shown)
+
+
+def test_a_replica_above_its_gpu_memory_is_replaced_and_far_above_it_ends_at_once(
+    running: RunningSystem, on_gpus: Callable[..., str], name: str
+) -> None:
+    first = on_gpus("fake")
+    load = Load(running, f"/{name}")
+    try:
+        assert running.get(f"/{name}?use=110")[1].decode() == first
+        wait_until(lambda: restarts(running, name) == {"max_gpu_memory_bytes": 1}, 30, "its end")
+    finally:
+        load.end()
+    assert load.bad == []
+    wait_until(lambda: running.get(f"/{name}")[1].decode() != first, 30, "its successor")
+    running.get(f"/{name}?use=130")
+    expected = {"max_gpu_memory_bytes": 1, "out of memory": 1}
+    wait_until(lambda: restarts(running, name) == expected, 30, "its end")
+
+
+@pytest.mark.parametrize(
+    ("nvml", "told"),
+    [
+        ("none", "ModuleNotFoundError: No module named 'pynvml'"),
+        ("broken", "ArithmeticError: NVML Shared Library Not Found"),
+    ],
+)
+def test_without_nvml_one_warning_says_that_the_limit_is_none(
+    running: RunningSystem, on_gpus: Callable[..., str], name: str, nvml: str, told: str
+) -> None:
+    pid = on_gpus(nvml, max_age_s=3.5 * LOOK_S)
+    assert running.get(f"/{name}?use=130") == (200, pid.encode())
+    wait_until(lambda: restarts(running, name) == {"max_age_s": 1}, 30, "its last look")
+    log = (running.settings.logs_dir / "replica.log").read_text()
+    warnings = [line for line in log.splitlines() if "limits nothing here" in line]
+    assert [told in line for line in warnings if f" {pid} " in line] == [True]
 
 
 # With a queue's limit there are no leases: each query goes by the router.
