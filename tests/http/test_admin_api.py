@@ -364,7 +364,7 @@ def test_a_body_over_the_limit_is_refused_and_a_large_one_is_read(api: Api) -> N
     assert len(api.link.requests[0].fields["code"]) == 3_000_000
     api.rebuild(max_body_bytes=1000)
     refused = api.ask("POST", "/v1/create_backend", {"tag": "n", **CODE, "code": code})
-    assert refused.status == 413
+    assert (refused.status, refused["content-type"]) == (413, "application/problem+json")
 
 
 def test_a_large_body_is_parsed_on_a_thread_so_that_no_request_waits(

@@ -41,9 +41,10 @@ def test_the_first_middleware_is_outermost(app):
 
 
 def test_a_middleware_may_answer_itself_and_it_is_logged_with_its_id(app):
-    app.rebuild(middlewares=[a("Guard", password="open")])
-    refused = app.ask(target="/x")
+    app.rebuild(middlewares=[a("Guard", password="open")], cors=[ORIGIN])
+    refused = app.ask(target="/x", headers=((b"host", b"test"), (b"origin", ORIGIN.encode())))
     assert (refused.status, refused.text) == (401, "no")
+    assert refused["access-control-allow-origin"] == ORIGIN
     assert app.link.asked == []
     taken = app.ask(headers=((b"host", b"test"), (b"authorization", b"open")))
     assert taken.status == 200

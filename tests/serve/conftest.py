@@ -128,6 +128,7 @@ class Controller(World):
             "backends": status.backends(self.cluster),
             "endpoints": status.endpoints(self.cluster),
             "goals": status.goals(self.cluster),
+            "rollouts": self.cluster.rollouts.status(self.now),
             **self.shown,
         }
 

@@ -1,6 +1,8 @@
 import pytest
+from click.testing import CliRunner
 
 from greenroom import serve
+from greenroom.serve.cli.main import main
 from greenroom.serve.config import ActorOptions, BackendConfig
 from greenroom.serve.exceptions import InvalidRequestError, NotRunningError, UnknownNameError
 
@@ -230,3 +232,41 @@ def test_a_deployments_own_options_count_where_none_are_given_and_it_can_be_look
     assert client.delete_deployment("d") is None
     with pytest.raises(KeyError, match="no deployment is named 'd'; there are"):
         client.get_deployment_info("d")
+
+
+def test_whether_queries_may_run_again_is_part_of_an_endpoints_settings(client):
+    client.create_backend("a", hello)
+    client.create_endpoint("e", backend="a", retryable=True)
+    assert client.list_endpoints()["e"]["retryable"] is True
+    client.create_endpoint("e", backend="a", retryable=True)
+    with pytest.raises(ValueError, match=r"exists with other settings: .*retryable True"):
+        client.create_endpoint("e", backend="a")
+    with pytest.raises(InvalidRequestError, match="retryable='yes': must be a valid boolean"):
+        client.create_endpoint("another", backend="a", retryable="yes")
+
+
+def test_the_command_line_begins_shows_and_ends_a_rollout(client):
+    def greenroom(*words, code=0):
+        result = CliRunner().invoke(main, words)
+        assert result.exit_code == code, result.output
+        return result.stderr if code else result.stdout
+
+    for tag in ("old", "new"):
+        client.wait_for_goal(client.create_backend(tag, hello))
+    client.create_endpoint("e", backend="old", route="/e")
+    greenroom("rollout", "e", "--to", "new", "--steps", "0.5,1", "--hold-s", "1000")
+    shown = CliRunner().invoke(main, ["status"]).stdout
+    assert "rollout of e to new: step 1 of 2, 50 %" in shown
+    assert "of 100 needed to go back" in shown
+    told = client.list_rollouts()["e"]
+    assert told["rules"].keys() == {"error_rate_increase", "p95_latency_ratio"}
+    greenroom("rollout", "e", "--abort")
+    assert client.list_endpoints()["e"]["traffic"] == {"old": 1.0}
+    assert "no rollout of endpoint" in greenroom("rollout", "e", "--promote", code=1)
+    for bad in (
+        ["--to", "new", "--abort"],
+        [],
+        ["--to", "new", "--steps", "x"],
+        ["--to", "new", "--abort-if", "p9=1"],
+    ):
+        greenroom("rollout", "e", *bad, code=2)

@@ -11,7 +11,8 @@ import cloudpickle
 import pytest
 
 from greenroom.serve.code.fingerprint import fingerprint
-from greenroom.serve.code.packing import pack_arguments, pack_by_value, pack_code
+from greenroom.serve.code.packing import pack_arguments, pack_by_value, pack_code, packed
+from greenroom.serve.config import BackendConfig
 from greenroom.serve.exceptions import InvalidRequestError
 
 LOCK = threading.Lock()
@@ -260,3 +261,16 @@ def test_a_function_by_value_needs_no_module_of_the_users(apps, tmp_path):
     load = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb'))[0]())"
     assert run(load, tmp_path / "code") == "one"
     assert not cloudpickle.list_registry_pickle_by_value() & {"locked_app"}
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("nowhere:Router", "cannot be imported"),
+        ("json:dumps", "is no serve.request_router.RequestRouter"),
+    ],
+)
+def test_a_request_router_that_is_none_is_refused(path, told):
+    config = BackendConfig().updated({"request_router_config": {"request_router_class": path}})
+    with pytest.raises(InvalidRequestError, match=told):
+        packed("backend 'b'", config)

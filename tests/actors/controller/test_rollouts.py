@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -103,34 +102,6 @@ def test_a_good_version_gets_all_traffic_and_a_bad_one_none(
     changes = [entry["what"] for entry in client.history()]
     assert not any("went back" in each for each in changes), "that changed no definition"
     assert changes[-1].startswith(f"rollout of endpoint {shop!r} to {new!r}: promoted")
-
-
-@pytest.mark.slow
-def test_the_command_line_begins_shows_and_ends_it(
-    running: RunningSystem, client: serve.Client, shop: str
-) -> None:
-    begin(running, client, shop)
-    new = f"{shop}:v2"
-    done = running.greenroom("rollout", shop, "--to", new, "--steps", "0.5,1", "--hold-s", "1000")
-    assert done.returncode == 0, done.stderr
-    wait_until(lambda: client.list_rollouts()[shop]["step"] == 1, 10, "the first step")
-    shown = running.greenroom("status").stdout
-    assert f"rollout of {shop} to {new}: step 1 of 2, 50 %" in shown
-    assert "of 100 needed to go back" in shown
-    told = json.loads(running.greenroom("status", "--json").stdout)["rollouts"][shop]
-    assert told["rules"].keys() == {"error_rate_increase", "p95_latency_ratio"}
-    assert running.greenroom("rollout", shop, "--abort").returncode == 0
-    assert client.list_endpoints()[shop]["traffic"] == {f"{shop}:v1": 1.0}
-    again = running.greenroom("rollout", shop, "--promote")
-    assert again.returncode == 1
-    assert "no rollout of endpoint" in again.stderr
-    for bad in (
-        ["--to", new, "--abort"],
-        [],
-        ["--to", new, "--steps", "x"],
-        ["--to", new, "--abort-if", "p9=1"],
-    ):
-        assert running.greenroom("rollout", shop, *bad).returncode == 2
 
 
 @pytest.mark.slow

@@ -215,13 +215,6 @@ def test_a_bad_document_is_refused_by_name(
     assert state(system) == before
 
 
-def test_one_that_is_too_large_is_refused(system: RunningSystem, token: str) -> None:
-    limit = system.settings.http.max_body_bytes
-    assert limit is not None
-    answer = put(system, token, b" " * (limit + 1))
-    assert (answer.status, answer.content_type) == (413, "application/problem+json")
-
-
 def test_who_made_a_token_is_in_the_history(system: RunningSystem, token: str) -> None:
     system.greenroom("token", "create", "brief", "--role", "viewer", "--expires", "1h")
     system.greenroom("token", "revoke", "brief")

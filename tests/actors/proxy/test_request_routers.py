@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.core.errors import InvalidRequestError
 from greenroom.serve.config import RequestRouterConfig
 from greenroom.serve.request_router import (
     FIFOMixin,
@@ -228,17 +227,3 @@ def test_one_that_blocks_is_killed_and_started_again(system: RunningSystem) -> N
     system.deploy(Pids.bind())
     wait_until(lambda: ROLE not in [role for role, _ in system.pids()], 10, "none is left")
     assert ask(system, "x") in system.replica_pids()
-
-
-@pytest.mark.parametrize(
-    ("config", "told"),
-    [
-        ({"request_router_class": "nowhere:Router"}, "cannot be imported"),
-        ({"request_router_class": "json:dumps"}, "is no serve.request_router.RequestRouter"),
-    ],
-)
-def test_what_cannot_be_one_is_refused(
-    system: RunningSystem, config: dict[str, Any], told: str
-) -> None:
-    with pytest.raises(InvalidRequestError, match=told):
-        system.deploy(Pids.options(request_router_config=config).bind())

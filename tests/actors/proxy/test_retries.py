@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from greenroom import serve
-from greenroom.serve.exceptions import InvalidRequestError
 from tests.support.metrics import scraped, total
 from tests.support.systems import RunningSystem, wait_until
 
@@ -108,19 +107,6 @@ def test_what_is_repeated_too_often_is_503_and_counted(
     assert "retries are limited to as many as there are queries" in text
     labels = {"endpoint": name, "backend": f"{name}:v1"}
     wait_for_one("greenroom_retries_refused_total", running, **labels)
-
-
-def test_what_an_endpoint_allows_is_listed_and_part_of_its_settings(
-    client: serve.Client, fragile: Make, name: str
-) -> None:
-    fragile(True, None)
-    assert client.list_endpoints()[name]["retryable"] is True
-    same = {"backend": f"{name}:v1", "route": f"/{name}", "methods": ["GET", "POST"]}
-    client.create_endpoint(name, **same, retryable=True)
-    with pytest.raises(ValueError, match=r"exists with other settings: .*retryable True"):
-        client.create_endpoint(name, **same)
-    with pytest.raises(InvalidRequestError, match="retryable='yes': must be a valid boolean"):
-        client.create_endpoint("another", backend=f"{name}:v1", retryable="yes")  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
