@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from greenroom.actors.messages.control import DescribeEnd, EndDescribed, MeetProxy, ReplicaLost
@@ -217,7 +218,7 @@ class Dispatcher:
         outbox = Outbox(
             self._loop,
             replica.address,
-            lambda items: self._pack_run(process.incarnation, items),
+            partial(self._pack_run, process.incarnation),
             on_failed=lambda _items: self._replica_lost(replica),
             weigh=lambda item: len(item.query.call) if isinstance(item, Assignment) else 0,
         )
@@ -241,12 +242,16 @@ class Dispatcher:
         return MeetProxy(proxy=self._address, process=self._process, is_near=is_near)
 
     def _pack_run(self, incarnation: str, items: list[Any]) -> RunQueries:
+        by_type: dict[type, list[Any]] = {Assignment: [], int: [], tuple: []}
+        for item in items:
+            by_type[type(item)].append(item)
+        assignments, cancelled, compared = map(tuple, by_type.values())
         return RunQueries(
             incarnation=incarnation,
             proxy=self._process,
-            assignments=tuple(item for item in items if isinstance(item, Assignment)),
-            cancelled=tuple(item for item in items if isinstance(item, int)),
-            compared=tuple(item for item in items if type(item) is tuple),
+            assignments=assignments,
+            cancelled=cancelled,
+            compared=compared,
         )
 
     def _is_near(self, replica: ReplicaTable) -> bool:

@@ -207,12 +207,12 @@ class Mailbox:
     ) -> None:
         """Send an unfinished message; on the loop's thread."""
         address = tag.targetAddr.addressDetails
-        if address == self._own:
-            self.loop.call_soon(self._to_self, tag, message)
-        elif type(address) is ProcessAddress:
-            self.links.send(address, buffers, tag, delays_ack=delays_ack)
-        else:
+        if type(address) is not ProcessAddress:
             self.loop.call_soon(self.finish, tag, SendStatus.DeadTarget)
+        elif address.text == self._own.text:
+            self.loop.call_soon(self._to_self, tag, message)
+        else:
+            self.links.send(address, buffers, tag, delays_ack=delays_ack)
 
     def write(self, target: Any) -> None:
         """Write what was sent to ``target`` now; on the loop's thread only."""

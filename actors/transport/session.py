@@ -320,7 +320,7 @@ class Connection:
         self._write()
 
     def _write(self) -> None:
-        room = WRITE_SIZE
+        room, session = WRITE_SIZE, self.session
         try:
             while room > 0:
                 if not self._unwritten:
@@ -328,6 +328,8 @@ class Connection:
                     if not self._unwritten:
                         return
                 room -= self._write_some()
+                if not (self._unwritten or (session and session.waiting) or self.writer.chunks):
+                    return  # nothing follows, as nearly always
         except (BlockingIOError, InterruptedError):
             pass
         except OSError:
