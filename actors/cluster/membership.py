@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import signal
 from collections.abc import Callable
@@ -180,15 +181,17 @@ class Gates:
     """The addresses of the hosts that a host joins by, which are looked up again by name.
 
     The leader may come back with another address, as pods do. To look a name up may take seconds,
-    so a thread does it, and only while the leader is sought.
+    so a thread does it, and only while the leader is sought; the first time this does, which then
+    raises StartError for an unknown name, but not on a loop that ``must_not_wait``.
     """
 
-    def __init__(self, settings: HostSettings, loop: Loop) -> None:
+    def __init__(self, settings: HostSettings, loop: Loop, *, must_not_wait: bool = False) -> None:
         self._settings = settings
         self._loop = loop.asyncio
-        self._found = resolved_gates(settings)
-        self._is_by_name = tuple(self._found) != settings.gates
-        self._again_at = self._loop.time() + LOOK_UP_EVERY_S
+        self._is_by_name = not all(map(_is_address, settings.gates))
+        begins_empty = must_not_wait and self._is_by_name
+        self._found = [] if begins_empty else resolved_gates(settings)
+        self._again_at = self._loop.time() + (0.0 if begins_empty else LOOK_UP_EVERY_S)
 
     def look(self) -> list[str]:
         """Return IP:PORT of each, as last looked up."""
@@ -202,6 +205,14 @@ class Gates:
         self._again_at = self._loop.time() + LOOK_UP_EVERY_S
         if not looking.cancelled() and looking.exception() is None:  # else it is not up yet
             self._found = looking.result()
+
+
+def _is_address(gate: str) -> bool:
+    try:
+        ipaddress.ip_address(gate.rpartition(":")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def find_controller(

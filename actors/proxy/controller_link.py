@@ -6,18 +6,17 @@ itself, as host processes do, because its host process may be dead.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 from greenroom.actors.cluster.epoch_fence import Following
 from greenroom.actors.cluster.heartbeats import Beater
+from greenroom.actors.cluster.membership import Gates
 from greenroom.actors.messages.control import Changed, Listen, MeetController
 from greenroom.actors.messages.queries import Address, Message, Process
 from greenroom.actors.runtime.loop import Loop, Timer, nothing
 from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
-from greenroom.actors.runtime.settings import HostSettings, resolved_gates
-from greenroom.core.errors import StartError
+from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.routing.tables import order_of_taking
 
 LISTEN_AGAIN_S = 2.0  # the question, or the news, may be lost
@@ -119,11 +118,13 @@ class ControllerLink:
             self._loop.asyncio,
             machine=self._loop.machine,
         )
-        gates = [settings.own_address] if settings.may_lead else []
-        with contextlib.suppress(StartError):  # a name that is not known while its host is down
-            gates += resolved_gates(settings)
-        addresses = [self._loop.machine.address_of(gate) for gate in gates]
-        self._finder = Finder(self._port, CONTROLLER, self._found, gates=lambda: addresses)
+        own = [settings.own_address] if settings.may_lead else []
+        given = Gates(settings, self._loop, must_not_wait=True)
+
+        def gates() -> list[Address]:
+            return [self._loop.machine.address_of(gate) for gate in (*own, *given.look())]
+
+        self._finder = Finder(self._port, CONTROLLER, self._found, gates=gates)
         self._finder.start()
 
     def seek_no_more(self) -> None:

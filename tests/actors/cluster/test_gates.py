@@ -1,0 +1,66 @@
+"""The addresses that a host joins by: looked up again, and on no loop that must not wait."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from greenroom.actors.cluster import membership
+from greenroom.actors.cluster.membership import Gates
+from greenroom.actors.runtime.settings import HostSettings, read_settings
+from greenroom.core.errors import StartError
+
+BY_NAME, ADDRESS = "leader.example:1900", "10.0.0.1:1900"
+
+
+def joining(gate: str) -> HostSettings:
+    return read_settings({}, bind="10.0.0.3", join=gate)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def test_a_name_is_looked_up_on_a_thread_until_it_is_known_and_again_after_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_answer, asked = threading.Event(), []
+    answers: list[list[str] | None] = [None, [ADDRESS], ["10.0.0.2:1900"]]
+
+    def look_up(settings: HostSettings) -> list[str]:
+        asked.append(settings.gates)
+        assert may_answer.wait(20)
+        if (answer := answers.pop(0) if len(answers) > 1 else answers[0]) is None:
+            raise StartError("it is not up yet")
+        return answer
+
+    monkeypatch.setattr(membership, "resolved_gates", look_up)
+    monkeypatch.setattr(membership, "LOOK_UP_EVERY_S", 0.001)
+
+    async def look() -> None:
+        loop: Any = SimpleNamespace(asyncio=asyncio.get_running_loop())
+        gates = Gates(joining(BY_NAME), loop, must_not_wait=True)
+        await until(lambda: gates.look() == [] and bool(asked))
+        assert gates.look() == [], "the loop goes on meanwhile"
+        may_answer.set()
+        await until(lambda: gates.look() == [ADDRESS])
+        await until(lambda: gates.look() == ["10.0.0.2:1900"])
+
+    asyncio.run(asyncio.wait_for(look(), 20))
+
+
+def test_addresses_need_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def look() -> list[str]:
+        loop: Any = SimpleNamespace(asyncio=asyncio.get_running_loop())
+        gates = Gates(joining(ADDRESS), loop, must_not_wait=True)
+        monkeypatch.setattr(membership, "LOOK_UP_EVERY_S", 0.0)
+        monkeypatch.setattr(loop.asyncio, "run_in_executor", None)
+        return gates.look()
+
+    assert asyncio.run(look()) == [ADDRESS]
