@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import far
 from tests.support.cluster import HTTP_PORT, Cluster, cluster_of
+from tests.support.timing import check_within
 
 # The first one starts three hosts, and a machine with other work takes its time for that.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -52,16 +53,21 @@ def test_an_answer_of_a_host_that_vanishes_ends_soon_though_nothing_is_sent(
     apart: Cluster,
 ) -> None:
     _, b, _ = apart.hosts
-    b.call(far.begin_to_wait, HTTP_PORT)
-    assert b.hosts() == ALL  # meanwhile all is written that acknowledges what came
-    apart.wait_for(lambda: b.call(far.is_idle), 10, "nothing is under way between hosts")
-    b.cut()  # so that no controller tells it either
-    try:
-        # Silent for half a second, two seconds without an acknowledgement, dialed for 1.5 s.
-        assert b.call(far.seconds_until_broken) < 4.0 + BUSY_S
-    finally:
-        b.heal()
-    apart.wait_for(lambda: b.hosts() == ALL, 20, "all are there")
+
+    def attempt() -> float:
+        b.call(far.begin_to_wait, HTTP_PORT)
+        assert b.hosts() == ALL  # meanwhile all is written that acknowledges what came
+        apart.wait_for(lambda: b.call(far.is_idle), 10, "nothing is under way between hosts")
+        b.cut()  # so that no controller tells it either
+        try:
+            took_s: float = b.call(far.seconds_until_broken)
+        finally:
+            b.heal()
+        apart.wait_for(lambda: b.hosts() == ALL, 20, "all are there")
+        return took_s
+
+    # Silent for half a second, two seconds without an acknowledgement, dialed for 1.5 s.
+    check_within(4.0 + BUSY_S, attempt)
 
 
 def test_they_cross_a_link_that_loses_thirty_percent(apart: Cluster) -> None:
