@@ -189,7 +189,7 @@ def test_two_classes_share_an_app_and_each_serves_its_own_routes(
     assert ask("/docs").status == 200
 
 
-@serve.deployment
+@serve.deployment(graceful_shutdown_timeout_s=0.1)  # one task would hold it up for a minute
 @serve.ingress(shared_app)
 class Caller:
     def __init__(self) -> None:
