@@ -166,7 +166,8 @@ class Ticket:
     def become(self, state: TicketState) -> None:
         """Take a transition; raise IllegalTransitionError where the table has none."""
         if state not in _NEXT[self.state]:
-            raise IllegalTransitionError(f"a {self.state.name} ticket cannot become {state.name}")
+            told = f"a ticket that is {self.state.name} cannot become {state.name}"
+            raise IllegalTransitionError(told)
         self.state = state
 
     @property

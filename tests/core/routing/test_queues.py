@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 from hypothesis import given, strategies as st
 
+from greenroom.core.errors import IllegalTransitionError
 from greenroom.core.routing.queues import MEMORY_S, DrainRate, FairQueue
-from greenroom.core.routing.tickets import Ticket
+from greenroom.core.routing.tickets import ENDED, NEW, QUEUED, Ticket
 from tests.core.routing.queries import Query
 
 
@@ -32,6 +33,24 @@ def served(lines: FairQueue, turns: int) -> str:
         lines.remove(first, had_turn=True)
         names += first.endpoint
     return names
+
+
+def test_a_ticket_is_queued_once_and_what_the_table_does_not_have_raises() -> None:
+    waits = ticket(1)
+    assert waits.state is NEW
+    lines = FairQueue()
+    lines.add(waits)
+    assert waits.state is QUEUED
+    with pytest.raises(IllegalTransitionError, match="that is QUEUED cannot become QUEUED"):
+        lines.add(waits)
+    with pytest.raises(IllegalTransitionError, match="that is QUEUED cannot become ENDED"):
+        waits.become(ENDED)
+    assert lines.size == 1
+    lines.remove(waits)
+    assert waits.state is NEW
+    waits.become(ENDED)
+    with pytest.raises(IllegalTransitionError, match="that is ENDED cannot become NEW"):
+        waits.become(NEW)
 
 
 def test_lines_take_turns_however_long_they_are() -> None:
