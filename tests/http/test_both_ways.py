@@ -163,9 +163,14 @@ def test_both_ways_give_the_same_bytes_and_lines_of_the_log(app, request_bytes, 
 
 
 @pytest.mark.parametrize("has_short_way", [True, False])
-def test_a_client_that_waits_with_its_body_is_asked_for_it_once(app, has_short_way):
+@pytest.mark.parametrize(
+    ("version", "asked"), [(b"1.1", b"HTTP/1.1 100 Continue\r\n\r\n"), (b"1.0", b"")]
+)
+def test_a_client_that_waits_with_its_body_is_asked_for_it_once_if_it_knows_how(
+    app, has_short_way, version, asked
+):
     app.rebuild(short_way=has_short_way)
-    head = FORMS["a body that did not wait"].removesuffix(b"ab")
+    head = FORMS["a body that did not wait"].removesuffix(b"ab").replace(b"/1.1", b"/" + version)
 
     async def talk():
         connection = connected(app.front)
@@ -177,8 +182,8 @@ def test_a_client_that_waits_with_its_body_is_asked_for_it_once(app, has_short_w
         await connection.end()
         return before, connection.wire.written.removeprefix(before)
 
-    asked, answered = asyncio.run(talk())
-    assert asked == b"HTTP/1.1 100 Continue\r\n\r\n"
+    before, answered = asyncio.run(talk())
+    assert before == asked
     assert answered.startswith(b"HTTP/1.1 200 OK\r\n")
 
 
