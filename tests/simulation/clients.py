@@ -17,7 +17,7 @@ from greenroom.core import operations as ops
 from greenroom.core.config import BackendConfig
 from tests.simulation.channels import Address
 from tests.simulation.links import OUTSIDE, PORT
-from tests.simulation.scripted_code import BROKEN, DEADLY, FAILING, FLAKY, PLAIN, SLOW
+from tests.simulation.scripted_code import BROKEN, DEADLY, FAILING, FLAKY, MEMORY, PLAIN, SLOW
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -181,6 +181,7 @@ class Client:
             "health_check_period_s": rng.choice([0.5, 3.0]),
             "health_check_timeout_s": rng.choice([1.0, 5.0]),
             "max_constructor_retry_count": rng.choice([2, 5]),  # more take minutes
+            "max_memory_bytes": rng.choice([None, 2 * MEMORY]),
         }
         return BackendConfig(**given)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from greenroom.core.config import MIB
 from tests.simulation.host_faults import HostFaults
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Faults:
             self._kill_admin,
             self._crash_host,
             self._spoil_a_replica,
+            self._leak,
         ]
         self.of_hosts = HostFaults(simulation)
         self._kinds = rng.sample(kinds, rng.randint(2, len(kinds)))
@@ -60,6 +62,7 @@ class Faults:
         self._ended = True
         self._simulation.disk.trouble = 0.0
         self._simulation.bad_replicas.clear()
+        self._simulation.leaks.clear()
         self.of_hosts.end()
         for process in self._world.processes.values():
             process.dies_in = process.raises_in = process.raises_in_change = None
@@ -141,6 +144,14 @@ class Faults:
             bad = self._simulation.bad_replicas
             bad[victim] = how
             self._world.after(self._rng.uniform(1.0, 60.0), lambda: bad.pop(victim, None))
+
+    def _leak(self) -> None:
+        """Have one replica take more and more memory, until it ends."""
+        replicas = [p for p in self._world.processes.values() if p.role == "replica"]
+        if replicas:
+            victim, rate = self._rng.choice(replicas), self._rng.choice([10, 40, 400]) * MIB
+            self._world.note(victim, f"leaks {rate} bytes a second")
+            self._simulation.leaks.setdefault(victim, (self._world.now, rate))
 
     def _crash_host(self) -> None:
         self.crash(self._rng.randrange(len(self._simulation.hosts)))

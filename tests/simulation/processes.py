@@ -377,6 +377,7 @@ def _classes(simulation: Simulation) -> dict[str, Any]:
         "replica.actor.redirect_output": nothing,
         "replica.comparisons.ThreadPoolExecutor": lambda *_: Thread(world),
         "replica.logging.configure": nothing,
+        "replica.wear.memory_bytes": simulation.memory_bytes,
         "runtime.actor.CrashLoop": lambda _, role: CrashLoop(simulation.run_dirs[here()], role),
         "runtime.actor.write_private": lambda path, text: path.write_text(text),
         "caller.streams.WINDOW": WINDOW,

@@ -72,6 +72,9 @@ class QueryChecks:
             # What has begun is not repeated; and in calm times replicas die by their own code.
             may = may or uid in self._begun or "the replica died" in text
             self._expect(may, f"query {uid}, repeatable: {repeatable}, failed: {text}")
+            if "out of memory" in text:
+                self._expect(self._checks.counts["full"] > 0, f"query {uid} failed: {text}")
+                self._checks.counts["query told of memory"] += 1
 
     # --- Streams ----------------------------------------------------------------------------------
 

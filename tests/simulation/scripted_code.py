@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from greenroom.actors.messages.queries import FailedAnswer, StreamEnded, ValueAnswer
 from greenroom.actors.replica.user_code import Failure, Stuck
+from greenroom.core.config import MIB
 from tests.simulation.coroutines import SimFuture, Task, pause
 from tests.simulation.world import Killed, Timer
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tests.simulation.applications import Composer
     from tests.simulation.simulation import Simulation
 
+MEMORY = 50 * MIB  # of a replica that does not leak
 PLAIN, SLOW, BROKEN, FLAKY, DEADLY = b"plain", b"slow", b"broken", b"flaky", b"deadly"
 COMPOSED = b"composed"  # calls another deployment
 DEPENDENT = b"dependent"  # on what an outage breaks

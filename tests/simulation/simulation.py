@@ -19,6 +19,7 @@ from greenroom.actors.cluster.members import REPLICA
 from greenroom.actors.controller.actor import Controller, LeadingController
 from greenroom.actors.proxy.actor import Proxy
 from greenroom.actors.replica.actor import Replica
+from greenroom.actors.replica.wear import HARD
 from greenroom.actors.runtime import liveness as silence
 from greenroom.actors.runtime.port import CONTROLLER, PROXY
 from tests.simulation.applications import Deployer
@@ -41,6 +42,7 @@ from tests.simulation.hosts import (
 )
 from tests.simulation.links import OUTSIDE
 from tests.simulation.processes import Mailbox, Manager, SimMachine, replaced
+from tests.simulation.scripted_code import MEMORY
 from tests.simulation.shared_disk import SharedDisk
 from tests.simulation.world import InvariantError, SimProcess, World
 
@@ -95,6 +97,7 @@ class Simulation(logging.Handler):
         self.hosts: list[SimProcess | None] = []
         self.broken = ""  # by an outage
         self.bad_replicas: dict[SimProcess, str] = {}  # and how: see faults.BAD
+        self.leaks: dict[SimProcess, tuple[float, int]] = {}  # since when, and bytes a second
         self.tries = 0  # what was begun, or looked for, while it was
         self.settle_s = SETTLE_S
         self.quiet = False  # nothing is made to go wrong any more
@@ -266,6 +269,15 @@ class Simulation(logging.Handler):
             address = self.world.listen(known, actor.receiveMessage)
             actor._myRef = Manager(self, known, address)
         return Address(known.numbers[0])
+
+    def memory_bytes(self) -> int:
+        """Return what the current process has of memory."""
+        process = self.world.current
+        assert process is not None
+        since, rate = self.leaks.get(process, (0.0, 0))
+        size = MEMORY + int(rate * (self.world.now - since))
+        self.checks.counts["full"] += size > 2 * MEMORY * HARD
+        return size
 
     def _died(self, process: SimProcess) -> None:
         """Tell the processes that look after this one of its death."""
