@@ -133,7 +133,7 @@ def test_a_link_goes_on_over_a_new_cluster_file(world, port, beat, monkeypatch):
     monkeypatch.setattr(links, "KEY_CHECK_S", 0.05)
     monkeypatch.setattr(beats, "REDIAL_S", 0.1)
     new = make_key()
-    old_id, new_id = key_id(key_of()), key_id(new)
+    old_id, new_id = key_id(key_of(0)), key_id(new)
     both = [KeyFiles(world.key_file()) for _ in range(2)]
     _, one = world.host(HERE, port, keys=both[0])
     _, other = world.host(THERE, port, keys=both[1])

@@ -369,7 +369,7 @@ def test_another_release_is_refused_naming_both_on_both_sides(world, port, monke
 def test_connections_go_on_over_a_new_cluster_file_and_nothing_is_lost(world, port, monkeypatch):
     monkeypatch.setattr(links, "KEY_CHECK_S", 0.1)
     new = make_key()
-    old_id, new_id = key_id(key_of()), key_id(new)
+    old_id, new_id = key_id(key_of(0)), key_id(new)
     one_keys, other_keys = (KeyFiles(world.key_file()) for _ in range(2))
     _, one = world.host(HERE, port, keys=one_keys)
     _, other = world.host(THERE, port, keys=other_keys)

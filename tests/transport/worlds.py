@@ -19,7 +19,7 @@ HOST, HERE, THERE = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 
 
 @functools.cache
-def key_of(cluster: int = 0) -> bytes:
+def key_of(cluster: int) -> bytes:
     """Return the key of one of several clusters."""
     return make_key()
 
