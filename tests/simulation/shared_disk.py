@@ -49,6 +49,7 @@ class SharedDisk:
         self._damages = 0
         self.writers: dict[str, Any] = {}  # of logs
         self.read_by_others: set[str] = set()  # logs that a successor has read
+        self.cut: set[str] = set()  # files behind whose rotten end nothing more can be read
         self.rot = random.Random(self.world.seed)  # of its own, so that it changes nothing else
 
     def open(self, *, after: int | None = None, lease: bytes | None = None) -> Store:
@@ -82,8 +83,11 @@ class SharedDisk:
             if self.rot.random() < 0.3:
                 del self.files[name]
             else:
-                cut = self.rot.randrange(len(self.files[name]) + 1)
-                self.files[name] = self.files[name][:cut] + bytes(self.rot.randrange(3))
+                whole = self.files[name]
+                cut = self.rot.randrange(len(whole) + 1)
+                self.files[name] = whole[:cut] + bytes(self.rot.randrange(3))
+                if self.files[name] != whole:
+                    self.cut.add(name)
 
     def _is_twice(self, name: str) -> bool:
         """Return whether a file and its copy are the same."""
@@ -221,7 +225,8 @@ class Files(Disk):
     def _made(self, path: str) -> None:
         """Tell of a change when it has happened: from then on the next writer reads it."""
         log = path.removesuffix(".copy")
-        is_first = path == log or log not in self._shared.files  # which has rotted away
+        has_rotted = log not in self._shared.files or log in self._shared.cut
+        is_first = path != log if has_rotted else path == log
         if self.change is None or "/log-" not in path or not is_first:
             return
         change, self.change = self.change, None
