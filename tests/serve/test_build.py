@@ -9,7 +9,7 @@ import cloudpickle
 import pytest
 
 from greenroom import serve
-from greenroom.serve.build import build
+from greenroom.serve.build import Built, build
 from greenroom.serve.exceptions import InvalidRequestError
 from greenroom.serve.handle import DeploymentHandle
 
@@ -227,6 +227,11 @@ def test_a_handle_of_a_deployment_that_the_application_lacks_is_refused():
     with pytest.raises(InvalidRequestError, match=r"'Node'.*has no deployment 'Leef'"):
         build(Node.bind(Leaf.bind(), [DeploymentHandle("Leef", "a").double]), "a")
     assert build(Node.bind(Leaf.bind(), DeploymentHandle("Leaf", "a")), "a").needs == ()
+
+
+def test_what_is_deployed_together_need_not_be_there_for_one_another():
+    a = build(Node.bind([DeploymentHandle("Leaf", "b"), DeploymentHandle("Leaf", "c")]), "a")
+    assert Built.of_all([a, build(Leaf.bind(), "b")]).needs == (("c", "Leaf"),)
 
 
 def test_handles_of_other_applications_are_what_it_needs():

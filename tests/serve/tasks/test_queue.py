@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Dict  # noqa: UP035  # users have it
 
@@ -22,6 +23,7 @@ from greenroom.core.errors import (
     OtherJobError,
     UnknownNameError,
 )
+from greenroom.persistence.memory import MemoryStore
 from greenroom.serve import local_testing
 from greenroom.serve.build import build
 from greenroom.serve.tasks.callbacks import signature
@@ -134,6 +136,70 @@ def test_a_key_makes_two_requests_one_job(queue: Any) -> None:
     assert enqueue(queue, "add", [1])["id"] != enqueue(queue, "add", [1])["id"]
     with pytest.raises(OtherJobError):
         enqueue(queue, "add", [2], idempotency_key="k")
+
+
+class Held(MemoryStore):
+    """Calls ``hold`` before it is saved that a job runs."""
+
+    hold: Callable[[], object]
+
+    def apply(self, puts: Mapping[str, bytes], deletes: Iterable[str] = ()) -> None:
+        if any(b'"RUNNING"' in value for value in puts.values()):
+            type(self).hold()
+        super().apply(puts, deletes)
+
+
+@serve.deployment
+@serve.task_consumer(task_processor_config=CONFIG)
+class Noted:
+    @serve.task_handler
+    def run(self, file: str) -> None:
+        with open(file, "a") as runs:
+            runs.write("it runs\n")
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr("greenroom.serve.tasks.queue.MemoryStore", Held)
+    yield serve.run(Noted.bind(), name="noted", _local_testing_mode=True)
+    local_testing.shutdown()
+
+
+def test_that_a_job_runs_is_saved_before_it_runs(held: Any, tmp_path: Path) -> None:
+    file = tmp_path / "runs"
+    has_run: list[bool] = []
+
+    def hold() -> None:
+        until = time.monotonic() + 0.3
+        while not file.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        has_run.append(file.exists())
+
+    Held.hold = staticmethod(hold)
+    ended(held, enqueue(held, "run", [str(file)])["id"])
+    assert has_run == [False]
+    assert file.read_text() == "it runs\n"
+
+
+def test_a_job_that_is_cancelled_before_that_is_saved_does_not_run(
+    held: Any, tmp_path: Path
+) -> None:
+    is_held, may_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        is_held.set()
+        assert may_go.wait(10)
+
+    Held.hold = staticmethod(hold)
+    job = enqueue(held, "run", [str(tmp_path / "first")])
+    assert is_held.wait(10)
+    cancelling = held.cancel_task.remote(job["id"])
+    jobs = lambda: held.get_metrics.remote().result(timeout_s=5)["jobs"]  # noqa: E731
+    wait_until(lambda: jobs() == {"CANCELLED": 1}, 5, "it is cancelled")
+    may_go.set()
+    assert cancelling.result(timeout_s=5)["status"] == "CANCELLED"
+    ended(held, enqueue(held, "run", [str(tmp_path / "second")])["id"])
+    assert [path.name for path in tmp_path.iterdir()] == ["second"]
 
 
 def test_the_queue_is_a_deployment_before_the_consumer() -> None:
