@@ -196,16 +196,14 @@ class Loop:
 
     def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine from now on; what it raises goes to ``on_error``."""
-
-        async def run() -> None:
-            try:
-                await coroutine
-            except Exception as error:
-                self._failed(error, coroutine)
-
-        task = self.asyncio.create_task(run())
+        task = self.asyncio.create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            self._failed(error, task.get_coro())
 
     def run(self, callback: Callback) -> None:
         """Run ``callback`` at once where this is the running loop, else soon; from any thread."""
