@@ -48,6 +48,8 @@ class Task:
         self._coroutine = coroutine
         self._on_end = on_end
         self.is_over = False
+        self._is_cancelled = False
+        self._error: Exception | None = None
         self._is_running = False
         self._when_over: list[Callable[[Task], None]] = []
         self._step()
@@ -59,8 +61,21 @@ class Task:
         else:
             self._when_over.append(call)
 
+    def cancelled(self) -> bool:
+        """Stand in for asyncio.Task's."""
+        return self._is_cancelled
+
+    def exception(self) -> Exception | None:
+        """Stand in for asyncio.Task's."""
+        return self._error
+
+    def get_coro(self) -> Coroutine[Any, None, Any]:
+        """Stand in for asyncio.Task's."""
+        return self._coroutine
+
     def cancel(self) -> None:
         """Run it no further, and tell nobody of an outcome."""
+        self._is_cancelled |= not self.is_over
         self._is_now_over()
         if not self._is_running:  # else it is closed when it next waits
             self._coroutine.close()
@@ -74,6 +89,7 @@ class Task:
         except StopIteration as stop:
             self._end(stop.value)
         except Exception as error:  # the caller's to judge
+            self._error = error
             self._end(error)
         else:
             waits_for.on_done = self._step
