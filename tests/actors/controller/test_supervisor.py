@@ -164,7 +164,7 @@ class Ending:
 
         self.supervisor, cluster = supervisor_of(self.loop, cause_of_end=cause_of_end)
         replica: Any = Replica(tag=TAG, state=ReplicaState.RUNNING, worn=worn)
-        cluster.backends[BACKEND].replicas[TAG] = replica
+        cluster.state.backends[BACKEND].replicas[TAG] = replica
         cluster.replica_reported = cluster.replica_exited = lambda *_args: True
         reported = cm.ReplicaReported(replica=TAG, process=self.process, state="running")
         self.supervisor.reported(reported, "there")
