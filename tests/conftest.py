@@ -52,9 +52,9 @@ def missing_library(failure: object) -> str:
 
     Everything else runs on an installation without extras.
     """
-    found = re.search(r"(?:No module named '|made with the )(\w+)", str(failure))
-    is_missing = found is not None and importlib.util.find_spec(found[1]) is None
-    return found[1] if found is not None and is_missing and not IS_CI else ""
+    found = re.search(r"No module named '(\w+)|made with the (\w+) package", str(failure))
+    name = "" if found is None or IS_CI else found[1] or found[2]
+    return name if name and importlib.util.find_spec(name) is None else ""
 
 
 @pytest.hookimpl(wrapper=True)

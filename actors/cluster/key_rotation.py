@@ -13,6 +13,7 @@ from greenroom.actors.runtime.loop import Callback, Loop
 from greenroom.actors.runtime.port import Port
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport.cluster_key import ClusterKeyError, KeyFiles, ensure_key
+from greenroom.actors.transport.links import KEY_CHECK_S
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.hosts import HostState
 from greenroom.core.cluster.key_rotation import KeyIds, next_step
@@ -35,6 +36,7 @@ class KeyRotation:
         self._held: dict[str, KeyIds] = {}
         self._at: dict[str, Address] = {}
         self._begun_by = ""  # id of the request
+        self._done_at: float | None = None  # since when all that run hold one key
 
     def begin(self, request_id: str) -> None:
         """Begin a rotation, or join the one under way; a repeat of a request begins no other."""
@@ -44,14 +46,23 @@ class KeyRotation:
                 self._opened().begin()
             except ClusterKeyError as error:
                 raise GreenroomError(str(error)) from None
-            self._begun_by = request_id
+            self._begun_by, self._done_at = request_id, None
         self._advance()
 
     def rotated(self) -> dict[str, list[str]] | None:
-        """Return which hosts have the new key once all that run hold it and no other."""
+        """Return which hosts have the new key once all that run hold it, and take no other.
+
+        Connections that were made with an earlier key are closed within KEY_CHECK_S. Until then an
+        evicted host could use one, and would be on record again.
+        """
         own = self._opened().ids()
         counted = self._counted()
         if own != KeyIds(own.current) or any(self._held.get(name) != own for name in counted):
+            self._done_at = None
+            return None
+        now = self._loop.machine.monotonic()
+        self._done_at = self._done_at or now
+        if now < self._done_at + KEY_CHECK_S:
             return None
         away = sorted(name for name in self._cluster.hosts.records if name not in counted)
         return {"hosts": [self._own_host, *sorted(counted)], "away": away}

@@ -14,6 +14,7 @@ from greenroom.actors.cluster import key_rotation as keys
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport import cluster_key as key_files
 from greenroom.actors.transport.cluster_key import ClusterKeyError, KeyFiles, ensure_key
+from greenroom.actors.transport.links import KEY_CHECK_S
 from greenroom.core.cluster.hosts import HostState
 from greenroom.core.cluster.key_rotation import KeyIds, next_step
 
@@ -39,7 +40,10 @@ class Host:
     def boot(self) -> None:
         """Begin anew, with what is on the disk."""
         self.handlers: dict[type, Callable[[Any, Any], None]] = {}
-        loop = SimpleNamespace(send=lambda to, message: self.cluster.send(self.name, to, message))
+        loop = SimpleNamespace(
+            send=lambda to, message: self.cluster.send(self.name, to, message),
+            machine=SimpleNamespace(monotonic=lambda: self.cluster.now),
+        )
         if self.name == "a":
             seen: Any = SimpleNamespace(hosts=self.cluster)
             self.rotation = keys.KeyRotation(loop, seen, self.settings)  # type: ignore[arg-type]
@@ -65,6 +69,7 @@ class Cluster:
         self.records: dict[str, None] = {"b": None, "c": None}
         self.lost: set[str] = set()
         self.sent: list[Any] = []
+        self.now = 100.0
         self.hosts = {name: Host(self, name) for name in "abc"}
 
     def state(self, name: str) -> HostState:
@@ -95,6 +100,8 @@ class Cluster:
         rotation = self.hosts["a"].rotation
         rotation.begin(request_id)
         self.settle()
+        rotation.rotated()  # where it is so since just now, connections of before may be open
+        self.now += KEY_CHECK_S
         return rotation.rotated()
 
 
@@ -172,6 +179,16 @@ def test_a_crash_at_any_step_of_a_host_leaves_a_cluster_that_works(
         if number > 1:  # the first crash is before anything was written
             assert cluster.hosts[name].keys != before
     assert number == 4, "three steps"
+
+
+def test_it_is_done_when_no_connection_of_before_is_open(cluster: Cluster) -> None:
+    rotation = cluster.hosts["a"].rotation
+    rotation.begin("1")
+    cluster.settle()
+    for _ in range(2):
+        assert rotation.rotated() is None
+        cluster.now += KEY_CHECK_S / 2
+    assert rotation.rotated() is not None
 
 
 def test_a_lost_host_is_not_waited_for(cluster: Cluster) -> None:
