@@ -192,10 +192,11 @@ class SimProcess:
             self._wake_at(self.blocked_until)
 
     def resume(self) -> None:
-        """Go on, if it is stopped."""
-        self.blocked_until = min(self.blocked_until, self.world.now)
+        """Go on, if it is stopped; one that waits for a disk waits on."""
+        if self.blocked_until <= self.stopped[1]:
+            self.blocked_until = min(self.blocked_until, self.world.now)
+            self._wake_at(self.world.now)
         self.stopped = (self.stopped[0], min(self.stopped[1], self.world.now))
-        self._wake_at(self.world.now)
 
     def stop(self, seconds: float) -> None:
         """Stand still for so long, as by SIGSTOP and SIGCONT."""
