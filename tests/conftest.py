@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -47,23 +48,26 @@ def pytest_runtest_setup() -> None:
     logs.next_test()
 
 
-def missing_library(failure: object) -> str:
-    """Return the library that is not installed and so made something fail; "" for none, and in CI.
+def is_skipped(report: Any, path: Path) -> bool:
+    """Skip what has failed for a library that is not installed, but not in CI; return whether.
 
     Everything else runs on an installation without extras.
     """
-    found = re.search(r"No module named '(\w+)|made with the (\w+) package", str(failure))
-    name = "" if found is None or IS_CI else found[1] or found[2]
-    return name if name and importlib.util.find_spec(name) is None else ""
+    missing = re.compile(r"No module named '(\w+)|made with the (\w+) package")
+    found = missing.search(str(report.longrepr)) if report.failed and not IS_CI else None
+    name = "" if found is None else found[1] or found[2]
+    if not name or importlib.util.find_spec(name) is not None:
+        return False
+    report.outcome = "skipped"
+    report.longrepr = (str(path), 1, f"Skipped: {name} is not installed")
+    return True
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
-    """Skip a file that a library is missing for, which would end the run of all others."""
+    """Let a file that a library is missing for not end the run of all others."""
     report = yield
-    if report.failed and (name := missing_library(report.longrepr)):
-        report.outcome = "skipped"
-        report.longrepr = (str(collector.path), 1, f"Skipped: {name} is not installed")
+    is_skipped(report, collector.path)
     return report
 
 
@@ -71,10 +75,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, A
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     """Add to a failure's report what the systems under test logged during the test."""
     report = yield
-    if report.failed and (name := missing_library(report.longrepr)):
-        report.outcome = "skipped"
-        report.longrepr = (str(item.path), 1, f"Skipped: {name} is not installed")
-    elif report.failed:
+    if not is_skipped(report, item.path) and report.failed:
         item.stash[has_failed] = True
         report.sections += [(f"{path}: its end", text) for path, text in logs.written().items()]
     return report

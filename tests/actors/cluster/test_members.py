@@ -15,7 +15,7 @@ from greenroom.actors.cluster import members
 from greenroom.actors.cluster.members import Members
 from greenroom.actors.messages import control as cm
 from greenroom.actors.runtime.processes import this_process
-from greenroom.actors.runtime.settings import read_settings
+from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.actors.transport.addresses import ProcessAddress, own_release
 from greenroom.actors.transport.cluster_key import ensure_key
 from greenroom.core.cluster.cluster import Cluster
@@ -52,6 +52,35 @@ def sent(loop: LoneLoop) -> list[tuple[str, Any]]:
     return [(target.addressDetails.text, message) for target, message in loop.sent]
 
 
+SENDER = ActorAddress(ProcessAddress("10.0.0.2", 2001))
+
+
+def report_of(host: str, address: str = "10.0.0.2:1900", **fields: Any) -> cm.HostReported:
+    return cm.HostReported(
+        **{
+            "host": host,
+            "process": this_process(),
+            "id": "1",
+            "address": address,
+            "capacity": {"num_cpus": 1.0},
+            "labels": {},
+            "replicas": (),
+            "report": {"name": host, "state": "RUNNING"},
+            "keys": KeyIds("a key"),
+            **fields,
+        }
+    )
+
+
+def led_by(tmp_path: Path, own_host: str) -> tuple[Members, Cluster, LoneLoop, HostSettings]:
+    """Return the members of a cluster without any, and all that they act on."""
+    cluster = Cluster({kind: {} for kind in KINDS}, 1, 100.0, anywhere(), own_host=own_host)
+    settings = read_settings({}, state_dir=str(tmp_path), host_name="a")
+    ensure_key(settings.cluster_key)
+    loop = LoneLoop()
+    return Members(loop, cluster, settings, this_process(), lambda: None), cluster, loop, settings
+
+
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> FakePort:
     made = FakePort()
@@ -77,26 +106,11 @@ def test_a_replica_is_asked_for_at_its_own_host(tmp_path: Path, port: FakePort) 
 def test_a_host_is_asked_how_a_process_ended_and_need_not_say(
     tmp_path: Path, port: FakePort, answer: cm.EndDescribed | None
 ) -> None:
-    records: dict[str, Any] = {kind: {} for kind in KINDS}
-    cluster = Cluster(records, 1, 100.0, anywhere(), own_host="a")
-    settings = read_settings({}, state_dir=str(tmp_path), host_name="a")
-    ensure_key(settings.cluster_key)
-    loop = LoneLoop()
-    hosts = Members(loop, cluster, settings, this_process(), lambda: None)
+    hosts, _, _, settings = led_by(tmp_path, "a")
     port.described = answer
     assert asyncio.run(hosts.cause_of_end("t#1", "there", "a")) == "", "it has not reported yet"
-    report = cm.HostReported(
-        host="a",
-        process=this_process(),
-        id="1",
-        address=settings.own_address,
-        capacity={"num_cpus": 1.0},
-        labels={},
-        replicas=(),
-        report={"name": "a", "state": "RUNNING", "release": own_release()},
-        keys=KeyIds("a key"),
-    )
-    hosts.reported(report, ActorAddress(ProcessAddress("10.0.0.2", 2001)))
+    state = {"name": "a", "state": "RUNNING", "release": own_release()}
+    hosts.reported(report_of("a", settings.own_address, report=state), SENDER)
     cause = asyncio.run(hosts.cause_of_end("t#1", "there", "a"))
     assert cause == ("" if answer is None else "exit code 3")
 
@@ -115,49 +129,24 @@ def reported(
     ensure_key(settings.cluster_key)
     loop = LoneLoop()
     members = Members(loop, cluster, settings, this_process(), lambda: None, epoch=epoch)
-    report = cm.HostReported(
-        host=host,
-        process=this_process(),
-        id="1",
-        address=settings.own_address if host == "a" else "10.0.0.2:1900",
-        capacity={"num_cpus": 1.0},
-        labels={},
-        replicas=(("t#1", "10.0.0.2:2000"),),
-        report={},
-        keys=KeyIds("a key"),
-    )
-    members.reported(report, ActorAddress(ProcessAddress("10.0.0.2", 2001)))
+    address = settings.own_address if host == "a" else "10.0.0.2:1900"
+    replicas = (("t#1", "10.0.0.2:2000"),)
+    members.reported(report_of(host, address, replicas=replicas, report={}), SENDER)
     members.close()
     return sent(loop)
 
 
 def test_a_host_that_is_forgotten_is_forgotten_everywhere(tmp_path: Path) -> None:
-    records: dict[str, Any] = {kind: {} for kind in KINDS}
-    cluster = Cluster(records, 1, 100.0, anywhere(), own_host="")
-    settings = read_settings({}, state_dir=str(tmp_path), host_name="a")
-    ensure_key(settings.cluster_key)
-    loop = LoneLoop()
-    hosts = Members(loop, cluster, settings, this_process(), lambda: None)
-    sender = ActorAddress(ProcessAddress("10.0.0.2", 2001))
-    report = cm.HostReported(
-        host="b",
-        process=this_process(),
-        id="1",
-        address="10.0.0.2:1900",
-        capacity={"num_cpus": 1.0},
-        labels={},
-        replicas=(),
-        report={"name": "b", "state": "RUNNING", "host_pid": 7},
-        keys=KeyIds("a key"),
-        may_lead=True,
-    )
-    hosts.reported(report, sender)
+    hosts, cluster, loop, settings = led_by(tmp_path, "")
+    state = {"name": "b", "state": "RUNNING", "host_pid": 7}
+    report = report_of("b", report=state, may_lead=True)
+    hosts.reported(report, SENDER)
     assert hosts.addresses() == (settings.own_address, "10.0.0.2:1900")
     assert len(loop.watched()) == 1
     cluster.hosts.forget("b", 100.0)
     assert loop.watched() == []
     assert hosts.shown() == []
-    hosts.reported(replace(report, host="c", address="10.0.0.3:1900", id="2"), sender)
+    hosts.reported(replace(report, host="c", address="10.0.0.3:1900", id="2"), SENDER)
     (*_, told) = [each for _, each in loop.sent if isinstance(each, cm.HostAnswered)]
     assert told.hosts == (settings.own_address, "10.0.0.3:1900")
     hosts.close()
@@ -167,23 +156,9 @@ def test_a_host_that_is_forgotten_is_forgotten_everywhere(tmp_path: Path) -> Non
 def test_what_a_host_that_stops_asks_for_is_not_kept_and_what_others_ask_for_is(
     tmp_path: Path, is_stopping: bool
 ) -> None:
-    records: dict[str, Any] = {kind: {} for kind in KINDS}
-    cluster = Cluster(records, 1, 100.0, anywhere(), own_host="")
-    settings = read_settings({}, state_dir=str(tmp_path), host_name="a")
-    ensure_key(settings.cluster_key)
-    members = Members(LoneLoop(), cluster, settings, this_process(), lambda: None)
-    report = cm.HostReported(
-        host="b",
-        process=this_process(),
-        id="1",
-        address="10.0.0.2:1900",
-        capacity={"num_cpus": 1.0},
-        labels={},
-        replicas=(),
-        report={"state": "DRAINING" if is_stopping else "RUNNING", "host_pid": 7},
-        keys=KeyIds("a key"),
-    )
-    members.reported(report, ActorAddress(ProcessAddress("10.0.0.2", 2001)))
+    members, cluster, _, _ = led_by(tmp_path, "")
+    state = {"state": "DRAINING" if is_stopping else "RUNNING", "host_pid": 7}
+    members.reported(report_of("b", report=state), SENDER)
     asked = DrainHost(host="b")
     members.drain(asked)
     assert cluster.hosts.records["b"].draining is not is_stopping
@@ -199,25 +174,10 @@ def test_what_a_host_that_stops_asks_for_is_not_kept_and_what_others_ask_for_is(
 def test_a_host_that_was_lost_is_shown_as_running_once_its_proxy_has_called_too(
     tmp_path: Path,
 ) -> None:
-    records: dict[str, Any] = {kind: {} for kind in KINDS}
-    cluster = Cluster(records, 1, 100.0, anywhere(), own_host="a")
-    settings = read_settings({}, state_dir=str(tmp_path), host_name="a")
-    ensure_key(settings.cluster_key)
-    members = Members(LoneLoop(), cluster, settings, this_process(), lambda: None)
-    report = cm.HostReported(
-        host="b",
-        process=this_process(),
-        id="1",
-        address="10.0.0.2:1900",
-        capacity={"num_cpus": 1.0},
-        labels={},
-        replicas=(),
-        report={"name": "b", "state": "RUNNING"},
-        keys=KeyIds("a key"),
-    )
+    members, cluster, _, _ = led_by(tmp_path, "a")
 
     def report_itself() -> str:
-        members.reported(report, ActorAddress(ProcessAddress("10.0.0.2", 2001)))
+        members.reported(report_of("b"), SENDER)
         (shown,) = members.shown()
         return str(shown["state"])
 
