@@ -26,6 +26,7 @@ SHOWN_LINES, SHOWN_LENGTH = 3, 200
 _CRASH = "Fatal Python error"  # how faulthandler's report begins, whose end says the least
 _SUFFIX = ".end"
 VMSTAT = Path("/proc/vmstat")
+COUNT_EVERY_S = 2.0
 
 
 def record_end(folder: Path, address: ProcessAddress, status: int) -> None:
@@ -65,12 +66,18 @@ class Ends:
             await asyncio.sleep(LOOK_EVERY_S)
         return None
 
-    def tidy(self, kept_s: float = KEPT_S) -> None:
-        """Remove records that nobody has asked for: of processes that were to end.
+    async def keep_count(self) -> None:
+        """Follow the kernel's count: an end is its doing only where it has killed just now."""
+        while True:
+            self.count()
+            await asyncio.sleep(COUNT_EVERY_S)
 
-        To be called now and then: an end is the kernel's doing only where it has killed lately.
-        """
+    def count(self) -> None:
+        """Take the kernel's count; what it has killed before the last one is long ago."""
         self._killed_before, self._killed = self._killed, self._kills_for_memory()
+
+    def tidy(self, kept_s: float = KEPT_S) -> None:
+        """Remove records that nobody has asked for: of processes that were to end."""
         before = time.time() - kept_s
         for path in self._settings.run_dir.glob(f"*{_SUFFIX}"):
             with contextlib.suppress(OSError):

@@ -429,6 +429,7 @@ class Host:
             self._grpc.keep_up(self._end_of),
             self._follow_admin(),
             self._keep_tidy(),
+            self._ends.keep_count(),
             self._keep_logs_small(),
         ):
             self._supervision.append(asyncio.ensure_future(self._then_start_over(work)))

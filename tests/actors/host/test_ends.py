@@ -95,10 +95,10 @@ def test_a_kill_is_not_laid_to_the_kernel_that_has_killed_another_long_ago(
     vmstat = tmp_path / "vmstat"
     vmstat.write_text("oom_kill 4\n")
     ends = Ends(settings, vmstat)
-    for tidied, expected in ((1, "out of memory: SIGKILL by the kernel"), (2, "SIGKILL")):
-        vmstat.write_text(f"oom_kill {5 + tidied}\n")
-        for _ in range(tidied):
-            ends.tidy()
+    for counted, expected in ((1, "out of memory: SIGKILL by the kernel"), (2, "SIGKILL")):
+        vmstat.write_text(f"oom_kill {5 + counted}\n")
+        for _ in range(counted):
+            ends.count()
         record_end(settings.run_dir, ADDRESS, -signal.SIGKILL)
         assert cause(settings, ends) == expected
 

@@ -134,7 +134,7 @@ def test_a_scrape_has_what_all_replicas_and_users_have_counted(
 
     assert total(families, "greenroom_replica_requests_total", **of_model, status="200") == 3
     assert total(families, "greenroom_batch_size_count", **of_model) == 3
-    assert 0.03 <= total(families, "greenroom_batch_wait_seconds_sum", **of_model) < 3
+    assert 0.0299 < total(families, "greenroom_batch_wait_seconds_sum", **of_model) < 3
     assert 1 <= total(families, "greenroom_model_loads_total", **of_model, ok="true") <= 2
     assert 1 <= total(families, "greenroom_models", **of_model) <= 2
     assert 0 < total(families, "greenroom_replica_start_seconds", **of_model) < 20
@@ -188,8 +188,10 @@ def test_a_replica_that_dies_is_counted_and_takes_its_samples_with_it(
         return total(scraped(running), "greenroom_replica_requests_total", replica=tag)
 
     def crashed() -> float:
-        counted = "greenroom_replica_restarts_total"
-        return total(scraped(running), counted, backend=backend, reason="crashed")
+        samples, counted = scraped(running), "greenroom_replica_restarts_total"
+        # A SIGKILL may be laid to the kernel where another file's test has it kill for memory.
+        reasons = ("crashed", "out of memory")
+        return sum(total(samples, counted, backend=backend, reason=each) for each in reasons)
 
     wait_until(lambda: ended_by(replica["tag"]) == 1, 10, "its query")
     assert crashed() == 0
