@@ -74,19 +74,22 @@ def test_long_lines_are_cut(settings: HostSettings) -> None:
     assert cause(settings) == f"exit code 3; its log ends with: {'x' * 200}"
 
 
+def cause_of_kill(settings: HostSettings, ends: Ends) -> str:
+    """Return what is told of a process that SIGKILL has ended."""
+    record_end(settings.run_dir, ADDRESS, -signal.SIGKILL)
+    return cause(settings, ends)
+
+
 def test_a_kill_by_the_kernel_for_memory_is_told_apart_from_others(
     settings: HostSettings, tmp_path: Path
 ) -> None:
     vmstat = tmp_path / "vmstat"
     vmstat.write_text("pgfault 17\noom_kill 4\n")
     ends = Ends(settings, vmstat)
-    record_end(settings.run_dir, ADDRESS, -signal.SIGKILL)
-    assert cause(settings, ends) == "SIGKILL"
+    assert cause_of_kill(settings, ends) == "SIGKILL"
     vmstat.write_text("pgfault 18\noom_kill 5\n")
-    record_end(settings.run_dir, ADDRESS, -signal.SIGKILL)
-    assert cause(settings, ends) == "out of memory: SIGKILL by the kernel"
-    record_end(settings.run_dir, ADDRESS, -signal.SIGKILL)  # not counted by the kernel
-    assert cause(settings, ends) == "SIGKILL"
+    assert cause_of_kill(settings, ends) == "out of memory: SIGKILL by the kernel"
+    assert cause_of_kill(settings, ends) == "SIGKILL", "not counted by the kernel"
 
 
 def test_a_kill_is_not_laid_to_the_kernel_that_has_killed_another_long_ago(
@@ -99,8 +102,7 @@ def test_a_kill_is_not_laid_to_the_kernel_that_has_killed_another_long_ago(
         vmstat.write_text(f"oom_kill {5 + counted}\n")
         for _ in range(counted):
             ends.count()
-        record_end(settings.run_dir, ADDRESS, -signal.SIGKILL)
-        assert cause(settings, ends) == expected
+        assert cause_of_kill(settings, ends) == expected
 
 
 def test_a_kill_for_the_limit_of_its_own_control_group_is_told(
@@ -110,11 +112,9 @@ def test_a_kill_for_the_limit_of_its_own_control_group_is_told(
     group.mkdir(parents=True)
     ends = Ends(settings, tmp_path / "no vmstat", group.parent)
     (group / "memory.events").write_text("max 12\noom 0\noom_kill 0\n")
-    record_end(settings.run_dir, ADDRESS, -signal.SIGKILL)
-    assert cause(settings, ends) == "SIGKILL"
+    assert cause_of_kill(settings, ends) == "SIGKILL"
     (group / "memory.events").write_text("max 13\noom 1\noom_kill 1\noom_group_kill 1\n")
-    record_end(settings.run_dir, ADDRESS, -signal.SIGKILL)
-    assert cause(settings, ends) == "out of memory: SIGKILL by the kernel"
+    assert cause_of_kill(settings, ends) == "out of memory: SIGKILL by the kernel"
 
 
 @pytest.mark.parametrize("noted", [None, "", "three"])
