@@ -19,17 +19,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
 
 from greenroom.actors.runtime.state_dir import write_private
-from greenroom.actors.transport.addresses import LOOPBACK, ProcessAddress, Way
+from greenroom.actors.transport.addresses import LOOPBACK, Way
 from greenroom.actors.transport.cluster_key import ClusterKeyError, ensure_key
 from greenroom.core.config import (
     MAX_GRPC_MESSAGE_BYTES,
@@ -60,18 +54,12 @@ def _default_state_dir() -> Path:
     return Path(base) / "greenroom"
 
 
-class HostSettings(BaseSettings):
+class HostSettings(BaseModel):
     """One host's settings. Made directly it reads no environment: see :func:`read_settings`."""
 
-    model_config = SettingsConfigDict(
-        frozen=True,
-        extra="forbid",
-        allow_inf_nan=False,
-        env_prefix=PREFIX,
-        env_nested_delimiter="_",  # GREENROOM_HTTP_PORT is http.port
-        env_nested_max_split=1,
-        env_ignore_empty=True,
-        enable_decoding=False,  # what may be JSON is read by the field's own validator
+    # What may be JSON in a variable is read by the field's own validator.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True
     )
 
     state_dir: Path = Field(
@@ -182,29 +170,16 @@ class HostSettings(BaseSettings):
         default=4, ge=0, description="How many rotated files of each log to keep."
     )
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take only what the constructor is given; :func:`read_settings` adds the environment."""
-        return (init_settings,)
-
     @model_validator(mode="before")
     @classmethod
-    def _address_has_the_port(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def _follow_from_others(cls, values: dict[str, Any]) -> dict[str, Any]:
         port = str(values.get("address") or "").partition(",")[0].rpartition(":")[2]
-        return {**values, "admin_port": port} if port.isdecimal() else values
-
-    @model_validator(mode="before")
-    @classmethod
-    def _imports_from_here(cls, values: dict[str, Any]) -> dict[str, Any]:
-        # The host's processes leave the folder that they are started in.
-        return {"grpc_dir": "."} | values if values.get("grpc_servicer_functions") else values
+        if port.isdecimal():
+            values = {**values, "admin_port": port}
+        if values.get("grpc_servicer_functions"):
+            # The host's processes leave the folder that they are started in.
+            values = {"grpc_dir": "."} | values
+        return values
 
     @field_validator("grpc_dir", "grpc_ssl_ca_certs")
     @classmethod
@@ -233,14 +208,6 @@ class HostSettings(BaseSettings):
         if not isinstance(value, str):
             return value
         return json.loads(value) if value.startswith("[") else tuple(value.split(","))
-
-    @model_validator(mode="after")
-    def _has_a_grpc_port(self) -> Self:
-        if self.grpc_servicer_functions and self.grpc_port is None:
-            raise ValueError("grpc_servicer_functions: grpc_port must be given, too")
-        if self.grpc_ssl_ca_certs is not None and self.http.ssl_certfile is None:
-            raise ValueError("grpc_ssl_ca_certs: HTTP must have a certificate, which gRPC has too")
-        return self
 
     @field_validator("address")
     @classmethod
@@ -300,13 +267,6 @@ class HostSettings(BaseSettings):
                 raise ValueError(f"{name}={given[name]!r}: expected a number, 0 or more")
         return read
 
-    @model_validator(mode="after")
-    def _have_whole_devices(self) -> Self:
-        for name, amount in {"num_gpus": self.num_gpus or 0.0, **self.custom_resources}.items():
-            if name in VARIABLES and not amount.is_integer():
-                raise ValueError(f"{name}={amount!r}: must be a whole number of devices")
-        return self
-
     @field_validator("silence_timeout_s")
     @classmethod
     def _is_longer_than_a_beat(cls, value: float) -> float:
@@ -316,6 +276,13 @@ class HostSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
+        if self.grpc_servicer_functions and self.grpc_port is None:
+            raise ValueError("grpc_servicer_functions: grpc_port must be given, too")
+        if self.grpc_ssl_ca_certs is not None and self.http.ssl_certfile is None:
+            raise ValueError("grpc_ssl_ca_certs: HTTP must have a certificate, which gRPC has too")
+        for name, amount in {"num_gpus": self.num_gpus or 0.0, **self.custom_resources}.items():
+            if name in VARIABLES and not amount.is_integer():
+                raise ValueError(f"{name}={amount!r}: must be a whole number of devices")
         if self.no_replicas and (self.num_cpus or self.num_gpus or self.memory):
             raise ValueError(
                 "no_replicas=True: a host without replicas has no num_cpus, num_gpus or memory for "
@@ -331,17 +298,11 @@ class HostSettings(BaseSettings):
 
     def with_grpc(self, options: GrpcOptions) -> HostSettings:
         """Return a copy with other options of gRPC; its servicers are in the current folder."""
-        functions, authorities = options.grpc_servicer_functions, options.ssl_ca_certs
-        changes = {
-            "grpc_port": options.port if functions else None,
-            "grpc_servicer_functions": functions,
-            "grpc_dir": os.getcwd() if functions else None,
-            "grpc_request_timeout_s": options.request_timeout_s,
-            "grpc_max_receive_message_length": options.max_receive_message_length,
-            "grpc_maximum_concurrent_rpcs": options.maximum_concurrent_rpcs,
-            "grpc_reflection": options.reflection,
-            "grpc_ssl_ca_certs": None if authorities is None else os.path.abspath(authorities),
-        }
+        changes = {_grpc(name): getattr(options, name) for name in GrpcOptions.model_fields}
+        changes["grpc_ssl_ca_certs"] = self._has_absolute_path(options.ssl_ca_certs)
+        has_servicers = bool(options.grpc_servicer_functions)
+        changes["grpc_port"] = options.port if has_servicers else None
+        changes["grpc_dir"] = os.getcwd() if has_servicers else None
         return self.model_copy(update=changes)
 
     @property
@@ -546,21 +507,27 @@ def read_settings(environ: Mapping[str, str] | None = None, /, **flags: Any) -> 
     Flags are named as in :data:`FIELDS`; None means not given. Raises InvalidRequestError naming
     each bad value.
     """
-    _check_names(os.environ if environ is None else environ)
-    source = EnvSettingsSource(HostSettings)
-    if environ is not None:
-        source.env_vars = {name.lower(): value for name, value in environ.items() if value}
-    values = source()
-    http = dict(values.get("http") or {})
-    for name, value in flags.items():
-        if value is not None and name.startswith(_HTTP):
-            http[name.removeprefix(_HTTP)] = value
-        elif value is not None:
-            values[name] = value
+    environ = os.environ if environ is None else environ
+    _check_names(environ)
+    values = _given(environ, flags)
+    http = {name: values.pop(name) for name in list(values) if name.startswith(_HTTP)}
+    values["http"] = {name.removeprefix(_HTTP): value for name, value in http.items()}
     try:
-        return HostSettings(**{**values, "http": http})
+        return HostSettings(**values)
     except ValidationError as error:
         raise InvalidRequestError(describe("settings", error)) from None
+
+
+def given_fields(environ: Mapping[str, str] | None = None, /, **flags: Any) -> frozenset[str]:
+    """Return the names of the settings that are given to :func:`read_settings`."""
+    return frozenset(_given(os.environ if environ is None else environ, flags))
+
+
+def _given(environ: Mapping[str, str], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that are given, by flag or else by a variable that is not empty."""
+    variables = {name.upper(): value for name, value in environ.items() if value}
+    by_variable = {n: variables[variable(n)] for n in FIELDS if variable(n) in variables}
+    return by_variable | {name: value for name, value in flags.items() if value is not None}
 
 
 def _check_names(environ: Mapping[str, str]) -> None:
@@ -580,13 +547,6 @@ def _check_names(environ: Mapping[str, str]) -> None:
         raise InvalidRequestError("; ".join(problems))
 
 
-def given_fields(environ: Mapping[str, str] | None = None, /, **flags: Any) -> frozenset[str]:
-    """Return the names of the settings that are given to :func:`read_settings`."""
-    environ = os.environ if environ is None else environ
-    given = {name for name, value in flags.items() if value is not None}
-    return frozenset(given | {name for name in FIELDS if environ.get(variable(name))})
-
-
 # The state dir says which system is meant, the key is copied at the start, and the others are
 # settings of the command, not of the system.
 _OF_NO_SYSTEM = ("state_dir", "address", "key_file", "log_format")
@@ -594,8 +554,11 @@ _OF_NO_SYSTEM = ("state_dir", "address", "key_file", "log_format")
 
 def grpc_names(options: GrpcOptions) -> list[str]:
     """Return the names of fields to which the options that were given belong."""
-    given = [name for name in GrpcOptions.model_fields if name in options.model_fields_set]
-    return [name if name.startswith("grpc_") else f"grpc_{name}" for name in given]
+    return [_grpc(name) for name in GrpcOptions.model_fields if name in options.model_fields_set]
+
+
+def _grpc(name: str) -> str:
+    return name if name.startswith("grpc_") else f"grpc_{name}"
 
 
 def unlike(
@@ -689,15 +652,22 @@ def is_bound(settings: HostSettings) -> bool:
 
 def resolved_gates(settings: HostSettings) -> list[str]:
     """Return the ``gates`` of a host by address; StartError where a name has none."""
-    found = []
-    for gate in settings.gates:
-        host, _, port = gate.rpartition(":")
-        try:
-            address = socket.getaddrinfo(host, None, socket.AF_INET)[0][4][0]
-        except OSError as error:
-            raise StartError(f"cannot join {gate}: {host}: {error.strerror}") from None
-        found.append(ProcessAddress(str(address), int(port)).text)
+    found, trouble = _by_number(settings.gates)
+    for gate, reason in trouble:
+        raise StartError(f"cannot join {gate}: {reason}")
     return found
+
+
+def _by_number(addresses: Iterable[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the IPv4 addresses of HOST:PORTs, and those whose name has none, with the reason."""
+    found, trouble = [], []
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        try:
+            found.append(f"{socket.getaddrinfo(host, None, socket.AF_INET)[0][4][0]}:{port}")
+        except OSError as error:
+            trouble.append((address, f"{host}: {error.strerror}"))
+    return found, trouble
 
 
 def capabilities_of(settings: HostSettings) -> dict[str, Any]:
@@ -742,18 +712,8 @@ def way_to(settings: HostSettings) -> Way | None:
             f"cluster file; name a copy with --key-file or GREENROOM_KEY_FILE ({key} is not "
             "there)"
         )
-    return Way(tuple(_resolved(settings.remote_addresses)), environ)
-
-
-def _resolved(addresses: Iterable[str]) -> list[str]:
-    """Return addresses by number, without names that there are not; NotRunningError for none."""
-    found, trouble = [], []
-    for address in addresses:
-        host, _, port = address.rpartition(":")
-        try:
-            found.append(f"{socket.getaddrinfo(host, None, socket.AF_INET)[0][4][0]}:{port}")
-        except OSError as error:
-            trouble.append(f"address={address!r}: {host}: {error.strerror}")
+    found, trouble = _by_number(settings.remote_addresses)
     if not found:
-        raise NotRunningError("; ".join(trouble))
-    return found
+        told = (f"address={address!r}: {reason}" for address, reason in trouble)
+        raise NotRunningError("; ".join(told))
+    return Way(tuple(found), environ)
