@@ -43,11 +43,13 @@ def _restore(cluster: Cluster) -> None:
         wait_until(lambda: _is_on_each(cluster), 20, "a replica on each host")
 
 
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept[Cluster]]:
+@contextlib.contextmanager
+def keep(tmp_path_factory: pytest.TempPathFactory, leaders: int = 0) -> Iterator[Kept[Cluster]]:
+    """Keep three hosts in one cluster, with a replica of one application on each."""
+
     @contextlib.contextmanager
     def make() -> Iterator[Cluster]:
-        with cluster_of(3, tmp_path_factory.mktemp("kept")) as cluster:
+        with cluster_of(3, tmp_path_factory.mktemp("kept"), leaders) as cluster:
             cluster.start()
             cluster.deploy(WHO)
             yield cluster
@@ -55,6 +57,12 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept[Cluster]]:
     kept = Kept(make, _restore)
     yield kept
     kept.end()
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept[Cluster]]:
+    with keep(tmp_path_factory) as kept:
+        yield kept
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.conftest import ALL
 from tests.support import far
-from tests.support.cluster import HTTP_PORT, Cluster, cluster_of
+from tests.support.cluster import HTTP_PORT, Cluster, cluster_of, listening
 from tests.support.timing import check_within
 
 # The first one starts three hosts, and a machine with other work takes its time for that.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-ALL = {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}
 BUSY_S = 1.0  # what a busy machine may add
 
 
@@ -24,12 +24,15 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder: Path = tmp_path_factory.mktemp("apart")
     with cluster_of(3, folder) as cluster:
         for host in cluster.hosts:
-            host.start(*(("--resources", "zone=there") if host.label == "c" else ()))
+            host.start(*(("--resources", "zone=there,gpu=1") if host.label == "c" else ()))
         cluster.deploy(far.APP)
         yield cluster
 
 
 def test_streams_uploads_and_websockets_cross_hosts(apart: Cluster) -> None:
+    shown = {host["name"]: host for host in apart.hosts[0].status()["hosts"]}["c"]
+    assert shown["labels"] == {"zone": "there"}
+    assert shown["resources"]["gpu"] == {"total": 1, "taken": 0}
     for host in apart.hosts[:2]:
         assert host.call(far.read_parts, HTTP_PORT, 300)
         assert host.call(far.upload, HTTP_PORT, 4 * 2**20)
@@ -83,3 +86,46 @@ def test_they_cross_a_link_that_loses_thirty_percent(apart: Cluster) -> None:
         c.heal()
     apart.wait_for(lambda: a.hosts() == ALL, 10, "all are there")
     assert a.replicas(far.BACKEND) == before
+
+
+# --- What can be read on the wires, and where hosts listen ----------------------------------------
+
+MODULE = """
+import knownmodule
+from greenroom import serve
+
+@serve.deployment(name="KnownDeployment",
+                  ray_actor_options={"label_selector": {"zone": "there"}})
+class Known:
+    def __call__(self, request):
+        return knownmodule.answer(request.query_params["said"])
+
+app = Known.bind()
+"""
+HELPER = "def answer(said):\n    return 'known-answer-to-' + said\n"
+# Of the route, the deployment, the module, the code, a request and its answer.
+WORDS = [b"known-route", b"KnownDeployment", b"knownmodule", b"known-answer-to-", b"known-request"]
+
+
+def test_nothing_is_readable_and_nothing_listens_elsewhere(apart: Cluster) -> None:
+    a, b, _ = apart.hosts
+    folder = apart.folder / "known"  # from which no host imports
+    folder.mkdir()
+    (folder / "known.py").write_text(MODULE)
+    (folder / "knownmodule.py").write_text(HELPER)
+    apart.switch("listen_in")
+    where = ("--name", "known", "--route-prefix", "/known-route")
+    b.check("deploy", "known:app", "--app-dir", str(folder), *where, PYTHONPATH="")
+    for number in range(20):
+        for host in (a, b):
+            answer = host.get(f"/known-route?said=known-request-{number}")
+            assert answer == (200, f"known-answer-to-known-request-{number}")
+    b.check("rotate-key")
+    heard = bytes(apart.switch("heard"))
+    assert len(heard) > 100_000
+    assert [word for word in WORDS if word in heard] == []
+    for host in apart.hosts:
+        found = host.call(listening)
+        allowed = {f"{host.address}:1900", f"127.0.0.1:{HTTP_PORT}"}
+        assert {each for kind, each in found if kind == "tcp"} == allowed, found
+        assert not [each for kind, each in found if kind == "udp"], found

@@ -8,14 +8,13 @@ from collections import Counter
 import pytest
 
 from greenroom.core.cluster.hosts import LOST_AFTER_S
+from tests.cluster.conftest import ALL
 from tests.support.cluster import Cluster, ClusterHost
 from tests.support.load import Tally
 
 NOTICED_S, REPLACED_S = 3.0, 10.0  # the promise
 SLACK_S = 4.0  # what asking for the status, and a busy machine, may add
 BUSY_S = 1.0  # what a busy machine may add to a GET
-
-
 SLOWEST_S = 1.0  # of all GETs on the others
 
 
@@ -143,3 +142,23 @@ def test_a_suspicion_that_was_wrong_costs_nothing(serving: Cluster) -> None:
                 return
         serving.wait_for(lambda: a.hosts()["b"] == "RUNNING" and is_spread(a), 30, "it is back")
     pytest.fail(f"of ten suspicions only {wrong} were wrong: the machine is too busy")
+
+
+@pytest.mark.slow
+def test_without_its_leader_a_cluster_serves_on_and_all_is_as_before_when_it_is_back(
+    serving: Cluster,
+) -> None:
+    a, b, c = serving.hosts
+    with b.load() as end_at_b, c.load() as end_at_c:
+        a.crash()
+        code, _, err = b.run("status")
+        assert (code, "the host that leads may be stopped, or cut off" in err) == (1, True), err
+        a.reboot()
+        a.start()
+        serving.wait_for(lambda: b.hosts() == ALL, 20, "all are")
+        serving.wait_for(
+            lambda: sorted(c.replicas("default#Who").values()) == ["a", "b", "c"], 20, "three run"
+        )
+        tallies = [end_at_b(), end_at_c()]
+    assert not [tally.failures for tally in tallies if tally.failures], tallies
+    assert a.get("/")[0] == 200

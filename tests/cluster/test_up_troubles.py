@@ -18,13 +18,14 @@ from tests.support.machines import Machines
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # as in test_up.py
 
 
-@pytest.fixture
-def bare(tmp_path: Path) -> Iterator[Machines]:
-    """One bare machine."""
-    with cluster_of(2, tmp_path) as cluster:
-        (tmp_path / "wheels").mkdir()
-        wheels.write_wheel(tmp_path / "wheels", "greenroom", "0.0.2", "")
-        yield Machines(cluster, tmp_path)
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    """One machine, bare until the last test."""
+    folder = tmp_path_factory.mktemp("bare")
+    with cluster_of(2, folder) as cluster:
+        (folder / "wheels").mkdir()
+        wheels.write_wheel(folder / "wheels", "greenroom", "0.0.2", "")
+        yield Machines(cluster, folder)
 
 
 @pytest.fixture(name="small_disk")
@@ -60,17 +61,21 @@ def test_a_host_that_cannot_be_used_is_named_with_what_to_do(
 
 def test_a_wrong_key_is_told_with_the_command_to_try(bare: Machines) -> None:
     bare.write("a")
-    (bare.folder / "authorized_keys").write_text((bare.folder / "host_key.pub").read_text())
+    keys = bare.folder / "authorized_keys"
+    own = keys.read_text()
+    keys.write_text((bare.folder / "host_key.pub").read_text())
     code, _, error = bare.run("up")
+    keys.write_text(own)
     assert code == 1
     assert "host 'a': ssh does not come to 10.77.0.1: root@10.77.0.1: Permission denied" in error
     assert "see that `ssh 10.77.0.1 true` works and asks nothing" in error
 
 
 def test_wheels_that_do_not_fit_are_told_in_the_installers_words(bare: Machines) -> None:
-    wheels.write_wheel(bare.folder / "wheels", "parrot", "1.0", "", requires="grain")
+    parrot = wheels.write_wheel(bare.folder / "wheels", "parrot", "1.0", "", requires="grain")
     bare.write("a")
     code, _, error = bare.run("up")
+    parrot.unlink()
     assert code == 1
     assert "host 'a': " in error
     assert "grain" in error

@@ -10,13 +10,13 @@ import pytest
 
 from greenroom import serve
 from greenroom.core import formats
+from tests.cluster.conftest import ALL
 from tests.support import releases
 from tests.support.cluster import Cluster, ClusterHost
 from tests.support.programs import cannot_run
 
 pytestmark = pytest.mark.slow
 
-ALL = {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}
 APP = """
 from greenroom import serve
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -140,3 +141,16 @@ def test_a_leader_that_hears_no_other_host_gives_way_and_ends(
     with pytest.raises(SystemExit):
         loop.pass_time(5.0)
     assert read_lease(location_at(settings.store_name)).lease.heir == "two"
+
+
+def test_a_leader_that_another_has_succeeded_steps_down_at_its_next_renewal(
+    reign: LeaderLease,
+    loop: LoneLoop,
+    settings: HostSettings,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    location_at(settings.store_name).open(after=1).close()
+    assert reign.may_act(), "as it has renewed lately, and others wait for that"
+    with pytest.raises(SystemExit):
+        loop.pass_time(RENEW_S)
+    assert re.search("this controller steps down: .* now names another writer", caplog.text)
