@@ -401,16 +401,6 @@ def test_a_reader_of_no_store_is_told_so(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_reader_may_not_write(tmp_path: Path) -> None:
-    open_store(tmp_path).close()
-    reader = open_store(tmp_path, read_only=True)
-    assert reader.epoch == 0
-    with pytest.raises(StoreNotWritableError, match="opened for reading"):
-        reader.apply({"a": b"1"})
-    with pytest.raises(StoreNotWritableError, match="opened for reading"):
-        reader.apply({})
-
-
 @pytest.mark.parametrize("deletes", [[], ["b", "c"]])
 def test_a_reader_sees_all_of_a_batch_or_nothing_at_every_step(
     tmp_path: Path, deletes: list[str]

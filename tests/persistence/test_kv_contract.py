@@ -55,12 +55,6 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KVSto
     store.close()
 
 
-def test_an_empty_value_is_not_an_absent_one(store: KVStore) -> None:
-    store.apply({"a": b""})
-    assert store.get("a") == b""
-    assert store.list_keys() == ["a"]
-
-
 @pytest.mark.parametrize(
     ("key", "reason"),
     [

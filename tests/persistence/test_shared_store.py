@@ -1,4 +1,4 @@
-"""A folder that hosts share: writers that die, fork or stop in the middle of a change."""
+"""A folder that hosts share: writers that stop in the middle of a change."""
 
 from __future__ import annotations
 
@@ -9,46 +9,9 @@ from pathlib import Path
 import pytest
 
 from greenroom.persistence import claims
-from greenroom.persistence.filesystem import FileLocation, FileStore
-from greenroom.persistence.kv import StaleWriterError, StoreClosedError, StoreLockedError
+from greenroom.persistence.filesystem import FileLocation
+from greenroom.persistence.kv import StaleWriterError, StoreLockedError
 from greenroom.persistence.layout import Disk
-
-
-def test_a_change_that_is_durable_when_a_successor_comes_is_found_by_it(tmp_path: Path) -> None:
-    class Superseded(Disk):
-        """Is superseded right after its change is durable."""
-
-        successor: FileStore | None = None
-        is_open = False
-
-        def fsync(self, fd: int) -> None:
-            super().fsync(fd)
-            if self.is_open and self.successor is None:
-                self.successor = FileLocation(tmp_path).open(after=1)
-
-    disk = Superseded()
-    first = FileLocation(tmp_path, disk=disk).open(after=0)
-    disk.is_open = True
-    with pytest.raises(StaleWriterError):
-        first.apply({"a": b"1", "b": b"1"})
-    assert disk.successor is not None
-    assert disk.successor.load() == {"a": b"1", "b": b"1"}
-
-
-def test_a_closed_or_forked_store_is_told_so(tmp_path: Path) -> None:
-    store = FileLocation(tmp_path).open(after=0)
-    child = os.fork()
-    if child == 0:
-        try:
-            store.apply({"a": b"1"})
-        except StoreClosedError:
-            os._exit(7)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    store.apply({"a": b"1"})  # the child has taken nothing away
-    store.close()
-    with pytest.raises(StoreClosedError):
-        store.apply({"a": b"2"})
 
 
 class _Stops(Disk):

@@ -1,10 +1,7 @@
-"""A controller recovers from a store of which a file is damaged, and from records that are lost."""
+"""A controller goes on without records that are lost, and refuses what it cannot know."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,20 +13,18 @@ from greenroom.core.lifecycle.state import KINDS
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, order_of_taking
 from greenroom.core.routing.tickets import Refuse
-from greenroom.persistence import filesystem
 from greenroom.persistence.checkpoints import CODE, Checkpoints
-from greenroom.persistence.filesystem import FileLocation
+from greenroom.persistence.memory import MemoryStore
 from tests.core import requests as ask
 from tests.core.rollouts.test_rollouts import start
 from tests.core.routing.queries import Query
 from tests.core.worlds import Spec, World, made
-from tests.persistence.disks import UnsyncedDisk, copy_with_damage
 
 Key = tuple[str, str]
 
 
-def populated(saved: Callable[[World], None] = lambda _: None) -> World:
-    """Make a cluster with records of every kind that it keeps; ``saved`` is called after each."""
+def populated() -> World:
+    """Make a cluster with records of every kind that it keeps."""
     world = World()
     steps: list[ask.Request] = [
         ask.create("v1", b"one"),
@@ -50,84 +45,11 @@ def populated(saved: Callable[[World], None] = lambda _: None) -> World:
         for _ in range(5):  # a rollout does not settle
             world.work()
             world.wait(1.0)
-        saved(world)
     return world
 
 
 def flat(world: World) -> dict[Key, Any]:
     return {(kind, name): r for kind in KINDS for name, r in world.records[kind].items()}
-
-
-@pytest.fixture(scope="module", name="stored")
-def store_all(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, World]:
-    """A store into which a cluster has saved all along."""
-    path = tmp_path_factory.mktemp("populated") / "store"
-    before: dict[Key, Any] = {}
-    code: set[str] = set()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filesystem, "SPARE", 20_000)
-        store = FileLocation(path, disk=UnsyncedDisk()).open()
-        checkpoints = Checkpoints(store)
-
-        def saved(world: World) -> None:
-            now = flat(world)
-            puts = {key: record for key, record in now.items() if before.get(key) != record}
-            deletes = [*(before.keys() - now.keys()), *((CODE, d) for d in code - set(world.code))]
-            blobs = [blob for digest, blob in world.code.items() if digest not in code]
-            checkpoints.save(puts, deletes, code=blobs)
-            before.clear()
-            before.update(now)
-            code.clear()
-            code.update(world.code)
-
-        world = populated(saved)
-        store.close()
-    return path, world
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    if content:
-        content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def zero(path: Path) -> None:
-    path.write_bytes(bytes(path.stat().st_size))
-
-
-@pytest.mark.parametrize(
-    "damage", [flip, truncate, zero, Path.unlink], ids=["flipped", "truncated", "zeroed", "removed"]
-)
-def test_a_controller_has_all_records_whatever_becomes_of_one_file(
-    stored: tuple[Path, World], tmp_path: Path, damage: Callable[[Path], None]
-) -> None:
-    template, world = stored
-    expected = flat(world)
-    assert {kind for kind, _ in expected} >= {"backend", "endpoint", "application", "goal"}
-    assert {kind for kind, _ in expected} >= {"history", "rollout", "listener"}
-    files = sorted(file.relative_to(template) for file in template.rglob("*") if file.is_file())
-    for name in files:
-        path = tmp_path / "damaged"
-        copy_with_damage(template, path, [name], damage)
-        store = FileLocation(path, disk=UnsyncedDisk()).open()
-        checkpoints = Checkpoints(store)
-        records = {kind: checkpoints.load(kind) for kind in KINDS}
-        found = {(kind, n): record for kind in KINDS for n, record in records[kind].items()}
-        assert found == expected, name
-        assert not checkpoints.lost, name
-        assert store.epoch == 2, name
-        assert all(checkpoints.load_code(digest) == code for digest, code in world.code.items())
-        Cluster(records, store.epoch, 1.0).advance(2.0)
-        store.close()
-        shutil.rmtree(path)
-
-
-# --- What is lost ---------------------------------------------------------------------------------
 
 
 def without(world: World, *lost: Key) -> Cluster:
@@ -159,6 +81,15 @@ def refused(cluster: Cluster, path: str) -> str:
     (refusal,) = (effect for effect in effects if isinstance(effect, Refuse))
     assert refusal.kind == "DeploymentUnavailableError", refusal
     return str(refusal.text)
+
+
+def test_records_of_every_kind_are_loaded_as_they_were_saved(world: World) -> None:
+    records = flat(world)
+    kinds = {"backend", "endpoint", "application", "goal", "history", "rollout", "listener"}
+    assert {kind for kind, _ in records} >= kinds
+    checkpoints = Checkpoints(MemoryStore())
+    checkpoints.save(records)
+    assert {(kind, n): r for kind in KINDS for n, r in checkpoints.load(kind).items()} == records
 
 
 def test_no_lost_record_stops_a_controller(world: World) -> None:
