@@ -118,14 +118,12 @@ class LeaderElection:
         port: Port,
         settings: HostSettings,
         on_found: Callable[[Address, Process], None],
-        on_lost: Callable[[], None],
         silent_s: Callable[[], float],
         hosts: Callable[[], Iterable[str]],
     ) -> None:
         self._port = port
         self._settings = settings
         self._on_found = on_found
-        self._on_lost = on_lost
         self._silent_s = silent_s
         self._hosts = hosts  # the addresses of all others that were heard of
         self._location = location_at(settings.store_name)
@@ -182,8 +180,10 @@ class LeaderElection:
             self._look()
 
     def _look(self) -> None:
+        begun_at = time.monotonic()
         try:
-            self._see_who_leads()
+            seen = read_lease(self._location)
+            self._compare_with_known(seen.lease)
         except Exception as error:  # whatever it is, the next look must come
             if str(error) != self._unseen:
                 is_expected = isinstance(error, StoreError | ValueError)
@@ -192,12 +192,7 @@ class LeaderElection:
             self._port.loop.post(self._could_not_look)
         else:
             self._unseen = ""
-
-    def _see_who_leads(self) -> None:
-        begun_at = time.monotonic()
-        seen = read_lease(self._location)
-        self._compare_with_known(seen.lease)
-        self._port.loop.post(partial(self._looked, seen, begun_at, time.monotonic()))
+            self._port.loop.post(partial(self._looked, seen, begun_at, time.monotonic()))
 
     def _compare_with_known(self, lease: Lease) -> None:
         """Begin nothing where this host has seen a state: the folder may not be mounted."""
@@ -275,20 +270,14 @@ class LeaderElection:
         finder, self._finder = self._finder, None
         if finder is not None:
             finder.stop()
-            if finder.found is not None:
-                self._on_lost()
 
     def _begin(self, seen: SeenLease) -> None:
         if self.leads:
             if not self._let_lead(seen):
                 return  # the next look tries again
-            self._finder = Finder(
-                self._port, LEADING_CONTROLLER, self._on_found, self._let_go_of_lost
-            )
+            self._finder = Finder(self._port, LEADING_CONTROLLER, self._on_found, self._ended)
         else:
-            self._finder = Finder(
-                self._port, CONTROLLER, self._on_found, self._on_lost, self._may_know
-            )
+            self._finder = Finder(self._port, CONTROLLER, self._on_found, gates=self._may_know)
         self._finder.start()
 
     def _may_know(self) -> list[Address]:
@@ -309,13 +298,10 @@ class LeaderElection:
         self._trouble = trouble
         return not trouble
 
-    def _let_go_of_lost(self) -> None:
+    def _ended(self) -> None:
         """Let the next look decide whether there is to be another controller here."""
         self._ended_at = time.monotonic()
-        finder, self._finder = self._finder, None
-        if finder is not None:
-            finder.stop()
-            self._on_lost()
+        self._let_go()
 
 
 class LeaderLease:

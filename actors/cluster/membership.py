@@ -1,4 +1,4 @@
-"""A host's end of its membership in a cluster: reports, beats, orders, leaving."""
+"""A host's end of its membership in a cluster: who leads it, reports, beats, orders, leaving."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from greenroom.actors.messages.control import HostAnswered, HostReported, KillRe
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime import draining
 from greenroom.actors.runtime.capacity import capacity_of
-from greenroom.actors.runtime.loop import Loop
+from greenroom.actors.runtime.loop import Callback, Loop
 from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
 from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import HostSettings, host_id, resolved_gates
@@ -46,6 +46,7 @@ class Membership:
         records: RunRecords,
         port: Port,
         describe: Callable[[], dict[str, Any]],
+        on_found: Callback,
     ) -> None:
         self.has_joined = False
         self.trouble = ""  # why this host has not joined
@@ -60,47 +61,88 @@ class Membership:
         self._id = host_id(settings)
         self._keys = KeyHolder(settings, port, self.report)
         self._capacity = capacity_of(settings)
-        self._controller: Address | None = None
+        self._on_found = on_found
+        self._gates = Gates(settings, port.loop)
+        self._election: LeaderElection | None = None
+        if settings.may_lead:
+            self._election = LeaderElection(
+                port, settings, self._found, self.silent_s, lambda: self.hosts
+            )
+        self.controller = self._election or Finder(
+            port, CONTROLLER, self._found, gates=self._may_know
+        )
         self._beater: Beater | None = None
         self._has_left = False
         self._answer_arrived = asyncio.Event()  # by an answer to a report
         self._obedience = EpochFence(port.loop)
         self.obeys = self._obedience.accepts
-        self.on_silence: Callable[[], None] = lambda: None
         port.on(HostAnswered, self._answered)
         port.on(KillReplica, self._kill)
 
     def begin(self) -> None:
-        """Reach for the leader, and go on reporting."""
+        """Look for the controller, and go on reporting to it and listening."""
+        self.controller.start()
         for gate in resolved_gates(self._settings)[:1]:
             self._reach(self._port.loop.machine.address_of(gate))
         self._report_again()
         self._listen()
 
-    def met_controller(self, address: Address, process: Process) -> None:
+    @property
+    def leads(self) -> bool:
+        """Whether the controller belongs on this host at present."""
+        return self._settings.join is None if self._election is None else self._election.leads
+
+    @property
+    def store_trouble(self) -> str:
+        """Why this host, which may lead, cannot use the store; "" where nothing is known."""
+        return "" if self._election is None else self._election.trouble
+
+    def obstacle(self) -> tuple[str, bool]:
+        """Return why this host will not join or lead, "" while it may; and whether that lasts."""
+        trouble = self.trouble and f"cannot join {self.others}: {self.trouble}"
+        if self._election is None:
+            return trouble, self.is_hopeless and len(self._settings.gates) == 1
+        if not (self.is_refused or self._election.never_led):
+            trouble = ""  # it will lead itself, if no other host does
+        return self._election.refusal or trouble, bool(self._election.refusal)
+
+    @property
+    def others(self) -> str:
+        """Which hosts this one joins, as a message names them."""
+        if self._settings.may_lead:
+            return f"the hosts that share {location_at(self._settings.store_name)}"
+        return ", ".join(self._settings.gates)
+
+    @property
+    def _address(self) -> Address | None:
+        """The controller's address, while there is one."""
+        return None if self.controller.found is None else self.controller.found[0]
+
+    def _may_know(self) -> list[Address]:
+        """Return the admins that may know the controller; none for a host that joins none."""
+        every = dict.fromkeys((*self._gates.look(), *self.hosts)) if self._settings.gates else ()
+        return [self._port.loop.machine.address_of(gate) for gate in every]
+
+    def _found(self, address: Address, _process: Process) -> None:
         """Report and beat to this controller from now on."""
-        self._controller = address
+        self._on_found()
         self.report()
         if self._beater is not None:
             self._beater.close()
         self._beater = Beater(self._port.loop, address, self._process.incarnation)
-
-    def lost_controller(self) -> None:
-        """Stop reporting, until another controller is met."""
-        self._controller = None
 
     def silent_s(self) -> float:
         """Return for how long the controller of another host has not answered beats."""
         return float("inf") if self._beater is None else self._beater.silent_s
 
     def _listen(self) -> None:
-        if self._controller is not None and BEATS_S < self.silent_s() < float("inf"):
-            self.on_silence()
+        if self._address is not None and BEATS_S < self.silent_s() < float("inf"):
+            self.controller.doubt()
         self._port.loop.call_later(LISTEN_S, self._listen)
 
     def report(self) -> None:
         """Tell the controller what this host is, and what runs here."""
-        if self._controller is None or self._has_left:
+        if self._address is None or self._has_left:
             return
         replicas = self._records.details("replica")
         report = HostReported(
@@ -115,13 +157,13 @@ class Membership:
             keys=self._keys.ids(),
             may_lead=self._settings.may_lead,
         )
-        self._port.loop.send(self._controller, report)
+        self._port.loop.send(self._address, report)
 
     async def ask(self) -> None:
         """Report, and wait for the answer, but not for long."""
         self._answer_arrived.clear()
         self.report()
-        if self._controller is not None:
+        if self._address is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._answer_arrived.wait(), ASK_TIMEOUT_S)
 
@@ -130,14 +172,14 @@ class Membership:
 
         Nothing happens where no controller is known, or where this host's name is another's.
         """
-        if self._controller is None or self.is_refused:
+        if self._address is None or self.is_refused:
             return False
         self.report()  # that it is stopping, so that this counts until then alone
         request_id = f"{self._process.incarnation}-{'leave' if leave else 'drain'}"
         operation = DrainHost(host=self._settings.host_name, leave=leave)
         request = request_of(operation, request_id)
         self._has_left = leave
-        return await self._port.ask(lambda: self._controller, request, timeout_s) is not None
+        return await self._port.ask(lambda: self._address, request, timeout_s) is not None
 
     def _report_again(self) -> None:
         self.report()
@@ -147,7 +189,7 @@ class Membership:
         """See why the leader cannot be reached, while the controller has not been found."""
 
         def lost() -> None:
-            if self._controller is None:
+            if self._address is None:
                 reason, self.is_hopeless = self._port.trouble(leader)
                 if reason and reason != self.trouble:
                     logger.warning("cannot join %s: %s", ", ".join(self._settings.gates), reason)
@@ -213,60 +255,3 @@ def _is_address(gate: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def find_controller(
-    port: Port,
-    settings: HostSettings,
-    membership: Membership,
-    on_found: Callable[[], None],
-) -> Finder | LeaderElection:
-    """Return what finds the controller, not started: on this host, on others, or on either."""
-    finder: Finder | LeaderElection
-    if settings.may_lead:
-        finder = LeaderElection(
-            port,
-            settings,
-            lambda *_: on_found(),
-            membership.lost_controller,
-            membership.silent_s,
-            lambda: membership.hosts,
-        )
-    else:
-        given = Gates(settings, port.loop)
-
-        def gates() -> list[Address]:
-            every = dict.fromkeys((*given.look(), *membership.hosts)) if settings.gates else ()
-            return [port.loop.machine.address_of(gate) for gate in every]
-
-        finder = Finder(port, CONTROLLER, lambda *_: on_found(), membership.lost_controller, gates)
-    membership.on_silence = finder.doubt
-    return finder
-
-
-def leads(settings: HostSettings, controller: Finder | LeaderElection) -> bool:
-    """Return whether the controller belongs on this host at present."""
-    return controller.leads if isinstance(controller, LeaderElection) else settings.join is None
-
-
-def trouble_with_store(controller: Finder | LeaderElection) -> str:
-    """Return why this host, which may lead, cannot use the store; "" where nothing is known."""
-    return controller.trouble if isinstance(controller, LeaderElection) else ""
-
-
-def obstacle(
-    settings: HostSettings, controller: Finder | LeaderElection, membership: Membership
-) -> tuple[str, bool]:
-    """Return why this host will not join or lead, "" while it still may; and whether that lasts."""
-    trouble = membership.trouble and f"cannot join {others(settings)}: {membership.trouble}"
-    if not isinstance(controller, LeaderElection):
-        return trouble, membership.is_hopeless and len(settings.gates) == 1
-    if not (membership.is_refused or controller.never_led):
-        trouble = ""  # it will lead itself, if no other host does
-    return controller.refusal or trouble, bool(controller.refusal)
-
-
-def others(settings: HostSettings) -> str:
-    """Return which hosts this one joins, as a message names them."""
-    shared = f"the hosts that share {location_at(settings.store_name)}"
-    return shared if settings.may_lead else ", ".join(settings.gates)

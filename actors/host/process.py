@@ -39,14 +39,7 @@ from typing import Any, NoReturn
 
 from thespian.actors import ActorSystem, ActorSystemException
 
-from greenroom.actors.cluster.membership import (
-    Membership,
-    find_controller,
-    leads,
-    obstacle,
-    others,
-    trouble_with_store,
-)
+from greenroom.actors.cluster.membership import Membership
 from greenroom.actors.environments import folders, packages
 from greenroom.actors.host.ends import Ends, record_end
 from greenroom.actors.host.front import Front, GrpcServer, answers_http, shown_url, url_of
@@ -349,9 +342,10 @@ class Host:
         self._supervision: list[asyncio.Future[None]] = []
         self._unasked = Unasked()
         self._port = port = Port(settings.admin_port, process, loop)
-        self._membership = Membership(settings, process, records, port, self._describe)
-        self._controller = find_controller(port, settings, self._membership, self._introduce)
-        self._proxy = Finder(port, PROXY, lambda *_: self._introduce())
+        self._membership = Membership(
+            settings, process, records, port, self._describe, self._introduce
+        )
+        self._proxy = Finder(port, PROXY, self._found_proxy)
         self._ends = Ends(settings, groups=handed_on())
         port.on(StopHost, self._stop_as_ordered)
         port.on(DescribeEnd, self._describe_end)
@@ -368,9 +362,8 @@ class Host:
             if time.monotonic() - begun_at > READY_TIMEOUT_S:
                 raise StartError("the actor system's admin does not answer; see logs/host.log")
             await asyncio.sleep(READY_POLL_S)
-        self._controller.start()
-        self._proxy.start()
         self._membership.begin()
+        self._proxy.start()
         while not (
             self._is_in_cluster()
             and self._grpc.is_ready
@@ -383,7 +376,7 @@ class Host:
                 raise StartError(
                     f"{url_of(settings)}/-/healthz does not answer 200"
                     if self._is_in_cluster()
-                    else f"cannot join {others(settings)}: no controller answers"
+                    else f"cannot join {self._membership.others}: no controller answers"
                 )
             await asyncio.sleep(READY_POLL_S)
         if not starts_over:
@@ -403,7 +396,7 @@ class Host:
             raise StartError(f"the HTTP front ended: {self._last_line('front')}")
         if self._grpc.has_ended:
             raise StartError(f"the gRPC server ended: {self._last_line('grpc')}")
-        reason, lasts = obstacle(self._settings, self._controller, self._membership)
+        reason, lasts = self._membership.obstacle()
         if reason and not self._is_in_cluster() and (lasts or passed_s > JOIN_TIMEOUT_S):
             raise StartError(reason)
 
@@ -505,18 +498,19 @@ class Host:
             return str(error)
         return ""
 
+    def _found_proxy(self, *_: object) -> None:
+        self._introduce()
+        self._membership.report()
+
     def _introduce(self) -> None:
-        """Tell the proxy of the controller, and the controller of this host."""
-        if self._controller.found is None:
-            return
-        address, process = self._controller.found
-        if self._proxy.found is not None:
-            epoch = self._controller.epoch
+        """Tell the proxy of the controller."""
+        controller = self._membership.controller
+        if controller.found is not None and self._proxy.found is not None:
+            address, process = controller.found
             meet = MeetController(
-                controller=address, process=process, by=self._process, epoch=epoch
+                controller=address, process=process, by=self._process, epoch=controller.epoch
             )
             self._port.loop.send(self._proxy.found[0], meet)
-        self._membership.met_controller(address, process)
 
     def _describe(self) -> dict[str, Any]:
         """Return what status shows of this host."""
@@ -527,7 +521,7 @@ class Host:
             "state": "DRAINING" if self._is_stopping else "RUNNING",
             "release": own_release(),
             "takes_replicas": not self._settings.no_replicas,
-            "store_trouble": trouble_with_store(self._controller),
+            "store_trouble": self._membership.store_trouble,
             "admin_pid": _living_pid(self._admin),
             "logger_pid": None,  # Thespian's logger is no process any more
             "host_pid": self._process.pid,
@@ -577,11 +571,11 @@ class Host:
             asyncio.to_thread(self._front.stop, limit_s),
             asyncio.to_thread(self._grpc.stop, limit_s),
         )
-        if leads(settings, self._controller):
+        if self._membership.leads:
             await self._stop_controller(limit_s)
         elif not forget:
             await self._membership.drain(limit_s, leave=True)
-        self._controller.stop()
+        self._membership.controller.stop()
         self._proxy.stop()
         self._port.detach()
         self._records.kill(spare=(HOST_ROLE,), under=self._process.pid)
@@ -593,11 +587,12 @@ class Host:
             forget_state(settings)
 
     async def _stop_controller(self, limit_s: float) -> None:
-        if self._controller.found is not None:
-            controller = self._controller.found[0]
-            self._controller.stop()  # this host does not follow the next leader
+        followed = self._membership.controller
+        if followed.found is not None:
+            address = followed.found[0]
+            followed.stop()  # this host does not follow the next leader
             request = request_of(StopCluster(), self._process.incarnation)
-            await self._port.ask(lambda: controller, request, limit_s)
+            await self._port.ask(lambda: address, request, limit_s)
 
 
 def _prune_folders(settings: HostSettings) -> None:

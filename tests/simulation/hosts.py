@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from greenroom.actors.cluster import leader_lease
-from greenroom.actors.cluster.membership import Membership, find_controller
+from greenroom.actors.cluster.membership import Membership
 from greenroom.actors.host.process import PRUNE_EVERY_S, Unasked
 from greenroom.actors.messages import control as cm
 from greenroom.actors.runtime.port import PROXY, Finder, Port
@@ -143,13 +143,16 @@ class HostProcess:
         port.loop.keep_beating(simulation.machine.pulse(), settings.silence_timeout_s)
         records: Any = Records(simulation, number)
         self.membership = Membership(
-            settings, process.identity, records, port, lambda: {"name": settings.host_name}
+            settings,
+            process.identity,
+            records,
+            port,
+            lambda: {"name": settings.host_name},
+            self._introduce,
         )
-        self.controller = find_controller(port, settings, self.membership, self._introduce)
         self._proxy = Finder(port, PROXY, lambda *_: self._introduce())
-        self.controller.start()
-        self._proxy.start()
         self.membership.begin()
+        self._proxy.start()
         self._simulation, self._number, self._unasked = simulation, number, Unasked()
         self._prune()
 
@@ -161,13 +164,10 @@ class HostProcess:
         self._port.loop.call_later(PRUNE_EVERY_S, self._prune)
 
     def _introduce(self) -> None:
-        found, proxy = self.controller.found, self._proxy.found
-        if found is None:
-            return
-        address, process = found
-        if proxy is not None:
+        controller, proxy = self.membership.controller, self._proxy.found
+        if controller.found is not None and proxy is not None:
+            address, process = controller.found
             meet = cm.MeetController(
-                controller=address, process=process, by=self._process, epoch=self.controller.epoch
+                controller=address, process=process, by=self._process, epoch=controller.epoch
             )
             self._port.loop.send(proxy[0], meet)
-        self.membership.met_controller(address, process)

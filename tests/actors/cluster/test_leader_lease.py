@@ -84,7 +84,7 @@ def test_who_looks_for_the_leader_goes_on_after_an_error_of_any_kind(
     posted: queue.Queue[Callable[[], None]] = queue.Queue()
     port: Any = SimpleNamespace(loop=SimpleNamespace(post=posted.put))
     nothing: Any = lambda *_: ()  # noqa: E731
-    election = leading.LeaderElection(port, settings, nothing, nothing, nothing, nothing)
+    election = leading.LeaderElection(port, settings, nothing, nothing, nothing)
     election.start()
     try:
         assert [posted.get(timeout=20) for _ in range(3)] == [election._could_not_look] * 3

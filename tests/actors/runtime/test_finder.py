@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from thespian.system.messages.admin import PendingActor, PendingActorResponse
 
 from greenroom.actors.cluster import membership as membership_module
+from greenroom.actors.cluster.membership import Membership
 from greenroom.actors.messages import admin as am
 from greenroom.actors.messages.control import Identify, IdentifyReply
 from greenroom.actors.messages.queries import AskProxy, AskProxyReply, Process
@@ -19,6 +22,7 @@ from greenroom.actors.runtime.loop import nothing
 from greenroom.actors.runtime.machine import Machine
 from greenroom.actors.runtime.port import CONTROLLER, PROXY, Finder, Port
 from greenroom.actors.runtime.processes import this_process
+from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.actors.transport.descriptors import close_loop
 from greenroom.core.operations import ListBackends
@@ -147,25 +151,25 @@ def test_who_doubts_goes_on_to_a_later_controller_and_never_to_an_earlier_one(
 
 
 def test_a_host_that_joined_by_one_leader_asks_those_too_that_it_was_told_of(
-    monkeypatch: pytest.MonkeyPatch, loop: asyncio.AbstractEventLoop
+    monkeypatch: pytest.MonkeyPatch, loop: asyncio.AbstractEventLoop, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(membership_module, "resolved_gates", lambda settings: settings.gates)
     monkeypatch.setattr(port_module, "FIND_RETRY_S", 0.001)
     system = System(loop)
-    membership: Any = SimpleNamespace(hosts=(), lost_controller=nothing)
-    given = {"bind": "10.0.0.3", "join": "10.0.0.1:1900"}
-    finder = membership_module.find_controller(
-        port_to(system), read_settings({}, **given), membership, nothing
+    given = {"bind": "10.0.0.3", "join": "10.0.0.1:1900", "state_dir": str(tmp_path)}
+    process, records = Process(1, 1, secrets.token_hex(8)), RunRecords(tmp_path)
+    membership = Membership(
+        read_settings({}, **given), process, records, port_to(system), dict, nothing
     )
     membership.hosts = ("10.0.0.1:1900", "10.0.0.2:1900")  # as its controller has answered
-    finder.start()
+    membership.controller.start()
 
     async def all_are_asked() -> None:
         while not any("10.0.0.2" in each for each in system.located):
             await asyncio.sleep(0.001)
 
     loop.run_until_complete(asyncio.wait_for(all_are_asked(), 20))
-    finder.stop()
+    membership.controller.stop()
     assert any("10.0.0.1" in each for each in system.located)
 
 
