@@ -19,7 +19,8 @@ import struct
 from collections.abc import Callable
 
 from greenroom.actors.messages.queries import Address
-from greenroom.actors.runtime.loop import BeatLink, Callback, Loop, Timer
+from greenroom.actors.runtime.loop import Callback, Loop, Timer
+from greenroom.actors.transport.beats import BeatLink
 
 logger = logging.getLogger(__name__)
 

@@ -20,11 +20,13 @@ import resource
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime.liveness import Pulse, SilenceWatch
 from greenroom.actors.runtime.machine import MACHINE, Machine
+from greenroom.actors.transport.beats import BeatLink
+from greenroom.actors.transport.mailbox import Mailbox
 from greenroom.core.silence import TICK_S
 
 logger = logging.getLogger(__name__)
@@ -54,67 +56,6 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-class Transport(Protocol):
-    """What a :class:`Loop` needs of the transport of its process."""
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that everything runs on."""
-
-    deliveries_at_once: int  # to one target, before what gathers is better sent as one message
-
-    def at_turn_end(self, callback: Callback) -> None:
-        """Call back once, when what has arrived is dealt with."""
-
-    def send(
-        self,
-        target: Address,
-        message: Any,
-        on_sent: Callback | None,
-        on_failed: Callback | None,
-    ) -> None:
-        """Send; then one of the callbacks, once that has arrived or failed."""
-
-    def write(self, target: Address) -> None:
-        """Write what was sent to ``target`` now, where that is cheap."""
-
-    @property
-    def starved_s(self) -> float:
-        """For how long links that were needed could not be made for lack of descriptors."""
-
-    def is_here(self, target: Address) -> bool:
-        """Return whether ``target`` is on this host."""
-
-    def watch_remote(self, target: Address, on_lost: Callable[[bool], None]) -> Callback | None:
-        """Call back whenever the process at ``target`` has died or cannot be reached any more.
-
-        ``on_lost`` gets whether it is certainly dead. Returns a canceller; None when ``target`` is
-        on this host, where pidfds tell.
-        """
-
-    def try_host(self, gate: Address) -> None:
-        """See whether another host still answers, on every connection with it.
-
-        Each that does not is lost within some two seconds. Idle ones take up to 15 s more else.
-        """
-
-    def beat_link(self, target: Address, on_answer: Callable[[bytes], None]) -> BeatLink | None:
-        """Return a link for beats to another process, which answers each; None on this host."""
-
-    def answer_beats(self, answer: Callable[[bytes], bytes]) -> None:
-        """Answer beats so, of as many bytes, or b"" for none; before, each is its own answer."""
-
-
-class BeatLink(Protocol):
-    """A link for beats to one process of another host, which nothing else delays."""
-
-    def send(self, beat: bytes) -> None:
-        """Send ``BEAT_SIZE`` bytes. They may arrive late, or never."""
-
-    def close(self) -> None:
-        """Let go of it."""
-
-
 class Loop:
     """One process's loop; ``on_error`` gets what a callback raises.
 
@@ -124,17 +65,17 @@ class Loop:
 
     def __init__(
         self,
-        transport: Transport,
+        mailbox: Mailbox,
         on_error: Callable[[Exception], None] | None = None,
         machine: Machine = MACHINE,
     ) -> None:
-        self.asyncio = transport.loop  # for coroutines
+        self.asyncio = mailbox.loop  # for coroutines
         self._early_s = 0.0 if isinstance(self.asyncio, asyncio.BaseEventLoop) else EARLY_S
         self.machine = machine
         self.on_error = on_error
         self._is_stopped = False
-        self.deliveries_at_once = transport.deliveries_at_once
-        self._transport = transport
+        self.deliveries_at_once = mailbox.deliveries_at_once
+        self._mailbox = mailbox
         self._posted: deque[Callback] = deque()
         self._woken = False
         self._pidfds: dict[int, Process] = {}
@@ -176,15 +117,15 @@ class Loop:
         """
         sent = None if on_sent is None else partial(self.guarded, on_sent)
         failed = None if on_failed is None else partial(self.guarded, on_failed)
-        self._transport.send(target, message, sent, failed)
+        self._mailbox.send(target, message, sent, failed)
 
     def is_here(self, target: Address) -> bool:
         """Return whether ``target`` is on this host, where the end of a process is certain."""
-        return self._transport.is_here(target)
+        return self._mailbox.is_here(target)
 
     def write(self, target: Address) -> None:
         """Write what was sent to ``target`` now, not at the turn's end."""
-        self._transport.write(target)
+        self._mailbox.write(target)
 
     def post(self, callback: Callback) -> None:
         """Run ``callback`` on the loop soon; callable from any thread; dropped after its end."""
@@ -215,11 +156,11 @@ class Loop:
     @property
     def starved_s(self) -> float:
         """Return for how long links that were needed could not be made, for lack of descriptors."""
-        return self._transport.starved_s
+        return self._mailbox.starved_s
 
     def at_turn_end(self, callback: Callback) -> None:
         """Run ``callback`` when the present messages or callback have been dealt with."""
-        self._transport.at_turn_end(partial(self.guarded, callback))
+        self._mailbox.at_turn_end(partial(self.guarded, callback))
 
     def call_later(self, delay_s: float, callback: Callback) -> Timer:
         """Run ``callback`` in ``delay_s`` seconds, never before; when idle, 3 ms late at most."""
@@ -243,16 +184,19 @@ class Loop:
         return self._watch_here(process, on_exit) if cancel is None else cancel
 
     def try_host(self, gate: str) -> None:
-        """See whether the host at HOST:PORT still answers, on every connection with it."""
-        self._transport.try_host(self.machine.address_of(gate))
+        """See whether the host at HOST:PORT still answers, on every connection with it.
+
+        Each that does not is lost within some two seconds. Idle ones take up to 15 s more else.
+        """
+        self._mailbox.try_host(self.machine.address_of(gate))
 
     def beat_link(self, target: Address, on_answer: Callable[[bytes], None]) -> BeatLink | None:
         """Return a link for beats to the process at ``target``; None for one on this host."""
-        return self._transport.beat_link(target, partial(self.guarded, on_answer))
+        return self._mailbox.beat_link(target, partial(self.guarded, on_answer))
 
     def answer_beats(self, answer: Callable[[bytes], bytes]) -> None:
         """Answer the beats of other hosts' processes so from now on; b"" is no answer."""
-        self._transport.answer_beats(answer)
+        self._mailbox.answer_beats(answer)
 
     def _watch_remote(
         self, at: Address, on_exit: Callback, on_unreachable: Callback | None
@@ -265,7 +209,7 @@ class Loop:
             else:
                 self.guarded(on_unreachable)
 
-        cancel = self._transport.watch_remote(at, lost)
+        cancel = self._mailbox.watch_remote(at, lost)
         return cancel
 
     def _watch_here(self, process: Process, on_exit: Callback) -> Callback:

@@ -113,12 +113,12 @@ class Inbox(deque[Envelope]):
 
 
 class Mailbox:
-    """The messages of the process at ``own``, on ``loop``; see :class:`.runtime.loop.Transport`.
+    """The messages of the process at ``own``, on ``loop``.
 
     OSError where its address is taken, ClusterKeyError where the cluster's file cannot be used.
     """
 
-    deliveries_at_once = 256
+    deliveries_at_once = 256  # to one target, before what gathers is better sent as one message
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class Mailbox:
     def send(
         self, target: Any, message: Any, on_sent: Callback | None, on_failed: Callback | None
     ) -> None:
-        """Send; on the loop's thread.
+        """Send; then one of the callbacks, once that has arrived or failed; on the loop's thread.
 
         The acknowledgement is not urgent, so it may come with others.
         """
@@ -329,7 +329,11 @@ class Mailbox:
         return type(address) is ProcessAddress and address.host == self._own.host
 
     def watch_remote(self, target: Any, on_lost: OnLost) -> Callback | None:
-        """Call back whenever the process at ``target`` is lost; None for one of this host."""
+        """Call back whenever the process at ``target`` has died or cannot be reached any more.
+
+        ``on_lost`` gets whether it is certainly dead. Returns a canceller; None when ``target`` is
+        on this host, where pidfds tell.
+        """
         address = target.addressDetails
         if type(address) is not ProcessAddress or address.host == self._own.host:
             return None
