@@ -89,3 +89,9 @@ def _no_garbage_is_left() -> Iterator[None]:
     """
     yield
     gc.collect()
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Run tests that are coroutines, which the mark ``anyio`` is for, on asyncio alone."""
+    return "asyncio"

@@ -33,6 +33,8 @@ from tests.http.conftest import Answer, AppClient
 from tests.http.fake_link import FakeLink
 from tests.support.systems import alive, wait_until
 
+pytestmark = pytest.mark.anyio
+
 NOW = 1_000.0
 APPLICATIONS = "/api/serve/applications/"
 CODE = {"code": base64.b64encode(b"+/\xff?").decode(), "code_hash": "hash"}
@@ -391,7 +393,7 @@ def test_an_operation_that_reads_takes_a_small_body(api: Api) -> None:
     assert api.problem("PUT", "/serve/applications/", {"none": "x" * 2_000_000})[0] == 413
 
 
-def test_requests_without_a_controller_wait_at_the_same_time(api: Api) -> None:
+async def test_requests_without_a_controller_wait_at_the_same_time(api: Api) -> None:
     asked = []
 
     async def slowly(request: Request, timeout_s: float) -> Any:
@@ -399,14 +401,11 @@ def test_requests_without_a_controller_wait_at_the_same_time(api: Api) -> None:
         await asyncio.sleep(0.05)
         raise NotRunningError("no controller answers")
 
-    async def several() -> list[Answer]:
-        head = ((b"host", b"localhost"), (b"authorization", b"Bearer admin"))
-        path = "/-/api/v1/list_backends"
-        calls = [api.front.call("GET", path, headers=head) for _ in range(10)]
-        return await asyncio.gather(*calls)
-
     api.link.request = slowly  # type: ignore[method-assign]
-    assert {answer.status for answer in asyncio.run(several())} == {503}
+    head = ((b"host", b"localhost"), (b"authorization", b"Bearer admin"))
+    path = "/-/api/v1/list_backends"
+    calls = [api.front.call("GET", path, headers=head) for _ in range(10)]
+    assert {answer.status for answer in (await asyncio.gather(*calls))} == {503}
     assert len(asked) == 1
 
 

@@ -10,6 +10,8 @@ from greenroom.http_front.app import PAGE_TIMEOUT_S
 from greenroom.http_front.bodies import AT_ONCE_S, EARLY, WHOLE
 from tests.http.wire import Conversation, connected, turn_over
 
+pytestmark = pytest.mark.anyio
+
 HOST = (b"host", b"test")
 WANTS_JSON = (HOST, (b"accept", b"application/json"))
 CHUNKED = (HOST, (b"transfer-encoding", b"chunked"))
@@ -61,18 +63,6 @@ def test_an_absolute_target_is_routed_by_its_path(app):
     assert app.link.asked[0].call.raw_path == b"/a/b"
 
 
-def test_a_request_without_host_is_refused_from_http_1_1_on(app):
-    assert app.ask(headers=()).status == 400
-    assert app.ask(headers=(), http_version="1.0").status == 200
-
-
-def test_a_body_in_pieces_arrives_whole(app):
-    app.ask(
-        "POST", headers=CHUNKED, body=b"2\r\nab\r\n", rest=(b"2\r\nab\r\n", b"1\r\nc\r\n0\r\n\r\n")
-    )
-    assert app.link.asked[0].call.body == b"ababc"
-
-
 @pytest.mark.parametrize("headers", [CHUNKED, (HOST, (b"content-length", b"9"))])
 def test_a_truncated_body_never_reaches_user_code(app, headers):
     with pytest.raises(IndexError):  # there is no response
@@ -106,110 +96,99 @@ def posting(length=None, **headers):
     return b"\r\n".join([b"POST / HTTP/1.1", b"host: test", size, *lines, b"", b""])
 
 
-def test_a_large_body_takes_no_slot_before_its_first_mebibyte_is_here(app):
-    async def run():
-        connection = connected(app.front)
-        connection.say(posting(2 * WHOLE))
-        for _ in range(WHOLE // 65536):
-            assert not app.link.asked
-            connection.say(b"x" * 65536)
-            await turn_over()
-        connection.say(b"x" * WHOLE)
+async def test_a_large_body_takes_no_slot_before_its_first_mebibyte_is_here(app):
+    connection = connected(app.front)
+    connection.say(posting(2 * WHOLE))
+    for _ in range(WHOLE // 65536):
+        assert not app.link.asked
+        connection.say(b"x" * 65536)
         await turn_over()
-        await connection.end()
-
-    asyncio.run(run())
+    connection.say(b"x" * WHOLE)
+    await turn_over()
+    await connection.end()
     assert app.link.asked[0].call.body == b"x" * 2 * WHOLE
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_of_one_client_few_queries_leave_before_that(app, waits):
+async def test_of_one_client_few_queries_leave_before_that(app, waits):
     app.link.handler = lambda _asked: asyncio.Event().wait()
     head = posting(2 * WHOLE, expect=b"100-continue") if waits else posting()
 
-    async def run():
-        first = connected(app.front)
-        talks = [first] + [
-            Conversation(app.front, app.front.options, connections=first.connections)
-            for _ in range(2 * EARLY)
-        ]
-        proxied = [head.replace(b"host", b"x-forwarded-for: 9.9.9.9\r\nhost")]
-        begun = 0
+    first = connected(app.front)
+    talks = [first] + [
+        Conversation(app.front, app.front.options, connections=first.connections)
+        for _ in range(2 * EARLY)
+    ]
+    proxied = [head.replace(b"host", b"x-forwarded-for: 9.9.9.9\r\nhost")]
+    begun = 0
 
-        async def submitted(query, on_feed=None):
-            nonlocal begun
-            begun += 1
-            await asyncio.Event().wait()
+    async def submitted(query, on_feed=None):
+        nonlocal begun
+        begun += 1
+        await asyncio.Event().wait()
 
-        app.link.ask = submitted
-        for talk in talks[1:]:
-            talk.say(head if waits else head + b"1\r\nx\r\n")
-        while begun < EARLY:
-            await asyncio.sleep(0)
-        await asyncio.sleep(2 * AT_ONCE_S)
-        assert begun == EARLY
-        talks[0].say(proxied[0] if waits else proxied[0] + b"1\r\nx\r\n")
-        while begun < EARLY + 1:  # another client
-            await asyncio.sleep(0)
-        talks[-1].say(b"x" * 2 * WHOLE if waits else b"0\r\n\r\n")  # it is here
-        while begun < EARLY + 2:
-            await asyncio.sleep(0)
-        talks[1].protocol.connection_lost(None)
-        await turn_over()
-        talks[1] = Conversation(app.front, app.front.options, connections=first.connections)
-        talks[1].say(head if waits else head + b"1\r\nx\r\n")
-        while begun < EARLY + 3:  # its place is free again
-            await asyncio.sleep(0)
-        for talk in talks:
-            talk.protocol.connection_lost(None)
-        await first.end()
-
-    asyncio.run(asyncio.wait_for(run(), 20))
+    app.link.ask = submitted
+    for talk in talks[1:]:
+        talk.say(head if waits else head + b"1\r\nx\r\n")
+    while begun < EARLY:
+        await asyncio.sleep(0)
+    await asyncio.sleep(2 * AT_ONCE_S)
+    assert begun == EARLY
+    talks[0].say(proxied[0] if waits else proxied[0] + b"1\r\nx\r\n")
+    while begun < EARLY + 1:  # another client
+        await asyncio.sleep(0)
+    talks[-1].say(b"x" * 2 * WHOLE if waits else b"0\r\n\r\n")  # it is here
+    while begun < EARLY + 2:
+        await asyncio.sleep(0)
+    talks[1].protocol.connection_lost(None)
+    await turn_over()
+    talks[1] = Conversation(app.front, app.front.options, connections=first.connections)
+    talks[1].say(head if waits else head + b"1\r\nx\r\n")
+    while begun < EARLY + 3:  # its place is free again
+        await asyncio.sleep(0)
+    for talk in talks:
+        talk.protocol.connection_lost(None)
+    await first.end()
 
 
-def test_a_query_with_its_first_mebibyte_takes_no_place_of_those_that_leave_before(app):
+async def test_a_query_with_its_first_mebibyte_takes_no_place_of_those_that_leave_before(app):
     begun = []
 
     async def submitted(query, on_feed=None):
         begun.append(query)
         await asyncio.Event().wait()
 
-    async def run():
-        first = connected(app.front)
-        app.link.ask = submitted
-        talks = [first] + [
-            Conversation(app.front, app.front.options, connections=first.connections)
-            for _ in range(EARLY)
-        ]
-        for talk in talks[1:]:
-            talk.say(posting() + b"%x\r\n%b\r\n" % (WHOLE, bytes(WHOLE)))
-        while len(begun) < EARLY:
-            await asyncio.sleep(0)
-        first.say(posting() + b"1\r\nx\r\n")
-        while len(begun) < EARLY + 1:
-            await asyncio.sleep(0)
-        for talk in talks:
-            talk.protocol.connection_lost(None)
-        await first.end()
-
-    asyncio.run(asyncio.wait_for(run(), 20))
+    first = connected(app.front)
+    app.link.ask = submitted
+    talks = [first] + [
+        Conversation(app.front, app.front.options, connections=first.connections)
+        for _ in range(EARLY)
+    ]
+    for talk in talks[1:]:
+        talk.say(posting() + b"%x\r\n%b\r\n" % (WHOLE, bytes(WHOLE)))
+    while len(begun) < EARLY:
+        await asyncio.sleep(0)
+    first.say(posting() + b"1\r\nx\r\n")
+    while len(begun) < EARLY + 1:
+        await asyncio.sleep(0)
+    for talk in talks:
+        talk.protocol.connection_lost(None)
+    await first.end()
 
 
 @pytest.mark.parametrize("middlewares", [[], [("tests.support.middlewares:Buffer", {})]])
-def test_a_body_that_comes_too_slowly_is_408_also_where_a_middleware_reads_it(app, middlewares):
-    async def run():
-        connection = connected(app.front)
-        connection.say(posting(100))
-        await turn_over()
-        now = asyncio.get_running_loop().time() + app.front.options.body_timeout_s + 1
-        connection.connections.give_up(now, idle_s=1000, fresh_s=1000)
-        await turn_over()
-        written = connection.wire.written
-        await connection.end()
-        return written
-
+async def test_a_body_that_comes_too_slowly_is_408_also_where_a_middleware_reads_it(
+    app, middlewares
+):
     app.rebuild(middlewares=middlewares)
-    written = asyncio.run(run())
+    connection = connected(app.front)
+    connection.say(posting(100))
+    await turn_over()
+    now = asyncio.get_running_loop().time() + app.front.options.body_timeout_s + 1
+    connection.connections.give_up(now, idle_s=1000, fresh_s=1000)
+    await turn_over()
+    written = connection.wire.written
+    await connection.end()
     assert written.startswith(b"HTTP/1.1 408 ")
     assert b"too slowly" in written
     assert [line["status"] for line in app.log()] == [408]
@@ -448,25 +427,6 @@ def test_a_clients_request_id_is_taken_over_if_it_is_fit(app, offered, is_taken)
     assert (answer["x-request-id"].encode() == offered) is is_taken
 
 
-def test_a_client_that_leaves_cancels_the_query_and_is_logged_as_499(app):
-    async def hang(asked):
-        await asyncio.Event().wait()
-
-    async def leave():
-        connection = connected(app.front)
-        connection.say(b"GET /left HTTP/1.1\r\nHost: test\r\n\r\n")
-        await turn_over()
-        await connection.end()
-        await turn_over()
-        assert not connection.wire.written
-
-    app.link.handler = hang
-    asyncio.run(leave())
-    assert app.link.cancelled == 1
-    assert app.front.requests.in_flight == 0
-    assert app.log()[0]["status"] == 499
-
-
 # --- our own pages --------------------------------------------------------------------------------
 
 
@@ -547,7 +507,7 @@ def test_while_draining_health_and_new_queries_are_503_and_the_connection_closes
     assert not app.link.asked
 
 
-def test_metrics_are_scraped_once_at_a_time_and_kept_for_a_second(app, monkeypatch):
+async def test_metrics_are_scraped_once_at_a_time_and_kept_for_a_second(app, monkeypatch):
     clock, scraped, gate = [100.0], [], asyncio.Event()
     monkeypatch.setattr("greenroom.http_front.link.monotonic", lambda: clock[0])
 
@@ -564,16 +524,13 @@ def test_metrics_are_scraped_once_at_a_time_and_kept_for_a_second(app, monkeypat
         gate.set()
         return [(await each).text for each in asking]
 
-    async def run():
-        own, every = "/-/metrics?host=self", "/-/metrics"
-        assert await ask(every, every, own) == ["text 2", "text 2", "text 2"]
-        assert sorted(scraped) == [False, True]
-        clock[0] += 0.9
-        assert await ask(every) == ["text 2"]
-        clock[0] += 0.2
-        assert await ask(every) == ["text 3"]
-
-    asyncio.run(run())
+    own, every = "/-/metrics?host=self", "/-/metrics"
+    assert await ask(every, every, own) == ["text 2", "text 2", "text 2"]
+    assert sorted(scraped) == [False, True]
+    clock[0] += 0.9
+    assert await ask(every) == ["text 2"]
+    clock[0] += 0.2
+    assert await ask(every) == ["text 3"]
 
 
 def test_routes_are_json_and_metrics_are_prometheus_text(app):

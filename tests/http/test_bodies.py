@@ -11,6 +11,8 @@ from greenroom.http_front.bodies import MAX_CHUNK_LINE_BYTES, ChunkedBody, Refus
 from greenroom.http_front.protocol import AHEAD, LARGE, MOST_READ, READ
 from tests.http.wire import Conversation
 
+pytestmark = pytest.mark.anyio
+
 BEHIND = b"GET /next HTTP/1.1\r\n"
 
 
@@ -55,42 +57,49 @@ def test_a_body_is_the_same_however_it_is_cut(chunks, last, cuts):
     assert read(data, cuts) == (expected, BEHIND)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\r\n",
-        b"g\r\n",
-        b"-1\r\n",
-        b"+1\r\n",
-        b"0x1\r\n",
-        b" 1\r\n",
-        b"1 \r\n",
-        b"1 ;a\r\n",
-        b"1\t\r\n",
-        b"1_0\r\n",
-        b"\xd9\xa3\r\n",
-        b"1\n",
-        b"1;a\n",
-        b"1;a\rb\r\n",
-        b"1;\0\r\n",
-        b"1\r\r\n",
-        b"1" * 17 + b"\r\n",
-        b"1;" + b"a" * MAX_CHUNK_LINE_BYTES,
-        b"1\r\nab",
-        b"1\r\na\n",
-        b"1\r\na\rb",
-        b"1\r\na\r\r\n",
-        b"0\r\nno colon\r\n",
-        b"0\r\n: no name\r\n",
-        b"0\r\nA : b\r\n",
-        b"0\r\nA: b\n",
-        b"0\r\nA: \0\r\n",
-        b"0\r\nA: b\r\n folded\r\n",
-        b"0\r\nContent-Length: 5\r\n",
-        b"0\r\nTransfer-Encoding: chunked\r\n",
-        b"0\r\n\n",
-    ],
-)
+BROKEN = [
+    b"\r\n",
+    b"g\r\n",
+    b"-1\r\n",
+    b"+1\r\n",
+    b"0x1\r\n",
+    b" 1\r\n",
+    b"1 \r\n",
+    b"1 ;a\r\n",
+    b"1\t\r\n",
+    b"1_0\r\n",
+    b"\xd9\xa3\r\n",
+    b"1\n",
+    b"1;a\n",
+    b"1;a\rb\r\n",
+    b"1;\0\r\n",
+    b"1\r\r\n",
+    b"1\r0\n",
+    b"1\0\r\n",
+    b"1these-bytes\r\n",
+    b"_0\r\n",
+    b"0\n",
+    b"1\r\naXX",
+    b"1" * 17 + b"\r\n",
+    b"1;" + b"a" * MAX_CHUNK_LINE_BYTES,
+    b"1\r\nab",
+    b"1\r\na\n",
+    b"1\r\na\rb",
+    b"1\r\na\r\r\n",
+    b"0\r\nno colon\r\n",
+    b"0\r\n: no name\r\n",
+    b"0\r\nA : b\r\n",
+    b"0\r\nA: b\n",
+    b"0\r\nA: \0\r\n",
+    b"0\r\nA: b\rc\r\n",
+    b"0\r\nA: b\r\n folded\r\n",
+    b"0\r\nContent-Length: 5\r\n",
+    b"0\r\nTransfer-Encoding: chunked\r\n",
+    b"0\r\n\n",
+]
+
+
+@pytest.mark.parametrize("data", BROKEN)
 def test_what_is_none_is_refused_at_once_and_byte_by_byte(data):
     for cuts in ((), range(len(data))):
         with pytest.raises(RefusedRequestError) as raised:
@@ -177,7 +186,7 @@ async def turn():
     coded=st.sets(st.integers(0, 2)),
 )
 @settings(max_examples=60)
-def test_bodies_and_the_requests_behind_them_arrive_however_they_are_cut(
+async def test_bodies_and_the_requests_behind_them_arrive_however_they_are_cut(
     sizes, cuts, gives_turns, coded
 ):
     bodies = [random.Random(size).randbytes(size) for size in sizes]
@@ -185,104 +194,85 @@ def test_bodies_and_the_requests_behind_them_arrive_however_they_are_cut(
     sent = b"".join(form(b"/%d" % n, bodies[n]) for n, form in enumerate(forms)) + NEXT
     ends = sorted({cut for cut in cuts if cut < len(sent)} | {len(sent)})
 
-    async def run():
-        server, start = Server(), 0
-        for end in ends:
-            server.connection.say(sent[start:end])
-            start = end
-            if gives_turns:
-                await turn()
-        for _ in range(10):
+    server, start = Server(), 0
+    for end in ends:
+        server.connection.say(sent[start:end])
+        start = end
+        if gives_turns:
             await turn()
-        assert not server.wire.closed
-        assert server.connections.waiting_bytes == 0
-        await server.connection.end()
-        return server
-
-    server = asyncio.run(run())
+    for _ in range(10):
+        await turn()
+    assert not server.wire.closed
+    assert server.connections.waiting_bytes == 0
+    await server.connection.end()
     assert server.bodies == {f"/{n}": body for n, body in enumerate(bodies)} | {"/next": b""}
     assert server.wire.written.count(b"HTTP/1.1 200 ") == len(bodies) + 1
 
 
-def test_what_comes_when_it_is_waited_for_is_passed_on_as_it_came():
-    async def run():
-        server = Server()
-        body = b"x" * (4 * LARGE)
-        sent = request(b"/", body)
-        server.connection.say(sent[: -len(body)])
-        for start in range(0, len(body), LARGE):
-            await turn()
-            server.connection.say(body[start : start + LARGE])
+async def test_what_comes_when_it_is_waited_for_is_passed_on_as_it_came():
+    server = Server()
+    body = b"x" * (4 * LARGE)
+    sent = request(b"/", body)
+    server.connection.say(sent[: -len(body)])
+    for start in range(0, len(body), LARGE):
         await turn()
-        await server.connection.end()
-        return server
+        server.connection.say(body[start : start + LARGE])
+    await turn()
+    await server.connection.end()
+    assert server.parts == [LARGE] * 4
 
-    assert asyncio.run(run()).parts == [LARGE] * 4
 
-
-def test_while_much_of_it_is_not_taken_no_more_is_read():
-    async def run():
-        server = Server()
-        body = b"x" * (8 * AHEAD)
-        server.connection.say(request(b"/", body)[: -len(body)])
-        for _ in range(2):
-            assert not server.wire.paused
-            server.connection.say(b"x" * AHEAD)
-        assert server.wire.paused
-        await turn()
+async def test_while_much_of_it_is_not_taken_no_more_is_read():
+    server = Server()
+    body = b"x" * (8 * AHEAD)
+    server.connection.say(request(b"/", body)[: -len(body)])
+    for _ in range(2):
         assert not server.wire.paused
-        await server.connection.end()
-
-    asyncio.run(run())
-
-
-def test_more_is_read_at_once_while_all_of_it_is_taken_and_as_ever_behind_it():
-    async def run():
-        server = Server()
-        server.wire.max_size = READ
-        body = b"x" * (4 * AHEAD)
-        sent = request(b"/", body)
-        server.connection.say(sent[: -len(body) + 1])
-        server.connection.say(body[:AHEAD])
-        assert server.wire.max_size == READ, "nobody has taken the first byte"
-        await turn()
-        server.connection.say(body[:AHEAD])
-        assert server.wire.max_size == MOST_READ
-        server.connection.say(body[: 2 * AHEAD - 1])
-        assert server.wire.max_size == READ
-        await turn()
-        await server.connection.end()
-        return server.bodies
-
-    assert asyncio.run(run()) == {"/": b"x" * (4 * AHEAD)}
+        server.connection.say(b"x" * AHEAD)
+    assert server.wire.paused
+    await turn()
+    assert not server.wire.paused
+    await server.connection.end()
 
 
-def test_what_is_left_of_a_body_behind_its_answer_is_dropped_and_the_next_request_is_served():
-    async def run():
-        server = Server(reads=False)
-        sent = request(b"/", b"x" * (4 * AHEAD))
-        server.connection.say(sent[:100])
-        await turn()
-        assert server.wire.written.startswith(b"HTTP/1.1 200 ")
-        for start in range(100, len(sent), AHEAD):
-            server.connection.say(sent[start : start + AHEAD])
-        assert not server.wire.paused
-        server.connection.say(NEXT)
-        await turn()
-        await server.connection.end()
-        return server
+async def test_more_is_read_at_once_while_all_of_it_is_taken_and_as_ever_behind_it():
+    server = Server()
+    server.wire.max_size = READ
+    body = b"x" * (4 * AHEAD)
+    sent = request(b"/", body)
+    server.connection.say(sent[: -len(body) + 1])
+    server.connection.say(body[:AHEAD])
+    assert server.wire.max_size == READ, "nobody has taken the first byte"
+    await turn()
+    server.connection.say(body[:AHEAD])
+    assert server.wire.max_size == MOST_READ
+    server.connection.say(body[: 2 * AHEAD - 1])
+    assert server.wire.max_size == READ
+    await turn()
+    await server.connection.end()
+    assert server.bodies == {"/": b"x" * (4 * AHEAD)}
 
-    assert list(asyncio.run(run()).bodies) == ["/", "/next"]
+
+async def test_what_is_left_of_a_body_behind_its_answer_is_dropped_and_the_next_request_is_served():
+    server = Server(reads=False)
+    sent = request(b"/", b"x" * (4 * AHEAD))
+    server.connection.say(sent[:100])
+    await turn()
+    assert server.wire.written.startswith(b"HTTP/1.1 200 ")
+    for start in range(100, len(sent), AHEAD):
+        server.connection.say(sent[start : start + AHEAD])
+    assert not server.wire.paused
+    server.connection.say(NEXT)
+    await turn()
+    await server.connection.end()
+    assert list(server.bodies) == ["/", "/next"]
 
 
 @pytest.mark.parametrize("came", [0, LARGE])
-def test_a_client_that_leaves_amid_it_is_told_of(came):
-    async def run():
-        server = Server()
-        server.connection.say(request(b"/", b"x" * (4 * AHEAD))[: 60 + came])
-        await turn()
-        await server.connection.end()
-        await turn()
-        return server.bodies
-
-    assert asyncio.run(run()) in ({"/": None}, {})  # its task is cancelled while it waits
+async def test_a_client_that_leaves_amid_it_is_told_of(came):
+    server = Server()
+    server.connection.say(request(b"/", b"x" * (4 * AHEAD))[: 60 + came])
+    await turn()
+    await server.connection.end()
+    await turn()
+    assert server.bodies in ({"/": None}, {})  # its task is cancelled while it waits

@@ -24,6 +24,8 @@ from greenroom.http_front import short_way
 from greenroom.http_front.responses import StreamedBody
 from tests.http.wire import connected, turn_over
 
+pytestmark = pytest.mark.anyio
+
 GET = b"GET %b HTTP/1.1\r\nHost: a\r\nX-Request-ID: id\r\n\r\n"
 FORMS = {
     "a path": GET % b"/ok",
@@ -166,25 +168,21 @@ def test_both_ways_give_the_same_bytes_and_lines_of_the_log(app, request_bytes, 
 @pytest.mark.parametrize(
     ("version", "asked"), [(b"1.1", b"HTTP/1.1 100 Continue\r\n\r\n"), (b"1.0", b"")]
 )
-def test_a_client_that_waits_with_its_body_is_asked_for_it_once_if_it_knows_how(
+async def test_a_client_that_waits_with_its_body_is_asked_for_it_once_if_it_knows_how(
     app, has_short_way, version, asked
 ):
     app.rebuild(short_way=has_short_way)
     head = FORMS["a body that did not wait"].removesuffix(b"ab").replace(b"/1.1", b"/" + version)
 
-    async def talk():
-        connection = connected(app.front)
-        connection.say(head)
-        await turn_over()
-        before = connection.wire.written
-        connection.say(b"ab")
-        await turn_over()
-        await connection.end()
-        return before, connection.wire.written.removeprefix(before)
-
-    before, answered = asyncio.run(talk())
+    connection = connected(app.front)
+    connection.say(head)
+    await turn_over()
+    before = connection.wire.written
+    connection.say(b"ab")
+    await turn_over()
+    await connection.end()
     assert before == asked
-    assert answered.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert connection.wire.written.removeprefix(before).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 @pytest.mark.parametrize("has_short_way", [True, False])
@@ -259,21 +257,18 @@ def test_without_a_router_a_request_waits_for_it_the_long_way_as_one_request(app
 
 
 @pytest.mark.parametrize(("has_short_way", "begins"), [(True, True), (True, False), (False, True)])
-def test_a_client_that_leaves_ends_the_stream_it_gets(app, has_short_way, begins):
+async def test_a_client_that_leaves_ends_the_stream_it_gets(app, has_short_way, begins):
     source = Source()
     app.rebuild(short_way=has_short_way)
     app.link.handler = lambda _asked: stream(b"first", source=source, is_over=False)
 
-    async def leave():
-        connection = connected(app.front)
-        connection.say(GET % b"/")
-        if begins:
-            await turn_over()
-            assert b"first" in connection.wire.written
-        await connection.end()
+    connection = connected(app.front)
+    connection.say(GET % b"/")
+    if begins:
         await turn_over()
-
-    asyncio.run(leave())
+        assert b"first" in connection.wire.written
+    await connection.end()
+    await turn_over()
     assert app.front.requests.in_flight == 0
     assert source.stopped == 1
     assert [line["status"] for line in app.log()] == [499]
@@ -281,7 +276,7 @@ def test_a_client_that_leaves_ends_the_stream_it_gets(app, has_short_way, begins
 
 @pytest.mark.parametrize("has_short_way", [True, False])
 @pytest.mark.parametrize(("value", "goes_on"), [(b"?1", True), (b"?0", False), (b"true", False)])
-def test_a_request_goes_on_without_its_client_where_it_asks_for_that(
+async def test_a_request_goes_on_without_its_client_where_it_asks_for_that(
     app, has_short_way, value, goes_on
 ):
     app.rebuild(short_way=has_short_way)
@@ -292,39 +287,35 @@ def test_a_request_goes_on_without_its_client_where_it_asks_for_that(
         ended.append(asked.path)
         return HttpAnswer(0, 200, (), b"done")
 
-    async def leave():
-        connection = connected(app.front)
-        header = b"X-Request-Disconnect-Disabled: %b\r\nHost" % value
-        connection.say((GET % b"/").replace(b"Host", header))
-        await turn_over()
-        connection.protocol.connection_lost(None)
-        await turn_over()
-        may_end.set()
-        await turn_over()
-        await connection.end()
-        assert not connection.wire.written
-
     app.link.handler = answer
-    asyncio.run(leave())
+    connection = connected(app.front)
+    header = b"X-Request-Disconnect-Disabled: %b\r\nHost" % value
+    connection.say((GET % b"/").replace(b"Host", header))
+    await turn_over()
+    connection.protocol.connection_lost(None)
+    await turn_over()
+    may_end.set()
+    await turn_over()
+    await connection.end()
+    assert not connection.wire.written
     assert (ended, app.link.cancelled) == ((["/"], 0) if goes_on else ([], 1))
     assert app.front.requests.in_flight == 0
 
 
 @pytest.mark.parametrize("has_short_way", [True, False])
-def test_a_client_that_has_all_of_a_known_length_may_leave_and_cancels_nothing(app, has_short_way):
+async def test_a_client_that_has_all_of_a_known_length_may_leave_and_cancels_nothing(
+    app, has_short_way
+):
     source = Source()
     app.rebuild(short_way=has_short_way)
     headers = ((b"content-length", b"5"),)
     app.link.handler = lambda _: stream(b"first", headers=headers, source=source, is_over=False)
 
-    async def leave():
-        connection = connected(app.front)
-        connection.say(GET % b"/")
-        await turn_over()
-        await connection.end()
-        await turn_over()
-
-    asyncio.run(leave())
+    connection = connected(app.front)
+    connection.say(GET % b"/")
+    await turn_over()
+    await connection.end()
+    await turn_over()
     assert source.stopped == 0
 
 

@@ -10,26 +10,6 @@ from tests.support.timing import check_within
 MANY = 50
 
 
-def test_a_connection_is_kept_for_many_requests(front):
-    connection = front.open()
-    connection.connect()
-    sock = connection.sock
-    for number in range(10):
-        assert front.ask_on(connection, f"/echo/{number}").json["path"] == f"/echo/{number}"
-    assert connection.sock is sock
-    connection.close()
-
-
-def test_pipelined_requests_are_answered_in_order(front):
-    requests = [f"GET /echo/{n} HTTP/1.1\r\nHost: x\r\n" for n in range(5)]
-    received = front.exchange(
-        "".join(f"{head}\r\n" for head in requests[:-1]).encode()
-        + f"{requests[-1]}Connection: close\r\n\r\n".encode()
-    )
-    places = [received.index(f'"path": "/echo/{n}"'.encode()) for n in range(5)]
-    assert places == sorted(places)
-
-
 def test_fifty_clients_at_once_each_get_their_own_answer(front):
     answers = {}
 
@@ -55,10 +35,6 @@ def test_fifty_waiting_queries_wait_together_not_in_turn(front):
         return time.monotonic() - began
 
     check_within(0.3 * MANY / 5, attempt)
-
-
-def test_a_large_answer_arrives_whole(front):
-    assert front.ask("/large/5000000").body == b"x" * 5_000_000
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,8 @@ def test_nor_are_those_of_a_later_request(server):
 
 def test_a_request_under_way_is_left_alone(server):
     server.say(WHOLE)
-    assert not server.give_up_after(1000, idle_s=0, fresh_s=0)
+    for seconds in (0, 1000, 2000):
+        assert not server.give_up_after(seconds, idle_s=0, fresh_s=0)
 
 
 def test_a_connection_that_was_served_is_kept_for_a_time(server):
@@ -132,17 +133,13 @@ def test_a_worker_that_leaves_closes_what_was_served_and_is_not_in_use(server):
     assert server.give_up_after(0.4, idle_s=0.3)
 
 
-def test_a_connection_that_is_gone_is_forgotten(server):
-    server.connection.protocol.connection_lost(None)
-    assert not server.connections.all
-
-
 def test_who_leaves_wants_no_answer(server):
     server.say(WHOLE + WHOLE.replace(b"/ ", b"/second "))
     server.connection.protocol.connection_lost(None)
     server.loop.run_until_complete(turn_over())
     assert server.cancelled == ["/"]
     assert server.asked == ["/"], "the second's turn never comes"
+    assert not server.connections.all
 
 
 def test_a_refusal_waits_for_the_answer_to_the_request_before(server):
@@ -174,12 +171,6 @@ def test_and_not_those_before_it(server):
     assert server.wire.closed
 
 
-def test_a_client_with_nothing_to_take_may_wait_for_an_answer(server):
-    server.say(WHOLE)
-    for seconds in (0, 1000, 2000):
-        assert not server.give_up_after(seconds)
-
-
 def test_what_is_sent_ahead_is_not_read_before_its_turn(server):
     server.say(WHOLE + WHOLE * 1000)
     assert server.asked == ["/"]
@@ -203,15 +194,10 @@ def test_head_and_body_leave_together(server):
         (b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 414),
         (b"GET / HTTP/1.1\r\nHost: a\r\nX-Long: " + b"a" * 9000 + b"\r\n\r\n", 431),
         (b"GET / HTTP/1.1\r\nHost: a\r\n" + b"X: y\r\n" * 101 + b"\r\n", 431),
-        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", 400),
         (b"GET / HTTP/2.0\r\nHost: a\r\n\r\n", 505),
-        (b"GET / RTSP/1.0\r\nHost: a\r\n\r\n", 400),
-        (b"GET  / HTTP/1.1\r\nHost: a\r\n\r\n", 400),
-        (b"GET /  HTTP/1.1\r\nHost: a\r\n\r\n", 400),
-        (b"POST / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
     ],
 )
-def test_what_others_may_read_differently_is_refused(server, request_bytes, status):
+def test_a_refused_head_has_the_status_of_its_reason(server, request_bytes, status):
     server.say(request_bytes)
     assert server.wire.written.startswith(b"HTTP/1.1 %d " % status)
     assert server.asked == []

@@ -1,5 +1,6 @@
 """ASGI middlewares and CORS around every request, and what is said of bad ones."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -14,9 +15,11 @@ from greenroom.core.config import HTTPOptions
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.validation import validated
 from greenroom.http_front.middlewares import check
+from tests.http.wire import connected, turn_over
 from tests.support import middlewares
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.anyio
+
 GZIP = "starlette.middleware.gzip:GZipMiddleware"
 HERE = "tests.support.middlewares"
 ORIGIN = "https://shop.example"
@@ -126,11 +129,6 @@ def test_a_middleware_gets_the_headers_of_the_answer_that_user_code_gave(app):
 # --- over a real connection -----------------------------------------------------------------------
 
 
-def with_middlewares(start_front, *given):
-    variable = {"GREENROOM_HTTP_MIDDLEWARES": json.dumps(given)}
-    return start_front(GREENROOM_HTTP_MIDDLEWARES_DIR=str(ROOT), **variable)
-
-
 def test_a_worker_compresses_and_allows_what_its_settings_say(start_front):
     front = start_front(GREENROOM_HTTP_MIDDLEWARES=GZIP, GREENROOM_HTTP_CORS=f"{ORIGIN},http://b")
     headers = {"Origin": ORIGIN, "Accept-Encoding": "gzip"}
@@ -140,31 +138,42 @@ def test_a_worker_compresses_and_allows_what_its_settings_say(start_front):
     assert answer["access-control-allow-origin"] == ORIGIN
 
 
-@pytest.mark.parametrize("how", ["length", "short", "end", "raises midway"])
-def test_an_answer_broken_midway_cuts_the_connection(start_front, how):
-    front = with_middlewares(start_front, a("breaking", how=how))
-    received = front.exchange(b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
+GET = b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def cut_off(app, *layers):
+    """Return what a client gets of two requests, on a connection that is closed at the first."""
+    connection = connected(app.rebuild(middlewares=layers).front)
+    connection.say(GET * 2)
+    while not connection.wire.closed:
+        await asyncio.sleep(0)
+    received = connection.wire.written
+    await connection.end()
     assert received.count(b"HTTP/1.1 200") <= 1
+    return received
+
+
+@pytest.mark.parametrize("how", ["length", "short", "end", "raises midway"])
+async def test_an_answer_broken_midway_cuts_the_connection(app, how):
+    received = await cut_off(app, a("breaking", how=how))
     assert b"more than was announced" not in received
-    head, _, body = received.partition(b"\r\n\r\n")
-    assert b"content-length" in head.lower() or not body.endswith(b"0\r\n\r\n")
+    assert b"content-length" in received or not received.endswith(b"0\r\n\r\n")
 
 
 @pytest.mark.parametrize("inside", ["Tag", "Stamp"])
-def test_an_answer_that_one_breaks_inside_of_starlettes_base_is_cut_too(start_front, inside):
-    layers = [a("Stamp"), a(inside), a("unfinished")]
-    front = with_middlewares(start_front, *layers)
-    received = front.exchange(b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
-    assert received.count(b"HTTP/1.1 200") <= 1
+async def test_an_answer_that_one_breaks_inside_of_starlettes_base_is_cut_too(app, inside):
+    received = await cut_off(app, a("Stamp"), a(inside), a("unfinished"))
     assert not received.endswith(b"0\r\n\r\n")
 
 
-def test_a_client_that_leaves_cancels_its_query_behind_middlewares(start_front, until):
-    front = with_middlewares(start_front, a("Tag"))
-    with front.connect() as connection:
-        connection.sendall(b"GET /hang HTTP/1.1\r\nHost: x\r\n\r\n")
-        until("the query is asked", lambda: "/hang" in front.ask("/seen").json["asked_paths"])
-    until("it is cancelled", lambda: front.ask("/seen").json["cancelled"] == 1)
+async def test_a_client_that_leaves_cancels_its_query_behind_middlewares(app):
+    app.link.handler = lambda _asked: asyncio.Event().wait()
+    connection = connected(app.rebuild(middlewares=[a("Tag")]).front)
+    connection.say(GET)
+    await turn_over()
+    assert (len(app.link.asked), app.link.cancelled) == (1, 0)
+    await connection.end()
+    assert app.link.cancelled == 1
 
 
 # --- bad ones -------------------------------------------------------------------------------------

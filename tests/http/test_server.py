@@ -34,19 +34,21 @@ def test_the_processes_carry_titles(start_front):
     assert psutil.Process(worker).cmdline()[0] == "greenroom: http worker"
 
 
-def test_an_idle_front_stops_at_once_and_leaves_no_worker(start_front):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_front_ends_at_once_with_its_last_requests_logged_and_leaves_no_worker(
+    start_front, number
+):
     front = start_front()
     workers = front.workers()
-    assert front.stop() < AT_ONCE_S
+    used, unused = front.open(), front.connect()
+    assert front.ask_on(used, "/echo/last").status == 200
+    signalled_at = time.monotonic()
+    front.signal(number)
+    front.process.wait(DEADLINE_S)
+    assert time.monotonic() - signalled_at < AT_ONCE_S
     assert front.process.returncode == 0
     assert not any(map(psutil.pid_exists, workers))
-
-
-def test_open_connections_without_a_request_do_not_hold_up_the_stop(start_front):
-    front = start_front()
-    used, unused = front.open(), front.connect()
-    assert front.ask_on(used, "/echo").status == 200
-    assert front.stop() < AT_ONCE_S
+    assert front.log()[-1]["path"] == "/echo/last"
     unused.close()
     used.close()
 
@@ -98,21 +100,6 @@ def test_a_stop_resets_no_connection_that_is_in_use(start_front, until):
         client.join()
     front.process.wait(DEADLINE_S)
     assert set(ends) <= {200, 503}
-
-
-def test_the_last_requests_before_the_stop_are_in_the_access_log(start_front):
-    front = start_front()
-    front.ask("/echo/last")
-    front.stop()
-    assert front.log()[-1]["path"] == "/echo/last"
-
-
-def test_even_an_interrupt_flushes_the_access_log(start_front):
-    front = start_front()
-    front.ask("/echo/last")
-    front.signal(signal.SIGINT)
-    front.process.wait(DEADLINE_S)
-    assert front.log()[-1]["path"] == "/echo/last"
 
 
 def test_a_killed_worker_is_replaced_at_once(start_front):

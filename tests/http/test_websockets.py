@@ -29,6 +29,8 @@ from greenroom.http_front.protocol import FrontProtocol
 from tests.http.fake_link import FakeLink
 from tests.http.wire import Conversation, connected, turn_over
 
+pytestmark = pytest.mark.anyio
+
 SCOPE = {
     "type": "websocket",
     "http_version": "1.1",
@@ -157,24 +159,21 @@ def test_a_refusal_is_a_response_or_where_the_server_has_none_a_bare_close(app):
 
 
 @pytest.mark.parametrize(("drain", "status", "size"), [(False, 101, 6), (True, 503, None)])
-def test_its_status_and_what_it_was_sent_are_logged_with_the_id_of_its_answer(
+async def test_its_status_and_what_it_was_sent_are_logged_with_the_id_of_its_answer(
     app, drain, status, size
 ):
     app.link = Replica(("\xe4tex".encode(), MORE), (b"t", TEXT), (close_frame(1000), END))
     app.rebuild()
 
-    async def run():
-        if drain:
-            app.front.drain()
-        connection = connected(app.front)
-        connection.wire.set_protocol = lambda taken: setattr(connection, "protocol", taken)
-        connection.say(opening(**{"X-Request-ID": "mine"}))
-        await turn_over()
-        written = connection.wire.written
-        await connection.end()
-        return written
-
-    head, _, rest = asyncio.run(run()).partition(b"\r\n\r\n")
+    if drain:
+        app.front.drain()
+    connection = connected(app.front)
+    connection.wire.set_protocol = lambda taken: setattr(connection, "protocol", taken)
+    connection.say(opening(**{"X-Request-ID": "mine"}))
+    await turn_over()
+    written = connection.wire.written
+    await connection.end()
+    head, _, rest = written.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status)
     assert head.count(b"\r\nx-request-id: mine") == 1
     (entry,) = app.log()
@@ -182,30 +181,27 @@ def test_its_status_and_what_it_was_sent_are_logged_with_the_id_of_its_answer(
     assert entry["bytes"] == (len(rest) if size is None else size)
 
 
-def test_a_worker_that_stops_closes_those_that_are_open_and_those_that_open(app):
+async def test_a_worker_that_stops_closes_those_that_are_open_and_those_that_open(app):
     app.link = replica = Replica()
     app.rebuild()
     sent = []
 
-    async def run():
-        opened = asyncio.Event()
-        incoming = [{"type": "websocket.connect"}]
+    opened = asyncio.Event()
+    incoming = [{"type": "websocket.connect"}]
 
-        async def receive():
-            return incoming.pop(0) if incoming else await asyncio.Event().wait()
+    async def receive():
+        return incoming.pop(0) if incoming else await asyncio.Event().wait()
 
-        async def send(event):
-            sent.append(event)
-            opened.set()
+    async def send(event):
+        sent.append(event)
+        opened.set()
 
-        serving = asyncio.create_task(app.front({**SCOPE, **EXTENSIONS}, receive, send))
-        await asyncio.wait_for(opened.wait(), 10)
-        app.front.conversations.close_all()
-        await asyncio.wait_for(serving, 10)
-        incoming.append({"type": "websocket.connect"})
-        await asyncio.wait_for(app.front({**SCOPE, **EXTENSIONS}, receive, send), 10)
-
-    asyncio.run(run())
+    serving = asyncio.create_task(app.front({**SCOPE, **EXTENSIONS}, receive, send))
+    await asyncio.wait_for(opened.wait(), 10)
+    app.front.conversations.close_all()
+    await asyncio.wait_for(serving, 10)
+    incoming.append({"type": "websocket.connect"})
+    await asyncio.wait_for(app.front({**SCOPE, **EXTENSIONS}, receive, send), 10)
     assert [(each["type"], each.get("code")) for each in sent] == [
         ("websocket.accept", None),
         ("websocket.close", 1012),
@@ -253,9 +249,14 @@ REQUEST = opening()
 class Client:
     """A connection to a worker's protocol in this process, and what has come over it."""
 
-    def __init__(self, reader, writer):
+    def __init__(self, connections, reader, writer):
+        self.connections = connections
         self.reader = reader
         self.writer = writer
+
+    async def another(self):
+        address = self.writer.get_extra_info("peername")
+        return Client(self.connections, *await asyncio.open_connection(*address))
 
     async def open(self, path=b"/", **headers):
         self.send(opening(path, **headers))
@@ -309,32 +310,25 @@ async def look(connections):
         connections.give_up(loop.time(), idle_s=30, fresh_s=30)
 
 
-def speak(test, app=echo, *, opening_timeout_s=5.0, send_timeout_s=5.0):
-    """Run ``test(client)`` against the worker's protocol around ``app``."""
-
-    async def run():
-        options = HTTPOptions(
-            request_timeout_s=opening_timeout_s,
-            send_timeout_s=send_timeout_s,
-            max_websocket_message_bytes=2**20,
-        )
-        connections = Connections(app, options, 100)
-        listening = socket.create_server(("127.0.0.1", 0))
+@contextlib.asynccontextmanager
+async def talking(app=echo, **options):
+    """Serve ``app`` by the worker's protocol; give a client."""
+    limits = {"request_timeout_s": 5, "send_timeout_s": 5, "max_websocket_message_bytes": 2**20}
+    connections = Connections(app, HTTPOptions(**{**limits, **options}), 100)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
         listener = Listener(listening, connections, partial(FrontProtocol, connections))
         listener.open()
-        reader, writer = await asyncio.open_connection(*listening.getsockname())
+        client = Client(connections, *await asyncio.open_connection(*listening.getsockname()))
         looking = asyncio.create_task(look(connections))
         try:
-            await asyncio.wait_for(test(Client(reader, writer)), 20)
+            yield client
         finally:
             looking.cancel()
-            writer.close()
+            client.writer.close()
             listener.close()
-            listening.close()
             while connections.tasks or connections.all:
                 await asyncio.sleep(0.01)
-
-    asyncio.run(run())
+    assert connections.waiting_bytes == 0
 
 
 @pytest.fixture
@@ -350,17 +344,15 @@ def patient(hasty, monkeypatch):
     monkeypatch.setattr(websocket, "PONG_S", 1.0)
 
 
-def test_a_client_that_neither_answers_nor_takes_anything_is_dropped(hasty):
-    async def silent(client):
+async def test_a_client_that_neither_answers_nor_takes_anything_is_dropped(hasty):
+    async with talking() as client:
         assert await client.open() == 101
         # It acknowledges what it is sent, in its kernel, and no more from then on.
         assert await client.closed() == 1011
 
-    speak(silent)
 
-
-def test_a_client_that_answers_pings_stays(patient):
-    async def answering(client):
+async def test_a_client_that_answers_pings_stays(patient):
+    async with talking() as client:
         assert await client.open() == 101
         for _ in range(10):
             opcode, payload = await client.read()
@@ -371,10 +363,8 @@ def test_a_client_that_answers_pings_stays(patient):
             pass
         assert got == (BYTES, b"still here")
 
-    speak(answering)
 
-
-def test_a_client_whose_messages_nobody_takes_stays(hasty):
+async def test_a_client_whose_messages_nobody_takes_stays(hasty):
     gate = asyncio.Event()
 
     async def slow(scope, receive, send):
@@ -383,7 +373,7 @@ def test_a_client_whose_messages_nobody_takes_stays(hasty):
         await gate.wait()
         await send({"type": "websocket.send", "bytes": (await receive())["bytes"]})
 
-    async def ignored(client):
+    async with talking(slow) as client:
         assert await client.open() == 101
         client.send(frame(b"message"))
         for _ in range(5):
@@ -393,11 +383,9 @@ def test_a_client_whose_messages_nobody_takes_stays(hasty):
             pass
         assert got == (BYTES, b"message")
 
-    speak(ignored, slow)
 
-
-def test_a_message_that_never_ends_is_given_up(patient):
-    async def dribbling(client):
+async def test_a_message_that_never_ends_is_given_up(patient):
+    async with talking() as client:
         assert await client.open() == 101
         message = frame(b"x" * 10_000)
         closed = asyncio.create_task(client.closed())
@@ -408,28 +396,24 @@ def test_a_message_that_never_ends_is_given_up(patient):
                 break
         assert await closed == 1008
 
-    speak(dribbling)
 
-
-def test_what_a_message_sent_fast_gains_it_no_time_for_later(patient):
-    async def stopping(client):
+async def test_what_a_message_sent_fast_gains_it_no_time_for_later(patient):
+    async with talking() as client:
         assert await client.open() == 101
         client.send(frame(b"x" * 900_000)[:-1])
         assert await client.closed() == 1008
 
-    speak(stopping)
 
-
-def test_nor_does_a_message_that_ended_with_the_beginning_of_the_next_in_the_same_read(patient):
-    async def stopping(client):
+async def test_nor_does_a_message_that_ended_with_the_beginning_of_the_next_in_the_same_read(
+    patient,
+):
+    async with talking() as client:
         assert await client.open() == 101
         client.send(frame(b"first") + frame(b"x" * 900)[:-1])
         while (got := await client.read())[0] == PING:
             pass
         assert got == (BYTES, b"first")
         assert await client.closed() == 1008
-
-    speak(stopping)
 
 
 HELD = {
@@ -440,72 +424,46 @@ HELD = {
 
 
 @pytest.mark.parametrize("sent", HELD.values(), ids=HELD)
-def test_messages_that_wait_are_in_the_budget_for_bodies(sent):
+async def test_messages_that_wait_are_in_the_budget_for_bodies(sent):
     async def accepting(scope, receive, send):
         await receive()
         await send({"type": "websocket.accept"})
         await receive()
         await asyncio.Event().wait()
 
-    async def run():
-        options = HTTPOptions(max_waiting_body_bytes=2**20)
-        connections = Connections(accepting, options, 100)
-        server = await asyncio.get_running_loop().create_server(
-            partial(FrontProtocol, connections), "127.0.0.1", 0
-        )
-        address = server.sockets[0].getsockname()
-        clients = [Client(*await asyncio.open_connection(*address)) for _ in range(2)]
-        for client in clients:
+    async with talking(accepting, max_waiting_body_bytes=2**20) as first:
+        second = await first.another()
+        for client in (first, second):
             assert await client.open() == 101
-        clients[0].send(sent)
-        while connections.waiting_bytes < 599_000:
+        first.send(sent)
+        while first.connections.waiting_bytes < 599_000:
             await asyncio.sleep(0.01)
-        clients[1].send(sent)
-        assert await clients[1].closed() == 1013
-        for client in clients:
-            client.writer.close()
-        for task in list(connections.tasks):
+        second.send(sent)
+        assert await second.closed() == 1013
+        second.writer.close()
+        for task in list(first.connections.tasks):
             task.cancel()
-        while connections.all or connections.tasks:
-            await asyncio.sleep(0.01)
-        assert connections.waiting_bytes == 0
-        server.close()
-
-    asyncio.run(asyncio.wait_for(run(), 20))
 
 
 @pytest.mark.parametrize("is_next_here", [False, True])
-def test_messages_that_are_taken_are_in_it_no_more(is_next_here):
-    seen = []
+async def test_messages_that_are_taken_are_in_it_no_more(is_next_here):
+    seen, size = [], 400_000
 
-    async def run():
-        async def taking(scope, receive, send):
-            await receive()
-            await send({"type": "websocket.accept"})
-            while (await receive())["type"] == "websocket.receive":
-                seen.append(connections.waiting_bytes)
-                await send({"type": "websocket.send", "bytes": b"taken"})
-                while is_next_here and len(seen) < 3 and connections.waiting_bytes < 2 * size:
-                    await asyncio.sleep(0.001)
+    async def taking(scope, receive, send):
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (await receive())["type"] == "websocket.receive":
+            seen.append(client.connections.waiting_bytes)
+            await send({"type": "websocket.send", "bytes": b"taken"})
+            while is_next_here and len(seen) < 3 and client.connections.waiting_bytes < 2 * size:
+                await asyncio.sleep(0.001)
 
-        size = 400_000
-        connections = Connections(taking, HTTPOptions(max_waiting_body_bytes=2**20), 100)
-        server = await asyncio.get_running_loop().create_server(
-            partial(FrontProtocol, connections), "127.0.0.1", 0
-        )
-        address = server.sockets[0].getsockname()
-        client = Client(*await asyncio.open_connection(*address))
+    async with talking(taking, max_waiting_body_bytes=2**20) as client:
         assert await client.open() == 101
         for _ in range(3):
             client.send(frame(b"x" * size))
             assert await client.read() == (BYTES, b"taken")
-        client.writer.close()
-        while connections.all or connections.tasks:
-            await asyncio.sleep(0.01)
-        server.close()
-
-    asyncio.run(asyncio.wait_for(run(), 20))
-    assert seen == [400_000] * 3
+    assert seen == [size] * 3
 
 
 @pytest.mark.parametrize(
@@ -519,6 +477,7 @@ def test_messages_that_are_taken_are_in_it_no_more(is_next_here):
 )
 def test_what_a_connection_held_is_free_once_it_is_closed(monkeypatch, data):
     parsers = []
+    taken = asyncio.Event()
 
     class Kept(websocket.ServerProtocol):
         def __init__(self, *args, **kwargs):
@@ -531,32 +490,30 @@ def test_what_a_connection_held_is_free_once_it_is_closed(monkeypatch, data):
                 taken.set()
 
     monkeypatch.setattr(websocket, "ServerProtocol", Kept)
-    taken = asyncio.Event()
 
-    async def leaving(client):
-        assert await client.open() == 101
-        client.send(data)
-        await taken.wait()
+    async def leaving():
+        async with talking() as client:
+            assert await client.open() == 101
+            client.send(data)
+            await taken.wait()
 
     gc.collect()
     gc.disable()
     try:
-        speak(leaving)
+        asyncio.run(leaving())
         assert [parser() for parser in parsers] == [None]
     finally:
         gc.enable()
 
 
-def test_fragments_however_many_are_one_message():
-    async def fragmented(client):
+async def test_fragments_however_many_are_one_message():
+    async with talking() as client:
         assert await client.open() == 101
         client.send(frame(b"a", fin=False))
         client.send(frame(b"", CONT, fin=False) * 5_000)
         client.send(frame(b"b", CONT, fin=False) * 10)
         client.send(frame(b"c", CONT))
         assert await client.read() == (BYTES, b"a" + b"b" * 10 + b"c")
-
-    speak(fragmented)
 
 
 @pytest.mark.parametrize(
@@ -570,56 +527,35 @@ def test_fragments_however_many_are_one_message():
     ],
     ids=["not masked", "of no message", "an opcode that is none", "no UTF-8", "too large"],
 )
-def test_what_breaks_the_protocol_is_closed_with_the_code_for_it(data, code):
-    async def breaking(client):
+async def test_what_breaks_the_protocol_is_closed_with_the_code_for_it(data, code):
+    async with talking() as client:
         assert await client.open() == 101
         client.send(data)
         assert await client.closed() == code
 
-    speak(breaking)
 
-
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"Sec-WebSocket-Version": "8"}, 400),
-        ({"Sec-WebSocket-Key": "short"}, 400),
-        ({"Host": "a\r\nHost: b"}, 400),
-    ],
-)
-def test_a_malformed_opening_is_refused(headers, status):
-    async def odd(client):
-        assert await client.open(**headers) == status
-
-    speak(odd)
-
-
-def test_a_path_that_is_no_ascii_is_refused():
-    async def odd(client):
+async def test_a_path_that_is_no_ascii_is_refused():
+    async with talking() as client:
         assert await client.open(b"/\xff") == 400
-
-    speak(odd)
 
 
 @pytest.mark.parametrize(
     ("said", "scheme"),
     [({}, "ws"), ({"X-Forwarded-Proto": "https"}, "wss"), ({"X-Forwarded-Proto": "wss"}, "wss")],
 )
-def test_the_scheme_is_a_websockets_also_where_a_proxy_tells_it(said, scheme):
+async def test_the_scheme_is_a_websockets_also_where_a_proxy_tells_it(said, scheme):
     schemes = []
 
     async def accepting(scope, _receive, send):
         schemes.append(scope["scheme"])
         await send({"type": "websocket.accept"})
 
-    async def opened(client):
+    async with talking(accepting) as client:
         assert await client.open(**said) == 101
-
-    speak(opened, accepting)
     assert schemes == [scheme]
 
 
-def test_none_is_opened_before_the_request_ahead_of_it_is_answered():
+async def test_none_is_opened_before_the_request_ahead_of_it_is_answered():
     gate = asyncio.Event()
 
     async def answering(scope, _receive, send):
@@ -632,7 +568,7 @@ def test_none_is_opened_before_the_request_ahead_of_it_is_answered():
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body"})
 
-    async def pipelining(client):
+    async with talking(answering) as client:
         client.send(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")
         opening = asyncio.create_task(client.open())
         await asyncio.wait((opening,), timeout=0.2)
@@ -641,10 +577,8 @@ def test_none_is_opened_before_the_request_ahead_of_it_is_answered():
         head = await client.reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 101 ")
 
-    speak(pipelining, answering)
 
-
-def test_an_opening_whose_client_leaves_is_cancelled():
+async def test_an_opening_whose_client_leaves_is_cancelled():
     cancelled = asyncio.Event()
 
     async def waiting(_scope, _receive, _send):
@@ -653,48 +587,40 @@ def test_an_opening_whose_client_leaves_is_cancelled():
         finally:
             cancelled.set()
 
-    async def leaving(client):
+    async with talking(waiting) as client:
         opening = asyncio.create_task(client.open())
         await asyncio.wait((opening,), timeout=0.2)
         opening.cancel()
         client.writer.transport.abort()
         await cancelled.wait()
 
-    speak(leaving, waiting)
 
-
-def test_a_refusal_of_the_apps_own_is_a_whole_response():
+async def test_a_refusal_of_the_apps_own_is_a_whole_response():
     async def refusing(_scope, _receive, send):
         headers = [(b"x-why", b"1")]
         await send({"type": "websocket.http.response.start", "status": 401, "headers": headers})
         await send({"type": "websocket.http.response.body", "body": b"n", "more_body": True})
         await send({"type": "websocket.http.response.body", "body": b"o"})
 
-    async def refused(client):
+    async with talking(refusing) as client:
         assert await client.open() == 401
         assert await client.reader.read() == b"no"
 
-    speak(refused, refusing)
 
-
-def test_a_failing_app_is_500_or_1011():
+async def test_a_failing_app_is_500_or_1011():
     async def failing(scope, _receive, send):
         if scope["path"] == "/later":
             await send({"type": "websocket.accept"})
         raise ValueError("broken on purpose")
 
-    async def at_once(client):
+    async with talking(failing) as client:
         assert await client.open() == 500
-
-    async def later(client):
+    async with talking(failing) as client:
         assert await client.open(b"/later") == 101
         assert await client.closed() == 1011
 
-    speak(at_once, failing)
-    speak(later, failing)
 
-
-def test_an_opening_that_nobody_answers_is_refused_in_time(monkeypatch):
+async def test_an_opening_that_nobody_answers_is_refused_in_time(monkeypatch):
     monkeypatch.setattr(websocket, "ANSWER_MARGIN_S", 0.0)
     cancelled = asyncio.Event()
 
@@ -704,39 +630,33 @@ def test_an_opening_that_nobody_answers_is_refused_in_time(monkeypatch):
         finally:
             cancelled.set()
 
-    async def refused(client):
+    async with talking(silent, request_timeout_s=0.2) as client:
         assert await client.open() == 503
         await client.reader.read()  # to the end
         await cancelled.wait()
 
-    speak(refused, silent, opening_timeout_s=0.2)
 
-
-def test_what_comes_before_the_opening_is_answered_is_taken_after_it_and_has_a_bound():
+async def test_what_comes_before_the_opening_is_answered_is_taken_after_it_and_has_a_bound():
     gate = asyncio.Event()
 
     async def late(scope, receive, send):
         await gate.wait()
         await echo(scope, receive, send)
 
-    async def eager(client):
-        client.send(REQUEST + frame(b"early"))
+    async with talking(late) as eager:
+        eager.send(REQUEST + frame(b"early"))
         gate.set()
-        await client.reader.readuntil(b"\r\n\r\n")
-        assert await client.read() == (BYTES, b"early")
-
-    async def flooding(client):
-        client.send(REQUEST)
-        client.send(frame(b"x" * 100_000))
-        assert b" 400 " in await client.reader.read()
-
-    speak(eager, late)
+        await eager.reader.readuntil(b"\r\n\r\n")
+        assert await eager.read() == (BYTES, b"early")
     gate.clear()
-    speak(flooding, late)
+    async with talking(late) as flooding:
+        flooding.send(REQUEST)
+        flooding.send(frame(b"x" * 100_000))
+        assert b" 400 " in await flooding.reader.read()
 
 
-def test_pings_whose_pongs_are_not_read_are_not_read_either_and_the_client_is_cut():
-    async def pinging(client):
+async def test_pings_whose_pongs_are_not_read_are_not_read_either_and_the_client_is_cut():
+    async with talking(send_timeout_s=0.3) as client:
         assert await client.open() == 101
         client.writer.transport.pause_reading()
         sent = 0
@@ -748,21 +668,16 @@ def test_pings_whose_pongs_are_not_read_are_not_read_either_and_the_client_is_cu
             sent += len(pings)
             assert sent < 50_000_000
 
-    speak(pinging, send_timeout_s=0.3)
 
-
-def test_who_breaks_the_protocol_has_no_more_time_by_taking_nothing(monkeypatch):
+async def test_who_breaks_the_protocol_has_no_more_time_by_taking_nothing(monkeypatch):
     monkeypatch.setattr("greenroom.http_front.connections.LINGER_S", 0.01)
 
-    async def run():
-        cut = asyncio.Event()
-        connection = Conversation(echo, HTTPOptions())
-        connection.wire.abort = cut.set
-        connection.wire.set_protocol = lambda socket: setattr(connection, "protocol", socket)
-        connection.say(opening())
-        await turn_over()
-        connection.protocol.data_received(frame(b"x", opcode=3))
-        await asyncio.wait_for(cut.wait(), 10)
-        await connection.end()
-
-    asyncio.run(run())
+    cut = asyncio.Event()
+    connection = Conversation(echo, HTTPOptions())
+    connection.wire.abort = cut.set
+    connection.wire.set_protocol = lambda socket: setattr(connection, "protocol", socket)
+    connection.say(opening())
+    await turn_over()
+    connection.protocol.data_received(frame(b"x", opcode=3))
+    await asyncio.wait_for(cut.wait(), 10)
+    await connection.end()

@@ -186,21 +186,22 @@ def test_a_system_that_runs_keeps_its_http_options_and_what_is_dropped_is_named(
     assert "a" in system.controller.applications
 
 
-@pytest.mark.parametrize("options", [{"port": 9000}, HTTPOptions(port=9000)])
-def test_all_http_options_for_a_system_that_somebody_else_started_are_named(running, options):
-    with pytest.warns(UserWarning, match=r"not taken: port=9000\."):
-        serve.start(http_options=options)
-    assert running.calls == []
-
-
 GRPC = {"port": 9001, "grpc_servicer_functions": ["shop_pb2_grpc.add_shop"]}
+NO_GRPC = r"not taken: grpc_port=9001; grpc_servicer_functions=.*shop_pb2_grpc.add_shop"
 
 
-@pytest.mark.parametrize("options", [GRPC, gRPCOptions(**GRPC)])
-def test_grpc_options_for_a_system_that_runs_are_not_taken(running, options):
-    told = r"not taken: grpc_port=9001; grpc_servicer_functions=.*shop_pb2_grpc.add_shop"
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"http_options": {"port": 9000}}, r"not taken: port=9000\."),
+        ({"http_options": HTTPOptions(port=9000)}, r"not taken: port=9000\."),
+        ({"grpc_options": GRPC}, NO_GRPC),
+        ({"grpc_options": gRPCOptions(**GRPC)}, NO_GRPC),
+    ],
+)
+def test_options_for_a_system_that_somebody_else_started_are_named(running, options, told):
     with pytest.warns(UserWarning, match=told):
-        serve.start(grpc_options=options)
+        serve.start(**options)
     assert running.calls == []
 
 
@@ -212,17 +213,17 @@ def test_grpc_options_are_those_of_the_system_that_is_started(system):
     assert settings.with_grpc(gRPCOptions()).grpc_port is None, "without a servicer"
 
 
-@pytest.mark.parametrize("options", [{"prt": 1}, {"port": 0}, 9000, {"request_timeout_s": 0}])
-def test_start_refuses_bad_grpc_options(system, options):
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"http_options": each} for each in ({"prt": 1}, {"port": -1}, 8000)),
+        *({"grpc_options": each} for each in ({"prt": 1}, {"port": 0}, 9000)),
+        {"grpc_options": {"request_timeout_s": 0}},
+    ],
+)
+def test_start_refuses_bad_options(system, options):
     with pytest.raises(InvalidRequestError):
-        serve.start(grpc_options=options)
-    assert system.calls == []
-
-
-@pytest.mark.parametrize("options", [{"prt": 1}, {"port": -1}, 8000])
-def test_start_refuses_bad_http_options(system, options):
-    with pytest.raises(InvalidRequestError):
-        serve.start(http_options=options)
+        serve.start(**options)
     assert system.calls == []
 
 

@@ -6,13 +6,11 @@ import importlib
 import pickle
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import fastapi
 import pytest
 
-from greenroom.core.errors import InvalidRequestError
 from greenroom.serve.code.packing import pack_code
 
 
@@ -46,13 +44,6 @@ def test_equal_apps_have_one_hash_and_others_another() -> None:
     changed = sample()
     changed.state.said = "after"
     assert pack_code("it", Holder, (changed,), {}, None).hash != first
-
-
-def test_locks_of_anything_else_are_still_refused_by_name() -> None:
-    holder = Holder()
-    holder.lock = threading.Lock()  # type: ignore[attr-defined]
-    with pytest.raises(InvalidRequestError, match=r"argument 1\.lock is <unlocked"):
-        pack_code("it", Holder, (holder,), {}, None)
 
 
 LATE = """

@@ -1,5 +1,4 @@
 import logging
-import threading
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -189,13 +188,6 @@ def test_something_else_than_an_application_is_refused(value):
 def test_a_bad_application_name_is_refused():
     with pytest.raises(InvalidRequestError, match="must not contain '#'"):
         build(Leaf.bind(), "a#b")
-
-
-def test_an_argument_that_cannot_be_pickled_is_named_with_its_deployment():
-    with pytest.raises(InvalidRequestError) as caught:
-        build(Node.bind(1, config={"lock": [threading.Lock()]}), "a")
-    text = str(caught.value)
-    assert "deployment 'Node' cannot be pickled: argument 'config'['lock'][0] is <unlocked" in text
 
 
 def test_a_circle_of_deployments_is_refused_naming_its_way():

@@ -96,24 +96,33 @@ def test_the_evidence_of_a_rollout_is_shown_while_it_is_under_way(
     assert ("evidence" in shown, "queries" in shown) == (is_shown, is_shown)
 
 
-def test_what_troubles_a_replica_is_a_problem() -> None:
-    running = {**replica("b#1", "RUNNING", "a"), "trouble": "all 32 threads have been busy"}
-    backend = {"status": "HEALTHY", "message": "", "replicas": [running]}
-    told = problems_of({"hosts": [], "applications": {}, "backends": {"b": backend}})
-    assert "replica b#1: all 32 threads have been busy" in told
+HOST = {"name": "a", "state": "RUNNING", "proxy": {"pid": 1}, "front": {"pid": 2, "workers": [3]}}
+FAILED = {"status": "HEALTHY", "message": "its policy failed: 'a'", "policy_failure": "'a'"}
+TROUBLED = {"status": "HEALTHY", "replicas": [{"tag": "b#1", "trouble": "32 threads are busy"}]}
 
 
-def test_what_is_lost_is_a_problem_of_the_status() -> None:
-    lost = [
-        {"kind": "endpoint", "name": "e", "reason": "log-1 is damaged"},
-        {"kind": "", "name": "", "reason": "1 of 9 records are missing without a trace"},
-    ]
-    told = "\n".join(problems_of({"damaged": lost}))
-    assert "endpoint 'e' is lost from the store: log-1 is damaged; deploy it again" in told
-    assert "1 of 9 records are missing without a trace" in told
-
-
-def test_a_host_that_may_lead_and_cannot_use_the_store_is_a_problem() -> None:
-    host = {"name": "b", "state": "RUNNING", "store_trouble": "the database does not answer"}
-    told = problems_of({"hosts": [host]})
-    assert "host b cannot use the store, so it could not lead: the database does not answer" in told
+@pytest.mark.parametrize(
+    ("report", "told"),
+    [
+        ({"hosts": []}, "no host has reported to the controller yet"),
+        ({"hosts": [{**HOST, "state": "DRAINING"}]}, "host a is DRAINING"),
+        ({"hosts": [{**HOST, "proxy": None}]}, "host a: its proxy does not run"),
+        (
+            {"hosts": [{**HOST, "store_trouble": "no answer"}]},
+            "host a cannot use the store, so it could not lead: no answer",
+        ),
+        ({"backends": {"b": FAILED}}, "backend 'b' is HEALTHY: its policy failed: 'a'"),
+        ({"backends": {"b": TROUBLED}}, "replica b#1: 32 threads are busy"),
+        (
+            {"damaged": [{"kind": "endpoint", "name": "e", "reason": "log-1 is damaged"}]},
+            "endpoint 'e' is lost from the store: log-1 is damaged; deploy it again, or delete it",
+        ),
+        (
+            {"damaged": [{"kind": "", "name": "", "reason": "1 of 9 records are missing"}]},
+            "something is lost from the store: 1 of 9 records are missing",
+        ),
+    ],
+)
+def test_what_is_not_healthy_is_told_in_a_line(report: dict[str, Any], told: str) -> None:
+    assert problems_of({"hosts": [HOST], **report}) == [told]
+    assert problems_of({"hosts": [HOST]}) == []

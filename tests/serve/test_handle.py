@@ -6,7 +6,6 @@ import threading
 import cloudpickle
 import pytest
 
-from greenroom import serve
 from greenroom.actors.caller import client as query_client
 from greenroom.actors.messages.queries import FailedAnswer, HttpAnswer, ValueAnswer
 from greenroom.serve.exceptions import (
@@ -18,6 +17,8 @@ from greenroom.serve.exceptions import (
     UserCodeError,
 )
 from greenroom.serve.handle import DeploymentHandle, decode
+
+pytestmark = pytest.mark.anyio
 
 
 class OddError(Exception):
@@ -187,14 +188,11 @@ def test_waiting_too_long_is_a_timeout_and_the_call_goes_on(handle, queries):
     assert "done" in repr(response)
 
 
-def test_a_response_can_be_awaited_more_than_once(handle, queries):
-    async def main():
-        queries.hold = True
-        response = handle.double.remote(1)
-        asyncio.get_running_loop().call_soon(queries.release)
-        return await response, await response
-
-    assert asyncio.run(main()) == (2, 2)
+async def test_a_response_can_be_awaited_more_than_once(handle, queries):
+    queries.hold = True
+    response = handle.double.remote(1)
+    asyncio.get_running_loop().call_soon(queries.release)
+    assert (await response, await response) == (2, 2)
 
 
 def test_an_awaited_response_raises_what_user_code_raised(handle):
@@ -231,15 +229,12 @@ def test_cancelling_too_late_leaves_the_value(handle):
     assert response.result() == 2
 
 
-def test_cancelling_the_task_that_awaits_cancels_the_query(handle, queries):
-    async def main():
-        queries.hold = True
-        response = handle.remote()
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(response, 0.01)
-        return response
-
-    assert asyncio.run(main()).cancelled()
+async def test_cancelling_the_task_that_awaits_cancels_the_query(handle, queries):
+    queries.hold = True
+    response = handle.remote()
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(response, 0.01)
+    assert response.cancelled()
     assert queries.cancelled == [1]
 
 
@@ -357,29 +352,13 @@ def test_a_response_inside_another_argument_is_refused(handle):
         handle.remote([handle.remote()])
 
 
-def test_many_tasks_can_wait_at_once(handle, queries):
-    async def main():
-        queries.hold = True
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_await(handle.double.remote(n))) for n in range(50)]
-            asyncio.get_running_loop().call_later(0.01, queries.release)
-        return [task.result() for task in tasks]
-
-    assert asyncio.run(main()) == [2 * n for n in range(50)]
+async def test_many_tasks_can_wait_at_once(handle, queries):
+    queries.hold = True
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_await(handle.double.remote(n))) for n in range(50)]
+        asyncio.get_running_loop().call_later(0.01, queries.release)
+    assert [task.result() for task in tasks] == [2 * n for n in range(50)]
 
 
 async def _await(response):
     return await response
-
-
-def test_composition_runs_through_handles_given_to_constructors(running):
-    @serve.deployment
-    class Outer:
-        def __init__(self, inner):
-            self.inner = inner
-
-        def __call__(self, x):
-            return self.inner.double.remote(x).result() + 1
-
-    handle = serve.run(Outer.bind(serve.deployment(Model).bind()))
-    assert handle.remote(4).result() == 9

@@ -157,12 +157,6 @@ def test_applications_replace_their_like_and_can_be_deleted() -> None:
         handle.remote(1).result(timeout_s=10)
 
 
-@pytest.mark.parametrize("nonsense", [42, Adder, "app"])
-def test_what_is_no_application_is_refused(nonsense: Any) -> None:
-    with pytest.raises(InvalidRequestError):
-        run(nonsense)
-
-
 @serve.deployment
 class Finds:
     """Asks for others by name, in its constructor and later."""

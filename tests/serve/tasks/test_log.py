@@ -14,6 +14,8 @@ from greenroom.persistence.kv import NothingSavedError, StaleWriterError, StoreL
 from greenroom.persistence.memory import MemoryStore
 from greenroom.serve.tasks.log import CALL, JOB, RESULT, JobLog, values_of
 
+pytestmark = pytest.mark.anyio
+
 
 class Store(MemoryStore):
     """Counts writes, holds them up, and refuses with the next of ``errors``."""
@@ -44,83 +46,71 @@ async def opened(store: MemoryStore) -> JobLog:
     return log
 
 
-def test_changes_that_come_during_a_write_share_the_next_one() -> None:
-    async def main() -> None:
-        store = Store()
-        log = await opened(store)
-        store.may_write.clear()
-        log.change({"a": b"1"})
-        await asyncio.sleep(0)
-        log.change({"b": b"1"})
-        waiting = asyncio.ensure_future(log.durable())
-        log.change({"c": b"1", "a": b"2"})
+async def test_changes_that_come_during_a_write_share_the_next_one() -> None:
+    store = Store()
+    log = await opened(store)
+    store.may_write.clear()
+    log.change({"a": b"1"})
+    await asyncio.sleep(0)
+    log.change({"b": b"1"})
+    waiting = asyncio.ensure_future(log.durable())
+    log.change({"c": b"1", "a": b"2"})
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    store.may_write.set()
+    await waiting
+    assert store.writes == [["a"], ["a", "b", "c"]]
+    assert store.get("a") == b"2"
+    await log.durable()  # there is nothing to wait for
+
+
+async def test_a_refused_write_is_told_and_repeated_with_what_came_since() -> None:
+    store = Store()
+    log = await opened(store)
+    store.errors = [NothingSavedError("the disk is full")]
+    log.change({"a": b"1", "b": b"1"})
+    with pytest.raises(StateNotSavedError, match="the disk is full"):
+        await log.durable()
+    with pytest.raises(StateNotSavedError):
+        await log.durable()
+    log.change({"b": b"2", "c": b"2"})
+    while log.problem:
         await asyncio.sleep(0.01)
-        assert not waiting.done()
-        store.may_write.set()
-        await waiting
-        assert store.writes == [["a"], ["a", "b", "c"]]
-        assert store.get("a") == b"2"
-        await log.durable()  # there is nothing to wait for
-
-    asyncio.run(main())
+    assert [store.get(key) for key in "abc"] == [b"1", b"2", b"2"]
 
 
-def test_a_refused_write_is_told_and_repeated_with_what_came_since() -> None:
-    async def main() -> None:
-        store = Store()
-        log = await opened(store)
-        store.errors = [NothingSavedError("the disk is full")]
-        log.change({"a": b"1", "b": b"1"})
-        with pytest.raises(StateNotSavedError, match="the disk is full"):
-            await log.durable()
-        with pytest.raises(StateNotSavedError):
-            await log.durable()
-        log.change({"b": b"2", "c": b"2"})
-        while log.problem:
-            await asyncio.sleep(0.01)
-        assert [store.get(key) for key in "abc"] == [b"1", b"2", b"2"]
-
-    asyncio.run(main())
+async def test_a_log_whose_store_another_queue_has_taken_writes_no_more() -> None:
+    store = Store()
+    log = await opened(store)
+    store.errors = [StaleWriterError("there is a later writer")]
+    log.change({"a": b"1"})
+    with pytest.raises(StateNotSavedError, match="later writer"):
+        await log.durable()
+    assert log.is_superseded
+    log.change({"b": b"1"})
+    await asyncio.sleep(0.05)
+    assert store.list_keys() == []
 
 
-def test_a_log_whose_store_another_queue_has_taken_writes_no_more() -> None:
-    async def main() -> None:
-        store = Store()
-        log = await opened(store)
-        store.errors = [StaleWriterError("there is a later writer")]
-        log.change({"a": b"1"})
-        with pytest.raises(StateNotSavedError, match="later writer"):
-            await log.durable()
-        assert log.is_superseded
-        log.change({"b": b"1"})
-        await asyncio.sleep(0.05)
-        assert store.list_keys() == []
+async def test_it_waits_for_a_store_that_is_locked_and_reads_what_is_there() -> None:
+    store = Store()
+    ended = job("b", status="SUCCEEDED", ended_at=3.0)
+    values = values_of({"a": job("a"), "b": ended, "c": None})
+    assert values[CALL + "b"] is values[RESULT + "c"] is None
+    assert CALL + "a" not in values
+    store.apply({key: value for key, value in values.items() if value is not None})
+    store.apply(
+        {
+            JOB + "d": b'{"format": 1, "id": "d", "number": 4, "task": "t", "later": 1, '
+            b'"created_at": 1, "size": 2}'
+        }
+    )  # as another release may write it
+    tries = iter([StoreLockedError("locked"), StoreLockedError("locked")])
 
-    asyncio.run(main())
+    def open_store() -> Store:
+        for error in tries:
+            raise error
+        return store
 
-
-def test_it_waits_for_a_store_that_is_locked_and_reads_what_is_there() -> None:
-    async def main() -> None:
-        store = Store()
-        ended = job("b", status="SUCCEEDED", ended_at=3.0)
-        values = values_of({"a": job("a"), "b": ended, "c": None})
-        assert values[CALL + "b"] is values[RESULT + "c"] is None
-        assert CALL + "a" not in values
-        store.apply({key: value for key, value in values.items() if value is not None})
-        store.apply(
-            {
-                JOB + "d": b'{"format": 1, "id": "d", "number": 4, "task": "t", "later": 1, '
-                b'"created_at": 1, "size": 2}'
-            }
-        )  # as another release may write it
-        tries = iter([StoreLockedError("locked"), StoreLockedError("locked")])
-
-        def open_store() -> Store:
-            for error in tries:
-                raise error
-            return store
-
-        log = JobLog(open_store)
-        assert await log.open() == [job("a"), ended, job("d", number=4, created_at=1)]
-
-    asyncio.run(main())
+    log = JobLog(open_store)
+    assert await log.open() == [job("a"), ended, job("d", number=4, created_at=1)]
