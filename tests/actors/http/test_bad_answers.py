@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import StreamingResponse
 
 from greenroom import serve
 from greenroom.serve.admin import applications
@@ -33,9 +32,6 @@ class Wrong:
     def an_object(self, _: Any) -> Any:
         return object()
 
-    def a_function(self, _: Any) -> Any:
-        return {"f": print}
-
     def a_nan(self, _: Any) -> Any:
         return {"x": float("nan")}
 
@@ -44,43 +40,17 @@ class Wrong:
         loop.append(loop)
         return loop
 
-    def a_key(self, _: Any) -> Any:
-        return {(1, 2): 3}
-
     def a_surrogate(self, _: Any) -> Any:
         return "\ud800"
 
     def an_exception(self, _: Any) -> Any:
         raise ValueError("a secret in the exception's text")
 
-    def an_exit(self, _: Any) -> Any:
-        raise SystemExit(3)
-
     def an_unknown_handle(self, _: Any) -> Any:
         return serve.get_app_handle("secret")
 
-    def an_argument_that_stays(self, _: Any) -> Any:
-        return serve.get_deployment_handle("Wrong").well.remote(threading.Lock())
-
-    def a_header_value(self, _: Any) -> Any:
-        return PlainTextResponse("split", headers={"x-a": EVIL})
-
-    def a_header_name(self, _: Any) -> Any:
-        return PlainTextResponse("split", headers={"x-a: 1\r\nx-evil": "1"})
-
-    def a_nul(self, _: Any) -> Any:
-        return PlainTextResponse("split", headers={"x-a": "1\0"})
-
-    def a_cookie(self, _: Any) -> Any:
-        response = Response("split")
-        response.raw_headers.append((b"set-cookie", b"a=1\r\nx-evil: 1"))
-        return response
-
     def a_streams_header(self, _: Any) -> Any:
         return StreamingResponse(iter(["split"]), headers={"x-a": EVIL})
-
-    def a_status(self, _: Any) -> Any:
-        return Response("odd", status_code=99)
 
     async def late_exception(self, _: Any) -> AsyncIterator[str]:
         yield "begun"
@@ -96,10 +66,6 @@ class Wrong:
     def late_object(self, _: Any) -> Iterator[Any]:
         yield "begun"
         yield object()
-
-    def late_exit(self, _: Any) -> Iterator[str]:
-        yield "begun"
-        raise SystemExit(3)
 
     def late_response(self, _: Any) -> Any:
         def parts() -> Iterator[str]:
@@ -119,22 +85,15 @@ EVENTS: dict[str, list[dict[str, Any]]] = {
     "a-body-first": [BODY],
     "two-starts": [START, START, BODY],
     "an-unknown-event": [{"type": "http.response.song"}],
-    "a-websocket-event": [{"type": "websocket.accept"}],
-    "no-type": [{}],
     "a-status-in-words": [{**START, "status": "200"}],
-    "no-status": [{"type": "http.response.start"}],
     "a-status-of-99": [{**START, "status": 99}, BODY],
     "headers-of-str": [{**START, "headers": [("x-a", "b")]}, BODY],
     "headers-of-triples": [{**START, "headers": [(b"a", b"b", b"c")]}, BODY],
     "headers-of-none": [{**START, "headers": None}, BODY],
-    "a-split-header": [{**START, "headers": [(b"x-a", EVIL.encode())]}, BODY],
     "a-body-of-str": [START, {**BODY, "body": "text"}],
     "two-bodies": [START, BODY, BODY],
-    "an-end-and-a-start": [START, BODY, START],
     "no-end": [START, MORE],
     "a-second-start-midway": [START, MORE, START],
-    "a-body-of-str-midway": [START, MORE, {**BODY, "body": "text"}],
-    "an-unknown-event-midway": [START, MORE, {"type": "http.response.song"}],
 }
 
 
@@ -185,21 +144,12 @@ def statuses(received: bytes) -> list[int]:
     ("kind", "told"),
     [
         ("an-object", b"cannot turn a object into an HTTP response"),
-        ("a-function", b"cannot turn a dict into an HTTP response"),
         ("a-nan", b"cannot turn a dict into an HTTP response"),
         ("a-loop", b"cannot turn a list into an HTTP response"),
-        ("a-key", b"a tuple cannot be a key of JSON"),
         ("a-surrogate", b"no Unicode text"),
         ("an-exception", b"the deployment raised an exception"),
-        ("an-exit", b"the deployment raised an exception"),
         ("an-unknown-handle", b"the deployment raised an exception"),
-        ("an-argument-that-stays", b"the deployment raised an exception"),
-        ("a-header-value", b"invalid response header b'x-a'"),
-        ("a-header-name", b"invalid response header"),
-        ("a-nul", b"invalid response header b'x-a'"),
-        ("a-cookie", b"invalid response header b'set-cookie'"),
         ("a-streams-header", b"invalid response header b'x-a'"),
-        ("a-status", b"the status 99"),
         ("a-part", b"a generator yielded a int; yield str or bytes"),
         ("an-early-exception", b"the deployment raised an exception"),
     ],
@@ -214,7 +164,7 @@ def test_what_cannot_be_an_answer_is_500_and_says_why(raw: Raw, kind: str, told:
     assert b"\r\nx-evil" not in received
 
 
-@pytest.mark.parametrize("kind", ["late-exception", "late-object", "late-exit", "late-response"])
+@pytest.mark.parametrize("kind", ["late-exception", "late-object", "late-response"])
 def test_what_fails_midway_cuts_the_connection(raw: Raw, kind: str) -> None:
     received = raw(NAMES[0], kind)
     assert statuses(received) == [200]
@@ -231,15 +181,11 @@ def test_what_fails_midway_cuts_the_connection(raw: Raw, kind: str) -> None:
         ("a-body-first", b"a body before http.response.start"),
         ("two-starts", b"http.response.start twice"),
         ("an-unknown-event", b"'http.response.song'"),
-        ("a-websocket-event", b"'websocket.accept'"),
-        ("no-type", b"sent None"),
         ("a-status-in-words", b"the status '200'"),
-        ("no-status", b"the status None"),
         ("a-status-of-99", b"the status 99"),
         ("headers-of-str", b"'x-a' is not bytes"),
         ("headers-of-triples", b"no pairs of bytes"),
         ("headers-of-none", b"no pairs of bytes"),
-        ("a-split-header", b"invalid response header b'x-a'"),
         ("a-body-of-str", b"a body of type str"),
     ],
 )
@@ -252,17 +198,13 @@ def test_an_app_that_breaks_the_protocol_is_500_and_says_how(
     assert b"\r\nx-evil" not in received
 
 
-@pytest.mark.parametrize("kind", ["two-bodies", "an-end-and-a-start"])
-def test_what_an_app_sends_after_its_end_is_dropped(raw: Raw, kind: str) -> None:
-    received = raw(NAMES[1], kind)
+def test_what_an_app_sends_after_its_end_is_dropped(raw: Raw) -> None:
+    received = raw(NAMES[1], "two-bodies")
     assert statuses(received) == [200, 200]
     assert received.count(b"begun") == 2
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["no-end", "a-second-start-midway", "a-body-of-str-midway", "an-unknown-event-midway"],
-)
+@pytest.mark.parametrize("kind", ["no-end", "a-second-start-midway"])
 def test_an_app_that_breaks_the_protocol_midway_cuts_the_connection(raw: Raw, kind: str) -> None:
     received = raw(NAMES[1], kind)
     assert statuses(received) == [200]
@@ -274,9 +216,7 @@ def test_an_app_that_never_answers_is_408(raw: Raw) -> None:
     assert statuses(raw(NAMES[1], "silence")) == [408, 200]
 
 
-@pytest.mark.parametrize("kind", ["an-object", "a-header-value", "an-exception"])
-def test_a_head_that_fails_has_no_body(raw: Raw, kind: str) -> None:
-    received = raw(NAMES[0], kind, "HEAD")
+def test_a_head_that_fails_has_no_body(raw: Raw) -> None:
+    received = raw(NAMES[0], "an-exception", "HEAD")
     assert statuses(received) == [500, 200]
     assert b"the deployment" not in received
-    assert b"cannot turn" not in received

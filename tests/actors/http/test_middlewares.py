@@ -1,7 +1,6 @@
 """Middlewares of a whole system, which also WebSockets and streams pass through."""
 # No postponed annotations: FastAPI resolves them in the replica.
 
-import asyncio
 import gzip
 import json
 import urllib.error
@@ -38,33 +37,13 @@ class Talk:
     def parts(self) -> StreamingResponse:
         return StreamingResponse(f"{number}\n" * 500 for number in range(20))
 
-    @api.get("/hang")
-    async def hang(self) -> None:
-        try:
-            self.note("hangs")
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            self.note("cancelled")
-            raise
-
-    def __init__(self, folder: str) -> None:
-        self.folder = Path(folder)
-
-    def note(self, what: str) -> None:
-        (self.folder / what).touch()
-
     @api.post("/size")
     async def size(self, payload: dict[str, Any]) -> int:
         return len(payload["text"])
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("notes")
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[RunningSystem]:
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
     middlewares = [
         (f"{HERE}:Tag", {"word": "seen"}),
         (f"{HERE}:Guard", {"password": "open"}),
@@ -77,7 +56,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[
         "GREENROOM_HTTP_CORS": "*",
     }
     with running_system(tmp_path_factory.mktemp("guarded"), **environ) as running:
-        running.deploy(Talk.bind(str(folder)))
+        running.deploy(Talk.bind())
         yield running
 
 

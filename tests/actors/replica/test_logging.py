@@ -153,22 +153,12 @@ def test_exceptions_and_odd_records_are_one_line_each(
     assert "not all arguments converted" in text_of(running, name), "told, as ever, and not raised"
 
 
-def test_a_failed_query_is_logged_with_its_id(
-    running: RunningSystem, deployed: Callable[..., Any], name: str
-) -> None:
-    deployed(serve.deployment(logging_config={"encoding": "JSON"})(Talker).bind())
-    assert running.get(f"/{name}/fail", headers={"X-Request-ID": "abc"})[0] == 500
-    record = the_one(text_of(running, name), "request abc failed")
-    assert (record["level"], record["request_id"]) == ("ERROR", "abc")
-    assert record["exception"].endswith("ValueError: as asked for")
-
-
-def test_queries_are_logged_when_they_have_ended(
+def test_queries_are_logged_when_they_have_ended_and_failures_with_their_ids(
     running: RunningSystem, deployed: Callable[..., Any], name: str
 ) -> None:
     handle = deployed(serve.deployment(logging_config={"encoding": "JSON"})(Talker).bind())
     running.get(f"/{name}/hello", headers={"X-Request-ID": "abc"})
-    running.get(f"/{name}/fail")
+    assert running.get(f"/{name}/fail", headers={"X-Request-ID": "def"})[0] == 500
     handle.say.remote("x").result(timeout_s=20)
 
     def logged() -> list[tuple[Any, ...]]:
@@ -181,6 +171,9 @@ def test_queries_are_logged_when_they_have_ended(
     (first, *_) = [record for record in records(text_of(running, name)) if "duration_ms" in record]
     assert first["request_id"] == "abc"
     assert first["message"].startswith(f"GET /{name}/hello 200 ")
+    failed = the_one(text_of(running, name), "request def failed")
+    assert (failed["level"], failed["request_id"]) == ("ERROR", "def")
+    assert failed["exception"].endswith("ValueError: as asked for")
 
 
 def test_without_settings_lines_are_text_and_queries_are_not_logged(

@@ -39,10 +39,6 @@ class Many:
             "loaded": self.loaded,
         }
 
-    @serve.batch(max_batch_size=2, batch_wait_timeout_s=10)
-    async def batched(self, items: list[int]) -> list[tuple[str, list[int]]]:
-        return [(serve.get_multiplexed_model_id(), items) for _ in items]
-
 
 def test_the_id_comes_with_the_header_and_its_queries_stay_with_the_replica_that_has_it(
     deployed: Callable[..., Any], running: RunningSystem, name: str

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +17,7 @@ from greenroom.actors.replica import string_annotations
 from greenroom.core.errors import InvalidRequestError
 from greenroom.serve.code.packing import pack_code
 from greenroom.serve.exceptions import DeployFailedError
+from tests.support.asking import ask
 from tests.support.systems import RunningSystem
 
 if TYPE_CHECKING:
@@ -95,15 +93,8 @@ def factory_of_what_it_knows() -> FastAPI:
 @pytest.fixture
 def post(running: RunningSystem, name: str) -> Callable[..., Any]:
     def post(path: str, **headers: str) -> Any:
-        headers |= {"Content-Type": "application/json"}
-        body = json.dumps({"name": "x", "at": "2020-02-29"}).encode()
-        data = None if path == "/price" else body
-        request = urllib.request.Request(f"{running.url}/{name}{path}", data, headers)
-        try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
-                return json.loads(answer.read())
-        except urllib.error.HTTPError as error:
-            return error.code, error.read()
+        data = None if path == "/price" else {"name": "x", "at": "2020-02-29"}
+        return ask(f"{running.url}/{name}{path}", data, **headers).json
 
     return post
 
