@@ -32,7 +32,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
 def mount_small(bare: Machines) -> Iterator[Path]:
     """The machine's folder on a disk that is too small."""
     home = bare.home("a")
-    home.mkdir()
+    home.mkdir(exist_ok=True)  # an installation that failed may be below
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(home)], check=True)
     yield home
     subprocess.run(["umount", "--lazy", str(home)], check=True)  # what uses it is yet to end
