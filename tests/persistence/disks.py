@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -97,18 +96,6 @@ class FullDisk(SteppingDisk):
     def step(self, number: int) -> None:
         if number == self.fail_at:
             raise OSError(errno.ENOSPC, "No space left on device")
-
-
-class KillingDisk(SteppingDisk):
-    """Kills this very process before one step."""
-
-    def __init__(self, die_at: int) -> None:
-        super().__init__()
-        self._die_at = die_at
-
-    def step(self, number: int) -> None:
-        if number == self._die_at:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class DyingDisk(SteppingDisk):

@@ -1,5 +1,6 @@
 """What every store does, whatever it keeps its values in."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -111,7 +112,8 @@ class StoresAgainstADict(RuleBasedStateMachine):
     """All stores, and what lasts after reopening, do what a dict does."""
 
     keys = Bundle("keys")
-    server: PostgresServer
+    url: str  # of a database for all of them, each of which has a namespace there
+    numbers = itertools.count()
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +121,7 @@ class StoresAgainstADict(RuleBasedStateMachine):
         self.model: dict[str, bytes] = {}
         self.memory = MemoryStore()
         self.files = open_store(Path(self.folder.name))
-        self.database = location_at(self.server.new_database())
+        self.database = location_at(self.url, f"namespace {next(self.numbers)}")
         self.rows = self.database.open()
 
     @rule(
@@ -178,7 +180,7 @@ def test_stores_do_what_a_dict_does(
 ) -> None:
     for name, value in LOGS[logs].items():
         monkeypatch.setattr(filesystem, name, value)
-    StoresAgainstADict.server = postgres
+    StoresAgainstADict.url = postgres.new_database()
     run_state_machine_as_test(
         StoresAgainstADict,
         settings=settings(max_examples=15, stateful_step_count=12, database=None),
