@@ -23,6 +23,7 @@ from tests.support.kills import (
     kill,
     settled,
     system_to_kill,
+    under_load,
 )
 from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, wait_until
@@ -89,6 +90,10 @@ def kill_roles(running: RunningSystem, roles: tuple[str, ...]) -> None:
     kill(*(pid for role, pid in running.pids() if role in roles))
 
 
+def wait_until_healed(running: RunningSystem) -> None:
+    wait_until(lambda: settled(running), HEALS_WITHIN_S, "all as before")
+
+
 @pytest.mark.parametrize(
     "roles",
     [
@@ -99,16 +104,11 @@ def kill_roles(running: RunningSystem, roles: tuple[str, ...]) -> None:
 def test_a_system_heals_by_itself_and_loses_no_response(
     running: RunningSystem, before: dict[str, int], roles: tuple[str, ...]
 ) -> None:
-    with GetLoad(running.settings.http.port) as load:
-        wait_until(lambda: load.tally.ok > 300, 15, "load on its way")
-        killed_at = time.monotonic()
+    def harm() -> None:
         kill_roles(running, roles)
-        wait_until(lambda: settled(running), HEALS_WITHIN_S, "all as before")
-        back_s = time.monotonic() - killed_at
-        enough = load.tally.ok + 300
-        wait_until(lambda: load.tally.ok > enough, 15, "load after the kills")
-        tally = load.stop()
-    print(f"{roles}: back in {back_s:.2f} s; {tally.summary()}")
+        wait_until_healed(running)
+
+    (tally,) = under_load(running, f"{roles} died", harm)
     assert not tally.failures, tally.summary()
     assert_nothing_leaked(running, before)
 
@@ -127,7 +127,7 @@ def test_a_system_without_its_host_process_is_healed_by_a_start(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("others", [("http master",), ("proxy",), ("proxy", "controller")])
+@pytest.mark.parametrize("others", [("http master",), ("proxy", "controller")])
 def test_requests_are_served_without_the_host_process_too(
     running: RunningSystem, before: dict[str, int], others: tuple[str, ...]
 ) -> None:
@@ -179,7 +179,7 @@ def test_stop_ends_a_system_whose_records_are_gone(running: RunningSystem) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.02, 0.04, 0.06])
+@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.05])
 def test_replicas_that_were_being_made_when_the_admin_died_are_not_left_behind(
     running: RunningSystem, before: dict[str, int], delay_s: float
 ) -> None:
@@ -193,11 +193,8 @@ def test_replicas_that_were_being_made_when_the_admin_died_are_not_left_behind(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("roles", NEEDS_A_START.values(), ids=NEEDS_A_START.keys())
-def test_a_system_without_its_host_process_is_stopped_by_a_stop(
-    running: RunningSystem, roles: tuple[str, ...]
-) -> None:
-    kill_roles(running, roles)
+def test_a_system_without_its_host_process_is_stopped_by_a_stop(running: RunningSystem) -> None:
+    kill_roles(running, ("host", "thespian admin", "http master"))
     running.stop()
     wait_until(lambda: not footprint.pids_of(running), 5, "the end of all processes")
     assert not list(running.settings.run_dir.glob("*.json"))
@@ -207,8 +204,8 @@ def test_a_system_without_its_host_process_is_stopped_by_a_stop(
 def test_deaths_while_a_system_starts_over_do_not_end_it(running: RunningSystem) -> None:
     """The host process starts over for the death of the admin, and again for each next one."""
     host = running.pid_of("host")
-    with GetLoad(running.settings.http.port) as load:
-        wait_until(lambda: load.tally.ok > 300, 15, "load on its way")
+
+    def harm() -> None:
         for role in ("thespian admin", "http master", "thespian admin", "thespian admin"):
             pids = wait_until(
                 lambda r=role: [pid for each, pid in running.pids() if each == r],
@@ -216,10 +213,8 @@ def test_deaths_while_a_system_starts_over_do_not_end_it(running: RunningSystem)
                 f"another {role}",
             )
             kill(*pids)
-        wait_until(lambda: settled(running), HEALS_WITHIN_S, "all as before")
-        enough = load.tally.ok + 300
-        wait_until(lambda: load.tally.ok > enough, 15, "load after the kills")
-        tally = load.stop()
-    print(f"deaths in a row: {tally.summary()}")
+        wait_until_healed(running)
+
+    (tally,) = under_load(running, "deaths in a row", harm)
     assert not tally.failures, tally.summary()
     assert running.pid_of("host") == host

@@ -5,7 +5,6 @@ Each test prints what it saw; ``pytest -s`` shows it. The times are those of doc
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import time
@@ -18,10 +17,11 @@ from greenroom.actors.host import launcher as system
 from tests.support.kills import (
     SETTLED_WITHIN_S,
     assert_nothing_leaked,
+    first,
     kill,
-    kill_under_load,
     settled,
     system_to_kill,
+    under_load,
 )
 from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, wait_until
@@ -49,16 +49,16 @@ def leak_free(running: RunningSystem, in_use: dict[str, int]) -> Iterator[None]:
     assert_nothing_leaked(running, in_use)
 
 
-def any_pid(running: RunningSystem, role: str) -> int:
-    return min(pid for each, pid in running.pids() if each == role)
+def kill_any(running: RunningSystem, role: str) -> None:
+    kill(first(running, role))
 
 
 @pytest.mark.parametrize("role", BACK_WITHIN_S)
 @pytest.mark.usefixtures("leak_free")
 def test_a_killed_process_costs_no_response(running: RunningSystem, role: str) -> None:
     before = dict(running.pids())
-    for tally in kill_under_load(
-        running, role, lambda: any_pid(running, role), BACK_WITHIN_S[role]
+    for tally in under_load(
+        running, role, lambda: kill_any(running, role), BACK_WITHIN_S[role], pause_s=0.0
     ):
         assert not tally.failures, tally.summary()
     if role != "thespian admin":  # its actors are started anew
@@ -72,7 +72,7 @@ def test_a_killed_proxy_costs_no_pause_where_callers_have_leases(running: Runnin
     client.create_endpoint("plain", backend="v1", route="/plain")  # which needs no decisions
     with GetLoad(running.settings.http.port, "/plain", connections=4, pause_s=0.0) as load:
         wait_until(lambda: load.tally.ok > 2_000, 15, "load on its way, and leases with it")
-        os.kill(any_pid(running, "proxy"), signal.SIGKILL)
+        os.kill(first(running, "proxy"), signal.SIGKILL)
         at_once = load.tally.ok
         time.sleep(AT_ONCE_S)  # the point of the test
         went_on = load.tally.ok - at_once
@@ -84,8 +84,8 @@ def test_a_killed_proxy_costs_no_pause_where_callers_have_leases(running: Runnin
 
 @pytest.mark.usefixtures("leak_free")
 def test_a_killed_worker_costs_only_its_own_connections(running: RunningSystem) -> None:
-    for tally in kill_under_load(
-        running, "http worker", lambda: any_pid(running, "http worker"), 1.0
+    for tally in under_load(
+        running, "http worker", lambda: kill_any(running, "http worker"), 1.0, pause_s=0.0
     ):
         # Its connections are cut, each at most once; no answer of another worker is an error.
         assert not [what for _, _, what in tally.failures if what.isdigit()]
@@ -107,12 +107,10 @@ def test_a_killed_host_process_costs_nothing_and_start_takes_over(running: Runni
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("role", BACK_WITHIN_S)
-def test_what_dies_after_a_take_over_is_restarted(running: RunningSystem, role: str) -> None:
+def test_what_dies_after_a_take_over_is_restarted(running: RunningSystem) -> None:
     """The new host process is not the parent of what it took over."""
     kill(running.pid_of("host"))
     assert system.start(running.settings)
-    for tally in kill_under_load(
-        running, f"{role}, after", lambda: any_pid(running, role), math.inf
-    ):
+    for role in BACK_WITHIN_S:  # the last one's end is that of all others, too
+        (tally,) = under_load(running, f"{role}, after", lambda r=role: kill_any(running, r))
         assert not tally.failures, tally.summary()

@@ -17,10 +17,16 @@ import pytest
 from greenroom.actors.host import launcher as system
 from greenroom.actors.runtime.liveness import silent_among
 from greenroom.actors.runtime.processes import identify
-from tests.support.kills import SETTLED_WITHIN_S, assert_nothing_leaked, settled, system_to_kill
-from tests.support.load import GetLoad, Tally
+from tests.support.kills import (
+    SETTLED_WITHIN_S,
+    assert_nothing_leaked,
+    first,
+    settled,
+    system_to_kill,
+    under_load,
+)
+from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, alive, wait_until
-from tests.support.timing import check_within
 
 LIMIT_S = 3.0
 KILLED_WITHIN_S = LIMIT_S + 2.0  # beats and looks come once a second
@@ -39,42 +45,22 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]
         yield started
 
 
-def first(running: RunningSystem, role: str) -> int:
-    return min(pid for each, pid in running.pids() if each == role)
-
-
 def send(pids: list[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):  # as it should be, for a SIGCONT
             os.kill(pid, number)
 
 
-def stop_under_load(running: RunningSystem, roles: tuple[str, ...], within_s: float) -> list[Tally]:
-    """Stop processes; continue them once they have been replaced; return the loads' tallies.
-
-    Once in a few times the kills, and each gap between answers, come within ``within_s``.
-    """
-    tallies = []
-
-    def attempt() -> float:
-        pids = [first(running, role) for role in roles]
-        with GetLoad(running.settings.http.port) as load:
-            wait_until(lambda: load.tally.ok > 300, 15, "load on its way")
-            stopped_at = time.monotonic()
-            send(pids, signal.SIGSTOP)
-            wait_until(lambda: not any(map(alive, pids)), KILLED_WITHIN_S, f"the end of {pids}")
-            killed_s = time.monotonic() - stopped_at
-            wait_until(lambda: settled(running), SETTLED_WITHIN_S, "all as before")
-            back_s = time.monotonic() - stopped_at
-            send(pids, signal.SIGCONT)
-            enough = load.tally.ok + 300
-            wait_until(lambda: load.tally.ok > enough, 15, "load after the stop")
-            tallies.append(load.stop())
-        print(f"killed after {killed_s:.2f} s, back in {back_s:.2f} s; {tallies[-1].summary()}")
-        return max(killed_s, tallies[-1].longest_gap_s)
-
-    check_within(within_s, attempt)
-    return tallies
+def stop(running: RunningSystem, roles: tuple[str, ...]) -> float:
+    """Stop processes; continue them once they have been replaced; return when they were killed."""
+    pids = [first(running, role) for role in roles]
+    stopped_at = time.monotonic()
+    send(pids, signal.SIGSTOP)
+    wait_until(lambda: not any(map(alive, pids)), KILLED_WITHIN_S, f"the end of {pids}")
+    killed_s = time.monotonic() - stopped_at
+    wait_until(lambda: settled(running), SETTLED_WITHIN_S, "all as before")
+    send(pids, signal.SIGCONT)
+    return killed_s
 
 
 @pytest.mark.parametrize(
@@ -89,7 +75,7 @@ def test_what_stands_still_is_replaced_and_costs_no_response(
 ) -> None:
     # Only of one: the others have the mark slow, and run beside what computes.
     within_s = KILLED_WITHIN_S if roles == BY_ITSELF["proxy"] else math.inf
-    for tally in stop_under_load(running, roles, within_s):
+    for tally in under_load(running, f"{roles} stopped", lambda: stop(running, roles), within_s):
         failures = tally.failures
         if "http worker" in roles:  # its own connections are cut, each at most once
             assert not [what for _, _, what in failures if what.isdigit()], tally.summary()

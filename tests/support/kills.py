@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -64,32 +65,41 @@ def kill(*pids: int) -> None:
     wait_until(lambda: not any(map(alive, pids)), 5, f"the end of {pids}")
 
 
-def kill_under_load(
-    running: RunningSystem, what: str, choose: Callable[[], int], back_within_s: float
-) -> list[Tally]:
-    """Kill one process under load, and again where that took too long; return the loads' tallies.
+def first(running: RunningSystem, role: str) -> int:
+    """Return the pid of a process of a role."""
+    return min(pid for each, pid in running.pids() if each == role)
 
-    Once in a few times all is as before, and was never without an answer, within
-    ``back_within_s``: see :func:`check_within`. For infinity once is enough.
+
+def under_load(
+    running: RunningSystem,
+    what: str,
+    harm: Callable[[], float | None],
+    within_s: float = math.inf,
+    pause_s: float = 0.02,
+) -> list[Tally]:
+    """Do harm under load, and again where that took too long; return the loads' tallies.
+
+    Once in a few times all is as before, and was never without an answer, within ``within_s``: see
+    :func:`check_within`. Where ``harm`` returns how long something took, that counts instead of
+    the time until all is as before.
     """
     tallies = []
 
     def attempt() -> float:
         wait_until(lambda: settled(running), SETTLED_WITHIN_S, "all as it should be")
-        with GetLoad(running.settings.http.port, pause_s=0.0) as load:
+        with GetLoad(running.settings.http.port, pause_s=pause_s) as load:
             wait_until(lambda: load.tally.ok > 300, 15, "load on its way")
-            pid = choose()
-            killed_at = time.monotonic()
-            kill(pid)
-            wait_until(lambda: settled(running), SETTLED_WITHIN_S, f"all as before {what} died")
-            back_s = time.monotonic() - killed_at
+            harmed_at = time.monotonic()
+            took_s = harm()
+            wait_until(lambda: settled(running), SETTLED_WITHIN_S, f"all as before {what}")
+            back_s = time.monotonic() - harmed_at
             enough = load.tally.ok + 300
-            wait_until(lambda: load.tally.ok > enough, 15, "load after the kill")
+            wait_until(lambda: load.tally.ok > enough, 15, f"load after {what}")
             tallies.append(load.stop())
-        print(f"{what}: back in {back_s:.2f} s; {tallies[-1].summary()}")
-        return max(back_s, tallies[-1].longest_gap_s)
+        print(f"{what}: {took_s or 0:.2f} s, back in {back_s:.2f} s; {tallies[-1].summary()}")
+        return max(took_s or back_s, tallies[-1].longest_gap_s)
 
-    check_within(back_within_s, attempt)
+    check_within(within_s, attempt)
     return tallies
 
 
