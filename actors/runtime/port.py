@@ -178,7 +178,7 @@ class Port:
             )
 
         asked = [asyncio.ensure_future(ask(gate)) for gate in self.gates]
-        begun_at = time.monotonic()
+        begun_at = self.loop.machine.monotonic()
         try:
             for answer in asyncio.as_completed(asked):
                 ack = await answer
@@ -187,7 +187,7 @@ class Port:
         finally:
             for each in asked:
                 each.cancel()
-        return None if time.monotonic() - begun_at >= timeout_s else False
+        return None if self.loop.machine.monotonic() - begun_at >= timeout_s else False
 
     async def locate(
         self,

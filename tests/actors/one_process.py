@@ -30,6 +30,7 @@ from greenroom.core.routing.tables import (
     EndpointTable,
     ReplicaTable,
 )
+from tests.support.lone_loop import LoneTransport
 
 _places: WeakValueDictionary[int, Place] = WeakValueDictionary()
 
@@ -42,7 +43,7 @@ class Place:
     """An address, with whoever is there; what is sent to it arrives in a later pass of the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.process = this_process()._replace(incarnation=f"incarnation {id(self)}")
+        self.process = this_process()._replace(incarnation=f"{id(self):016x}")
         self.address = self
         self.handlers: dict[type, Callable[[Any, Any], None]] = {}
         self.loop = Loop(_Transport(loop, self), lambda _: None)
@@ -61,32 +62,18 @@ class Place:
             handler(message, sender)
 
 
-class _Transport:
+class _Transport(LoneTransport):
     deliveries_at_once = 4
-    starved_s = 0.0
     carry: Callable[[Any], Any] = staticmethod(lambda message: message)
 
     def __init__(self, loop: asyncio.AbstractEventLoop, place: Place) -> None:
-        self.loop = loop
+        super().__init__(loop)
         self._place = place
 
-    def at_turn_end(self, callback: Callable[[], None]) -> None:
-        self.loop.call_soon(callback)
-
-    def send(self, target: Place, message: Any, on_sent: Any, _on_failed: Any) -> bool:
+    def send(self, target: Place, message: Any, on_sent: Any, _on_failed: Any) -> None:
         self.loop.call_soon(target.arrived, self.carry(message), self._place)
         if on_sent is not None:
             self.loop.call_soon(on_sent)
-        return True
-
-    def is_here(self, _target: Place) -> bool:
-        return True
-
-    def watch_remote(self, _target: Place, _on_lost: Any) -> None:
-        """Return None: it is on this host."""
-
-    def write(self, _target: Place) -> None:
-        """Do nothing: what was sent is on its way."""
 
 
 def pickle_messages() -> None:

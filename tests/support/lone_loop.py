@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime.loop import Callback, Loop, Timer, nothing
 from greenroom.actors.runtime.machine import Machine
+from greenroom.actors.runtime.port import Port
+from greenroom.actors.runtime.processes import this_process
 from tests.support.virtual_time import VirtualTimeLoop
 
 BEAT_TAKES_S = 0.01  # with its answer
@@ -63,12 +66,58 @@ class _EventLoop(VirtualTimeLoop):
         self.close()
 
 
-class _Machine(Machine):
-    """Every process lives until the test ends it."""
+class LoneTransport:
+    """A transport of this host that keeps what is sent; ``takes`` sees each message at once."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.monotonic = loop.time  # type: ignore[method-assign]
+    deliveries_at_once = 256
+    starved_s = 0.0
+    address: Any = "here"
+    admin_address: Any = "a gate"
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self.loop = loop or _EventLoop()
+        self.sent: list[Sent] = []
+        self.takes: Callable[[Sent], None] = lambda _sent: None
+        self.watching: list[Callable[[bool], None]] = []
+        self.is_remote = False  # where the processes are that others watch
+
+    def at_turn_end(self, callback: Callback) -> None:
+        self.loop.call_soon(callback)
+
+    def send(self, target: Any, message: Any, on_sent: Any, on_failed: Any) -> None:
+        self.sent.append(Sent(target, message, on_sent or nothing, on_failed or nothing))
+        self.takes(self.sent[-1])
+
+    def write(self, _target: Any) -> None:
+        """Do nothing: what was sent is on its way."""
+
+    def is_here(self, _target: Any) -> bool:
+        return not self.is_remote
+
+    def watch_remote(self, _target: Any, on_lost: Callable[[bool], None]) -> Callback | None:
+        if not self.is_remote:
+            return None
+        self.watching.append(on_lost)
+        return lambda: self.watching.remove(on_lost)
+
+    def beat_link(self, _target: Any, _on_answer: Any) -> None:
+        """Return None: it is on this host."""
+
+    def answer_beats(self, _answer: Any) -> None:
+        """Nothing beats."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+class LoneMachine(Machine):
+    """Every process lives until the test ends it, and each port has the same transport."""
+
+    def __init__(self, transport: LoneTransport) -> None:
+        self.transport = transport
+        self.monotonic = transport.loop.time  # type: ignore[method-assign]
         self.pidfds: dict[int, Process] = {}
+        self.arrived: Callable[[Any], None]
         self._numbers = itertools.count(1_000_000)
 
     def open_pidfd(self, process: Process) -> int:  # type: ignore[override]
@@ -79,58 +128,38 @@ class _Machine(Machine):
     def close_pidfd(self, number: int) -> None:  # type: ignore[override]
         del self.pidfds[number]
 
-
-class _Transport:
-    deliveries_at_once = 256
-    starved_s = 0.0
-
-    def __init__(self) -> None:
-        self.loop = _EventLoop()
-        self.sent: list[Sent] = []
-
-    def at_turn_end(self, callback: Callback) -> None:
-        self.loop.call_soon(callback)
-
-    def send(self, *sent: Any) -> None:
-        target, message, on_sent, on_failed = sent
-        self.sent.append(Sent(target, message, on_sent or nothing, on_failed or nothing))
-
-    def write(self, _target: Any) -> None:
-        """Do nothing: what was sent is on its way."""
-
-    def is_here(self, _target: Any) -> bool:
-        return True
-
-    def watch_remote(self, _target: Any, _on_lost: Any) -> None:
-        """Return None: it is on this host."""
-
-    def answer_beats(self, _answer: Any) -> None:
-        """Nothing beats."""
+    def attach(self, _port: int, _loop: Any, arrived: Callable[[Any], None], _way: Any) -> Any:  # type: ignore[override]
+        self.arrived = arrived
+        return self.transport
 
 
 class LoneLoop(Loop):
     """A :class:`Loop` whose time stands still unless the test lets it pass; it begins with 100."""
 
     def __init__(self) -> None:
-        self._outside = transport = _Transport()
+        self.outside = transport = LoneTransport()
         self.are_links_cut = False
         self.links: list[Beats] = []
         self.answer_to: Callable[[bytes], bytes] = lambda beat: beat  # of other hosts' processes
         self.tried: list[str] = []  # hosts of which it was asked whether they answer
         self._made: list[Timer] = []
-        super().__init__(transport, machine=_Machine(transport.loop))  # type: ignore[arg-type]
+        super().__init__(transport, machine=LoneMachine(transport))  # type: ignore[arg-type]
         self.stand_still(100.0)
 
     @property
     def outbox(self) -> list[Sent]:
         """What was sent so far, once all has been done that can be done now."""
         self.pass_time(0.0)
-        return self._outside.sent
+        return self.outside.sent
 
     @property
     def sent(self) -> list[tuple[Any, Any]]:
         """The targets and messages of :attr:`outbox`."""
         return [(each.target, each.message) for each in self.outbox]
+
+    def arrive(self, message: Any, sender: Any = None) -> None:
+        """Have a message arrive at the port that is on this loop."""
+        self.machine.arrived(SimpleNamespace(message=message, sender=sender))  # type: ignore[attr-defined]
 
     def pass_time(self, seconds: float) -> None:
         """Let everything happen that happens within so many seconds."""
@@ -144,7 +173,7 @@ class LoneLoop(Loop):
 
     def stand_still(self, seconds: float) -> None:
         """Let time pass in which nothing runs here."""
-        self._outside.loop.advance(seconds)
+        self.outside.loop.advance(seconds)  # type: ignore[attr-defined]
 
     def due(self) -> list[float]:
         """Return in how many seconds there is something to be done."""
@@ -159,7 +188,7 @@ class LoneLoop(Loop):
         """End a process, as far as this loop sees."""
         for number, known in list(self.machine.pidfds.items()):  # type: ignore[attr-defined]
             if known == process:
-                self._outside.loop.readers[number]()
+                self.outside.loop.readers[number]()  # type: ignore[attr-defined]
 
     # --- What a Loop does, noted ------------------------------------------------------------------
 
@@ -174,3 +203,12 @@ class LoneLoop(Loop):
     def beat_link(self, target: Any, on_answer: Callable[[bytes], None]) -> Beats:
         self.links.append(Beats(self, target, on_answer))
         return self.links[-1]
+
+
+class LonePort(Port):
+    """A :class:`Port` on a :class:`LoneLoop`, to a system of which the test says what it does."""
+
+    def __init__(self) -> None:
+        self.lone = LoneLoop()
+        super().__init__(1900, this_process(), self.lone.asyncio, machine=self.lone.machine)
+        self.loop = self.lone

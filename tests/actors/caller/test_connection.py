@@ -5,51 +5,30 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from thespian.actors import ActorAddress
 
 from greenroom.actors.caller import connection as connection_module
 from greenroom.actors.caller.connection import Connection
 from greenroom.actors.messages.admin import Request, RequestReply, request_of
 from greenroom.actors.runtime import asking, port as port_module
-from greenroom.actors.runtime.machine import Machine
 from greenroom.actors.runtime.processes import this_process
-from greenroom.actors.transport.addresses import ProcessAddress
 from greenroom.core.errors import NotRunningError
 from greenroom.core.operations import ListBackends
+from tests.support.lone_loop import LoneMachine, LoneTransport
 
 GONE_S = 0.4
-
-
-class Transport:
-    """Takes what is sent, and reaches nothing."""
-
-    deliveries_at_once = 1
-    address = admin_address = ActorAddress(ProcessAddress("10.77.0.1", 1900))
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-
-    def send(self, *_: Any) -> None:
-        """Nothing answers."""
-
-
-class FakeMachine(Machine):
-    def attach(self, _port: int, loop: Any, arrived: Callable[[Any], None], _way: Any) -> Any:
-        self.arrived = arrived
-        return Transport(loop)
 
 
 class Port(port_module.Port):
     """A port to a system that answers, or not, as the test says."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(1, this_process(), loop, machine=FakeMachine())
+        super().__init__(1, this_process(), loop, machine=LoneMachine(LoneTransport(loop)))
         self.is_there = True
         self.probes = 0
         self.asked: list[Request] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,30 +19,18 @@ from greenroom.core.records import BackendRecord, Release
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.kv import StoreNotWritableError
 from greenroom.persistence.locations import location_at
+from tests.support.lone_loop import LoneLoop
 
 FULL = StoreNotWritableError("cannot write to the store: the disk is full. Nothing was changed")
 
 
-class Answers:
-    """A loop that keeps what is sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
-
-    def call_later(self, _delay_s: float, _callback: Any) -> Any:
-        return SimpleNamespace(cancel=lambda: None)
-
-    def send(self, _target: Any, message: Any) -> None:
-        self.sent.append(message)
-
-
 def ask(settings: HostSettings, *asked: ops.Operation) -> list[RequestReply]:
-    loop: Any = Answers()
+    loop = LoneLoop()
     controller = ReadOnlyController(loop, settings, this_process(), Pulse(), FULL)
     nobody: Any = None
     for number, each in enumerate(asked):
         controller.take(request_of(each, str(number)), nobody)
-    return loop.sent  # type: ignore[no-any-return]
+    return [reply for _, reply in loop.sent]
 
 
 def with_a_backend(folder: Path) -> HostSettings:

@@ -24,42 +24,22 @@ from greenroom.actors.runtime.loop import (
     new_event_loop,
 )
 from greenroom.actors.runtime.processes import identify, send_signal
+from tests.support.lone_loop import LoneTransport
 from tests.support.systems import wait_until
 
 DEADLINE_S = 30.0
 
 
-class Recorder:
-    """In the place of a transport; keeps the deliveries, for the test to end."""
-
-    deliveries_at_once = 1
-
-    def __init__(self) -> None:
-        self.loop = new_event_loop()  # uvloop's, where that is installed
-        self.messages: list[Any] = []
-        self.outcomes: list[Any] = []
-        self.written: list[Any] = []
-
-    def at_turn_end(self, callback):
-        self.loop.call_soon(callback)
-
-    def send(self, target: Any, message: Any, on_sent: Any, on_failed: Any) -> None:
-        self.messages.append(message)
-        self.outcomes.append((on_sent, on_failed))
-
-    def write(self, target: Any) -> None:
-        self.written.append(target)
-
-    def end(self, number: int, *, well: bool = True) -> None:
-        """Tell the sender how a delivery ended."""
-        self.outcomes[number][0 if well else 1]()
-
-
 @pytest.fixture
 def recorder():
-    recorder = Recorder()
-    yield recorder
-    recorder.loop.close()
+    transport = LoneTransport(new_event_loop())  # uvloop's, where that is installed
+    transport.deliveries_at_once = 1
+    yield transport
+    transport.loop.close()
+
+
+def messages(recorder: LoneTransport) -> list[Any]:
+    return [each.message for each in recorder.sent]
 
 
 @pytest.fixture
@@ -216,14 +196,14 @@ def outbox(loop):
 def test_an_outbox_sends_what_gathers_during_a_delivery_as_one_message(outbox, loop, recorder):
     outbox.put(1)
     outbox.put(2)
-    assert recorder.messages == []
+    assert messages(recorder) == []
     turn(loop)
     outbox.put(3)
     outbox.put(4)
     turn(loop)
-    assert recorder.messages == [[1, 2]]
-    recorder.end(0, well=False)
-    assert recorder.messages == [[1, 2], [3, 4]]
+    assert messages(recorder) == [[1, 2]]
+    recorder.sent[0].failed()
+    assert messages(recorder) == [[1, 2], [3, 4]]
 
 
 def test_a_loose_outbox_waits_for_no_delivery_and_counts_what_has_left(loop, recorder):
@@ -232,7 +212,7 @@ def test_a_loose_outbox_waits_for_no_delivery_and_counts_what_has_left(loop, rec
     for number in range(3):
         outbox.put(number)
         turn(loop)
-    assert recorder.messages == sent == [[0], [1], [2]]
+    assert messages(recorder) == sent == [[0], [1], [2]]
     assert outbox.is_idle
 
 
@@ -247,7 +227,7 @@ def test_idle_outboxes_are_dropped_when_there_are_too_many(loop, recorder):
     for number in range(MAX_OUTBOXES - 1):
         outboxes[str(number)] = Outbox(loop, "idle", list)
     assert outboxes.keys() == {"busy", "held", str(MAX_OUTBOXES - 2)}
-    recorder.end(0)
+    recorder.sent[0].arrived()
     assert busy.is_idle
 
 
@@ -258,42 +238,44 @@ def test_an_outbox_sends_on_without_waiting_where_that_is_cheap(recorder):
     for number in range(4):
         outbox.put(number)
         turn(loop)
-    assert recorder.messages == [[0], [1]]
-    recorder.end(0)
-    assert recorder.messages == [[0], [1], [2, 3]]
+    assert messages(recorder) == [[0], [1]]
+    recorder.sent[0].arrived()
+    assert messages(recorder) == [[0], [1], [2, 3]]
 
 
 def test_what_gathers_in_one_turn_leaves_before_its_end(recorder):
     recorder.deliveries_at_once = 100
+    written = []
+    recorder.write = written.append
     loop = Loop(recorder)
     outbox = Outbox(loop, "target", list)
     for number in range(2 * GATHERED + 1):
         outbox.put(number)
-    assert [len(batch) for batch in recorder.messages] == [GATHERED, GATHERED]
-    assert recorder.written == ["target", "target"]
+    assert [len(batch) for batch in messages(recorder)] == [GATHERED, GATHERED]
+    assert written == ["target", "target"]
     turn(loop)
-    assert [len(batch) for batch in recorder.messages] == [GATHERED, GATHERED, 1]
+    assert [len(batch) for batch in messages(recorder)] == [GATHERED, GATHERED, 1]
     outbox.put("next")
     turn(loop)
-    assert recorder.messages[-1] == ["next"]
+    assert messages(recorder)[-1] == ["next"]
 
 
 def test_what_may_wait_leaves_with_what_may_not_or_when_its_time_is_up(outbox, loop, recorder):
     outbox.put_patiently(1, 0.01)
     outbox.put_patiently(2, 60)
     turn(loop)
-    assert recorder.messages == []
+    assert messages(recorder) == []
     assert not outbox.is_idle
-    run_until(loop, lambda: recorder.messages)
-    recorder.end(0)
+    run_until(loop, lambda: messages(recorder))
+    recorder.sent[0].arrived()
     outbox.put_patiently(3, 60)
     outbox.put(4)
     turn(loop)
-    assert recorder.messages == [[1, 2], [3, 4]]
+    assert messages(recorder) == [[1, 2], [3, 4]]
     outbox.put_patiently(5, 0.01)
-    recorder.end(1)
-    assert len(recorder.messages) == 2
-    run_until(loop, lambda: recorder.messages[2:] == [[5]])
+    recorder.sent[1].arrived()
+    assert len(messages(recorder)) == 2
+    run_until(loop, lambda: messages(recorder)[2:] == [[5]])
 
 
 def test_an_outbox_keeps_its_bytes_to_a_bound_and_waits_to_be_idle(recorder):
@@ -303,10 +285,10 @@ def test_an_outbox_keeps_its_bytes_to_a_bound_and_waits_to_be_idle(recorder):
     for _ in range(20):
         outbox.put(b"x" * 1_000_000)
     turn(loop)
-    assert len(recorder.messages) == MAX_BYTES_UNDER_WAY // 1_000_000
+    assert len(messages(recorder)) == MAX_BYTES_UNDER_WAY // 1_000_000
     for number in range(20):
         assert not outbox.is_idle
-        recorder.end(number)
+        recorder.sent[number].arrived()
     assert outbox.is_idle
 
 
@@ -317,6 +299,6 @@ def test_an_outbox_keeps_large_items_apart_and_small_ones_together(loop, recorde
         outbox.put(item)
     turn(loop)
     for number in range(4):
-        recorder.end(number)
-    assert [len(batch) for batch in recorder.messages] == [1, 3, 1, 1]
-    assert [item for batch in recorder.messages for item in batch] == items
+        recorder.sent[number].arrived()
+    assert [len(batch) for batch in messages(recorder)] == [1, 3, 1, 1]
+    assert [item for batch in messages(recorder) for item in batch] == items
