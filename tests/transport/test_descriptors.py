@@ -73,23 +73,6 @@ def test_a_number_above_the_limit_of_open_files_is_let_go_too():
     os.close(read_fd)
 
 
-def test_the_end_of_a_pipe_is_seen_although_a_child_lives():
-    read_fd, write_fd = os.pipe()
-    stop_fd, stopper_fd = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.close(stopper_fd)
-        descriptors.let_go([write_fd])
-        os.read(stop_fd, 1)
-        os._exit(0)
-    os.close(write_fd)
-    assert select.select([read_fd], [], [], 10)[0], "the child kept the pipe"
-    assert os.read(read_fd, 1) == b""
-    for fd in (stopper_fd, stop_fd, read_fd):
-        os.close(fd)
-    os.waitpid(pid, 0)
-
-
 def test_standard_streams_are_not_let_go():
     assert not {0, 1, 2} & set(descriptors.inheritable())
 

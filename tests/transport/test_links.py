@@ -125,17 +125,6 @@ def test_a_dead_target_is_reported_within_100_ms(world):
     check_within(0.1, attempt)
 
 
-def test_a_target_that_dies_behind_an_open_connection_is_dead(world):
-    one, other = world.process(), world.process()
-    one.send(other)
-    world.until(lambda: one.done)
-    other.links.close()
-    tag = one.send(other)
-    world.until(lambda: one.dead)
-    assert one.dead == [tag]
-    assert one.links.peers == 0
-
-
 def test_the_death_of_an_idle_peer_is_noticed_and_nothing_is_kept(world):
     one, other = world.process(), world.process()
     one.send(other)

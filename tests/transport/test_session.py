@@ -41,26 +41,6 @@ def test_what_was_never_sent_cannot_be_acknowledged() -> None:
         session.acknowledge(2)
 
 
-def test_another_connection_gets_what_is_not_acknowledged() -> None:
-    session = session_with(b"a", b"b", b"c")
-    session.take()
-    session.take()
-    session.acknowledge(1)
-    session.rewind()
-    assert taken(session) == [b"b", b"c"]
-    assert session.sent_up_to == 3
-
-
-def test_an_acknowledgement_over_an_earlier_connection_counts() -> None:
-    session = session_with(b"a", b"b", b"c")
-    session.take()
-    session.take()
-    session.rewind()
-    assert session.acknowledge(2) == [b"a", b"b"]
-    assert taken(session) == [b"c"]
-    assert session.sent_up_to == 3
-
-
 @pytest.mark.parametrize(("keep", "lost"), [(True, [b"a"]), (False, [b"a", b"b"])])
 def test_a_restart_reports_what_may_be_lost(keep: bool, lost: list[bytes]) -> None:
     session = session_with(b"a", b"b")

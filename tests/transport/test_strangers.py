@@ -39,14 +39,6 @@ def test_the_oldest_of_the_busiest_source_makes_room() -> None:
     assert len(strangers) == 4
 
 
-def test_who_opens_many_does_not_push_out_others() -> None:
-    strangers: PendingHandshakes[int] = PendingHandshakes(limit=10)
-    strangers.came(0, "honest", 0.0)
-    turned_away = [strangers.came(number, "rude", 1.0) for number in range(1, 1000)]
-    assert 0 not in turned_away
-    assert len(strangers) == 10
-
-
 def test_a_kind_of_refusal_is_said_once_per_source_and_window() -> None:
     refusals = Refusals()
     assert refusals.say("a", "garbage", 0.0)

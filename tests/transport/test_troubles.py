@@ -43,18 +43,6 @@ def test_a_stopped_process_delays_nobody_and_gets_all_when_it_goes_on(system, wo
     assert all_noted(system, stopped, number)
 
 
-def test_what_waits_for_a_stopped_process_that_is_killed_is_dead(system, worker, target):
-    stopped, pid = target
-    assert system.ask(worker, ("collect_dead",), ASK_S)
-    os.kill(pid, signal.SIGSTOP)
-    system.tell(worker, ("flood", stopped, 0, 1000, 10))
-    assert system.ask(worker, ("dead",), ASK_S) == ([],)
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: len(system.ask(worker, ("dead",), ASK_S)[0]) >= 1000, 10, "all are told")
-    (dead,) = system.ask(worker, ("dead",), ASK_S)
-    assert [number for _, number, _ in dead] == list(range(1000))
-
-
 def test_answers_leave_while_other_messages_wait_to_be_handled(system, target):
     slow, _ = target
     number = 50
@@ -77,16 +65,6 @@ def test_a_slow_handler_holds_its_senders_back_and_keeps_little_in_memory(system
     assert [system.listen(ASK_S)[0] for _ in range(number)] == list(range(number))
     _, most = system.ask(slow, ("memory",), ASK_S)
     assert most - before < number * size / 3
-
-
-def test_no_wakeup_is_lost_in_a_flood(system, worker, target):
-    receiver, _ = target
-    system.tell(receiver, ("wake_often", 200, 0.2))
-    system.tell(worker, ("flood", receiver, 0, 20_000, 10))
-    assert all_noted(system, receiver, 20_000)
-    wait_until(
-        lambda: system.ask(receiver, ("woken",), ASK_S) == (200,), 10, "it is woken each time"
-    )
 
 
 def test_nothing_governs_how_fast_an_actor_may_send(system, worker, target):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import time
@@ -29,8 +28,7 @@ class Worker(Actor):
 
     def __init__(self):
         self.children, self.exits, self.dead, self.calls = [], [], [], 0
-        self.noted, self.woken = [], 0
-        self.notices = []
+        self.noted, self.notices = [], []
 
     @staticmethod
     def actorSystemCapabilityCheck(capabilities, requirements):
@@ -44,8 +42,6 @@ class Worker(Actor):
             self.notices.append((message.remoteAdminAddress, message.remoteAdded))
         elif isinstance(message, DeadEnvelope):
             self.dead.append(message.deadMessage)
-        elif isinstance(message, WakeupMessage) and message.payload is None:
-            self.woken += 1
         elif isinstance(message, WakeupMessage):
             self.send(message.payload, "woken")
         elif not isinstance(message, ActorSystemMessage | PoisonMessage):
@@ -107,13 +103,6 @@ class Worker(Actor):
     def do_sleep(self, seconds, sender):
         time.sleep(seconds)
 
-    def do_task(self, sender):
-        self.task = asyncio.get_running_loop().create_task(self._answer_later(sender))
-
-    async def _answer_later(self, asker):
-        await asyncio.sleep(0.01)
-        self.send(asker, "from a task")
-
     def do_note(self, number, body, sender):
         self.noted.append(number)
 
@@ -124,13 +113,6 @@ class Worker(Actor):
     def do_flood(self, target, first, last, size, sender):
         for number in range(first, last):
             self.send(target, ("note", number, bytes(size)))
-
-    def do_wake_often(self, number, seconds, sender):
-        for each in range(number):
-            self.wakeupAfter(timedelta(seconds=seconds * each / number))
-
-    def do_woken(self, sender):
-        return (self.woken,)
 
     def do_memory(self, sender):
         """Answer what is in memory now, and the most there was."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import http.client
 import pickle
 from collections.abc import Callable, Iterator
@@ -145,50 +144,14 @@ def large(request: Request) -> bytes:
     return (BODY * (size // len(BODY) + 1))[:size]
 
 
-@pytest.fixture(scope="module")
-def path(deployed_once: Callable[..., str]) -> str:
-    return deployed_once(large.bind())
-
-
-@pytest.fixture
-def connection(running: RunningSystem) -> Iterator[http.client.HTTPConnection]:
-    port = running.settings.http.port
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)) as opened:
-        yield opened
-
-
 def test_answers_of_every_size_arrive_whole_on_one_connection(
-    path: str, connection: http.client.HTTPConnection
+    deployed_once: Callable[..., str], running: RunningSystem
 ) -> None:
-    for size in (0, LARGE - 1, LARGE, PART, PART + 1, 40 * PART):
-        connection.request("GET", f"{path}?size={size}")
-        response = connection.getresponse()
-        body = response.read()
-        assert (response.status, response.headers["content-length"]) == (200, str(size))
-        expected = (BODY * (size // len(BODY) + 1))[:size]
-        assert hashlib.sha256(body).digest() == hashlib.sha256(expected).digest()
-
-
-def test_to_head_it_has_its_length_and_no_body(
-    path: str, connection: http.client.HTTPConnection
-) -> None:
-    for _ in range(2):
-        connection.request("HEAD", f"{path}?size={4 * PART}")
-        response = connection.getresponse()
-        assert (response.read(), response.headers["content-length"]) == (b"", str(4 * PART))
-
-
-def test_who_takes_none_of_it_or_leaves_amid_it_delays_nobody(
-    path: str, running: RunningSystem, connection: http.client.HTTPConnection
-) -> None:
-    port = running.settings.http.port
-    slow = [http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S) for _ in range(4)]
-    for each in slow:
-        each.request("GET", f"{path}?size={100 * PART}")
-    for each in slow[:2]:
-        each.close()
-    connection.request("GET", f"{path}?size=10")
-    assert connection.getresponse().read() == BODY[:10]
-    for each in slow[2:]:
-        assert len(each.getresponse().read()) == 100 * PART
-        each.close()
+    path, port = deployed_once(large.bind()), running.settings.http.port
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)) as connection:
+        for size in (0, LARGE - 1, LARGE, PART, PART + 1, 40 * PART):
+            connection.request("GET", f"{path}?size={size}")
+            response = connection.getresponse()
+            body = response.read()
+            assert (response.status, response.headers["content-length"]) == (200, str(size))
+            assert body == (BODY * (size // len(BODY) + 1))[:size]

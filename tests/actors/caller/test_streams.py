@@ -80,58 +80,45 @@ async def keep_carrying(joined: Joined, laziness: int) -> None:
 
 
 @settings(max_examples=50)
-@given(st.lists(SIZES, max_size=60), st.integers(1, 5))
-def test_any_bytes_arrive_whole_and_in_order(sizes: list[int], laziness: int) -> None:
+@given(st.lists(SIZES, max_size=60), st.integers(1, 5), st.booleans())
+def test_any_bytes_arrive_whole_and_in_order_and_any_values_one_by_one(
+    sizes: list[int], laziness: int, are_values: bool
+) -> None:
     parts = [bytes([number % 256]) * size for number, size in enumerate(sizes)]
-
-    async def run() -> bytes:
-        joined = Joined()
-
-        async def make() -> None:
-            for part in parts:
-                await joined.sender.send(part)
-            joined.carry()
-            joined.stream.ended(ENDED)
-
-        carrying = asyncio.create_task(keep_carrying(joined, laziness))
-        making = asyncio.create_task(make())
-        got = b""
-        while (data := await asyncio.wait_for(joined.stream.next_bytes(), 10)) is not None:
-            got += data
-        await making
-        carrying.cancel()
-        return got
-
-    assert asyncio.run(run()) == b"".join(parts)
-
-
-@settings(max_examples=50)
-@given(st.lists(SIZES, max_size=40), st.integers(1, 5))
-def test_any_values_arrive_one_by_one(sizes: list[int], laziness: int) -> None:
-    values = [bytes([number % 256]) * size for number, size in enumerate(sizes)]
 
     async def run() -> list[bytes]:
         joined = Joined()
 
         async def make() -> None:
-            for value in values:
-                await joined.sender.send(pickle.dumps(value), BINARY)
+            for part in parts:
+                if are_values:
+                    await joined.sender.send(pickle.dumps(part), BINARY)
+                else:
+                    await joined.sender.send(part)
+            joined.carry()
+            joined.stream.ended(ENDED)
 
+        async def values() -> None:
+            while len(got) < len(parts):
+                if (value := joined.value()) is None:
+                    await asyncio.sleep(0)
+                else:
+                    got.append(value)
+
+        async def data() -> None:
+            while (part := await joined.stream.next_bytes()) is not None:
+                got.append(part)
+
+        got: list[bytes] = []
         carrying = asyncio.create_task(keep_carrying(joined, laziness))
         making = asyncio.create_task(make())
-        got = []
-        deadline = time.monotonic() + 10
-        while len(got) < len(values):
-            assert time.monotonic() < deadline
-            if (value := joined.value()) is None:
-                await asyncio.sleep(0)
-            else:
-                got.append(value)
+        await asyncio.wait_for(values() if are_values else data(), 10)
         await making
         carrying.cancel()
         return got
 
-    assert asyncio.run(run()) == values
+    got = asyncio.run(run())
+    assert got == parts if are_values else b"".join(got) == b"".join(parts)
 
 
 def test_a_receiver_that_takes_nothing_holds_a_window_and_small_parts_count_too() -> None:
