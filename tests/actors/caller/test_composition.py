@@ -120,8 +120,6 @@ class Front:
 
     async def __call__(self, request: Any) -> Any:
         do = request.query_params["do"]
-        if do == "fan-out":
-            return await asyncio.gather(*[self.leaf.double.remote(n) for n in range(100)])
         if do == "told":
             return await self.middle.told.remote()
         return await getattr(self.middle, do).remote(request.query_params["mark"])
@@ -240,13 +238,6 @@ def test_a_batch_lasts_as_long_as_one_of_its_items_is_wanted(
     assert not (tmp_path / "batch cancelled").exists()
     first.close()
     wait_until((tmp_path / "batch cancelled").exists, 5, "nobody wants it any more")
-
-
-@pytest.mark.usefixtures("chain")
-def test_a_request_may_make_a_hundred_calls_at_once(ask: Ask) -> None:
-    status, body = answer(ask("fan-out"))
-    assert status == 200
-    assert json.loads(body) == [2 * number for number in range(100)]
 
 
 @serve.deployment(max_constructor_retry_count=1)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,25 +18,6 @@ class Tagged:
 
     def __call__(self) -> str:
         return self.tag
-
-
-@pytest.fixture
-def backend(client: serve.Client, name: str) -> Iterator[Callable[..., str]]:
-    """Create backends, up and running; they and their endpoints are deleted at the end."""
-    tags = []
-
-    def create(target: Any, *args: Any, suffix: str = "", **options: Any) -> str:
-        tag = f"{name}{suffix}:v1"
-        tags.append(tag)
-        client.wait_for_goal(client.create_backend(tag, target, *args, **options), 20)
-        return tag
-
-    yield create
-    for endpoint, settings in client.list_endpoints().items():
-        if set(settings["traffic"]) & set(tags):
-            client.delete_endpoint(endpoint)
-    for tag in tags:
-        client.wait_for_goal(client.delete_backend(tag, force=True), 20)
 
 
 def test_a_closed_client_says_that_it_is_closed(running: RunningSystem) -> None:
@@ -83,26 +62,21 @@ def test_a_backend_and_an_endpoint_serve_until_they_are_deleted(
     assert not any(map(alive, pids))
 
 
-def test_a_route_answers_when_create_returns_and_is_unknown_when_delete_returns(
-    running: RunningSystem, client: serve.Client, backend: Callable[..., str], name: str
+def test_a_change_of_an_endpoint_holds_when_its_call_returns(
+    running: RunningSystem, client: serve.Client, name: str
 ) -> None:
-    tag = backend(Tagged, "one")
-    for round_ in range(40):
-        client.create_endpoint(name, backend=tag, route=f"/{name}")
-        assert running.get(f"/{name}") == (200, b"one"), round_
+    one, two = tags = [f"{name}:one", f"{name}:two"]
+    for tag in tags:
+        client.wait_for_goal(client.create_backend(tag, Tagged, tag), 20)
+    for round_ in range(20):
+        client.create_endpoint(name, backend=one, route=f"/{name}")
+        assert running.get(f"/{name}") == (200, one.encode()), round_
+        client.set_traffic(name, {two: 1.0})
+        assert running.get(f"/{name}") == (200, two.encode()), round_
         client.delete_endpoint(name)
         assert running.get(f"/{name}")[0] == 404, round_
-
-
-def test_traffic_moves_when_set_traffic_returns(
-    running: RunningSystem, client: serve.Client, backend: Callable[..., str], name: str
-) -> None:
-    tags = {"one": backend(Tagged, "one"), "two": backend(Tagged, "two", suffix="-two")}
-    client.create_endpoint(name, backend=tags["one"], route=f"/{name}")
-    for round_ in range(20):
-        for text, tag in tags.items():
-            client.set_traffic(name, {tag: 1.0})
-            assert running.get(f"/{name}") == (200, text.encode()), round_
+    for tag in tags:
+        client.wait_for_goal(client.delete_backend(tag), 20)
 
 
 def test_waiting_for_a_goal_can_time_out_and_go_on(

@@ -78,6 +78,9 @@ def test_up_down_to_zero_and_from_zero_without_a_failed_request(own_system: Runn
     shown = own_system.greenroom("status", "--autoscaling").stdout
     assert "FROM_ZERO" in shown
     assert own_system.greenroom("status").returncode == 0
+    wait_until(lambda: "replica" not in dict(own_system.pids()), 20, "zero replicas")
+    os.kill(own_system.pid_of("controller"), signal.SIGKILL)
+    assert own_system.get()[0] == 200, "though the controller is dead"
 
 
 @pytest.mark.slow
@@ -132,10 +135,3 @@ def test_a_new_controller_keeps_the_scale_and_ends_the_policies_of_the_old(
         time.sleep(1)  # in which nothing is to happen
         assert load.stop().failures == []
     wait_until(lambda: set(own_system.replica_pids()) == replicas, 20, "the same replicas")
-
-
-def test_a_query_at_zero_is_answered_though_the_controller_dies(own_system: RunningSystem) -> None:
-    own_system.deploy(Sleeper.bind())
-    wait_until(lambda: "replica" not in dict(own_system.pids()), 20, "zero replicas")
-    os.kill(own_system.pid_of("controller"), signal.SIGKILL)
-    assert own_system.get()[0] == 200

@@ -49,7 +49,13 @@ def damaged(tmp_path: Path):
 def test_lost_code_hurts_its_own_application_alone_until_it_is_deployed_again(damaged) -> None:
     running, damage = damaged
     damage("code", lambda names: names[:1])
+    root = running.settings.store_dir / "controller"
+    damage_value(root, places_in(root)["application/two"], suffixes=[""])  # one copy alone
+    (root / "epoch").write_bytes(b"")
     running.start()
+    log = (running.settings.logs_dir / "controller.log").read_text()
+    assert "or its copy is damaged, and both are written anew" in log
+    assert f"{root / 'epoch'} is damaged (0 bytes long" in log
     wait_until(lambda: len(healthy(running)) == 1, 10, "one application serves")
     (name,) = healthy(running)
     assert running.get(f"/{name}") == (200, name.encode())

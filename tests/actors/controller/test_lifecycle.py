@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.client
 import os
@@ -13,11 +12,11 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from greenroom import serve
-from greenroom.actors.caller.connection import Connection
 from greenroom.actors.host import launcher as system
 from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import HostSettings
@@ -26,7 +25,6 @@ from greenroom.core.formats import FORMAT, OLDEST
 from greenroom.persistence.filesystem import FileLocation
 from greenroom.serve.exceptions import NotRunningError, UnknownNameError
 from tests.actors.conftest import deploy
-from tests.support import template
 from tests.support.systems import RunningSystem, alive, patched_environ, running_system, wait_until
 
 MINE = """
@@ -50,7 +48,9 @@ class Counting:
         return self.start
 
 
-def test_a_second_start_changes_nothing(own_system: RunningSystem) -> None:
+def test_a_second_start_changes_nothing_and_says_which_settings_it_would_have(
+    own_system: RunningSystem,
+) -> None:
     deploy(own_system, Counting.bind(7))
     before = sorted(own_system.pids())
     with patched_environ(own_system.environ):
@@ -58,23 +58,10 @@ def test_a_second_start_changes_nothing(own_system: RunningSystem) -> None:
     assert own_system.greenroom("start").returncode == 0
     assert sorted(own_system.pids()) == before
     assert own_system.get() == (200, b"7")
-
-
-def test_a_start_with_other_settings_than_those_that_run_fails_and_says_which(
-    own_system: RunningSystem,
-) -> None:
-    port = own_system.settings.http.port
-    state = ["--state-dir", str(own_system.settings.state_dir)]
-
-    def start(*words: str) -> subprocess.CompletedProcess[str]:
-        environ = own_system.settings.to_environ()
-        return template.greenroom("start", *state, *words, environ=environ)
-
-    assert start("--http-port", str(port)).stdout == "already running\n"
-    other = start("--http-port", "9", "--http-workers", "7")
+    http = own_system.settings.http
+    other = own_system.greenroom("start", "--http-port", "9", "--http-workers", "7")
     assert other.returncode == 1
-    told = f"http_port is {port}, not 9; http_workers is {own_system.settings.http.workers}, not 7"
-    assert told in other.stderr
+    assert f"http_port is {http.port}, not 9; http_workers is {http.workers}, not 7" in other.stderr
 
 
 @pytest.mark.slow
@@ -104,36 +91,34 @@ def test_of_concurrent_starts_one_starts_and_all_return_when_it_answers(tmp_path
         running.stop()
 
 
-def test_stop_then_start_brings_back_everything_from_disk(own_system: RunningSystem) -> None:
-    deploy(own_system, Counting.bind(1), "one", "/one")
-    deploy(own_system, Counting.options(num_replicas=1).bind(2), "two", "/two")
-    client = serve.Client(own_system.connection, own_system.settings)
-    client.wait_for_goal(client.create_backend("three", lambda _: "3"))
-    client.create_endpoint("three", backend="three", route="/three", methods=["POST"])
-    before = own_system.status()
-    own_system.stop()
-    own_system.start()
-
-    def answers() -> list[bytes]:
+def test_stop_then_start_brings_back_everything_from_disk_also_on_other_ports(
+    tmp_path: Path,
+) -> None:
+    with running_system(tmp_path / "state") as first:
+        deploy(first, Counting.bind(1), "one", "/one")
+        deploy(first, Counting.options(num_replicas=1).bind(2), "two", "/two")
+        client = serve.Client(first.connection, first.settings)
+        client.wait_for_goal(client.create_backend("three", lambda _: "3"))
+        client.create_endpoint("three", backend="three", route="/three", methods=["POST"])
+        before = first.status()
+    with running_system(tmp_path / "state") as second:
+        assert second.url != first.url
         paths = [("/one", {}), ("/two", {}), ("/three", {"data": b"", "method": "POST"})]
-        return [own_system.get(path, **request)[1] for path, request in paths]
+        answers = [second.get(path, **request)[1] for path, request in paths]
+        assert answers == [b"1", b"2", b"3"]
 
-    assert answers() == [b"1", b"2", b"3"]
-    after = wait_until(
-        lambda: (
-            (status := own_system.status())["applications"]["one"]["status"] == "RUNNING"
-            and status["applications"]["two"]["status"] == "RUNNING"
-            and status
-        ),
-        10,
-        "both applications run again",
-    )
+        def whole() -> dict[str, Any] | None:
+            status = second.status()
+            states = [status["applications"][name]["status"] for name in ("one", "two")]
+            return status if states == ["RUNNING"] * 2 else None
+
+        after = wait_until(whole, 10, "both applications run again")
+        pids = [pid for _, pid in second.pids()]
     assert after["endpoints"] == before["endpoints"]
     assert after["backends"].keys() == before["backends"].keys()
     for tag, backend in before["backends"].items():
         assert after["backends"][tag]["config"] == backend["config"]
         assert len(after["backends"][tag]["replicas"]) == len(backend["replicas"])
-    pids = [pid for _, pid in own_system.pids()]
     assert len(pids) == len(set(pids))
 
 
@@ -162,32 +147,13 @@ def processes_with_files_in(folder: Path) -> set[int]:
     return found
 
 
-def test_stop_lets_requests_in_flight_finish(own_system: RunningSystem, tmp_path: Path) -> None:
-    began = tmp_path / "began"
-
-    @serve.deployment
-    async def slow() -> str:
-        began.touch()
-        await asyncio.sleep(1.0)
-        return "done"
-
-    deploy(own_system, slow.bind())
-    answers: list[tuple[int, bytes]] = []
-    thread = threading.Thread(target=lambda: answers.append(own_system.get()))
-    thread.start()
-    wait_until(began.exists, 5, "the request runs")
-    own_system.disconnect()
-    system.stop(own_system.settings)
-    thread.join(30)
-    assert answers == [(200, b"done")]
-    own_system.start()
-
-
-def test_stopping_what_does_not_run_says_so(tmp_path: Path) -> None:
+def test_that_nothing_runs_is_said_at_once(tmp_path: Path) -> None:
     running = RunningSystem(tmp_path / "state")
     assert not system.stop(running.settings)
+    begun = time.monotonic()
     with pytest.raises(NotRunningError, match="greenroom start"):
         running.connection  # noqa: B018
+    assert time.monotonic() - begun < 3
 
 
 def test_shutdown_forgets_the_state(tmp_path: Path) -> None:
@@ -283,26 +249,6 @@ def test_a_folder_with_only_the_users_file_is_served_within_seconds(tmp_path: Pa
     )
 
 
-@pytest.mark.slow
-def test_the_next_start_may_be_on_other_ports(tmp_path: Path) -> None:
-    with running_system(tmp_path / "state") as first:
-        deploy(first, Counting.bind(7))
-    with running_system(tmp_path / "state") as second:  # on other free ports
-        assert second.url != first.url
-        assert second.get() == (200, b"7")
-
-
-def test_a_client_shuts_down_the_system_at_an_address_with_its_state(tmp_path: Path) -> None:
-    running = RunningSystem(tmp_path / "state")
-    running.start()
-    pids = running.pids()
-    with serve.Client.connect(f"127.0.0.1:{running.settings.admin_port}") as client:
-        client.create_backend("b", lambda _request: "b")
-        client.shutdown()
-    wait_until(lambda: not [pid for _, pid in pids if alive(pid)], 20, "the end of all processes")
-    wait_until(lambda: not running.settings.store_dir.exists(), 5, "the state is deleted")
-
-
 @pytest.mark.parametrize("schema", [OLDEST - 1, FORMAT + 2])
 def test_the_state_of_another_version_is_refused_at_once_naming_both(
     tmp_path: Path, schema: int
@@ -316,13 +262,6 @@ def test_the_state_of_another_version_is_refused_at_once_naming_both(
     with pytest.raises(StartError, match=told):
         system.start(settings)
     assert not system.is_running(settings)
-
-
-def test_that_nothing_runs_is_said_at_once(tmp_path: Path) -> None:
-    begun = time.monotonic()
-    with pytest.raises(NotRunningError, match="greenroom start"):
-        Connection.open(RunningSystem(tmp_path / "state").settings)
-    assert time.monotonic() - begun < 3
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +14,7 @@ from greenroom.actors.runtime.port import CONTROLLER
 from greenroom.core.long_poll import NOTHING_SEEN
 from greenroom.serve.exceptions import GreenroomError
 from tests.actors.by_hand import Hand
-from tests.support.systems import RunningSystem, wait_until
+from tests.support.systems import RunningSystem
 
 
 def hello() -> str:
@@ -58,12 +56,6 @@ def second_proxy(own_system: RunningSystem) -> Iterator[ProxyByHand]:
     hand.close()
 
 
-def in_background(call: Callable[[], Any]) -> threading.Thread:
-    thread = threading.Thread(target=call)
-    thread.start()
-    return thread
-
-
 @pytest.mark.slow
 def test_a_change_of_an_endpoint_waits_for_the_slowest_proxy(
     own_system: RunningSystem, second_proxy: ProxyByHand
@@ -80,7 +72,8 @@ def test_a_change_of_an_endpoint_waits_for_the_slowest_proxy(
         (lambda: client.delete_endpoint("e"), lambda t: t is None),
     ]
     for number, (change, is_so) in enumerate(changes):
-        thread = in_background(change)
+        thread = threading.Thread(target=change)
+        thread.start()
         if number != 1:  # the same call again: nothing new comes, and nothing is waited for
             assert is_so(second_proxy.hear("endpoint/e"))
             thread.join(0.2)
@@ -100,21 +93,3 @@ def test_a_proxy_that_is_silent_is_named_as_the_reason_after_a_while(
     with pytest.raises(GreenroomError, match="saved, but not every proxy has taken it yet"):
         client.create_endpoint("e", backend="b", route="/e")
     assert own_system.get("/e") == (200, b"hello"), "the others have"
-
-
-@pytest.mark.parametrize("role", ["proxy", "controller"])
-def test_after_a_death_tables_are_whole_again_and_calls_wait_for_that(
-    own_system: RunningSystem, role: str
-) -> None:
-    client = serve.Client(own_system.connection, own_system.settings)
-    client.wait_for_goal(client.create_backend("b", hello), 20)
-    for number in range(20):
-        client.create_endpoint(f"e{number}", backend="b", route=f"/e{number}")
-    pid = own_system.pid_of(role)
-    os.kill(pid, signal.SIGKILL)
-    client.delete_endpoint("e0")
-    client.create_endpoint("new", backend="b", route="/new")
-    wait_until(lambda: dict(own_system.pids()).get(role) not in {None, pid}, 10, f"a {role}")
-    assert own_system.get("/e0")[0] == 404
-    for path in ("/new", *(f"/e{number}" for number in range(1, 20))):
-        assert own_system.get(path) == (200, b"hello")

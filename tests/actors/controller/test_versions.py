@@ -155,35 +155,6 @@ def test_a_version_that_cannot_start_leaves_the_old_one_and_says_so(
     assert client.get_deployment_info(name)["status"] == "HEALTHY"
 
 
-class Checked(Model):
-    def check_health(self) -> None:
-        if self.version == "sick":
-            raise LookupError("the index is empty")
-
-
-def test_a_version_that_never_passes_its_health_check_takes_no_query(
-    running: RunningSystem, client: serve.Client, deployed: Any, name: str
-) -> None:
-    deployed("1", target=Checked)
-    load = GetLoad(running.settings.http.port, f"/{name}", connections=1)
-    with load, pytest.raises(LookupError, match="the index is empty"):
-        deployed("sick", target=Checked, max_constructor_retry_count=1)
-    assert load.tally.failures == []
-    assert client.get_deployment_info(name)["version"] == "1"
-    assert answer(running, name)["version"] == "1"
-
-
-def test_settings_alone_are_changed_in_place_and_reach_each_replica_once(
-    running: RunningSystem, deployed: Any, name: str
-) -> None:
-    deployed("1", num_replicas=2, user_config={"limit": 1})
-    before = {answer(running, name)["pid"] for _ in range(40)}
-    assert len(before) == 2
-    deployed("1", num_replicas=2, user_config={"limit": 2})
-    answers = {a["pid"]: a["calls"] for a in (answer(running, name) for _ in range(40))}
-    assert answers == {pid: [{"limit": 1}, {"limit": 2}] for pid in before}
-
-
 class Slow:
     """Returns when there is a file."""
 
@@ -236,12 +207,3 @@ def test_a_new_version_with_the_same_code_replaces_the_replicas(
     client.wait_for_goal(goal, DEADLINE_S)
     assert answer(running, name)["pid"] != before
     wait_until(lambda: not alive(before), DEADLINE_S, "the old replica is gone")
-
-
-def test_a_deployment_without_a_route_is_for_handles_only(
-    running: RunningSystem, client: serve.Client, deployed: Any, name: str
-) -> None:
-    goal = client.deploy(name, Model, init_args=["1"], route_prefix=None)
-    client.wait_for_goal(goal, DEADLINE_S)
-    assert running.get(f"/{name}")[0] == 404
-    assert client.get_handle(name).remote(None).result(10)["version"] == "1"

@@ -103,48 +103,20 @@ def test_who_is_turned_away_hears_when_what_waits_will_be_gone(
     assert [response.result(timeout_s=30) for response in responses] == ["rested"] * 41
 
 
-def test_a_query_that_no_replica_takes_in_time_is_turned_away_and_the_others_go_on(
+def test_a_query_past_its_time_never_reaches_user_code_that_blocks_its_loop(
     running: RunningSystem,
     client: serve.Client,
     napping: Callable[..., None],
     name: str,
     tmp_path: Path,
 ) -> None:
-    napping(max_ongoing_requests=1, max_queue_wait_s=0.3)
-    handle = client.get_handle(name)
-    (tmp_path / "stop").touch()
-    first = handle.remote()
-    wait_until(lambda: served(tmp_path, name) == 1, 10, "it runs")
-    status, headers = asked(running, name)
-    assert (status, int(headers["Retry-After"]) > 0) == (503, True)
-    with pytest.raises(BackPressureError, match=r"no replica of \S+ had room within .* max_queue"):
-        handle.remote().result(timeout_s=10)
-    (tmp_path / "stop").unlink()
-    assert first.result(timeout_s=30) == "rested"
-
-
-@pytest.mark.parametrize(
-    ("limit", "sign"),
-    [
-        pytest.param(5, "block", id="come in time, but to a blocked loop"),
-    ],
-)
-def test_a_query_past_its_time_never_reaches_user_code(
-    running: RunningSystem,
-    client: serve.Client,
-    napping: Callable[..., None],
-    name: str,
-    tmp_path: Path,
-    limit: int,
-    sign: str,
-) -> None:
-    napping(max_ongoing_requests=limit)
-    (tmp_path / sign).touch()
+    napping(max_ongoing_requests=5)
+    (tmp_path / "block").touch()
     first = client.get_handle(name).remote()
     wait_until(lambda: served(tmp_path, name) == 1, 10, "the first one runs, and stays")
     other = f"{name}-other"
     assert asked(running, other, **{"X-Request-Timeout-Seconds": "0.2"})[0] == 408
     last = client.get_handle(other).remote()
-    (tmp_path / sign).unlink()
+    (tmp_path / "block").unlink()
     assert first.result(timeout_s=20) == last.result(timeout_s=20) == "rested"
     assert served(tmp_path, other) == 1, "only the last one"

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -46,84 +45,38 @@ def ask(running: RunningSystem, method: str, name: str) -> tuple[int, str]:
     return status, text
 
 
-def wait_for_one(metric: str, running: RunningSystem, **labels: str) -> None:
-    wait_until(lambda: total(scraped(running), metric, **labels) == 1, 5, f"one of {metric}")
-
-
-Make = Callable[..., None]
-
-
-@pytest.fixture
-def fragile(client: serve.Client, name: str, tmp_path: Path) -> Iterator[Make]:
-    """Have a backend of two replicas behind an endpoint; of each, say whether it is retryable."""
+@pytest.mark.parametrize("again", [True, False])
+def test_what_an_endpoint_says_goes_before_deployment_and_method_over_http(
+    running: RunningSystem, client: serve.Client, name: str, again: bool, tmp_path: Path
+) -> None:
     tag = f"{name}:v1"
-
-    def make(endpoint: bool | None, deployment: bool | None, deaths: int = 1) -> None:
-        config = {"num_replicas": 2, "retryable": deployment}
-        made = client.create_backend(tag, Fragile, str(tmp_path), deaths, config=config)
-        client.wait_for_goal(made, 20)
-        client.create_endpoint(
-            name, backend=tag, route=f"/{name}", methods=["GET", "POST"], retryable=endpoint
-        )
-
-    yield make
+    config = {"num_replicas": 2, "retryable": False}
+    client.wait_for_goal(client.create_backend(tag, Fragile, str(tmp_path), config=config), 20)
+    client.create_endpoint(
+        name, backend=tag, route=f"/{name}", methods=["POST"], retryable=again or None
+    )
+    status, text = ask(running, "POST", name)
+    if again:
+        assert (status, text, runs(tmp_path)) == (200, "survived", 2)
+        retried = lambda: total(scraped(running), "greenroom_retries_total", endpoint=name)  # noqa: E731
+        wait_until(lambda: retried() == 1, 5, "it is counted")
+    else:
+        assert (status, runs(tmp_path)) == (503, 1)
+        assert "the replica died with this query under way; it may have run" in text
     client.delete_endpoint(name)
     client.wait_for_goal(client.delete_backend(tag, force=True), 20)
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "deployment", "method", "again"),
-    [
-        (None, None, "POST", False),
-        (True, False, "POST", True),
-    ],
-)
-def test_endpoint_then_deployment_then_method_say_what_runs_again_over_http(
-    running: RunningSystem,
-    fragile: Make,
-    name: str,
-    tmp_path: Path,
-    endpoint: bool | None,
-    deployment: bool | None,
-    method: str,
-    again: bool,
-) -> None:
-    fragile(endpoint, deployment)
-    status, text = ask(running, method, name)
-    if again:
-        assert (status, text, runs(tmp_path)) == (200, "survived", 2)
-        wait_for_one("greenroom_retries_total", running, endpoint=name)
-    else:
-        assert (status, runs(tmp_path)) == (503, 1)
-        assert "the replica died with this query under way; it may have run" in text
-
-
-def test_what_is_repeated_too_often_is_503_and_counted(
-    running: RunningSystem, fragile: Make, name: str, tmp_path: Path
-) -> None:
-    fragile(None, None, deaths=100)
-    status, text = ask(running, "GET", name)
-    assert (status, runs(tmp_path)) == (503, 2), "one query pays for one repeat"
-    assert "retries are limited to as many as there are queries" in text
-    labels = {"endpoint": name, "backend": f"{name}:v1"}
-    wait_for_one("greenroom_retries_refused_total", running, **labels)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "endpoint", "again"),
-    [("GET", None, True), ("POST", None, False)],
-)
+@pytest.mark.parametrize(("method", "again"), [("GET", True), ("POST", False)])
 def test_when_the_proxy_dies_the_next_one_decides_by_the_same_rules(
-    own_system: RunningSystem, tmp_path: Path, method: str, endpoint: bool | None, again: bool
+    own_system: RunningSystem, tmp_path: Path, method: str, again: bool
 ) -> None:
     client = serve.Client(own_system.connection, own_system.settings)
     config = {"num_replicas": 2}
     made = client.create_backend("b", Fragile, str(tmp_path), 0, config=config)
     client.wait_for_goal(made, 20)
-    client.create_endpoint(
-        "e", backend="b", route="/e", methods=["GET", "POST"], retryable=endpoint
-    )
+    client.create_endpoint("e", backend="b", route="/e", methods=["GET", "POST"])
     (tmp_path / "wait").touch()
     answers: list[tuple[int, str]] = []
     asking = threading.Thread(target=lambda: answers.append(ask(own_system, method, "e")))

@@ -144,6 +144,3 @@ def test_a_shadows_endless_stream_ends_when_the_client_leaves(shop: Endpoint) ->
         shop.wait_for_metric(1, "greenroom_shadow_ongoing_requests", backend=shadow)
     shop.wait_for_metric(1, "greenroom_shadow_requests_total", backend=shadow, status="499")
     shop.wait_for_metric(0, "greenroom_shadow_ongoing_requests", backend=shadow)
-
-
-# --- What the controller hears of it --------------------------------------------------------------

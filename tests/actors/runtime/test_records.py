@@ -115,7 +115,12 @@ def test_stop_ends_what_is_on_no_record(tmp_path: Path) -> None:
         assert not alive(left.pid)
 
 
-def test_commands_find_the_state_dir_of_what_runs_at_a_port(own_system: RunningSystem) -> None:
+def test_commands_find_the_state_dir_of_what_runs_at_a_port_unless_one_is_named(
+    own_system: RunningSystem, tmp_path: Path
+) -> None:
+    told = own_system.greenroom("logs", "--state-dir", str(tmp_path / "other"))
+    assert told.returncode == 1
+    assert f"in {tmp_path / 'other'}" in told.stderr
     port, folder = own_system.settings.admin_port, own_system.settings.state_dir
     assert folder_of_port(port) == folder.resolve()
     environ = {"GREENROOM_STATE_DIR": ""}
@@ -128,14 +133,6 @@ def test_commands_find_the_state_dir_of_what_runs_at_a_port(own_system: RunningS
     assert "controller | " in greenroom("logs", "controller")
     assert str(folder) in greenroom("stop")
     assert folder_of_port(port) is None
-
-
-def test_a_state_dir_that_is_named_is_taken_whatever_runs_at_the_port(
-    own_system: RunningSystem, tmp_path: Path
-) -> None:
-    told = own_system.greenroom("logs", "--state-dir", str(tmp_path / "other"))
-    assert told.returncode == 1
-    assert f"in {tmp_path / 'other'}" in told.stderr
 
 
 def test_spared_roles_and_what_they_have_started_are_left_alone(tmp_path: Path) -> None:

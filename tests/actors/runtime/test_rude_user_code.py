@@ -114,20 +114,15 @@ def test_a_failure_that_cannot_be_logged_is_answered_and_frees_its_slot(
     assert replica.value(method="ping") == "pong"
 
 
-def test_what_threads_of_user_code_log_is_all_in_the_replicas_own_log(
+def test_user_code_sets_up_logging_as_anywhere_and_all_is_in_the_replicas_own_log(
     replica_of: MakeReplica, running: RunningSystem
 ) -> None:
     replica = replica_of(Rude)
-    calls = replica.calls(1, 250, method="log")
-    replica.run(calls)
-    assert set(replica.outcomes(calls).values()) == {200}
+    replica.value(250, method="log")
+    assert replica.value(method="add_a_handler") == 1
 
     def logged() -> int:
         logs = running.settings.logs_dir.glob(f"replica-{replica.tag}*.log")
         return sum(log.read_text().count("line ") for log in logs)
 
     wait_until(lambda: logged() == 8 * 250, 5, "every line in the log")
-
-
-def test_user_code_may_set_up_logging_as_anywhere(replica_of: MakeReplica) -> None:
-    assert replica_of(Rude).value(method="add_a_handler") == 1
