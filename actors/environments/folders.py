@@ -19,7 +19,7 @@ import os
 import shutil
 import time
 import zipfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path, PurePosixPath
 
 from greenroom.actors.runtime.state_dir import check_own
@@ -115,28 +115,34 @@ def _write(archive: zipfile.ZipFile, info: zipfile.ZipInfo, below: Path, left: i
     return left
 
 
-def prune(folders: Path, in_use: Callable[[], set[str]]) -> None:
+def prune(folders: Path, in_use: Callable[[], Collection[str]]) -> None:
     """Remove folders that no replica uses, and none has for ``KEPT_UNUSED_S``."""
-    for path in _old(folders):
-        lock = try_lock(path)
-        if lock is None:
-            continue
-        try:
-            # With the lock, for a replica that begins says first that it uses it.
-            if path.name not in in_use():
-                logger.info("removing the folder %s, which no replica uses", path.name)
-                shutil.rmtree(path)
-                lock_file(path).unlink()
-        finally:
-            os.close(lock)
-
-
-def _old(folders: Path) -> Iterator[Path]:
     if folders.exists():
         for path in sorted(folders.iterdir()):
             with contextlib.suppress(FileNotFoundError):
                 if path.is_dir() and time.time() - path.stat().st_mtime > KEPT_UNUSED_S:
-                    yield path
+                    remove_unused(path, "folder", in_use)
+
+
+def remove_unused(
+    path: Path, what: str, in_use: Callable[[], Collection[str]], *beside: Path
+) -> None:
+    """Remove what no replica uses, with its lock and the files ``beside`` it, unless it is locked.
+
+    ``in_use`` is asked with the lock, for a replica that begins says first that it uses it.
+    """
+    lock = try_lock(path)
+    if lock is None:
+        return
+    try:
+        if path.name not in in_use():
+            logger.info("removing the %s %s, which no replica uses", what, path.name)
+            if path.exists():  # else it was never made, and left what is beside it
+                shutil.rmtree(path)
+            for left in (*beside, lock_file(path)):
+                left.unlink(missing_ok=True)
+    finally:
+        os.close(lock)
 
 
 def lock_file(folder: Path) -> Path:

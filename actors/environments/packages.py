@@ -35,7 +35,7 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from greenroom.actors.environments.folders import lock_file, locked, try_lock
+from greenroom.actors.environments.folders import lock_file, locked, remove_unused
 from greenroom.actors.runtime.state_dir import check_own
 from greenroom.core.config import without_credentials
 from greenroom.core.errors import DeployFailedError
@@ -205,17 +205,7 @@ def prune(environments: Path, in_use: Callable[[], Collection[str]]) -> None:
     found = {environments / path.name.partition(".")[0] for path in environments.glob("*")}
     unused = [p for p in found if not p.name.startswith(_PIP) and p.name not in in_use()]
     for path in sorted(unused, key=_used_at, reverse=True)[KEPT_UNUSED:]:
-        lock = try_lock(path)
-        if lock is None:
-            continue
-        try:
-            if path.name not in in_use():  # with the lock, for a replica says first that it does
-                logger.info("removing the environment %s, which no replica uses", path.name)
-                shutil.rmtree(path, ignore_errors=True)
-                for left in (_failure_file(path), lock_file(path)):
-                    left.unlink(missing_ok=True)
-        finally:
-            os.close(lock)
+        remove_unused(path, "environment", in_use, _failure_file(path))
 
 
 def _used_at(folder: Path) -> float:

@@ -33,7 +33,6 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Collection
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
@@ -107,14 +106,6 @@ _PROGRAM = "import sys; from greenroom.actors.host.process import main; sys.exit
 _KEPT = (HOST_ROLE, FRONT_ROLE, WORKER_ROLE, GRPC_ROLE)
 
 
-@dataclass
-class StopRequest:
-    """What a signal handler, or the controller, asks of this process."""
-
-    is_made: bool = False
-    forget: bool = False  # the state on disk goes too
-
-
 def main() -> int:
     """Run the host process; its settings come by environment."""
     settings = read_settings()
@@ -134,9 +125,9 @@ def main() -> int:
     ):  # once, for it may take long, and all processes have to agree
         os.environ[binding.variable("num_gpus")] = str(count_gpus())
         settings = read_settings()
-    stop = StopRequest()
+    stop_wanted = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: setattr(stop, "is_made", True))
+        signal.signal(number, lambda *_: stop_wanted.set())
     starts_over = bool(os.environ.pop(_STARTS_OVER, ""))
     had_key = settings.join is None or settings.cluster_key.exists()
     records, front, process = records_of(settings), None, this_process()
@@ -146,12 +137,14 @@ def main() -> int:
         front = Front(settings, records)
         admin = bring_up(settings, records, front, process)
         loop = asyncio.new_event_loop()
-        host = Host(settings, records, front, admin, process, lock_fd, stop, loop)
+        host = Host(settings, records, front, admin, process, lock_fd, stop_wanted, loop)
         loop.run_until_complete(host.start(starts_over=starts_over))
     except Exception as error:  # whatever it was, leave nothing unattended
         is_expected = isinstance(error, StartError)  # by its text
         logger.error("the host could not start: %s", error, exc_info=not is_expected)  # noqa: TRY400
-        if starts_over and not stop.is_made:  # a system that was up must not stay down for it
+        if (
+            starts_over and not stop_wanted.is_set()
+        ):  # a system that was up must not stay down for it
             time.sleep(START_AGAIN_S)
             start_over(records, front, lock_fd)
         records.kill(spare=(HOST_ROLE,), under=process.pid)
@@ -326,7 +319,7 @@ class Host:
         admin: Process,
         process: Process,
         lock_fd: int,
-        stop: StopRequest,
+        stop_wanted: asyncio.Event,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._settings = settings
@@ -336,8 +329,8 @@ class Host:
         self._admin = admin
         self._process = process
         self._lock_fd = lock_fd
-        self._stop_request = stop
-        self._stop_wanted = asyncio.Event()
+        self._stop_wanted = stop_wanted
+        self._forgets = False  # the state on disk goes too
         self._is_stopping = False
         self._supervision: list[asyncio.Future[None]] = []
         self._unasked = Unasked()
@@ -411,8 +404,7 @@ class Host:
             loop.add_signal_handler(number, self._stop_wanted.set)
         loop.add_signal_handler(signal.SIGCHLD, reap_children)
         reap_children()
-        if not self._stop_request.is_made:
-            await self._stop_wanted.wait()
+        await self._stop_wanted.wait()
         await self._stop()
 
     def _supervise(self) -> None:
@@ -543,8 +535,7 @@ class Host:
 
     def _stop_as_ordered(self, message: StopHost, sender: Address) -> None:
         if self._membership.obeys(message.epoch, sender):
-            self._stop_request.forget = message.forget
-            self._stop_request.is_made = True
+            self._forgets = message.forget
             self._stop_wanted.set()
 
     def _describe_end(self, message: DescribeEnd, sender: Address) -> None:
@@ -561,7 +552,7 @@ class Host:
         self._is_stopping = True
         for task in self._supervision:
             task.cancel()
-        settings, forget = self._settings, self._stop_request.forget
+        settings, forget = self._settings, self._forgets
         await self._membership.ask()  # for the limits of what was deployed last
         longest_s = draining.drain_s(settings)
         limit_s = draining.finish_s(longest_s)

@@ -24,12 +24,17 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime.logs import RenamedLogs
-from greenroom.actors.runtime.processes import command_line, open_page, send_signal, shared_page
+from greenroom.actors.runtime.processes import (
+    command_line,
+    open_page,
+    send_signal,
+    shared_page,
+    stat_fields,
+)
 from greenroom.core.silence import TICK_S, Doing, Silences
 
 logger = logging.getLogger(__name__)
@@ -126,9 +131,10 @@ class OtherPulse:
 
     def doing(self, thread: int) -> Doing:
         """Return what the process does, between the last call and this one."""
-        state, _ = _stat(f"/proc/{self._process.pid}/task/{thread}/stat")
-        _, cpu_s = _stat(f"/proc/{self._process.pid}/stat")
-        now = time.monotonic()
+        of_thread, fields = stat_fields(self._process.pid, thread), stat_fields(self._process.pid)
+        state = of_thread[_STAT_STATE] if of_thread else ""
+        ticks = sum(map(int, fields[_STAT_UTIME : _STAT_STIME + 1]))  # none where it has ended
+        cpu_s, now = ticks / _TICKS_PER_S, time.monotonic()
         before, self._cpu = self._cpu, (cpu_s, now)
         if state in {"t", ""}:  # or it is not to be seen
             return Doing.HELD
@@ -170,17 +176,6 @@ def _identity(stat: os.stat_result) -> tuple[int, int]:
 
 def _name(pid: int) -> str:
     return f"greenroom-pulse-{pid}"
-
-
-def _stat(path: str) -> tuple[str, float]:
-    """Return the state letter and the CPU time of a process or thread; ("", 0) when it is gone."""
-    try:
-        text = Path(path).read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return "", 0.0
-    fields = text.rpartition(")")[2].split()
-    ticks = int(fields[_STAT_UTIME]) + int(fields[_STAT_STIME])
-    return fields[_STAT_STATE], ticks / _TICKS_PER_S
 
 
 MAX_PAUSE_TICKS = 64  # between two looks for the pulse of a process that has shown none yet

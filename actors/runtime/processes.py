@@ -37,10 +37,14 @@ def parent_pid(pid: int) -> int:
     return int(fields[_PARENT]) if fields else 0
 
 
-def stat_fields(pid: int) -> list[str]:
-    """Return what /proc/PID/stat has after the command, see proc(5); empty when it has ended."""
+def stat_fields(pid: int, thread: int | None = None) -> list[str]:
+    """Return what /proc/PID/stat has after the command, see proc(5); empty when it has ended.
+
+    With ``thread``, what is there of one of its threads.
+    """
+    where = f"/proc/{pid}" if thread is None else f"/proc/{pid}/task/{thread}"
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        stat = Path(f"{where}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return []
     return stat.rpartition(")")[2].split()

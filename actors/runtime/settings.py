@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from greenroom.actors.runtime.state_dir import write_private
@@ -35,7 +35,7 @@ from greenroom.core.config import (
 from greenroom.core.devices import VARIABLES
 from greenroom.core.errors import InvalidRequestError, NotRunningError, StartError
 from greenroom.core.lifecycle.placement import STORE_LABEL
-from greenroom.core.validation import MAX_TAG_BYTES, describe, nearest, wrong_with
+from greenroom.core.validation import MAX_TAG_BYTES, Settings, describe, nearest, wrong_with
 from greenroom.persistence.locations import is_database, location_at
 
 PREFIX = "GREENROOM_"
@@ -54,13 +54,10 @@ def _default_state_dir() -> Path:
     return Path(base) / "greenroom"
 
 
-class HostSettings(BaseModel):
+class HostSettings(Settings):
     """One host's settings. Made directly it reads no environment: see :func:`read_settings`."""
 
-    # What may be JSON in a variable is read by the field's own validator.
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True
-    )
+    model_config = ConfigDict(validate_default=True)
 
     state_dir: Path = Field(
         default_factory=_default_state_dir,
@@ -408,11 +405,10 @@ class HostSettings(BaseModel):
         }
 
 
-def _check_host_and_port(text: str, wanted: str) -> tuple[str, int]:
+def _check_host_and_port(text: str, wanted: str) -> None:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"{text!r} is not {wanted}")
-    return host, int(port)
 
 
 def _is_of_this_host(address: str) -> bool:
