@@ -121,7 +121,7 @@ class Proxy(LoopActor):
             answered.add_done_callback(partial(self._answer_read, message.request_id, sender))
             return
         answers: dict[str, Callable[[], Any]] = {
-            "routes": self.dispatcher.router.routes,
+            "routes": self.dispatcher.router.state.routes.all,
             "unready": self.dispatcher.router.unready,
             "lacking": self.dispatcher.router.lacking,
             "controller": lambda: self.link.known,

@@ -46,8 +46,7 @@ from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.lifecycle.replicas import RestartReason
 from greenroom.core.metrics import Family
 from greenroom.core.routing import tickets
-from greenroom.core.routing.balancing import SATURATED_S
-from greenroom.core.routing.mirroring import MIRROR_MORE_S, MIRROR_S, Mirroring
+from greenroom.core.routing.mirroring import MIRROR_MORE_S, MIRROR_S
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import (
     BACKEND_PREFIX,
@@ -106,7 +105,6 @@ class Dispatcher:
         self._send = send
         self.router = Router(random.random, settings.host_name)
         self.loads = LoadReports(loop, process, self.router, send)
-        self._mirroring = Mirroring(self.router, random.random)
         self._metrics = Metrics()
         self._tallies = TallyReports(loop, process, self.router, send)
         self._traffic = TrafficReports(loop, process, self.router, send)
@@ -146,7 +144,6 @@ class Dispatcher:
             tickets.Refuse: self._refuse,
             tickets.Grant: self.leases.grant,
             tickets.Revoke: self.leases.revoke,
-            tickets.Reclaim: self.leases.reclaim,
         }
 
     def metrics(self) -> list[Family]:
@@ -332,14 +329,10 @@ class Dispatcher:
             self._run(router.undelivered(replica, message.undelivered, now))
         if message.cancelled:
             cancelled = [(ticket, tickets.CANCELLED_STATUS) for ticket in message.cancelled]
-            self._run(router.finished(replica, cancelled, now))
+            self._run(router.answered(replica, cancelled, now, is_awaited=False))
         if message.rejected:
             draining = message.draining
             self._run(router.rejected(replica, message.rejected, now, draining=draining))
-            self._loop.call_later(SATURATED_S, self._wake)
-
-    def _wake(self) -> None:
-        self._run(self.router.wake(time.monotonic()))
 
     # --- Callers --------------------------------------------------------------------------------
 
@@ -357,7 +350,7 @@ class Dispatcher:
             address = pickle.dumps(sender)
             self._callers[incarnation] = _Caller(address, message.process, outbox, unwatch)
             if self._loop.is_here(sender):
-                self.router.allow_leases(incarnation, of_splits=message.splits)
+                self.router.leases.lessees[incarnation] = message.splits
         if self.ready:
             self._welcome(sender)
 
@@ -417,7 +410,6 @@ class Dispatcher:
         for query_id in message.cancelled:
             self._request_routers.cancel(caller, query_id)
             self._run(self.router.cancel(caller, query_id, now))
-        self._arm_deadline()
         self._mirror_in(MIRROR_S)
 
     def _submit_unasked(self, queries: Iterable[NewQuery], now: float) -> None:
@@ -450,7 +442,6 @@ class Dispatcher:
         self._submit_one(new, now, preference)
         if new.is_refused:
             self._run(self.router.fill(now))
-        self._arm_deadline()
         self._mirror_in(MIRROR_S)
 
     def failed(self, error: QueryFailedError) -> Iterable[tuple[Address, AnswerQueries]]:
@@ -468,14 +459,13 @@ class Dispatcher:
     # --- Timers ---------------------------------------------------------------------------------
 
     def _mirror_in(self, delay_s: float) -> None:
-        if self._mirroring.is_due and self._mirror_timer is None:
+        if self.router.mirroring.is_due and self._mirror_timer is None:
             self._mirror_timer = self._loop.call_later(delay_s, self._mirror)
 
     def _mirror(self) -> None:
         self._mirror_timer = None
-        self._run(self._mirroring.make(time.monotonic()))
+        self._run(self.router.mirror(time.monotonic()))
         self._mirror_in(MIRROR_MORE_S)
-        self._arm_deadline()
 
     def _arm_deadline(self) -> None:
         due = self.router.next_due_at()
@@ -490,13 +480,13 @@ class Dispatcher:
     def _expire(self) -> None:
         self._deadline_at = None
         self._run(self.router.expire(time.monotonic()))
-        self._arm_deadline()
 
     # --- Effects --------------------------------------------------------------------------------
 
     def _run(self, effects: tickets.Effects) -> None:
         for effect in effects:
             self._perform[type(effect)](effect)
+        self._arm_deadline()
 
     def _assign(self, effect: tickets.Assign) -> None:
         ticket = effect.ticket

@@ -21,7 +21,7 @@ from greenroom.actors.messages.queries import (
 )
 from greenroom.actors.runtime.loop import Callback, Loop, nothing
 from greenroom.core.routing import tickets
-from greenroom.core.routing.leases import FENCE_S, ORPHAN_S, WAIT_S, Used
+from greenroom.core.routing.leases import FENCE_S, ORPHAN_S, Used
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import ReplicaTable
 
@@ -59,13 +59,14 @@ class LeaseDesk:
     def grant(self, effect: tickets.Grant) -> None:
         """Tell the caller of a lease, and of the routes if it does not know the present ones."""
         lease = effect.lease
-        caller, endpoint = self._caller(lease.caller), self._router.endpoint(lease.endpoint)
-        if caller is None or endpoint is None:
+        caller, state = self._caller(lease.caller), self._router.state
+        endpoint, backend = state.endpoints.get(lease.endpoint), state.backends.get(lease.backend)
+        if caller is None or endpoint is None or backend is None:
             return  # its death is being handled
-        routes, version = None, self._router.routes_version
+        routes, version = None, state.routes.version
         if self._routes_known.get(lease.caller) != version:
             self._routes_known[lease.caller] = version
-            routes = self._router.routes()
+            routes = state.routes.all()
         slots = []
         for tag, count in lease.slots.items():
             if (replica := self._replica(tag)) is not None:
@@ -80,13 +81,13 @@ class LeaseDesk:
             lease=self._name(lease),
             number=lease.number,
             endpoint=lease.endpoint,
-            methods=endpoint.methods,
-            timeout_s=self._router.time_limit_s(lease.backend),
+            methods=endpoint.table.methods,
+            timeout_s=backend.table.request_timeout_s,
             slots=tuple(slots),
             routes=routes,
-            route=endpoint.route or "/",
+            route=endpoint.table.route or "/",
             backend=lease.backend,
-            traffic=endpoint.traffic,
+            traffic=endpoint.table.traffic,
         )
         self._loop.send(pickle.loads(caller), message)
 
@@ -99,14 +100,6 @@ class LeaseDesk:
             message = RevokeLeases(proxy=self._process, numbers=(lease.number,))
             self._loop.send(pickle.loads(caller), message)
 
-    def reclaim(self, effect: tickets.Reclaim) -> None:
-        """Make the router look soon whether queries still wait."""
-
-        def look() -> None:
-            self._run(self._router.reclaim(effect.backend, time.monotonic()))
-
-        self._loop.call_later(WAIT_S, look)
-
     def _fence(self, lease: tickets.Lease) -> None:
         if lease.state is not tickets.LeaseState.REVOKED:
             return
@@ -115,7 +108,7 @@ class LeaseDesk:
         def closed(replica: str) -> None:
             missing.discard(replica)
             if not missing:
-                self._run(self._router.fenced(lease.number, time.monotonic()))
+                self._run(self._router.leases.fenced(lease.number, time.monotonic()))
                 self.look()
 
         for tag in [*missing, ""]:
@@ -144,9 +137,9 @@ class LeaseDesk:
                 took=message.took.get(number, {}),
                 overdue=message.overdue.get(number, 0),
             )
-            self._run(self._router.used(caller, number, known, now))
+            self._run(self._router.leases.used(caller, number, known, now))
         for number, in_use in message.returned:
-            self._run(self._router.returned(caller, number, in_use, now))
+            self._run(self._router.leases.returned(caller, number, in_use, now))
         self.look()
 
     def caller_lost(self, caller: Hashable) -> None:
@@ -176,13 +169,13 @@ class LeaseDesk:
 
     def when_confirmed(self, callback: Callback) -> None:
         """Call back when nothing can begin any more by a lease that is revoked by now."""
-        self._awaited |= self._router.unconfirmed
+        self._awaited |= self._router.leases.unconfirmed
         self._on_confirmed = callback
         self.look()
 
     def look(self) -> None:
         """Call back if all is confirmed; to be called when a lease may have ended."""
-        self._awaited &= self._router.unconfirmed
+        self._awaited &= self._router.leases.unconfirmed
         if not (self._awaited or self._introducing):
             callback, self._on_confirmed = self._on_confirmed, nothing
             callback()

@@ -32,7 +32,7 @@ from greenroom.core.routing.outliers import Outliers, has_failed
 from greenroom.core.routing.queues import DrainRate, FairQueue
 from greenroom.core.routing.sessions import Homes
 from greenroom.core.routing.tables import BackendTable, ReplicaTable
-from greenroom.core.routing.tickets import DROPPED, RUNNING, Assign, Ticket
+from greenroom.core.routing.tickets import DROPPED, RUNNING, Assign, Lending, Ticket
 from greenroom.core.routing.weights import ENOUGH, EVEN, LEVELS, Pace, Paces, Weight
 
 UNHEARD_S = 1.0
@@ -50,7 +50,7 @@ class RoutedReplica:
     """One replica as a router uses it, and the tickets it has."""
 
     table: ReplicaTable
-    backend: str
+    backend: RoutedBackend
     ongoing: dict[int, Ticket] = field(default_factory=dict)
     unconfirmed: dict[int, Ticket] = field(default_factory=dict)  # answered, but did it arrive?
     saturated_until: float = 0.0  # it rejected a ticket, and is left alone for a moment
@@ -78,17 +78,23 @@ class RoutedReplica:
         """Return whether it may get a ticket, and has fewer than ``slots``."""
         return 0 <= self.level < slots * LEVELS
 
-    def hear(self, numbers: Iterable[int], now: float) -> bool:
-        """Hear of these tickets, which it still has; return whether it is suspect now."""
+    def hear(self, numbers: Iterable[int], now: float) -> None:
+        """Hear of these tickets, which it still has, and judge by that whether it is suspect."""
         if not self.ongoing:
-            return self.is_suspect
+            return
         oldest_at = next(iter(self.ongoing.values())).assigned_at
         unheard_s = now - max(self.heard_at, oldest_at)
         self.heard_at = now
-        if not self.is_suspect and unheard_s <= UNHEARD_S:
-            return False
-        told = (self.ongoing.get(number) for number in numbers)
-        return not any(t is not None and now - t.assigned_at <= UNHEARD_S for t in told)
+        if self.is_suspect or unheard_s > UNHEARD_S:
+            told = (self.ongoing.get(number) for number in numbers)
+            is_quick = any(t is not None and now - t.assigned_at <= UNHEARD_S for t in told)
+            self.suspect(is_suspect=not is_quick)
+
+    def suspect(self, *, is_suspect: bool) -> None:
+        """Note whether it is suspect, and put it where it belongs then."""
+        self.is_suspect = is_suspect
+        if self.level >= 0:
+            self.backend.order.put(self, self.level)
 
     def is_silent_on(self, ticket: Ticket, now: float) -> bool:
         """Return whether it has said nothing since it got a ticket that is given up now."""
@@ -153,7 +159,8 @@ class RoutedBackend:
     replicas: dict[str, RoutedReplica] = field(default_factory=dict)
     order: Order = field(default_factory=Order)
     paces: Paces = field(default_factory=Paces)
-    has_traffic: bool = False
+    endpoints: set[str] = field(default_factory=set)  # that have traffic here, by name
+    lending: Lending = field(default_factory=Lending)
     slots: int = 0  # of all replicas
 
     def take_table(self, table: BackendTable) -> None:
@@ -299,6 +306,14 @@ class RoutedBackend:
                 replica.weight = replica.weight._replace(pace=factor)
                 self.place(replica, now)
 
+    def add(self, replica: RoutedReplica, now: float) -> None:
+        """Let a replica get tickets."""
+        replica.backend, replica.retired = self, False
+        self.replicas[replica.table.tag] = replica
+        if self.table.outlier_ejection:
+            self.outliers.came(replica.table.tag, now)
+        self.place(replica, now)
+
     def retire(self, replica: RoutedReplica, now: float) -> None:
         """Give a replica no more tickets."""
         replica.retired = True
@@ -442,7 +457,7 @@ class RoutedBackend:
         Half of the slots where there is traffic, which mirrored queries that hang leave free.
         """
         slots = self.table.max_ongoing_requests
-        return max(slots // 2, 1) if is_mirrored and self.has_traffic else slots
+        return max(slots // 2, 1) if is_mirrored and self.endpoints else slots
 
     @property
     def takes_mirrored(self) -> bool:
@@ -468,59 +483,3 @@ def _has_a_choice(ticket: Ticket) -> bool:
         or ticket.preference is not None
         or ticket.query.multiplexed_model_id
     )
-
-
-class ReplicaSlots:
-    """All replicas by tag: those of the newest tables, and retired ones until they are done.
-
-    A replica that has rejected a ticket *rests* for SATURATED_S, or until it has done something.
-    """
-
-    def __init__(self, own_host: str = "") -> None:
-        self._own_host = own_host
-        self.by_tag: dict[str, RoutedReplica] = {}
-        self._resting: list[RoutedReplica] = []
-        self._silent: set[str] = set()  # hosts
-
-    def add(self, backend: RoutedBackend, table: ReplicaTable, now: float) -> None:
-        """Let a replica get tickets; a retired one may be back with those it has.
-
-        That happens because a new controller begins with empty tables.
-        """
-        replica = self.by_tag.get(table.tag)
-        if replica is None:
-            is_near = table.host in {"", self._own_host}
-            replica = RoutedReplica(table, backend.table.tag, is_near=is_near, came_at=now)
-            replica.weight = backend.first_weight(now)
-            self.by_tag[table.tag] = replica
-        replica.retired = False
-        replica.is_silent = table.host in self._silent
-        backend.replicas[table.tag] = replica
-        if backend.table.outlier_ejection:
-            backend.outliers.came(table.tag, now)
-        backend.place(replica, now)
-
-    def forget_if_done(self, replica: RoutedReplica) -> None:
-        """Forget a retired replica that holds nothing any more."""
-        is_done = replica.retired and not (replica.load or replica.unconfirmed)
-        if is_done and self.by_tag.get(replica.table.tag) is replica:
-            del self.by_tag[replica.table.tag]
-
-    def set_silent(self, host: str, *, is_silent: bool) -> list[RoutedReplica]:
-        """Note whether a host answers; return its replicas."""
-        (self._silent.add if is_silent else self._silent.discard)(host)
-        found = [replica for replica in self.by_tag.values() if replica.table.host == host]
-        for replica in found:
-            replica.is_silent = is_silent
-        return found
-
-    def rest(self, replica: RoutedReplica, now: float) -> None:
-        """Leave a replica that has rejected a ticket alone for a moment."""
-        replica.saturated_until = now + SATURATED_S
-        self._resting.append(replica)
-
-    def take_rested(self, now: float) -> list[RoutedReplica]:
-        """Return the replicas that have rested by now; each is returned once."""
-        rested = [each for each in self._resting if each.saturated_until <= now]
-        self._resting = [each for each in self._resting if each.saturated_until > now]
-        return rested

@@ -37,22 +37,20 @@ autoscaling and retry budgets.
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from greenroom.core.routing.balancing import BAD, NEAR, RoutedBackend, RoutedReplica
+from greenroom.core.routing.dispatching import Dispatch
 from greenroom.core.routing.outliers import has_failed
-from greenroom.core.routing.tickets import Effects, Grant, Lease, LeaseState, Reclaim, Revoke
+from greenroom.core.routing.tables import EndpointTable
+from greenroom.core.routing.tickets import Effects, Grant, Lease, Leased, LeaseState, Ticket
+from greenroom.core.routing.traffic import RoutedEndpoint
 from greenroom.core.routing.weights import ENOUGH, EVEN, Taken, Weight
 
 ASK_WITHIN_S = 0.05  # two queries that come so soon after each other are worth a lease
 RECENT_S = 1.0  # for so long a caller that used a backend has a share of it
-# Shorter waits are common: a slot is heard to be free later than its answer, and the queries that a
-# caller has sent before it hears of a lease find the slots taken that they will not use.
-WAIT_S = 0.01
-PAUSE_S = 0.1  # without grants, after queries had to wait
 IDLE_S = 0.02  # after which a caller returns what it does not use
 REPORT_S = 0.1
 FENCE_S = 0.5  # within which a caller returns a revoked lease; then its replicas close it
@@ -234,63 +232,76 @@ def _room(replica: RoutedReplica, share: int, has: int, limit: int) -> int:
 
 
 class Leases:
-    """The leases that a router has granted, and who asks for some."""
+    """What a router does about leases; what it has lent is in its state, by backend and number."""
 
-    def __init__(self) -> None:
-        # Callers that may have leases, and whether also where traffic is split.
+    def __init__(self, state: Dispatch) -> None:
+        self._state = state
+        # Callers that may have leases, and whether also where they have to choose among backends.
         self.lessees: dict[Hashable, bool] = {}
-        self.by_number: dict[int, Lease] = {}
         self._numbers = itertools.count(1)
-        # By caller, endpoint and backend, those that are not returned.
-        self._of: dict[tuple[Hashable, str, str], Lease] = {}
-        self._asked_at: dict[Hashable, dict[str, float]] = {}  # caller -> backend -> when
-        self._used_at: defaultdict[str, dict[Hashable, float]] = defaultdict(dict)  # by backend
-        self._paused_until: dict[str, float] = {}  # by backend
-        self._watched: set[str] = set()  # backends that Reclaim was asked for
 
     # --- Grants ---------------------------------------------------------------------------------
 
-    def passed(self, caller: Hashable, backend: str, now: float) -> bool:
-        """Note that a caller's query passes the router; return whether a lease is worth it."""
-        asked = self._asked_at.setdefault(caller, {})
-        last_at = asked.get(backend)
-        asked[backend] = now
-        return last_at is not None and now - last_at <= ASK_WITHIN_S
+    def offer(self, ticket: Ticket, endpoint: RoutedEndpoint, now: float) -> None:
+        """Grant the caller a lease for queries like this one, where the router has no say."""
+        state, caller = self._state, ticket.caller
+        backend = state.backends[ticket.backend]
+        asked_at = backend.lending.asked_at
+        last_at, asked_at[caller] = asked_at.get(caller), now
+        if last_at is None or now - last_at > ASK_WITHIN_S:
+            return
+        has_a_say = (
+            (len(endpoint.split.tags) > 1 and not self.lessees[caller])
+            or endpoint.table.shadows
+            or state.affinity(endpoint) is not None
+            or backend.table.max_queued_requests >= 0
+            or backend.table.request_router is not None
+            or backend.queue.size
+            or backend.mirrored.size
+            or backend.table.unavailable
+            or backend.outliers.decide
+        )
+        if not has_a_say:
+            self._grant(caller, ticket.endpoint, backend, now)
 
-    def grant(self, caller: Hashable, endpoint: str, backend: RoutedBackend, now: float) -> Effects:
+    def _grant(self, caller: Hashable, endpoint: str, backend: RoutedBackend, now: float) -> None:
         """Give a caller its share of the replicas on the router's host that may get tickets.
 
         Or have others return what is above their share.
         """
-        tag, limit = backend.table.tag, backend.table.max_ongoing_requests
-        share = share_of(limit, self._note_caller(tag, caller, now))
-        known = self._of.get((caller, endpoint, tag))
-        if not share or self._paused_until.get(tag, 0.0) > now:
-            return []
+        lending, limit = backend.lending, backend.table.max_ongoing_requests
+        lending.used_at[caller] = now
+        lately = {each: at for each, at in lending.used_at.items() if now - at <= RECENT_S}
+        lending.used_at = lately
+        share = share_of(limit, len(lately))
+        if not share or lending.paused_until > now:
+            return
+        known = lending.leases.get((caller, endpoint))
         if known is not None:
-            return self._extend(known, share, backend, now)
+            self._extend(known, share, backend, now)
+            return
         near = [each for each in backend.replicas.values() if each.tier == NEAR and each.level >= 0]
         replicas = sorted(near, key=lambda replica: replica.load)[:MAX_REPLICAS]
         room = {replica.table.tag: _room(replica, share, 0, limit) for replica in replicas}
         slots = {replica: count for replica, count in room.items() if count > 0}
-        effects: Effects = []
         if sum(slots.values()) < share:
-            held = self.of_backend(tag)
+            held = [each for each in lending.leases.values() if each.state is LeaseState.GRANTED]
             above = [each for each in held if max(each.slots.values(), default=0) > share]
-            effects = self.revoke(above)
-        if not slots or effects:
-            return effects
-        lease = Lease(next(self._numbers), caller, endpoint, tag, slots)
-        self.by_number[lease.number] = self._of[caller, endpoint, tag] = lease
-        for replica in replicas:
-            replica.leased += slots.get(replica.table.tag, 0)
-            backend.place(replica, now)
-        return [Grant(lease)]
+            self._state.revoke(above)
+            if above:
+                return
+        if slots:
+            lease = Lease(next(self._numbers), caller, endpoint, backend.table.tag, slots)
+            self._state.leases[lease.number] = lending.leases[caller, endpoint] = lease
+            for replica in replicas:
+                replica.leased += slots.get(replica.table.tag, 0)
+                backend.place(replica, now)
+            self._state.effects.append(Grant(lease))
 
-    def _extend(self, lease: Lease, share: int, backend: RoutedBackend, now: float) -> Effects:
+    def _extend(self, lease: Lease, share: int, backend: RoutedBackend, now: float) -> None:
         """Give a caller that asks for more what its lease lacks of its share."""
         if lease.state is not LeaseState.GRANTED:
-            return []
+            return
         limit, has_more = backend.table.max_ongoing_requests, False
         for tag, count in lease.slots.items():
             replica = backend.replicas.get(tag)
@@ -300,107 +311,100 @@ class Leases:
                 replica.leased += more
                 backend.place(replica, now)
                 has_more = True
-        return [Grant(lease)] if has_more else []
+        if has_more:
+            self._state.effects.append(Grant(lease))
 
-    def _note_caller(self, backend: str, caller: Hashable, now: float) -> int:
-        """Note that a caller uses a backend; return how many have lately."""
-        used_at = self._used_at[backend]
-        used_at[caller] = now
-        for each in [each for each, at in used_at.items() if now - at > RECENT_S]:
-            del used_at[each]
-        return len(used_at)
+    # --- What callers say -----------------------------------------------------------------------
 
-    # --- Ends -----------------------------------------------------------------------------------
-
-    def of_backend(self, tag: str) -> list[Lease]:
-        """Return the leases of a backend that are not returned."""
-        return [lease for lease in self._of.values() if lease.backend == tag]
-
-    def of_endpoint(self, name: str) -> list[Lease]:
-        """Return the leases of an endpoint that are not returned."""
-        return [lease for lease in self._of.values() if lease.endpoint == name]
-
-    def all(self) -> list[Lease]:
-        """Return all that are not returned."""
-        return list(self._of.values())
-
-    def watch(self, backend: str) -> Effects:
-        """Make the router look soon whether queries still wait, unless it will anyway."""
-        if backend in self._watched or not self.of_backend(backend):
+    def used(self, caller: Hashable, number: int, used: Used, now: float) -> Effects:
+        """Learn from a caller what became of queries under a lease."""
+        state = self._state
+        lease = state.leases.get(number)
+        if lease is None or lease.caller != caller:
             return []
-        self._watched.add(backend)
-        return [Reclaim(backend)]
+        lease.ongoing, lease.overdue = used.ongoing, used.overdue
+        endpoint, backend = state.endpoints.get(lease.endpoint), state.backends.get(lease.backend)
+        took_s = [seconds for some in used.ended.values() for seconds in some]
+        if endpoint is not None and backend is not None and took_s:
+            if (budget := endpoint.budgets.get(lease.backend)) is not None:
+                budget.pay_in(backend.slots, len(took_s))
+            backend.rate.ran(sum(took_s) / len(took_s))
+        for status, some in used.ended.items():
+            state.observers.leased(Leased(lease.endpoint, lease.backend, status, some))
+        if backend is not None:
+            backend.lending.used_at[caller] = now
+            backend.failed(used.failed, now)
+            backend.outliers.look(now)
+            if backend.took_leased(used.took, now) or backend.outliers.decide:
+                state.revoke(backend.lending.leases.values())
+        return state.taken()
 
-    def watched(self, backend: str) -> None:
-        """Note that the router looks now."""
-        self._watched.discard(backend)
+    def returned(
+        self, caller: Hashable, number: int, in_use: Mapping[str, int], now: float
+    ) -> Effects:
+        """Use the slots of a lease that its caller does not; replica -> slots still in use."""
+        lease = self._state.leases.get(number)
+        if lease is not None and lease.caller == caller:
+            self._take_back(lease, in_use, now)
+        return self._state.taken()
 
-    def pause(self, backend: str, now: float) -> None:
-        """Grant nothing of a backend for a while: queries wait there."""
-        self._paused_until[backend] = now + PAUSE_S
+    def fenced(self, number: int, now: float) -> Effects:
+        """Note that the replicas refuse what comes of a lease, whatever its caller does."""
+        lease = self._state.leases.get(number)
+        if lease is not None and lease.state is LeaseState.REVOKED:
+            self._take_back(lease, {}, now)
+        return self._state.taken()
 
-    def revoke(self, leases: Iterable[Lease]) -> Effects:
-        """Have leases returned, but those whose callers have been told to, or did."""
-        granted = [lease for lease in leases if lease.state is LeaseState.GRANTED]
-        for lease in granted:
-            lease.state = LeaseState.REVOKED
-        return [Revoke(lease) for lease in granted]
-
+    @property
     def unconfirmed(self) -> set[int]:
-        """Return the revoked leases whose callers may still use them."""
-        return {lease.number for lease in self._of.values() if lease.state is LeaseState.REVOKED}
+        """The numbers of revoked leases that may still be used."""
+        leases = self._state.leases.items()
+        return {number for number, lease in leases if lease.state is LeaseState.REVOKED}
 
-    def returned(self, lease: Lease, in_use: Mapping[str, int]) -> dict[str, int]:
-        """Note what a caller still uses of a lease; return replica -> slots that are free now.
-
-        It is forgotten when that is nothing.
-        """
+    def _take_back(self, lease: Lease, in_use: Mapping[str, int], now: float) -> None:
+        """Use the slots of a lease that are not in use; forget it when none is."""
+        state = self._state
         if lease.state is not LeaseState.RETURNED:
             lease.state = LeaseState.RETURNED
-            del self._of[lease.caller, lease.endpoint, lease.backend]
-        freed = {
-            replica: count - in_use.get(replica, 0)
-            for replica, count in lease.slots.items()
-            if count > in_use.get(replica, 0)
-        }
-        lease.slots = {
-            replica: min(count, in_use[replica])
-            for replica, count in lease.slots.items()
-            if in_use.get(replica)
-        }
+            backend, key = state.backends.get(lease.backend), (lease.caller, lease.endpoint)
+            if backend is not None and backend.lending.leases.get(key) is lease:
+                del backend.lending.leases[key]
+        slots, lease.slots = lease.slots, {}
+        for tag, count in slots.items():
+            if kept := min(count, in_use.get(tag, 0)):
+                lease.slots[tag] = kept
+            replica = state.replicas.get(tag)
+            if count > kept and replica is not None and replica.leased >= count - kept:
+                replica.leased -= count - kept
+                state.release(replica, now, count - kept)
         lease.ongoing = sum(lease.slots.values())
         if not lease.slots:
-            del self.by_number[lease.number]
-        return freed
+            del state.leases[lease.number]
 
-    def used(self, lease: Lease, used: Used, now: float) -> None:
-        """Take a caller's report."""
-        lease.ongoing, lease.overdue = used.ongoing, used.overdue
-        if lease.backend in self._used_at:  # else it is gone
-            self._used_at[lease.backend][lease.caller] = now
+    # --- What the router hears ------------------------------------------------------------------
 
-    def replica_lost(self, tag: str) -> Effects:
+    def endpoint_changed(self, old: EndpointTable, new: EndpointTable) -> None:
+        """Revoke what an endpoint's new table makes wrong: where paths lead elsewhere, all."""
+        if old != new:
+            moved = (old.route, old.methods) != (new.route, new.methods)
+            self._state.routes.version += moved
+            leases = self._state.leases.values()
+            self._state.revoke(each for each in leases if moved or each.endpoint == old.name)
+
+    def replica_lost(self, tag: str) -> None:
         """Forget what was leased of a dead replica; revoke what is nothing without it."""
-        effects: Effects = []
-        for lease in list(self.by_number.values()):
+        for lease in list(self._state.leases.values()):
             if lease.slots.pop(tag, None) is not None and not lease.slots:
                 if lease.state is LeaseState.RETURNED:
-                    del self.by_number[lease.number]
+                    del self._state.leases[lease.number]
                 else:
-                    effects += self.revoke([lease])
-        return effects
+                    self._state.revoke([lease])
 
-    def caller_lost(self, caller: Hashable) -> list[Lease]:
-        """Return what a caller had that has died or left."""
+    def caller_lost(self, caller: Hashable, now: float) -> None:
+        """Free what a caller had that has died or left, and forget it."""
         self.lessees.pop(caller, None)
-        self._asked_at.pop(caller, None)
-        for used_at in self._used_at.values():
-            used_at.pop(caller, None)
-        return [lease for lease in self.by_number.values() if lease.caller == caller]
-
-    def forget_backend(self, tag: str) -> None:
-        """Forget who used a backend that is gone, or asked for it."""
-        self._used_at.pop(tag, None)
-        self._paused_until.pop(tag, None)
-        for asked in self._asked_at.values():
-            asked.pop(tag, None)
+        for backend in self._state.backends.values():
+            backend.lending.asked_at.pop(caller, None)
+            backend.lending.used_at.pop(caller, None)
+        for lease in [each for each in self._state.leases.values() if each.caller == caller]:
+            self._take_back(lease, {}, now)

@@ -18,8 +18,15 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from greenroom.core.routing.router import Router
-from greenroom.core.routing.tickets import Compare, Dropped, Effects, Observer, Pairing, Ticket
+from greenroom.core.routing.dispatching import Dispatch
+from greenroom.core.routing.tickets import (
+    CANCELLED_STATUS,
+    Compare,
+    Dropped,
+    Observer,
+    Pairing,
+    Ticket,
+)
 
 MIRROR_S = 0.005  # how long mirrored queries wait: queries go first, and others may go along
 MIRROR_MORE_S = 0.001  # between two batches, for queries to be let in
@@ -30,28 +37,28 @@ MAX_MIRRORED_BYTES = 32 * 1024 * 1024  # of calls that mirrored queries of a sha
 class Mirroring(Observer):
     """Makes the mirrored queries of a router; ``draw`` returns a uniform number in [0, 1)."""
 
-    def __init__(self, router: Router, draw: Callable[[], float]) -> None:
-        self._router = router
+    def __init__(self, state: Dispatch, draw: Callable[[], float]) -> None:
+        self._state = state
         self._draw = draw
         self._due: list[tuple[Ticket, list[str]]] = []  # queries, and their shadows
         self._bytes: Counter[str] = Counter()  # by shadow; those without any leave it
-        router.observers.add(self)
+        state.observers.add(self)
 
     @property
     def is_due(self) -> bool:
-        """Whether to call :meth:`make`, MIRROR_S later."""
+        """Whether to call :meth:`Router.mirror`, MIRROR_S later."""
         return bool(self._due)
 
     def accepted(self, ticket: Ticket) -> None:
         """See Observer. What follows a query goes to one replica only, so it is not mirrored."""
-        endpoint = self._router.endpoint(ticket.endpoint)
-        if endpoint is None or not endpoint.shadows:
+        table = self._state.endpoints[ticket.endpoint].table
+        if not table.shadows:
             return
         draw = self._draw
-        shadows = [tag for tag, proportion in endpoint.shadows.items() if draw() < proportion]
+        shadows = [tag for tag, proportion in table.shadows.items() if draw() < proportion]
         if shadows:
             self._due.append((ticket, shadows))
-            if not endpoint.compares.keys().isdisjoint(shadows):
+            if not table.compares.keys().isdisjoint(shadows):
                 ticket.compare = None  # not known yet
 
     def finished(self, ticket: Ticket) -> None:
@@ -61,49 +68,62 @@ class Mirroring(Observer):
             if not self._bytes[ticket.backend]:
                 del self._bytes[ticket.backend]
 
-    def make(self, now: float) -> Effects:
+    def make(self, now: float) -> None:
         """Make some of the mirrored queries that are due; queries that come meanwhile wait.
 
         So of many it makes only a half.
         """
         count = max(AT_ONCE, len(self._due) // 2)
         due, self._due = self._due[:count], self._due[count:]
-        effects: Effects = []
         for original, shadows in due:
             pairings: tuple[Pairing, ...] = ()
             for tag in shadows:
-                pairings += self._mirror(original, tag, effects, now)
+                pairings += self._mirror(original, tag, now)
             if original.compare is None:
                 original.compare = pairings
                 if original.replica is not None:  # else they go with its assignment
-                    effects.append(Compare(original.replica, original))
-        return effects
+                    self._state.effects.append(Compare(original.replica, original))
 
-    def _mirror(
-        self, original: Ticket, tag: str, effects: Effects, now: float
-    ) -> tuple[Pairing, ...]:
+    def _mirror(self, original: Ticket, tag: str, now: float) -> tuple[Pairing, ...]:
         """Queue a mirrored query at a shadow; return where its answer is compared, if it is."""
-        held, size = self._bytes[tag], len(original.query.call)
-        endpoint = self._router.endpoint(original.endpoint)
-        compare = endpoint.compares.get(tag) if endpoint is not None else None
+        state, held, size = self._state, self._bytes[tag], len(original.query.call)
+        endpoint, backend = state.endpoints.get(original.endpoint), state.backends.get(tag)
+        compare = endpoint.table.compares.get(tag) if endpoint is not None else None
         if compare is not None and original.backend == tag:
             return ()  # a shadow that has traffic, too: it would be compared with itself
-        mirrored = None
-        if not (original.query.follows or (held and held + size > MAX_MIRRORED_BYTES)):
-            mirrored = self._router.mirrored(original, tag, now)
-        if mirrored is None or endpoint is None:
-            self._router.observers.dropped(Dropped(original.endpoint, tag))
+        is_left_out = original.query.follows or (held and held + size > MAX_MIRRORED_BYTES)
+        if (
+            is_left_out
+            or endpoint is None
+            or backend is None
+            or not (
+                tag in endpoint.table.shadows
+                and original.status != CANCELLED_STATUS
+                and backend.takes_mirrored
+            )
+        ):
+            state.observers.dropped(Dropped(original.endpoint, tag))
             return ()
+        ticket = state.tickets.open(None, original.query, endpoint.table, now)
+        ticket.route, ticket.backend, ticket.session = original.route, tag, original.session
+        backend.settle(ticket)
+        state.limit(ticket, backend.table)
+        original.mirrored += (ticket,)
         self._bytes[tag] = held + size
-        pairings = self._paired(mirrored, compare)
-        effects += self._router.dispatch_mirrored(mirrored, now)
+        backend.enqueue(ticket, now)
+        pairings = _paired(ticket, compare, list(backend.replicas))
+        if not (backend.replicas or backend.queue.size or backend.mirrored.size > 1):
+            state.observers.starved(tag)
+        state.fill(backend, now)
         return pairings
 
-    def _paired(self, mirrored: Ticket, compare: tuple[str, Any] | None) -> tuple[Pairing, ...]:
-        replicas = self._router.replicas_of(mirrored.backend)
-        if compare is None or not replicas:
-            return ()
-        # Two by two: numbers go to a query and its mirrored query in turn.
-        pairing = Pairing(mirrored.number, replicas[mirrored.number // 2 % len(replicas)])
-        mirrored.compare = (pairing._replace(settings=compare),)
-        return (pairing,)
+
+def _paired(
+    mirrored: Ticket, compare: tuple[str, Any] | None, replicas: list[str]
+) -> tuple[Pairing, ...]:
+    if compare is None or not replicas:
+        return ()
+    # Two by two: numbers go to a query and its mirrored query in turn.
+    pairing = Pairing(mirrored.number, replicas[mirrored.number // 2 % len(replicas)])
+    mirrored.compare = (pairing._replace(settings=compare),)
+    return (pairing,)

@@ -16,7 +16,7 @@ import enum
 import heapq
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -258,6 +258,17 @@ class Lease:
     overdue: int = 0  # of those, the ones that are older than OVERDUE_S
 
 
+@dataclass(slots=True, eq=False)
+class Lending:
+    """Who has leased of a backend, and who would."""
+
+    leases: dict[tuple[Hashable, str], Lease] = field(default_factory=dict)  # caller, endpoint
+    asked_at: dict[Hashable, float] = field(default_factory=dict)  # by caller, as is the next
+    used_at: dict[Hashable, float] = field(default_factory=dict)
+    paused_until: float = 0.0
+    is_watched: bool = False  # queries wait, and soon it is seen whether they still do
+
+
 class Grant(NamedTuple):
     """Tell the caller of its lease, or that the lease has more slots now."""
 
@@ -270,13 +281,7 @@ class Revoke(NamedTuple):
     lease: Lease
 
 
-class Reclaim(NamedTuple):
-    """Call :meth:`Router.reclaim` after WAIT_S: queries wait beside leases."""
-
-    backend: str
-
-
-Effect = Assign | Cancel | Compare | Refuse | Grant | Revoke | Reclaim
+Effect = Assign | Cancel | Compare | Refuse | Grant | Revoke
 Effects = list[Effect]
 
 
@@ -379,7 +384,7 @@ class Observers:
                 heard.append(getattr(observer, event))
 
 
-# --- Open tickets, and what happens to them at a time ---------------------------------------------
+# --- Open tickets, and what happens at a time -----------------------------------------------------
 
 # What is to happen to a ticket that has ended leaves the heap when its time comes, or when most of
 # the heap is of such: thousands of cancelled queries may have hours left.
@@ -389,8 +394,8 @@ LoadByBackend = dict[str, tuple[int, int]]
 LoadByEndpoint = dict[tuple[str, str], tuple[int, int]]
 
 
-Happening = Callable[[Ticket, float], Effects]
-"""What happens to a ticket; gets the time."""
+Happening = Callable[[Any, float], None]
+"""What happens to a ticket, or to another subject; gets the time."""
 
 
 class OpenTickets:
@@ -403,7 +408,7 @@ class OpenTickets:
         self.by_caller: dict[Hashable, dict[int, Ticket]] = {}  # by caller and key
         self._numbers = itertools.count(1)
         self._entries = itertools.count()
-        self._timed: dict[int, Ticket] = {}
+        self._timed: dict[int, Any] = {}  # tickets by number, and other subjects below 0
         self._heap: list[tuple[float, int, int, Happening]] = []  # the second number breaks ties
 
     def open(
@@ -450,24 +455,30 @@ class OpenTickets:
 
     def at(self, time: float, ticket: Ticket, happening: Happening) -> None:
         """Have something happen to a ticket at a time, unless it has ended."""
-        self._timed[ticket.opened_as] = ticket
+        self._at(time, ticket.opened_as, ticket, happening)
+
+    def once(self, time: float, subject: Any, happening: Happening) -> None:
+        """Have something happen to what is no ticket."""
+        self._at(time, -next(self._entries), subject, happening)
+
+    def _at(self, time: float, number: int, subject: Any, happening: Happening) -> None:
+        self._timed[number] = subject
         if len(self._heap) > 4 * len(self._timed) + SPARE:
             self._heap = [each for each in self._heap if each[2] in self._timed]
             heapq.heapify(self._heap)
-        heapq.heappush(self._heap, (time, next(self._entries), ticket.opened_as, happening))
+        heapq.heappush(self._heap, (time, next(self._entries), number, happening))
 
     def never(self, ticket: Ticket) -> None:
         """Have nothing happen to a ticket: it may take as long as it likes from now on."""
         self._timed.pop(ticket.opened_as, None)
 
-    def happen(self, now: float) -> Effects:
+    def happen(self, now: float) -> None:
         """Have happen what is due, the first first."""
-        effects: Effects = []
         while self._heap and self._heap[0][0] <= now:
-            *_, opened_as, happening = heapq.heappop(self._heap)
-            if (ticket := self._timed.get(opened_as)) is not None:
-                effects += happening(ticket, now)
-        return effects
+            *_, number, happening = heapq.heappop(self._heap)
+            subject = self._timed.get(number) if number > 0 else self._timed.pop(number)
+            if subject is not None:
+                happening(subject, now)
 
     def next_at(self) -> float | None:
         """Return when something is due next."""

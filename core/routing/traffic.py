@@ -38,6 +38,7 @@ class Routes:
     """
 
     def __init__(self) -> None:
+        self.version = 0  # grows when a path may lead elsewhere than before
         self._endpoints: dict[str, str] = {}
         self._depth = 1  # the most segments that any route has had
 

@@ -60,7 +60,7 @@ def stale_controller() -> None:
 def lease_not_revoked() -> None:
     """Acknowledge tables at once, and revoke the leases that they end a while later."""
     from greenroom.actors.proxy.leases import LeaseDesk  # noqa: PLC0415  # in a host
-    from greenroom.core.routing.router import Router  # noqa: PLC0415
+    from greenroom.core.routing.leases import Leases  # noqa: PLC0415
 
     revoke = LeaseDesk.revoke
 
@@ -68,7 +68,7 @@ def lease_not_revoked() -> None:
         self._loop.call_later(LATE_S, lambda: revoke(self, effect))
 
     LeaseDesk.revoke = revoke_late  # type: ignore[method-assign]
-    Router.unconfirmed = property(lambda _: set())  # type: ignore[assignment]
+    Leases.unconfirmed = property(lambda _: set())  # type: ignore[assignment]
 
 
 DEFECTS = {each.__name__: each for each in (ack_before_fsync, stale_controller, lease_not_revoked)}

@@ -12,6 +12,7 @@ from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTa
 from greenroom.core.routing.tickets import Assign, Grant
 
 if TYPE_CHECKING:
+    from greenroom.core.routing.leases import Leases
     from greenroom.core.routing.router import Router
     from tests.simulation.simulation import Simulation
 
@@ -20,7 +21,7 @@ _WATCHED = {
     "fill",
     "returned",
     "fenced",
-    "dispatch_mirrored",
+    "mirror",
     "cancel",
     "caller_lost",
     "expire",
@@ -31,7 +32,6 @@ _WATCHED = {
     "rejected",
     "undelivered",
     "replica_lost",
-    "wake",
     "set_endpoint",
     "set_backend",
 }
@@ -41,6 +41,7 @@ class CheckedRouter:
     """Passes everything on to a router, and checks its effects by the tables that it was given."""
 
     def __init__(self, router: Router, simulation: Simulation) -> None:
+        self.leases = _CheckedLeases(self, router.leases)
         self.endpoints: dict[str, EndpointTable] = {}
         self.backends: dict[str, BackendTable] = {}
         self._router = router
@@ -54,10 +55,12 @@ class CheckedRouter:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._router, name)
-        if name not in _WATCHED:
-            return method
+        return self.checked(name, method) if name in _WATCHED else method
 
-        def checked(*args: Any, **kwargs: Any) -> Any:
+    def checked(self, name: str, method: Any) -> Any:
+        """Return what calls a method and checks what it does."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
             self._take(name, args)
             # What a replica under a lease had no room for was admitted before, and waits first.
             is_new = name == "submit" and not kwargs.get("is_refused", False)
@@ -72,7 +75,7 @@ class CheckedRouter:
                 self._check_queues(queued)
             return effects
 
-        return checked
+        return call
 
     def _take(self, name: str, args: tuple[Any, ...]) -> None:
         if name in {"set_endpoint", "set_backend"}:
@@ -156,6 +159,18 @@ class CheckedRouter:
                 limit = self.backends[tag].max_queued_requests
                 told = f"{tag} has {queued} queued, above {limit}"
                 self._checks.expect(limit < 0 or queued <= limit, told)
+
+
+class _CheckedLeases:
+    """Passes everything on to a router's leases, and has it checked."""
+
+    def __init__(self, router: CheckedRouter, leases: Leases) -> None:
+        self._router = router
+        self._leases = leases
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._leases, name)
+        return self._router.checked(name, method) if name in _WATCHED else method
 
 
 def _put(tables: dict[str, Any], name: str, table: Any) -> None:

@@ -208,8 +208,10 @@ class LeaseModel(RuleBasedStateMachine):
         self.replicas: dict[str, Replica] = {}
         self.callers: dict[str, Caller] = {}
         self.assigned: defaultdict[str, dict[int, tickets.Ticket]] = defaultdict(dict)
+        self.loop = WiredLoop(self.wires, "proxy")
+        self.timer: Any = None  # of what the router has due
         self.desk = desks.LeaseDesk(
-            WiredLoop(self.wires, "proxy"),  # type: ignore[arg-type]
+            self.loop,  # type: ignore[arg-type]
             PROXY,
             self.router,
             self.perform,
@@ -234,10 +236,17 @@ class LeaseModel(RuleBasedStateMachine):
                 self.desk.grant(effect)
             elif isinstance(effect, tickets.Revoke):
                 self.desk.revoke(effect)
-            elif isinstance(effect, tickets.Reclaim):
-                self.desk.reclaim(effect)
             elif isinstance(effect, tickets.Refuse) and effect.caller in self.callers:
                 self.callers[str(effect.caller)].waiting.pop(effect.query_id, None)
+        if self.timer is not None:
+            self.timer.cancel()
+        due_at = self.router.next_due_at()
+        delay_s = 0.0 if due_at is None else due_at - self.wires.now
+        self.timer = None if due_at is None else self.loop.call_later(delay_s, self.expire)
+
+    def expire(self) -> None:
+        self.timer = None
+        self.perform(self.router.expire(self.wires.now))
 
     def publish(self) -> None:
         for tag in self.traffic:
@@ -256,7 +265,7 @@ class LeaseModel(RuleBasedStateMachine):
     def add_caller(self) -> None:
         name = f"caller {next(self.ids)}"
         self.callers[name] = Caller(name, self.wires)
-        self.router.allow_leases(name, of_splits=True)
+        self.router.leases.lessees[name] = True
 
     # --- What happens -----------------------------------------------------------------------------
 
@@ -339,7 +348,7 @@ class LeaseModel(RuleBasedStateMachine):
         """Change a table that leases are granted by: its acknowledgement waits for all of them."""
         table = EndpointTable(name="e", traffic=self.traffic, route=f"/{next(self.ids)}")
         self.perform(self.router.set_endpoint("e", table, self.wires.now))
-        ends = {f"proxy/{number}" for number in self.router.unconfirmed}
+        ends = {f"proxy/{number}" for number in self.router.leases.unconfirmed}
         self.desk.when_confirmed(lambda: self._closed(ends))
 
     def _closed(self, leases: set[str]) -> None:
@@ -446,7 +455,7 @@ class LeaseModel(RuleBasedStateMachine):
         assert not self.wires.timers
         kept_by = [self.router, self.desk, *(each.leases for each in self.callers.values())]
         assert not [where for each in kept_by for where in where_named(each, self.gone)]
-        assert not self.router.unconfirmed
+        assert not self.router.leases.unconfirmed
         assert not any(self.router.ongoing().values())
 
 
@@ -573,7 +582,7 @@ def test_what_a_replica_refuses_after_a_fence_goes_to_the_router(model: LeaseMod
         message, closed = model.wires.under_way["proxy", replica.table.tag].popleft()
         replica.take("proxy", message)
         closed()
-    assert not model.router.unconfirmed
+    assert not model.router.leases.unconfirmed
     number = next(model.ids)
     assert caller.send(number)
     model.wires.end_turn()

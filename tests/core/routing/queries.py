@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from greenroom.core.routing.mirroring import Mirroring
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
 from greenroom.core.routing.tickets import Assign, Dropped, Observer, Retried as Retry, Ticket
@@ -95,13 +94,8 @@ class WatchedRouter:
 
     def __init__(self, draw: Callable[[], float], own_host: str = "") -> None:
         self.router = Router(draw, own_host)
-        self.mirroring = Mirroring(self.router, draw)
         self._recorder = Recorder()
         self.router.observers.add(self._recorder)
-
-    def mirror(self, now: float) -> list[Any]:
-        """Make the mirrored queries that are due."""
-        return self._with_events(self.mirroring.make(now))
 
     def next_due_at(self) -> float | None:
         return self.router.next_due_at()
@@ -118,7 +112,7 @@ class WatchedRouter:
             or self.open_tickets
             or self.router.next_due_at()
             or any(self.router.ongoing().values())
-            or self.mirroring.is_due
+            or self.router.mirroring.is_due
         )
 
     def __getattr__(self, name: str) -> Any:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from greenroom.core.routing.leases import IDLE_S, WAIT_S, HeldLease, HeldShare
+from greenroom.core.routing.leases import IDLE_S, HeldLease, HeldShare
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BackendTable
-from greenroom.core.routing.tickets import Assign, Grant, Reclaim, Revoke
+from greenroom.core.routing.tickets import Assign, Grant, Revoke
 from tests.core.routing.queries import Query, endpoint, replica
 
 MESSAGE_S = 0.0003  # from one process to another
@@ -45,7 +45,7 @@ class Flow:
 
     def join(self, caller: str, wants: int) -> None:
         """Have a caller send as many queries, and another one for each that is answered."""
-        self._router.allow_leases(caller, of_splits=True)
+        self._router.leases.lessees[caller] = True
         for _ in range(wants):
             self._send(caller)
 
@@ -55,6 +55,7 @@ class Flow:
         until = self.now + seconds
         while self._due[0][0] <= until:
             self.now, _, step = heapq.heappop(self._due)
+            self._perform(self._router.expire(self.now))
             step()
         self.now = until
         return self.answered, self.leased
@@ -112,8 +113,6 @@ class Flow:
             elif isinstance(effect, Revoke):
                 lease = effect.lease
                 self._after(MESSAGE_S, partial(self._revoked, str(lease.caller), lease.number))
-            elif isinstance(effect, Reclaim):
-                self._after(WAIT_S, lambda: self._perform(self._router.reclaim("b", self.now)))
 
     def _finished(self, number: int) -> None:
         self._perform(self._router.finished("b#1", [(number, 200)], self.now))
@@ -143,7 +142,9 @@ class Flow:
         in_use = lease.in_use()
         self._after(
             MESSAGE_S,
-            lambda: self._perform(self._router.returned(caller, lease.number, in_use, self.now)),
+            lambda: self._perform(
+                self._router.leases.returned(caller, lease.number, in_use, self.now)
+            ),
         )
 
     def _tick(self) -> None:

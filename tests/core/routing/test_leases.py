@@ -10,16 +10,8 @@ from typing import Any
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from greenroom.core.routing.leases import (
-    ASK_WITHIN_S,
-    IDLE_S,
-    PAUSE_S,
-    WAIT_S,
-    HeldLease,
-    HeldShare,
-    Used,
-    share_of,
-)
+from greenroom.core.routing.dispatching import PAUSE_S, WAIT_S
+from greenroom.core.routing.leases import ASK_WITHIN_S, IDLE_S, HeldLease, HeldShare, Used, share_of
 from greenroom.core.routing.retries import MAX_ATTEMPTS
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BackendTable, EndpointTable
@@ -29,7 +21,6 @@ from greenroom.core.routing.tickets import (
     Lease,
     Leased,
     Observer,
-    Reclaim,
     Refuse,
     Retried,
     Revoke,
@@ -53,7 +44,7 @@ def leasing(limit: int = LIMIT, *callers: str, **more: Any) -> Router:
     router.set_backend("b", table(limit, **more), 0.0)
     router.set_endpoint("e", endpoint("e", to="b"), 0.0)
     for caller in callers or ("c1",):
-        router.allow_leases(caller, of_splits=True)
+        router.leases.lessees[caller] = True
     return router
 
 
@@ -109,7 +100,8 @@ def test_leased_slots_count_as_taken() -> None:
     granted(router)
     for number in (10, 11):
         assert any(isinstance(e, Assign) for e in router.submit("c2", Query(number), 1.0))
-    assert router.submit("c2", Query(12), 1.0) == [Reclaim("b")], "a query that waits needs them"
+    assert router.submit("c2", Query(12), 1.0) == []
+    assert router.next_due_at() == 1.0 + WAIT_S, "a query that waits needs them"
 
 
 def test_a_greedy_caller_returns_what_is_above_its_share_when_another_asks() -> None:
@@ -118,7 +110,7 @@ def test_a_greedy_caller_returns_what_is_above_its_share_when_another_asks() -> 
     assert first.slots == {"b#1": share_of(100, 1)}
     effects = run(router, "modest", 1, 0.02) + run(router, "modest", 2, 0.03)
     assert [each.lease for each in effects if isinstance(each, Revoke)] == [first]
-    router.returned("greedy", first.number, {}, 0.04)
+    router.leases.returned("greedy", first.number, {}, 0.04)
     found = {}
     for number in range(3, 9):
         for caller in ("greedy", "modest"):
@@ -135,7 +127,7 @@ def split(*, of_splits: bool = True, **more: Any) -> tuple[Router, Callable[[str
     router.set_backend("d", BackendTable(tag="d", **other), 0.0)
     table = EndpointTable(name="e", traffic={"b": 0.5, "d": 0.5})
     router.set_endpoint("e", table, 0.0)
-    router.allow_leases("c1", of_splits=of_splits)
+    router.leases.lessees["c1"] = of_splits
 
     def number(backend: str, index: int) -> int:
         chosen = Split(table.traffic).choose
@@ -201,12 +193,12 @@ def test_a_query_lost_under_a_lease_pays_and_is_retried_at_the_backend_that_had_
 def test_what_is_overdue_under_leases_counts_by_their_backends_until_it_has_ended() -> None:
     router = leasing()
     lease = granted(router)
-    router.used("c1", lease.number, Used(3, {}, overdue=2), 40.0)
+    router.leases.used("c1", lease.number, Used(3, {}, overdue=2), 40.0)
     assert router.overdue(7.0) == {("e", "b"): 2}
-    router.returned("c1", lease.number, {"b#1": 1}, 41.0)
-    router.used("c1", lease.number, Used(1, {408: [33.0]}, overdue=1), 41.0)
+    router.leases.returned("c1", lease.number, {"b#1": 1}, 41.0)
+    router.leases.used("c1", lease.number, Used(1, {408: [33.0]}, overdue=1), 41.0)
     assert router.overdue(8.0) == {("e", "b"): 1}
-    router.returned("c1", lease.number, {}, 42.0)
+    router.leases.returned("c1", lease.number, {}, 42.0)
     assert not router.overdue(9.0)
 
 
@@ -226,11 +218,11 @@ def test_what_a_change_of_tables_revokes_is_unconfirmed_until_it_is_returned() -
         router = leasing()
         lease = granted(router)
         assert Revoke(lease) in change(router), what
-        assert router.unconfirmed == {lease.number}
-        router.returned("c1", lease.number, {"b#1": 2}, 1.0)
-        assert not router.unconfirmed, "nothing begins; what has begun runs on"
+        assert router.leases.unconfirmed == {lease.number}
+        router.leases.returned("c1", lease.number, {"b#1": 2}, 1.0)
+        assert not router.leases.unconfirmed, "nothing begins; what has begun runs on"
         assert router.ongoing()["b#1"] == 2
-        assert router.returned("c1", lease.number, {}, 1.0) == []
+        assert router.leases.returned("c1", lease.number, {}, 1.0) == []
         assert router.ongoing().get("b#1", 0) == 0
 
 
@@ -250,37 +242,49 @@ def test_a_lease_is_gone_with_its_caller_and_when_its_replicas_refuse_it() -> No
     router = leasing()
     lease = granted(router)
     router.set_endpoint("e", endpoint("e", to="other"), 1.0)
-    assert router.unconfirmed
-    assert router.fenced(lease.number, 1.0) == []
-    assert not router.unconfirmed
+    assert router.leases.unconfirmed
+    assert router.leases.fenced(lease.number, 1.0) == []
+    assert not router.leases.unconfirmed
     assert router.ongoing() == {"b#1": 0}
-    assert router.returned("c1", lease.number, {}, 2.0) == [], "it may come after all"
+    assert router.leases.returned("c1", lease.number, {}, 2.0) == [], "it may come after all"
 
 
 def test_a_lease_beside_which_a_query_waits_is_revoked_unless_the_wait_is_short() -> None:
     router = leasing(4)
     lease = granted(router)
     (assigned,) = router.submit("c2", Query(1), 1.0)
-    assert router.submit("c2", Query(2), 1.0) == [Reclaim("b")]
-    assert router.submit("c2", Query(3), 1.0) == [], "once is enough"
-    assert router.reclaim("b", 1.0 + WAIT_S / 2) == [Reclaim("b")], "not yet"
+    assert router.submit("c2", Query(2), 1.0) == router.submit("c2", Query(3), 1.0) == []
+    assert router.expire(1.0 + WAIT_S / 2) == [], "not yet"
     (second,) = router.finished("b#1", [(assigned.ticket.number, 200)], 1.0 + WAIT_S / 2)
-    router.finished("b#1", [(second.ticket.number, 200)], 1.0 + WAIT_S / 2)
-    assert router.reclaim("b", 1.0 + WAIT_S) == [], "nothing waits any more"
-    assert router.submit("c2", Query(4), 2.0) == [Reclaim("b")]
-    assert router.reclaim("b", 2.0 + WAIT_S) == [Revoke(lease)]
-    assert router.reclaim("gone", 2.0) == []
+    (third,) = router.finished("b#1", [(second.ticket.number, 200)], 1.0 + WAIT_S / 2)
+    assert router.submit("c2", Query(4), 1.0 + WAIT_S / 2) == []
+    assert router.expire(1.0 + WAIT_S) == [], "the first that waits has not for long"
+    router.finished("b#1", [(third.ticket.number, 200)], 1.0 + WAIT_S)
+    assert router.expire(1.0 + 2 * WAIT_S) == [], "nothing waits any more"
+    assert router.submit("c2", Query(5), 2.0) == []
+    assert router.next_due_at() == 2.0 + WAIT_S
+    assert router.expire(2.0 + WAIT_S) == [Revoke(lease)]
+    assert router.next_due_at() is None
+
+
+def test_a_backend_that_goes_while_queries_wait_beside_its_leases_is_looked_at_in_vain() -> None:
+    router = leasing(4)
+    lease = granted(router)
+    for number in (1, 2):
+        router.submit("c2", Query(number), 1.0)
+    assert Revoke(lease) in router.set_backend("b", None, 1.0)
+    assert router.expire(2.0) == []
 
 
 def test_what_waits_gets_the_slots_that_are_returned() -> None:
     router = leasing(4)
     lease = granted(router)
     submitted = [router.submit("c2", Query(number), 1.0) for number in range(5)]
-    assert [type(each) for effects in submitted for each in effects] == [Assign, Reclaim]
-    assert router.reclaim("b", 1.0 + WAIT_S) == [Revoke(lease)]
-    effects = router.returned("c1", lease.number, {"b#1": 2}, 1.0)
+    assert [type(each) for effects in submitted for each in effects] == [Assign]
+    assert router.expire(1.0 + WAIT_S) == [Revoke(lease)]
+    effects = router.leases.returned("c1", lease.number, {"b#1": 2}, 1.0)
     assert [each.ticket.query.id for each in effects] == [1], "the first that waits"
-    effects = router.returned("c1", lease.number, {}, 1.0)
+    effects = router.leases.returned("c1", lease.number, {}, 1.0)
     assert [e.ticket.query.id for e in effects if isinstance(e, Assign)] == [2, 3]
 
 
@@ -290,8 +294,9 @@ def test_after_queries_had_to_wait_leases_pause() -> None:
     tickets = []
     for number in range(5):
         tickets += [e.ticket for e in router.submit("c2", Query(number), 1.0) if type(e) is Assign]
-    assert router.reclaim("b", 1.0 + WAIT_S) == [Revoke(lease)]
-    tickets += [e.ticket for e in router.returned("c1", lease.number, {}, 1.0) if type(e) is Assign]
+    assert router.expire(1.0 + WAIT_S) == [Revoke(lease)]
+    effects = router.leases.returned("c1", lease.number, {}, 1.0)
+    tickets += [e.ticket for e in effects if type(e) is Assign]
     router.finished("b#1", [(ticket.number, 200) for ticket in tickets], 1.0)
     router.finished("b#1", [(number, 200) for number in range(1, 50)], 1.0)
     at = 1.0
@@ -372,7 +377,7 @@ def test_observers_hear_of_queries_under_leases() -> None:
     router = leasing()
     router.observers.add(Listens())
     lease = granted(router)
-    router.used("c1", lease.number, Used(3, {200: [0.1, 0.2], 500: [0.3]}), 1.0)
+    router.leases.used("c1", lease.number, Used(3, {200: [0.1, 0.2], 500: [0.3]}), 1.0)
     assert heard == [("e", "b", 200, [0.1, 0.2]), ("e", "b", 500, [0.3])]
     assert router.busy() == {"b": (0, 3)}
     assert router.load_by_endpoint()[0] == {("e", "b"): (0, 3)}
@@ -422,7 +427,6 @@ class LeasesModel(RuleBasedStateMachine):
         self.returned: dict[str, list[HeldLease]] = {caller: [] for caller in CALLERS}
         self.to_caller: dict[str, deque[Any]] = {caller: deque() for caller in CALLERS}
         self.to_router: dict[str, deque[Any]] = {caller: deque() for caller in CALLERS}
-        self.reclaims: list[float] = []  # when they are due
         self.tickets: dict[int, Any] = {}  # that the replica has
         self.leased: list[tuple[str, HeldShare]] = []  # queries that it has under leases
         self.newest = dict.fromkeys(CALLERS, 0)
@@ -434,8 +438,6 @@ class LeasesModel(RuleBasedStateMachine):
             elif isinstance(effect, Grant):
                 slots = dict(effect.lease.slots)
                 self.to_caller[effect.lease.caller].append(("granted", effect.lease.number, slots))
-            elif isinstance(effect, Reclaim):
-                self.reclaims.append(self.now + WAIT_S)
             elif isinstance(effect, Revoke):
                 self.to_caller[effect.lease.caller].append(("revoked", effect.lease.number, {}))
 
@@ -491,16 +493,12 @@ class LeasesModel(RuleBasedStateMachine):
     def router_hears(self, caller: str) -> None:
         if self.to_router[caller]:
             number, in_use = self.to_router[caller].popleft()
-            self.perform(self.router.returned(caller, number, in_use, self.now))
+            self.perform(self.router.leases.returned(caller, number, in_use, self.now))
 
     @rule(seconds=st.sampled_from([0.001, WAIT_S, PAUSE_S, 2.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
-        due = [at for at in self.reclaims if at <= self.now]
-        self.reclaims = [at for at in self.reclaims if at > self.now]
-        assert len(due) + len(self.reclaims) <= 1, "one timer is enough"
-        for _ in due:
-            self.perform(self.router.reclaim("b", self.now))
+        self.perform(self.router.expire(self.now))
         for caller, lease in self.held.items():
             if lease is not None and lease.is_to_be_returned(self.now, 100.0):
                 self.give_back(caller)
@@ -510,7 +508,7 @@ class LeasesModel(RuleBasedStateMachine):
         shadows = {"b": 1.0} if is_on else {}
         made = endpoint("e", shadows=shadows, to="b")
         self.perform(self.router.set_endpoint("e", made, self.now))
-        if not self.router.unconfirmed:
+        if not self.router.leases.unconfirmed:
             usable = [lease for lease in self.held.values() if lease is not None]
             assert not (is_on and usable), "acknowledged, and something may begin against it"
 
@@ -522,7 +520,7 @@ class LeasesModel(RuleBasedStateMachine):
     @invariant()
     def nothing_waits_for_ever(self) -> None:
         queued = self.router.busy().get("b", (0, 0))[0]
-        if self.reclaims:
+        if self.router.next_due_at() is not None:
             return
         if queued and not any(self.to_caller.values()) and not any(self.to_router.values()):
             assert all(lease is None for lease in self.held.values()), "all were revoked"

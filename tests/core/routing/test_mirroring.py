@@ -359,7 +359,7 @@ class Play:
             self.now += 0.3
             self.run(self.router.mirror(self.now))
             self.run(self.router.expire(self.now))
-            self.run(self.router.wake(self.now))
+            self.run(self.router.expire(self.now))
         else:
             self.report(replica, what)
 

@@ -415,21 +415,21 @@ def test_a_part_of_an_answer_and_a_cancelled_query_say_nothing():
         (assign,) = [each for each in effects if isinstance(each, Assign)]
         hole.router.cancel("c", assign.ticket.query.id, hole.now)
         hole.end(assign.replica, assign.ticket, 500)
-    assert not hole.router._backends["b"].outliers
+    assert not hole.router.state.backends["b"].outliers
 
 
 def test_failures_under_leases_begin_a_trial_that_the_router_decides_on():
     hole = Hole()
-    hole.router.allow_leases("c", of_splits=True)
+    hole.router.leases.lessees["c"] = True
     effects = []
     for _ in range(2):
         effects += hole.router.submit("c", Query(next(hole.ids)), hole.now)
     (lease,) = [each.lease for each in effects if isinstance(each, Grant)]
     few = Used(0, {500: (0.001,) * 2}, {"b#1": 2})
-    assert hole.router.used("c", lease.number, few, hole.now) == []
+    assert hole.router.leases.used("c", lease.number, few, hole.now) == []
     more = Used(0, {500: (0.001,)}, {"b#1": 1})
-    assert hole.router.used("c", lease.number, more, hole.now) == [Revoke(lease)]
-    hole.router.returned("c", lease.number, {}, hole.now)
+    assert hole.router.leases.used("c", lease.number, more, hole.now) == [Revoke(lease)]
+    hole.router.leases.returned("c", lease.number, {}, hole.now)
     for _ in range(3):
         effects = hole.router.submit("c", Query(next(hole.ids)), hole.now)
         assert not [each for each in effects if isinstance(each, Grant)]

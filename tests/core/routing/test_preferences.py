@@ -98,7 +98,7 @@ def test_a_query_goes_to_the_backend_that_was_asked_while_that_has_traffic() -> 
 
 def test_no_lease_goes_past_a_request_router() -> None:
     used = made("b#1", limit=50)
-    used.allow_leases("c", of_splits=True)
+    used.leases.lessees["c"] = True
     for number in range(1, 20):
         effects = send(used, number)
         assert not only(Grant, effects)

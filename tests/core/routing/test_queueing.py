@@ -58,7 +58,7 @@ def test_queries_of_an_endpoint_reach_a_backend_in_their_order(
         made.set_endpoint(name, EndpointTable(name=name, traffic={"a": 0.5, "b": 0.5}), 0.0)
     for number, (what, first, second) in enumerate(steps):
         now = number * SATURATED_S
-        replicas.take(made.wake(now))
+        replicas.take(made.expire(now))
         if what == "submit":
             replicas.take(made.submit("c", Query(number, first, shard_key=second), now))
             continue

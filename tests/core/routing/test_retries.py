@@ -136,7 +136,7 @@ def test_what_has_not_run_is_sent_again_without_any_budget() -> None:
     effects = made.submit("c", Query(1), 0.0)
     for second in range(1, 2 * MAX_ATTEMPTS):
         made.rejected("r1", numbers(effects), float(second), draining=False)
-        effects = made.wake(second + 0.5)
+        effects = made.expire(second + 0.5)
         assert assigned(effects) == [("r1", 1)]
     made.set_backend("b", backend("r1", "r2", limit=1), 9.0)
     effects = made.replica_lost("r1", numbers(effects), 9.0)

@@ -317,8 +317,8 @@ def test_a_rejected_query_goes_elsewhere_or_waits_a_moment() -> None:
     first = submit(made, 1, 2)
     assert made.rejected("r1", numbers(first), 1.0, draining=False) == []
     assert submit(made, 3, now=1.001) == [], "r1 is left alone"
-    assert made.wake(1.0 + SATURATED_S / 2) == []
-    effects = made.wake(1.0 + SATURATED_S)
+    assert made.expire(1.0 + SATURATED_S / 2) == []
+    effects = made.expire(1.0 + SATURATED_S)
     assert assigned(effects) == [("r1", 1), ("r1", 2), ("r1", 3)]
     assert first[0].ticket.attempts == 1, "a rejected query did not run"
 
@@ -335,7 +335,7 @@ def test_a_draining_replica_gets_no_more() -> None:
     first = numbers(submit(made, 1, 2))
     made.rejected("r1", first[1:], 1.0, draining=True)
     assert assigned(made.finished("r1", [(first[0], 200)], 2.0)) == []
-    assert made.wake(60.0) == []
+    assert made.expire(60.0) == []
     effects = made.set_backend("b", backend("r1", "r2", limit=3), 61.0)
     assert assigned(effects) == [("r2", 2)]
 
@@ -490,9 +490,9 @@ def test_routes_follow_their_endpoints() -> None:
     made.set_endpoint("e", endpoint(route="/old"), 0.0)
     made.set_endpoint("e", endpoint(route="/new"), 0.0)
     made.set_endpoint("f", endpoint("f", route="/old"), 0.0)
-    assert made.routes() == {"/new": "e", "/old": "f"}
+    assert made.state.routes.all() == {"/new": "e", "/old": "f"}
     made.set_endpoint("f", None, 0.0)
-    assert made.routes() == {"/new": "e"}
+    assert made.state.routes.all() == {"/new": "e"}
 
 
 def test_a_route_that_changes_hands_is_not_lost_to_the_one_that_had_it() -> None:
@@ -500,7 +500,7 @@ def test_a_route_that_changes_hands_is_not_lost_to_the_one_that_had_it() -> None
     made.set_endpoint("e", endpoint(route="/a"), 0.0)
     made.set_endpoint("f", endpoint("f", route="/a"), 0.0)
     made.set_endpoint("e", endpoint(), 0.0)
-    assert made.routes() == {"/a": "f"}
+    assert made.state.routes.all() == {"/a": "f"}
 
 
 # --- Multiplexed models -------------------------------------------------------------------------

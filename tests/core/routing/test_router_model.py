@@ -196,7 +196,7 @@ class RouterModel(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.01, SATURATED_S, 0.5, 3.0]))
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
-        self.run(self.router.wake(self.now))
+        self.run(self.router.expire(self.now))
         self.run(self.router.expire(self.now))
 
     # --- Replicas -------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ class RouterModel(RuleBasedStateMachine):
         for _ in range(200):
             self.now += SATURATED_S
             self.run(self.router.mirror(self.now))
-            self.run(self.router.wake(self.now))
+            self.run(self.router.expire(self.now))
             tag, tickets = self.take(0, 9)
             for ticket in tickets:
                 self.answer(ticket)

@@ -120,7 +120,7 @@ def test_what_a_session_retries_is_charged_to_the_backend_where_it_stays() -> No
 
 def test_endpoints_with_sessions_have_no_leases() -> None:
     made = router(backend("b#1", limit=8, session_affinity=BY_HEADER.model_dump()))
-    made.router.allow_leases("c", of_splits=True)
+    made.router.leases.lessees["c"] = True
     effects = [e for n in range(6) for e in made.submit("c", Query(n), 0.0)]
     assert all(isinstance(e, Assign) for e in effects)
 

@@ -316,7 +316,7 @@ class LeasedRouter:
         table = BackendTable(tag="b", replicas=tables, learn_weights=True)
         self.router.set_backend("b", table, 0.0)
         self.router.set_endpoint("e", endpoint("e", to="b"), 0.0)
-        self.router.allow_leases("c", of_splits=True)
+        self.router.leases.lessees["c"] = True
         self._ids = itertools.count()
         self.lease = self.granted()
 
@@ -336,7 +336,7 @@ class LeasedRouter:
             for number in range(30):
                 counted.add(seconds * (1.0 + number % 3 / 10))
             taken[f"b#{name[1:]}"] = counted.take()
-        return self.router.used("c", self.lease.number, Used(0, {}, took=taken), self.now)
+        return self.router.leases.used("c", self.lease.number, Used(0, {}, took=taken), self.now)
 
 
 def test_what_is_learned_under_a_lease_revokes_it_and_the_next_has_fewer_slots_there() -> None:
@@ -345,7 +345,7 @@ def test_what_is_learned_under_a_lease_revokes_it_and_the_next_has_fewer_slots_t
     effects = [each for _ in range(10) for each in leased.reports(r1=1.0, r2=3.0)]
     assert effects == [Revoke(leased.lease)]
     assert leased.router.weight("b#2").pace == pytest.approx(3.0, rel=0.01)
-    leased.router.returned("c", leased.lease.number, {}, leased.now)
+    leased.router.leases.returned("c", leased.lease.number, {}, leased.now)
     slots = leased.granted().slots
     assert slots["b#2"] in {slots["b#1"] // 3 - 1, slots["b#1"] // 3}
 

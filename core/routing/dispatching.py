@@ -1,0 +1,370 @@
+"""The state of one proxy's router, and the steps that its tickets take.
+
+Theory of operation. Each query gets a ticket, whose life is a table (tickets.py). It is placed at a
+backend, and given to a replica there (balancing.py), queued (queues.py) or refused. When its
+replica is lost or has no room, it is put back, before all others. Whatever frees a slot fills it
+with what waits.
+
+Steps change the state at once. What the shell is to do about it goes to ``effects``, in the order
+in which to do it; whoever is called from outside hands that over at the end (:meth:`taken`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+
+from greenroom.core.config import SessionAffinity
+from greenroom.core.errors import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    GreenroomError,
+    QueryTimeoutError,
+    ReplicaUnavailableError,
+)
+from greenroom.core.routing.balancing import RoutedBackend, RoutedReplica
+from greenroom.core.routing.retries import MAX_ATTEMPTS, may_retry
+from greenroom.core.routing.sessions import session_of
+from greenroom.core.routing.tables import BackendTable
+from greenroom.core.routing.tickets import (
+    DROPPED,
+    NEW,
+    QUEUED,
+    RUNNING,
+    Cancel,
+    Effects,
+    Lease,
+    LeaseState,
+    Observers,
+    OpenTickets,
+    QueryLike,
+    Refuse,
+    Retried,
+    Revoke,
+    Ticket,
+)
+from greenroom.core.routing.traffic import RoutedEndpoint, Routes, key_of
+
+# Shorter waits are common: a slot is heard to be free later than its answer, and the queries that a
+# caller has sent before it hears of a lease find the slots taken that they will not use.
+WAIT_S = 0.01
+PAUSE_S = 0.1  # without grants, after queries had to wait
+
+
+class Dispatch:
+    """Tables, tickets and leases, and what is done with each ticket."""
+
+    def __init__(self) -> None:
+        self.observers = Observers()
+        self.effects: Effects = []
+        self.endpoints: dict[str, RoutedEndpoint] = {}
+        self.routes = Routes()
+        self.backends: dict[str, RoutedBackend] = {}
+        # Those of the newest tables, and retired ones until they are done.
+        self.replicas: dict[str, RoutedReplica] = {}
+        self.tickets = OpenTickets()
+        self.leases: dict[int, Lease] = {}  # by number, and returned ones until they are done
+
+    def taken(self) -> Effects:
+        """Return the effects of what was done since the last time."""
+        effects, self.effects = self.effects, []
+        return effects
+
+    def endpoint_of(self, query: QueryLike) -> RoutedEndpoint | None:
+        """Return the endpoint that a query is for."""
+        name = query.endpoint if query.endpoint is not None else self.routes.find(query.path)
+        return None if name is None else self.endpoints.get(name)
+
+    # --- Where a ticket goes --------------------------------------------------------------------
+
+    def place(self, ticket: Ticket, endpoint: RoutedEndpoint) -> RoutedBackend | None:
+        """Choose the backend, whose time limit holds; None where there is none."""
+        tag, ticket.home = self._choose(ticket, endpoint), ""
+        backend = self.backends.get(tag) if tag is not None else None
+        if backend is not None:
+            table = backend.table
+            ticket.backend = table.tag
+            backend.settle(ticket)
+            ticket.budget = endpoint.budgets[table.tag]
+            if ticket.query.timeout_s is not None or table.request_timeout_s is not None:
+                self.limit(ticket, table)
+        return backend
+
+    def limit(self, ticket: Ticket, table: BackendTable) -> None:
+        """Set a ticket's deadline, where its query or its backend has one; the first set stays.
+
+        The shorter of both holds: a query's is how long its caller waits, a backend's how long an
+        answer of it may take, and neither is a reason to go on past the other.
+        """
+        timeout_s, own_s = ticket.query.timeout_s, table.request_timeout_s
+        if timeout_s is None or (own_s is not None and own_s < timeout_s):
+            timeout_s = own_s
+        if timeout_s is not None and ticket.deadline_at is None:
+            ticket.deadline_at = ticket.submitted_at + timeout_s
+            self.tickets.at(ticket.deadline_at, ticket, self._time_up)
+
+    def _choose(self, ticket: Ticket, endpoint: RoutedEndpoint) -> str | None:
+        """Find a ticket's session; return the backend that it, or the query's key, decides on."""
+        query, split = ticket.query, endpoint.split
+        affinity = self.affinity(endpoint)
+        has_any = affinity is not None or query.session_id
+        ticket.session = session_of(query, affinity) if has_any else None
+        if len(split.tags) == 1:
+            return split.tags[0]
+        if ticket.session is not None and query.shard_key is None:
+            return split.choose(ticket.session.key)
+        return split.choose(key_of(query, ticket.caller))
+
+    def affinity(self, endpoint: RoutedEndpoint) -> SessionAffinity | None:
+        """Return how sessions are found: by the settings of the first backend that has any."""
+        for tag in endpoint.split.tags:
+            backend = self.backends.get(tag)
+            if backend is not None and backend.affinity is not None:
+                return backend.affinity
+        return None
+
+    def dispatch(
+        self, ticket: Ticket, endpoint: RoutedEndpoint, backend: RoutedBackend | None, now: float
+    ) -> None:
+        """Give a ticket that was placed to a replica, queue it or refuse it."""
+        if backend is None:
+            why = endpoint.table.unavailable
+            told = f"is unavailable: {why}" if why else "has no backend with traffic"
+            text = f"endpoint {ticket.endpoint!r} {told}"
+            self.fail(ticket, DeploymentUnavailableError, text, now)
+            return
+        table = backend.table
+        backend.outliers.look(now)
+        if not backend.queue.size and (
+            replica := backend.choose(ticket, table.max_ongoing_requests)
+        ):
+            self.effects.append(backend.assign(ticket, replica, now))
+            return
+        if table.unavailable and not backend.replicas:
+            self._fail_unavailable(ticket, table, now)
+            return
+        if not (table.has_run or backend.replicas) and ticket.query.http_method:
+            # Why is for operators: /-/readyz has it.
+            text = f"{ticket.endpoint} is unavailable: none of its replicas has run yet"
+            self.fail(ticket, DeploymentUnavailableError, text, now)
+            return
+        starved = not (backend.queue.size or backend.replicas)
+        refused = backend.let_wait(ticket, now)
+        for each, text in refused:
+            self.fail(each, BackPressureError, text, now)
+        if starved and not refused:
+            self.observers.starved(table.tag)
+        if table.max_queue_wait_s is not None and ticket.state is QUEUED:
+            over_at = ticket.submitted_at + table.max_queue_wait_s
+            self.tickets.at(over_at, ticket, self._wait_over)
+        self.wait(backend, now)
+
+    def route_anew(self, tickets: Iterable[Ticket], now: float) -> None:
+        """Place tickets again that can be no longer where they were; mirrored ones are dropped."""
+        for ticket in tickets:
+            endpoint = self.endpoints.get(ticket.endpoint)
+            if endpoint is None or ticket.is_mirrored:
+                text = f"{ticket.endpoint} was deleted"
+                self.fail(ticket, DeploymentUnavailableError, text, now)
+            else:
+                self.dispatch(ticket, endpoint, self.place(ticket, endpoint), now)
+
+    def put_back(self, tickets: Iterable[Ticket], now: float) -> None:
+        """Queue tickets again, before all others and in their order."""
+        back: list[tuple[Ticket, RoutedBackend]] = []
+        for ticket in tickets:
+            if ticket.state is DROPPED:
+                self.end(ticket, ticket.status, now)
+                continue
+            ticket.become(NEW)
+            ticket.replica, ticket.status = None, 0
+            endpoint = self.endpoints.get(ticket.endpoint)
+            backend = self.backends.get(ticket.backend)
+            if endpoint is None or backend is None or not endpoint.sends(ticket):
+                self.route_anew([ticket], now)
+            else:
+                back.append((ticket, backend))
+        for ticket, backend in reversed(back):
+            backend.enqueue(ticket, now, first=True)
+        for backend in dict.fromkeys(backend for _, backend in back):
+            self.wait(backend, now)
+
+    def retry_or_fail(
+        self, tickets: Iterable[Ticket], unsent: set[int], now: float, died: str = ""
+    ) -> None:
+        """Put back what a lost replica had where it may run again; fail the rest."""
+        again: list[Ticket] = []
+        for ticket in tickets:
+            if ticket.number in unsent:
+                ticket.attempts -= 1
+            elif ticket.state is not DROPPED and (text := self.charge_retry(ticket, "died")):
+                self.fail(ticket, ReplicaUnavailableError, text, now, died)
+                continue
+            again.append(ticket)
+        self.put_back(sorted(again, key=lambda ticket: ticket.number), now)
+
+    def charge_retry(self, ticket: Ticket, reason: str) -> str:
+        """Charge a query's retry to its budget; return why that cannot be, "" where it is."""
+        endpoint = self.endpoints.get(ticket.endpoint)
+        backend = self.backends.get(ticket.backend)
+        said = (
+            ticket.query.retryable,
+            None if endpoint is None else endpoint.table.retryable,
+            None if backend is None else backend.table.retryable,
+        )
+        died = f"{ticket.endpoint}: the replica died with this query under way"
+        budget = ticket.budget
+        if budget is None or ticket.begun or not may_retry(ticket.query.http_method, said):
+            return f"{died}; it may have run"
+        if ticket.attempts >= MAX_ATTEMPTS:
+            return f"{ticket.endpoint}: {ticket.attempts} replicas died with this query under way"
+        if not budget.take_out():
+            self.observers.retry_refused(ticket)
+            return (
+                f"{died}, and it is not sent to another: retries are limited to as many as there "
+                "are queries, and used up"
+            )
+        self.observers.retried(Retried(ticket, reason))
+        return ""
+
+    # --- What waits -----------------------------------------------------------------------------
+
+    def wait(self, backend: RoutedBackend, now: float) -> None:
+        """Assign what is queued; where some of it has to wait, look at the leases soon."""
+        if backend.queue.size:
+            self.fill(backend, now)
+            if backend.queue.size:
+                self._watch(backend, now)
+
+    def fill(self, backend: RoutedBackend, now: float) -> None:
+        """Give what waits at a backend to its replicas, as far as they have room."""
+        assigned, too_late = backend.assign_waiting(now)
+        self.effects += assigned
+        for ticket in too_late:
+            left_s, text = ticket.left_s(now), _no_answer(ticket)
+            if left_s > 0:
+                text += (
+                    f": when its turn came {left_s:.3g} s were left, and a query takes about "
+                    f"{backend.rate.run_s:.3g} s"
+                )
+            self.fail(ticket, QueryTimeoutError, text, now)
+        if backend.table.unavailable and not backend.replicas:
+            for ticket in backend.take_waiting():
+                self._fail_unavailable(ticket, backend.table, now)
+
+    def release(self, replica: RoutedReplica, now: float, freed: int = 0) -> None:
+        """Use a replica's room, if it may be used; forget it if it is retired and done.
+
+        ``freed`` is how many of its slots have become free because a query has ended.
+        """
+        backend = replica.backend
+        if replica.retired:
+            is_done = not (replica.load or replica.unconfirmed)
+            if is_done and self.replicas.get(replica.table.tag) is replica:
+                del self.replicas[replica.table.tag]
+            return
+        backend.place(replica, now)
+        if backend.queue.size:
+            backend.rate.freed(freed, now)
+        elif not backend.mirrored.size:
+            return
+        self.fill(backend, now)
+
+    def revoke(self, leases: Iterable[Lease]) -> None:
+        """Have leases returned, but those whose callers have been told to, or did."""
+        for lease in leases:
+            if lease.state is LeaseState.GRANTED:
+                lease.state = LeaseState.REVOKED
+                self.effects.append(Revoke(lease))
+
+    def _watch(self, backend: RoutedBackend, now: float) -> None:
+        """See WAIT_S later whether queries still wait beside leases, unless that is due anyway."""
+        lending = backend.lending
+        if lending.leases and not lending.is_watched:
+            lending.is_watched = True
+            self.tickets.once(now + WAIT_S, backend, self._reclaim)
+
+    def _reclaim(self, backend: RoutedBackend, now: float) -> None:
+        """Revoke all leases of a backend where queries have waited for WAIT_S."""
+        backend.lending.is_watched = False
+        first = backend.queue.first()
+        if first is None:
+            return
+        if now < first.submitted_at + WAIT_S:
+            self._watch(backend, now)
+            return
+        backend.lending.paused_until = now + PAUSE_S
+        self.revoke(backend.lending.leases.values())
+        self.fill(backend, now)
+
+    # --- Ends -----------------------------------------------------------------------------------
+
+    def _time_up(self, ticket: Ticket, now: float) -> None:
+        """Answer a ticket that waits or runs, and drop it."""
+        if ticket.state in (QUEUED, RUNNING):
+            if not ticket.is_mirrored:
+                text = _no_answer(ticket)
+                self.effects.append(refusal(ticket.caller, ticket.query, QueryTimeoutError, text))
+            self.drop(ticket, QueryTimeoutError.http_status, now)
+
+    def _wait_over(self, ticket: Ticket, now: float) -> None:
+        """Refuse a ticket that still waits for a replica."""
+        if ticket.state is QUEUED:
+            self.backends[ticket.backend].queue_of(ticket).remove(ticket)
+            waited = f"{now - ticket.submitted_at:.3g} s, max_queue_wait_s"
+            text = f"no replica of {ticket.endpoint} had room within {waited}"
+            self.fail(ticket, BackPressureError, text, now)
+
+    def drop(self, ticket: Ticket, status: int, now: float) -> None:
+        """End a ticket that waits; tell the replica of one that runs."""
+        if ticket.state is QUEUED:
+            self.backends[ticket.backend].queue_of(ticket).remove(ticket)
+            self.end(ticket, status, now)
+        elif ticket.state is RUNNING and ticket.replica is not None:
+            ticket.become(DROPPED)
+            ticket.status = status
+            replica = self.replicas.get(ticket.replica)
+            if replica is not None and replica.is_silent_on(ticket, now):
+                replica.suspect(is_suspect=True)
+            self.effects.append(Cancel(ticket.replica, ticket.number))
+
+    def fail(
+        self, ticket: Ticket, kind: type[GreenroomError], text: str, now: float, died: str = ""
+    ) -> None:
+        """End a ticket with an error, of which its caller is told."""
+        if not ticket.is_mirrored:
+            after_s = None
+            if kind is BackPressureError:
+                backend = self.backends[ticket.backend]
+                after_s = backend.rate.retry_after_s(backend.queue.ahead(ticket.line), now)
+            told = refusal(ticket.caller, ticket.query, kind, text, after_s=after_s, died=died)
+            self.effects.append(told)
+        self.end(ticket, kind.http_status, now)
+
+    def _fail_unavailable(self, ticket: Ticket, table: BackendTable, now: float) -> None:
+        text = f"{ticket.endpoint} is unavailable: {table.unavailable}"
+        self.fail(ticket, DeploymentUnavailableError, text, now)
+
+    def end(self, ticket: Ticket, status: int, at: float) -> None:
+        """End a ticket."""
+        ticket.status, ticket.status_at = status, at
+        self.tickets.end(ticket)
+        self.observers.finished(ticket)
+
+
+def refusal(
+    caller: Hashable,
+    query: QueryLike,
+    kind: type[GreenroomError],
+    text: str,
+    *,
+    allowed: tuple[str, ...] = (),
+    after_s: float | None = None,
+    died: str = "",
+) -> Refuse:
+    """Make the answer with this kind of error; ``after_s`` replaces its usual retry_after_s."""
+    after_s = kind.retry_after_s if after_s is None else after_s
+    return Refuse(caller, query.id, kind.__name__, text, after_s, allowed, died)
+
+
+def _no_answer(ticket: Ticket) -> str:
+    return f"no answer within {ticket.time_limit_s:.6g} s"
