@@ -4,10 +4,12 @@ With GREENROOM_HTTP_SHORT_WAY=off in the environment all of them go the long way
 """
 
 import asyncio
+import contextlib
 import http.client
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -26,7 +28,8 @@ from greenroom.core.config import HTTPOptions
 from greenroom.core.validation import validated
 from greenroom.http_front.app import Front
 from tests.http.fake_link import FakeLink
-from tests.http.wire import HAS_SHORT_WAY, Conversation, connected, turn_over
+from tests.http.wire import HAS_SHORT_WAY, Conversation, connected
+from tests.support.systems import listens, wait_until
 
 DEADLINE_S = 30.0
 
@@ -53,13 +56,9 @@ class Answer:
         return json.loads(self.body)
 
 
-def wait_until(what: str, condition: Callable[[], Any], within_s: float = DEADLINE_S) -> Any:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.01)
-    pytest.fail(f"not within {within_s} s: {what}")
+def until(what: str, condition: Callable[[], Any]) -> Any:
+    """Wait for a condition: for DEADLINE_S, with the default patience."""
+    return wait_until(condition, DEADLINE_S / 4, what)
 
 
 # --- in this process ------------------------------------------------------------------------------
@@ -89,24 +88,15 @@ class AppClient:
         *,
         headers: tuple[tuple[bytes, bytes], ...] = ((b"host", b"test"),),
         body: bytes = b"",
-        rest: tuple[bytes, ...] | None = None,
-        http_version: str = "1.1",
     ) -> Answer:
-        """Return the response; ``rest`` comes after the body so far, and then the client leaves."""
         names = {name for name, _ in headers}
         if body and not names & {b"content-length", b"transfer-encoding"}:
             headers = (*headers, (b"content-length", b"%d" % len(body)))
         lines = b"".join(b"%b: %b\r\n" % header for header in headers)
-        head = f"{method} {target} HTTP/{http_version}\r\n".encode() + lines + b"\r\n"
+        head = f"{method} {target} HTTP/1.1\r\n".encode() + lines + b"\r\n"
         connection = connected(self.front)
         try:
             connection.say(head + body)
-            for piece in rest or ():
-                await turn_over()
-                connection.say(piece)
-            if rest is not None:
-                await turn_over()
-                connection.protocol.connection_lost(None)
             while not is_complete(connection, method):
                 await asyncio.sleep(0)
         finally:
@@ -176,7 +166,7 @@ class FrontProcess:
             )
 
     def wait_until_ready(self) -> "FrontProcess":
-        wait_until("the front answers", self._answers)
+        until("the front answers", self._answers)
         return self
 
     def _answers(self) -> bool:
@@ -226,8 +216,15 @@ class FrontProcess:
         def entry() -> dict[str, Any] | None:
             return next((entry for entry in self.log() if entry["path"] == path), None)
 
-        found: dict[str, Any] = wait_until(f"{path} is in the access log", entry)
+        found: dict[str, Any] = until(f"{path} is in the access log", entry)
         return found
+
+    def limit_files(self, most: int) -> None:
+        """Have another worker, which may have so many files open."""
+        resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (most, most))
+        (worker,) = self.workers()
+        os.kill(worker, signal.SIGKILL)  # the next one inherits it
+        until("another worker is here", lambda: self.workers() not in ([], [worker]))
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -287,6 +284,20 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontProcess]:
         running.stop()
 
 
+@pytest.fixture(name="until")
+def make_until() -> Callable[..., Any]:
+    return until
+
+
 @pytest.fixture
-def until() -> Callable[..., Any]:
-    return wait_until
+def start_nginx() -> Iterator[Callable[[list[str], int], None]]:
+    """Give a function that runs a command of nginx from when it listens until the test's end."""
+    with contextlib.ExitStack() as stack:
+
+        def start(command: list[str], port: int) -> None:
+            process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.DEVNULL))
+            stack.callback(process.terminate)
+            until("nginx listens", lambda: listens(port) or process.poll() is not None)
+            assert process.poll() is None, command
+
+        yield start

@@ -37,6 +37,7 @@ pytestmark = pytest.mark.anyio
 
 NOW = 1_000.0
 APPLICATIONS = "/api/serve/applications/"
+ADMIN = ((b"host", b"localhost"), (b"authorization", b"Bearer admin"))
 CODE = {"code": base64.b64encode(b"+/\xff?").decode(), "code_hash": "hash"}
 
 
@@ -49,6 +50,7 @@ class ClusterLink(FakeLink):
         self.requests: list[Request] = []
         self.reached: dict[str, bool | Exception] = {}
         self.failure: Exception | None = None
+        self.status: dict[str, Any] = {}  # in place of the cluster's
 
     async def request(self, request: Request, timeout_s: float) -> Any:
         operation = ops.read_operation(request.operation, request.fields)
@@ -56,6 +58,8 @@ class ClusterLink(FakeLink):
             self.requests.append(request)
         if self.failure is not None:
             raise self.failure
+        if self.status and isinstance(operation, ops.GetStatus):
+            return self.status
         if isinstance(operation, ops.WaitForGoal):
             reached = self.reached.get(operation.goal_id, False)
             if isinstance(reached, Exception):
@@ -209,8 +213,7 @@ def test_what_is_wrong_is_told_as_a_problem(
 
 
 def test_json_that_is_none_is_told(api: Api) -> None:
-    head = ((b"host", b"localhost"), (b"authorization", b"Bearer admin"))
-    answer = api.front.ask("POST", "/-/api/v1/set_traffic", headers=head, body=b"{'a': 1}")
+    answer = api.front.ask("POST", "/-/api/v1/set_traffic", headers=ADMIN, body=b"{'a': 1}")
     assert answer.status == 400
     assert "Invalid JSON" in answer.json["detail"]
 
@@ -235,26 +238,29 @@ def test_a_controller_that_cannot_is_told(api: Api, failure: Exception, status: 
 # --- Ray Serve's resource -------------------------------------------------------------------------
 
 
-class StatusLink(ClusterLink):
-    """Knows one application."""
-
-    async def request(self, request: Request, timeout_s: float) -> Any:
-        if request.operation != "get_status":
-            return await super().request(request, timeout_s)
-        replica = {"tag": "a#A#1", "state": "RUNNING", "pid": 7, "host": "one"}
-        deployment = {"status": "HEALTHY", "message": "", "target_replicas": 1}
-        deployment["replicas"] = [replica]
-        of = {"status": "RUNNING", "message": "", "route_prefix": "/a", "deployments": {}}
-        of["deployments"] = {"A": deployment}
-        host = {"name": "one", "address": "10.0.0.1:1900", "state": "RUNNING"}
-        return {"controller": {"host": "one"}, "hosts": [host], "applications": {"a": of}}
+STATUS = {
+    "controller": {"host": "one"},
+    "hosts": [{"name": "one", "address": "10.0.0.1:1900", "state": "RUNNING"}],
+    "applications": {
+        "a": {
+            "status": "RUNNING",
+            "message": "",
+            "route_prefix": "/a",
+            "deployments": {
+                "A": {
+                    "status": "HEALTHY",
+                    "message": "",
+                    "target_replicas": 1,
+                    "replicas": [{"tag": "a#A#1", "state": "RUNNING", "pid": 7, "host": "one"}],
+                }
+            },
+        }
+    },
+}
 
 
 def test_all_applications_are_answered_in_rays_shape(api: Api) -> None:
-    tokens = api.link.cluster.tokens
-    api.link = StatusLink()
-    api.link.cluster.tokens = tokens
-    api.rebuild()
+    api.link.status = STATUS
     answer = api.ask("GET", "/serve/applications/", token="viewer").json
     assert answer == api.ask("GET", "/serve/applications").json
     (replica,) = answer["applications"]["a"]["deployments"]["A"]["replicas"]
@@ -283,14 +289,15 @@ def test_a_document_that_is_none_starts_no_process(api: Api) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("may_fork", [True, False], ids=["forked", "a program"])
 @pytest.mark.parametrize(
-    ("source", "timeout_s", "told"),
+    ("source", "timeout_s", "told", "may_fork"),
     [
-        ("import time\ntime.sleep(60)\n", 10, "took longer than 10 s"),
-        ("import os\nos._exit(7)\n", 60, "deploying ended with exit code 7: see front.log"),
-        ("raise SystemExit(7)\n", 60, "importing 'rude_shop' failed: SystemExit: 7"),
-        (WITH_THREAD, 60, "module 'rude_shop' has no attribute 'app'"),
+        ("import time\ntime.sleep(60)\n", 10, "took longer than 10 s", True),
+        ("import os\nos._exit(7)\n", 60, "deploying ended with exit code 7: see front.log", True),
+        ("raise SystemExit(7)\n", 60, "importing 'rude_shop' failed: SystemExit: 7", True),
+        (WITH_THREAD, 60, "module 'rude_shop' has no attribute 'app'", True),
+        ("import time\ntime.sleep(60)\n", 10, "took longer than 10 s", False),
+        (WITH_THREAD, 60, "module 'rude_shop' has no attribute 'app'", False),
     ],
 )
 def test_an_import_that_takes_too_long_or_dies_is_told_and_ends_with_what_it_started(
@@ -402,9 +409,8 @@ async def test_requests_without_a_controller_wait_at_the_same_time(api: Api) -> 
         raise NotRunningError("no controller answers")
 
     api.link.request = slowly  # type: ignore[method-assign]
-    head = ((b"host", b"localhost"), (b"authorization", b"Bearer admin"))
     path = "/-/api/v1/list_backends"
-    calls = [api.front.call("GET", path, headers=head) for _ in range(10)]
+    calls = [api.front.call("GET", path, headers=ADMIN) for _ in range(10)]
     assert {answer.status for answer in (await asyncio.gather(*calls))} == {503}
     assert len(asked) == 1
 
@@ -482,10 +488,8 @@ def test_logs_are_listed_read_and_followed(api: Api) -> None:
 
 
 def test_logs_of_another_host_are_asked_of_it(api: Api) -> None:
-    tokens = api.link.cluster.tokens
-    api.link = link = StatusLink()
-    link.cluster.tokens = tokens
-    api.rebuild()
+    link = api.link
+    link.status = STATUS
     link.of_hosts["10.0.0.1:1900", "logs", None, None] = {"logs": []}
     assert api.ask("GET", "/logs?host=one").json == {"host": "one", "logs": []}
     read = {"log": "a", "lines": ["b"], "next": 9, "skipped": False}
@@ -529,16 +533,14 @@ def test_it_is_not_beside_requests_of_other_hosts(api: Api) -> None:
 
 
 def test_below_api_are_the_users_own_endpoints_beside_requests(api: Api) -> None:
-    head = ((b"host", b"localhost"), (b"authorization", b"Bearer admin"))
-    assert api.front.ask("GET", "/api/v1/list_backends", headers=head).text == "ok"
-    assert api.front.ask("GET", "/%2D/api/v1/list_backends", headers=head).text == "ok"
+    assert api.front.ask("GET", "/api/v1/list_backends", headers=ADMIN).text == "ok"
+    assert api.front.ask("GET", "/%2D/api/v1/list_backends", headers=ADMIN).text == "ok"
 
 
 def test_it_is_below_the_root_path(api: Api) -> None:
     api.rebuild(root_path="/gate")
-    head = ((b"host", b"localhost"), (b"authorization", b"Bearer admin"))
     for prefix in ("/gate", ""):
-        answer = api.front.ask("GET", f"{prefix}/-/api/v1/list_backends", headers=head)
+        answer = api.front.ask("GET", f"{prefix}/-/api/v1/list_backends", headers=ADMIN)
         assert (answer.status, answer.json) == (200, {})
 
 

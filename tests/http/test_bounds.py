@@ -3,9 +3,7 @@
 import contextlib
 import os
 import re
-import resource
 import select
-import signal
 import threading
 import time
 
@@ -33,13 +31,10 @@ MANY = 300
 
 
 @pytest.fixture
-def few_files(start_front, until):
+def few_files(start_front):
     """Give a front whose worker may have FILES files open."""
     front = start_front(GREENROOM_HTTP_HEADER_TIMEOUT_S="60")
-    resource.prlimit(front.process.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
-    (worker,) = front.workers()
-    os.kill(worker, signal.SIGKILL)  # the next one inherits it
-    until("another worker is here", lambda: front.workers() not in ([], [worker]))
+    front.limit_files(FILES)
     assert front.ask("/echo").status == 200
     return front
 

@@ -21,6 +21,8 @@ from greenroom.http_front.protocol import FrontProtocol
 from greenroom.http_front.worker import most_connections
 from tests.http.wire import Conversation, turn_over
 
+pytestmark = pytest.mark.anyio
+
 HEADERS_TIMEOUT_S = 30.0
 KEEP_ALIVE_S = 90.0
 OPTIONS = HTTPOptions()
@@ -70,6 +72,11 @@ class Server:
         now = self.loop.time() + seconds
         self.connections.give_up(now, idle_s=idle_s, fresh_s=fresh_s)
         return self.wire.closed
+
+
+@pytest.fixture(scope="module")
+def anyio_backend():
+    return "asyncio", {"loop_factory": new_event_loop}
 
 
 @pytest.fixture
@@ -239,43 +246,33 @@ def taken():
     return []
 
 
-def test_of_a_burst_it_takes_no_more_than_its_share_so_that_other_workers_get_theirs(loop, taken):
-    async def take_turns(listener, count):
+async def test_of_a_burst_it_takes_no_more_than_its_share_so_that_other_workers_get_theirs(taken):
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(40)]
         accepting = Listener(listener, Connections(None, OPTIONS, 1000), lambda: Taken(taken))
         accepting.open()
-        while len(taken) < count:
+        while len(taken) < len(clients):
             before = len(taken)
             await asyncio.sleep(0)
             assert len(taken) <= before + 2, "about one per turn of the loop"
         accepting.close()
-        for transport in taken:
-            transport.abort()
+        for each in [*taken, *clients]:
+            each.close()
         await asyncio.sleep(0)
 
-    with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
-        clients = [socket.create_connection(listener.getsockname()) for _ in range(40)]
-        loop.run_until_complete(asyncio.wait_for(take_turns(listener, len(clients)), 20))
-        for client in clients:
-            client.close()
 
-
-def test_it_accepts_again_when_the_system_has_descriptors_again(loop, taken, monkeypatch, caplog):
+async def test_it_accepts_again_when_the_system_has_descriptors_again(taken, monkeypatch, caplog):
     monkeypatch.setattr(module, "ACCEPT_AGAIN_S", 0.05)
-
-    async def take():
-        accepting = Listener(
-            Exhausted(listener, 3), Connections(None, OPTIONS, 1000), lambda: Taken(taken)
-        )
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, socket.create_connection(listener.getsockname()):
+        connections = Connections(None, OPTIONS, 1000)
+        accepting = Listener(Exhausted(listener, 3), connections, lambda: Taken(taken))
         accepting.open()
         while not taken:
             await asyncio.sleep(0.01)
         taken[0].abort()
         accepting.close()
         await asyncio.sleep(0)
-
-    listener = socket.create_server(("127.0.0.1", 0))
-    with listener, socket.create_connection(listener.getsockname()):
-        loop.run_until_complete(asyncio.wait_for(take(), 20))
     assert [record.getMessage() for record in caplog.records] == [
         "no connection can be accepted: Too many open files"
     ], "one line a minute"
@@ -336,7 +333,7 @@ def test_what_came_fast_gains_a_body_no_time_for_later():
     assert pace.since == 90.0, "it had lagged 10 s behind when its time stood still"
 
 
-def test_to_make_room_the_slowest_request_goes_and_one_under_way_stays(loop, monkeypatch):
+async def test_to_make_room_the_slowest_request_goes_and_one_under_way_stays(monkeypatch):
     monkeypatch.setattr(module, "EVICTED", 1)
 
     async def reading(scope, receive, send):
@@ -344,27 +341,24 @@ def test_to_make_room_the_slowest_request_goes_and_one_under_way_stays(loop, mon
             pass
         await asyncio.Event().wait()
 
-    async def run():
-        connections = Connections(reading, OPTIONS, 3)
-        three = [Conversation(reading, OPTIONS, connections=connections) for _ in range(3)]
-        busy, fast, slow = three
-        busy.say(WHOLE)
-        for each in (fast, slow):
-            each.say(POST)
-            await turn_over()
-        for _ in range(5):
-            await asyncio.sleep(0.01)
-            fast.say(b"x" * 1000)
-            await turn_over()
-        assert connections.has_room()
-        assert [each.wire.closed for each in three] == [False, False, True]
-        assert slow.wire.written.startswith(b"HTTP/1.1 503 ")
-        assert b"retry-after: 1\r\n" in slow.wire.written
-        for each in three:
-            each.protocol.connection_lost(None)
-        await busy.end()
-
-    loop.run_until_complete(run())
+    connections = Connections(reading, OPTIONS, 3)
+    three = [Conversation(reading, OPTIONS, connections=connections) for _ in range(3)]
+    busy, fast, slow = three
+    busy.say(WHOLE)
+    for each in (fast, slow):
+        each.say(POST)
+        await turn_over()
+    for _ in range(5):
+        await asyncio.sleep(0.01)
+        fast.say(b"x" * 1000)
+        await turn_over()
+    assert connections.has_room()
+    assert [each.wire.closed for each in three] == [False, False, True]
+    assert slow.wire.written.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 1\r\n" in slow.wire.written
+    for each in three:
+        each.protocol.connection_lost(None)
+    await busy.end()
 
 
 async def accepted(options, sources):
@@ -395,11 +389,10 @@ async def accepted(options, sources):
     return answers, connections
 
 
-def test_an_address_has_its_share_of_connections_and_a_trusted_proxy_any(loop, caplog):
+async def test_an_address_has_its_share_of_connections_and_a_trusted_proxy_any(caplog):
     options = HTTPOptions(max_connections_per_client=2, trusted_proxies=["127.0.0.4"])
     sources = ["127.0.0.2"] * 4 + ["127.0.0.3"] * 2 + ["127.0.0.4"] * 5
-    asked = accepted(options, sources)
-    answers, connections = loop.run_until_complete(asyncio.wait_for(asked, 20))
+    answers, connections = await accepted(options, sources)
     assert answers == [b"HTTP/1.1 503"] * 2
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1
@@ -408,51 +401,47 @@ def test_an_address_has_its_share_of_connections_and_a_trusted_proxy_any(loop, c
     assert again, "they are gone"
 
 
-def test_the_pages_own_port_has_room_that_requests_cannot_take(loop):
-    async def run():
-        connections = Connections(None, OPTIONS, 4)
-        for number in range(4):
-            connections.open(loop.create_future(), (f"10.0.0.{number}", 1))
-        assert not connections.has_room(("10.0.0.9", 1))
-        for _ in range(module.PAGES_ROOM):
-            assert connections.has_room(("10.0.0.9", 1), for_pages=True)
-            connections.open(loop.create_future(), ("10.0.0.9", 1))
-        assert not connections.has_room(("10.0.0.9", 1), for_pages=True)
-
-    loop.run_until_complete(run())
+async def test_the_pages_own_port_has_room_that_requests_cannot_take():
+    connections = Connections(None, OPTIONS, 4)
+    for number in range(4):
+        connections.open(asyncio.Future(), (f"10.0.0.{number}", 1))
+    assert not connections.has_room(("10.0.0.9", 1))
+    for _ in range(module.PAGES_ROOM):
+        assert connections.has_room(("10.0.0.9", 1), for_pages=True)
+        connections.open(asyncio.Future(), ("10.0.0.9", 1))
+    assert not connections.has_room(("10.0.0.9", 1), for_pages=True)
 
 
-def test_targets_and_headers_are_limited_by_settings(loop):
-    async def statuses(**limits):
-        written = []
-        for target, header in ((5000, 1), (1, 9000), (20_000, 70_000)):
-            conversation = Conversation(None, HTTPOptions(**limits))
-            head = b"GET /%b HTTP/1.1\r\nHost: a\r\nX: %b" % (b"a" * target, b"a" * header)
-            for at in range(0, len(head), 1000):
-                conversation.say(head[at : at + 1000])
-            written.append(conversation.wire.written[9:12])
-            await conversation.end()
-        return written
+@pytest.mark.parametrize(
+    ("limits", "statuses"),
+    [
+        ({}, [b"414", b"", b"414"]),  # of a header that has no end yet nothing is known
+        ({"max_target_bytes": 20_001, "max_header_bytes": 70_001}, [b"", b"", b""]),
+    ],
+)
+async def test_targets_and_headers_are_limited_by_settings(limits, statuses):
+    written = []
+    for target, header in ((5000, 1), (1, 9000), (20_000, 70_000)):
+        conversation = Conversation(None, HTTPOptions(**limits))
+        head = b"GET /%b HTTP/1.1\r\nHost: a\r\nX: %b" % (b"a" * target, b"a" * header)
+        for at in range(0, len(head), 1000):
+            conversation.say(head[at : at + 1000])
+        written.append(conversation.wire.written[9:12])
+        await conversation.end()
+    assert written == statuses
 
-    assert loop.run_until_complete(statuses()) == [b"414", b"", b"414"], "a header has no end yet"
-    raised = {"max_target_bytes": 20_001, "max_header_bytes": 70_001}
-    assert loop.run_until_complete(statuses(**raised)) == [b"", b"", b""]
 
-
-def test_without_a_setting_the_share_is_a_quarter(loop):
-    async def run():
-        connections = Connections(None, OPTIONS, 8)
-        waiting = [loop.create_future() for _ in range(2)]
-        for each in waiting:
-            assert connections.has_room(("10.0.0.1", 1))
-            connections.open(each, ("10.0.0.1", 1))
-        assert not connections.has_room(("10.0.0.1", 1))
-        assert connections.has_room(("10.0.0.2", 1))
-        waiting[0].cancel()  # a handshake, say
-        await turn_over()
+async def test_without_a_setting_the_share_is_a_quarter():
+    connections = Connections(None, OPTIONS, 8)
+    waiting = [asyncio.Future() for _ in range(2)]
+    for each in waiting:
         assert connections.has_room(("10.0.0.1", 1))
-
-    loop.run_until_complete(run())
+        connections.open(each, ("10.0.0.1", 1))
+    assert not connections.has_room(("10.0.0.1", 1))
+    assert connections.has_room(("10.0.0.2", 1))
+    waiting[0].cancel()  # a handshake, say
+    await turn_over()
+    assert connections.has_room(("10.0.0.1", 1))
 
 
 @pytest.mark.parametrize(

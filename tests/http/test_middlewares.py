@@ -145,8 +145,9 @@ async def cut_off(app, *layers):
     """Return what a client gets of two requests, on a connection that is closed at the first."""
     connection = connected(app.rebuild(middlewares=layers).front)
     connection.say(GET * 2)
-    while not connection.wire.closed:
-        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        while not connection.wire.closed:
+            await asyncio.sleep(0)
     received = connection.wire.written
     await connection.end()
     assert received.count(b"HTTP/1.1 200") <= 1

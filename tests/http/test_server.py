@@ -12,6 +12,8 @@ from collections import Counter
 import psutil
 import pytest
 
+from tests.support.programs import python
+
 DEADLINE_S = 30.0
 AT_ONCE_S = 5.0  # a fraction of a second on an idle machine; every time limit here is longer
 COUNT_FAULTS = """
@@ -154,13 +156,6 @@ def test_a_bad_setting_is_one_line_naming_the_value_and_exit_code_2(tmp_path, va
 @pytest.mark.parametrize("is_users", [False, True])
 def test_freed_memory_is_kept_unless_the_environment_says_otherwise(is_users):
     given = {"MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_MMAP_THRESHOLD_": "131072"}
-    environ = {**os.environ, **given} if is_users else dict(os.environ)
-    ended = subprocess.run(
-        [sys.executable, "-c", COUNT_FAULTS],
-        env=environ,
-        capture_output=True,
-        timeout=20,
-        check=True,
-    )
+    faults = int(python("-c", COUNT_FAULTS, **(given if is_users else {})))
     pages = 10_000_000 // resource.getpagesize()
-    assert int(ended.stdout) > 5 * pages if is_users else int(ended.stdout) < pages
+    assert faults > 5 * pages if is_users else faults < pages

@@ -1,51 +1,30 @@
 """Whose X-Forwarded-... is believed, by the setting, and behind the balancer in deploy/."""
 
-import contextlib
 import socket
-import subprocess
 
 import pytest
 
 from greenroom.core.config import HTTPOptions
 from greenroom.core.validation import validated
 from tests.support.balancer import balancer_command
+from tests.support.systems import free_port
 
 OWN, CLIENT = "127.0.0.5", "127.0.0.9"
 
 
 @pytest.fixture
-def balancer(tmp_path, until):
+def balancer(tmp_path, start_nginx):
     """Give a function that puts the balancer in front of a port, and returns its own."""
-    running = []
 
     def start(front_port):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
+        fronts, listen = [f"127.0.0.1:{front_port}"], f"127.0.0.1:{port}"
+        more = {"main": "master_process off;\n", "more": f"proxy_bind {OWN};"}
         log = tmp_path / "error.log"
-        command = balancer_command(
-            tmp_path,
-            [f"127.0.0.1:{front_port}"],
-            f"127.0.0.1:{port}",
-            log,
-            main="master_process off;\n",
-            more=f"proxy_bind {OWN};",
-        )
-        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        running.append(process)
-
-        def listens():
-            assert process.poll() is None, log.read_text()
-            with contextlib.suppress(ConnectionRefusedError):
-                socket.create_connection(("127.0.0.1", port)).close()
-                return True
-
-        until("nginx listens", listens)
+        start_nginx(balancer_command(tmp_path, fronts, listen, log, **more), port)
         return port
 
-    yield start
-    for process in running:
-        process.terminate()
-        process.wait()
+    return start
 
 
 def ask(port, path, *lines):

@@ -6,12 +6,12 @@ Each is followed by a second request on the same connection, as an attacker woul
 import contextlib
 import re
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.support.programs import needed
+from tests.support.systems import free_port
 
 SECOND = b"GET /second HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 HIDDEN = b"GET /hidden HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -172,32 +172,14 @@ def documented(port):
 
 
 @pytest.fixture
-def proxied(front, tmp_path, until):
+def proxied(front, tmp_path, start_nginx):
     """Give the port of an nginx in front of the front."""
-    nginx = needed("nginx", "nginx-light")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    config = tmp_path / "nginx.conf"
-    config.write_text(
-        CONFIG.format(folder=tmp_path, front=front.port, port=port, pages=documented(front.port))
-    )
-    log = tmp_path / "error.log"
-    process = subprocess.Popen(
-        [nginx, "-p", str(tmp_path), "-c", str(config), "-e", str(log)], stderr=subprocess.DEVNULL
-    )
-
-    def listens():
-        assert process.poll() is None, log.read_text()
-        with contextlib.suppress(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port)).close()
-            return True
-
-    try:
-        until("nginx listens", listens)
-        yield port
-    finally:
-        process.terminate()
-        process.wait()
+    nginx, port = needed("nginx", "nginx-light"), free_port()
+    config, log = tmp_path / "nginx.conf", tmp_path / "error.log"
+    pages = documented(front.port)
+    config.write_text(CONFIG.format(folder=tmp_path, front=front.port, port=port, pages=pages))
+    start_nginx([nginx, "-p", str(tmp_path), "-c", str(config), "-e", str(log)], port)
+    return port
 
 
 def through(port, *segments):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from greenroom import serve
 from greenroom.actors.replica import context as user_context
+
+pytestmark = pytest.mark.anyio
 
 
 class Model:
@@ -55,6 +58,14 @@ class Server:
         return await self.load(model_id)
 
 
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    """Give a server whose models are unloaded at the end."""
+    yield Server()
+    await user_context.unload_models()
+    assert user_context.model_ids() == ()
+
+
 async def use(server: Server, *ids: str) -> None:
     for model_id in ids:
         model = await server.model(model_id)
@@ -81,60 +92,40 @@ def test_the_model_used_longest_ago_makes_room_before_the_next_is_loaded() -> No
     assert server.log == ["+a", "+b", "-b", "+c", "-c", "+b", "-a", "-b"]
 
 
-def test_the_default_is_three_and_minus_one_is_no_limit() -> None:
-    server = Server()
-
-    async def main() -> None:
-        for each in "abcd":
-            await server.threes(each)
-            await server.unlimited(each + each)
-        assert user_context.model_ids() == ("aa", "b", "bb", "c", "cc", "d", "dd")
-
-    run(main())
+async def test_the_default_is_three_and_minus_one_is_no_limit(server: Server) -> None:
+    for each in "abcd":
+        await server.threes(each)
+        await server.unlimited(each + each)
+    assert user_context.model_ids() == ("aa", "b", "bb", "c", "cc", "d", "dd")
 
 
-def test_calls_for_a_model_that_is_being_loaded_share_the_load() -> None:
-    server = Server()
-
-    async def main() -> None:
-        models = await asyncio.gather(*[server.model(each) for each in "abababab"])
-        assert len({id(model) for model in models}) == 2
-        assert server.log == ["+a", "+b"]
-
-    run(main())
+async def test_calls_for_a_model_that_is_being_loaded_share_the_load(server: Server) -> None:
+    models = await asyncio.gather(*[server.model(each) for each in "abababab"])
+    assert len({id(model) for model in models}) == 2
+    assert server.log == ["+a", "+b"]
 
 
-def test_a_failed_load_fails_all_who_wait_and_leaves_nothing() -> None:
-    server = Server()
-
-    async def main() -> None:
-        calls = [server.model("bad"), server.model("bad"), server.model("good")]
-        first, second, good = await asyncio.gather(*calls, return_exceptions=True)
-        assert first is second
-        assert str(first) == "no model bad"
-        assert good.model_id == "good"
-        assert user_context.model_ids() == ("good",)
-        with pytest.raises(LookupError):
-            await server.model("bad")  # tried again
-        assert server.log.count("+bad") == 2
-
-    run(main())
+async def test_a_failed_load_fails_all_who_wait_and_leaves_nothing(server: Server) -> None:
+    calls = [server.model("bad"), server.model("bad"), server.model("good")]
+    first, second, good = await asyncio.gather(*calls, return_exceptions=True)
+    assert first is second
+    assert str(first) == "no model bad"
+    assert good.model_id == "good"
+    assert user_context.model_ids() == ("good",)
+    with pytest.raises(LookupError):
+        await server.model("bad")  # tried again
+    assert server.log.count("+bad") == 2
 
 
-def test_a_cancelled_call_ends_no_load() -> None:
-    server = Server()
-
-    async def main() -> None:
-        first = asyncio.ensure_future(server.model("a"))
-        await asyncio.sleep(0)
-        second = asyncio.ensure_future(server.model("a"))
-        await asyncio.sleep(0)
-        first.cancel()
-        assert (await second).model_id == "a"
-        assert first.cancelled()
-        assert server.log == ["+a"]
-
-    run(main())
+async def test_a_cancelled_call_ends_no_load(server: Server) -> None:
+    first = asyncio.ensure_future(server.model("a"))
+    await asyncio.sleep(0)
+    second = asyncio.ensure_future(server.model("a"))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert (await second).model_id == "a"
+    assert first.cancelled()
+    assert server.log == ["+a"]
 
 
 def test_a_model_that_is_still_used_is_finalized_once_when_it_is_not() -> None:

@@ -1,9 +1,11 @@
-"""Programs that tests need and pip does not install; .ci/run has the list for Debian."""
+"""Programs that tests need and pip does not install, as .ci/run has them for Debian; and Python."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,3 +30,17 @@ def cannot_run(reason: str) -> NoReturn:
     if IS_CI:
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+def python(*arguments: object, cwd: Path | str = "/", **environ: str) -> str:
+    """Run Python with arguments, and with variables beside ours; return what it has printed."""
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env={**os.environ, **environ},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()

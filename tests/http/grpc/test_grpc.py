@@ -8,7 +8,6 @@ import importlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -28,7 +27,10 @@ from greenroom.http_front.grpc.server import CONNECTION, Services
 from greenroom.serve.admin import applications
 from greenroom.serve.exceptions import BackPressureError, GrpcStatusError, StartError
 from tests.support.certificates import certificate
+from tests.support.programs import python
 from tests.support.systems import RunningSystem, alive, free_port, wait_until
+
+pytestmark = pytest.mark.anyio
 
 PROTO = """
 syntax = "proto3";
@@ -180,9 +182,6 @@ def test_large_messages_of_a_stream_arrive_whole(shop, item):
     names = ["X" * 3_000_000, "", "Y" * 100_000]
     echoed = shop.Echo(iter([item(name=name) for name in names]))
     assert [each.name for each in echoed] == names
-    with pytest.raises(grpc.RpcError) as caught:
-        shop.Price(item(name="z" * 5_000_000))
-    assert caught.value.code() is CODE.RESOURCE_EXHAUSTED
 
 
 def test_metadata_says_model_request_and_deadline(shop, item):
@@ -337,9 +336,7 @@ def test_servicers_may_import_rays_own_messages(tmp_path):
     (tmp_path / "serve.proto").write_text(RAYS_PROTO)
     out = [f"-I{tmp_path}", f"--python_out={tmp_path}"]
     assert protoc.main(["protoc", *out, str(tmp_path / "serve.proto")]) == 0
-    subprocess.run(
-        [sys.executable, "-c", STARTED], check=True, env={**os.environ, "PYTHONPATH": str(tmp_path)}
-    )
+    python("-c", STARTED, PYTHONPATH=str(tmp_path))
 
 
 def test_messages_and_calls_have_the_limits_of_the_settings(running, shop, item):
@@ -405,31 +402,28 @@ class Context:
         raise RuntimeError(code, text)
 
 
-def test_a_client_has_its_share_of_places_over_all_its_connections_and_a_proxy_any():
-    async def run():
-        places = Places(8, TrustedProxies(["10.0.0.9"]))
-        async with contextlib.AsyncExitStack() as stack:
+async def test_a_client_has_its_share_of_places_over_all_its_connections_and_a_proxy_any():
+    places = Places(8, TrustedProxies(["10.0.0.9"]))
+    async with contextlib.AsyncExitStack() as stack:
 
-            async def take(peer):
-                await stack.enter_async_context(places.place(Context(peer), "calls"))
+        async def take(peer):
+            await stack.enter_async_context(places.place(Context(peer), "calls"))
 
-            for port in (1, 2):
-                await take(f"ipv4:10.0.0.1:{port}")
-            with pytest.raises(RuntimeError, match="2 calls of this client") as caught:
-                await take("ipv4:10.0.0.1:3")
-            assert caught.value.args[0] is CODE.RESOURCE_EXHAUSTED
-            for peer in ("ipv6:%5B2001:db8::1%5D:1", "ipv6:%5B2001:db8::2%5D:1"):
-                await take(peer)
-            with pytest.raises(RuntimeError, match="of this client"):
-                await take("ipv6:%5B2001:db8::3%5D:1")
-            for port in range(4):
-                await take(f"ipv4:10.0.0.9:{port}")
-            with pytest.raises(RuntimeError, match="8 calls are under way"):
-                await take("ipv4:10.0.0.9:9")
-        async with places.place(Context("ipv4:10.0.0.1:1"), "calls"):
-            pass
-
-    asyncio.run(run())
+        for port in (1, 2):
+            await take(f"ipv4:10.0.0.1:{port}")
+        with pytest.raises(RuntimeError, match="2 calls of this client") as caught:
+            await take("ipv4:10.0.0.1:3")
+        assert caught.value.args[0] is CODE.RESOURCE_EXHAUSTED
+        for peer in ("ipv6:%5B2001:db8::1%5D:1", "ipv6:%5B2001:db8::2%5D:1"):
+            await take(peer)
+        with pytest.raises(RuntimeError, match="of this client"):
+            await take("ipv6:%5B2001:db8::3%5D:1")
+        for port in range(4):
+            await take(f"ipv4:10.0.0.9:{port}")
+        with pytest.raises(RuntimeError, match="8 calls are under way"):
+            await take("ipv4:10.0.0.9:9")
+    async with places.place(Context("ipv4:10.0.0.1:1"), "calls"):
+        pass
 
 
 def _shortened():
@@ -463,30 +457,24 @@ async def peers_served():
     await server.stop(0)
 
 
-def test_a_connection_without_calls_is_closed_after_a_time():
-    async def run():
-        async with peers_served() as (channel, _):
-            await channel.unary_unary("/a.B/Peer")(b"")
-            state = channel.get_state()
-            assert state is grpc.ChannelConnectivity.READY
-            await channel.wait_for_state_change(state)
-            assert channel.get_state() is grpc.ChannelConnectivity.IDLE
-            assert await channel.unary_unary("/a.B/Peer")(b"")
-
-    asyncio.run(asyncio.wait_for(run(), 20))
+async def test_a_connection_without_calls_is_closed_after_a_time():
+    async with peers_served() as (channel, _):
+        await channel.unary_unary("/a.B/Peer")(b"")
+        state = channel.get_state()
+        assert state is grpc.ChannelConnectivity.READY
+        await channel.wait_for_state_change(state)
+        assert channel.get_state() is grpc.ChannelConnectivity.IDLE
+        assert await channel.unary_unary("/a.B/Peer")(b"")
 
 
-def test_an_old_connection_is_left_for_another_and_its_calls_are_finished():
-    async def run():
-        async with peers_served() as (channel, ended):
-            call = channel.unary_stream("/a.B/Stream")(b"")
-            first = await call.read()
-            while await channel.unary_unary("/a.B/Peer")(b"") == first:
-                await asyncio.sleep(0.05)
-            ended.set()
-            assert await call.read() == b"the end"
-
-    asyncio.run(asyncio.wait_for(run(), 30))
+async def test_an_old_connection_is_left_for_another_and_its_calls_are_finished():
+    async with peers_served() as (channel, ended):
+        call = channel.unary_stream("/a.B/Stream")(b"")
+        first = await call.read()
+        while await channel.unary_unary("/a.B/Peer")(b"") == first:
+            await asyncio.sleep(0.05)
+        ended.set()
+        assert await call.read() == b"the end"
 
 
 def test_reflection_can_be_switched_off():
