@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import fastapi
 import pytest
 
 from greenroom.serve.code.packing import pack_code
+from tests.support.programs import python
 
 
 def sample() -> fastapi.FastAPI:
@@ -88,6 +87,4 @@ def test_cached_functions_and_properties_and_new_types_travel_by_value(
     model = importlib.import_module("late").Model
     stored.write_bytes(pack_code("it", model, (), {}, None).pickled)
     load = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb'))[0]()())"
-    command = [sys.executable, "-c", load, str(stored)]
-    loaded = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
-    assert loaded.stdout == "([1, 1, 2, 6, 24], 3, 5)\n", loaded.stderr
+    assert python("-c", load, stored) == "([1, 1, 2, 6, 24], 3, 5)"

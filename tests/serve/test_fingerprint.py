@@ -4,14 +4,12 @@ import copy
 import importlib
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 import xml
 
 import pytest
 
 from greenroom.serve.code.fingerprint import fingerprint
+from tests.support.programs import python
 
 HEAD = """
 import abc, collections, dataclasses, datetime, enum, functools, re, sys, typing, uuid, weakref
@@ -412,22 +410,9 @@ def marks(tmp_path_factory):
             text = f"{HEAD}{changed}\ndef deployed(*args): return args\n"
             (folder / "app.py").write_text(text)
     return [
-        json.loads(_run(FINGERPRINTS, str(root), order, seed=seed))
+        json.loads(python("-c", FINGERPRINTS, root, order, PYTHONHASHSEED=seed))
         for order, seed in [("forwards", "1"), ("backwards", "2")]
     ]
-
-
-def _run(source, *arguments, seed):
-    process = subprocess.run(
-        [sys.executable, "-c", source, *arguments],
-        env={**os.environ, "PYTHONHASHSEED": seed},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stdout
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import importlib
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from greenroom.actors.replica.modules import Module, loaded
 from greenroom.core.config import RuntimeEnv
 from greenroom.serve.code.modules import hash_of, modules_of
 from greenroom.serve.code.runtime_env import pack_env
+from tests.support.programs import python
 
 FILES = {
     "entry.py": "import json, middle\ndef run():\n    import lazy\n    from shop import late\n",
@@ -114,13 +114,7 @@ def test_modules_are_imported_from_their_text_whatever_the_files_have(tmp_path):
     (tmp_path / "code").write_bytes(code)
     file.parent.mkdir()
     file.write_text("# edited\n" * 9)
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, str(tmp_path / "code")],
-        env={"PYTHONPATH": str(installed.parent)},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    done = python("-c", RUN, tmp_path / "code", PYTHONPATH=str(installed.parent))
     assert done.count("return 1 / 0  # as it was") == 2
     assert f'File "{file}", line 2' in done
     assert f"corp.installed {file}" in done

@@ -1,10 +1,7 @@
 import importlib
-import os
 import pickle
 import shutil
-import subprocess
 import sys
-import textwrap
 import threading
 
 import cloudpickle
@@ -14,6 +11,7 @@ from greenroom.serve.code.fingerprint import fingerprint
 from greenroom.serve.code.packing import pack_arguments, pack_by_value, pack_code, packed
 from greenroom.serve.config import BackendConfig
 from greenroom.serve.exceptions import InvalidRequestError
+from tests.support.programs import python
 
 LOCK = threading.Lock()
 
@@ -58,19 +56,6 @@ except Exception as error:
 """
 
 
-def run(source, *arguments, seed="0", cwd="/"):
-    process = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(source), *map(str, arguments)],
-        env={**os.environ, "PYTHONHASHSEED": seed},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stdout.strip()
-
-
 @pytest.fixture
 def project(app_dir):
     (app_dir / "app.py").write_text(MODULE)
@@ -83,21 +68,21 @@ def test_another_checkout_of_the_same_code_has_the_same_hash(project, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(project, elsewhere)
     source = BUILD + "print(spec.code_hash)"
-    assert run(source, elsewhere) == run(source, project)
+    assert python("-c", source, elsewhere) == python("-c", source, project)
     for folder in (project, elsewhere):  # where the code reads its place it is other code
         (folder / "helpers.py").write_text("def double(x):\n    return __file__\n")
-    assert run(source, elsewhere) != run(source, project)
+    assert python("-c", source, elsewhere) != python("-c", source, project)
 
 
 def test_a_replica_imports_what_it_has_no_files_of_and_its_exceptions_come_home(project, tmp_path):
     code, error = tmp_path / "code", tmp_path / "error"
     save = BUILD + "open(sys.argv[2], 'wb').write(spec.code)"
-    run(save, project, code)
-    assert run(REPLICA, code, error) == "8 True True"
+    python("-c", save, project, code)
+    assert python("-c", REPLICA, code, error) == "8 True True"
     # A process that deployed nothing but equal code knows the class again.
     load = BUILD + "import pickle; e = pickle.load(open(sys.argv[2], 'rb'))\n"
     load += "print(type(e) is app.AppError, e.args[1] is app.Color.RED)"
-    assert run(load, project, error, seed="5") == "True True"
+    assert python("-c", load, project, error, PYTHONHASHSEED="5") == "True True"
 
 
 def test_the_version_is_part_of_the_hash():
@@ -212,7 +197,7 @@ def test_code_whose_module_has_a_lock_is_imported_where_it_runs(apps, tmp_path):
     assert code.modules.keys() == {"locked_app"}
     load = "import pickle, sys; t = pickle.load(open(sys.argv[1], 'rb'))[0]; print(t()())"
     (tmp_path / "code").write_bytes(code.pickled)
-    assert run(load, tmp_path / "code") == "one"
+    assert python("-c", load, tmp_path / "code") == "one"
 
 
 def test_a_module_that_is_there_is_not_made_again(apps):
@@ -225,7 +210,7 @@ def test_a_module_that_is_there_is_not_made_again(apps):
 def test_a_function_by_value_needs_no_module_of_the_users(apps, tmp_path):
     (tmp_path / "code").write_bytes(pack_by_value("it", apps.word))
     load = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb'))[0]())"
-    assert run(load, tmp_path / "code") == "one"
+    assert python("-c", load, tmp_path / "code") == "one"
     assert not cloudpickle.list_registry_pickle_by_value() & {"locked_app"}
 
 

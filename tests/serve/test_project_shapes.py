@@ -5,12 +5,12 @@ by a process that has what replicas get, and nothing else.
 """
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tests.support.programs import python
 
 pytestmark = pytest.mark.slow
 
@@ -128,29 +128,20 @@ SHAPES = {
 }
 
 
-def python(arguments, cwd, **environ):
-    process = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        env={**os.environ, **environ},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stdout.strip()
-
-
-def packed(project: Path, shape: Shape, out: Path) -> tuple[str, str]:
-    """Return the version of a project's code, and what that says where its files are not."""
+def packed(project: Path, shape: Shape, out: Path) -> str:
+    """Pack a project's code as its user would; return the version."""
     out.mkdir()
     path = {} if shape.path is None else {"PYTHONPATH": str(project / shape.path)}
-    version = python(shape.arguments, project / shape.cwd, OUT=str(out), **path)
+    return python(*shape.arguments, cwd=project / shape.cwd, OUT=str(out), **path)
+
+
+def said(project: Path, out: Path) -> str:
+    """Return what packed code says where the project's files are not."""
     hidden = project.rename(project.with_name("hidden"))
     zips = os.pathsep.join(map(str, out.glob("*.zip")))
-    said = python(("-c", LOAD, out / "code"), "/", PYTHONPATH=zips)
+    told = python("-c", LOAD, out / "code", PYTHONPATH=zips)
     hidden.rename(project)
-    return version, said
+    return told
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -160,12 +151,12 @@ def test_a_project_runs_where_its_files_are_not(tmp_path: Path, name: str) -> No
     for file, text in shape.files.items():
         (project / file).parent.mkdir(parents=True, exist_ok=True)
         (project / file).write_text(text)
-    first, said = packed(project, shape, tmp_path / "1")
-    assert said == "first"
-    again, _ = packed(project, shape, tmp_path / "2")
+    first = packed(project, shape, tmp_path / "1")
+    assert said(project, tmp_path / "1") == "first"
+    again = packed(project, shape, tmp_path / "2")
     assert again == first, "equal code is no new version"
     helper = project / shape.helper
     helper.write_text(helper.read_text().replace("'first'", "'second'"))
-    second, said = packed(project, shape, tmp_path / "3")
-    assert said == "second"
+    second = packed(project, shape, tmp_path / "3")
+    assert said(project, tmp_path / "3") == "second"
     assert second != first, "a changed helper is a new version"

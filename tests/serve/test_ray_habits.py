@@ -1,9 +1,8 @@
 """What code that was written for Ray Serve relies on beyond the API."""
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.programs import python
 
 STARLETTE = """
 import starlette
@@ -18,14 +17,32 @@ app = Model.bind()
 """
 
 
-def run(source, *arguments):
-    command = [sys.executable, "-c", source, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+LOAD = """
+import pathlib, sys
+from greenroom.serve.code.importing import load_application
+app = load_application("mine", pathlib.Path(sys.argv[1]), {})
+"""
+BUILD = (
+    LOAD
+    + """
+from greenroom.serve.build import build
+pathlib.Path(sys.argv[2]).write_bytes(build(app, "a").deployments[0].code)
+"""
+)
+REPLICA = """
+import pathlib, sys
+from greenroom.actors.replica.user_code import UserCode
+code = UserCode()
+code.start()
+failure = code.load(pathlib.Path(sys.argv[1]).read_bytes(), None).result(20)
+assert failure is None, failure
+assert {'starlette.requests', 'starlette.responses'} <= set(sys.modules)
+code.end()
+"""
 
 
 def test_import_starlette_alone_is_enough_in_a_script():
-    result = run(STARLETTE)
-    assert result.returncode == 0, result.stderr
+    python("-c", STARLETTE)
 
 
 def test_import_starlette_alone_is_enough_in_a_module_that_a_command_loads(app_dir):
@@ -33,34 +50,11 @@ def test_import_starlette_alone_is_enough_in_a_module_that_a_command_loads(app_d
         "import starlette\ndef path(request: starlette.requests.Request): return request.url.path\n"
     )
     (app_dir / "mine.py").write_text("import models\n" + STARLETTE)
-    source = (
-        "import pathlib, sys; from greenroom.serve.code.importing import load_application as load\n"
-        "load('mine', pathlib.Path(sys.argv[1]), {})"
-    )
-    result = run(source, str(app_dir))
-    assert result.returncode == 0, result.stderr
+    python("-c", LOAD, app_dir)
 
 
 @pytest.mark.slow
 def test_import_starlette_alone_is_enough_in_a_replica(app_dir, tmp_path):
     (app_dir / "mine.py").write_text(STARLETTE)
-    stored = tmp_path / "code"
-    build = (
-        "import pathlib, sys; from greenroom.serve.code.importing import load_application as load\n"
-        "from greenroom.serve.build import build\n"
-        "built = build(load('mine', pathlib.Path(sys.argv[1]), {}), 'a')\n"
-        "pathlib.Path(sys.argv[2]).write_bytes(built.deployments[0].code)"
-    )
-    assert run(build, str(app_dir), str(stored)).returncode == 0
-    replica = (
-        "import pathlib, sys\n"
-        "from greenroom.actors.replica.user_code import UserCode\n"
-        "code = UserCode()\n"
-        "code.start()\n"
-        "failure = code.load(pathlib.Path(sys.argv[1]).read_bytes(), None).result(20)\n"
-        "assert failure is None, failure\n"
-        "assert {'starlette.requests', 'starlette.responses'} <= set(sys.modules)\n"
-        "code.end()"
-    )
-    result = run(replica, str(stored))
-    assert result.returncode == 0, result.stderr
+    python("-c", BUILD, app_dir, tmp_path / "code")
+    python("-c", REPLICA, tmp_path / "code")

@@ -12,7 +12,7 @@ from greenroom import serve
 from greenroom.serve.build import build
 from greenroom.serve.cli.tables import show_autoscaling
 from greenroom.serve.code.packing import packed, packed_changes
-from greenroom.serve.config import AutoscalingConfig, AutoscalingPolicy, BackendConfig
+from greenroom.serve.config import AutoscalingPolicy, BackendConfig
 from greenroom.serve.exceptions import InvalidRequestError
 
 
@@ -26,25 +26,6 @@ def config_of(**options: Any) -> dict[str, Any]:
 
     (spec,) = build(serve.deployment(**options)(plain).bind(), "app").deployments
     return spec.config
-
-
-def test_a_deployment_may_be_autoscaled() -> None:
-    config = config_of(num_replicas="auto")
-    assert config.num_replicas is None
-    assert config.autoscaling_config.max_replicas == 100
-    same = config_of(autoscaling_config=AutoscalingConfig(max_replicas=100))
-    assert same == config
-
-
-def test_options_replace_a_number_by_autoscaling_and_back() -> None:
-    @serve.deployment(num_replicas=3)
-    def fixed() -> str:
-        return ""
-
-    scaled = fixed.options(autoscaling_config={"max_replicas": 4})
-    assert scaled.num_replicas is None
-    assert scaled.options(user_config=None).config.autoscaling_config is not None
-    assert scaled.options(num_replicas=2).config.autoscaling_config is None
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 import linecache
 import pickle
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from greenroom.actors.replica.callables import users_traceback
 from greenroom.actors.replica.pickling import dumps
 from greenroom.serve.code.packing import pack_arguments, pack_code
+from tests.support.programs import python
 
 SCRIPT = """
 import sys
@@ -42,14 +41,6 @@ try:
 except ZeroDivisionError as error:
     print(users_traceback(error))
 """
-
-
-def python(*arguments):
-    process = subprocess.run(
-        [sys.executable, *map(str, arguments)], capture_output=True, text=True, check=False
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stdout
 
 
 @pytest.mark.parametrize(

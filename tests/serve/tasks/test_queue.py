@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import signal
@@ -392,9 +393,6 @@ def test_accepted_jobs_outlive_the_death_of_any_process(
 def test_a_callback_comes_signed_when_the_job_has_ended(
     system: RunningSystem, tmp_path: Path, route: str, secret: str
 ) -> None:
-    import http.server  # noqa: PLC0415
-    import threading  # noqa: PLC0415
-
     got: list[tuple[bool, Any]] = []
 
     class Receiver(http.server.BaseHTTPRequestHandler):
