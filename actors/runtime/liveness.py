@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import mmap
 import os
 import signal
 import struct
@@ -59,14 +58,7 @@ class Pulse:
     """The calling process's own; used on the loop's thread."""
 
     def __init__(self, *, runs_user_code: bool = False) -> None:
-        # Not written through a descriptor: user code may close all, and open others.
-        try:
-            self._page = shared_page(_name(os.getpid()), _PAGE.size)
-        except OSError as error:
-            logger.warning(
-                "this process cannot show its pulse, so its hangs go unnoticed: %s", error
-            )
-            self._page = mmap.mmap(-1, _PAGE.size)
+        self._page = shared_page("pulse", _PAGE.size)
         self._beats = 0
         self._patience_s = 0.0
         self._runs_user_code = runs_user_code
@@ -115,7 +107,7 @@ class OtherPulse:
     @classmethod
     def find(cls, process: Process) -> OtherPulse | None:
         """Return the pulse of a process of this host; None where it has none, or is gone."""
-        found = open_page(process.pid, _name(process.pid))
+        found = open_page(process, "pulse")
         return None if found is None else cls(process, *found)
 
     def read(self) -> Seen:
@@ -172,10 +164,6 @@ def silence_of(process: Process) -> tuple[float, Doing] | None:
 
 def _identity(stat: os.stat_result) -> tuple[int, int]:
     return stat.st_dev, stat.st_ino
-
-
-def _name(pid: int) -> str:
-    return f"greenroom-pulse-{pid}"
 
 
 MAX_PAUSE_TICKS = 64  # between two looks for the pulse of a process that has shown none yet

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import mmap
 import os
 import resource
@@ -18,6 +19,8 @@ from pathlib import Path
 
 from greenroom.actors.messages.queries import Process
 from greenroom.core.errors import StartError
+
+logger = logging.getLogger(__name__)
 
 # Fields of /proc/PID/stat, see proc(5), counted after the command's closing parenthesis.
 _STATE, _PARENT, _START_TICKS, _ENV_START, _ENV_END = 0, 1, 19, 47, 48
@@ -53,28 +56,43 @@ def stat_fields(pid: int, thread: int | None = None) -> list[str]:
 INCARNATION = "GREENROOM_INCARNATION"  # left by a program that is replaced by exec
 
 
-def shared_page(name: str, size: int) -> mmap.mmap:
-    """Make memory of this process that others of its user find by its name."""
-    fd = os.memfd_create(name)
+def shared_page(what: str, size: int) -> mmap.mmap:
+    """Make memory in which this process shows something to others of its user; see open_page.
+
+    Not written through a descriptor: user code may close all, and open others. Where there is none
+    to be had, this logs that, and nothing is shown.
+    """
     try:
-        os.ftruncate(fd, size)
-        return mmap.mmap(fd, size)
-    finally:
-        os.close(fd)  # the mapping has one of its own
+        fd = os.memfd_create(_page_name(what, os.getpid()))
+        try:
+            os.ftruncate(fd, size)
+            return mmap.mmap(fd, size)
+        finally:
+            os.close(fd)  # the mapping has one of its own
+    except OSError as error:
+        logger.warning("this process cannot show its %s: %s", what, error)
+        return mmap.mmap(-1, size)
 
 
-def open_page(pid: int, name: str) -> tuple[int, str] | None:
-    """Open another process's page; return the descriptor and the path, None where it has none."""
-    folder, wanted = f"/proc/{pid}/fd", f"/memfd:{name} (deleted)"
+def open_page(process: Process, what: str) -> tuple[int, str] | None:
+    """Open what another process shows; return the descriptor and the path, None for nothing."""
+    folder, name = f"/proc/{process.pid}/fd", _page_name(what, process.pid)
     try:
         for number in sorted(map(int, os.listdir(folder))):  # it is among the first
             path = f"{folder}/{number}"
             with contextlib.suppress(FileNotFoundError):
-                if os.readlink(path) == wanted:
-                    return os.open(path, os.O_RDONLY | os.O_CLOEXEC), path
+                if os.readlink(path) == f"/memfd:{name} (deleted)":
+                    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                    if is_alive(process):
+                        return fd, path
+                    os.close(fd)  # of a later process with its pid
     except OSError:
-        return None  # it is gone, or another user's
+        pass  # it is gone, or another user's
     return None
+
+
+def _page_name(what: str, pid: int) -> str:
+    return f"greenroom-{what}-{pid}"
 
 
 def this_process() -> Process:

@@ -9,7 +9,6 @@ up: the samples end with their process. They are shown once a second, where anyt
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import pickle
 import struct
@@ -18,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from greenroom.actors.messages.queries import Process
-from greenroom.actors.runtime.processes import is_alive, open_page, shared_page
+from greenroom.actors.runtime.processes import open_page, shared_page
 from greenroom.core.metrics import Group
 
 logger = logging.getLogger(__name__)
@@ -37,11 +36,7 @@ class SharedMetrics:
         self._shown = b""
         self._has_logged = False
         self._timer: Any = None
-        try:
-            self._page = shared_page(_name(os.getpid()), MAX_BYTES)
-        except OSError as error:  # out of descriptors, say
-            logger.warning("this process cannot show its metrics: %s", error)
-            self._page = mmap.mmap(-1, MAX_BYTES)
+        self._page = shared_page("metrics", MAX_BYTES)
 
     def keep_showing(self, call_later: Callable[[float, Callable[[], None]], Any]) -> None:
         """Show them now and from now on."""
@@ -80,10 +75,10 @@ class OtherMetrics:
         """Return what a process shows, empty where it shows nothing."""
         fd = self._fds.get(process)
         if fd is None:
-            fd = _open(process)
-            if fd is None:
+            found = open_page(process, "metrics")
+            if found is None:
                 return []
-            self._fds[process] = fd
+            fd = self._fds[process] = found[0]
         for _ in range(READ_TRIES):
             size, checksum = _HEAD.unpack(os.pread(fd, _HEAD.size, 0))
             shown = os.pread(fd, size, _HEAD.size)
@@ -97,17 +92,3 @@ class OtherMetrics:
         for process in self._fds.keys() - processes:
             os.close(self._fds.pop(process))
             self._last.pop(process, None)
-
-
-def _open(process: Process) -> int | None:
-    found = open_page(process.pid, _name(process.pid))
-    if found is None:
-        return None
-    if is_alive(process):
-        return found[0]
-    os.close(found[0])  # of a later process with its pid
-    return None
-
-
-def _name(pid: int) -> str:
-    return f"greenroom-metrics-{pid}"

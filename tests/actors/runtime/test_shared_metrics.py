@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 
@@ -77,7 +78,7 @@ def test_a_process_without_descriptors_goes_on(
     def full(_name: str) -> int:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(shared_metrics.os, "memfd_create", full)
+    monkeypatch.setattr(os, "memfd_create", full)
     groups: list[Group] = [({}, [])]
     shared = SharedMetrics(lambda: groups)
     shared.show()
