@@ -16,21 +16,26 @@ from greenroom.actors.environments.folders import Arrival
 from greenroom.core.errors import DeployFailedError
 
 
+def zipped() -> bytearray:
+    """Return a folder with one file, as it travels."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("a.py", "")
+    return bytearray(content.getvalue())
+
+
 def test_a_folder_that_cannot_be_unpacked_for_any_reason_fails_its_replica(
     tmp_path: Path,
 ) -> None:
     """And gives the lock back: others would wait for it for ever."""
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:
-        archive.writestr("a.py", "")
-    zipped = bytearray(content.getvalue())
+    sent = zipped()
     for header, offset in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
-        at = zipped.index(header) + offset
-        zipped[at : at + 2] = (99).to_bytes(2, "little")  # a compression that there is not
-    digest = hashlib.sha256(zipped).hexdigest()
+        at = sent.index(header) + offset
+        sent[at : at + 2] = (99).to_bytes(2, "little")  # a compression that there is not
+    digest = hashlib.sha256(sent).hexdigest()
 
     async def fetch() -> None:
-        arrival = Arrival(tmp_path, digest, lambda: arrival.arrived(memoryview(zipped), ""))
+        arrival = Arrival(tmp_path, digest, lambda: arrival.arrived(memoryview(sent), ""))
         await asyncio.wait_for(arrival.end(), 10)
 
     for _ in range(2):
@@ -42,15 +47,12 @@ def test_a_folder_that_cannot_be_unpacked_for_any_reason_fails_its_replica(
 
 
 def test_what_came_is_not_kept_in_memory(tmp_path: Path) -> None:
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:
-        archive.writestr("a.py", "")
-    digest = hashlib.sha256(content.getvalue()).hexdigest()
+    digest = hashlib.sha256(zipped()).hexdigest()
     kept: list[weakref.ref[memoryview]] = []
 
     async def fetch() -> Arrival:
         def answer() -> None:
-            view = memoryview(content.getvalue())
+            view = memoryview(zipped())
             kept.append(weakref.ref(view))
             arrival.arrived(view, "")
 

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from greenroom.actors.environments.folders import try_lock
 from greenroom.actors.environments.packages import COMPLETE
 from greenroom.serve.exceptions import DeployFailedError
 from tests.support.another_user import NOBODY
-from tests.support.systems import RunningSystem, alive, running_system, wait_until
+from tests.support.systems import PATIENCE, RunningSystem, alive, running_system, wait_until
 from tests.support.wheels import write_wheel
 
 pytestmark = pytest.mark.slow
+DEADLINE_S = 10 * PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -123,17 +125,6 @@ def test_what_cannot_be_installed_is_the_reason_and_names_the_package(
 # --- Without a system -----------------------------------------------------------------------------
 
 
-class Loop:
-    """A replica's loop, on a thread."""
-
-    def __init__(self) -> None:
-        self.asyncio = asyncio.new_event_loop()
-        threading.Thread(target=self.asyncio.run_forever, daemon=True).start()
-
-    def run_until(self, done: list[Any]) -> None:
-        wait_until(lambda: done, 10, "the installation ends")
-
-
 FAKE_UV = """#!/bin/sh
 echo "$@" >> {log}
 echo started
@@ -143,6 +134,9 @@ echo '  x No solution found:'
 echo '  because broken was not found'
 exit 1
 """
+
+
+Install = Callable[[Path], "Future[None]"]
 
 
 @pytest.fixture
@@ -156,52 +150,55 @@ def uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def install(folder: Path, loop: Loop) -> list[Any]:
-    done: list[Any] = []
+@pytest.fixture
+def install() -> Iterator[Install]:
+    """Return what begins to make an environment, on the loop of a thread."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
 
-    async def prepare() -> None:
-        try:
-            await packages.prepare(folder, "uv", ("parrot",))
-        except DeployFailedError as error:
-            done.append(error)
-        else:
-            done.append(folder)
+    def begin(folder: Path) -> Future[None]:
+        """Return when it has begun."""
+        made = asyncio.run_coroutine_threadsafe(packages.prepare(folder, "uv", ("parrot",)), loop)
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(DEADLINE_S)
+        return made
 
-    for each in (prepare(), asyncio.sleep(0)):
-        running = asyncio.run_coroutine_threadsafe(each, loop.asyncio)
-    running.result(10)  # then the first has begun
-    return done
+    yield begin
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
 
 
-def test_one_that_waits_finds_what_the_other_made_or_shares_its_failure(uv: Path) -> None:
-    folder, loop = uv / "environments" / "a", Loop()
-    (uv / "gate").touch()
-    first = install(folder, loop)
-    wait_until((uv / "log").exists, 10, "the installer runs")
-    second = install(folder, loop)
-    (uv / "gate").unlink()
-    loop.run_until(first)
-    loop.run_until(second)
-    assert first == second == [folder]
+def test_one_that_waits_finds_what_the_other_made_or_shares_its_failure(
+    uv: Path, install: Install
+) -> None:
+    def begin_two(name: str, runs: int) -> list[Future[None]]:
+        """Begin two while the installer runs for the first, and let it end."""
+        (uv / "gate").touch()
+        first = install(uv / "environments" / name)
+        wait_until(
+            lambda: (uv / "log").exists() and (uv / "log").read_text().count("\n") == runs,
+            10,
+            "the installer runs",
+        )
+        both = [first, install(uv / "environments" / name)]
+        (uv / "gate").unlink()
+        return both
+
+    for made in begin_two("a", 1):
+        made.result(DEADLINE_S)
+    folder = uv / "environments" / "a"
     (arguments,) = (uv / "log").read_text().splitlines()
     assert arguments.startswith(f"pip install --python {folder}/bin/python -r ")
     assert "pydantic>=" in (folder / "constraints.txt").read_text()
     (uv / "broken").touch()
-    (uv / "gate").touch()
-    other = uv / "environments" / "b"
-    third = install(other, loop)
-    wait_until(lambda: len((uv / "log").read_text().splitlines()) == 2, 10, "it runs again")
-    fourth = install(other, loop)
-    (uv / "gate").unlink()
-    loop.run_until(third)
-    loop.run_until(fourth)
-    assert str(third[0]) == str(fourth[0])
-    assert "uv failed: started; x No solution found:; because broken was not found" in str(third[0])
+    third, fourth = (made.exception(DEADLINE_S) for made in begin_two("b", 2))
+    assert isinstance(third, DeployFailedError)
+    assert str(third) == str(fourth)
+    assert "uv failed: started; x No solution found:; because broken was not found" in str(third)
     assert len((uv / "log").read_text().splitlines()) == 2
     (uv / "broken").unlink()
-    fifth = install(other, loop)  # that has not waited for the failure
-    loop.run_until(fifth)
-    assert fifth == [other]
+    install(uv / "environments" / "b").result(DEADLINE_S)  # that has not waited for the failure
 
 
 KILLED = """
@@ -212,49 +209,41 @@ asyncio.run(prepare(Path(sys.argv[1]), 'uv', ('parrot',)))
 """
 
 
-def test_a_killed_one_leaves_nothing_half_and_its_installer_nothing_behind(uv: Path) -> None:
+def test_a_killed_one_leaves_nothing_half_and_its_installer_nothing_behind(
+    uv: Path, install: Install
+) -> None:
     folder = uv / "environments" / "a"
     (uv / "gate").touch()
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(folder)])
     wait_until((uv / "log").exists, 10, "the installer runs")
     process.send_signal(signal.SIGKILL)
     process.wait()
-    loop = Loop()
-    done = install(folder, loop)
+    made = install(folder)
     assert try_lock(folder) is None, "the installer that is left holds the lock"
     (uv / "gate").unlink()
-    loop.run_until(done)
-    assert done == [folder]
+    made.result(DEADLINE_S)
     assert (folder / COMPLETE).exists()
     assert len((uv / "log").read_text().splitlines()) == 2, "what was not marked is made anew"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 @pytest.mark.parametrize("planted", ["environments", "environments/a"])
-def test_what_another_user_planted_is_not_run(uv: Path, planted: str) -> None:
-    folder, loop = uv / "environments" / "a", Loop()
-    folder.mkdir(parents=True)
-    (folder / COMPLETE).touch()
-    os.chown(uv / planted, NOBODY, NOBODY)
-    done = install(folder, loop)
-    loop.run_until(done)
-    assert f"{uv / planted} belongs to user {NOBODY}" in str(done[0])
-    assert isinstance(done[0], DeployFailedError)
-
-
-@pytest.mark.parametrize("planted", ["environments", "environments/a"])
-def test_what_others_may_write_is_not_run(uv: Path, planted: str) -> None:
-    folder, loop = uv / "environments" / "a", Loop()
+def test_what_others_planted_or_may_write_is_not_run(
+    uv: Path, install: Install, planted: str
+) -> None:
+    folder = uv / "environments" / "a"
     folder.mkdir(parents=True)
     (folder / COMPLETE).touch()
     (uv / planted).chmod(0o777)
-    done = install(folder, loop)
-    loop.run_until(done)
-    assert f"others may write {uv / planted} (its mode is 0777)" in str(done[0])
+    with pytest.raises(DeployFailedError, match="its mode is 0777") as refused:
+        install(folder).result(DEADLINE_S)
+    assert f"others may write {uv / planted} (" in str(refused.value)
     (uv / planted).chmod(0o700)
-    again = install(folder, loop)
-    loop.run_until(again)
-    assert again == [folder]
+    install(folder).result(DEADLINE_S)
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    os.chown(uv / planted, NOBODY, NOBODY)
+    with pytest.raises(DeployFailedError, match=f"{uv / planted} belongs to user {NOBODY}"):
+        install(folder).result(DEADLINE_S)
 
 
 SLOW_UV = """#!/bin/sh
@@ -267,20 +256,22 @@ wait
 
 
 def test_an_installer_that_takes_too_long_is_ended_with_what_it_started(
-    uv: Path, monkeypatch: pytest.MonkeyPatch
+    uv: Path, install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (uv / "bin" / "uv").write_text(SLOW_UV.format(log=uv / "log", child=uv / "child"))
     monkeypatch.setattr(packages, "TIMEOUT_S", 2)
-    folder, loop = uv / "environments" / "a", Loop()
-    done = install(folder, loop)
-    loop.run_until(done)
+    folder = uv / "environments" / "a"
+    with pytest.raises(DeployFailedError) as failed:
+        install(folder).result(DEADLINE_S)
     told = "uv did not end within 2 s: ERROR: still waiting for the index"
-    assert (str(done[0]), folder.exists()) == (told, False)
+    assert (str(failed.value), folder.exists()) == (told, False)
     child = int((uv / "child").read_text())
     wait_until(lambda: not alive(child), 5, "the end of what it started")
 
 
-def test_an_installer_whose_replica_was_killed_gives_the_lock_back_in_time(uv: Path) -> None:
+def test_an_installer_whose_replica_was_killed_gives_the_lock_back_in_time(
+    uv: Path, install: Install
+) -> None:
     (uv / "bin" / "uv").write_text(SLOW_UV.format(log=uv / "log", child=uv / "child"))
     folder = uv / "environments" / "a"
     program = (
@@ -291,20 +282,18 @@ def test_an_installer_whose_replica_was_killed_gives_the_lock_back_in_time(uv: P
     process.send_signal(signal.SIGKILL)
     process.wait()
     (uv / "bin" / "uv").write_text("#!/bin/sh\n")
-    loop = Loop()
-    done = install(folder, loop)
+    made = install(folder)
     assert try_lock(folder) is None, "the installer that is left holds the lock"
-    loop.run_until(done)
-    assert done == [folder]
+    made.result(DEADLINE_S)
     assert not alive(int((uv / "child").read_text()))
 
 
-def test_a_host_without_uv_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_uv_says_so(
+    tmp_path: Path, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    loop = Loop()
-    done = install(tmp_path / "a", loop)
-    loop.run_until(done)
-    assert "uv is not installed on this host" in str(done[0])
+    with pytest.raises(DeployFailedError, match="uv is not installed on this host"):
+        install(tmp_path / "a").result(DEADLINE_S)
     assert not (tmp_path / "a").exists()
 
 

@@ -293,10 +293,7 @@ def test_no_view_is_wider_than_the_window(
     page: Browser, tokens: dict[str, str], width: int, scheme: str
 ) -> None:
     page.show(width, 900, scheme)
-    page.wait("Every application that has run can serve", "#public")
-    page.click("#sign")
-    page.type("#token", tokens["viewer"])
-    page.click("#token-ok")
+    sign_in(page, tokens["viewer"], "viewer")
     page.wait("Hosts", "#overview")
     for view in VIEWS:
         go(page, view)

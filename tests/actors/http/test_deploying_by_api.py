@@ -5,15 +5,13 @@ The same document by file, by API and by page gives the same state.
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.asking import Got, ask
 from tests.support.browser import Browser
 from tests.support.systems import RunningSystem, running_system, wait_until
 
@@ -49,33 +47,16 @@ def token(system: RunningSystem) -> str:
     return system.greenroom("token", "create", "ci", "--role", "deployer").stdout.strip()
 
 
-class Put(dict[str, Any]):
-    """The answer to a PUT, with its status."""
-
-    status: int = 0
-    content_type: str = ""
-
-
 def put(
     system: RunningSystem, token: str, body: bytes | str, query: str = "", kind: str = ""
-) -> Put:
-    request = urllib.request.Request(
+) -> Got:
+    return ask(
         f"{system.url}/-/api/serve/applications/{query}",
-        data=body if isinstance(body, bytes) else body.encode(),
-        method="PUT",
-        headers={
-            "authorization": f"Bearer {token}",
-            "content-type": kind or "application/json",
-        },
+        body if isinstance(body, bytes) else body.encode(),
+        "PUT",
+        authorization=f"Bearer {token}",
+        content_type=kind or "application/json",
     )
-    try:
-        answer = urllib.request.urlopen(request, timeout=60)
-    except urllib.error.HTTPError as error:
-        answer = error
-    with answer:
-        told = Put(json.load(answer))
-        told.status, told.content_type = answer.status, answer.headers["content-type"]
-    return told
 
 
 def document(code: Path) -> str:
@@ -132,19 +113,19 @@ def test_by_file_by_api_and_by_page_it_is_the_same(
     put(system, token, NOTHING)
     wait_until(lambda: not system.status()["applications"], 60, "it is gone")
 
-    planned = put(system, token, document(code), "?plan=true", "application/yaml")
+    planned = put(system, token, document(code), "?plan=true", "application/yaml").json
     assert planned["changes"]
     assert not system.status()["applications"], "a plan changes nothing"
     answer = put(
         system, token, document(code), f"?if_version={planned['version']}", "application/yaml"
     )
     assert answer.status == 202
-    assert answer["changed"] == ["hello"]
+    assert answer.json["changed"] == ["hello"]
     assert deployed(system) == by_file
     again = put(system, token, document(code), kind="application/yaml")
-    assert (again.status, again["changed"]) == (200, [])
+    assert (again.status, again.json["changed"]) == (200, [])
     old = put(system, token, NOTHING, f"?if_version={planned['version']}")
-    assert (old.status, old["title"]) == (409, "ConflictError")
+    assert (old.status, old.json["title"]) == (409, "ConflictError")
     put(system, token, NOTHING)
     wait_until(lambda: not system.status()["applications"], 60, "it is gone")
 
@@ -208,10 +189,11 @@ def test_a_bad_document_is_refused_by_name(
 ) -> None:
     before = state(system)
     answer = put(system, token, body, query, kind)
-    assert (answer.status, answer["status"]) == (status, status), answer
-    assert answer.content_type == "application/problem+json"
-    assert answer["type"] == f"urn:greenroom:problem:{answer['title']}"
-    assert told in answer["detail"]
+    problem = answer.json
+    assert (answer.status, problem["status"]) == (status, status), problem
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert problem["type"] == f"urn:greenroom:problem:{problem['title']}"
+    assert told in problem["detail"]
     assert state(system) == before
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import os
 import signal
@@ -82,6 +83,21 @@ class Parts:
 Get = Callable[..., http.client.HTTPResponse]
 
 
+@contextlib.contextmanager
+def asking(running: RunningSystem, path: str) -> Iterator[Get]:
+    """Give what sends requests; its connections are closed at the end."""
+    with contextlib.ExitStack() as opened:
+
+        def ask(kind: str, count: int = 3, *, method: str = "GET", **headers: str) -> Any:
+            port = running.settings.http.port
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            opened.callback(connection.close)
+            connection.request(method, f"{path}?kind={kind}&count={count}", headers=headers)
+            return connection.getresponse()
+
+        yield ask
+
+
 @pytest.fixture
 def get(
     running: RunningSystem, deployed: Callable[..., Any], name: str, tmp_path: Path
@@ -90,29 +106,6 @@ def get(
     deployed(serve.deployment(max_ongoing_requests=4)(Parts).bind(str(tmp_path)))
     with asking(running, f"/{name}") as ask:
         yield ask
-
-
-class asking:  # noqa: N801 - a context manager
-    """What sends requests, and closes its connections at the end."""
-
-    def __init__(self, running: RunningSystem, path: str) -> None:
-        self.port = running.settings.http.port
-        self.path = path
-        self.connections: list[http.client.HTTPConnection] = []
-
-    def __enter__(self) -> Get:
-        return self.ask
-
-    def __exit__(self, *_: object) -> None:
-        for connection in self.connections:
-            connection.close()
-
-    def ask(self, kind: str, count: int = 3, *, method: str = "GET", **headers: str) -> Any:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        self.connections.append(connection)
-        path = f"{self.path}?kind={kind}&count={count}"
-        connection.request(method, path, headers=headers)
-        return connection.getresponse()
 
 
 def test_the_first_part_leaves_when_it_is_made(get: Get, tmp_path: Path) -> None:

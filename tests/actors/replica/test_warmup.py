@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ from greenroom import serve
 from greenroom.actors.replica.callables import http_methods
 from greenroom.actors.replica.user_code import Failure, UserCode
 from greenroom.serve.exceptions import DeployFailedError
-from tests.support.systems import RunningSystem
 
 STEPS: list[str] = []
 
@@ -85,7 +85,9 @@ def test_no_request_may_name_it() -> None:
     assert http_methods(Sync) == frozenset()
 
 
-def test_a_replica_takes_no_traffic_before_it(own_system: RunningSystem) -> None:
+def test_a_replica_takes_no_traffic_before_it_and_it_counts_as_the_constructor(
+    deployed: Callable[..., Any],
+) -> None:
     class Warm:
         def __init__(self) -> None:
             self.is_warm = False
@@ -97,16 +99,7 @@ def test_a_replica_takes_no_traffic_before_it(own_system: RunningSystem) -> None
         def __call__(self) -> bool:
             return self.is_warm
 
-    class Cold(Warm):
-        def warmup(self) -> None:  # type: ignore[override]
-            raise ValueError("no weights")
-
-    with own_system.as_default():
-        handle = serve.run(serve.deployment(Warm).bind(), route_prefix=None)
-        assert handle.remote().result(10) is True
-        cold = serve.deployment(max_constructor_retry_count=1)(Cold)
-        with pytest.raises((DeployFailedError, ValueError), match="no weights"):
-            serve.run(cold.bind(), name="cold", route_prefix=None)
-        late = serve.deployment(constructor_timeout_s=0.2, max_constructor_retry_count=1)(Warm)
-        with pytest.raises(DeployFailedError, match=r"constructor_timeout_s=0\.2"):
-            serve.run(late.bind(), name="late", route_prefix=None)
+    assert deployed(serve.deployment(Warm).bind()).remote().result(10) is True
+    late = serve.deployment(constructor_timeout_s=0.2, max_constructor_retry_count=1, version="2")
+    with pytest.raises(DeployFailedError, match=r"constructor_timeout_s=0\.2"):
+        deployed(late(Warm).bind())
