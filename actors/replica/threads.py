@@ -322,6 +322,7 @@ class UserLoop:
                     self._is_watched = True
             if self._is_taken.acquire(blocking=False):
                 self._watcher = None
+                self._is_watched = False  # it may have been asked to look once more meanwhile
                 self.threads.take_results()
                 self.threads.hand_over_short_calls()
                 self._have_loop()

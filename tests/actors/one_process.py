@@ -17,7 +17,7 @@ from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica.comparisons import Comparisons
 from greenroom.actors.replica.data_plane import Queries
 from greenroom.actors.replica.pickling import dumps
-from greenroom.actors.replica.user_code import UserCode
+from greenroom.actors.replica.user_code import Failure, UserCode
 from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.records import records_of
@@ -79,6 +79,17 @@ class _Transport(LoneTransport):
 def pickle_messages() -> None:
     """Have every message pickled and unpickled, as between processes: for those who measure."""
     _Transport.carry = staticmethod(lambda message: decode(encode(message)))
+
+
+def load(target: Any, user_config: Any = None, *, limit: int = 100) -> Failure | None:
+    """Make what a replica makes of a function or class; return why that fails."""
+    code = UserCode()
+    code.set_max_ongoing_requests(limit)
+    code.start()
+    try:
+        return code.load(dumps((target, (), {})), user_config).result(10)
+    finally:
+        code.end()
 
 
 class OneProcess:

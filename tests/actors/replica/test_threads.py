@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import sqlite3
 import threading
@@ -18,7 +19,7 @@ from greenroom.actors.replica.pickling import dumps
 from greenroom.actors.replica.threads import PR_SET_TIMERSLACK, USERS_SLACK_NS, Threads, UserLoop
 from greenroom.actors.replica.user_code import UserCode
 from greenroom.serve.handle import DeploymentHandle
-from tests.actors.one_process import OneProcess
+from tests.actors.one_process import OneProcess, load
 from tests.support.systems import wait_until
 
 LIMIT_S = 10
@@ -279,6 +280,46 @@ def test_a_call_that_is_not_short_does_not_hold_the_loop(user_loop: UserLoop) ->
     on_loop(user_loop, test())
 
 
+class LateLock:
+    """A lock to which a thread that has not released it last comes late, as on a busy machine."""
+
+    def __init__(self) -> None:
+        self._lock, self._last = threading.Lock(), threading.current_thread()
+
+    def acquire(self, *, blocking: bool = True) -> bool:
+        if not blocking and threading.current_thread() is not self._last:
+            time.sleep(4 * threads_module.WATCH_S)
+        return self._lock.acquire(blocking)
+
+    def release(self) -> None:
+        self._last = threading.current_thread()
+        self._lock.release()
+
+
+def test_a_loop_whose_watcher_was_called_again_before_it_took_over_is_watched_on() -> None:
+    user_loop = UserLoop()
+    user_loop._is_taken = LateLock()  # type: ignore[assignment]
+    user_loop.start()
+    threads = user_loop.threads
+    threads.takes_short_calls = True
+
+    async def test() -> None:
+        for _ in range(10):
+            threads.mean_s, gate = 0.0, threading.Event()
+            long = asyncio.ensure_future(threads.run(gate.wait, (LIMIT_S,)))
+            await threads.run(len, ("a",))  # behind it
+            gate.set()
+            assert await long
+            threads.mean_s = 0.0
+            await threads.run(len, ("a",))
+            await asyncio.sleep(2 * threads_module.WATCH_S)  # now the watcher has looked
+
+    try:
+        on_loop(user_loop, test())
+    finally:
+        user_loop.end()
+
+
 def test_short_calls_may_wait_for_each_other(user_loop: UserLoop) -> None:
     together = threading.Barrier(3)
 
@@ -392,26 +433,39 @@ class Bound:
         self.connection.execute("select 1")
 
 
+HANDLE = DeploymentHandle("e", None)
+
+
 @pytest.fixture
-def bound() -> Iterator[OneProcess]:
-    replica = OneProcess(Bound, limit=1)
-    yield replica
-    replica.close()
+def alone() -> Iterator[Callable[[type], OneProcess]]:
+    """Return what makes a replica of a class, for one query at a time, in this process."""
+    with contextlib.ExitStack() as stack:
+
+        def make(target: type) -> OneProcess:
+            replica = OneProcess(target, limit=1)
+            stack.callback(replica.close)
+            return replica
+
+        yield make
 
 
-def test_one_at_a_time_is_one_thread_for_all_of_a_class(bound: OneProcess) -> None:
-    handle = DeploymentHandle("e", None)
+def run_in(replica: OneProcess, test: Coroutine[Any, Any, None]) -> None:
+    replica.loop.run_until_complete(asyncio.wait_for(test, LIMIT_S))
+
+
+def test_one_at_a_time_is_one_thread_for_all_of_a_class(alone: Callable[..., OneProcess]) -> None:
+    replica = alone(Bound)
+    code = replica.user_code
 
     async def test() -> None:
-        code = bound.user_code
         assert await asyncio.wrap_future(code.reconfigure({"first": 1})) is None
-        calls = [handle.add.remote(value) for value in range(10)]
+        calls = [HANDLE.add.remote(value) for value in range(10)]
         assert [await call for call in calls][-1] == 46
-        streamed = [value async for value in handle.options(stream=True).all.remote()]
+        streamed = [value async for value in HANDLE.options(stream=True).all.remote()]
         assert streamed == [1, *range(10)]
         assert await asyncio.wrap_future(code.check_health()) is None
 
-    bound.loop.run_until_complete(asyncio.wait_for(test(), LIMIT_S))
+    run_in(replica, test())
 
 
 class Slow:
@@ -428,26 +482,24 @@ class Slow:
         raise AssertionError("between calls alone")
 
 
-def test_a_call_that_runs_for_long_does_not_make_its_replica_unhealthy() -> None:
-    replica = OneProcess(Slow, limit=1)
+def test_a_call_that_runs_for_long_does_not_make_its_replica_unhealthy(
+    alone: Callable[..., OneProcess],
+) -> None:
+    replica = alone(Slow)
     slow = replica.user_code.servable_object
-    handle = DeploymentHandle("e", None)
 
     async def health() -> Any:
         return await asyncio.wrap_future(replica.user_code.check_health())
 
     async def test() -> None:
-        call = asyncio.ensure_future(handle.wait.remote())
+        call = asyncio.ensure_future(HANDLE.wait.remote())
         await replica.loop.run_in_executor(None, slow.begun.wait, LIMIT_S)
         assert await health() is None
         slow.gate.set()
         assert await call
         assert "between calls alone" in (await health()).text
 
-    try:
-        replica.loop.run_until_complete(asyncio.wait_for(test(), LIMIT_S))
-    finally:
-        replica.close()
+    run_in(replica, test())
 
 
 class Loops:
@@ -460,17 +512,13 @@ class Loops:
         return self.loop is asyncio.get_running_loop()
 
 
-def test_a_class_with_async_methods_is_made_on_the_event_loop() -> None:
-    replica = OneProcess(Loops, limit=1)
-    handle = DeploymentHandle("e", None)
-    try:
-        assert replica.loop.run_until_complete(asyncio.wait_for(_awaited(handle.remote()), LIMIT_S))
-    finally:
-        replica.close()
+def test_a_class_with_async_methods_is_made_on_the_event_loop(
+    alone: Callable[..., OneProcess],
+) -> None:
+    async def test() -> None:
+        assert await HANDLE.remote()
 
-
-async def _awaited(response: Any) -> Any:
-    return await response
+    run_in(alone(Loops), test())
 
 
 class Refuses:
@@ -481,16 +529,10 @@ class Refuses:
 
 
 def test_what_a_constructor_raises_on_its_thread_is_told() -> None:
-    code = UserCode()
-    code.set_max_ongoing_requests(1)
-    code.start()
-    try:
-        failure = code.load(dumps((Refuses, (), {})), None).result(LIMIT_S)
-        assert failure is not None
-        assert failure.text == "ValueError: no model here"
-        assert "in __init__" in failure.traceback
-    finally:
-        code.end()
+    failure = load(Refuses, limit=1)
+    assert failure is not None
+    assert failure.text == "ValueError: no model here"
+    assert "in __init__" in failure.traceback
 
 
 def no_thread(_thread: threading.Thread) -> None:

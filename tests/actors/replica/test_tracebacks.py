@@ -11,10 +11,9 @@ import pytest
 from greenroom import serve
 from greenroom.actors.replica.actor import Replica
 from greenroom.actors.replica.callables import users_traceback
-from greenroom.actors.replica.pickling import dumps
-from greenroom.actors.replica.user_code import UserCode
 from greenroom.core.errors import DeployFailedError
 from greenroom.serve.exceptions import InvalidRequestError
+from tests.actors.one_process import load
 
 
 class FailsInALibrary:
@@ -49,17 +48,9 @@ class Grouped:
             raise kind("several", [error]) if kind else LookupError("several") from None
 
 
-def failure_of(target):
-    code = UserCode()
-    code.start()
-    failure = code.load(dumps((target, (), {})), None).result(10)
-    code.end()
-    return failure
-
-
 @pytest.mark.parametrize("target", [FailsInALibrary, FailsInOurs, Chained, Imports, Grouped])
 def test_the_error_of_a_constructor_shows_no_frames_of_ours(target):
-    trace = failure_of(target).traceback
+    trace = load(target).traceback
     assert f"in {target.__name__}.__init__" in trace or "in __init__" in trace
     assert __file__ in trace
     files = [line for line in trace.splitlines() if line.lstrip(" |+-").startswith("File ")]
@@ -69,8 +60,8 @@ def test_the_error_of_a_constructor_shows_no_frames_of_ours(target):
 
 
 def test_frames_of_libraries_that_user_code_called_are_shown():
-    assert "json/decoder.py" in failure_of(FailsInALibrary).traceback
-    assert failure_of(Chained).traceback.count("Traceback (most recent call last)") == 2
+    assert "json/decoder.py" in load(FailsInALibrary).traceback
+    assert load(Chained).traceback.count("Traceback (most recent call last)") == 2
 
 
 class LacksPackages(Replica):
