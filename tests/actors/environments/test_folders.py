@@ -15,6 +15,8 @@ import pytest
 from greenroom.actors.environments.folders import Arrival
 from greenroom.core.errors import DeployFailedError
 
+pytestmark = pytest.mark.anyio
+
 
 def zipped() -> bytearray:
     """Return a folder with one file, as it travels."""
@@ -24,7 +26,7 @@ def zipped() -> bytearray:
     return bytearray(content.getvalue())
 
 
-def test_a_folder_that_cannot_be_unpacked_for_any_reason_fails_its_replica(
+async def test_a_folder_that_cannot_be_unpacked_for_any_reason_fails_its_replica(
     tmp_path: Path,
 ) -> None:
     """And gives the lock back: others would wait for it for ever."""
@@ -43,41 +45,34 @@ def test_a_folder_that_cannot_be_unpacked_for_any_reason_fails_its_replica(
             DeployFailedError,
             match="cannot be unpacked: That compression method is not supported",
         ):
-            asyncio.run(fetch())
+            await fetch()
 
 
-def test_what_came_is_not_kept_in_memory(tmp_path: Path) -> None:
+async def test_what_came_is_not_kept_in_memory(tmp_path: Path) -> None:
     digest = hashlib.sha256(zipped()).hexdigest()
     kept: list[weakref.ref[memoryview]] = []
 
-    async def fetch() -> Arrival:
-        def answer() -> None:
-            view = memoryview(zipped())
-            kept.append(weakref.ref(view))
-            arrival.arrived(view, "")
+    def answer() -> None:
+        view = memoryview(zipped())
+        kept.append(weakref.ref(view))
+        arrival.arrived(view, "")
 
-        arrival = Arrival(tmp_path, digest, answer)
-        await asyncio.wait_for(arrival.end(), 10)
-        return arrival
-
-    arrival = asyncio.run(fetch())
+    arrival = Arrival(tmp_path, digest, answer)
+    await asyncio.wait_for(arrival.end(), 10)
     gc.collect()
     assert (tmp_path / digest / "a.py").exists()
     assert [each() for each in kept] == [None]
     arrival.arrived(None, "a repeat is ignored")
 
 
-def test_what_the_controller_does_not_have_fails_the_replica_and_a_repeat_is_ignored(
+async def test_what_the_controller_does_not_have_fails_the_replica_and_a_repeat_is_ignored(
     tmp_path: Path,
 ) -> None:
-    async def fetch() -> None:
-        def answer() -> None:
-            for reason in ("it was deleted", "once more"):
-                arrival.arrived(None, reason)
+    def answer() -> None:
+        for reason in ("it was deleted", "once more"):
+            arrival.arrived(None, reason)
 
-        arrival = Arrival(tmp_path, "0" * 64, answer)
-        arrival.arrived(None, "an answer to another replica's question")
-        await asyncio.wait_for(arrival.end(), 10)
-
+    arrival = Arrival(tmp_path, "0" * 64, answer)
+    arrival.arrived(None, "an answer to another replica's question")
     with pytest.raises(DeployFailedError, match="it was deleted"):
-        asyncio.run(fetch())
+        await asyncio.wait_for(arrival.end(), 10)

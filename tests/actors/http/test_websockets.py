@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from greenroom import serve
 from tests.actors.noting import DEADLINE_S, Noting
-from tests.support.metrics import scraped, total
+from tests.support.metrics import ongoing
 from tests.support.systems import RunningSystem, running_system, wait_until
 
+pytestmark = pytest.mark.anyio
 api = FastAPI()
 
 
@@ -117,13 +118,6 @@ class Talk(Noting):
             total += len(event["bytes"])
         await websocket.send_text(str(total))
 
-    @api.websocket("/later")
-    async def later(self, websocket: WebSocket, accept_s: float, send_s: float) -> None:
-        await asyncio.sleep(accept_s)
-        await websocket.accept()
-        await asyncio.sleep(send_s)
-        await websocket.send_text("still here")
-
 
 @pytest.fixture
 def url(running: RunningSystem, name: str) -> str:
@@ -147,18 +141,6 @@ def own_talk(url: str, deployed: Callable[..., Any], tmp_path: Path) -> str:
     return url
 
 
-def run(conversation: Awaitable[Any]) -> Any:
-    async def within() -> Any:
-        return await asyncio.wait_for(conversation, DEADLINE_S)
-
-    return asyncio.run(within())
-
-
-async def first(url: str, **options: Any) -> Any:
-    async with connect(url, **options) as client:
-        return await client.recv()
-
-
 async def end_of(client: ClientConnection) -> tuple[int, str]:
     """Read to the end; return the close code and reason."""
     with contextlib.suppress(ConnectionClosed):
@@ -167,48 +149,39 @@ async def end_of(client: ClientConnection) -> tuple[int, str]:
     return client.close_code or 1006, client.close_reason or ""
 
 
-def refusal(url: str, **options: Any) -> Any:
+async def refusal(url: str, **options: Any) -> Any:
     with pytest.raises(InvalidStatus) as caught:
-        run(first(url, **options))
+        await connect(url, **options)
     return caught.value.response
-
-
-def ongoing(running: RunningSystem, name: str) -> int:
-    deployments = running.status()["applications"][name]["deployments"].values()
-    return sum(replica["ongoing"] for each in deployments for replica in each["replicas"])
 
 
 # --- openings ---------------------------------------------------------------------------------
 
 
-def test_a_route_sees_its_class_and_all_of_the_opening(talk: str) -> None:
+async def test_a_route_sees_its_class_and_all_of_the_opening(talk: str) -> None:
     name = talk.rpartition("/")[2]
-
-    async def converse() -> None:
-        async with connect(
-            f"{talk}/rooms/a%20b?who=Ada",
-            subprotocols=["v1", "v2"],
-            additional_headers={
-                "X-Request-ID": "mine",
-                "X-User": "ada",
-                "serve_multiplexed_model_id": "m7",
-                "X-Serve-Shard-Key": "k",
-            },
-        ) as client:
-            assert client.subprotocol == "v2"
-            assert client.response is not None
-            head = client.response.headers
-            assert (head["x-own"], head["x-b"], head["x-request-id"]) == ("1", "2", "mine")
-            assert await client.recv() == (
-                '{"room":"a b","who":"Ada",'
-                f'"path":"/{name}/rooms/a b","root_path":"/{name}","scheme":"ws",'
-                '"subprotocols":["v1","v2"],"request_id":"mine","model":"m7","user":"ada"}'
-            )
-
-    run(converse())
+    async with connect(
+        f"{talk}/rooms/a%20b?who=Ada",
+        subprotocols=["v1", "v2"],
+        additional_headers={
+            "X-Request-ID": "mine",
+            "X-User": "ada",
+            "serve_multiplexed_model_id": "m7",
+            "X-Serve-Shard-Key": "k",
+        },
+    ) as client:
+        assert client.subprotocol == "v2"
+        assert client.response is not None
+        head = client.response.headers
+        assert (head["x-own"], head["x-b"], head["x-request-id"]) == ("1", "2", "mine")
+        assert await client.recv() == (
+            '{"room":"a b","who":"Ada",'
+            f'"path":"/{name}/rooms/a b","root_path":"/{name}","scheme":"ws",'
+            '"subprotocols":["v1","v2"],"request_id":"mine","model":"m7","user":"ada"}'
+        )
 
 
-def test_an_app_alone_takes_them_too(url: str, deployed: Callable[..., Any]) -> None:
+async def test_an_app_alone_takes_them_too(url: str, deployed: Callable[..., Any]) -> None:
     def make() -> Starlette:
         async def shout(websocket: Any) -> None:
             await websocket.accept()
@@ -218,61 +191,56 @@ def test_an_app_alone_takes_them_too(url: str, deployed: Callable[..., Any]) -> 
         return Starlette(routes=[WebSocketRoute("/shout", shout)])
 
     deployed(serve.deployment(serve.ingress(make)()).bind())
-
-    async def converse() -> None:
-        async with connect(f"{url}/shout") as client:
-            await client.send("ä")
-            assert await client.recv() == "Ä"
-            assert await end_of(client) == (1000, "")
-
-    run(converse())
-    assert refusal(f"{url}/else").status_code == 403, "as Starlette answers an unknown path"
+    async with connect(f"{url}/shout") as client:
+        await client.send("ä")
+        assert await client.recv() == "Ä"
+        assert await end_of(client) == (1000, "")
+    assert (await refusal(f"{url}/else")).status_code == 403, "as Starlette answers an unknown path"
 
 
-def test_refusals_have_the_status_and_the_body_that_the_app_gives(talk: str) -> None:
-    assert refusal(f"{talk}/refuse").status_code == 403
-    denied = refusal(f"{talk}/deny", additional_headers={"X-Request-ID": "mine"})
+async def test_refusals_have_the_status_and_the_body_that_the_app_gives(talk: str) -> None:
+    assert (await refusal(f"{talk}/refuse")).status_code == 403
+    denied = await refusal(f"{talk}/deny", additional_headers={"X-Request-ID": "mine"})
     assert (denied.status_code, denied.body) == (401, b'{"error":"no ticket"}')
     assert (denied.headers["www-authenticate"], denied.headers["x-request-id"]) == ("x", "mine")
-    assert refusal(f"{talk}/raise-first").status_code == 500
+    assert (await refusal(f"{talk}/raise-first")).status_code == 500
 
 
-def test_what_is_no_asgi_app_says_that_it_takes_none(
+async def test_what_is_no_asgi_app_says_that_it_takes_none(
     url: str, deployed: Callable[..., Any]
 ) -> None:
     async def hello(request: Any) -> str:
         return "hello"
 
     deployed(serve.deployment(hello).bind())
-    refused = refusal(url)
+    refused = await refusal(url)
     assert refused.status_code == 400
     assert b"takes no WebSockets" in refused.body
     assert b"serve.ingress" in refused.body
 
 
-def test_refusals_of_our_own_are_those_of_the_http_table(talk: str, running: RunningSystem) -> None:
+async def test_refusals_of_our_own_are_those_of_the_http_table(
+    talk: str, running: RunningSystem
+) -> None:
     port = running.settings.http.port
-    assert refusal(f"ws://127.0.0.1:{port}/nowhere/at-all").status_code == 404
-    named = refusal(f"{talk}/echo", additional_headers={"X-Serve-Call-Method": "pid"})
+    assert (await refusal(f"ws://127.0.0.1:{port}/nowhere/at-all")).status_code == 404
+    named = await refusal(f"{talk}/echo", additional_headers={"X-Serve-Call-Method": "pid"})
     assert (named.status_code, b"takes no WebSockets" in named.body) == (400, True)
 
 
 # --- messages ---------------------------------------------------------------------------------
 
 
-def test_text_and_binary_of_any_size_come_back_whole(talk: str) -> None:
-    async def converse() -> None:
-        async with connect(f"{talk}/echo", max_size=None) as client:
-            for message in ("hello", "", "ä" * 100_000, b"", b"\0\xff", os.urandom(3_000_000)):
-                await client.send(message)
-                assert await client.recv() == message
-            await client.send(["in ", "three ", "frames"])
-            assert await client.recv() == "in three frames"
-
-    run(converse())
+async def test_text_and_binary_of_any_size_come_back_whole(talk: str) -> None:
+    async with connect(f"{talk}/echo", max_size=None) as client:
+        for message in ("hello", "", "ä" * 100_000, b"", b"\0\xff", os.urandom(3_000_000)):
+            await client.send(message)
+            assert await client.recv() == message
+        await client.send(["in ", "three ", "frames"])
+        assert await client.recv() == "in three frames"
 
 
-def test_five_hundred_at_once_each_get_their_own(talk: str) -> None:
+async def test_five_hundred_at_once_each_get_their_own(talk: str) -> None:
     count = 500
     opened = 0
 
@@ -287,57 +255,48 @@ def test_five_hundred_at_once_each_get_their_own(talk: str) -> None:
                 await client.send(f"{number} {turn}")
                 assert await client.recv() == f"{number} {turn}"
 
-    async def converse() -> None:
-        all_open = asyncio.Event()
-        await asyncio.gather(*(one(number, all_open) for number in range(count)))
-
-    run(converse())
+    all_open = asyncio.Event()
+    await asyncio.gather(*(one(number, all_open) for number in range(count)))
 
 
-def test_an_app_that_does_not_read_holds_its_client_back(own_talk: str, tmp_path: Path) -> None:
+async def test_an_app_that_does_not_read_holds_its_client_back(
+    own_talk: str, tmp_path: Path
+) -> None:
     message = b"x" * 100_000
-
-    async def converse() -> int:
-        async with connect(f"{own_talk}/gated", ping_interval=None) as client:
-            sent = 0
+    async with connect(f"{own_talk}/gated", ping_interval=None) as client:
+        sent = 0
+        with contextlib.suppress(TimeoutError):
             while True:
-                try:
-                    await asyncio.wait_for(client.send(message), 1)
-                except TimeoutError:
-                    break
+                await asyncio.wait_for(client.send(message), 1)
                 sent += 1
                 assert sent < 500, "50 MB are somewhere"
-            (tmp_path / "gate").touch()
-            # What was given up was in the client's buffer already, whole.
-            await client.send("end")
-            total = int(await client.recv())
-            return total - sent * len(message)
-
-    assert run(converse()) in {0, len(message)}
+        (tmp_path / "gate").touch()
+        # What was given up was in the client's buffer already, whole.
+        await client.send("end")
+        assert int(await client.recv()) - sent * len(message) in {0, len(message)}
 
 
-def test_a_client_that_does_not_read_holds_the_app_back(own_talk: str, tmp_path: Path) -> None:
+async def test_a_client_that_does_not_read_holds_the_app_back(
+    own_talk: str, tmp_path: Path
+) -> None:
     def sent() -> int:
         path = tmp_path / "sent"  # noted after the message has left
         return path.stat().st_size if path.exists() else 0
 
-    async def converse() -> None:
-        async with connect(f"{own_talk}/flood", max_queue=1, ping_interval=None) as client:
+    async with connect(f"{own_talk}/flood", max_queue=1, ping_interval=None) as client:
+        await client.recv()
+        while not sent():
+            await asyncio.sleep(0.01)
+        before = -1
+        while (now := sent()) != before:
+            before = now
+            await asyncio.sleep(0.5)
+        assert now < 300, "30 MB are somewhere"
+        for _ in range(now):
             await client.recv()
-            while not sent():
-                await asyncio.sleep(0.01)
-            before = -1
-            while (now := sent()) != before:
-                before = now
-                await asyncio.sleep(0.5)
-            assert now < 300, "30 MB are somewhere"
-            for _ in range(now):
-                await client.recv()
-            while sent() <= now:  # until it goes on
-                await asyncio.sleep(0.01)
-            client.transport.abort()  # its close would wait behind what is not read
-
-    run(converse())
+        while sent() <= now:  # until it goes on
+            await asyncio.sleep(0.01)
+        client.transport.abort()  # its close would wait behind what is not read
 
 
 # --- ends -------------------------------------------------------------------------------------
@@ -355,164 +314,101 @@ def test_a_client_that_does_not_read_holds_the_app_back(own_talk: str, tmp_path:
         ("raise", 1011, "the deployment raised an exception"),
     ],
 )
-def test_user_code_ends_it(talk: str, path: str, code: int, reason: str) -> None:
-    async def converse() -> None:
-        async with connect(f"{talk}/{path}") as client:
-            assert await end_of(client) == (code, reason)
-
-    run(converse())
+async def test_user_code_ends_it(talk: str, path: str, code: int, reason: str) -> None:
+    async with connect(f"{talk}/{path}") as client:
+        assert await end_of(client) == (code, reason)
 
 
-def test_user_code_hears_how_its_client_left(own_talk: str, noted: Callable[..., Any]) -> None:
-    async def converse() -> None:
-        async with connect(f"{own_talk}/echo") as client:
-            await client.close(4321, "lunch")
-        client = await connect(f"{own_talk}/receive")
-        client.transport.abort()
-
-    run(converse())
+async def test_user_code_hears_how_its_client_left(
+    own_talk: str, noted: Callable[..., Any]
+) -> None:
+    async with connect(f"{own_talk}/echo") as client:
+        await client.close(4321, "lunch")
+    client = await connect(f"{own_talk}/receive")
+    client.transport.abort()
+    await client.wait_closed()
     noted("4321 lunch")
     noted("left 1006")
 
 
-def test_a_client_that_leaves_ends_what_is_sent_to_it_and_frees_the_slot(
+async def test_a_client_that_leaves_ends_what_is_sent_to_it_and_frees_the_slot(
     own_talk: str, noted: Callable[..., Any], running: RunningSystem, name: str
 ) -> None:
-    async def converse() -> None:
-        client = await connect(f"{own_talk}/flood")
-        await client.recv()
-        client.transport.abort()
-
-    run(converse())
+    client = await connect(f"{own_talk}/flood")
+    await client.recv()
+    client.transport.abort()
+    await client.wait_closed()
     noted("flood over")
     wait_until(lambda: ongoing(running, name) == 0, DEADLINE_S, "the slot is free")
-
-
-def test_an_open_one_is_an_ongoing_request(
-    url: str, deployed: Callable[..., Any], tmp_path: Path
-) -> None:
-    config = {"max_ongoing_requests": 1, "max_queued_requests": 0}
-    deployed(Talk.options(**config).bind(str(tmp_path)))
-
-    async def converse() -> None:
-        async with connect(f"{url}/echo"):
-            with pytest.raises(InvalidStatus) as caught:
-                await first(f"{url}/rooms/1")
-            assert caught.value.response.status_code == 503
-            assert "retry-after" in caught.value.response.headers
-        while True:  # until the slot is known to be free
-            with contextlib.suppress(InvalidStatus):
-                assert '"room":"1"' in await first(f"{url}/rooms/1")
-                return
-
-    run(converse())
 
 
 # --- deaths and stops -------------------------------------------------------------------------
 
 
-def test_a_replica_that_drains_closes_with_1012_at_once_and_its_code_hears_it(
+async def test_a_replica_that_drains_closes_with_1012_at_once_and_its_code_hears_it(
     own_talk: str,
     deployed: Callable[..., Any],
     tmp_path: Path,
     noted: Callable[..., Any],
 ) -> None:
-    async def converse() -> None:
-        async with connect(f"{own_talk}/echo") as client:
-            loop = asyncio.get_running_loop()
-            newer = Talk.options(version="2").bind(str(tmp_path))
-            deploying = loop.run_in_executor(None, deployed, newer)
-            assert await end_of(client) == (1012, "the replica stops")
-            await deploying
-        async with connect(f"{own_talk}/echo") as client:
-            await client.send("again")
-            assert await client.recv() == "again"
-
-    run(converse())
+    async with connect(f"{own_talk}/echo") as client:
+        loop = asyncio.get_running_loop()
+        newer = Talk.options(version="2").bind(str(tmp_path))
+        deploying = loop.run_in_executor(None, deployed, newer)
+        assert await end_of(client) == (1012, "the replica stops")
+        await deploying
+    async with connect(f"{own_talk}/echo") as client:
+        await client.send("again")
+        assert await client.recv() == "again"
     noted("1012 the replica stops")
 
 
 @pytest.mark.slow
-def test_a_stop_of_the_system_closes_with_1012(tmp_path: Path) -> None:
+async def test_a_stop_of_the_system_closes_with_1012(tmp_path: Path) -> None:
     with running_system(tmp_path / "state") as own:
         own.deploy(Talk.bind(str(tmp_path)))
-
-        async def converse() -> None:
-            url = f"ws://127.0.0.1:{own.settings.http.port}/echo"
-            async with connect(url) as client:
-                loop = asyncio.get_running_loop()
-                stopping = loop.run_in_executor(None, own.greenroom, "stop")
-                code, _ = await end_of(client)
-                assert code == 1012
-                assert (await stopping).returncode == 0
-
-        run(converse())
+        url = f"ws://127.0.0.1:{own.settings.http.port}/echo"
+        async with connect(url) as client:
+            loop = asyncio.get_running_loop()
+            stopping = loop.run_in_executor(None, own.greenroom, "stop")
+            code, _ = await end_of(client)
+            assert code == 1012
+            assert (await stopping).returncode == 0
 
 
-def test_a_killed_replica_closes_with_1011(
+async def test_a_killed_replica_closes_with_1011(
     own_talk: str, running: RunningSystem, name: str
 ) -> None:
-    async def converse() -> None:
-        async with connect(f"{own_talk}/echo") as client:
-            os.kill(running.replica_pids(name)[0], signal.SIGKILL)
-            code, reason = await end_of(client)
-            assert (code, "died" in reason) == (1011, True)
-
-    run(converse())
+    async with connect(f"{own_talk}/echo") as client:
+        os.kill(running.replica_pids(name)[0], signal.SIGKILL)
+        code, reason = await end_of(client)
+        assert (code, "died" in reason) == (1011, True)
 
 
 @pytest.mark.slow
-def test_it_outlives_the_proxy_and_all_ends_are_noticed_all_the_same(
+async def test_it_outlives_the_proxy_and_all_ends_are_noticed_all_the_same(
     tmp_path: Path, noted: Callable[..., Any]
 ) -> None:
     """The proxy that follows it knows nothing of it."""
     with running_system(tmp_path / "state") as own:
         own.deploy(Talk.bind(str(tmp_path)))
         url = f"ws://127.0.0.1:{own.settings.http.port}"
-
-        async def converse() -> None:
-            async with connect(f"{url}/echo") as client, connect(f"{url}/receive") as other:
-                old = own.pid_of("proxy")
-                os.kill(old, signal.SIGKILL)
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(
-                    None,
-                    wait_until,
-                    lambda: [p for r, p in own.pids() if r == "proxy" and p != old],
-                    DEADLINE_S,
-                    "another proxy",
-                )
-                await client.send("still here")
-                assert await client.recv() == "still here"
-                await client.close(1000, "bye")
-                # The client has the answer to its close before the replica has heard of it.
-                await loop.run_in_executor(None, noted, "1000 bye")
-                os.kill(own.pid_of("http worker"), signal.SIGKILL)
-                assert (await end_of(other))[0] == 1006
-
-        run(converse())
+        async with connect(f"{url}/echo") as client, connect(f"{url}/receive") as other:
+            old = own.pid_of("proxy")
+            os.kill(old, signal.SIGKILL)
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(
+                None,
+                wait_until,
+                lambda: [p for r, p in own.pids() if r == "proxy" and p != old],
+                DEADLINE_S,
+                "another proxy",
+            )
+            await client.send("still here")
+            assert await client.recv() == "still here"
+            await client.close(1000, "bye")
+            # The client has the answer to its close before the replica has heard of it.
+            await loop.run_in_executor(None, noted, "1000 bye")
+            os.kill(own.pid_of("http worker"), signal.SIGKILL)
+            assert (await end_of(other))[0] == 1006
         wait_until(lambda: ongoing(own, "default") == 0, DEADLINE_S, "the slots are free")
-
-
-@pytest.mark.slow
-def test_a_shadow_gets_no_copy_of_it(
-    running: RunningSystem, client: serve.Client, name: str, tmp_path: Path
-) -> None:
-    main, shadow = f"{name}:main", f"{name}:shadow"
-    app = Talk.func_or_class
-    for tag in (main, shadow):
-        client.wait_for_goal(client.create_backend(tag, app, str(tmp_path)))
-    client.create_endpoint(name, backend=main, route=f"/{name}")
-    client.shadow_traffic(name, shadow, 1.0)
-    try:
-        url = f"ws://127.0.0.1:{running.settings.http.port}/{name}"
-        assert '"room":"1"' in run(first(f"{url}/rooms/1"))
-
-        def dropped() -> float:
-            return total(scraped(running), "greenroom_shadow_dropped_total", backend=shadow)
-
-        wait_until(lambda: dropped() == 1, 5, "its copy is dropped")
-    finally:
-        client.delete_endpoint(name)
-        for tag in (main, shadow):
-            client.delete_backend(tag, force=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +19,7 @@ from greenroom.actors.replica.comparisons import (
     WAIT_S,
     ResponseSampler,
 )
+from tests.support.lone_loop import LoneLoop
 
 HERE = pickle.dumps(("here", "address"))
 PLACE = (7, HERE, b"")
@@ -29,28 +29,15 @@ class Replica:
     """The copies of one replica, on a clock of the test's own; what is sent arrives in ``sent``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
+        loop = LoneLoop()
+        self.pass_time = loop.pass_time
         self.busy = False
         self.sent: list[list[ComparedAnswer]] = []
-        self._timers: list[tuple[float, Callable[[], None]]] = []
-        monkeypatch.setattr(answer_copies, "time", SimpleNamespace(monotonic=lambda: self.now))
-        loop: Any = SimpleNamespace(call_later=self._call_later)
+        monkeypatch.setattr(answer_copies, "time", SimpleNamespace(monotonic=loop.asyncio.time))
         self.copies = ResponseSampler(loop, "here", "b", lambda: self.busy, self._arrived)
-
-    def _call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
-        self._timers.append((self.now + delay_s, callback))
 
     def _arrived(self, message: CompareAnswers, _sender: object) -> None:
         self.sent.append([ComparedAnswer._make(each) for each in message.answers])
-
-    def pass_time(self, seconds: float) -> None:
-        until = self.now + seconds
-        while due := [timer for timer in self._timers if timer[0] <= until]:
-            timer = min(due, key=lambda each: each[0])
-            self._timers.remove(timer)
-            self.now = max(self.now, timer[0])
-            timer[1]()
-        self.now = until
 
     def answered(self, ticket: int, body: bytes = b"{}", compare: Any = (PLACE,)) -> None:
         run: Any = SimpleNamespace(

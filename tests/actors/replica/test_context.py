@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
@@ -15,7 +16,7 @@ import pytest
 from greenroom import serve
 from greenroom.serve import context
 from greenroom.serve.exceptions import GreenroomError
-from tests.actors.by_hand import Hand, ReplicaByHand
+from greenroom.serve.handle import DeploymentHandle
 from tests.support.systems import RunningSystem, wait_until
 
 
@@ -55,30 +56,28 @@ class Witness:
         return self.at_start
 
 
-@serve.deployment
-class Outer:
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    async def __call__(self, request: Any) -> list[dict[str, Any]]:
-        inside = await self.inner.sync.remote()
-        return [inside, seen()]
+@pytest.fixture(scope="module")
+def app(deployed_once: Callable[..., str]) -> str:
+    """An application of one Witness."""
+    return deployed_once(serve.deployment(version="7")(Witness).bind()).removeprefix("/")
 
 
-def test_a_query_over_http_is_known_to_its_handler(
-    running: RunningSystem, deployed: Callable[..., Any], name: str
-) -> None:
-    deployed(serve.deployment(version="7")(Witness).bind())
-    status, body = running.get(f"/{name}/below", headers={"X-Request-ID": "abc"})
+@pytest.fixture
+def witness(running: RunningSystem, app: str) -> DeploymentHandle:
+    return DeploymentHandle("Witness", app, client=running.connection.queries)
+
+
+def test_a_query_over_http_is_known_to_its_handler(running: RunningSystem, app: str) -> None:
+    status, body = running.get(f"/{app}/below", headers={"X-Request-ID": "abc"})
     assert status == 200
     found = json.loads(body)
     tag = found["replica_tag"]
     assert tag in {r["tag"] for b in running.status()["backends"].values() for r in b["replicas"]}
     assert found == {
         "request_id": "abc",
-        "route": f"/{name}",
-        "endpoint": f"{name}#Witness",
-        "app_name": name,
+        "route": f"/{app}",
+        "endpoint": f"{app}#Witness",
+        "app_name": app,
         "backend": tag.rpartition("#")[0],
         "version": "7",
         "replica_tag": tag,
@@ -89,50 +88,33 @@ def test_a_query_over_http_is_known_to_its_handler(
     }
 
 
-def test_a_call_through_a_handle_is_known_wherever_it_runs(deployed: Callable[..., Any]) -> None:
-    handle = deployed(serve.deployment(Witness).bind())
-    response = handle.sync.remote()
+def test_a_call_through_a_handle_is_known_wherever_it_runs(witness: DeploymentHandle) -> None:
+    response = witness.sync.remote()
     found = response.result(10)
     assert found["request_id"] == response.request_id
     assert (found["route"], found["is_http_request"]) == ("", False)
-    response = handle.coroutine.remote()
+    response = witness.coroutine.remote()
     ids = [each["request_id"] for each in response.result(10)]
     assert ids == [response.request_id] * 2
-    (outside,) = handle.own_thread.remote().result(10)
+    (outside,) = witness.own_thread.remote().result(10)
     assert outside["request_id"] == "", "nothing tells which query a user's own thread works for"
 
 
-def test_the_replica_is_known_from_the_constructor_on(
-    deployed: Callable[..., Any], name: str
-) -> None:
-    handle = deployed(serve.deployment(version="7")(Witness).bind())
-    replica, request = handle.constructor.remote().result(10)
-    assert (replica["app_name"], replica["deployment"]) == (name, "Witness")
+def test_the_replica_is_known_from_the_constructor_on(witness: DeploymentHandle, app: str) -> None:
+    replica, request = witness.constructor.remote().result(10)
+    assert (replica["app_name"], replica["deployment"]) == (app, "Witness")
     assert (replica["version"], replica["servable_object"]) == ("7", None)
     assert request["request_id"] == ""
-    assert handle.replica.remote().result(10) == (name, replica["replica_tag"], True)
+    assert witness.replica.remote().result(10) == (app, replica["replica_tag"], True)
 
 
-def test_queries_at_once_each_see_themselves(deployed: Callable[..., Any]) -> None:
-    handle = deployed(serve.deployment(Witness).bind())
-    for method in (handle.sync, handle.coroutine):
+def test_queries_at_once_each_see_themselves(witness: DeploymentHandle) -> None:
+    for method in (witness.sync, witness.coroutine):
         responses = [method.remote() for _ in range(40)]
         for response in responses:
             found = response.result(10)
             each = found[1] if isinstance(found, list) else found
             assert each["request_id"] == response.request_id
-
-
-def test_a_call_made_by_user_code_is_a_query_of_its_own_with_the_same_request_id(
-    running: RunningSystem, deployed: Callable[..., Any], name: str
-) -> None:
-    deployed(Outer.bind(serve.deployment(Witness).bind()))
-    _, body = running.get(f"/{name}", headers={"X-Request-ID": "traced"})
-    inside, outside = json.loads(body)
-    assert inside["request_id"] == outside["request_id"] == "traced"
-    assert inside["endpoint"] == f"{name}#Witness"
-    assert outside["endpoint"] == f"{name}#Outer"
-    assert inside["replica_tag"] != outside["replica_tag"]
 
 
 def test_calls_made_on_behalf_of_a_copy_are_marked_like_it(
@@ -148,6 +130,7 @@ def test_calls_made_on_behalf_of_a_copy_are_marked_like_it(
         def __call__(self) -> None:
             context = serve.get_request_context()
             (tmp_path / f"{context.request_id} {context.is_shadow}").touch()
+            logging.getLogger("mine").info("charged")
 
     class Calling:
         def __init__(self, inner: Any) -> None:
@@ -157,7 +140,7 @@ def test_calls_made_on_behalf_of_a_copy_are_marked_like_it(
             await self.inner.remote()
             return "called"
 
-    inner = deployed(serve.deployment(Charging).options(name="Charging").bind())
+    inner = deployed(serve.deployment(logging_config={"encoding": "JSON"})(Charging).bind())
     primary, shadow = f"{name}:primary", f"{name}:shadow"
     for tag in (primary, shadow):
         client.wait_for_goal(client.create_backend(tag, Calling, inner), 20)
@@ -167,27 +150,13 @@ def test_calls_made_on_behalf_of_a_copy_are_marked_like_it(
         assert running.get(f"/{name}/e", headers={"X-Request-ID": "id"}) == (200, b"called")
         wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 10, "both calls")
         assert {path.name for path in tmp_path.iterdir()} == {"id False", "id True"}
+        (log,) = running.settings.logs_dir.glob(f"replica-{name}#Charging#*.log")
+        lines = [json.loads(line) for line in log.read_text().splitlines() if "charged" in line]
+        assert {line.get("is_shadow") for line in lines} == {None, True}
     finally:
         client.delete_endpoint(f"{name}-e")
         for tag in (primary, shadow):
             client.wait_for_goal(client.delete_backend(tag, force=True), 20)
-
-
-def test_a_copy_for_a_shadow_says_so_and_its_answer_goes_nowhere(
-    hand: Hand, replica_of: Callable[..., ReplicaByHand], tmp_path: Any
-) -> None:
-    def note() -> str:
-        flag = serve.get_request_context().is_shadow
-        (tmp_path / f"{flag}").touch()
-        return "not to be seen"
-
-    replica = replica_of(note)
-    (call,) = replica.calls(1)
-    replica.run([call._replace(caller=None, caller_incarnation="")])
-    assert replica.outcomes([call]) == {call.ticket: 200}
-    assert [path.name for path in tmp_path.iterdir()] == ["True"]
-    assert replica.value() == "not to be seen", "the first answer that comes is that of this call"
-    assert (tmp_path / "False").exists()
 
 
 def test_outside_of_a_replica_there_is_no_context() -> None:

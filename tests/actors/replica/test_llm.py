@@ -215,7 +215,7 @@ def test_the_engines_load_is_in_the_metrics(client: openai.OpenAI, running: Runn
 
 
 def test_a_policy_scales_by_the_engines_load(
-    running: RunningSystem, vllm: dict[str, Any], name: str
+    running: RunningSystem, deployed: Any, vllm: dict[str, Any], name: str
 ) -> None:
     def by_waiting(context: Any) -> int:
         waiting = context.aggregated_metrics.get("vllm:num_requests_waiting", {}).values()
@@ -225,17 +225,15 @@ def test_a_policy_scales_by_the_engines_load(
     options = {**vllm["deployment_config"], "autoscaling_config": scaling}
     del options["num_replicas"]
     given = {"model_loading_config": {"model_id": "m"}, **vllm, "deployment_config": options}
-    running.deploy(build_llm_deployment(given), name=name, route_prefix=f"/{name}")
+    deployed(build_llm_deployment(given))
     wait_until(lambda: len(running.replica_pids(name)) == 2, 20, "seven requests wait")
-    with running.as_default():
-        serve.delete(name)
 
 
 def test_a_conversation_with_one_model_alone_stays_at_one_replica(
-    running: RunningSystem, vllm: dict[str, Any], name: str
+    running: RunningSystem, deployed: Any, vllm: dict[str, Any], name: str
 ) -> None:
     config = LLMConfig(model_loading_config=ModelLoadingConfig(model_id="m"), **vllm)
-    running.deploy(build_openai_app({"llm_configs": [config]}), name=name, route_prefix=f"/{name}")
+    deployed(build_openai_app({"llm_configs": [config]}))
     with openai.OpenAI(base_url=f"{running.url}/{name}/v1", api_key="any") as client:
         said = {
             key: {say(client, "m", user=key).choices[0].message.content for _ in range(4)}
@@ -245,18 +243,16 @@ def test_a_conversation_with_one_model_alone_stays_at_one_replica(
         assert len(set.union(*said.values())) == 2, "both replicas have conversations"
     assert running.get(f"/{name}/metrics") == (200, fake_vllm.METRICS.encode())
     assert running.get(f"/{name}/nothing")[0] == 404
-    with running.as_default():
-        serve.delete(name)
 
 
-def test_one_model_is_its_engine(running: RunningSystem, vllm: dict[str, Any], name: str) -> None:
+def test_one_model_is_its_engine(
+    running: RunningSystem, deployed: Any, vllm: dict[str, Any], name: str
+) -> None:
     alone = {**vllm, "deployment_config": vllm["deployment_config"] | {"num_replicas": 1}}
     config = LLMConfig(model_loading_config=ModelLoadingConfig(model_id="m"), **alone)
-    running.deploy(build_openai_app({"llm_configs": [config]}), name=name, route_prefix=f"/{name}")
+    deployed(build_openai_app({"llm_configs": [config]}))
     with openai.OpenAI(base_url=f"{running.url}/{name}/v1", api_key="any") as client:
         assert [each.owned_by for each in client.models.list()] == ["vllm"]
         assert say(client, "m").choices[0].message.content.startswith("m on ")
     (deployment,) = running.status()["applications"][name]["deployments"]
     assert deployment == "m"
-    with running.as_default():
-        serve.delete(name)

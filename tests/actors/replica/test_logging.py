@@ -118,27 +118,6 @@ def test_json_lines_say_which_query_and_replica_they_are_about(
     assert not {"remaining_s", "is_shadow", "multiplexed_model_id"} & set(begun)
 
 
-def test_copies_for_shadows_say_so_in_their_logs(running: RunningSystem, name: str) -> None:
-    client = serve.Client(running.connection, running.settings)
-    config = {"logging_config": {"encoding": "JSON"}}
-    for backend in ("a", "b"):
-        client.wait_for_goal(client.create_backend(f"{name}-{backend}", Talker, config=config))
-    client.create_endpoint(name, backend=f"{name}-a", route=f"/{name}")
-    client.shadow_traffic(name, f"{name}-b", 1.0)
-    assert running.get(f"/{name}/hello")[0] == 200
-
-    def logged(backend: str) -> str:
-        paths = running.settings.logs_dir.glob(f"replica-{name}-{backend}#*.log")
-        return "".join(path.read_text() for path in paths)
-
-    wait_until(lambda: "async hello" in logged("b"), 10, "the copy is run")
-    assert the_one(logged("b"), "async hello")["is_shadow"] is True
-    assert "is_shadow" not in the_one(logged("a"), "async hello")
-    client.delete_endpoint(name)
-    for backend in ("a", "b"):
-        client.delete_backend(f"{name}-{backend}", force=True)
-
-
 def test_exceptions_and_odd_records_are_one_line_each(
     running: RunningSystem, deployed: Callable[..., Any], name: str
 ) -> None:

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from greenroom import serve
 from greenroom.actors.replica.wear import LOOK_S, memory_bytes
 from greenroom.core.errors import ReplicaUnavailableError
+from tests.support.load import GetLoad
 from tests.support.programs import cannot_run
 from tests.support.systems import RunningSystem, wait_until
 
@@ -58,30 +58,8 @@ class Dying:
             time.sleep(0.02)
 
 
-class Load:
-    """Sends GETs all the time; ``statuses`` are those that were not 200."""
-
-    def __init__(self, running: RunningSystem, route: str) -> None:
-        self.bad: list[int] = []
-        self.count = 0
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(running, route))
-        self._thread.start()
-
-    def _run(self, running: RunningSystem, route: str) -> None:
-        while not self._ending.is_set():
-            status, _ = running.get(route)
-            self.count += 1
-            if status != 200:
-                self.bad.append(status)
-
-    def end(self) -> None:
-        self._ending.set()
-        self._thread.join()
-
-
 @pytest.fixture
-def deployed(client: serve.Client, name: str) -> Iterator[Any]:
+def worker(client: serve.Client, name: str) -> Iterator[Any]:
     tag = f"{name}:v1"
 
     def deploy(**config: Any) -> str:
@@ -97,28 +75,25 @@ def deployed(client: serve.Client, name: str) -> Iterator[Any]:
 @pytest.mark.parametrize("config", [{"max_queries": 20}, {"max_age_s": 1.5}])
 def test_a_worn_replica_is_replaced_without_a_failed_request(
     config: dict[str, Any],
-    deployed: Any,
+    worker: Any,
     running: RunningSystem,
     name: str,
 ) -> None:
-    tag = deployed(**config)
+    tag = worker(**config)
     first = running.get(f"/{name}")[1]
-    load = Load(running, f"/{name}")
-    try:
+    with GetLoad(running.settings.http.port, f"/{name}", 1) as load:
         wait_until(lambda: running.get(f"/{name}")[1] != first, 30, "its successor")
         log = (running.settings.logs_dir / "replica.log").read_text()
         assert re.search(rf"{tag}#\w+ is to be replaced: {next(iter(config))}: it has", log)
-    finally:
-        load.end()
-    assert load.count > 0
-    assert load.bad == []
+    assert load.tally.ok > 0
+    assert load.tally.failures == []
 
 
 def test_a_replica_that_leaks_is_replaced_and_one_that_leaks_fast_ends_at_once(
-    deployed: Any, running: RunningSystem, name: str
+    worker: Any, running: RunningSystem, name: str
 ) -> None:
     limit = memory_bytes() // MIB + 200
-    deployed(max_memory_bytes=limit * MIB, num_replicas=1)
+    worker(max_memory_bytes=limit * MIB, num_replicas=1)
 
     def pid() -> bytes:
         return running.get(f"/{name}")[1]
@@ -166,15 +141,12 @@ class OnGpus:
 
 
 @pytest.fixture
-def on_gpus(running: RunningSystem, name: str) -> Iterator[Callable[..., str]]:
+def on_gpus(running: RunningSystem, name: str, deployed: Callable[..., Any]) -> Callable[..., str]:
     def deploy(nvml: str, **options: Any) -> str:
-        made = serve.deployment(max_gpu_memory_bytes=100 * MIB, **options)(OnGpus)
-        running.deploy(made.bind(nvml), name=name, route_prefix=f"/{name}")
+        deployed(serve.deployment(max_gpu_memory_bytes=100 * MIB, **options)(OnGpus).bind(nvml))
         return running.get(f"/{name}")[1].decode()
 
-    yield deploy
-    with running.as_default():
-        serve.delete(name)
+    return deploy
 
 
 def restarts(running: RunningSystem, name: str) -> dict[str, int]:
@@ -187,13 +159,10 @@ def test_a_replica_above_its_gpu_memory_is_replaced_and_far_above_it_ends_at_onc
     running: RunningSystem, on_gpus: Callable[..., str], name: str
 ) -> None:
     first = on_gpus("fake")
-    load = Load(running, f"/{name}")
-    try:
+    with GetLoad(running.settings.http.port, f"/{name}", 1) as load:
         assert running.get(f"/{name}?use=110")[1].decode() == first
         wait_until(lambda: restarts(running, name) == {"max_gpu_memory_bytes": 1}, 30, "its end")
-    finally:
-        load.end()
-    assert load.bad == []
+    assert load.tally.failures == []
     wait_until(lambda: running.get(f"/{name}")[1].decode() != first, 30, "its successor")
     running.get(f"/{name}?use=130")
     expected = {"max_gpu_memory_bytes": 1, "out of memory": 1}
@@ -225,14 +194,10 @@ EITHER_WAY = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def dying(running: RunningSystem, name: str) -> Iterator[Any]:
-    def deploy(**options: Any) -> Any:
-        made = serve.deployment(outlier_ejection=False, **options)(Dying)
-        return running.deploy(made.bind(), name=name, route_prefix=f"/{name}")
-
-    yield deploy
-    with running.as_default():
-        serve.delete(name)
+def dying(deployed: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda **options: deployed(
+        serve.deployment(outlier_ejection=False, **options)(Dying).bind()
+    )
 
 
 def _ask_often(running: RunningSystem, name: str) -> None:
