@@ -429,25 +429,21 @@ def test_an_actor_may_start_tasks_on_the_loop_of_its_messages(transport):
     assert done
 
 
-def test_a_coroutine_may_use_a_transport_that_blocks(transport, echo):
-    async def ask():
-        Sent(transport, echo)
-        return transport.run(None, DEADLINE).message
-
-    assert asyncio.run(ask()) == "hello"
+@pytest.mark.anyio
+async def test_a_coroutine_may_use_a_transport_that_blocks(transport, echo):
+    Sent(transport, echo)
+    assert transport.run(None, DEADLINE).message == "hello"
 
 
-def test_a_transport_attaches_to_a_loop_that_runs(echo):
-    async def ask():
-        loop = asyncio.get_running_loop()
-        answer = loop.create_future()
-        attached = attach(PORT, loop, answer.set_result)
-        attached.send(echo, "hello", None, None)
-        envelope = await asyncio.wait_for(answer, DEADLINE.total_seconds())
-        attached.close()
-        return envelope.message
-
-    assert asyncio.run(ask()) == "hello"
+@pytest.mark.anyio
+async def test_a_transport_attaches_to_a_loop_that_runs(echo):
+    loop = asyncio.get_running_loop()
+    answer = loop.create_future()
+    attached = attach(PORT, loop, answer.set_result)
+    attached.send(echo, "hello", None, None)
+    envelope = await asyncio.wait_for(answer, DEADLINE.total_seconds())
+    attached.close()
+    assert envelope.message == "hello"
 
 
 def test_what_a_callback_raises_is_the_loops_and_the_next_message_is_handled():

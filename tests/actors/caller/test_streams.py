@@ -35,6 +35,8 @@ from greenroom.actors.messages.queries import (
     StreamPart,
 )
 
+pytestmark = pytest.mark.anyio
+
 ENDED = StreamEnded(1, 200)
 SIZES = st.one_of(
     st.integers(0, 300), st.sampled_from([MAX_JOINED, MAX_PART, MAX_PART + 1, 3 * WINDOW])
@@ -81,43 +83,39 @@ async def keep_carrying(joined: Joined, laziness: int) -> None:
 
 @settings(max_examples=50)
 @given(st.lists(SIZES, max_size=60), st.integers(1, 5), st.booleans())
-def test_any_bytes_arrive_whole_and_in_order_and_any_values_one_by_one(
+async def test_any_bytes_arrive_whole_and_in_order_and_any_values_one_by_one(
     sizes: list[int], laziness: int, are_values: bool
 ) -> None:
     parts = [bytes([number % 256]) * size for number, size in enumerate(sizes)]
 
-    async def run() -> list[bytes]:
-        joined = Joined()
+    joined = Joined()
 
-        async def make() -> None:
-            for part in parts:
-                if are_values:
-                    await joined.sender.send(pickle.dumps(part), BINARY)
-                else:
-                    await joined.sender.send(part)
-            joined.carry()
-            joined.stream.ended(ENDED)
+    async def make() -> None:
+        for part in parts:
+            if are_values:
+                await joined.sender.send(pickle.dumps(part), BINARY)
+            else:
+                await joined.sender.send(part)
+        joined.carry()
+        joined.stream.ended(ENDED)
 
-        async def values() -> None:
-            while len(got) < len(parts):
-                if (value := joined.value()) is None:
-                    await asyncio.sleep(0)
-                else:
-                    got.append(value)
+    async def values() -> None:
+        while len(got) < len(parts):
+            if (value := joined.value()) is None:
+                await asyncio.sleep(0)
+            else:
+                got.append(value)
 
-        async def data() -> None:
-            while (part := await joined.stream.next_bytes()) is not None:
-                got.append(part)
+    async def data() -> None:
+        while (part := await joined.stream.next_bytes()) is not None:
+            got.append(part)
 
-        got: list[bytes] = []
-        carrying = asyncio.create_task(keep_carrying(joined, laziness))
-        making = asyncio.create_task(make())
-        await asyncio.wait_for(values() if are_values else data(), 10)
-        await making
-        carrying.cancel()
-        return got
-
-    got = asyncio.run(run())
+    got: list[bytes] = []
+    carrying = asyncio.create_task(keep_carrying(joined, laziness))
+    making = asyncio.create_task(make())
+    await asyncio.wait_for(values() if are_values else data(), 10)
+    await making
+    carrying.cancel()
     assert got == parts if are_values else b"".join(got) == b"".join(parts)
 
 
@@ -142,43 +140,34 @@ def test_a_receiver_that_takes_nothing_holds_a_window_and_small_parts_count_too(
     assert WINDOW <= asyncio.run(held(100_000)) < WINDOW + MAX_PART
 
 
-def test_few_messages_go_back() -> None:
-    async def run() -> None:
-        joined = Joined()
-        for number in range(5000):
-            await joined.sender.send(pickle.dumps(number), BINARY)
-            joined.carry()
-            assert joined.value() == number
-        assert len(joined.told) <= 5000 * 300 // (WINDOW // 2) + 1
-
-    asyncio.run(run())
+async def test_few_messages_go_back() -> None:
+    joined = Joined()
+    for number in range(5000):
+        await joined.sender.send(pickle.dumps(number), BINARY)
+        joined.carry()
+        assert joined.value() == number
+    assert len(joined.told) <= 5000 * 300 // (WINDOW // 2) + 1
 
 
-def test_the_end_comes_after_the_parts() -> None:
-    async def run() -> None:
-        joined = Joined()
-        joined.stream.arrived(StreamPart(1, b"a", BINARY))
-        joined.stream.ended(FailedAnswer(1, "ReplicaUnavailableError", "it died"))
-        assert joined.stream.end is None
-        assert await joined.stream.next_bytes() == b"a"
-        for _ in range(2):
-            with pytest.raises(StreamFailedError, match="it died"):
-                await joined.stream.next()
-        assert joined.stream.end is not None
-        joined.stream.close()
-        assert not joined.stops, "there is nothing to stop"
-
-    asyncio.run(run())
-
-
-def test_an_answer_in_place_of_the_end_is_a_failure() -> None:
-    async def run() -> None:
-        joined = Joined()
-        joined.stream.ended(Any)  # type: ignore[arg-type]
-        with pytest.raises(StreamFailedError, match="answered anew"):
+async def test_the_end_comes_after_the_parts() -> None:
+    joined = Joined()
+    joined.stream.arrived(StreamPart(1, b"a", BINARY))
+    joined.stream.ended(FailedAnswer(1, "ReplicaUnavailableError", "it died"))
+    assert joined.stream.end is None
+    assert await joined.stream.next_bytes() == b"a"
+    for _ in range(2):
+        with pytest.raises(StreamFailedError, match="it died"):
             await joined.stream.next()
+    assert joined.stream.end is not None
+    joined.stream.close()
+    assert not joined.stops, "there is nothing to stop"
 
-    asyncio.run(run())
+
+async def test_an_answer_in_place_of_the_end_is_a_failure() -> None:
+    joined = Joined()
+    joined.stream.ended(Any)  # type: ignore[arg-type]
+    with pytest.raises(StreamFailedError, match="answered anew"):
+        await joined.stream.next()
 
 
 def test_closing_drops_what_is_here_and_stops_the_replica_once() -> None:
@@ -243,64 +232,52 @@ def test_a_thread_may_take_values_while_others_arrive() -> None:
     assert got == list(range(2000))
 
 
-def test_small_parts_of_a_turn_travel_as_one_before_whatever_follows_them() -> None:
-    async def run() -> list[StreamPart]:
-        joined = Joined()
-        for data, ends in ((b"a", MORE), (b"bc", MORE), (b"d", BINARY), (b"e", MORE)):
-            await joined.sender.send(data, ends)
-        await joined.sender.send(b"f" * MAX_PART)
-        await joined.sender.send(b"g")
-        joined.at_turn_end.pop()()
-        await joined.sender.send(b"h")
-        joined.sender.flush()
-        return joined.on_the_way
-
-    found = asyncio.run(run())
+async def test_small_parts_of_a_turn_travel_as_one_before_whatever_follows_them() -> None:
+    joined = Joined()
+    for data, ends in ((b"a", MORE), (b"bc", MORE), (b"d", BINARY), (b"e", MORE)):
+        await joined.sender.send(data, ends)
+    await joined.sender.send(b"f" * MAX_PART)
+    await joined.sender.send(b"g")
+    joined.at_turn_end.pop()()
+    await joined.sender.send(b"h")
+    joined.sender.flush()
+    found = joined.on_the_way
     assert [part.data for part in found] == [b"abc", b"d", b"e", b"f" * MAX_PART, b"g", b"h"]
     assert found[:2] == [StreamPart(1, b"abc", parts=2), StreamPart(1, b"d", BINARY)]
 
 
-def test_joined_parts_are_bounded_in_number_and_size() -> None:
-    async def run() -> list[StreamPart]:
-        joined = Joined()
-        for data in (*[b"a"] * (MOST_JOINED + 1), *[b"b" * (MAX_JOINED // 2)] * 3):
-            await joined.sender.send(data)
-        joined.at_turn_end.pop()()
-        return joined.on_the_way
-
-    found = asyncio.run(run())
+async def test_joined_parts_are_bounded_in_number_and_size() -> None:
+    joined = Joined()
+    for data in (*[b"a"] * (MOST_JOINED + 1), *[b"b" * (MAX_JOINED // 2)] * 3):
+        await joined.sender.send(data)
+    joined.at_turn_end.pop()()
+    found = joined.on_the_way
     assert [part.parts for part in found] == [MOST_JOINED, 2, 2]
     assert max(len(part.data) for part in found) <= MAX_JOINED
 
 
-def test_a_generator_that_awaits_nothing_lets_its_parts_leave() -> None:
-    async def run() -> set[int]:
-        sent: list[StreamPart] = []
-        seen: set[int] = set()
-        sender = Sender(1, sent.append, lambda callback: callback())
+async def test_a_generator_that_awaits_nothing_lets_its_parts_leave() -> None:
+    sent: list[StreamPart] = []
+    seen: set[int] = set()
+    sender = Sender(1, sent.append, lambda callback: callback())
 
-        async def watch() -> None:
-            while len(sent) < 5:
-                seen.add(len(sent))
-                await asyncio.sleep(0)
+    async def watch() -> None:
+        while len(sent) < 5:
+            seen.add(len(sent))
+            await asyncio.sleep(0)
 
-        watching = asyncio.create_task(watch())
-        for _ in range(5):
-            time.sleep(2 * YIELD_AFTER_S)  # it computes
-            await sender.send(b"x")
-        await watching
-        return seen
-
-    assert asyncio.run(run()) >= {1, 2, 3, 4}
+    watching = asyncio.create_task(watch())
+    for _ in range(5):
+        time.sleep(2 * YIELD_AFTER_S)  # it computes
+        await sender.send(b"x")
+    await watching
+    assert seen >= {1, 2, 3, 4}
 
 
-def test_a_sender_whose_receiver_has_gone_fails() -> None:
-    async def run() -> None:
-        joined = Joined()
-        making = asyncio.create_task(joined.sender.send(b"x" * 3 * WINDOW))
-        await asyncio.sleep(0)
-        joined.sender.close()
-        with pytest.raises(NobodyListensError):
-            await making
-
-    asyncio.run(run())
+async def test_a_sender_whose_receiver_has_gone_fails() -> None:
+    joined = Joined()
+    making = asyncio.create_task(joined.sender.send(b"x" * 3 * WINDOW))
+    await asyncio.sleep(0)
+    joined.sender.close()
+    with pytest.raises(NobodyListensError):
+        await making

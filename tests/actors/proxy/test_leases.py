@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -70,91 +71,97 @@ class Leased:
 
 
 @pytest.fixture
-def leased() -> Iterator[Leased]:
-    made = Leased()
+def leased(request: pytest.FixtureRequest) -> Iterator[Leased]:
+    made = Leased(**getattr(request, "param", {}))
     yield made
     made.one.close()
 
 
-def run(leased: Leased, coroutine: Any) -> None:
-    leased.one.loop.run_until_complete(asyncio.wait_for(coroutine, 2 * DEADLINE_S))
+def on_its_loop(test: Callable[..., Any]) -> Callable[..., None]:
+    """Run a test on the loop of what it has leased."""
+
+    @functools.wraps(test)
+    def run(leased: Leased, **others: Any) -> None:
+        testing = asyncio.wait_for(test(leased, **others), 2 * DEADLINE_S)
+        leased.one.loop.run_until_complete(testing)
+
+    return run
 
 
-def test_queries_go_straight_to_the_replica_and_are_counted_all_the_same(leased: Leased) -> None:
+@on_its_loop
+async def test_queries_go_straight_to_the_replica_and_are_counted_all_the_same(
+    leased: Leased,
+) -> None:
     submitted: list[Any] = []
     submit = leased.one.proxy.dispatcher.submit
     leased.one.proxy.dispatcher.submit = (  # type: ignore[method-assign]
         lambda message, sender: submitted.extend(message.queries) or submit(message, sender)
     )
 
-    async def scenario() -> None:
-        for _ in range(300):
-            await leased.handle.remote()
-        await until(lambda: leased.counted() == 300)
-        await until(lambda: leased.load() == {"r1": 0})
-        assert not leased.leases.held, "what is not used is returned"
-        await until(lambda: not leased.one.queries.leases)
-
-    run(leased, scenario())
+    for _ in range(300):
+        await leased.handle.remote()
+    await until(lambda: leased.counted() == 300)
+    await until(lambda: leased.load() == {"r1": 0})
+    assert not leased.leases.held, "what is not used is returned"
+    await until(lambda: not leased.one.queries.leases)
     assert len(submitted) < 100
 
 
-def test_a_change_is_acknowledged_when_the_caller_has_returned_its_lease(leased: Leased) -> None:
-    async def scenario() -> None:
-        await leased.hold()
-        running = leased.handle.remote(0.2)
-        await until(lambda: leased.one.queries.running)
-        confirmed = leased.change()
-        assert not confirmed
-        await until(lambda: confirmed)
-        assert not leased.leases.held
-        assert await running == 0.2, "what has begun runs to its end"
-        await until(lambda: leased.load() == {"r1": 0})
-        assert leased.counted(), "and is counted"
-
-    run(leased, scenario())
-
-
-def test_the_replica_refuses_what_a_caller_sends_that_does_not_answer(leased: Leased) -> None:
-    async def scenario() -> None:
-        await leased.hold()
-        leased.leases.revoked = lambda _message: None  # type: ignore[method-assign]
-        running = leased.handle.remote(FENCE_S + 0.4)  # so that the lease is not idle
-        await until(lambda: leased.one.queries.running)
-        confirmed = leased.change()
-        assert not confirmed
-        await until(lambda: confirmed)
-        assert leased.leases.held
-        with pytest.raises(DeploymentUnavailableError, match="no backend with traffic"):
-            await leased.handle.remote()
-        assert await running
-
-    run(leased, scenario())
+@on_its_loop
+async def test_a_change_is_acknowledged_when_the_caller_has_returned_its_lease(
+    leased: Leased,
+) -> None:
+    await leased.hold()
+    running = leased.handle.remote(0.2)
+    await until(lambda: leased.one.queries.running)
+    confirmed = leased.change()
+    assert not confirmed
+    await until(lambda: confirmed)
+    assert not leased.leases.held
+    assert await running == 0.2, "what has begun runs to its end"
+    await until(lambda: leased.load() == {"r1": 0})
+    assert leased.counted(), "and is counted"
 
 
-def test_a_lease_that_was_fenced_before_its_caller_showed_it_is_refused(leased: Leased) -> None:
+@on_its_loop
+async def test_the_replica_refuses_what_a_caller_sends_that_does_not_answer(leased: Leased) -> None:
+    await leased.hold()
+    leased.leases.revoked = lambda _message: None  # type: ignore[method-assign]
+    running = leased.handle.remote(FENCE_S + 0.4)  # so that the lease is not idle
+    await until(lambda: leased.one.queries.running)
+    confirmed = leased.change()
+    assert not confirmed
+    await until(lambda: confirmed)
+    assert leased.leases.held
+    with pytest.raises(DeploymentUnavailableError, match="no backend with traffic"):
+        await leased.handle.remote()
+    assert await running
+
+
+@on_its_loop
+async def test_a_lease_that_was_fenced_before_its_caller_showed_it_is_refused(
+    leased: Leased,
+) -> None:
     opened: list[Any] = []
     port: Any = leased.one.queries.address
 
-    async def scenario() -> None:
-        await leased.hold()
-        await until(lambda: leased.one.queries.leases)
-        (lease,) = leased.one.queries.leases.values()
-        for name, is_fence in (("old/1", True), ("old/2", False)):
-            another = replace(lease, lease=lease.lease + name)
-            close = CloseLeases(
-                incarnation=lease.incarnation, leases=(another.lease,), is_fence=is_fence
-            )
-            for message in (close, another):
-                port.arrived(message, Place(leased.one.loop))
-            opened.append(another.lease in leased.one.queries.leases)
-
-    run(leased, scenario())
+    await leased.hold()
+    await until(lambda: leased.one.queries.leases)
+    (lease,) = leased.one.queries.leases.values()
+    for name, is_fence in (("old/1", True), ("old/2", False)):
+        another = replace(lease, lease=lease.lease + name)
+        close = CloseLeases(
+            incarnation=lease.incarnation, leases=(another.lease,), is_fence=is_fence
+        )
+        for message in (close, another):
+            port.arrived(message, Place(leased.one.loop))
+        opened.append(another.lease in leased.one.queries.leases)
     assert opened == [False, True]
 
 
 @pytest.mark.parametrize("is_idle", [True, False])
-def test_a_replica_stops_to_watch_a_caller_that_has_left_it(
+@on_its_loop
+async def test_a_replica_stops_to_watch_a_caller_that_has_left_it(
     leased: Leased, monkeypatch: pytest.MonkeyPatch, is_idle: bool
 ) -> None:
     """Each connection of a long-lived process would cost the replica a descriptor for good."""
@@ -168,19 +175,16 @@ def test_a_replica_stops_to_watch_a_caller_that_has_left_it(
     caller = leased.one.caller.process.incarnation
     replica: Any = leased.one.queries.address
 
-    async def scenario() -> None:
-        await leased.hold()
-        await until(lambda: caller in watched)
-        running = None if is_idle else leased.handle.remote(0.3)
-        await until(lambda: is_idle or leased.one.queries.running)
-        names = tuple(leased.one.queries.leases)
-        close = CloseLeases(incarnation=replica.process.incarnation, leases=names)
-        replica.arrived(close, Place(leased.one.loop))
-        assert (caller in watched) is not is_idle, "its death would end its query"
-        assert running is None or await running == 0.3
-        await until(lambda: caller not in watched)
-
-    run(leased, scenario())
+    await leased.hold()
+    await until(lambda: caller in watched)
+    running = None if is_idle else leased.handle.remote(0.3)
+    await until(lambda: is_idle or leased.one.queries.running)
+    names = tuple(leased.one.queries.leases)
+    close = CloseLeases(incarnation=replica.process.incarnation, leases=names)
+    replica.arrived(close, Place(leased.one.loop))
+    assert (caller in watched) is not is_idle, "its death would end its query"
+    assert running is None or await running == 0.3
+    await until(lambda: caller not in watched)
 
 
 def test_all_replicas_of_a_lease_are_watched_where_more_are_known_than_are_kept(
@@ -212,59 +216,52 @@ def test_all_replicas_of_a_lease_are_watched_where_more_are_known_than_are_kept(
         assert watched == set(names), "those of the lease before, which are not used, are dropped"
 
 
-def test_what_does_not_fit_goes_to_the_router(leased: Leased) -> None:
-    async def scenario() -> None:
-        await leased.hold()
-        answers = [leased.handle.remote(0.05) for _ in range(40)]
-        await until(lambda: leased.one.queries.running == 8)
-        assert [await answer for answer in answers] == [0.05] * 40
-
-    run(leased, scenario())
+@on_its_loop
+async def test_what_does_not_fit_goes_to_the_router(leased: Leased) -> None:
+    await leased.hold()
+    answers = [leased.handle.remote(0.05) for _ in range(40)]
+    await until(lambda: leased.one.queries.running == 8)
+    assert [await answer for answer in answers] == [0.05] * 40
 
 
-def test_a_query_that_a_replica_has_no_room_for_goes_to_the_router(leased: Leased) -> None:
-    async def scenario() -> None:
-        await leased.hold()
-        leased.one.queries.limit = 1  # as if other hosts' proxies had sent it queries
-        answers = [leased.handle.remote(0.01) for _ in range(4)]
-        assert [await answer for answer in answers] == [0.01] * 4
-
-    run(leased, scenario())
+@on_its_loop
+async def test_a_query_that_a_replica_has_no_room_for_goes_to_the_router(leased: Leased) -> None:
+    await leased.hold()
+    leased.one.queries.limit = 1  # as if other hosts' proxies had sent it queries
+    answers = [leased.handle.remote(0.01) for _ in range(4)]
+    assert [await answer for answer in answers] == [0.01] * 4
 
 
-def test_a_cancelled_query_keeps_its_slot_until_it_has_ended(leased: Leased) -> None:
-    async def scenario() -> None:
-        await leased.hold()
-        running = leased.handle.remote(5.0)
-        await until(lambda: leased.one.queries.running)
-        lease = leased.leases.held["e", "b"]
-        running.cancel()
-        assert lease.ongoing == 1
-        await until(lambda: not lease.ongoing)
-        assert not leased.one.queries.running
-
-    run(leased, scenario())
+@on_its_loop
+async def test_a_cancelled_query_keeps_its_slot_until_it_has_ended(leased: Leased) -> None:
+    await leased.hold()
+    running = leased.handle.remote(5.0)
+    await until(lambda: leased.one.queries.running)
+    lease = leased.leases.held["e", "b"]
+    running.cancel()
+    assert lease.ongoing == 1
+    await until(lambda: not lease.ongoing)
+    assert not leased.one.queries.running
 
 
-def test_a_caller_that_leaves_closes_its_leases_also_those_in_use(leased: Leased) -> None:
+@on_its_loop
+async def test_a_caller_that_leaves_closes_its_leases_also_those_in_use(leased: Leased) -> None:
     """Its process may live on for long, and a replica that stops waits for leases that are open."""
     left: list[bool] = []
 
-    async def scenario() -> None:
-        await leased.hold()
-        running = leased.handle.remote(0.2)
-        await until(lambda: leased.one.queries.running and leased.one.queries.leases)
-        leased.one.caller.leave(lambda: left.append(True))
-        await until(lambda: left)
-        leased.one.caller.loop.stop()  # as when its connection is closed
-        with pytest.raises(ReplicaUnavailableError, match="closed"):
-            await running
-        await until(lambda: not leased.one.queries.leases)
-
-    run(leased, scenario())
+    await leased.hold()
+    running = leased.handle.remote(0.2)
+    await until(lambda: leased.one.queries.running and leased.one.queries.leases)
+    leased.one.caller.leave(lambda: left.append(True))
+    await until(lambda: left)
+    leased.one.caller.loop.stop()  # as when its connection is closed
+    with pytest.raises(ReplicaUnavailableError, match="closed"):
+        await running
+    await until(lambda: not leased.one.queries.leases)
 
 
-def test_what_a_dead_caller_sent_under_a_lease_ends_with_it(
+@on_its_loop
+async def test_what_a_dead_caller_sent_under_a_lease_ends_with_it(
     leased: Leased, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dies: dict[str, Callable[[], None]] = {}
@@ -275,42 +272,33 @@ def test_what_a_dead_caller_sent_under_a_lease_ends_with_it(
 
     monkeypatch.setattr(leased.one.queries.loop, "watch_process", watch)
 
-    async def scenario() -> None:
-        await leased.hold()
-        running = leased.handle.remote(10 * DEADLINE_S)
-        await until(lambda: leased.one.queries.running)
-        assert leased.leases.held["e", "b"].ongoing
-        dies[leased.one.caller.process.incarnation]()
-        await until(lambda: not leased.one.queries.running)
-        assert not leased.one.queries.leases
-        running.cancel()
-
-    run(leased, scenario())
+    await leased.hold()
+    running = leased.handle.remote(10 * DEADLINE_S)
+    await until(lambda: leased.one.queries.running)
+    assert leased.leases.held["e", "b"].ongoing
+    dies[leased.one.caller.process.incarnation]()
+    await until(lambda: not leased.one.queries.running)
+    assert not leased.one.queries.leases
+    running.cancel()
 
 
-def test_leases_of_a_dead_proxy_end_with_the_next_ones_word(leased: Leased) -> None:
-    async def scenario() -> None:
-        await leased.hold()
-        assert leased.one.queries.leases
-        leased.one.caller.lost_proxy()
-        assert await leased.handle.remote() == 0.0, "they go on meanwhile"
-        place = Place(leased.one.loop)
-        meet = MeetProxy(proxy=place, process=Process(1, 1, "next"), is_near=True)
-        port: Any = leased.one.queries.address
-        port.arrived(meet, place)
-        assert not leased.one.queries.leases
-
-    run(leased, scenario())
+@on_its_loop
+async def test_leases_of_a_dead_proxy_end_with_the_next_ones_word(leased: Leased) -> None:
+    await leased.hold()
+    assert leased.one.queries.leases
+    leased.one.caller.lost_proxy()
+    assert await leased.handle.remote() == 0.0, "they go on meanwhile"
+    place = Place(leased.one.loop)
+    meet = MeetProxy(proxy=place, process=Process(1, 1, "next"), is_near=True)
+    port: Any = leased.one.queries.address
+    port.arrived(meet, place)
+    assert not leased.one.queries.leases
 
 
-def test_a_backends_time_limit_holds_under_a_lease() -> None:
-    leased = Leased(request_timeout_s=0.1)
-
-    async def scenario() -> None:
-        await leased.hold()
-        with pytest.raises(TimeoutError, match="no answer within"):
-            await leased.handle.remote(5.0)
-        await until(lambda: not leased.one.queries.running)
-
-    run(leased, scenario())
-    leased.one.close()
+@pytest.mark.parametrize("leased", [{"request_timeout_s": 0.1}], indirect=True)
+@on_its_loop
+async def test_a_backends_time_limit_holds_under_a_lease(leased: Leased) -> None:
+    await leased.hold()
+    with pytest.raises(TimeoutError, match="no answer within"):
+        await leased.handle.remote(5.0)
+    await until(lambda: not leased.one.queries.running)
