@@ -64,6 +64,36 @@ def test_a_global_name_of_another_system_is_found_every_time(start):
     assert time.monotonic() - begun < 10, "each hung for 50 seconds"
 
 
+def test_a_system_that_is_killed_leaves_its_convention_at_once_and_joins_again_when_it_is_back(
+    start,
+):
+    port, other_port = free_port(), free_port()
+    convention = {"Convention Address.IPv4": ("", port)}
+    there = {"side": "there"}
+    leader = start(port, convention)
+    worker = leader.createActor(Worker)
+    leader.ask(worker, ("watch_convention",), ASK_S)
+
+    def wait_for(*told):
+        def is_told():
+            (notices,) = leader.ask(worker, ("notices",), ASK_S)
+            return [is_added for _, is_added in notices] == [*told]
+
+        wait_until(is_told, 5, f"told {told}")
+
+    start(other_port, {**convention, **there})
+    wait_for(True)
+    _, pid = leader.ask(worker, ("create", there), ASK_S)
+    os.kill(parent_of(pid), signal.SIGKILL)
+    begun = time.monotonic()
+    wait_for(True, False)
+    assert time.monotonic() - begun < 2
+    wait_until(lambda: leader.ask(worker, ("exits",), ASK_S) == (1, True), 5, "its child is too")
+    os.kill(pid, signal.SIGKILL)
+    start(other_port, {**convention, **there})
+    wait_for(True, False, True)
+
+
 @pytest.mark.parametrize("number", [1, 5])
 def test_each_child_that_is_killed_is_told_once(system, worker, number):
     children = [new_child(system, worker) for _ in range(number)]
