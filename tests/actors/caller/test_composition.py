@@ -125,9 +125,9 @@ class Front:
         return await getattr(self.middle, do).remote(request.query_params["mark"])
 
 
-def graph(folder: Path, **options: Any) -> serve.Application:
+def graph(folder: Path) -> serve.Application:
     leaf = serve.deployment(Leaf).bind(str(folder))
-    middle = serve.deployment(**options)(Middle).bind(leaf)
+    middle = serve.deployment(Middle).bind(leaf)
     return serve.deployment(Front).bind(middle, leaf)
 
 
@@ -170,18 +170,6 @@ def test_the_request_id_and_the_deadline_travel_along(ask: Ask) -> None:
 
 
 @pytest.mark.slow
-def test_the_smaller_of_two_time_limits_holds(
-    deployed: Callable[..., Any], ask: Ask, tmp_path: Path
-) -> None:
-    deployed(graph(tmp_path, request_timeout_s=3.0))
-    _, body = answer(ask("told", **{"X-Request-Timeout-Seconds": "60"}))
-    assert 1 < json.loads(body)[1] < 3
-    status, body = answer(ask("wait", "a", **{"X-Request-Timeout-Seconds": "1.5"}))
-    assert status == 408
-    wait_until((tmp_path / "a cancelled").exists, 5, "the leaf is cancelled at the deadline")
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("chain")
 @pytest.mark.parametrize("do", ["wait", "block", "wait_in_a_thread", "wait_for_none", "clean_up"])
 def test_a_client_that_leaves_cancels_every_call_made_for_it(
@@ -203,20 +191,6 @@ def test_a_client_that_leaves_cancels_every_call_made_for_it(
         wait_until((tmp_path / "cleaned up").exists, 5, "async code may still call")
     wait_until(lambda: ongoing(running, name) == 0, 5, "all slots are free")
     assert not (tmp_path / "never").exists()
-
-
-@pytest.mark.usefixtures("chain")
-def test_cancelling_a_response_outside_cancels_what_it_has_led_to(
-    running: RunningSystem, name: str, tmp_path: Path
-) -> None:
-    middle = DeploymentHandle("Middle", name, client=running.connection.queries)
-    response = middle.wait.remote("a")
-    wait_until((tmp_path / "a began").exists, 5, "the leaf has begun")
-    response.cancel()
-    wait_until((tmp_path / "a cancelled").exists, 5, "the leaf is cancelled")
-    with pytest.raises(RequestCancelledError):
-        response.result(timeout_s=5)
-    wait_until(lambda: ongoing(running, name) == 0, 5, "all slots are free")
 
 
 @pytest.mark.usefixtures("chain")

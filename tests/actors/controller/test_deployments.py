@@ -6,8 +6,6 @@ import asyncio
 import os
 import re
 import sys
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +18,6 @@ from greenroom.serve.exceptions import GreenroomError
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.conftest import deploy
 from tests.support.systems import RunningSystem, alive, wait_until
-from tests.support.timing import check_within
 
 Deployed = Callable[[Application], DeploymentHandle]
 DEADLINE_S = 20
@@ -115,21 +112,6 @@ def test_sync_code_calls_other_deployments_and_hears_their_exceptions(
     assert "SyncCaller" in "".join(caught.value.__notes__)
 
 
-class UnpicklableError(Exception):
-    def __init__(self) -> None:
-        super().__init__("cannot travel")
-        self.lock = threading.Lock()
-
-
-def test_an_exception_that_cannot_travel_is_told_as_text(deployed: Deployed) -> None:
-    @serve.deployment
-    def raises() -> None:
-        raise UnpicklableError
-
-    with pytest.raises(GreenroomError, match="cannot travel"):
-        deployed(raises.bind()).remote().result(10)
-
-
 @pytest.mark.parametrize(
     ("how", "told"),
     [
@@ -181,27 +163,6 @@ def test_a_replica_that_fails_its_health_checks_is_replaced(deployed: Deployed) 
     handle.fall_ill.remote().result(10)
     wait_until(lambda: handle.remote().result(10) != first, 10, "another replica answers")
     wait_until(lambda: not alive(first), 10, "the ill replica is gone")
-
-
-def test_a_slot_is_free_for_the_next_query_as_soon_as_the_answer_is_out(
-    deployed: Deployed, running: RunningSystem, name: str
-) -> None:
-    @serve.deployment(max_ongoing_requests=1)
-    async def one_at_a_time() -> str:
-        await asyncio.sleep(0.01)
-        return "done"
-
-    handle = deployed(one_at_a_time.bind())
-
-    def attempt() -> float:
-        begun = time.monotonic()
-        responses = [handle.remote() for _ in range(20)]
-        assert [response.result(10) for response in responses] == ["done"] * 20
-        took_s = time.monotonic() - begun
-        print(f"20 queries of 10 ms, one at a time: {took_s:.2f} s")
-        return took_s
-
-    check_within(2, attempt)
 
 
 def test_a_deleted_application_frees_its_route_and_its_processes(

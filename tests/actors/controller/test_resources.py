@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +9,6 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.actors.runtime.settings import HostSettings, read_settings
 from tests.support.systems import RunningSystem, running_system, wait_until
 
 
@@ -22,10 +18,6 @@ def small(tmp_path: Path) -> Iterator[RunningSystem]:
     environ = {"GREENROOM_NUM_CPUS": "2", "GREENROOM_RESOURCES": '{"disk": 3}'}
     with running_system(tmp_path / "state", **environ) as started:
         yield started
-
-
-def settings(**environ: str) -> HostSettings:
-    return read_settings({"GREENROOM_STATE_DIR": "/nowhere", **environ})
 
 
 def hello(_request: Any) -> str:
@@ -60,31 +52,3 @@ def test_a_deployment_without_room_waits_and_status_says_for_what(small: Running
     assert small.get("/second") == (200, b"hello")
     assert small.status()["resources"]["disk"] == {"total": 3.0, "taken": 3.0}
     assert small.greenroom("status").returncode == 0
-
-
-@pytest.mark.slow
-def test_a_deploy_command_tells_what_it_waits_for(small: RunningSystem, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from greenroom import serve\n"
-        "@serve.deployment(actor_options={'num_cpus': 5})\n"
-        "def app(request):\n"
-        "    return 'hello'\n"
-        "app = app.bind()\n"
-    )
-    log = tmp_path / "deploy.log"
-    with log.open("w") as output:
-        command = subprocess.Popen(
-            [sys.executable, "-m", "greenroom.serve.cli.main", "deploy", "mine"],
-            env={**os.environ, **small.environ},
-            cwd=tmp_path,
-            stderr=output,
-        )
-    try:
-        wait_until(
-            lambda: "needs 5 num_cpus, and the host has 2 num_cpus in all" in log.read_text(),
-            20,
-            "the command tells what it waits for",
-        )
-    finally:
-        command.terminate()
-        command.wait(10)
