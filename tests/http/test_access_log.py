@@ -200,4 +200,4 @@ async def test_a_log_that_was_moved_or_deleted_is_made_anew(tmp_path):
 
 
 def entry(request_id):
-    return Entry(0.0, request_id, "GET", "/", 200, 0.001, 1, None)
+    return ENTRY._replace(request_id=request_id)

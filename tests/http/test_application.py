@@ -15,6 +15,8 @@ pytestmark = pytest.mark.anyio
 HOST = (b"host", b"test")
 WANTS_JSON = (HOST, (b"accept", b"application/json"))
 CHUNKED = (HOST, (b"transfer-encoding", b"chunked"))
+METHODS = ("train", "__call__", "größe")
+NO_LIMITS = (b"soon", b"0", b"-1", b"nan", b"inf", b"")
 
 
 def failing(kind, text="why", **fields):
@@ -207,25 +209,28 @@ def test_the_timeout_header_shortens_the_servers_and_never_lengthens_it(app, own
 
 
 @pytest.mark.parametrize(
-    ("sent", "key"), [(b"k", "k"), (b"k\xc3\xa4", "k\xe4"), (b"k\xe4", "k\xe4"), (b"", "")]
+    ("header", "sent", "field", "value"),
+    [
+        *((b"x-serve-call-method", each.encode(), "call_method", each) for each in METHODS),
+        (b"x-serve-shard-key", b"k", "shard_key", "k"),
+        (b"x-serve-shard-key", b"k\xc3\xa4", "shard_key", "k\xe4"),  # UTF-8, or else Latin-1
+        (b"x-serve-shard-key", b"k\xe4", "shard_key", "k\xe4"),
+        (b"x-serve-shard-key", b"", "shard_key", ""),
+        (b"x_serve_shard_key", b"k", "shard_key", None),
+        (b"serve_multiplexed_model_id", "grün".encode(), "multiplexed_model_id", "grün"),
+        *((b"x-request-timeout-seconds", each, "timeout_s", None) for each in NO_LIMITS),
+    ],
 )
-def test_a_shard_key_is_read_as_utf_8_or_else_as_latin_1(app, sent, key):
-    app.ask(headers=(HOST, (b"x-serve-shard-key", sent)))
-    assert app.link.asked[-1].shard_key == key
+def test_headers_of_ours_are_fields_of_the_query(app, header, sent, field, value):
+    assert app.ask(headers=(HOST, (header, sent))).status == 200
+    (asked,) = app.link.asked
+    assert getattr(asked, field) == value
 
 
-def test_a_model_id_is_passed_on_and_no_other_header_with_an_underscore(app):
-    model = (b"serve_multiplexed_model_id", "grün".encode())
+def test_of_headers_with_an_underscore_the_model_id_alone_reaches_user_code(app):
+    model = (b"serve_multiplexed_model_id", b"m")
     app.ask(headers=(HOST, model, (b"x_serve_shard_key", b"k")))
-    asked = app.link.asked[-1]
-    assert (asked.multiplexed_model_id, asked.shard_key) == ("grün", None)
-    assert asked.call.headers == (HOST, model)
-
-
-@pytest.mark.parametrize("name", ["train", "__call__", "größe"])
-def test_the_call_method_is_passed_on(app, name):
-    app.ask(headers=(HOST, (b"x-serve-call-method", name.encode())))
-    assert app.link.asked[0].call_method == name
+    assert app.link.asked[0].call.headers == (HOST, model)
 
 
 @pytest.mark.parametrize("value", ["__init__", "_private", "no method", "", "reconfigure"])
@@ -235,13 +240,6 @@ def test_a_bad_call_method_is_400_naming_header_and_value(app, value):
     assert "X-Serve-Call-Method" in answer.text
     assert repr(value) in answer.text
     assert not app.link.asked
-
-
-@pytest.mark.parametrize("value", ["soon", "0", "-1", "nan", "inf", ""])
-def test_a_time_limit_that_is_none_is_ignored(app, value):
-    headers = (HOST, (b"X-Request-Timeout-Seconds", value.encode()))
-    assert app.ask(headers=headers).status == 200
-    assert app.link.asked[0].timeout_s is None
 
 
 def test_two_call_methods_are_refused_for_a_proxy_may_have_checked_the_other(app):

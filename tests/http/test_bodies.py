@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from greenroom.core.config import HTTPOptions
 from greenroom.http_front.bodies import MAX_CHUNK_LINE_BYTES, ChunkedBody, RefusedRequestError
+from greenroom.http_front.connections import Connections
 from greenroom.http_front.protocol import AHEAD, LARGE, MOST_READ, READ
 from tests.http.wire import Conversation
 
@@ -271,8 +272,43 @@ async def test_what_is_left_of_a_body_behind_its_answer_is_dropped_and_the_next_
 @pytest.mark.parametrize("came", [0, LARGE])
 async def test_a_client_that_leaves_amid_it_is_told_of(came):
     server = Server()
-    server.connection.say(request(b"/", b"x" * (4 * AHEAD))[: 60 + came])
+    head, _, body = request(b"/", b"x" * (4 * AHEAD)).partition(b"\r\n\r\n")
+    server.connection.say(head + b"\r\n\r\n" + body[:came])
     await turn()
+    assert server.connections.waiting_bytes == came
     await server.connection.end()
     await turn()
     assert server.bodies in ({"/": None}, {})  # its task is cancelled while it waits
+    assert server.connections.waiting_bytes == 0
+
+
+@pytest.mark.parametrize("form", [request, chunked_upgrade])
+async def test_bodies_that_wait_have_a_budget(form, caplog):
+    gate = asyncio.Event()
+
+    async def answer(scope, receive, send):
+        while (await receive())["more_body"]:
+            pass
+        await gate.wait()
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body"})
+
+    options = HTTPOptions(max_waiting_body_bytes=5 * 2**20)
+    connections = Connections(answer, options, 100)
+    talks = [Conversation(answer, options, connections=connections) for _ in range(8)]
+    for talk in talks:
+        talk.say(form(b"/", bytes(1_000_000)))
+        await turn()
+    answers = [talk.wire.written for talk in talks]
+    assert answers[:5] == [b""] * 5
+    for refused in answers[5:]:
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1\r\n" in refused
+        assert b"no room" in refused
+    assert [record.getMessage().count("max_waiting_body_bytes") for record in caplog.records] == [1]
+    gate.set()
+    await turn()
+    assert all(b" 200 " in talk.wire.written for talk in talks[:5])
+    assert connections.waiting_bytes == 0
+    for talk in talks:
+        await talk.end()

@@ -3,14 +3,12 @@
 import contextlib
 import os
 import re
-import select
-import threading
 import time
 
 import psutil
 import pytest
 
-from tests.http.test_upgrades import OPENING, framed, head, statuses
+from tests.http.test_upgrades import OPENING, head, statuses
 
 MIB = 1024 * 1024
 GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -82,31 +80,6 @@ def test_when_all_are_busy_another_is_refused_and_served_when_there_is_room(
     until("there is room", lambda: few_files.ask("/echo").status == 200)
 
 
-# --- requests sent ahead --------------------------------------------------------------------------
-
-
-def test_what_is_sent_ahead_of_a_slow_answer_waits_unread_and_is_served(front, tmp_path):
-    gate = tmp_path / "gate"
-    many = 6000  # of 42 bytes
-    before = rss(front)
-    with contextlib.ExitStack() as stack:
-        slow = [stack.enter_context(front.connect()) for _ in range(4)]
-        for connection in slow:
-            connection.sendall(GET % b"gate%b" % os.fsencode(gate))
-            sending = threading.Thread(
-                target=connection.sendall, args=((GET % b"status/200") * many,)
-            )
-            sending.daemon = True
-            sending.start()
-        assert front.ask("/-/healthz").status == 200
-        assert rss(front) - before < 12 * MIB, "it was 12 MB a connection"
-        gate.touch()
-        received = b""
-        while received.count(b"HTTP/1.1 200 ") < many + 1:
-            received += slow[0].recv(MIB)
-    assert front.ask("/echo").status == 200
-
-
 def connections(worker):
     open_ones = psutil.Process(worker).net_connections("tcp")
     return [each for each in open_ones if each.status == psutil.CONN_ESTABLISHED]
@@ -142,54 +115,6 @@ def test_pipelined_answers_that_are_not_read_hold_up_the_requests(start_front, u
         before = front.ask("/seen").json["asked"]
         assert front.ask("/seen").json["asked"] == before + 1
         assert rss(front) < 200 * MIB
-
-
-# --- bodies that wait -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("coding", ["length", "chunks"])
-def test_bodies_that_wait_have_a_budget(start_front, tmp_path, coding):
-    gate = tmp_path / "gate"
-    front = start_front(GREENROOM_HTTP_MAX_WAITING_BODY_BYTES=str(5 * MIB))
-    line, body = framed(b"x" * 1_000_000, coding)
-    request = head(b"POST", b"/gate" + os.fsencode(gate), line) + body
-    with contextlib.ExitStack() as stack:
-        waiting = []
-        for _ in range(8):
-            connection = stack.enter_context(front.connect())
-            connection.sendall(request)
-            waiting.append(connection)
-            front.ask("/-/healthz")
-        answers = []
-        while len(answers) < 3:  # whichever were the last to come
-            for connection in select.select(waiting, [], [], 20)[0]:
-                waiting.remove(connection)
-                answers.append(read_all(connection))
-        assert [statuses(answer) for answer in answers] == [[503]] * 3
-        assert all(b"retry-after: 1\r\n" in answer for answer in answers)
-        assert b"no room" in answers[0]
-        gate.touch()
-        for connection in waiting:
-            assert b" 200 " in connection.recv(1000)
-        for _ in range(3):
-            assert front.ask("/echo", "POST", body=b"x" * 1_000_000).status == 200
-    lines = front.stderr_path.read_text().count("max_waiting_body_bytes")
-    assert lines == 1
-
-
-def test_a_client_that_leaves_gives_its_share_of_the_budget_back(start_front, tmp_path, until):
-    front = start_front(GREENROOM_HTTP_MAX_WAITING_BODY_BYTES=str(2 * MIB))
-    for number in range(5):
-        cancelled = front.ask("/seen").json["cancelled"]
-        with front.connect() as connection:
-            line, body = framed(b"x" * 1_000_000, "length")
-            connection.sendall(head(b"POST", b"/hang", line) + body)
-            until(
-                "it is asked",
-                lambda n=number: front.ask("/seen").json["asked_paths"].count("/hang") > n,
-            )
-        until("it is given up", lambda seen=cancelled: front.ask("/seen").json["cancelled"] > seen)
-    assert front.ask("/echo", "POST", body=b"x" * 1_000_000).status == 200
 
 
 # --- trailers -------------------------------------------------------------------------------------

@@ -151,7 +151,6 @@ REFUSED = {
     "a method in small letters": b"get /first HTTP/1.1\r\nHost: x\r\n\r\n",
     "an unknown method": b"STEAL /first HTTP/1.1\r\nHost: x\r\n\r\n",
     "a DEL in the target": get(b"/fi\x7frst"),
-    "a tunnel": b"CONNECT x:80 HTTP/1.1\r\nHost: x:80\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03\r\n\r\n",
     "a bad method": b'G"ET /first HTTP/1.1\r\nHost: x\r\n\r\n',
     # What the HTTP Garden (narfindustries/http-garden) has found in other servers and proxies.
@@ -234,23 +233,9 @@ READ_IN_ONE_WAY = {
         b"abc",
     ),
     "a length of nothing": (post(b"Content-Length: 0"), b""),
-    "an upgrade with a length": (
-        post(b"Connection: upgrade", b"Upgrade: foo", b"Content-Length: 3", body=b"abc"),
-        b"abc",
-    ),
     "a trailer like a request": (chunked(ABC + b"0\r\nX:POST / HTTP/1.1\r\n\r\n"), b"abc"),
     "an expectation among others": (
         post(b"Expect: y 100-continue", b"Content-Length: 3", body=b"abc"),
-        b"abc",
-    ),
-    "an upgrade to HTTP/2": (
-        post(
-            b"Connection: Upgrade, HTTP2-Settings",
-            b"Upgrade: h2c",
-            b"HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA",
-            b"Content-Length: 3",
-            body=b"abc",
-        ),
         b"abc",
     ),
     "bytes around a value": (

@@ -326,8 +326,9 @@ async def talking(app=echo, **options):
             looking.cancel()
             client.writer.close()
             listener.close()
-            while connections.tasks or connections.all:
-                await asyncio.sleep(0.01)
+            async with asyncio.timeout(20):
+                while connections.tasks or connections.all:
+                    await asyncio.sleep(0.01)
     assert connections.waiting_bytes == 0
 
 

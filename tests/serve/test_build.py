@@ -172,22 +172,18 @@ def test_two_deployments_of_one_name_get_suffixes_as_in_ray_serve(caplog):
     assert built.applications[0].ingress == "Node_2"
 
 
-def test_an_unbound_deployment_is_refused_wherever_it_is():
-    with pytest.raises(InvalidRequestError, match=r"forget \.bind\(\)"):
-        build(Leaf, "a")
-    with pytest.raises(InvalidRequestError, match=r"bad argument of deployment 'Node'.*\.bind\(\)"):
-        build(Node.bind([Leaf]), "a")
-
-
-@pytest.mark.parametrize("value", [3, None, "app"])
-def test_something_else_than_an_application_is_refused(value):
-    with pytest.raises(InvalidRequestError, match="expected an Application"):
-        build(value, "a")
-
-
-def test_a_bad_application_name_is_refused():
-    with pytest.raises(InvalidRequestError, match="must not contain '#'"):
-        build(Leaf.bind(), "a#b")
+@pytest.mark.parametrize(
+    ("app", "name", "told"),
+    [
+        (Leaf, "a", r"forget \.bind\(\)"),
+        (Node.bind([Leaf]), "a", r"bad argument of deployment 'Node'.*\.bind\(\)"),
+        *((value, "a", "expected an Application") for value in (3, None, "app")),
+        (Leaf.bind(), "a#b", "must not contain '#'"),
+    ],
+)
+def test_what_is_no_application_is_refused_with_what_to_do(app, name, told):
+    with pytest.raises(InvalidRequestError, match=told):
+        build(app, name)
 
 
 def test_a_circle_of_deployments_is_refused_naming_its_way():

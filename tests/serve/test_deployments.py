@@ -1,4 +1,5 @@
 import pickle
+import types
 
 import pytest
 
@@ -142,33 +143,20 @@ def test_all_bad_options_are_named_in_one_error():
         assert name in str(caught.value)
 
 
-def test_calling_a_deployment_tells_what_to_do_instead():
-    with pytest.raises(RuntimeError, match=r"'Plain' cannot be called directly.*func_or_class"):
-        serve.deployment(Plain)()
-
-
-def test_inheriting_from_a_deployment_tells_what_to_do_instead():
-    base = serve.deployment(Plain)
-    with pytest.raises(TypeError, match=r"inherit from Plain.func_or_class"):
-
-        class Child(base):
-            pass
-
-
-def test_a_function_cannot_be_bound_to_arguments():
-    with pytest.raises(InvalidRequestError, match="'hello' is a function"):
-        serve.deployment(hello).bind(1)
-
-
-@pytest.mark.parametrize("target", [3, Plain()])
-def test_only_functions_and_classes_can_be_deployments(target):
-    with pytest.raises(TypeError, match="for functions and classes"):
-        serve.deployment(target)
-
-
-def test_a_deployment_cannot_be_made_one_again():
-    with pytest.raises(TypeError, match="is a deployment already"):
-        serve.deployment(serve.deployment(Plain))
+@pytest.mark.parametrize(
+    ("misuse", "error", "told"),
+    [
+        (lambda of: of(), RuntimeError, "'Plain' cannot be called directly.*func_or_class"),
+        (lambda of: types.new_class("Child", (of,)), TypeError, "inherit from Plain.func_or_class"),
+        (serve.deployment, TypeError, "is a deployment already"),
+        (lambda _: serve.deployment(hello).bind(1), InvalidRequestError, "'hello' is a function"),
+        (lambda _: serve.deployment(3), TypeError, "for functions and classes"),
+        (lambda _: serve.deployment(Plain()), TypeError, "for functions and classes"),
+    ],
+)
+def test_misuse_is_told_with_what_to_do_instead(misuse, error, told):
+    with pytest.raises(error, match=told):
+        misuse(serve.deployment(Plain))
 
 
 def test_deployments_can_be_pickled_because_classes_may_refer_to_them():

@@ -101,6 +101,10 @@ TROUBLED = {"status": "HEALTHY", "replicas": [{"tag": "b#1", "trouble": "32 thre
             "host a cannot use the store, so it could not lead: no answer",
         ),
         ({"backends": {"b": FAILED}}, "backend 'b' is HEALTHY: its policy failed: 'a'"),
+        (
+            {"applications": {"shop": {"status": "RUNNING", "deployments": {"d": FAILED}}}},
+            "deployment 'd' of 'shop' is HEALTHY: its policy failed: 'a'",
+        ),
         ({"backends": {"b": TROUBLED}}, "replica b#1: 32 threads are busy"),
         (
             {"damaged": [{"kind": "endpoint", "name": "e", "reason": "log-1 is damaged"}]},
