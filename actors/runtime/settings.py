@@ -17,9 +17,16 @@ import secrets
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from greenroom.actors.runtime.state_dir import write_private
@@ -49,9 +56,126 @@ MAY_LEAD = "Greenroom May Lead"  # of those on which one may be that has its hos
 _HTTP = "http_"
 
 
+# --- Parsers of fields ----------------------------------------------------------------------------
+
+
 def _default_state_dir() -> Path:
     base = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
     return Path(base) / "greenroom"
+
+
+def _with_absolute_paths(options: HTTPOptions) -> HTTPOptions:
+    # The host's processes leave the folder that a relative path is meant from.
+    names = ("ssl_keyfile", "ssl_certfile", "middlewares_dir")
+    paths = {name: getattr(options, name) for name in names}
+    if options.middlewares:
+        paths["middlewares_dir"] = paths["middlewares_dir"] or "."
+    changes = {name: os.path.abspath(path) for name, path in paths.items() if path}
+    return options.model_copy(update=changes)
+
+
+def _read_functions(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return json.loads(value) if value.startswith("[") else tuple(value.split(","))
+
+
+def _check_host_and_port(text: str, wanted: str) -> None:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"{text!r} is not {wanted}")
+
+
+def _is_of_this_host(address: str) -> bool:
+    return address.rpartition(":")[0] in LOCAL_NAMES
+
+
+def _check_addresses(addresses: str) -> str:
+    each = addresses.split(",") if addresses else ()
+    for one in each:
+        _check_host_and_port(one, "HOST:PORT, or several with commas")
+        if len(each) > 1 and _is_of_this_host(one):
+            raise ValueError(
+                f"{one} is on this host alone; name the hosts of one cluster by addresses that "
+                "all of them reach"
+            )
+    return addresses
+
+
+def _check_systems(join: str) -> str:
+    for each in join.split(",") if join else ():
+        _check_host_and_port(each, "HOST:PORT of a system that runs")
+    return join
+
+
+def _check_own_address(given: str) -> str:
+    try:
+        address = ipaddress.IPv4Address(given)
+    except ValueError:
+        address = ipaddress.IPv4Address(0)
+    if address.is_unspecified or address.is_multicast:
+        raise ValueError("expected one IPv4 address of this host, which others can reach")
+    return given
+
+
+def _check_host_name(name: str) -> str:
+    wrong = wrong_with(name, MAX_TAG_BYTES)
+    if wrong is None and ("/" in name or name in (".", "..")):  # its notes in a store are files
+        wrong = "expected a name that a folder can have"
+    if wrong:
+        raise ValueError(wrong)
+    return name
+
+
+def _read_resources(value: Any) -> dict[str, float | str]:
+    given = _read_pairs(value)
+    if given is None or not given.keys().isdisjoint(BUILT_IN_RESOURCES):
+        raise ValueError(
+            "expected names, each once, with amounts or labels, such as disk=2,zone=a, or a "
+            "JSON object of them, such as '{\"disk\": 2}'; "
+            f"{', '.join(BUILT_IN_RESOURCES)} have settings of their own"
+        )
+    read = {name: _amount_or_label(each) for name, each in given.items()}
+    for name, each in read.items():
+        if not isinstance(each, str) and not 0 <= each < float("inf"):
+            raise ValueError(f"{name}={given[name]!r}: expected a number, 0 or more")
+    return read
+
+
+def _read_pairs(value: Any) -> dict[str, Any] | None:
+    """Read name=value pairs, or JSON; None where it is neither."""
+    if isinstance(value, str) and not value.lstrip().startswith("{"):
+        pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
+        given = {name.strip(): text.strip() for name, _, text in pairs}
+        # A name that comes twice is a mistake: which of the two was meant is not known.
+        is_whole = all(given) and all(given.values()) and len(given) == len(pairs)
+        return given if is_whole else None
+    with contextlib.suppress(ValueError):
+        value = json.loads(value) if isinstance(value, str) else value
+    return dict(value) if isinstance(value, Mapping) else None
+
+
+def _amount_or_label(value: Any) -> float | str:
+    try:
+        return -1.0 if isinstance(value, bool) else float(value)
+    except ValueError:
+        return str(value)
+    except TypeError:
+        return -1.0
+
+
+def _check_silence(value: float) -> float:
+    if value and value < MIN_SILENCE_TIMEOUT_S:
+        raise ValueError(f"expected {MIN_SILENCE_TIMEOUT_S:g} seconds or more, or 0 for never")
+    return value
+
+
+AbsolutePath = Annotated[Path, AfterValidator(Path.absolute)]
+AbsoluteName = Annotated[str, AfterValidator(os.path.abspath)]
+OwnAddress = Annotated[str, AfterValidator(_check_own_address)]
+
+
+# --- The settings ---------------------------------------------------------------------------------
 
 
 class HostSettings(Settings):
@@ -59,7 +183,7 @@ class HostSettings(Settings):
 
     model_config = ConfigDict(validate_default=True)
 
-    state_dir: Path = Field(
+    state_dir: AbsolutePath = Field(
         default_factory=_default_state_dir,
         description="Folder of state and logs [$XDG_STATE_HOME/greenroom or "
         "~/.local/state/greenroom].",
@@ -67,25 +191,27 @@ class HostSettings(Settings):
     admin_port: int = Field(
         default=1900, gt=0, lt=65536, description="Port of this host's actor system."
     )
-    address: str | None = Field(
+    address: Annotated[str, AfterValidator(_check_addresses)] | None = Field(
         default=None,
         description="HOST:PORT of the system that commands and clients talk to; several hosts of "
         "one cluster with commas [this host's].",
     )
-    key_file: Path | None = Field(
+    key_file: AbsolutePath | None = Field(
         default=None,
         description="The cluster file, made by `greenroom keygen` or copied from a host that runs. "
         "A start keeps it in the state dir.",
     )
-    http: HTTPOptions = HTTPOptions()
+    http: Annotated[HTTPOptions, AfterValidator(_with_absolute_paths)] = HTTPOptions()
     grpc_port: int | None = Field(
         default=None, gt=0, lt=65536, description="Port for gRPC, on HTTP's address [no gRPC]."
     )
-    grpc_servicer_functions: tuple[ServicerFunction, ...] = Field(
+    grpc_servicer_functions: Annotated[
+        tuple[ServicerFunction, ...], BeforeValidator(_read_functions)
+    ] = Field(
         default=(),
         description="Functions that add servicers, as module.add_XServicer_to_server with commas.",
     )
-    grpc_dir: str | None = Field(
+    grpc_dir: AbsoluteName | None = Field(
         default=None,
         description="Folder of servicers that are not installed [where it is started].",
     )
@@ -104,19 +230,19 @@ class HostSettings(Settings):
     grpc_reflection: bool = Field(
         default=True, description="Tell clients the services and their messages."
     )
-    grpc_ssl_ca_certs: str | None = Field(
+    grpc_ssl_ca_certs: AbsoluteName | None = Field(
         default=None,
         description="PEM: gRPC clients need a certificate of one of these authorities [none].",
     )
-    bind: str | None = Field(
+    bind: OwnAddress | None = Field(
         default=None, description="This host's IPv4 address for other hosts [they cannot reach it]."
     )
-    advertise: str | None = Field(
+    advertise: OwnAddress | None = Field(
         default=None,
         description="The IPv4 address by which other hosts reach this one, where it is translated "
         "[that of --bind].",
     )
-    join: str | None = Field(
+    join: Annotated[str, AfterValidator(_check_systems)] | None = Field(
         default=None,
         description="HOST:PORT of the cluster's leader, or of all leaders with commas, for a host "
         "that joins; needs --bind.",
@@ -127,7 +253,7 @@ class HostSettings(Settings):
         description="Where hosts that may lead keep the cluster's state: postgresql://USER@HOST/"
         "DATABASE, or the absolute path of a folder that they share [the state dir].",
     )
-    host_name: str = Field(
+    host_name: Annotated[str, AfterValidator(_check_host_name)] = Field(
         default_factory=lambda: socket.gethostname() or "localhost",
         description="This host's name in the cluster [the machine's].",
     )
@@ -143,7 +269,7 @@ class HostSettings(Settings):
     memory: float | None = Field(
         default=None, ge=0, description="Bytes of memory that they may take [the host's]."
     )
-    resources: Mapping[str, float | str] = Field(
+    resources: Annotated[Mapping[str, float | str], BeforeValidator(_read_resources)] = Field(
         default_factory=dict,
         description="Resources and labels of your own: disk=2,zone=a, or JSON. What is not a "
         "number is a label.",
@@ -151,7 +277,7 @@ class HostSettings(Settings):
     no_replicas: bool = Field(
         default=False, description="Place no replicas here: this host only takes HTTP."
     )
-    silence_timeout_s: float = Field(
+    silence_timeout_s: Annotated[float, AfterValidator(_check_silence)] = Field(
         default=DEFAULT_SILENCE_TIMEOUT_S,
         description="After how many seconds a process that stands still is killed and replaced; 2 "
         "or more, or 0 for never.",
@@ -178,99 +304,6 @@ class HostSettings(Settings):
             values = {"grpc_dir": "."} | values
         return values
 
-    @field_validator("grpc_dir", "grpc_ssl_ca_certs")
-    @classmethod
-    def _has_absolute_path(cls, path: str | None) -> str | None:
-        return None if path is None else os.path.abspath(path)
-
-    @field_validator("state_dir", "key_file")
-    @classmethod
-    def _is_absolute(cls, path: Path | None) -> Path | None:
-        return None if path is None else path.absolute()
-
-    @field_validator("http")
-    @classmethod
-    def _has_absolute_paths(cls, options: HTTPOptions) -> HTTPOptions:
-        # The host's processes leave the folder that a relative path is meant from.
-        names = ("ssl_keyfile", "ssl_certfile", "middlewares_dir")
-        paths = {name: getattr(options, name) for name in names}
-        if options.middlewares:
-            paths["middlewares_dir"] = paths["middlewares_dir"] or "."
-        changes = {name: os.path.abspath(path) for name, path in paths.items() if path}
-        return options.model_copy(update=changes)
-
-    @field_validator("grpc_servicer_functions", mode="before")
-    @classmethod
-    def _read_functions(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        return json.loads(value) if value.startswith("[") else tuple(value.split(","))
-
-    @field_validator("address")
-    @classmethod
-    def _names_hosts(cls, address: str | None) -> str | None:
-        each = address.split(",") if address else ()
-        for one in each:
-            _check_host_and_port(one, "HOST:PORT, or several with commas")
-            if len(each) > 1 and _is_of_this_host(one):
-                raise ValueError(
-                    f"{one} is on this host alone; name the hosts of one cluster by addresses that "
-                    "all of them reach"
-                )
-        return address
-
-    @field_validator("bind", "advertise")
-    @classmethod
-    def _is_one_address(cls, given: str | None) -> str | None:
-        if given is not None:
-            try:
-                address = ipaddress.IPv4Address(given)
-            except ValueError:
-                address = ipaddress.IPv4Address(0)
-            if address.is_unspecified or address.is_multicast:
-                raise ValueError("expected one IPv4 address of this host, which others can reach")
-        return given
-
-    @field_validator("join")
-    @classmethod
-    def _names_systems(cls, join: str | None) -> str | None:
-        for each in join.split(",") if join else ():
-            _check_host_and_port(each, "HOST:PORT of a system that runs")
-        return join
-
-    @field_validator("host_name")
-    @classmethod
-    def _can_name_a_folder(cls, name: str) -> str:
-        wrong = wrong_with(name, MAX_TAG_BYTES)
-        if wrong is None and ("/" in name or name in (".", "..")):  # its notes in a store are files
-            wrong = "expected a name that a folder can have"
-        if wrong:
-            raise ValueError(wrong)
-        return name
-
-    @field_validator("resources", mode="before")
-    @classmethod
-    def _are_amounts_or_labels(cls, value: Any) -> dict[str, float | str]:
-        given = _read_pairs(value)
-        if given is None or not given.keys().isdisjoint(BUILT_IN_RESOURCES):
-            raise ValueError(
-                "expected names, each once, with amounts or labels, such as disk=2,zone=a, or a "
-                "JSON object of them, such as '{\"disk\": 2}'; "
-                f"{', '.join(BUILT_IN_RESOURCES)} have settings of their own"
-            )
-        read = {name: _amount_or_label(each) for name, each in given.items()}
-        for name, each in read.items():
-            if not isinstance(each, str) and not 0 <= each < float("inf"):
-                raise ValueError(f"{name}={given[name]!r}: expected a number, 0 or more")
-        return read
-
-    @field_validator("silence_timeout_s")
-    @classmethod
-    def _is_longer_than_a_beat(cls, value: float) -> float:
-        if value and value < MIN_SILENCE_TIMEOUT_S:
-            raise ValueError(f"expected {MIN_SILENCE_TIMEOUT_S:g} seconds or more, or 0 for never")
-        return value
-
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         if self.grpc_servicer_functions and self.grpc_port is None:
@@ -291,12 +324,13 @@ class HostSettings(Settings):
 
     def with_http(self, options: HTTPOptions) -> HostSettings:
         """Return a copy with other HTTP options."""
-        return self.model_copy(update={"http": self._has_absolute_paths(options)})
+        return self.model_copy(update={"http": _with_absolute_paths(options)})
 
     def with_grpc(self, options: GrpcOptions) -> HostSettings:
         """Return a copy with other options of gRPC; its servicers are in the current folder."""
         changes = {_grpc(name): getattr(options, name) for name in GrpcOptions.model_fields}
-        changes["grpc_ssl_ca_certs"] = self._has_absolute_path(options.ssl_ca_certs)
+        if options.ssl_ca_certs is not None:
+            changes["grpc_ssl_ca_certs"] = os.path.abspath(options.ssl_ca_certs)
         has_servicers = bool(options.grpc_servicer_functions)
         changes["grpc_port"] = options.port if has_servicers else None
         changes["grpc_dir"] = os.getcwd() if has_servicers else None
@@ -405,16 +439,6 @@ class HostSettings(Settings):
         }
 
 
-def _check_host_and_port(text: str, wanted: str) -> None:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError(f"{text!r} is not {wanted}")
-
-
-def _is_of_this_host(address: str) -> bool:
-    return address.rpartition(":")[0] in LOCAL_NAMES
-
-
 def _check_place_in_cluster(settings: HostSettings) -> None:
     """Raise ValueError where ``join`` or ``store`` does not fit a host that is bound so."""
     join, own = settings.join, settings.own_address
@@ -451,28 +475,6 @@ def _check_store(settings: HostSettings) -> None:
             f"{shown}: hosts find each other there; leave out --join, or --store on a host that is "
             "never to lead"
         )
-
-
-def _read_pairs(value: Any) -> dict[str, Any] | None:
-    """Read name=value pairs, or JSON; None where it is neither."""
-    if isinstance(value, str) and not value.lstrip().startswith("{"):
-        pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
-        given = {name.strip(): text.strip() for name, _, text in pairs}
-        # A name that comes twice is a mistake: which of the two was meant is not known.
-        is_whole = all(given) and all(given.values()) and len(given) == len(pairs)
-        return given if is_whole else None
-    with contextlib.suppress(ValueError):
-        value = json.loads(value) if isinstance(value, str) else value
-    return dict(value) if isinstance(value, Mapping) else None
-
-
-def _amount_or_label(value: Any) -> float | str:
-    try:
-        return -1.0 if isinstance(value, bool) else float(value)
-    except ValueError:
-        return str(value)
-    except TypeError:
-        return -1.0
 
 
 def variable(name: str) -> str:
