@@ -39,7 +39,11 @@ class Following:
         self._introduced_by: Process | None = None
         self.seen = NOTHING_SEEN  # the proxy holds everything up to this snapshot id
         self.store = ""  # the id of the store that this is from
-        self.controller: Address | None = None
+
+    @property
+    def controller(self) -> Address | None:
+        """The controller to listen to, while there is one."""
+        return None if self._met is None else self._met[0]
 
     def meets(self, message: MeetController) -> bool:
         """Listen to this controller from now on; False when it is an earlier one.
@@ -54,7 +58,6 @@ class Following:
             if last is not None and message.by.start_ticks < last.start_ticks:
                 return False  # a late message of a host process that has died since
             self._introduced_by = message.by
-        self.controller = message.controller
         self._met = (message.controller, message.process)
         return True
 
@@ -67,16 +70,14 @@ class Following:
                 return False  # a newer one has overtaken it
         elif not message.complete:
             return False  # of a controller that is gone: each begins with all that there is
-        elif message.upto < self.seen and not self._is_met(message.controller):
-            return False  # late, of an earlier one; a proxy that listened to it would be stuck
-        self.controller, self._tables_of = sender, message.controller
+        elif message.upto < self.seen and (self._met is None or self._met[1] != message.controller):
+            # Late, of an earlier one; a proxy that listened to it would be stuck. The one that was
+            # met last may have lower ids than before, after a restore.
+            return False
+        self._tables_of = message.controller
         self.store = message.store
         self._met = (sender, message.controller)
         return True
-
-    def _is_met(self, controller: Process) -> bool:
-        """Return whether it was met last: after a restore its ids may be lower than before."""
-        return self._met is not None and self._met[1] == controller
 
     def known(self) -> tuple[Address, Process, int] | None:
         """Return the controller, and the latest epoch that was heard of."""

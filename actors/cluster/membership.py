@@ -74,8 +74,7 @@ class Membership:
         self._beater: Beater | None = None
         self._has_left = False
         self._answer_arrived = asyncio.Event()  # by an answer to a report
-        self._obedience = EpochFence(port.loop)
-        self.obeys = self._obedience.accepts
+        self.obeys = EpochFence(port.loop).accepts
         port.on(HostAnswered, self._answered)
         port.on(KillReplica, self._kill)
 
