@@ -44,6 +44,11 @@ class Heard:
     at: float
 
 
+def packed(target: Any, *args: Any) -> bytes:
+    """Return the code of a function or class as a controller would send it."""
+    return pack_code("by hand", target, args, {}, None).pickled
+
+
 class Hand:
     """One process of the actor system that says whatever a test wants."""
 
@@ -116,7 +121,7 @@ class Hand:
     def replica(self, target: Any, *args: Any, **config: Any) -> ReplicaByHand:
         """Have a replica of this function or class, up and running."""
         replica = self.new_replica()
-        report = replica.start(pack_code("by hand", target, args, {}, None).pickled, **config)
+        report = replica.start(packed(target, *args), **config)
         assert report.state == "running", report.error
         return replica
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import openai
-import psutil
 import pytest
 
 from greenroom import serve
@@ -53,20 +52,18 @@ def config(models: Path, name: str, **more: Any) -> LLMConfig:
 
 
 @pytest.fixture
-def deployed(running: RunningSystem, name: str) -> Iterator[Any]:
+def client_of(running: RunningSystem, deployed: Any, name: str) -> Iterator[Any]:
     """Return what deploys an application under a name of the test's own and returns its client."""
     with contextlib.ExitStack() as clients:
 
         def deploy(app: serve.Application) -> openai.OpenAI:
-            running.deploy(app, name=name, route_prefix=f"/{name}")
+            deployed(app)
             base = f"{running.url}/{name}/v1"
             return clients.enter_context(
                 openai.OpenAI(base_url=base, api_key="any", max_retries=0, timeout=30)
             )
 
         yield deploy
-    with running.as_default():
-        serve.delete(name)
 
 
 def say(client: openai.OpenAI, model: str, text: str = "hello", **more: Any) -> Any:
@@ -74,20 +71,9 @@ def say(client: openai.OpenAI, model: str, text: str = "hello", **more: Any) -> 
     return client.chat.completions.create(model=model, temperature=0, seed=1, **{**asked, **more})
 
 
-def server_pids(models: Path) -> list[int]:
-    """Return the processes of llama.cpp's servers of this folder's models."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            words = process.cmdline()
-            if llama.__file__ in words and any(word.startswith(str(models)) for word in words):
-                found.append(process.pid)
-    return found
-
-
-def test_openais_client_gets_what_llama_cpp_says(models: Path, deployed: Any) -> None:
+def test_openais_client_gets_what_llama_cpp_says(models: Path, client_of: Any) -> None:
     embedding = {"embeddings": True, "pooling": "mean"}
-    client = deployed(
+    client = client_of(
         build_openai_app(
             {
                 "llm_configs": [
@@ -116,10 +102,10 @@ def test_openais_client_gets_what_llama_cpp_says(models: Path, deployed: Any) ->
 
 
 def test_a_client_that_leaves_frees_its_slot(
-    models: Path, deployed: Any, running: RunningSystem, name: str
+    models: Path, client_of: Any, running: RunningSystem, name: str
 ) -> None:
     app = serve.deployment(**LLMServer.get_deployment_options(config(models, "whole")))(LLMServer)
-    client = deployed(app.bind(config(models, "whole", engine_kwargs={"parallel": 1})))
+    client = client_of(app.bind(config(models, "whole", engine_kwargs={"parallel": 1})))
     with say(client, "whole", stream=True, max_tokens=llama.CONTEXT * 2) as stream:
         next(iter(stream))
     assert say(client, "whole").usage.completion_tokens == TOKENS
@@ -139,34 +125,6 @@ def test_a_client_that_leaves_frees_its_slot(
     )
 
 
-def test_an_engine_that_is_killed_under_load_loses_no_repeatable_request(
-    models: Path, deployed: Any
-) -> None:
-    repeatable = {"num_replicas": 2, "retryable": True}
-    client = deployed(
-        build_openai_app({"llm_configs": [config(models, "whole", deployment_config=repeatable)]})
-    )
-    first = say(client, "whole").choices[0].message.content
-    before = server_pids(models)
-    assert len(before) == 2
-    answered = threading.Semaphore(0)
-
-    def ask(_: int) -> str:
-        text: str = say(client, "whole").choices[0].message.content
-        answered.release()
-        return text
-
-    with ThreadPoolExecutor(8) as callers:
-        answers = [callers.submit(ask, each) for each in range(400)]
-        for _ in range(50):
-            assert answered.acquire(timeout=30)
-        psutil.Process(before[0]).kill()
-        assert {each.result() for each in answers} == {first}
-    wait_until(
-        lambda: len(set(server_pids(models)) - {before[0]}) == 2, 30, "another one has its place"
-    )
-
-
 APP = """
 import json, sys
 from greenroom.serve.llm import build_openai_app
@@ -175,10 +133,10 @@ app = build_openai_app(json.loads({args!r}))
 
 
 def test_a_canary_of_a_quantization_that_says_something_else_goes_back(
-    models: Path, deployed: Any, running: RunningSystem, name: str, tmp_path: Path
+    models: Path, client_of: Any, running: RunningSystem, name: str, tmp_path: Path
 ) -> None:
     whole = config(models, "whole")
-    client = deployed(build_openai_app({"llm_configs": [whole]}))
+    client = client_of(build_openai_app({"llm_configs": [whole]}))
     given = whole.model_dump(mode="json")
     given["model_loading_config"]["model_source"] = str(models / "quantized.gguf")
     module = f"canary_of_{name.replace('-', '_')}"

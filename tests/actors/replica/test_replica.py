@@ -23,9 +23,8 @@ from greenroom.actors.runtime.loop import STARVED_S
 from greenroom.actors.runtime.processes import is_alive
 from greenroom.core.errors import NotBegunError
 from greenroom.core.lifecycle.replicas import MAX_FAILURE, bounded
-from greenroom.serve.code.packing import pack_code
 from greenroom.serve.handle import decode
-from tests.actors.by_hand import Hand, ReplicaByHand
+from tests.actors.by_hand import Hand, ReplicaByHand, packed
 from tests.support.systems import RunningSystem, wait_until
 
 MakeReplica = Callable[..., ReplicaByHand]
@@ -83,6 +82,15 @@ class Gate:
 
     def __del__(self) -> None:
         self.note("finalized")
+
+
+@pytest.fixture
+def new_replica(hand: Hand) -> Iterator[ReplicaByHand]:
+    """A replica process that has no order yet; told to stop it exits, whatever became of it."""
+    replica = hand.new_replica()
+    yield replica
+    replica.send(cm.StopReplica(replica=replica.tag, drain_s=5))
+    wait_until(lambda: not replica.alive, 5, "the replica exits")
 
 
 @pytest.fixture
@@ -215,21 +223,6 @@ def test_cancelled_sync_code_keeps_its_slot_until_it_returns(
     assert replica.check(2)[0].ongoing == 0
 
 
-def test_cancelled_sync_code_that_waits_for_a_thread_never_runs(
-    replica_of: MakeReplica, gate: Path
-) -> None:
-    replica = replica_of(Gate, str(gate), max_ongoing_requests=100)
-    calls = replica.calls(33, method="sync")
-    replica.run(calls)
-    wait_until(inside(gate, 32), 5, "32 calls inside, as many as there are threads")
-    replica.run(cancelled=[calls[32].ticket])
-    assert replica.outcomes(calls[32:]) == {calls[32].ticket: 499}
-    assert replica.check(1)[0].ongoing == 32
-    (gate / "open").touch()
-    replica.outcomes(calls[:32])
-    assert not (gate / "inside-33").exists()
-
-
 def test_max_ongoing_requests_of_a_running_replica_can_be_changed(
     replica_of: MakeReplica, gate: Path
 ) -> None:
@@ -299,18 +292,6 @@ def test_draining_finishes_what_runs_then_finalizes_and_exits(
     assert (gate / "finalized").read_text().count("\n") == 1
 
 
-def test_what_does_not_finish_in_the_time_to_drain_is_cut_off(
-    replica_of: MakeReplica, gate: Path
-) -> None:
-    replica = replica_of(Gate, str(gate))
-    replica.run(replica.calls(1, method="sync"))
-    wait_until(inside(gate, 1), 5, "the call inside")
-    begun = time.monotonic()
-    replica.stop(drain_s=0.5)
-    wait_until(lambda: not replica.alive, 3, "the replica exits")
-    assert time.monotonic() - begun > 0.4
-
-
 class Finalizes:
     def __init__(self, path: str, how: str) -> None:
         self.path, self.how = path, how
@@ -378,22 +359,20 @@ class Misbehaves:
         return "works"
 
 
-@pytest.mark.parametrize(
-    "method",
-    [name for name in vars(Misbehaves) if not name.startswith(("_", "works"))],
-)
 def test_whatever_user_code_raises_is_answered_and_the_replica_goes_on(
-    replica_of: MakeReplica, method: str
+    replica_of: MakeReplica,
 ) -> None:
     replica = replica_of(Misbehaves, max_ongoing_requests=1)
-    answer = replica.call(method=method)
-    assert isinstance(answer, m.FailedAnswer), answer
-    assert answer.kind == "UserCodeError"
-    error = decode(answer, "it").error
-    assert isinstance(error, Exception), "what is none would end who only asked"
-    assert replica.value(method="works") == "works"
-    assert replica.value(method="works_async") == "works"
-    assert replica.check(1)[0].ongoing == 0
+    methods = [name for name in vars(Misbehaves) if not name.startswith(("_", "works"))]
+    for number, method in enumerate(methods):
+        answer = replica.call(method=method)
+        assert isinstance(answer, m.FailedAnswer), (method, answer)
+        assert answer.kind == "UserCodeError"
+        error = decode(answer, "it").error
+        assert isinstance(error, Exception), "what is none would end who only asked"
+        assert replica.value(method="works") == "works", method
+        assert replica.value(method="works_async") == "works", method
+        assert replica.check(number)[0].ongoing == 0, method
 
 
 class Configured:
@@ -467,6 +446,7 @@ def test_calls_that_hang_and_that_nobody_waits_for_make_a_replica_unhealthy(
     assert "no caller waits for any more" in error
     (gate / "open").touch()
     wait_until(lambda: not replica.check(next(numbers))[0].error, 5, "it is well again")
+    assert set(replica.outcomes(calls).values()) == {499}, "all slots are free"
     assert replica.value(method="quick") == 3
 
 
@@ -512,11 +492,11 @@ class SlowAsyncInit:
 
 
 def test_a_config_that_comes_while_the_constructor_runs_is_applied_after_it(
-    hand: Hand, tmp_path: Path
+    new_replica: ReplicaByHand, tmp_path: Path
 ) -> None:
-    replica = hand.new_replica()
+    replica = new_replica
     go = tmp_path / "go"
-    code = pack_code("by hand", SlowAsyncInit, (str(go),), {}, None).pickled
+    code = packed(SlowAsyncInit, str(go))
     replica.send(replica.order(code, user_config="old"))
     replica.report(lambda report: report.state == "starting")
     config = dict(replica.order(code, user_config="new").config)
@@ -524,7 +504,6 @@ def test_a_config_that_comes_while_the_constructor_runs_is_applied_after_it(
     go.touch()
     replica.report(lambda report: report.state == "running" and report.config_id == 2)
     wait_until(lambda: replica.value() == "new", 5, "the newer config is applied")
-    replica.stop(drain_s=1)
 
 
 def test_what_user_code_prints_goes_to_the_replicas_own_log(
@@ -546,7 +525,7 @@ def test_what_user_code_prints_goes_to_the_replicas_own_log(
 
 def test_a_start_order_that_is_repeated_starts_nothing_twice(hand: Hand, gate: Path) -> None:
     replica = hand.new_replica()
-    code = pack_code("by hand", Gate, (str(gate),), {}, None).pickled
+    code = packed(Gate, str(gate))
     for _ in range(5):
         replica.send(replica.order(code))
     replica.report(lambda report: report.state == "running")
@@ -569,8 +548,7 @@ def test_messages_for_an_earlier_process_of_the_same_port_are_ignored(
     calls = replica.calls(2, method="sync")
     replica.run(calls, incarnation="of somebody dead")
     replica.send(cm.StopReplica(replica="somebody else", drain_s=0.0))
-    other = pack_code("by hand", Misbehaves, (), {}, None).pickled
-    order = replica.order(other, max_ongoing_requests=1)
+    order = replica.order(packed(Misbehaves), max_ongoing_requests=1)
     replica.send(cm.StartReplica(**{**fields(order), "replica": "somebody else", "config_id": 9}))
     replica.send(m.AnswerQueries(incarnation="of somebody dead", answers=()))
     report, _ = replica.check(1)
@@ -580,25 +558,21 @@ def test_messages_for_an_earlier_process_of_the_same_port_are_ignored(
         replica.outcomes(calls, timeout_s=0.2)
 
 
-def test_a_replica_without_an_order_answers_and_takes_no_queries(hand: Hand) -> None:
-    replica = hand.new_replica()
-    report, _ = replica.check(1)
+def test_a_replica_without_an_order_answers_and_takes_no_queries(
+    new_replica: ReplicaByHand,
+) -> None:
+    report, _ = new_replica.check(1)
     assert (report.state, report.queries_at) == ("idle", None)
-    replica.stop(drain_s=0)
-    wait_until(lambda: not replica.alive, 5, "the replica exits")
 
 
 @pytest.mark.parametrize("blob", [b"", b"no pickle", b"\x80\x05cno_such_module\nname\n."])
 def test_code_that_cannot_be_unpickled_here_is_reported_with_the_reason(
-    hand: Hand, blob: bytes
+    new_replica: ReplicaByHand, blob: bytes
 ) -> None:
-    replica = hand.new_replica()
-    report = replica.start(blob)
+    report = new_replica.start(blob)
     assert report.state == "failed"
     assert "cannot be unpickled on host" in report.error
-    assert replica.check(1)[0].state == "failed"
-    replica.stop(drain_s=1)
-    wait_until(lambda: not replica.alive, 5, "the replica exits")
+    assert new_replica.check(1)[0].state == "failed"
 
 
 class TooLargeToFail:
@@ -611,17 +585,14 @@ class TooLargeToFail:
         return "never"
 
 
-def test_what_a_report_repeats_of_a_failure_is_bounded_before_it_travels(hand: Hand) -> None:
-    replica = hand.new_replica()
-    reports = [replica.start(pack_code("by hand", TooLargeToFail, (), {}, None).pickled)]
-    reports.append(replica.check(1)[0])
-    for report in reports:
+def test_what_a_report_repeats_of_a_failure_is_bounded_before_it_travels(
+    new_replica: ReplicaByHand,
+) -> None:
+    for report in (new_replica.start(packed(TooLargeToFail)), new_replica.check(1)[0]):
         assert (report.state, report.exception) == ("failed", None)
         assert "LookupError" in report.error
         assert len(report.error) <= MAX_FAILURE
         assert bounded(report.error, None) == (report.error, None), "it is not cut twice"
-    replica.stop(drain_s=1)
-    wait_until(lambda: not replica.alive, 5, "the replica exits")
 
 
 class Unwell:
@@ -650,43 +621,35 @@ class UnwellOnItsThread(Unwell):
 
 @pytest.mark.parametrize("target", [Unwell, UnwellAwaited, UnwellOnItsThread])
 def test_a_replica_that_fails_its_first_health_check_has_not_started(
-    hand: Hand, target: type
+    new_replica: ReplicaByHand, target: type
 ) -> None:
-    replica = hand.new_replica()
     config = {"max_ongoing_requests": 1} if target is UnwellOnItsThread else {}
-    report = replica.start(pack_code("by hand", target, (), {}, None).pickled, **config)
+    report = new_replica.start(packed(target), **config)
     assert report.state == "failed"
     assert "LookupError: the index is empty" in report.error
-    replica.stop(drain_s=1)
-    wait_until(lambda: not replica.alive, 5, "the replica exits")
 
 
-def test_a_first_health_check_that_takes_too_long_is_a_failed_start(hand: Hand) -> None:
-    replica = hand.new_replica()
-    code = pack_code("by hand", Unwell, (3.0,), {}, None).pickled
-    report = replica.start(code, health_check_timeout_s=0.3)
+def test_a_first_health_check_that_takes_too_long_is_a_failed_start(
+    new_replica: ReplicaByHand,
+) -> None:
+    report = new_replica.start(packed(Unwell, 3.0), health_check_timeout_s=0.3)
     assert report.state == "failed"
     assert "check_health has not returned within 0.3 s, health_check_timeout_s" in report.error
-    replica.stop(drain_s=1)
-    wait_until(lambda: not replica.alive, 5, "the replica exits")
 
 
 def test_a_replica_serves_without_a_log_where_the_state_dir_takes_none(
-    running: RunningSystem, hand: Hand
+    running: RunningSystem, new_replica: ReplicaByHand
 ) -> None:
     """As on a host whose disk is full: what it prints goes to the host process's log."""
-    replica = hand.new_replica()
-    in_the_way = running.settings.logs_dir / f"{replica_log(replica.tag)}.log"
+    in_the_way = running.settings.logs_dir / f"{replica_log(new_replica.tag)}.log"
     in_the_way.mkdir()
     try:
-        report = replica.start(pack_code("by hand", Misbehaves, (), {}, None).pickled)
+        report = new_replica.start(packed(Misbehaves))
         assert report.state == "running", report.error
         log = (running.settings.logs_dir / "replica.log").read_text()
         assert f"host.log has what {in_the_way.stem}.log would" in log
     finally:
         in_the_way.rmdir()
-    replica.stop(drain_s=1)
-    wait_until(lambda: not replica.alive, 5, "the replica exits")
 
 
 def test_messages_of_an_unknown_kind_and_unknown_tickets_are_ignored(

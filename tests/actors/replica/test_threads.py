@@ -22,51 +22,45 @@ from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess, load
 from tests.support.systems import wait_until
 
+pytestmark = pytest.mark.anyio
 LIMIT_S = 10
 
 
-def run(test: Callable[[Threads], Coroutine[Any, Any, None]], size: int) -> None:
-    async def all_of_it() -> None:
-        threads = Threads(asyncio.get_running_loop(), size)
-        try:
-            await asyncio.wait_for(test(threads), LIMIT_S)
-        finally:
-            threads.end()
-
-    asyncio.run(all_of_it())
+@contextlib.contextmanager
+def having(size: int) -> Iterator[Threads]:
+    threads = Threads(asyncio.get_running_loop(), size)
+    try:
+        yield threads
+    finally:
+        threads.end()
 
 
-def test_calls_begin_in_their_order() -> None:
+async def test_calls_begin_in_their_order() -> None:
     begun: list[int] = []
-
-    async def test(threads: Threads) -> None:
+    with having(1) as threads:
         await asyncio.gather(*(threads.run(begun.append, (n,)) for n in range(100)))
         assert begun == list(range(100))
 
-    run(test, 1)
 
-
-def test_no_more_threads_than_calls_or_the_limit() -> None:
+async def test_no_more_threads_than_calls_or_the_limit() -> None:
     together = threading.Barrier(3)
 
     def meet() -> int:
         together.wait(LIMIT_S)
         return threading.get_ident()
 
-    async def test(threads: Threads) -> None:
+    with having(3) as threads:
         assert len({await threads.run(threading.get_ident, ()) for _ in range(5)}) == 1
         used = await asyncio.gather(*(threads.run(meet, ()) for _ in range(6)))
         assert len(set(used)) == 3
 
-    run(test, 3)
-
 
 @pytest.mark.parametrize("error", [StopIteration(1), KeyError("a"), SystemExit(2)])
-def test_what_a_call_raises_is_raised_here(error: BaseException) -> None:
+async def test_what_a_call_raises_is_raised_here(error: BaseException) -> None:
     def fail() -> None:
         raise error
 
-    async def test(threads: Threads) -> None:
+    with having(1) as threads:
         caught: BaseException | None = None
         try:
             await threads.run(fail, ())
@@ -77,26 +71,21 @@ def test_what_a_call_raises_is_raised_here(error: BaseException) -> None:
         assert caught is error
         assert await threads.run(len, ("abc",)) == 3
 
-    run(test, 1)
 
-
-def test_a_call_has_the_context_of_its_task() -> None:
+async def test_a_call_has_the_context_of_its_task() -> None:
     name: ContextVar[str] = ContextVar("name")
 
     async def named(threads: Threads, value: str) -> None:
         name.set(value)
         assert await threads.run(name.get, ()) == value
 
-    async def test(threads: Threads) -> None:
+    with having(4) as threads:
         await asyncio.gather(*(named(threads, str(n)) for n in range(20)))
 
-    run(test, 4)
 
-
-def test_a_call_that_is_cancelled_while_it_waits_never_runs() -> None:
+async def test_a_call_that_is_cancelled_while_it_waits_never_runs() -> None:
     gate, ran = threading.Event(), []
-
-    async def test(threads: Threads) -> None:
+    with having(1) as threads:
         first = asyncio.create_task(threads.run(gate.wait, (LIMIT_S,)))
         second = asyncio.create_task(threads.run(ran.append, (1,)))
         await asyncio.sleep(0)
@@ -109,17 +98,15 @@ def test_a_call_that_is_cancelled_while_it_waits_never_runs() -> None:
         await threads.run(ran.append, (2,))
         assert ran == [2]
 
-    run(test, 1)
 
-
-def test_a_call_that_is_cancelled_while_it_runs_holds_its_thread() -> None:
+async def test_a_call_that_is_cancelled_while_it_runs_holds_its_thread() -> None:
     begun, gate = threading.Event(), threading.Event()
 
     def wait() -> None:
         begun.set()
         gate.wait(LIMIT_S)
 
-    async def test(threads: Threads) -> None:
+    with having(1) as threads:
         loop = asyncio.get_running_loop()
         call = asyncio.create_task(threads.run(wait, ()))
         await loop.run_in_executor(None, begun.wait, LIMIT_S)
@@ -133,8 +120,6 @@ def test_a_call_that_is_cancelled_while_it_runs_holds_its_thread() -> None:
             await call
         assert threads.stuck(1, loop.time() + 1000).unwanted_s == 0
         assert threads.taken == 0
-
-    run(test, 1)
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
@@ -539,31 +524,27 @@ def no_thread(_thread: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_calls_go_to_the_threads_that_there_are_where_the_system_gives_no_more(
+async def test_calls_go_to_the_threads_that_there_are_where_the_system_gives_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def test(threads: Threads) -> None:
+    with having(3) as threads:
         assert await threads.run(len, ("a",)) == 1
         monkeypatch.setattr(threading.Thread, "start", no_thread)
         assert await asyncio.gather(*(threads.run(len, ("ab",)) for _ in range(3))) == [2, 2, 2]
         assert threads.taken == 0
         monkeypatch.undo()
 
-    run(test, 3)
 
-
-def test_a_call_that_no_thread_can_be_had_for_fails_and_takes_no_place(
+async def test_a_call_that_no_thread_can_be_had_for_fails_and_takes_no_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def test(threads: Threads) -> None:
+    with having(3) as threads:
         monkeypatch.setattr(threading.Thread, "start", no_thread)
         with pytest.raises(RuntimeError, match="can't start new thread"):
             await threads.run(len, ("a",))
         monkeypatch.undo()
         assert threads.taken == 0
         assert await threads.run(len, ("a",)) == 1
-
-    run(test, 3)
 
 
 def test_a_process_whose_loop_has_lost_its_thread_ends(
