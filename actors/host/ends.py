@@ -66,14 +66,11 @@ class Ends:
             await asyncio.sleep(LOOK_EVERY_S)
         return None
 
-    async def keep_count(self) -> None:
-        """Follow the kernel's count: an end is its doing only where it has killed just now."""
-        while True:
-            self.count()
-            await asyncio.sleep(COUNT_EVERY_S)
+    async def count(self) -> None:
+        """Take the kernel's count, every COUNT_EVERY_S.
 
-    def count(self) -> None:
-        """Take the kernel's count; what it has killed before the last one is long ago."""
+        An end is its doing only where it has killed just now: before the last count is long ago.
+        """
         self._killed_before, self._killed = self._killed, self._kills_for_memory()
 
     def tidy(self, kept_s: float = KEPT_S) -> None:

@@ -81,17 +81,17 @@ def begin(
             )
         check_state_dir(settings.shared_dir)
     _check_state(settings)
-    outcome = _attempt(settings, on_progress, is_command=is_command)
+    ready_fd = _attempt(settings, on_progress, is_command=is_command)
 
     def wait() -> bool:
-        nonlocal outcome
-        while outcome is not None:
-            line = outcome()
+        nonlocal ready_fd
+        while ready_fd is not None:
+            line = _read_outcome(ready_fd)
             if line == "ready":
                 return True
             if line != "running":
                 raise StartError(line)
-            outcome = _attempt(settings, on_progress)
+            ready_fd = _attempt(settings, on_progress)
         return False
 
     return wait
@@ -99,8 +99,8 @@ def begin(
 
 def _attempt(
     settings: HostSettings, on_progress: Callable[[str], None], *, is_command: bool = False
-) -> Callable[[], str] | None:
-    """Start a host process; return what waits for its line, None where another one runs."""
+) -> int | None:
+    """Start a host process; return the descriptor of its line, None where another one runs."""
     if _wait_for_another_start(settings, on_progress):
         return None
     _prepare_folders(settings)
@@ -124,10 +124,8 @@ def _check_state(settings: HostSettings) -> None:
         return  # there is none yet, or its damage is told by who can set it aside
 
 
-def _start_host(
-    settings: HostSettings, launch: Launch, on_progress: Callable[[str], None]
-) -> Callable[[], str]:
-    """Start a host process; return what reads its line: "ready", "running", or what went wrong."""
+def _start_host(settings: HostSettings, launch: Launch, on_progress: Callable[[str], None]) -> int:
+    """Start a host process; return the descriptor that its line comes by: see _read_outcome."""
     read_fd, write_fd = os.pipe()
     output = open_log(settings, "host")
     try:
@@ -138,14 +136,7 @@ def _start_host(
         os.close(output)
         os.close(write_fd)
     on_progress("starting the actor system and the HTTP front")
-
-    def outcome() -> str:
-        try:
-            return _read_outcome(read_fd)
-        finally:
-            os.close(read_fd)
-
-    return outcome
+    return read_fd
 
 
 def running_environ(settings: HostSettings) -> dict[str, str] | None:
@@ -272,15 +263,16 @@ def _spawn(environ: dict[str, str], output: int, ready_fd: int) -> None:
 
 
 def _read_outcome(fd: int) -> str:
-    """Read the host process's one line: "ready", "running", or what went wrong."""
+    """Read the host process's one line: "ready", "running", or what went wrong; close ``fd``."""
     deadline = time.monotonic() + START_TIMEOUT_S
     text = b""
-    while not text.endswith(b"\n"):
-        left_s = deadline - time.monotonic()
-        if left_s <= 0 or not select.select([fd], [], [], left_s)[0]:
-            return f"the system was not ready within {START_TIMEOUT_S:g} s; see logs/host.log"
-        chunk = os.read(fd, 65536)
-        if not chunk:
-            return "the host process died at its start; see logs/host.log in the state dir"
-        text += chunk
+    with os.fdopen(fd, "rb", buffering=0) as line:
+        while not text.endswith(b"\n"):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not select.select([line], [], [], left_s)[0]:
+                return f"the system was not ready within {START_TIMEOUT_S:g} s; see logs/host.log"
+            chunk = line.read(65536)
+            if not chunk:
+                return "the host process died at its start; see logs/host.log in the state dir"
+            text += chunk
     return text.decode().strip()

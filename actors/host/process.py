@@ -32,7 +32,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import Any, NoReturn
 
@@ -40,7 +40,7 @@ from thespian.actors import ActorSystem, ActorSystemException
 
 from greenroom.actors.cluster.membership import Membership
 from greenroom.actors.environments import folders, packages
-from greenroom.actors.host.ends import Ends, record_end
+from greenroom.actors.host.ends import COUNT_EVERY_S, Ends, record_end
 from greenroom.actors.host.front import Front, GrpcServer, answers_http, shown_url, url_of
 from greenroom.actors.messages.admin import request_of
 from greenroom.actors.messages.control import DescribeEnd, EndDescribed, MeetController, StopHost
@@ -413,9 +413,9 @@ class Host:
             self._front.keep_up(self._end_of, self._report),
             self._grpc.keep_up(self._end_of),
             self._follow_admin(),
-            self._keep_tidy(),
-            self._ends.keep_count(),
-            self._keep_logs_small(),
+            every(PRUNE_EVERY_S, self._tidy, "what is left of dead replicas cannot be removed"),
+            every(COUNT_EVERY_S, self._ends.count, "what the kernel has killed is not known"),
+            every(ROTATE_EVERY_S, self._rotate_logs, "logs cannot be rotated"),
         ):
             self._supervision.append(asyncio.ensure_future(self._then_start_over(work)))
 
@@ -449,14 +449,6 @@ class Host:
         await self._end_of(self._admin)
         logger.error("the actor system's admin died; starting over from the saved state")
 
-    async def _keep_tidy(self) -> None:
-        while True:
-            try:
-                await self._tidy()
-            except Exception:  # such as a read-only disk, which is no reason to start over
-                logger.exception("what is left of dead replicas cannot be removed")
-            await asyncio.sleep(PRUNE_EVERY_S)
-
     async def _tidy(self) -> None:
         self._records.write_owed()
         self._ends.tidy()
@@ -469,16 +461,11 @@ class Host:
         for process in self._unasked.end(self._admin, self._records):
             logger.warning("killed process %d: a replica that was never told which", process.pid)
 
-    async def _keep_logs_small(self) -> None:
+    async def _rotate_logs(self) -> None:
         settings = self._settings
-        while True:
-            if settings.log_max_bytes:
-                sizes = settings.log_max_bytes, settings.log_files
-                try:  # on a thread, as above
-                    await asyncio.to_thread(rotate_logs, settings.logs_dir, *sizes)
-                except Exception:  # whatever it is, the next time must come
-                    logger.exception("logs cannot be rotated")
-            await asyncio.sleep(ROTATE_EVERY_S)
+        if settings.log_max_bytes:  # on a thread, as above
+            sizes = settings.log_max_bytes, settings.log_files
+            await asyncio.to_thread(rotate_logs, settings.logs_dir, *sizes)
 
     def _trouble_with_disk(self) -> str:
         # Leaders have others to serve; and theirs may be a file system that never answers.
@@ -584,6 +571,19 @@ class Host:
             followed.stop()  # this host does not follow the next leader
             request = request_of(StopCluster(), self._process.incarnation)
             await self._port.ask(lambda: address, request, limit_s)
+
+
+async def every(pause_s: float, work: Callable[[], Awaitable[None]], told: str) -> NoReturn:
+    """Do this again and again; what it raises is logged, as ``told``.
+
+    A read-only disk, say, is no reason to start over, and the next time must come.
+    """
+    while True:
+        try:
+            await work()
+        except Exception:
+            logger.exception(told)
+        await asyncio.sleep(pause_s)
 
 
 def _prune_folders(settings: HostSettings) -> None:

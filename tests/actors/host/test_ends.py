@@ -101,7 +101,7 @@ def test_a_kill_is_not_laid_to_the_kernel_that_has_killed_another_long_ago(
     for counted, expected in ((1, "out of memory: SIGKILL by the kernel"), (2, "SIGKILL")):
         vmstat.write_text(f"oom_kill {5 + counted}\n")
         for _ in range(counted):
-            ends.count()
+            asyncio.run(ends.count())
         assert cause_of_kill(settings, ends) == expected
 
 

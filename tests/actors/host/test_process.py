@@ -86,6 +86,25 @@ def test_folders_that_nobody_needs_are_removed_on_a_thread(
     assert on[0] is not threading.current_thread()
 
 
+def test_what_is_done_again_and_again_goes_on_after_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    done = asyncio.Event()
+
+    async def work() -> None:
+        if not caplog.messages:
+            raise OSError("a read-only disk")
+        done.set()
+
+    async def do() -> None:
+        working = asyncio.ensure_future(process.every(0.001, work, "it cannot be done"))
+        await asyncio.wait_for(done.wait(), 20)
+        working.cancel()
+
+    asyncio.run(do())
+    assert caplog.messages == ["it cannot be done"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_start_whose_starter_ends_comes_up_whole(tmp_path: Path, number: int) -> None:
