@@ -238,25 +238,11 @@ def test_a_controller_that_cannot_is_told(api: Api, failure: Exception, status: 
 # --- Ray Serve's resource -------------------------------------------------------------------------
 
 
-STATUS = {
-    "controller": {"host": "one"},
-    "hosts": [{"name": "one", "address": "10.0.0.1:1900", "state": "RUNNING"}],
-    "applications": {
-        "a": {
-            "status": "RUNNING",
-            "message": "",
-            "route_prefix": "/a",
-            "deployments": {
-                "A": {
-                    "status": "HEALTHY",
-                    "message": "",
-                    "target_replicas": 1,
-                    "replicas": [{"tag": "a#A#1", "state": "RUNNING", "pid": 7, "host": "one"}],
-                }
-            },
-        }
-    },
-}
+REPLICA = {"tag": "a#A#1", "state": "RUNNING", "pid": 7, "host": "one"}
+PART = {"status": "HEALTHY", "message": "", "target_replicas": 1, "replicas": [REPLICA]}
+WHOLE = {"status": "RUNNING", "message": "", "route_prefix": "/a", "deployments": {"A": PART}}
+HOST = {"name": "one", "address": "10.0.0.1:1900", "state": "RUNNING"}
+STATUS = {"controller": {"host": "one"}, "hosts": [HOST], "applications": {"a": WHOLE}}
 
 
 def test_all_applications_are_answered_in_rays_shape(api: Api) -> None:

@@ -1,4 +1,4 @@
-"""serve.inference, through Triton's client and by hand."""
+"""serve.inference over HTTP and gRPC, through Triton's clients and by hand."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import http.client
 import json
 import struct
 
+import grpc
 import numpy as np
 import pytest
+import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from greenroom import serve
-from tests.support.systems import RunningSystem
+from greenroom.serve.admin import applications
+from tests.support.systems import RunningSystem, free_port, wait_until
+
+FUNCTION = "tritonclient.grpc.service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server"
 
 ALL = {
     f"x_{name}": (name, [-1])
@@ -52,7 +58,11 @@ class Same:
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory):
-    system = RunningSystem(tmp_path_factory.mktemp("inference") / "state")
+    system = RunningSystem(
+        tmp_path_factory.mktemp("inference") / "state",
+        GREENROOM_GRPC_PORT=str(free_port()),
+        GREENROOM_GRPC_SERVICER_FUNCTIONS=FUNCTION,
+    )
     system.start()
     try:
         system.deploy(Summing.bind(), name="summing", route_prefix="/")
@@ -247,3 +257,140 @@ def test_what_cannot_be_decorated_is_refused():
         serve.inference(inputs={}, outputs=good)
     with pytest.raises(TypeError, match="none of the methods infer"):
         serve.inference(inputs=good, outputs=good)(type("Empty", (), {}))
+
+
+# --- Over gRPC ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def target(system):
+    return f"127.0.0.1:{system.settings.grpc_port}"
+
+
+@pytest.fixture
+def rpc(target):
+    with triton_grpc.InferenceServerClient(target) as client:
+        yield client
+
+
+def rpc_asked(rows, label="sum"):
+    arrays = {"rows": np.array(rows, np.float32), "label": np.array([label], np.object_)}
+    inputs = []
+    for name, datatype in (("rows", "FP32"), ("label", "BYTES")):
+        inputs.append(triton_grpc.InferInput(name, arrays[name].shape, datatype))
+        inputs[-1].set_data_from_numpy(arrays[name])
+    return inputs
+
+
+def test_a_model_answers_over_grpc(rpc):
+    result = rpc.infer("summing", rpc_asked([[1, 2, 3], [4, 5, 6]]), request_id="mine")
+    assert result.as_numpy("sums").tolist() == [6.0, 15.0]
+    assert result.as_numpy("told").tolist() == [b"sum: 6", b"sum: 15"]
+    assert (result.get_response().id, result.get_response().model_version) == ("mine", "2")
+    only = [triton_grpc.InferRequestedOutput("sums")]
+    assert rpc.infer("summing", rpc_asked([[1, 2, 3]]), outputs=only).as_numpy("told") is None
+
+
+def test_health_and_metadata_over_grpc(rpc):
+    assert rpc.is_server_live()
+    assert rpc.is_server_ready()
+    assert rpc.is_model_ready("summing", "2")
+    assert rpc.get_server_metadata().name == "greenroom"
+    about = rpc.get_model_metadata("summing")
+    assert [(each.name, each.datatype, list(each.shape)) for each in about.inputs] == [
+        ("rows", "FP32", [-1, 3]),
+        ("label", "BYTES", [1]),
+    ]
+
+
+def test_typed_contents_are_taken_too(target):
+    request = service_pb2.ModelInferRequest(model_name="summing")
+    rows = request.inputs.add(name="rows", datatype="FP32", shape=[1, 3])
+    rows.contents.fp32_contents.extend([1.5, 2, 0])
+    label = request.inputs.add(name="label", datatype="BYTES", shape=[1])
+    label.contents.bytes_contents.append(b"\xff")
+    with grpc.insecure_channel(target) as channel:
+        answer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request)
+        request.inputs[0].shape[:] = [2, 3]
+        with pytest.raises(grpc.RpcError, match="has 3 values") as caught:
+            service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request)
+    assert np.frombuffer(answer.raw_output_contents[0], np.float64).tolist() == [3.5]
+    assert answer.raw_output_contents[1] == b"\x04\0\0\0\xff: 3"
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_wrong_requests_have_a_status_over_grpc(rpc):
+    def refused(code, text, *call):
+        with pytest.raises(InferenceServerException, match=text) as caught:
+            rpc.infer(*call, headers={"application": "summing"})
+        assert caught.value.status() == f"StatusCode.{code}"
+
+    good = rpc_asked([[1, 2, 3]])
+    refused("NOT_FOUND", "no model 'none'", "none", good)
+    refused("NOT_FOUND", "no version '7'", "summing", good, "7")
+    refused("INVALID_ARGUMENT", "must be .-1, 3.", "summing", rpc_asked([[1, 2]]))
+    refused("INVALID_ARGUMENT", "label: missing", "summing", good[:1])
+    refused("INTERNAL", "raised an exception", "summing", rpc_asked([[1, 2, 3]], "break"))
+    good[0].set_shape([2, 3])
+    refused("INVALID_ARGUMENT", "needs 24 bytes", "summing", good)
+
+
+# --- Several applications -------------------------------------------------------------------------
+
+
+@serve.deployment
+@serve.inference(inputs={"x": ("FP32", [-1])}, outputs={"y": ("FP32", [-1])}, name="doubling")
+class Doubling:
+    async def infer(self, inputs):
+        return {"y": inputs["x"] * 2}
+
+
+@serve.deployment
+def plain(request):
+    return "no model"
+
+
+@serve.deployment(max_constructor_retry_count=1)
+class Broken:
+    def __init__(self):
+        raise RuntimeError("no weights")
+
+    def ServerLive(self, request): ...
+
+
+@pytest.fixture
+def beside(system, rpc):
+    system.deploy(Doubling.bind(), name="another", route_prefix="/another")
+    system.deploy(plain.bind(), name="a-plain-one", route_prefix="/plain")
+    with pytest.raises(RuntimeError, match="no weights"):
+        system.deploy(Broken.bind(), name="a-broken-one", route_prefix=None)
+    wait_until(lambda: is_there(rpc, "doubling"), 5, "the new applications are known")
+    yield
+    for name in ("another", "a-plain-one", "a-broken-one"):
+        assert applications.delete(system.connection, name)
+
+
+def is_there(rpc, model):
+    try:
+        return rpc.is_model_ready(model)
+    except InferenceServerException:
+        return False
+
+
+@pytest.mark.slow
+def test_of_several_applications_the_one_with_the_model_answers(rpc, beside):
+    for _ in range(2):  # the second time it is known which
+        assert rpc.is_server_live()
+        assert rpc.is_server_ready()
+        assert rpc.get_server_metadata().name == "greenroom"
+        assert rpc.is_model_ready("summing")
+        assert rpc.is_model_ready("doubling")
+        assert rpc.infer("summing", rpc_asked([[1, 2, 3]])).as_numpy("sums").tolist() == [6.0]
+        x = triton_grpc.InferInput("x", [2], "FP32")
+        x.set_data_from_numpy(np.array([1, 2], np.float32))
+        assert rpc.infer("doubling", [x]).as_numpy("y").tolist() == [2.0, 4.0]
+    for call in (rpc.is_model_ready, rpc.get_model_metadata):
+        told = "a-broken-one#Broken is unavailable"  # which may be the one with this model
+        with pytest.raises(InferenceServerException, match=told) as caught:
+            call("none")
+        assert caught.value.status() == "StatusCode.UNAVAILABLE"
