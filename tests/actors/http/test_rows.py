@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -223,20 +222,6 @@ class Frail:
 
     def __call__(self) -> str:
         return str(os.getpid())
-
-
-def test_readiness_names_what_has_run_and_has_no_replica(wire: Wire, folder: Path) -> None:
-    deploy(wire.system, serve.deployment(Frail).bind(str(folder)), "frail", "/frail")
-    wait_until(lambda: wire.ask("/-/readyz").status == 200, 10, "all are there")
-    assert wire.ask("/-/readyz").body == b"ready"
-    (folder / "broken").touch()
-    os.kill(int(wire.ask("/frail").body), signal.SIGKILL)
-    wait_until(lambda: wire.ask("/-/readyz").status == 503, 10, "it is missed")
-    told = b"cannot serve: application 'frail' (no replica of Frail)\n"
-    assert wire.ask("/-/readyz").body.startswith(told)
-    assert wire.ask("/-/healthz").status == 200
-    (folder / "broken").unlink()
-    wait_until(lambda: wire.ask("/-/readyz").status == 200, 30, "it is back")
 
 
 def test_what_has_never_run_is_refused_at_once_and_readiness_says_why(

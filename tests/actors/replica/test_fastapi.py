@@ -1,21 +1,40 @@
-"""FastAPI's own features behind a route prefix and a root path, over HTTP."""
+"""FastAPI's own features behind a route prefix, a root path and middlewares, over HTTP."""
 
 import asyncio
+import gzip
 import http.client
+import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import pydantic
 import pytest
-from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, HTTPException, Request, Response
+from fastapi import (
+    APIRouter,
+    BackgroundTasks,
+    Depends,
+    FastAPI,
+    HTTPException,
+    Request,
+    Response,
+    WebSocket,
+)
 from fastapi.responses import JSONResponse, StreamingResponse
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from greenroom import serve
 from tests.support.asking import Got, ask as ask_url
 from tests.support.systems import running_system, wait_until
 
 ROOT, ROUTE = "/gateway", "/shop"
+MIDDLEWARES = [
+    ("tests.support.middlewares:Tag", {"word": "seen"}),
+    "tests.support.middlewares:Stamp",
+    ("starlette.middleware.gzip:GZipMiddleware", {"minimum_size": 100}),
+]
+PARTS = [f"{number}\n" * 500 for number in range(20)]
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
@@ -43,7 +62,7 @@ def make_app(folder: str) -> FastAPI:  # noqa: C901 - a list of routes
     @app.middleware("http")
     async def stamped(request: Request, call_next: Any) -> Response:
         response: Response = await call_next(request)
-        response.headers["x-stamp"] = request.headers.get("x-said", request.method)
+        response.headers["x-own"] = request.headers.get("x-said", request.method)
         return response
 
     @app.middleware("http")
@@ -79,6 +98,16 @@ def make_app(folder: str) -> FastAPI:  # noqa: C901 - a list of routes
             raise ValueError("midway")
 
         return StreamingResponse(parts())
+
+    @app.get("/parts")
+    async def parts() -> StreamingResponse:
+        return StreamingResponse(iter(PARTS))
+
+    @app.websocket("/tags")
+    async def tags(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await websocket.send_text(websocket.headers["x-tags"])
+        await websocket.close(4001)
 
     @app.get("/works-on")
     async def works_on(later: BackgroundTasks) -> StreamingResponse:
@@ -129,14 +158,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ask(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[Ask]:
-    """Return what asks a system below a root path for a path of the app below a route prefix."""
+def shop(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[str]:
+    """Give the URL of the app, below the root path of a server with middlewares and a prefix."""
     notes = str(folder)
     app = serve.deployment(serve.ingress(lambda: make_app(notes))())
-    state = tmp_path_factory.mktemp("shop")
-    with running_system(state, GREENROOM_HTTP_ROOT_PATH=ROOT) as shop:
-        shop.deploy(app.options(name="Shop").bind(), name="shop", route_prefix=ROUTE)
-        yield lambda path, *args, **head: ask_url(f"{shop.url}{ROOT}{ROUTE}{path}", *args, **head)
+    environ = {
+        "GREENROOM_HTTP_ROOT_PATH": ROOT,
+        "GREENROOM_HTTP_MIDDLEWARES": json.dumps(MIDDLEWARES),
+        "GREENROOM_HTTP_MIDDLEWARES_DIR": str(Path(__file__).parents[3]),
+    }
+    with running_system(tmp_path_factory.mktemp("shop"), **environ) as running:
+        running.deploy(app.options(name="Shop").bind(), name="shop", route_prefix=ROUTE)
+        yield f"{running.url}{ROOT}{ROUTE}"
+
+
+@pytest.fixture(scope="module")
+def ask(shop: str) -> Ask:
+    return lambda path, *args, **head: ask_url(f"{shop}{path}", *args, **head)
 
 
 URLS = {
@@ -200,8 +238,8 @@ def test_redirects_schemas_and_their_pages_link_to_the_right_place(ask: Ask) -> 
 def test_all_methods_and_its_own_middlewares_reach_the_app(ask: Ask) -> None:
     for method in METHODS:
         got = ask("/any", method=method)
-        assert got.json == got.headers["x-stamp"] == method
-    assert ask("/any", X_Said="hello").headers["x-stamp"] == "hello"
+        assert got.json == got.headers["x-own"] == method
+    assert ask("/any", X_Said="hello").headers["x-own"] == "hello"
     head = ask("/any", method="HEAD")
     assert (head.status, head.body, head.headers["content-length"]) == (200, b"", "6")
     refused = ask("/items/x", method="PURGE")
@@ -217,3 +255,18 @@ def test_a_stream_ends_before_the_background_tasks_behind_it(ask: Ask, folder: P
     assert ask("/works-on").body == b"all of it"
     (folder / "read").touch()
     wait_until((folder / "worked").exists, 20, "the task's end")
+
+
+def test_middlewares_of_the_server_see_requests_streams_and_websockets(shop: str, ask: Ask) -> None:
+    assert ask("/items", {"name": "tea", "secret": "x" * 3_000_000}).status == 201
+    whole = "".join(PARTS).encode()
+    zipped = ask("/parts", Accept_Encoding="gzip")
+    assert (zipped.headers["content-encoding"], zipped.headers["x-tags"]) == ("gzip", "seen")
+    assert gzip.decompress(zipped.body) == whole
+    assert ask("/parts").body == whole, "nothing of the first one is in the second"
+    with connect(f"{shop.replace('http', 'ws')}/tags") as opened:
+        assert opened.response is not None
+        assert (opened.response.headers["x-tags"], opened.recv(20)) == ("seen", "seen")
+        with pytest.raises(ConnectionClosed):
+            opened.recv(20)
+        assert opened.close_code == 4001
