@@ -183,18 +183,18 @@ class Waits:
         return mark
 
 
-@pytest.mark.parametrize("method", ["GET", "POST"])
 def test_what_ran_when_its_router_died_ends_with_its_client(
-    own_system: RunningSystem, tmp_path: Path, method: str
+    own_system: RunningSystem, tmp_path: Path
 ) -> None:
     own_system.deploy(serve.deployment(max_ongoing_requests=1)(Waits).bind(str(tmp_path)))
-    connection = http.client.HTTPConnection("127.0.0.1", own_system.settings.http.port)
-    connection.request(method, "/?mark=a")
-    wait_until((tmp_path / "a began").exists, 10, "it has begun")
-    os.kill(own_system.pid_of("proxy"), signal.SIGKILL)
-    if method == "POST":
-        assert connection.getresponse().status == 503, "it may have run"
-    wait_until(lambda: own_system.get("/-/healthz")[0] == 200, 10, "there is another router")
-    connection.close()
-    wait_until((tmp_path / "a cancelled").exists, 10, "the one that ran is cancelled")
-    assert own_system.get("/?mark=quick") == (200, b"quick")
+    for method in ("GET", "POST"):
+        connection = http.client.HTTPConnection("127.0.0.1", own_system.settings.http.port)
+        connection.request(method, f"/?mark={method}")
+        wait_until((tmp_path / f"{method} began").exists, 10, "it has begun")
+        os.kill(own_system.pid_of("proxy"), signal.SIGKILL)
+        if method == "POST":
+            assert connection.getresponse().status == 503, "it may have run"
+        wait_until(lambda: own_system.get("/-/healthz")[0] == 200, 10, "there is another router")
+        connection.close()
+        wait_until((tmp_path / f"{method} cancelled").exists, 10, "the one that ran is cancelled")
+        assert own_system.get("/?mark=quick") == (200, b"quick")

@@ -338,7 +338,7 @@ def test_one_that_cannot_start_says_why(deployed: Any, command: str, told: str) 
 
 def test_one_that_is_never_healthy_is_given_up_in_time(deployed: Any) -> None:
     with pytest.raises(DeployFailedError, match=r"did not return within constructor_timeout_s=2"):
-        deployed(python(STUBBORN), ready_timeout_s=2, max_constructor_retry_count=1)
+        deployed(PLAIN, ready_timeout_s=2, max_constructor_retry_count=1)
 
 
 def test_one_that_is_sick_is_replaced(

@@ -10,7 +10,8 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from starlette.requests import Request
@@ -25,22 +26,6 @@ PARENT = "00f067aa0ba902b7"
 SAMPLED, NOT_SAMPLED = "01", "00"
 
 
-class Span(NamedTuple):
-    """What a test looks at."""
-
-    name: str
-    service: str
-    trace: str
-    id: str
-    parent: str
-    kind: int
-    status: int
-    attributes: dict[str, Any]
-    links: list[str]
-    events: list[str]
-    lasted_s: float
-
-
 class Receiver:
     """Takes spans over HTTP, as an OpenTelemetry collector does."""
 
@@ -50,7 +35,7 @@ class Receiver:
         )
 
         self._make = ExportTraceServiceRequest
-        self._spans: list[Span] = []
+        self._spans: list[Any] = []
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -74,9 +59,26 @@ class Receiver:
         for resource in request.resource_spans:
             of = {each.key: each.value.string_value for each in resource.resource.attributes}
             for scope in resource.scope_spans:
-                self._spans += [_span(each, of["service.name"]) for each in scope.spans]
+                for sent in scope.spans:
+                    attributes = {
+                        each.key: each.value.string_value or each.value.int_value
+                        for each in sent.attributes
+                    }
+                    span = SimpleNamespace(
+                        name=sent.name,
+                        service=of["service.name"],
+                        trace=sent.trace_id.hex(),
+                        id=sent.span_id.hex(),
+                        parent=sent.parent_span_id.hex(),
+                        status=sent.status.code,
+                        attributes=attributes,
+                        links=[link.span_id.hex() for link in sent.links],
+                        events=[event.name for event in sent.events],
+                        lasted_s=(sent.end_time_unix_nano - sent.start_time_unix_nano) / 1e9,
+                    )
+                    self._spans.append(span)
 
-    def of(self, trace: str) -> dict[str, Span]:
+    def of(self, trace: str) -> dict[str, Any]:
         """Return the spans of a trace by name."""
         return {span.name: span for span in list(self._spans) if span.trace == trace}
 
@@ -84,22 +86,6 @@ class Receiver:
         self.server.shutdown()
         self._thread.join()
         self.server.server_close()
-
-
-def _span(sent: Any, service: str) -> Span:
-    return Span(
-        sent.name,
-        service,
-        sent.trace_id.hex(),
-        sent.span_id.hex(),
-        sent.parent_span_id.hex(),
-        sent.kind,
-        sent.status.code,
-        {each.key: each.value.string_value or each.value.int_value for each in sent.attributes},
-        [link.span_id.hex() for link in sent.links],
-        [event.name for event in sent.events],
-        (sent.end_time_unix_nano - sent.start_time_unix_nano) / 1e9,
-    )
 
 
 @serve.deployment(logging_config={"encoding": "JSON"})
