@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from greenroom.actors.messages import admin as am, control as cm, queries as m
+from greenroom.actors.messages import control as cm, queries as m
 from greenroom.actors.runtime.port import ThreadPort
 from greenroom.actors.runtime.processes import this_process
 from greenroom.core.config import BackendConfig
@@ -22,17 +22,7 @@ from tests.support.systems import alive
 
 REPLICA = "greenroom.actors.replica.actor.Replica"
 DEADLINE_S = 30.0
-HEARD = (
-    cm.IdentifyReply,
-    cm.ReplicaReported,
-    m.QueriesFinished,
-    m.AnswerQueries,
-    m.AttachCallerReply,
-    m.AskProxyReply,
-    am.RequestReply,
-    cm.Changed,
-    cm.Listen,
-)
+HEARD = (cm.IdentifyReply, cm.ReplicaReported, m.QueriesFinished, m.AnswerQueries)
 
 
 @dataclass(frozen=True)
@@ -111,12 +101,6 @@ class Hand:
         self.send(address, cm.Identify(request_id=request_id))
         heard = self.wait_for(cm.IdentifyReply, lambda reply: reply.request_id == request_id)
         return heard.message.process, heard.at - begun
-
-    def request(self, address: Any, request: am.Request) -> am.RequestReply:
-        """Send an admin request; return its reply, whatever it says."""
-        self.send(address, request)
-        heard = self.wait_for(am.RequestReply, lambda reply: reply.request_id == request.request_id)
-        return heard.message  # type: ignore[no-any-return]
 
     def replica(self, target: Any, *args: Any, **config: Any) -> ReplicaByHand:
         """Have a replica of this function or class, up and running."""

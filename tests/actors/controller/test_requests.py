@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from greenroom.actors.controller.requests import PENDING, Later, Requests
+from greenroom.actors.controller.requests import HELD_TIMEOUT_S, PENDING, Later, Requests
 from greenroom.actors.messages import admin as am
 from greenroom.core import operations as ops
 from greenroom.core.cluster.cluster import Cluster
+from greenroom.core.long_poll import NOTHING_SEEN
 
 
 def applied(*deployments: dict[str, Any]) -> dict[str, Any]:
@@ -100,6 +103,72 @@ def test_who_waits_for_a_goal_and_asks_no_more_is_forgotten(
     assert len(answered) == 32
     cluster.advance(now)
     assert cluster.next_due_at() is None
+
+
+class Proxies:
+    """Two proxies of a cluster, which hold what they are told once the test says so."""
+
+    def __init__(self, cluster: Cluster, requests: Requests) -> None:
+        self._cluster, self._requests = cluster, requests
+        self._upto = dict.fromkeys(("near", "far"), NOTHING_SEEN)
+        self.tables: dict[str, Any] = {}
+        for _ in range(3):  # until they lack nothing
+            self.hold("near", "far")
+
+    def hold(self, *proxies: str) -> list[am.RequestReply]:
+        """Have these say that they hold what they were told; return what is answered."""
+        for name in proxies:
+            self._cluster.listeners.listen(name, (1, 1, name), self._upto[name], name)
+        self._cluster.advance(time.monotonic())
+        for name, news in self._cluster.listeners.take_news():
+            self._upto[name] = news.upto
+            self.tables |= {key: table for key, (_, table) in news.snapshots.items()}
+        return [reply for _, reply in self._requests.take_answers()]
+
+
+def test_a_change_of_an_endpoint_is_answered_when_every_proxy_holds_it() -> None:
+    cluster, requests = cluster_with_requests()
+    for tag in "bc":
+        made = ops.CreateBackend(tag=tag, code=b"code", code_hash="code")
+        ask(requests, am.request_of(made, f"create {tag}"))
+    proxies = Proxies(cluster, requests)
+    created = ops.CreateEndpoint(name="e", backend="b", route="/e")
+    changes: list[tuple[ops.Operation, Callable[[Any], bool]]] = [
+        (created, lambda table: table.route == "/e"),
+        (ops.SetTraffic(endpoint="e", weights={"c": 1.0}), lambda t: t.traffic == {"c": 1.0}),
+        (
+            ops.ShadowTraffic(endpoint="e", backend="b", proportion=0.5),
+            lambda table: table.shadows == {"b": 0.5},
+        ),
+        (created, lambda _table: True),  # it is there: nothing new comes, and nothing is waited for
+        (ops.DeleteEndpoint(name="e"), lambda table: table is None),
+    ]
+    for number, (change, is_so) in enumerate(changes):
+        requests.take(am.request_of(change, str(number)), Client())
+        if number != 3:
+            assert proxies.hold() == []
+            assert is_so(proxies.tables["endpoint/e"])
+            assert proxies.hold("near") == [], "one proxy has not said that it holds it"
+        ((told, error),) = [(each.request_id, each.error) for each in proxies.hold("far")]
+        assert (told, error) == (str(number), "")
+
+
+def test_a_proxy_that_is_silent_is_told_as_the_reason_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    cluster, requests = cluster_with_requests()
+    ask(requests, create(1))
+    proxies = Proxies(cluster, requests)
+    created = ops.CreateEndpoint(name="e", backend="b", route="/e")
+    requests.take(am.request_of(created, "2"), Client())
+    proxies.hold()
+    now += HELD_TIMEOUT_S - 0.1
+    assert proxies.hold("near") == []
+    now += 0.1
+    (reply,) = proxies.hold("near")
+    assert "saved, but not every proxy has taken it yet" in reply.error
 
 
 def test_answers_are_kept_for_the_last_requests_only_and_not_what_was_read() -> None:
