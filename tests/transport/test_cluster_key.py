@@ -69,12 +69,19 @@ def test_a_host_that_has_another_key_says_so(path: Path) -> None:
         ensure_key(path, other)
 
 
-@pytest.mark.parametrize("text", [b"", bytes(32), b"-----BEGIN CERTIFICATE-----", b"\xff" * 99])
-def test_a_file_without_key_and_certificate_is_refused(path: Path, text: bytes) -> None:
-    path.write_bytes(text)
-    path.chmod(0o600)
+@pytest.mark.parametrize(
+    ("has_key", "text"),
+    [
+        *((False, text) for text in (b"", b"-----BEGIN CERTIFICATE-----", b"\xff" * 99)),
+        *((True, text) for text in (b"# next\nno key\n", b"# last\n-----BEGIN CERTIFICATE-")),
+    ],
+)
+def test_a_file_without_keys_and_certificates_is_refused(
+    path: Path, has_key: bool, text: bytes
+) -> None:
+    create_key(path, make_key() * has_key + text)
     with pytest.raises(ClusterKeyError, match=r"does not hold a private key and a certificate"):
-        ensure_key(path)
+        KeyFiles(path)
 
 
 def test_a_key_that_does_not_fit_its_certificate_is_refused(path: Path) -> None:
@@ -148,14 +155,6 @@ def test_a_file_that_is_copied_amid_a_replacing_is_taken(path: Path) -> None:
     there = path.with_name("there")
     ensure_key(there, path)
     assert KeyFiles(there).ids() == KeyFiles(path).ids()
-
-
-@pytest.mark.parametrize("text", [b"# next\nwhat is no key\n", b"# last\n-----BEGIN CERTIFICATE-"])
-def test_a_file_whose_other_key_is_none_is_refused(path: Path, text: bytes) -> None:
-    path.write_bytes(make_key() + text)
-    path.chmod(0o600)
-    with pytest.raises(ClusterKeyError, match=r"does not hold a private key and a certificate"):
-        KeyFiles(path)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o601])

@@ -35,43 +35,36 @@ def settings(tmp_path: Path) -> HostSettings:
     return settings
 
 
-def logged(settings: HostSettings, text: str) -> None:
-    (settings.logs_dir / f"replica-{TAG}.log").write_text(text)
-
-
 def cause(settings: HostSettings, ends: Ends | None = None) -> str:
     return asyncio.run((ends or Ends(settings)).cause(TAG, ADDRESS))
 
 
+CRASH_LINES = [line for line in CRASH.splitlines() if line][:3]
+LAST = "one\ntwo\n\n  three\nbad magic number\n"
+
+
 @pytest.mark.parametrize(
-    ("status", "told"), [(0, "exit code 0"), (3, "exit code 3"), (-signal.SIGSEGV, "SIGSEGV")]
+    ("status", "logged", "told"),
+    [
+        (0, LAST, "exit code 0; its log ends with: two | three | bad magic number"),
+        (-signal.SIGSEGV, LAST, "SIGSEGV; its log ends with: two | three | bad magic number"),
+        (
+            -signal.SIGSEGV,
+            f"loading\n{CRASH}",
+            f"SIGSEGV; its log ends with: {' | '.join(line.strip() for line in CRASH_LINES)}",
+        ),
+        (3, "x" * 1_000_000, f"exit code 3; its log ends with: {'x' * 200}"),
+        (3, None, "exit code 3"),
+    ],
+    ids=["a code", "a signal", "a crash of Python", "a long line", "no log"],
 )
 def test_an_end_is_told_by_code_or_signal_and_the_last_lines(
-    settings: HostSettings, status: int, told: str
+    settings: HostSettings, status: int, logged: str | None, told: str
 ) -> None:
-    logged(settings, "one\ntwo\n\n  three\nbad magic number\n")
+    if logged is not None:
+        (settings.logs_dir / f"replica-{TAG}.log").write_text(logged)
     record_end(settings.run_dir, ADDRESS, status)
-    assert cause(settings) == f"{told}; its log ends with: two | three | bad magic number"
-
-
-def test_a_crash_of_python_is_told_from_where_it_is_reported(settings: HostSettings) -> None:
-    logged(settings, f"loading\n{CRASH}")
-    record_end(settings.run_dir, ADDRESS, -signal.SIGSEGV)
-    assert cause(settings) == (
-        "SIGSEGV; its log ends with: Fatal Python error: Segmentation fault | Current thread "
-        '0x00007f0 (most recent call first): | File "model.py", line 7 in load'
-    )
-
-
-def test_an_end_without_a_log_is_told_by_its_code_alone(settings: HostSettings) -> None:
-    record_end(settings.run_dir, ADDRESS, 3)
-    assert cause(settings) == "exit code 3"
-
-
-def test_long_lines_are_cut(settings: HostSettings) -> None:
-    logged(settings, "x" * 1_000_000)
-    record_end(settings.run_dir, ADDRESS, 3)
-    assert cause(settings) == f"exit code 3; its log ends with: {'x' * 200}"
+    assert cause(settings) == told
 
 
 def cause_of_kill(settings: HostSettings, ends: Ends) -> str:

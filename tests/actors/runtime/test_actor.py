@@ -179,20 +179,14 @@ def test_while_it_waits_it_goes_when_the_system_ends(make: Any) -> None:
         actor.receiveMessage(ActorExitRequest(), "the admin")
 
 
-def test_one_that_lived_for_long_begins_the_count_anew(tmp_path: Path) -> None:
+def test_failures_in_a_row_are_counted_as_far_as_they_can_be(tmp_path: Path) -> None:
     failures = CrashLoop(tmp_path, "failing")
     assert [failures.failed(1.0) for _ in range(3)] == [0.0, FIRST_S, 2 * FIRST_S]
-    assert failures.failed(STABLE_S + 1) == 0.0
-
-
-def test_where_the_count_cannot_be_kept_there_is_a_pause_all_the_same(tmp_path: Path) -> None:
-    failures = CrashLoop(tmp_path / "not there", "failing")
-    assert failures.failed(1.0) == UNKNOWN_S
-
-
-def test_a_count_that_is_torn_begins_anew(tmp_path: Path) -> None:
+    assert failures.failed(STABLE_S + 1) == 0.0, "it lived for long"
+    assert failures.failed(1.0) == FIRST_S
     (tmp_path / "failing.failures").write_text("\x00")
-    assert CrashLoop(tmp_path, "failing").failed(1.0) == 0.0
+    assert failures.failed(1.0) == 0.0, "the count is torn"
+    assert CrashLoop(tmp_path / "not there", "failing").failed(1.0) == UNKNOWN_S
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -47,16 +48,16 @@ def lent() -> Iterator[socket.socket]:
     listener.close()
 
 
+def lending(program: str, lent: socket.socket) -> subprocess.Popen[bytes]:
+    """Run a program that has the listening socket."""
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    command = [sys.executable, "-c", program, str(lent.fileno())]
+    return subprocess.Popen(command, pass_fds=[lent.fileno()], **pipes)
+
+
 def test_connections_that_wait_survive_the_one_who_bound_the_port(lent: socket.socket) -> None:
     port = lent.getsockname()[1]
-    with subprocess.Popen(
-        [sys.executable, "-c", WORKER, str(lent.fileno())],
-        pass_fds=[lent.fileno()],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
+    with lending(WORKER, lent) as child:
         assert child.stdout.readline() == b"lends\n"
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.sendall(b"hello")
@@ -111,16 +112,7 @@ def test_a_worker_out_of_descriptors_says_so_once_and_lends_once_it_has_some(
     lent: socket.socket,
 ) -> None:
     port = lent.getsockname()[1]
-    with subprocess.Popen(
-        [sys.executable, "-c", WITHOUT_DESCRIPTORS, str(lent.fileno())],
-        pass_fds=[lent.fileno()],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        assert child.stderr is not None
+    with lending(WITHOUT_DESCRIPTORS, lent) as child:
         assert child.stdout.readline() == b"lacks\n"
         worker = Process(child.pid, 0, "")
         first = borrow([worker], settings_for(port))  # it waited already, with a descriptor

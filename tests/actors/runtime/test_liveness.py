@@ -67,7 +67,6 @@ def child() -> Iterator[Callable[..., Process]]:
             command = [sys.executable, "-c", program, *args]
             started = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
             stack.callback(started.kill)
-            assert started.stdout is not None
             assert started.stdout.readline() == b"beats\n"
             process = identify(started.pid)
             assert process is not None

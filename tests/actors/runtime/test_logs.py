@@ -119,7 +119,6 @@ def test_a_log_that_a_process_prints_to_is_rotated_and_stays_its(logs_dir: Path)
             [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=output, text=True
         )
     try:
-        assert child.stdin is not None
         for letter in "abcd":
             child.stdin.write(letter * 100 + "\n")
             child.stdin.flush()

@@ -62,7 +62,6 @@ def test_a_process_marks_itself_and_its_children_without_another_program(tmp_pat
     records.add(this_process(), "replica")  # the calling process is not looked for
     with started(sys.executable, "-c", MARKS_ITSELF, str(tmp_path / "state")) as parent:
         try:
-            assert parent.stdout is not None
             assert parent.stdout.readline() == b"marked\n"
             # Within the child's exec, /proc shows neither the old environment nor the new one.
             wait_until(lambda: len(records.found()) == 2, 5, "the child's exec")
@@ -78,7 +77,6 @@ def test_a_process_marks_itself_and_its_children_without_another_program(tmp_pat
 def test_a_title_does_not_overwrite_the_mark_of_another_program(tmp_path: Path) -> None:
     with started(sys.executable, "-c", SHOWS_A_TITLE, **{MARK: mark_of(tmp_path)}) as child:
         try:
-            assert child.stdout is not None
             assert child.stdout.readline() == b"titled\n"
             assert role_of(child.pid) == "http master"
             assert is_marked(child.pid, tmp_path)

@@ -34,8 +34,6 @@ def test_another_process_reads_what_was_shown_last_until_the_first_ends() -> Non
     with subprocess.Popen(
         [sys.executable, "-c", SHOW], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as shows:
-        assert shows.stdin is not None
-        assert shows.stdout is not None
         process = identify(shows.pid)
         assert process is not None
         for count in (1, 2):
