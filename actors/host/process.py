@@ -250,6 +250,10 @@ def _start_actor_system(settings: HostSettings, process: Process) -> Process:
     with forking.uncollected():
         from greenroom.actors.controller import actor as controller  # noqa: F401, PLC0415
         from greenroom.actors.proxy import actor as proxy  # noqa: F401, PLC0415
+
+        # What replicas have, they share.
+        with contextlib.suppress(ImportError):
+            import uvloop  # noqa: F401, PLC0415
     forking.share_memory()
     thespian_logging = {  # the admin writes warnings to this process's log
         "version": 1,

@@ -30,11 +30,16 @@ from greenroom.actors.messages.control import (
     StopReplica,
 )
 from greenroom.actors.messages.queries import Address
-from greenroom.actors.replica import context as user_context, logging as user_logging, metrics
+from greenroom.actors.replica import (
+    context as user_context,
+    logging as user_logging,
+    metrics,
+    responses,  # noqa: F401  # loads Starlette, which replicas share by their fork
+)
 from greenroom.actors.replica.comparisons import Comparisons
 from greenroom.actors.replica.data_plane import Queries
 from greenroom.actors.replica.threads import give_way_to_messages
-from greenroom.actors.replica.user_code import Failure, UserCode, import_starlette
+from greenroom.actors.replica.user_code import Failure, UserCode
 from greenroom.actors.replica.wear import Wear
 from greenroom.actors.runtime import cgroups, tracing
 from greenroom.actors.runtime.actor import LoopActor
@@ -352,7 +357,6 @@ class Replica(LoopActor):
         sys.path[:0] = [str(folders / digest) for digest in env.folders]
         if env.working_dir is not None:
             os.chdir(folders / env.folders[0])
-        import_starlette()  # modules are imported here, and may need it
 
     def receiveMsg_FolderFetched(self, message: FolderFetched, _sender: Address) -> None:
         """See :meth:`Arrival.arrived`."""
