@@ -33,8 +33,7 @@ class KeyRotation:
         self._own_host = settings.host_name
         self._path = settings.cluster_key
         self._files: KeyFiles | None = None  # read when there is another host, or a rotation
-        self._held: dict[str, KeyIds] = {}
-        self._at: dict[str, Address] = {}
+        self._held: dict[str, tuple[KeyIds, Address]] = {}  # by host, and where its process is
         self._begun_by = ""  # id of the request
         self._done_at: float | None = None  # since when all that run hold one key
 
@@ -57,7 +56,7 @@ class KeyRotation:
         """
         own = self._opened().ids()
         counted = self._counted()
-        if own != KeyIds(own.current) or any(self._held.get(name) != own for name in counted):
+        if own != KeyIds(own.current) or any(self._held_by(name) != own for name in counted):
             self._done_at = None
             return None
         now = self._loop.machine.monotonic()
@@ -70,7 +69,7 @@ class KeyRotation:
     def reported(self, host: str, held: tuple[str, str, str], at: Address) -> None:
         """Take what a host holds; tell it to hold what this one does."""
         if host != self._own_host:
-            self._held[host], self._at[host] = KeyIds(*held), at
+            self._held[host] = KeyIds(*held), at
         elif self._files is None:
             return  # there is no other host, and no rotation
         if not self._advance():
@@ -79,7 +78,6 @@ class KeyRotation:
     def forget(self, host: str) -> None:
         """Forget what a host holds that is no more on record."""
         self._held.pop(host, None)
-        self._at.pop(host, None)
 
     def _opened(self) -> KeyFiles:
         if self._files is None:
@@ -102,22 +100,21 @@ class KeyRotation:
         except ClusterKeyError as error:  # it is tried again with the next report
             logger.error("%s; the cluster file stays as it is", error)  # noqa: TRY400  # no bug
         if took:
-            for host in self._at:
+            for host in self._held:
                 self._tell(host)
         return took
 
     def _next(self) -> KeyIds:
-        others = [self._held.get(name, UNKNOWN) for name in self._counted()]
-        return next_step(self._opened().ids(), others)
+        return next_step(self._opened().ids(), [*map(self._held_by, self._counted())])
 
-    def _is_member(self, host: str) -> bool:
-        return host in self._cluster.hosts.records
+    def _held_by(self, host: str) -> KeyIds:
+        return self._held[host][0] if host in self._held else UNKNOWN
 
     def _tell(self, host: str) -> None:
         files = self._opened()
         own = files.ids()
-        if self._is_member(host) and self._held.get(host) != own:
-            self._loop.send(self._at[host], HoldKeys(keys=own, files=tuple(files())))
+        if host in self._cluster.hosts.records and self._held_by(host) != own:
+            self._loop.send(self._held[host][1], HoldKeys(keys=own, files=tuple(files())))
 
 
 class KeyHolder:

@@ -104,12 +104,6 @@ def expected_lease_file(settings: HostSettings) -> Path:
     return settings.run_dir / "leads.from"
 
 
-def expect_lease(settings: HostSettings, seen: SeenLease) -> None:
-    """Let this host's controller take the store over, if nothing has happened since; OSError."""
-    expected = f"{seen.lease.epoch}\n{seen.written.decode()}"
-    write_private(expected_lease_file(settings), expected)
-
-
 class LeaderElection:
     """Finds or makes the controller, with the interface of a Finder; on the port's loop."""
 
@@ -288,9 +282,10 @@ class LeaderElection:
         return [self._port.loop.machine.address_of(each) for each in known]
 
     def _let_lead(self, seen: SeenLease) -> bool:
-        trouble = ""
+        """Let this host's controller take the store over, if nothing has happened since."""
+        expected, trouble = f"{seen.lease.epoch}\n{seen.written.decode()}", ""
         try:
-            expect_lease(self._settings, seen)
+            write_private(expected_lease_file(self._settings), expected)
         except OSError as error:
             trouble = str(error)
             if trouble != self._trouble:
