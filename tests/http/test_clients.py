@@ -1,7 +1,7 @@
 """Clients of every kind against a real worker: well-behaved, hasty, broken and hostile ones."""
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -11,27 +11,16 @@ MANY = 50
 
 
 def test_fifty_clients_at_once_each_get_their_own_answer(front):
-    answers = {}
-
-    def ask(number):
-        answers[number] = front.ask(f"/echo/{number}").json["path"]
-
-    clients = [threading.Thread(target=ask, args=(number,)) for number in range(MANY)]
-    for client in clients:
-        client.start()
-    for client in clients:
-        client.join()
-    assert answers == {number: f"/echo/{number}" for number in range(MANY)}
+    with ThreadPoolExecutor(MANY) as pool:
+        answers = list(pool.map(lambda n: front.ask(f"/echo/{n}").json["path"], range(MANY)))
+    assert answers == [f"/echo/{number}" for number in range(MANY)]
 
 
 def test_fifty_waiting_queries_wait_together_not_in_turn(front):
     def attempt():
         began = time.monotonic()
-        clients = [threading.Thread(target=front.ask, args=("/sleep/0.3",)) for _ in range(MANY)]
-        for client in clients:
-            client.start()
-        for client in clients:
-            client.join()
+        with ThreadPoolExecutor(MANY) as pool:
+            list(pool.map(front.ask, ["/sleep/0.3"] * MANY))
         return time.monotonic() - began
 
     check_within(0.3 * MANY / 5, attempt)

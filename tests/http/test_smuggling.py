@@ -90,6 +90,7 @@ REFUSED = {
     "a length before a form feed": post(b"Content-Length: 3\x0c", body=b"abc"),
     "a length before a NUL": post(b"Content-Length: 3\0", body=b"abc"),
     "a length that overflows 64 bits": post(b"Content-Length: 18446744073709551619", body=b"abc"),
+    "a length of many digits": post(b"Content-Length: " + b"9" * 5000, body=b"abc"),
     "a length in quotes": post(b'Content-Length: "3"', body=b"abc"),
     "a length and one after a tab": post(b"Content-Length: 3", b"Content-Length\t: 4", body=b"abc"),
     "a length in another case": post(b"Content-Length: 3", b"CONTENT-LENGTH: 4", body=b"abc"),
@@ -284,12 +285,6 @@ def test_what_follows_the_last_request_of_a_connection_is_not_read(front, reques
     assert front.ask("/seen").json["asked"] == before + 2
 
 
-@pytest.mark.parametrize("length", [b"9" * 30, b"9" * 5000])
-def test_a_length_without_bounds_is_refused(front, length):
-    received = front.exchange(post(b"Content-Length: " + length, body=b"abc") + SECOND)
-    assert statuses(received) == [400]
-
-
 ODD_PATHS = (
     *(b"/sec/../first", b"/sec/%2e%2e/first", b"/sec%2f..%2ffirst", b"/first/..", b"/./first"),
     *(b"/first/.", b"//first", b"/sec//first", b"/sec/%2Ffirst", b"/-/../first", b"/-//healthz"),
@@ -314,12 +309,6 @@ def test_a_path_that_servers_resolve_differently_is_refused(front, target):
 )
 def test_a_path_with_other_dots_is_not(front, target):
     assert statuses(front.exchange(get(target) + SECOND)) == [200, 200]
-
-
-def test_options_of_the_whole_server_is_answered_here(front):
-    received = front.exchange(b"OPTIONS * HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-    assert statuses(received) == [204]
-    assert b"\r\nx-request-id: " in received.lower()
 
 
 def test_none_of_this_put_a_traceback_on_stderr(front):

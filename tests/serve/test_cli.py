@@ -51,6 +51,14 @@ def invoke(system, app_dir, monkeypatch):
 
 
 @pytest.fixture
+def logs(tmp_path):
+    """Return the folder of the system's logs."""
+    folder = tmp_path / "state" / "logs"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
 def interrupted(monkeypatch):
     """Have a run that would last until Ctrl-C get one at once."""
 
@@ -303,9 +311,7 @@ def test_run_never_starts_a_system_elsewhere(invoke, system):
     assert system.calls == []
 
 
-def test_run_prints_the_logs_of_its_replicas(invoke, system, monkeypatch, tmp_path):
-    logs = tmp_path / "state" / "logs"
-    logs.mkdir(parents=True)
+def test_run_prints_the_logs_of_its_replicas(invoke, system, monkeypatch, logs):
     (logs / "replica-default#Model.log").write_text("before\n")
 
     def serve_for_a_while():
@@ -521,9 +527,7 @@ def test_status_says_in_one_line_that_nothing_runs_or_answers(invoke, system):
             assert result.stderr.count("\n") == 1
 
 
-def test_logs_are_shown_by_name(invoke, tmp_path):
-    logs = tmp_path / "state" / "logs"
-    logs.mkdir(parents=True)
+def test_logs_are_shown_by_name(invoke, logs):
     (logs / "replica-default#Model.log").write_text("1\n2\n3\n")
     (logs / "controller.log").write_text("ready\n")
     assert invoke("logs", "model", "-n", "2").stdout == "default#Model | 2\ndefault#Model | 3\n"
@@ -535,9 +539,7 @@ def test_logs_are_shown_by_name(invoke, tmp_path):
     assert "controller, replica-default#Model" in result.stderr
 
 
-def test_followed_logs_end_with_ctrl_c(invoke, tmp_path, monkeypatch):
-    logs = tmp_path / "state" / "logs"
-    logs.mkdir(parents=True)
+def test_followed_logs_end_with_ctrl_c(invoke, logs, monkeypatch):
     (logs / "a.log").write_text("1\n")
 
     def interrupt(_event, _timeout=None):

@@ -227,17 +227,8 @@ def test_the_schema_is_json(invoke):
 
 
 def test_a_canary_is_asked_for_with_its_steps_and_rules(invoke, running):
-    words = (
-        "--canary",
-        "0.05",
-        "--compare",
-        "json",
-        "--hold-s",
-        "9",
-        "--abort-if",
-        "error_rate=0.1",
-    )
-    assert invoke("deploy", "two.yaml", *words).exit_code == 0
+    words = "--canary 0.05 --compare json --hold-s 9 --abort-if error_rate=0.1"
+    assert invoke("deploy", "two.yaml", *words.split()).exit_code == 0
     canary = running.controller.of("DeployApplications")[0].canary
     assert (canary.steps, canary.hold_s) == ((0.05, 0.1, 0.5, 1.0), 9.0)
     assert (canary.abort_if, canary.compare.how) == ({"error_rate": 0.1}, "json")

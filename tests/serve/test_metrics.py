@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import cloudpickle
@@ -88,15 +88,12 @@ def test_metrics_go_with_the_code_that_uses_them(name: str) -> None:
 def test_no_count_is_lost_between_threads(name: str) -> None:
     counter = metrics.Counter(name)
 
-    def count() -> None:
+    def count(_number: int) -> None:
         for _ in range(2_000):
             counter.inc()
 
-    threads = [threading.Thread(target=count) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(count, range(4)))
     assert lines(f"{name}_total") == {NOWHERE: 8_000}
 
 

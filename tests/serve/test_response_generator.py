@@ -180,14 +180,12 @@ def test_streams_and_whole_values_are_not_taken_for_each_other(handle: Any) -> N
         handle.options(stream=1)
 
 
-def test_streaming_batches_stream_through_handles(handle: Any) -> None:
-    async def main() -> list[list[int]]:
-        async def all_of(upto: int) -> list[int]:
-            return [each async for each in handle.batched.remote(upto)]
+@pytest.mark.anyio
+async def test_streaming_batches_stream_through_handles(handle: Any) -> None:
+    async def all_of(upto: int) -> list[int]:
+        return [each async for each in handle.batched.remote(upto)]
 
-        return await asyncio.gather(all_of(3), all_of(5))
-
-    assert asyncio.run(main()) == [[0, 1, 2], [0, 1, 2, 3, 4]]
+    assert await asyncio.gather(all_of(3), all_of(5)) == [[0, 1, 2], [0, 1, 2, 3, 4]]
 
 
 def test_a_reader_that_rests_stops_the_generator(handle: Any) -> None:
