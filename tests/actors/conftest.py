@@ -79,6 +79,26 @@ def deployed(
     applications.delete(running.connection, name)
 
 
+@pytest.fixture
+def serving(client: serve.Client, name: str) -> Iterator[Callable[..., str]]:
+    """Bring up a backend, NAME:v1 and so on; the first is served at /NAME. Returns its tag."""
+    tags: list[str] = []
+
+    def bring_up(
+        target: Any, *args: Any, endpoint: dict[str, Any] | None = None, **config: Any
+    ) -> str:
+        tags.append(tag := f"{name}:v{len(tags) + 1}")
+        client.wait_for_goal(client.create_backend(tag, target, *args, config=config), 20)
+        if len(tags) == 1:
+            client.create_endpoint(name, backend=tag, route=f"/{name}", **(endpoint or {}))
+        return tag
+
+    yield bring_up
+    client.delete_endpoint(name)
+    for goal in [client.delete_backend(tag, force=True) for tag in tags]:
+        client.wait_for_goal(goal, 20)
+
+
 @pytest.fixture(scope="module")
 def deployed_once(running: RunningSystem) -> Iterator[Callable[[Application], str]]:
     """Deploy on the shared system for all of a module's tests; returns the route."""

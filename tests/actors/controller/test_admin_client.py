@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -63,20 +64,16 @@ def test_a_backend_and_an_endpoint_serve_until_they_are_deleted(
 
 
 def test_a_change_of_an_endpoint_holds_when_its_call_returns(
-    running: RunningSystem, client: serve.Client, name: str
+    running: RunningSystem, client: serve.Client, serving: Callable[..., str], name: str
 ) -> None:
-    one, two = tags = [f"{name}:one", f"{name}:two"]
-    for tag in tags:
-        client.wait_for_goal(client.create_backend(tag, Tagged, tag), 20)
+    one, two = serving(Tagged, "one"), serving(Tagged, "two")
     for round_ in range(20):
-        client.create_endpoint(name, backend=one, route=f"/{name}")
-        assert running.get(f"/{name}") == (200, one.encode()), round_
-        client.set_traffic(name, {two: 1.0})
-        assert running.get(f"/{name}") == (200, two.encode()), round_
         client.delete_endpoint(name)
         assert running.get(f"/{name}")[0] == 404, round_
-    for tag in tags:
-        client.wait_for_goal(client.delete_backend(tag), 20)
+        client.create_endpoint(name, backend=one, route=f"/{name}")
+        assert running.get(f"/{name}") == (200, b"one"), round_
+        client.set_traffic(name, {two: 1.0})
+        assert running.get(f"/{name}") == (200, b"two"), round_
 
 
 def test_waiting_for_a_goal_can_time_out_and_go_on(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +36,13 @@ class Hanging:
 
 
 @pytest.fixture
-def tag(client: serve.Client, name: str) -> Iterator[str]:
-    yield f"{name}:v1"
-    client.delete_endpoint(name)
-    client.wait_for_goal(client.delete_backend(f"{name}:v1", force=True), 20)
+def tag(serving: Callable[..., str], tmp_path: Path) -> str:
+    return serving(Hanging, str(tmp_path), max_ongoing_requests=1)
 
 
 def test_a_forced_delete_kills_what_hangs(
     client: serve.Client, tag: str, name: str, tmp_path: Path
 ) -> None:
-    client.wait_for_goal(client.create_backend(tag, Hanging, str(tmp_path)), 20)
-    client.create_endpoint(name, backend=tag)
     response = client.get_handle(name).hang.remote()
     wait_until((tmp_path / "hanging").exists, 10, "the call to run")
     (replica,) = client.list_backends()[tag]["replicas"]
@@ -65,10 +61,6 @@ def test_a_forced_delete_kills_what_hangs(
 def test_requests_errors_latencies_and_load_are_counted_by_endpoint_and_backend(
     running: RunningSystem, client: serve.Client, tag: str, name: str, tmp_path: Path
 ) -> None:
-    config = {"max_ongoing_requests": 1}
-    client.wait_for_goal(client.create_backend(tag, Hanging, str(tmp_path), config=config), 20)
-    client.create_endpoint(name, backend=tag, route=f"/{name}")
-
     def metrics() -> dict[str, float]:
         label = f'endpoint="{name}",backend="{tag}"'
         host = f',host="{running.settings.host_name}"'

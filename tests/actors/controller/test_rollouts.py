@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -58,28 +58,13 @@ class Traffic:
             self.counts[status, body.decode() if status == 200 else ""] += 1
 
 
-def begin(running: RunningSystem, client: serve.Client, name: str, every: int = 0) -> None:
-    for tag, fails in (("v1", 0), ("v2", every)):
-        client.wait_for_goal(client.create_backend(f"{name}:{tag}", Sometimes, tag, fails), 20)
-    client.create_endpoint(name, backend=f"{name}:v1", route=f"/{name}")
-
-
-@pytest.fixture
-def shop(running: RunningSystem, client: serve.Client, name: str) -> Iterator[str]:
-    yield name
-    client.delete_endpoint(name)
-    for goal in [client.delete_backend(f"{name}:{tag}", force=True) for tag in ("v1", "v2")]:
-        client.wait_for_goal(goal, 20)
-
-
 QUICK: dict[str, Any] = {"hold_s": 1.0, "min_samples": 20, "abort_if": {"error_rate_increase": 0}}
 
 
 def test_a_good_version_gets_all_traffic_and_a_bad_one_none(
-    running: RunningSystem, client: serve.Client, shop: str
+    running: RunningSystem, client: serve.Client, name: str, serving: Callable[..., str]
 ) -> None:
-    begin(running, client, shop, every=4)
-    new, old = f"{shop}:v2", f"{shop}:v1"
+    old, new, shop = serving(Sometimes, "v1"), serving(Sometimes, "v2", 4), name
     with Traffic(running, f"/{shop}").flowing() as counts:
         goal = client.rollout(shop, to=new, steps=[0.2, 1], **QUICK)
         with pytest.raises(DeployFailedError, match="queries were bad"):

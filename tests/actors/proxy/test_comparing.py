@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -44,15 +44,7 @@ class Shop:
     """One test's endpoint, on "v1", with "v2" as its shadow."""
 
     def __init__(self, running: RunningSystem, client: serve.Client, name: str) -> None:
-        self.running, self.client, self.name = running, client, name
-        self.primary, self.shadow = f"{name}:v1", f"{name}:v2"
-
-    def begin(self, target: Any = Scorer, *args: Any, **config: Any) -> None:
-        for tag, each in ((self.primary, ()), (self.shadow, args)):
-            settings = config if tag == self.shadow else {}
-            goal = self.client.create_backend(tag, target, *each, config=settings)
-            self.client.wait_for_goal(goal, 20)
-        self.client.create_endpoint(self.name, backend=self.primary, route=f"/{self.name}")
+        self.running, self.client, self.name, self.shadow = running, client, name, f"{name}:v2"
 
     def compare(self, compare: Any) -> None:
         self.client.shadow_traffic(self.name, self.shadow, 1.0, compare)
@@ -73,16 +65,17 @@ class Shop:
 
 
 @pytest.fixture
-def shop(running: RunningSystem, client: serve.Client, name: str) -> Iterator[Shop]:
-    made = Shop(running, client, name)
-    yield made
-    client.delete_endpoint(name)
-    for goal in [client.delete_backend(tag, force=True) for tag in (made.primary, made.shadow)]:
-        client.wait_for_goal(goal, 20)
+def shop(
+    running: RunningSystem, client: serve.Client, name: str, serving: Callable[..., str]
+) -> Shop:
+    serving(Scorer)
+    serving(Scorer, True)
+    return Shop(running, client, name)
 
 
 def test_differences_are_counted_by_cause_with_examples(shop: Shop) -> None:
-    shop.begin(Scorer, True, num_replicas=2)
+    more = shop.client.update_backend_config(shop.shadow, {"num_replicas": 2})
+    shop.client.wait_for_goal(more, 20)
     shop.compare({"how": "json", "relative_tolerance": 1e-6, "ignore": ["/at"]})
     for asked in ("", "", "", "off", "off", "raise", "text", "big"):
         assert shop.get(asked)[0] == 200
@@ -113,7 +106,6 @@ def test_a_function_of_the_users_compares(shop: Shop) -> None:
         off = abs(primary.json()["score"] - shadow.json()["score"])
         return "a score is off" if off > 0.1 else None
 
-    shop.begin(Scorer, True)
     shop.compare(closely)
     for asked in ("", "off"):
         shop.get(asked)
@@ -123,7 +115,6 @@ def test_a_function_of_the_users_compares(shop: Shop) -> None:
 
 
 def test_a_shadow_that_dies_or_is_stopped_costs_nobody_anything(shop: Shop) -> None:
-    shop.begin(Scorer, True)
     shop.compare("status")
     (replica,) = shop.client.list_backends()[shop.shadow]["replicas"]
     os.kill(replica["pid"], signal.SIGSTOP)
@@ -150,15 +141,13 @@ def test_a_shadow_that_dies_or_is_stopped_costs_nobody_anything(shop: Shop) -> N
     wait_until(goes_on, 20, "comparison to go on")
 
 
-def test_a_new_controller_hears_again_what_was_found(own_system: RunningSystem) -> None:
-    shop = Shop(own_system, serve.Client(own_system.connection, own_system.settings), "shop")
-    shop.begin(Scorer, True)
+def test_a_new_controller_hears_again_what_was_found(shop: Shop) -> None:
     shop.compare("json")
     shop.get()
     shop.wait_for(lambda f: f["different"] == 1, "one")
-    pid = own_system.pid_of("controller")
+    pid = shop.running.pid_of("controller")
     os.kill(pid, signal.SIGKILL)
     wait_until(
-        lambda: dict(own_system.pids()).get("controller") not in {None, pid}, 20, "a controller"
+        lambda: dict(shop.running.pids()).get("controller") not in {None, pid}, 20, "a controller"
     )
     shop.wait_for(lambda f: f["different"] == 1, "it to be heard again")

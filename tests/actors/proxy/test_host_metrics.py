@@ -32,13 +32,10 @@ def answering(request: Request) -> Response:
 
 
 @pytest.fixture
-def route(client: serve.Client, name: str) -> Iterator[str]:
+def route(serving: Callable[..., str], name: str) -> str:
     """Return the route of an endpoint with one backend, NAME:v1."""
-    client.wait_for_goal(client.create_backend(f"{name}:v1", answering), 20)
-    client.create_endpoint(name, backend=f"{name}:v1", route=f"/{name}")
-    yield f"/{name}"
-    client.delete_endpoint(name)
-    client.wait_for_goal(client.delete_backend(f"{name}:v1", force=True), 20)
+    serving(answering)
+    return f"/{name}"
 
 
 def test_the_series_have_what_clients_asked(

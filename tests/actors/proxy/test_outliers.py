@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,12 +34,13 @@ class Hole:
 
 
 def test_a_black_hole_is_ejected_shown_and_let_in_again(
-    running: RunningSystem, client: serve.Client, name: str, tmp_path: Path
+    running: RunningSystem,
+    client: serve.Client,
+    name: str,
+    serving: Callable[..., str],
+    tmp_path: Path,
 ) -> None:
-    tag, route = f"{name}:v1", f"/{name}"
-    made = client.create_backend(tag, Hole, str(tmp_path), config={"num_replicas": 3})
-    client.wait_for_goal(made, 20)
-    client.create_endpoint(name, backend=tag, route=route)
+    tag, route = serving(Hole, str(tmp_path), num_replicas=3), f"/{name}"
 
     def statuses(count: int) -> list[int]:
         return [running.get(route)[0] for _ in range(count)]
@@ -64,5 +66,3 @@ def test_a_black_hole_is_ejected_shown_and_let_in_again(
 
     wait_until(is_well, 40, "the next probe")
     assert statuses(20) == [200] * 20
-    client.delete_endpoint(name)
-    client.wait_for_goal(client.delete_backend(tag, force=True), 20)

@@ -36,19 +36,18 @@ class Napping:
 
 
 @pytest.fixture
-def napping(client: serve.Client, name: str, tmp_path: Path) -> Iterator[Callable[..., None]]:
+def napping(
+    serving: Callable[..., str], client: serve.Client, name: str, tmp_path: Path
+) -> Iterator[Callable[..., None]]:
     """Have one backend, with two endpoints, this test's name and ``<name>-other``."""
-    tag, endpoints = f"{name}:v1", (name, f"{name}-other")
+    other = f"{name}-other"
 
     def make(**config: object) -> None:
-        client.wait_for_goal(client.create_backend(tag, Napping, str(tmp_path), config=config), 20)
-        for endpoint in endpoints:
-            client.create_endpoint(endpoint, backend=tag, route=f"/{endpoint}")
+        tag = serving(Napping, str(tmp_path), **config)
+        client.create_endpoint(other, backend=tag, route=f"/{other}")
 
     yield make
-    for endpoint in endpoints:
-        client.delete_endpoint(endpoint)
-    client.wait_for_goal(client.delete_backend(tag, force=True), 20)
+    client.delete_endpoint(other)
 
 
 def served(folder: Path, endpoint: str) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from greenroom import serve
 from tests.support.metrics import scraped, total
 from tests.support.systems import RunningSystem, wait_until
 
@@ -29,13 +29,10 @@ class Fragile:
 
 @pytest.mark.parametrize("again", [True, False])
 def test_what_an_endpoint_says_goes_before_deployment_and_method_over_http(
-    running: RunningSystem, client: serve.Client, name: str, again: bool, tmp_path: Path
+    running: RunningSystem, serving: Callable[..., str], name: str, again: bool, tmp_path: Path
 ) -> None:
-    tag = f"{name}:v1"
-    config = {"num_replicas": 2, "retryable": False}
-    client.wait_for_goal(client.create_backend(tag, Fragile, str(tmp_path), config=config), 20)
-    options = {"route": f"/{name}", "methods": ["POST"], "retryable": again or None}
-    client.create_endpoint(name, backend=tag, **options)
+    endpoint = {"methods": ["POST"], "retryable": again or None}
+    serving(Fragile, str(tmp_path), num_replicas=2, retryable=False, endpoint=endpoint)
     status, text = running.get(f"/{name}", data=b"")
     assert (tmp_path / "run again").exists() is again
     if again:
@@ -45,5 +42,3 @@ def test_what_an_endpoint_says_goes_before_deployment_and_method_over_http(
     else:
         assert status == 503
         assert b"the replica died with this query under way; it may have run" in text
-    client.delete_endpoint(name)
-    client.wait_for_goal(client.delete_backend(tag, force=True), 20)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +50,10 @@ async def endless(request: Any) -> AsyncIterator[bytes]:
 class Endpoint:
     """One test's endpoint, with backends of its own."""
 
-    def __init__(self, running: RunningSystem, client: serve.Client, name: str) -> None:
-        self.running, self.client, self.name = running, client, name
-        self.tags: list[str] = []
-
-    def backend(self, suffix: str, target: Any, *args: Any, **config: Any) -> str:
-        tag = f"{self.name}:{suffix}"
-        self.tags.append(tag)
-        goal = self.client.create_backend(tag, target, *args, config=config)
-        self.client.wait_for_goal(goal, 20)
-        return tag
+    def __init__(
+        self, running: RunningSystem, client: serve.Client, name: str, backend: Callable[..., str]
+    ) -> None:
+        self.running, self.client, self.name, self.backend = running, client, name, backend
 
     def get(self, key: str | None = None, **headers: str) -> bytes:
         if key is not None:
@@ -82,20 +76,17 @@ class Endpoint:
 
 
 @pytest.fixture
-def shop(running: RunningSystem, client: serve.Client, name: str) -> Iterator[Endpoint]:
-    made = Endpoint(running, client, name)
-    yield made
-    client.delete_endpoint(name)
-    for goal in [client.delete_backend(tag, force=True) for tag in made.tags]:
-        client.wait_for_goal(goal, 20)
+def shop(
+    running: RunningSystem, client: serve.Client, name: str, serving: Callable[..., str]
+) -> Endpoint:
+    return Endpoint(running, client, name, serving)
 
 
 # --- Traffic --------------------------------------------------------------------------------------
 
 
 def test_a_split_reaches_all_backends_and_a_weight_of_zero_none(shop: Endpoint) -> None:
-    tags = [shop.backend(each, Tagged, each) for each in ("v1", "v2", "v3")]
-    shop.client.create_endpoint(shop.name, backend=tags[0], route=f"/{shop.name}")
+    tags = [shop.backend(Tagged, each) for each in ("v1", "v2", "v3")]
     weights = dict(zip(tags, (0.75, 0.25, 0.0), strict=True))
     shop.client.set_traffic(shop.name, weights)
     assert shop.client.list_endpoints()[shop.name]["traffic"] == weights
@@ -112,9 +103,8 @@ def test_a_split_reaches_all_backends_and_a_weight_of_zero_none(shop: Endpoint) 
 def test_a_shadow_sees_each_query_marked_and_its_answer_is_nobodys(
     shop: Endpoint, tmp_path: Path
 ) -> None:
-    primary, shadow = shop.backend("v1", echo), shop.backend("v2", Notes, str(tmp_path))
-    route = f"/{shop.name}"
-    shop.client.create_endpoint(shop.name, backend=primary, route=route, methods=["POST"])
+    shop.backend(echo, endpoint={"methods": ["POST"]})
+    shadow, route = shop.backend(Notes, str(tmp_path)), f"/{shop.name}"
     shop.client.shadow_traffic(shop.name, shadow, 1.0)
     assert shop.client.list_endpoints()[shop.name]["shadows"] == {shadow: 1.0}
     body = bytes(range(256)) * 400
@@ -136,8 +126,8 @@ def test_a_shadow_sees_each_query_marked_and_its_answer_is_nobodys(
 
 
 def test_a_shadows_endless_stream_ends_when_the_client_leaves(shop: Endpoint) -> None:
-    primary, shadow = shop.backend("v1", endless), shop.backend("v2", endless)
-    shop.client.create_endpoint(shop.name, backend=primary, route=f"/{shop.name}")
+    shop.backend(endless)
+    shadow = shop.backend(endless)
     shop.client.shadow_traffic(shop.name, shadow, 1.0)
     with urllib.request.urlopen(f"{shop.running.url}/{shop.name}", timeout=20) as response:
         assert response.read(5_000) == b"x" * 5_000
