@@ -1,9 +1,9 @@
 """What slow replicas do to latencies: `python -m benchmarks.unequal_replicas`.
 
-The router itself, in virtual time: no process is started, and it takes two minutes. Half of the
+The router itself, in virtual time: no process is started, and it takes five minutes. Half of the
 replicas take longer for every query. Beside them are replicas that are equal, with the same room in
 all and the same load: 1.00 is as good as those. Each case is shown by count alone, and with
-`learn_weights`.
+`learn_weights`. In the last cases all queries of a replica share one processor, or four.
 """
 
 from __future__ import annotations
@@ -21,18 +21,29 @@ DRAWS: dict[str, Callable[[random.Random], float]] = {
     "exponential": lambda chance: chance.expovariate(1.0),
     "uniform": lambda chance: chance.uniform(0.5, 1.5),
 }
-SLOTS = (1, 2, 5, 10, 100)
+# Slots, and the processors that they share.
+CASES = [(1, None), (2, None), (5, None), (10, None), (30, None), (100, None), (100, 4), (100, 1)]
 
 
 def p99_and_cost(
-    paces: list[float], slots: int, draw: str, arguments: argparse.Namespace, *, learn: bool
+    paces: list[float],
+    slots: int,
+    processors: int | None,
+    draw: str,
+    arguments: argparse.Namespace,
+    *,
+    learn: bool,
 ) -> tuple[float, float]:
     """Return the 99th percentile of all latencies, and the CPU time of each query."""
     chance = random.Random(2)
     crowd = Crowd(
-        slots * len(paces), lambda _: DRAWS[draw](chance), paces=paces, learn_weights=learn
+        slots * len(paces),
+        lambda _: DRAWS[draw](chance),
+        paces=paces,
+        processors=processors,
+        learn_weights=learn,
     )
-    rate = arguments.load * slots * sum(1.0 / pace for pace in paces)
+    rate = arguments.load * (processors or slots) * sum(1.0 / pace for pace in paces)
     began_at = time.process_time()
     crowd.asks("e", rate)
     crowd.run(arguments.queries / rate)
@@ -54,16 +65,17 @@ def main() -> None:
     even = [len(mixed) / sum(1.0 / pace for pace in mixed)] * len(mixed)
     rows = []
     for draw in DRAWS:
-        for slots in SLOTS:
-            equal_s, cost_s = p99_and_cost(even, slots, draw, arguments, learn=False)
-            alike_s, learned_cost_s = p99_and_cost(even, slots, draw, arguments, learn=True)
-            counted_s, _ = p99_and_cost(mixed, slots, draw, arguments, learn=False)
-            weighed_s, _ = p99_and_cost(mixed, slots, draw, arguments, learn=True)
+        for case in CASES:
+            equal_s, cost_s = p99_and_cost(even, *case, draw, arguments, learn=False)
+            alike_s, learned_cost_s = p99_and_cost(even, *case, draw, arguments, learn=True)
+            counted_s, _ = p99_and_cost(mixed, *case, draw, arguments, learn=False)
+            weighed_s, _ = p99_and_cost(mixed, *case, draw, arguments, learn=True)
             ratios = [f"{each / equal_s:.2f}" for each in (counted_s, weighed_s, alike_s)]
             cost = f"{cost_s * 1e6:.1f}, {learned_cost_s * 1e6:.1f} us"
-            rows.append([draw, str(slots), f"{equal_s:.2f} s", *ratios, cost])
+            room = [str(each or "-") for each in case]
+            rows.append([draw, *room, f"{equal_s:.2f} s", *ratios, cost])
     print(machine())
-    heads = ["times", "slots", "p99 of equal ones", "half slow", "with weights"]
+    heads = ["times", "slots", "processors", "p99 of equal ones", "half slow", "with weights"]
     print(table([*heads, "equal ones with weights", "a query without, with"], rows))
 
 

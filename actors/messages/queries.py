@@ -575,7 +575,7 @@ class LeasesUsed(Message):
     used: tuple[tuple[int, tuple[Any, ...]], ...] = ()
     returned: tuple[tuple[int, dict[str, int]], ...] = ()
     failed: dict[int, Mapping[str, int]] = field(default_factory=dict)
-    took: dict[int, Mapping[str, tuple[int, float, float]]] = field(default_factory=dict)
+    took: dict[int, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
     overdue: dict[int, int] = field(default_factory=dict)
 
 

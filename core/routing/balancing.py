@@ -26,14 +26,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from greenroom.core.config import SessionAffinity
+from greenroom.core.formats import fit
 from greenroom.core.routing.outliers import Outliers, has_failed
 from greenroom.core.routing.queues import DrainRate, FairQueue
 from greenroom.core.routing.sessions import Homes
 from greenroom.core.routing.tables import BackendTable, ReplicaTable
 from greenroom.core.routing.tickets import DROPPED, RUNNING, Assign, Lending, Ticket
-from greenroom.core.routing.weights import ENOUGH, EVEN, LEVELS, Pace, Paces, Weight
+from greenroom.core.routing.weights import ENOUGH, EVEN, LEVELS, Pace, Paces, Sums, Weight
 
 UNHEARD_S = 1.0
 SUSPECT_LOAD = 1
@@ -254,7 +256,8 @@ class RoutedBackend:
     def place(self, replica: RoutedReplica, now: float) -> None:
         """Put a replica where its load belongs, or nowhere while it is not to be chosen.
 
-        To be called after each change of either. One that has room stays below the limit.
+        To be called after each change of either. One that has room stays below the limit, in the
+        last of these levels by its load: else the first of two slow ones would be filled up.
         """
         is_out = replica.draining or replica.is_silent or replica.saturated_until > now
         tag, outliers = replica.table.tag, self.outliers
@@ -263,7 +266,8 @@ class RoutedBackend:
             return
         level = least = replica.load * LEVELS
         if replica.weight is not EVEN:
-            most = self.table.max_ongoing_requests * LEVELS - 1
+            slots = self.table.max_ongoing_requests
+            most = slots * LEVELS - 1 - (slots - 1 - replica.load) // 8
             level = max(min(replica.weight.level(replica.load, now), most), least)
             if replica.weight.pace == 1.0 and now >= replica.weight.warm_at:
                 replica.weight = EVEN
@@ -281,14 +285,14 @@ class RoutedBackend:
         self.rate.ran(seconds)
         if not self.table.learn_weights:
             return False
-        if taken.count < ENOUGH and ticket.status < BAD and _has_a_choice(ticket):
-            taken.add(seconds)
+        if taken.queries < ENOUGH and ticket.status < BAD and _has_a_choice(ticket):
+            taken.add(seconds, len(replica.ongoing))
         return now >= self.paces.due_at and self._compare(now)
 
-    def took_leased(self, taken: Mapping[str, tuple[int, float, float]], now: float) -> bool:
+    def took_leased(self, taken: Mapping[str, tuple[Any, ...]], now: float) -> bool:
         """Learn by replica what queries under a lease took, like :meth:`took`."""
         for tag in taken.keys() & self.replicas.keys():
-            self.replicas[tag].pace.taken.join(taken[tag])
+            self.replicas[tag].pace.taken.join(fit(Sums, taken[tag]))
         return self.table.learn_weights and now >= self.paces.due_at and self._compare(now)
 
     def _compare(self, now: float) -> bool:

@@ -64,7 +64,7 @@ class Used(NamedTuple):
     ongoing: int
     ended: Mapping[int, Sequence[float]]  # status -> how long each has taken, in seconds
     failed: Mapping[str, int] = MappingProxyType({})  # replica -> how many, by its fault
-    took: Mapping[str, tuple[int, float, float]] = MappingProxyType({})  # replica -> see Taken
+    took: Mapping[str, tuple[Any, ...]] = MappingProxyType({})  # replica -> fields of Sums
     overdue: int = 0  # how many of those that run are older than OVERDUE_S
 
 
@@ -165,8 +165,8 @@ class HeldLease:
     def count(self, share: HeldShare, status: int, seconds: float) -> None:
         """Count a query that has ended."""
         if status < BAD:
-            if share.taken.count < ENOUGH:
-                share.taken.add(seconds)
+            if share.taken.queries < ENOUGH:
+                share.taken.add(seconds, share.ongoing - 1)
         elif has_failed(status):
             self.failed[share.replica] = self.failed.get(share.replica, 0) + 1
         ended = self.ended.get(status)
@@ -195,7 +195,8 @@ class HeldLease:
 
     def take_used(self) -> Used:
         """Return what became of queries since the last time."""
-        took = {share.replica: share.taken.take() for share in self.shares if share.taken.count}
+        counted = [share for share in self.shares if share.taken.queries]
+        took = {share.replica: tuple(share.taken.take()) for share in counted}
         used = Used(self.ongoing, self.ended, self.failed, took)
         self.ended, self.failed = {}, {}
         return used

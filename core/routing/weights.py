@@ -10,9 +10,18 @@ has been there: those that start together share alike, and one that is alone tak
 slow start mode, with its linear ramp and its least weight:
 https://www.envoyproxy.io/docs/envoy/latest/intro/arch_overview/upstream/load_balancing/slow_start)
 
-*Pace.* A replica on a slower machine takes longer for the same queries. Its load is multiplied by
-how much longer, and where both are idle it comes second. (Least work in place of least count, as
-with the weights of IPVS' shortest expected delay, learned here: http://kb.linuxvirtualserver.org/wiki/Shortest_Expected_Delay_Scheduling)
+*Pace.* A replica on a slower machine takes longer for the same queries. Its load counts for more by
+a power of how much longer, and where both are idle it comes second. Two cases are told apart by
+their *elasticity*: by how many percent queries take longer where their replica has a percent more
+of them, as measured at their ends.
+
+- Queries delay each other, as those that share a processor do: the power is 1. That is least work
+  in place of least count, as with the weights of IPVS' shortest expected delay, learned here:
+  http://kb.linuxvirtualserver.org/wiki/Shortest_Expected_Delay_Scheduling
+- Queries do not delay each other: the power is MOST_POWER. Then slow replicas get little more than
+  what finds the quick ones full, as by Erlang's loss formula. No order gives them less without
+  letting queries wait. A like power in the first case would crowd the quick ones until they are
+  slower than the slow ones, and the learned pace would swing.
 
 What queries take varies much more than replicas do, so a difference counts only beyond noise.
 Time is cut into windows of about ten service times. In each, a replica's mean is that of its
@@ -32,6 +41,8 @@ from math import exp, inf, log
 from typing import NamedTuple
 
 LEVELS = 4  # of a slot
+MOST_POWER = 3.0  # of what replicas differ by
+LEAST_ELASTICITY = 0.1  # with which the power is 1
 LEAST = 0.1  # weight of one that is new
 
 WINDOW, WINDOW_S = 10.0, 0.5  # service times, but no shorter than that
@@ -40,7 +51,7 @@ KEPT = 0.95  # of what was known before a window
 WINDOWS = 4  # before anything is decided
 FIRM = 5.0  # standard deviations
 LEAST_FACTOR, MOST_FACTOR = 1.25, 10.0
-CHANGE = 1.2  # smaller changes of a factor are not worth it
+CHANGE = 1.2  # smaller changes of what replicas differ by are not worth it
 TICK_S = 1e-6  # what takes less takes so long
 
 
@@ -70,33 +81,45 @@ class Weight(NamedTuple):
 EVEN = Weight()
 
 
-class Taken:
-    """What queries have taken: how many there were, and sums of the logarithms of their seconds."""
+class Sums(NamedTuple):
+    """Over queries: logarithms of the seconds that they took, and loads when they ended."""
 
-    __slots__ = ("count", "squares", "total")
+    queries: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+    loads: int = 0
+    load_squares: int = 0
+    products: float = 0.0
+
+
+class Taken:
+    """What queries have taken."""
+
+    __slots__ = Sums._fields
 
     def __init__(self) -> None:
-        self.count = 0
-        self.total = self.squares = 0.0
+        self.queries = self.loads = self.load_squares = 0
+        self.total = self.squares = self.products = 0.0
 
-    def add(self, seconds: float) -> None:
-        """Count a query."""
+    def add(self, seconds: float, load: int) -> None:
+        """Count a query that has left so many others at its replica."""
         logarithm = log(seconds) if seconds > TICK_S else log(TICK_S)
-        self.count += 1
+        self.queries += 1
         self.total += logarithm
         self.squares += logarithm * logarithm
+        self.loads += load
+        self.load_squares += load * load
+        self.products += load * logarithm
 
-    def join(self, taken: tuple[int, float, float]) -> None:
+    def join(self, sums: Sums) -> None:
         """Count queries that were counted elsewhere."""
-        count, total, squares = taken
-        self.count += count
-        self.total += total
-        self.squares += squares
+        for name, value in zip(Sums._fields, sums, strict=True):
+            setattr(self, name, getattr(self, name) + value)
 
-    def take(self) -> tuple[int, float, float]:
-        """Return the count and the sums, and begin anew."""
-        taken = self.count, self.total, self.squares
-        self.count, self.total, self.squares = 0, 0.0, 0.0
+    def take(self) -> Sums:
+        """Return the sums, and begin anew."""
+        taken = Sums(*(getattr(self, name) for name in Sums._fields))
+        self.__init__()  # type: ignore[misc]
         return taken
 
 
@@ -107,7 +130,7 @@ class Pace:
     taken: Taken = field(default_factory=Taken)  # within the window
     seen: float = 0.0  # queries of earlier windows, as far as they count
     mean: float = 0.0  # beside the others'
-    factor: float = 1.0  # how much longer than the quickest
+    factor: float = 1.0  # by which its load counts for more than the quickest one's
 
 
 class Paces:
@@ -118,6 +141,8 @@ class Paces:
         self._windows = 0
         self._variance = 0.0  # of a query's logarithm
         self._between = 0.0  # the same by how means vary between windows
+        self._spread = 0.0  # variance of loads
+        self._growth = 0.0  # covariance of logarithms with loads, times the mean load
 
     def compare(self, paces: Collection[Pace], run_s: float, now: float) -> bool:
         """End the window, if it has enough queries; return whether any factor has changed.
@@ -125,20 +150,20 @@ class Paces:
         Queries take about ``run_s``.
         """
         self.due_at = now + max(WINDOW * run_s, WINDOW_S)
-        if sum(pace.taken.count for pace in paces) < max(QUERIES * len(paces), 1):
+        if sum(pace.taken.queries for pace in paces) < max(QUERIES * len(paces), 1):
             return False
         self._windows += 1
         share = max(1.0 / self._windows, 1.0 - KEPT)  # of the newest window
-        measured = [(pace, *taken) for pace in paces if (taken := pace.taken.take())[0]]
+        measured = [(pace, taken) for pace in paces if (taken := pace.taken.take()).queries]
         # What this window has in common is told by those that were there before.
         known = [each for each in measured if each[0].seen] or measured
-        common = sum(total - count * pace.mean for pace, count, total, _ in known)
-        common /= sum(count for _, count, _, _ in known)
+        common = sum(taken.total - taken.queries * pace.mean for pace, taken in known)
+        common /= sum(taken.queries for _, taken in known)
         within = between = 0.0
         degrees, compared = 0, -1
         for pace in paces:
             pace.seen *= KEPT
-        for pace, count, total, squares in measured:
+        for pace, (count, total, squares, *_) in measured:
             off = total / count - common - pace.mean
             within += squares - total * total / count
             degrees += count - 1
@@ -150,14 +175,29 @@ class Paces:
         self._variance += (within / max(degrees, 1) - self._variance) * share
         if compared > 0:
             self._between += (between / compared - self._between) * share
+        self._relate([taken for _, taken in measured], share)
         return self._windows >= WINDOWS and self._decide(paces)
+
+    def _relate(self, window: list[Sums], share: float) -> None:
+        """Learn how what queries take depends on loads: within each replica, by this window."""
+        count = sum(each.queries for each in window)
+        load = sum(each.loads for each in window) / count
+        growth = sum(each.products - each.loads * each.total / each.queries for each in window)
+        spread = sum(each.load_squares - each.loads**2 / each.queries for each in window)
+        self._growth += (load * growth / count - self._growth) * share
+        self._spread += (spread / count - self._spread) * share
+
+    @property
+    def _power(self) -> float:
+        elasticity = max(self._growth / self._spread, 0.0) if self._spread > 0 else 0.0
+        return max(MOST_POWER - (MOST_POWER - 1.0) * elasticity / LEAST_ELASTICITY, 1.0)
 
     def _decide(self, paces: Collection[Pace]) -> bool:
         known = [pace for pace in paces if pace.seen >= QUERIES]
         quickest = min(known, key=lambda pace: pace.mean, default=None)
         variance, has_changed = max(self._variance, self._between), False
         # With more replicas there are more pairs that may differ by chance.
-        evidence = FIRM * FIRM + 4.0 * log(len(paces))
+        evidence, power = FIRM * FIRM + 4.0 * log(len(paces)), self._power
         for pace in paces:
             factor = 1.0
             if quickest is not None and pace.seen >= QUERIES:
@@ -165,7 +205,7 @@ class Paces:
                 noise = variance * (1.0 / pace.seen + 1.0 / quickest.seen)
                 if pace.factor > 1.0 or more * more > noise * evidence:
                     factor = min(exp(more), MOST_FACTOR)
-            factor = factor if factor >= LEAST_FACTOR else 1.0
-            if not 1.0 / CHANGE < factor / pace.factor < CHANGE:
+            factor = factor**power if factor >= LEAST_FACTOR else 1.0
+            if not CHANGE**-power < factor / pace.factor < CHANGE**power:
                 pace.factor, has_changed = factor, True
         return has_changed

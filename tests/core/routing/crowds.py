@@ -7,6 +7,7 @@ import itertools
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from greenroom.core.routing.router import Router
@@ -27,7 +28,8 @@ class Crowd:
     """Queries at given rates to one backend, whose replicas run as many as the router lets them.
 
     ``run_s`` returns how long a query of an endpoint takes; ``paces`` has how many times as long it
-    takes at each replica. What is past its time is run to its end all the same, as sync code is.
+    takes at each replica. With ``processors``, a replica runs no more than so many at full speed:
+    more of them share it. What is past its time is run to its end all the same, as sync code is.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Crowd:
         *,
         paces: Sequence[float] = (1.0, 1.0),
         seed: int = 1,
+        processors: int | None = None,
         **settings: Any,
     ) -> None:
         self.now = 0.0
@@ -48,6 +51,7 @@ class Crowd:
         self.began_at: list[str] = []  # the replicas at which queries have begun
         self.run_late = 0  # queries that were given to a replica past their time
         self._run_s = run_s
+        self._shared = {tag: Shared(self, tag, processors) for tag in self.paces if processors}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._asked: dict[int, tuple[str, float]] = {}
@@ -72,9 +76,9 @@ class Crowd:
             query = Query(next(self._order), name, timeout_s=timeout_s)
             self._asked[query.id] = (name, self.now)
             self._take(self.router.submit("c", query, self.now))
-            self._at(self.now + self.random.expovariate(rate), come)
+            self.at(self.now + self.random.expovariate(rate), come)
 
-        self._at(self.now, come)
+        self.at(self.now, come)
 
     def run(self, seconds: float) -> None:
         """Let so much time pass; then no more queries come."""
@@ -88,7 +92,8 @@ class Crowd:
         """Return how long those took that were answered, the quickest first."""
         return sorted(o.seconds for o in self.outcomes[name] if not o.kind)
 
-    def _at(self, when: float, what: Callable[[], None]) -> None:
+    def at(self, when: float, what: Callable[[], None]) -> None:
+        """Have something happen then."""
         heapq.heappush(self._events, (when, next(self._order), what))
 
     def _take(self, effects: list[Any]) -> None:
@@ -107,12 +112,58 @@ class Crowd:
             self._take(self.router.answered(tag, [(ticket.number, 200)], self.now))
             self.router.delivered(tag, [ticket.number])
 
-        self._at(self.now + self._run_s(ticket.endpoint) * self.paces[tag], done)
+        run_s = self._run_s(ticket.endpoint)
+        if tag in self._shared:
+            self._shared[tag].begin(run_s, done)
+        else:
+            self.at(self.now + run_s * self.paces[tag], done)
 
     def _end(self, query_id: int, kind: str, retry_after_s: float | None = None) -> None:
         name, asked_at = self._asked.pop(query_id, ("", 0.0))
         if name:  # else its caller has been told already
             self.outcomes[name].append(Outcome(kind, self.now - asked_at, retry_after_s))
+
+
+class Shared:
+    """The processors of one replica, which its queries share alike."""
+
+    def __init__(self, crowd: Crowd, tag: str, processors: int) -> None:
+        self._crowd = crowd
+        self._tag = tag
+        self._processors = processors
+        self._ends: list[tuple[float, int, Callable[[], None]]] = []  # by ``_done_s``
+        self._order = itertools.count()
+        self._done_s = 0.0  # what each query that has been here all the time has got
+        self._at = 0.0
+        self._version = 0
+
+    def begin(self, run_s: float, done: Callable[[], None]) -> None:
+        """Run one more, which takes so long at full speed."""
+        self._go_on()
+        heapq.heappush(self._ends, (self._done_s + run_s, next(self._order), done))
+        self._expect()
+
+    @property
+    def _speed(self) -> float:
+        share = min(self._processors / max(len(self._ends), 1), 1.0)
+        return share / self._crowd.paces[self._tag]
+
+    def _go_on(self) -> None:
+        self._done_s += (self._crowd.now - self._at) * self._speed
+        self._at = self._crowd.now
+
+    def _expect(self) -> None:
+        self._version += 1
+        if self._ends:
+            left_s = max(self._ends[0][0] - self._done_s, 0.0) / self._speed
+            self._crowd.at(self._crowd.now + left_s, partial(self._ended, self._version))
+
+    def _ended(self, version: int) -> None:
+        if version == self._version:  # else more have come
+            self._go_on()
+            _, _, done = heapq.heappop(self._ends)
+            self._expect()
+            done()
 
 
 def quantile(values: list[float], share: float) -> float:
