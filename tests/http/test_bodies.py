@@ -10,7 +10,7 @@ from greenroom.core.config import HTTPOptions
 from greenroom.http_front.bodies import MAX_CHUNK_LINE_BYTES, ChunkedBody, RefusedRequestError
 from greenroom.http_front.connections import Connections
 from greenroom.http_front.protocol import AHEAD, LARGE, MOST_READ, READ
-from tests.http.wire import Conversation
+from tests.http.wire import Conversation, respond, turn_over
 
 pytestmark = pytest.mark.anyio
 
@@ -149,10 +149,7 @@ class Server:
             self.parts.append(len(event["body"]))
             body, more = body + event["body"], event["more_body"]
         self.bodies[scope["path"]] = body
-        size = str(len(body)).encode()
-        headers = [(b"content-length", str(len(size)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": size})
+        await respond(send, b"%d" % len(body))
 
 
 def request(path, body):
@@ -169,11 +166,6 @@ def chunked_upgrade(path, body):
     pieces = [body[at : at + AHEAD] for at in range(0, len(body), AHEAD)]
     chunks = b"".join(b"%x;a\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
     return head % path + chunks + b"0\r\nHost: b\r\n\r\n"
-
-
-async def turn():
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 @given(
@@ -200,9 +192,9 @@ async def test_bodies_and_the_requests_behind_them_arrive_however_they_are_cut(
         server.connection.say(sent[start:end])
         start = end
         if gives_turns:
-            await turn()
-    for _ in range(10):
-        await turn()
+            await turn_over()
+    for _ in range(2):
+        await turn_over()
     assert not server.wire.closed
     assert server.connections.waiting_bytes == 0
     await server.connection.end()
@@ -216,9 +208,9 @@ async def test_what_comes_when_it_is_waited_for_is_passed_on_as_it_came():
     sent = request(b"/", body)
     server.connection.say(sent[: -len(body)])
     for start in range(0, len(body), LARGE):
-        await turn()
+        await turn_over()
         server.connection.say(body[start : start + LARGE])
-    await turn()
+    await turn_over()
     await server.connection.end()
     assert server.parts == [LARGE] * 4
 
@@ -231,7 +223,7 @@ async def test_while_much_of_it_is_not_taken_no_more_is_read():
         assert not server.wire.paused
         server.connection.say(b"x" * AHEAD)
     assert server.wire.paused
-    await turn()
+    await turn_over()
     assert not server.wire.paused
     await server.connection.end()
 
@@ -244,12 +236,12 @@ async def test_more_is_read_at_once_while_all_of_it_is_taken_and_as_ever_behind_
     server.connection.say(sent[: -len(body) + 1])
     server.connection.say(body[:AHEAD])
     assert server.wire.max_size == READ, "nobody has taken the first byte"
-    await turn()
+    await turn_over()
     server.connection.say(body[:AHEAD])
     assert server.wire.max_size == MOST_READ
     server.connection.say(body[: 2 * AHEAD - 1])
     assert server.wire.max_size == READ
-    await turn()
+    await turn_over()
     await server.connection.end()
     assert server.bodies == {"/": b"x" * (4 * AHEAD)}
 
@@ -258,13 +250,13 @@ async def test_what_is_left_of_a_body_behind_its_answer_is_dropped_and_the_next_
     server = Server(reads=False)
     sent = request(b"/", b"x" * (4 * AHEAD))
     server.connection.say(sent[:100])
-    await turn()
+    await turn_over()
     assert server.wire.written.startswith(b"HTTP/1.1 200 ")
     for start in range(100, len(sent), AHEAD):
         server.connection.say(sent[start : start + AHEAD])
     assert not server.wire.paused
     server.connection.say(NEXT)
-    await turn()
+    await turn_over()
     await server.connection.end()
     assert list(server.bodies) == ["/", "/next"]
 
@@ -274,10 +266,10 @@ async def test_a_client_that_leaves_amid_it_is_told_of(came):
     server = Server()
     head, _, body = request(b"/", b"x" * (4 * AHEAD)).partition(b"\r\n\r\n")
     server.connection.say(head + b"\r\n\r\n" + body[:came])
-    await turn()
+    await turn_over()
     assert server.connections.waiting_bytes == came
     await server.connection.end()
-    await turn()
+    await turn_over()
     assert server.bodies in ({"/": None}, {})  # its task is cancelled while it waits
     assert server.connections.waiting_bytes == 0
 
@@ -290,15 +282,14 @@ async def test_bodies_that_wait_have_a_budget(form, caplog):
         while (await receive())["more_body"]:
             pass
         await gate.wait()
-        await send({"type": "http.response.start", "status": 200})
-        await send({"type": "http.response.body"})
+        await respond(send)
 
     options = HTTPOptions(max_waiting_body_bytes=5 * 2**20)
     connections = Connections(answer, options, 100)
     talks = [Conversation(answer, options, connections=connections) for _ in range(8)]
     for talk in talks:
         talk.say(form(b"/", bytes(1_000_000)))
-        await turn()
+        await turn_over()
     answers = [talk.wire.written for talk in talks]
     assert answers[:5] == [b""] * 5
     for refused in answers[5:]:
@@ -307,7 +298,7 @@ async def test_bodies_that_wait_have_a_budget(form, caplog):
         assert b"no room" in refused
     assert [record.getMessage().count("max_waiting_body_bytes") for record in caplog.records] == [1]
     gate.set()
-    await turn()
+    await turn_over()
     assert all(b" 200 " in talk.wire.written for talk in talks[:5])
     assert connections.waiting_bytes == 0
     for talk in talks:

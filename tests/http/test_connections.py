@@ -19,7 +19,7 @@ from greenroom.http_front.clients import MAX_HOPS, ClientCounts, TrustedProxies
 from greenroom.http_front.connections import Connections, Listener, Pace, has_left
 from greenroom.http_front.protocol import FrontProtocol
 from greenroom.http_front.worker import most_connections
-from tests.http.wire import Conversation, turn_over
+from tests.http.wire import Conversation, respond, turn_over
 
 pytestmark = pytest.mark.anyio
 
@@ -52,10 +52,7 @@ class Server:
         except asyncio.CancelledError:
             self.cancelled.append(scope["path"])
             raise
-        body = scope["path"].encode()
-        headers = [(b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await respond(send, scope["path"].encode())
 
     def say(self, data):
         async def arrive():

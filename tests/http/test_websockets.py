@@ -27,7 +27,7 @@ from greenroom.http_front import websocket
 from greenroom.http_front.connections import Connections, Listener
 from greenroom.http_front.protocol import FrontProtocol
 from tests.http.fake_link import FakeLink
-from tests.http.wire import Conversation, connected, turn_over
+from tests.http.wire import Conversation, connected, respond, turn_over
 
 pytestmark = pytest.mark.anyio
 
@@ -565,9 +565,7 @@ async def test_none_is_opened_before_the_request_ahead_of_it_is_answered():
             await send({"type": "websocket.accept"})
             return
         await gate.wait()
-        headers = [(b"content-length", b"0")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body"})
+        await respond(send)
 
     async with talking(answering) as client:
         client.send(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")

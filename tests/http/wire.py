@@ -68,6 +68,13 @@ async def turn_over() -> None:
         await asyncio.sleep(0)
 
 
+async def respond(send: Any, body: bytes = b"") -> None:
+    """Answer 200 with a body, as an application does."""
+    headers = [(b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
 class Conversation:
     """One connection to an application; to be made on a running loop."""
 

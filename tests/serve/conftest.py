@@ -9,6 +9,7 @@ from functools import partial
 
 import cloudpickle
 import pytest
+from click.testing import CliRunner
 from thespian.actors import ActorAddress
 
 from greenroom.actors.caller import connection as connections
@@ -23,6 +24,8 @@ from greenroom.core import errors
 from greenroom.core.cluster import status
 from greenroom.core.operations import GetStatus, StopCluster
 from greenroom.serve.admin import session
+from greenroom.serve.cli import deploying, starting
+from greenroom.serve.cli.main import main
 from tests.core.worlds import World
 
 
@@ -243,3 +246,12 @@ def app_dir(tmp_path, monkeypatch):
         if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
     importlib.invalidate_caches()
+
+
+@pytest.fixture
+def invoke(system, app_dir, monkeypatch):
+    """Return what runs a command of this process, in the folder of applications."""
+    monkeypatch.chdir(app_dir)
+    for module in (starting, deploying):
+        monkeypatch.setattr(module, "interrupt_on_terminate", lambda: None)
+    return lambda *words, **how: CliRunner().invoke(main, words, **how)

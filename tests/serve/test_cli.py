@@ -41,13 +41,9 @@ build = lambda args: Model.bind(args)
 """
 
 
-@pytest.fixture
-def invoke(system, app_dir, monkeypatch):
+@pytest.fixture(autouse=True)
+def _demo(app_dir):
     (app_dir / "demo.py").write_text(SOURCE)
-    monkeypatch.chdir(app_dir)
-    monkeypatch.setattr(starting, "interrupt_on_terminate", lambda: None)
-    monkeypatch.setattr(deploying, "interrupt_on_terminate", lambda: None)
-    return lambda *words, **how: CliRunner().invoke(main, words, **how)
 
 
 @pytest.fixture

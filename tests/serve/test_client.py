@@ -1,8 +1,6 @@
 import pytest
-from click.testing import CliRunner
 
 from greenroom import serve
-from greenroom.serve.cli.main import main
 from greenroom.serve.config import ActorOptions, BackendConfig
 from greenroom.serve.exceptions import InvalidRequestError, NotRunningError, UnknownNameError
 
@@ -213,9 +211,9 @@ def test_a_deployments_own_options_count_where_none_are_given_and_it_can_be_look
         client.get_deployment_info("d")
 
 
-def test_the_command_line_begins_shows_and_ends_a_rollout(client):
+def test_the_command_line_begins_shows_and_ends_a_rollout(client, invoke):
     def greenroom(*words, code=0):
-        result = CliRunner().invoke(main, words)
+        result = invoke(*words)
         assert result.exit_code == code, result.output
         return result.stderr if code else result.stdout
 
@@ -223,7 +221,7 @@ def test_the_command_line_begins_shows_and_ends_a_rollout(client):
         client.wait_for_goal(client.create_backend(tag, hello))
     client.create_endpoint("e", backend="old", route="/e")
     greenroom("rollout", "e", "--to", "new", "--steps", "0.5,1", "--hold-s", "1000")
-    shown = CliRunner().invoke(main, ["status"]).stdout
+    shown = invoke("status").stdout
     assert "rollout of e to new: step 1 of 2, 50 %" in shown
     assert "of 100 needed to go back" in shown
     told = client.list_rollouts()["e"]

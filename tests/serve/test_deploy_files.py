@@ -3,10 +3,8 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 
 from greenroom.serve.cli import deploying
-from greenroom.serve.cli.main import main
 from tests.serve.test_cli import SOURCE
 
 TWO = """
@@ -16,13 +14,11 @@ applications:
 """
 
 
-@pytest.fixture
-def invoke(running, app_dir, monkeypatch):
+@pytest.fixture(autouse=True)
+def _filed(running, app_dir, monkeypatch):
     (app_dir / "filed.py").write_text(SOURCE)
     (app_dir / "two.yaml").write_text(TWO)
-    monkeypatch.chdir(app_dir)
     monkeypatch.setenv("PW", "secret")
-    return lambda *words: CliRunner().invoke(main, words)
 
 
 def test_options_that_the_system_runs_without_are_told_with_what_applies_them(

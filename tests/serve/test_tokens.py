@@ -2,17 +2,16 @@
 
 import json
 import time
+from functools import partial
 
 import pytest
-from click.testing import CliRunner
 
 from greenroom.core.tokens import digest_of
-from greenroom.serve.cli.main import main
 
 
 @pytest.fixture
-def invoke(running):
-    return lambda *words: CliRunner().invoke(main, ["token", *words])
+def invoke(running, invoke):
+    return partial(invoke, "token")
 
 
 def test_a_token_is_printed_once_and_the_controller_gets_its_hash(invoke, controller):

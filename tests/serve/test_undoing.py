@@ -4,9 +4,6 @@ import json
 import time
 
 import pytest
-from click.testing import CliRunner
-
-from greenroom.serve.cli.main import main
 
 WOULD_CHANGE = 3  # what `greenroom deploy --plan` exits with then
 APP = """
@@ -40,14 +37,13 @@ app = Flaky.bind()
 
 
 @pytest.fixture
-def greenroom(running, app_dir, monkeypatch):
+def greenroom(running, invoke, app_dir):
     """Run a command; return what it prints."""
     (app_dir / "mine.py").write_text(APP)
     (app_dir / "flaky.py").write_text(FLAKY.replace("FLAG", str(app_dir / "flag")))
-    monkeypatch.chdir(app_dir)
 
     def run(*words, code=0):
-        result = CliRunner().invoke(main, words)
+        result = invoke(*words)
         assert result.exit_code == code, result.output
         return result.stderr if code in {1, 2} else result.stdout
 
