@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.support import logs
+from tests.support import logs, template
 from tests.support.namespaces import Host, run_ip, two_hosts
 from tests.support.systems import wait_until
-from tests.support.template import COMMAND_TIMEOUT_S
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,12 @@ class Pod:
         self.host = host
         self.address = host.address
         self.state_dir = folder / host.address
-        self._folder = folder
+        self._environ = {
+            "GREENROOM_STATE_DIR": str(self.state_dir),
+            "GREENROOM_HOST_NAME": f"pod-{host.address}",
+            "GREENROOM_HTTP_PORT": "8000",
+            "PYTHONPATH": str(folder),
+        }
         # What `ip netns exec` shows as /etc/hosts there.
         self.hosts_file = Path("/etc/netns") / host.name / "hosts"
         self.hosts_file.parent.mkdir(parents=True)
@@ -46,24 +51,20 @@ class Pod:
 
     def greenroom(self, *args: str) -> str:
         """Run a command there; returns what it printed."""
-        done = subprocess.run(
-            [
-                *("ip", "netns", "exec", self.host.name, "env"),
-                *(f"GREENROOM_STATE_DIR={self.state_dir}", f"PYTHONPATH={self._folder}"),
-                *(f"GREENROOM_HOST_NAME=pod-{self.host.address}", "GREENROOM_HTTP_PORT=8000"),
-                *(sys.executable, "-m", "greenroom.serve.cli.main", *args),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
+        done = template.greenroom(*args, environ=self._environ, namespace=self.host.name)
         assert done.returncode == 0 or args[0] == "status", done.stderr + done.stdout
         return done.stdout
 
     def start(self, *flags: str) -> None:
-        self.greenroom("start", "--bind", self.address, *flags)
+        """Start its system, as a program that reads its hosts file."""
+        python = ("ip", "netns", "exec", self.host.name, sys.executable)
+        words = ("-m", "greenroom.serve.cli.main", "start", "--bind", self.address)
+        subprocess.run(
+            [*python, *words, *flags],
+            env={**os.environ, **self._environ},
+            timeout=template.COMMAND_TIMEOUT_S,
+            check=True,
+        )
 
     def status(self) -> dict[str, Any]:
         return json.loads(self.greenroom("status", "--json"))  # type: ignore[no-any-return]
@@ -119,7 +120,7 @@ def test_hosts_follow_a_leader_whose_name_has_another_address(pods: tuple[Pod, P
 
     both = {"10.77.0.11:1900": "RUNNING", "10.77.0.2:1900": "RUNNING"}
     wait_until(lambda: leader.hosts() == both, 10, "both hosts run")
-    leader.greenroom("deploy", "where:app")
+    leader.greenroom("deploy", "where:app", "--app-dir", str(leader.state_dir.parent))
     assert len(leader.replicas()) == 2
 
     other.host.kill()
