@@ -150,19 +150,6 @@ def test_a_device_is_given_back_by_a_kill_and_the_next_controller_knows_the_rest
     assert world.cluster.placement.shown("")["num_gpus"]["devices"] == [0, 0]
 
 
-def test_a_replica_that_drains_keeps_its_device_until_its_process_is_gone() -> None:
-    world = world_with(num_gpus=1.0)
-    world.complete(deploy("a", 1, num_gpus=1))
-    world.running("a#d")[0].stuck = True
-    world.request(ask.undeploy("a"))
-    world.request(deploy("b", 1, num_gpus=1))
-    world.go_on(5)
-    assert world.running("b#d") == []
-    world.thaw()
-    world.settle()
-    assert devices(world, "b") == [(0,)]
-
-
 # --- Ranks ----------------------------------------------------------------------------------------
 
 

@@ -143,17 +143,6 @@ def test_a_key_is_held_when_all_have_said_that_they_hold_it() -> None:
     assert not poll.held_by_all("b")
 
 
-def test_a_deletion_is_held_when_all_have_heard_of_it() -> None:
-    poll, listener = LongPoll(1), Listener()
-    poll.publish("a", 1)
-    listener.listen(poll)
-    poll.publish("a", None)
-    assert not poll.held_by_all("a")
-    listener.take(poll.take_news()["p"])
-    listener.listen(poll)
-    assert poll.held_by_all("a")
-
-
 def test_without_listeners_nothing_is_held() -> None:
     poll = LongPoll(1)
     poll.publish("a", 1)

@@ -92,26 +92,6 @@ def test_to_zero_and_back():
     assert run.decisions[10].outcome is Outcome.FROM_ZERO
 
 
-# --- Factors ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("factors", "load", "start", "targets"),
-    [
-        ({}, 20, 2, [10]),
-        ({"upscaling_factor": 0.5}, 20, 2, [6, 8, 9, 10]),
-        ({"upscaling_factor": 0.1}, 20, 2, [3, 4, 5, 6, 7, 8, 9, 10]),
-        ({"upscaling_factor": 2.0}, 8, 2, [6, 4]),  # overshoots, and comes back
-        ({}, 2, 10, [1]),
-        ({"downscaling_factor": 0.5}, 2, 10, [6, 4, 3, 2, 1]),
-        ({"downscaling_factor": 0.01}, 15, 10, [9, 8]),  # one at least, and never below
-    ],
-)
-def test_factors_stretch_or_shorten_each_change(factors, load, start, targets):
-    run = Run(config(upscale_delay_s=5, downscale_delay_s=5, **factors), target=start)
-    assert [target for _, target in run.replay(lambda _: load, 600)] == targets
-
-
 @pytest.mark.parametrize("per_replica", [0.1, 0.3, 0.7, 1.1, 3, 7])
 def test_a_load_that_fits_exactly_wants_no_replica_more(per_replica):
     setting = config(max_replicas=1000, target_ongoing_requests=per_replica, upscale_delay_s=0)
@@ -271,15 +251,6 @@ def test_the_load_of_the_window_is_its_mean_its_highest_or_its_lowest(function, 
 # --- Windows ------------------------------------------------------------------------------------
 
 
-def test_a_window_averages_by_time():
-    window = Window(10)
-    seen = []
-    for at, value in [(100.0, 4), (102.0, 8), (104.0, 8), (110.0, 0), (112.0, 0), (500.0, 0)]:
-        window.add(at, value)
-        seen.append((window.average, window.covers_s))
-    assert seen == [(4, 0), (4, 2), (6, 4), (7.2, 10), (6.4, 10), (0, 10)]
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 1000)), min_size=1, max_size=60),
     st.integers(1, 20),
@@ -317,25 +288,6 @@ CONFIGS = st.builds(
     upscaling_factor=st.sampled_from([None, 0.3, 1.0, 2.0]),
     downscaling_factor=st.sampled_from([None, 0.3, 1.0, 2.0]),
 )
-
-
-@settings(max_examples=60)
-@given(LOADS, CONFIGS, st.integers(0, 3))
-def test_bounds_hold_and_nothing_flaps_faster_than_the_delays(loads, setting, start_s):
-    run = Run(setting, target=setting.min_replicas, start_s=start_s)
-    run.replay(loads)
-    last_at, last = 0, setting.min_replicas
-    for at, target in run.trace:
-        assert setting.min_replicas <= target <= setting.max_replicas
-        assert target > 0 or last == 1, "zero comes after one only"
-        gap = at - last_at
-        if target > last > 0:
-            assert gap >= setting.upscale_delay_s
-        elif target < last:
-            to_zero = setting.downscale_to_zero_delay_s
-            is_to_zero = target == 0 and to_zero is not None
-            assert gap >= (to_zero if is_to_zero else setting.downscale_delay_s)
-        last_at, last = at, target
 
 
 @settings(max_examples=60)

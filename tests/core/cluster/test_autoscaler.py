@@ -306,9 +306,6 @@ def test_whatever_happens_bounds_hold_and_a_steady_load_gets_its_replicas(
     assert (world.target("app#d"), len(world.running("app#d"))) == (least, least)
 
 
-# --- What it costs ------------------------------------------------------------------------------
-
-
 # --- Policies of the users' ---------------------------------------------------------------------
 
 

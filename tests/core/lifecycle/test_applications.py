@@ -48,16 +48,6 @@ def test_after_a_failed_version_the_old_one_can_be_deployed_again(world: World) 
     assert application(world)["status"] == "RUNNING"
 
 
-def test_a_first_version_that_cannot_start_stays_to_be_seen() -> None:
-    world = World()
-    world.complete(ask.version(BROKEN))
-    assert record(world).replicas == {}
-    assert world.table(f"backend/{D}").unavailable == "it could not be started"
-    goal = world.complete(ask.version(b"one"))
-    assert world.goal_state(goal) == "succeeded"
-    assert len(running(world, b"one")) == 1
-
-
 def test_the_same_broken_version_is_tried_again_when_asked() -> None:
     world = World()
     first = world.complete(ask.version(BROKEN))
@@ -105,13 +95,6 @@ def test_deleting_drops_the_endpoints_at_once_and_then_everything(world: World) 
     assert (world.cluster.state.applications, world.cluster.state.backends) == ({}, {})
 
 
-def test_deleting_what_could_not_start_succeeds() -> None:
-    world = World()
-    world.complete(ask.version(BROKEN))
-    goal = world.complete(ask.undeploy("app"))
-    assert world.goal_state(goal) == "succeeded"
-
-
 @pytest.mark.parametrize("code", [b"one", b"two"])
 def test_deploying_while_it_is_being_deleted_brings_it_up_anew(world: World, code: bytes) -> None:
     world.request(ask.undeploy("app"))
@@ -119,14 +102,6 @@ def test_deploying_while_it_is_being_deleted_brings_it_up_anew(world: World, cod
     assert world.goal_state(goal) == "succeeded"
     assert {process.code for process in world.running(D)} == {code}
     assert application(world)["status"] == "RUNNING"
-
-
-def test_a_broken_version_deployed_while_it_is_being_deleted_fails(world: World) -> None:
-    world.code = dict.fromkeys(world.code, BROKEN)
-    world.request(ask.undeploy("app"))
-    world.flush()
-    goal = world.complete(ask.version(b"one"))
-    assert world.goal_state(goal) == "failed"
 
 
 def test_goals_that_have_ended_wait_for_no_new_version_beside(world: World) -> None:

@@ -789,14 +789,6 @@ def test_only_deaths_in_quick_succession_are_a_crash_loop() -> None:
     assert failures.start_at == began_at + 29.0 + 0.2
 
 
-def test_failures_without_end_overflow_nothing() -> None:
-    failures = Failures()
-    for now in range(0, 3_000, 1):
-        failures.starts.add("x", began_at=now - 0.5, now=now)
-        failures.died("x", began_at=now - 0.5, now=now)
-    assert failures.start_at == now + 10.0
-
-
 def test_routers_are_told_why_nothing_has_run_yet_until_something_has() -> None:
     world = world_with(code=BROKEN)
     world.go_on(3, 5.0)

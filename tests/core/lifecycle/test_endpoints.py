@@ -269,13 +269,6 @@ def test_what_is_found_is_what_a_look_at_each_finds(changes: list) -> None:
     assert not Endpoints(made, Changes()).keys() ^ made.keys()
 
 
-def test_an_endpoint_that_is_gone_is_not_found() -> None:
-    made = Endpoints({"e": record("e", "/r", {"b"}, {"s"})}, Changes())
-    assert made.pop("e") is not None
-    assert made.pop("e", None) is None
-    assert (made.at("/r"), made.using("b"), made.using("s")) == ([], [], [])
-
-
 def quickest(backends: int) -> float:
     """Return the least seconds that a change of traffic takes, of many."""
     one = BackendRecord(tag="b0", releases=(Release(code_hash="h", code_digest="d", config={}),))

@@ -98,19 +98,6 @@ def test_entries_survive_and_the_oldest_go(world: World) -> None:
         undo(world, 1)
 
 
-def test_equal_code_that_comes_as_other_bytes_is_not_stored_again(world: World) -> None:
-    class Same(Spec):
-        @property
-        def code_hash(self) -> str:
-            return "hash-of-one"
-
-    before = dict(world.code)
-    world.change(ask.deploy("app", Same("d", b"other bytes", {"num_replicas": 1})))
-    world.settle()
-    assert world.code == before
-    assert [process.code for process in world.running("app#d")] == [b"one"]
-
-
 def test_the_cost_of_an_entry_does_not_follow_the_size_of_the_cluster() -> None:
     world = World()
     for number in range(300):
@@ -325,6 +312,11 @@ def test_equal_code_as_other_bytes_is_no_change(world: World) -> None:
     assert world.request(ask.plan("app", other)) == []
     world.request(ask.deploy("app", other))
     assert (picture(world), len(entries(world))) == (before, count)
+    code = dict(world.code)
+    world.change(ask.deploy("app", other._replace(config={"num_replicas": 2})))
+    world.settle()
+    assert world.code == code
+    assert [process.code for process in world.running("app#d")] == [b"one"] * 2
 
 
 # --- Deployments that stand alone -----------------------------------------------------------------

@@ -198,17 +198,6 @@ def test_a_rolling_update_waits_for_the_room_that_it_needs_and_the_old_ones_serv
     assert world.goal_state(goal) == "pending"
 
 
-def test_a_new_controller_counts_what_recorded_replicas_have() -> None:
-    world = world_with(num_cpus=2)
-    world.complete(deploy("a", replicas=2, num_cpus=1))
-    world.boot()
-    assert taken(world) == 2
-    world.request(deploy("b", num_cpus=1))
-    world.go_on(5)
-    assert world.running("b#d") == []
-    assert len(world.running("a#d")) == 2
-
-
 def test_tenths_add_up() -> None:
     capacity = PlacedHost("", {"num_cpus": 1.0})
     for number in range(10):

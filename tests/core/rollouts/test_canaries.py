@@ -151,18 +151,6 @@ def test_what_was_different_stays_with_it_and_is_told_loudly_where_most_was(worl
     )
 
 
-def test_it_goes_back_by_itself(world: World) -> None:
-    goal = begin(world)
-    wait(world)
-    count(world, bad=100)
-    wait(world)
-    assert codes(world) == OLD
-    assert traffic(world) == {INGRESS: 1.0}
-    assert world.goal_state(goal) == "failed"
-    assert "new version of application 'app' went back: error_rate" in error(world, goal)
-    assert set(world.cluster.state.applications) == {"app"}
-
-
 def test_it_goes_back_when_mirrored_answers_are_different(world: World) -> None:
     goal = begin(world, canary={**CANARY, "abort_if": {"difference_rate": 0.02}})
     wait(world)

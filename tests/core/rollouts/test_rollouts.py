@@ -329,17 +329,6 @@ def test_a_backend_that_cannot_start_ends_it_at_once(world: World) -> None:
     assert "backend 'v4' could not be started" in state(world)["why"]
 
 
-def test_a_crash_of_the_new_backend_is_borne_for_a_while(world: World) -> None:
-    begun(world)
-    report(world, v1=tally(900), v2=tally(100))
-    world.die(world.running("v2")[0].tag)
-    world.wait(5)
-    assert state(world)["why"].startswith("backend 'v2' is not ready: 0 of 1 replicas run")
-    world.work()
-    world.wait(HOLD_S)
-    assert traffic(world)["v2"] == 0.5
-
-
 def test_new_code_of_the_new_backend_ends_it(world: World) -> None:
     def redeploy(code: bytes) -> Any:
         return ask.deploy_alone(Spec("d", code, {}))

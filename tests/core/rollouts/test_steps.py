@@ -79,13 +79,3 @@ def test_each_step_has_a_bound_of_its_own_for_what_is_slow(world: World) -> None
     report(world, v1=tally(1000, seconds=0.01), v2=tally(1000, seconds=0.1))
     assert traffic(world) == {"v1": 1.0}
     assert "p95 latency" in state(world)["why"]
-
-
-def test_what_was_counted_in_one_step_is_not_in_the_next(world: World) -> None:
-    begun(world)
-    report(world, v1=tally(900), v2=tally(100))
-    world.wait(HOLD_S)
-    assert (state(world)["step"], state(world)["new"]["queries"]) == (2, 0)
-    world.boot()
-    world.wait(3)
-    assert (state(world)["step"], state(world)["new"]["queries"]) == (2, 0)
