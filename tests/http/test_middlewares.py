@@ -91,14 +91,6 @@ def test_a_preflight_is_answered_without_a_query(app):
     assert app.link.asked == []
 
 
-def test_pages_of_other_origins_are_told_nothing(app):
-    app.rebuild(cors=[ORIGIN])
-    headers = ((b"host", b"test"), (b"origin", b"https://evil.example"))
-    assert app.ask(headers=headers).all("access-control-allow-origin") == []
-    headers = ((b"host", b"test"), (b"origin", ORIGIN.encode()))
-    assert app.ask(headers=headers)["access-control-allow-origin"] == ORIGIN
-
-
 @pytest.mark.parametrize("how", ["header", "raises", "silent"])
 def test_a_middleware_that_breaks_the_answer_before_it_begins_is_500(app, how):
     answer = app.rebuild(middlewares=[a("breaking", how=how)]).ask()

@@ -50,11 +50,6 @@ def test_run_starts_a_system_deploys_and_returns_the_ingress(system):
     assert (request.name, request.ingress, request.route_prefix) == ("a", "Adder", "/add")
 
 
-def test_run_uses_a_system_that_runs(running):
-    serve.run(Adder.bind())
-    assert running.calls == []
-
-
 def test_the_same_run_again_changes_nothing_and_changed_code_is_deployed(controller):
     serve.run(Adder.bind(1))
     serve.run(Adder.bind(1))
