@@ -8,7 +8,7 @@ from thespian.actors import ActorSystem
 from greenroom.actors.transport.thespian_base import install
 from tests.support.systems import free_port
 from tests.transport.workers import Worker
-from tests.transport.worlds import World
+from tests.transport.worlds import HERE, THERE, World
 
 
 @pytest.fixture
@@ -49,3 +49,9 @@ def world(tmp_path):
 @pytest.fixture
 def port():
     return free_port()
+
+
+@pytest.fixture
+def hosts(world, port):
+    """Two hosts: of each its admin, and one more process."""
+    return *world.host(HERE, port), *world.host(THERE, port)

@@ -14,11 +14,6 @@ from greenroom.core.cluster.key_rotation import KeyIds
 from tests.transport.worlds import HERE, THERE, key_of
 
 
-@pytest.fixture
-def hosts(world, port):
-    return *world.host(HERE, port), *world.host(THERE, port)
-
-
 class Beating:
     """Beats from one process to another, ten times faster than hosts do."""
 

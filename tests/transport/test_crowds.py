@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.programs import cannot_run
 from tests.support.systems import free_port
-from tests.transport.worlds import HERE, THERE
+from tests.transport.worlds import HERE, THERE, open_files
 
 IDLE, HOSTILE = 1000, 200
 
@@ -73,16 +73,11 @@ class Crowd:
             sock.close()
 
 
-def open_files():
-    return len(os.listdir("/proc/self/fd"))
-
-
 def test_traffic_goes_on_and_nothing_of_a_crowd_is_kept(world, caplog):
     port = free_port()
     _, one, there, other = *world.host(HERE, port), *world.host(THERE, port)
-    one.send(other)
-    world.until(lambda: one.done)
-    files, sizes = open_files(), []
+    world.meet(one, other)
+    files, sizes = len(open_files()), []
     for wave in range(3):
         crowd = Crowd(world, (THERE, port))
         for _ in range(200):
@@ -98,7 +93,7 @@ def test_traffic_goes_on_and_nothing_of_a_crowd_is_kept(world, caplog):
             process.links.close()
         del world.processes[-2:], crowd, other.inbox[-1:], fresh
         world.until(lambda: not len(there.strangers) and not len(other.strangers))
-        world.until(lambda: open_files() <= files, f"{files} files are open again")
+        world.until(lambda: len(open_files()) <= files, f"{files} files are open again")
         if not tracemalloc.is_tracing():
             tracemalloc.start()
         sizes.append(tracemalloc.get_traced_memory()[0])

@@ -60,9 +60,7 @@ def test_what_is_sent_loosely_keeps_its_place_among_all_other_messages(world):
 
 
 def test_what_is_large_or_finds_the_socket_full_is_not_sent_loosely(world):
-    one, other = world.process(), world.process()
-    one.send(other)
-    world.until(lambda: one.done)
+    one, other = world.pair()
     assert not one.links.send_loosely(other.address, [b"x" * (SMALL_MESSAGE + 1)])
     while one.links.send_loosely(other.address, [b"x" * SMALL_MESSAGE]):
         pass
@@ -99,9 +97,7 @@ def test_many_patient_messages_do_not_wait_for_the_time_to_acknowledge_them(worl
 
 
 def test_what_a_dead_process_had_not_acknowledged_is_handed_back_patient_or_not(world):
-    one, other = world.process(), world.process()
-    one.send(other)
-    world.until(lambda: one.done)
+    one, other = world.pair()
     tags = [one.send(other, delays_ack=True) for _ in range(3)]
     other.links.close()
     world.until(lambda: one.dead)
@@ -126,9 +122,7 @@ def test_a_dead_target_is_reported_within_100_ms(world):
 
 
 def test_the_death_of_an_idle_peer_is_noticed_and_nothing_is_kept(world):
-    one, other = world.process(), world.process()
-    one.send(other)
-    world.until(lambda: one.done)
+    one, other = world.pair()
     other.links.close()
     world.until(lambda: one.gone)
     assert not one.links.connections()
@@ -138,8 +132,7 @@ def test_the_death_of_an_idle_peer_is_noticed_and_nothing_is_kept(world):
 def test_messages_pass_to_a_new_process_at_the_same_address(world):
     address = ProcessAddress(HOST, 23)
     one, other = world.process(), world.process(address=address)
-    one.send(other)
-    world.until(lambda: one.done)
+    world.meet(one, other)
     other.links.close()
     later = world.process(address=address)
     lost = one.send(later, b"handed to the dead")
@@ -168,8 +161,7 @@ def test_a_process_without_descriptors_dials_when_it_has_some(world, monkeypatch
         return local_socket()
 
     monkeypatch.setattr(sockets, "local_socket", scarce)
-    one.send(other)
-    world.until(lambda: one.done)
+    world.meet(one, other)
     assert other.bodies == [b"hello"]
     assert one.links.shortage.lasted_s(world.loop.time()) == 0.0
 
@@ -246,9 +238,7 @@ def test_a_peer_of_another_user_is_not_heard(world, monkeypatch, caplog):
 
 
 def test_a_callback_at_the_turns_end_still_sends_within_it(world):
-    one, other = world.process(), world.process()
-    one.send(other)
-    world.until(lambda: one.done)
+    one, other = world.pair()
     other.on_deliver = lambda: other.links.at_turn_end(lambda: other.send(one, b"late"))
     one.send(other)
     world.until(lambda: one.inbox)
@@ -300,9 +290,7 @@ def test_what_a_handler_sends_leaves_in_one_write(world):
     [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(5000), HEADER.pack(DATA, 1, 5, 1, 0) + b"early"],
 )
 def test_a_stranger_is_turned_away_and_others_go_on(world, greeting):
-    one, other = world.process(), world.process()
-    one.send(other)
-    world.until(lambda: one.done)
+    one, other = world.pair()
     with closing(Raw(other)) as stranger:
         stranger.sock.sendall(greeting)
         stranger.sock.shutdown(socket.SHUT_WR)

@@ -9,8 +9,6 @@ import struct
 import time
 from contextlib import closing
 
-import pytest
-
 from greenroom.actors.transport import admission, admission as strangers
 from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
 from greenroom.actors.transport.cluster_key import KeyFiles
@@ -30,11 +28,6 @@ def told(process, field):
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
     form, at = field
     return struct.unpack_from(form, info, at)[0]
-
-
-@pytest.fixture
-def hosts(world, port):
-    return *world.host(HERE, port), *world.host(THERE, port)
 
 
 def test_processes_of_two_hosts_talk_both_ways_over_one_connection(world, hosts):
@@ -62,8 +55,7 @@ def test_admins_and_their_actors_reach_each_other(world, hosts):
 
 def test_nothing_is_sent_loosely_to_another_host(world, hosts):
     _, one, _, other = hosts
-    one.send(other)
-    world.until(lambda: one.done)
+    world.meet(one, other)
     assert not one.links.send_loosely(other.address, [b"lost with its connection"])
     [connection] = one.links.connections()
     connection.put(HEADER.pack(LOOSE, 1, 3, 0, 0) + b"bad")
@@ -74,8 +66,7 @@ def test_nothing_is_sent_loosely_to_another_host(world, hosts):
 
 def test_nothing_but_the_hello_passes_through_the_gate(world, hosts):
     _, one, there, other = hosts
-    one.send(other)
-    world.until(lambda: one.done)
+    world.meet(one, other)
     there.links.close()
     one.send(other, b"still")
     world.until(lambda: other.bodies == [b"hello", b"still"])
@@ -99,8 +90,7 @@ def test_a_process_that_is_not_there_is_dead_at_once(world, hosts, port):
 
 def test_a_process_that_dies_behind_an_open_connection_is_dead(world, hosts):
     _, one, _, other = hosts
-    one.send(other)
-    world.until(lambda: one.done)
+    world.meet(one, other)
     other.links.close()
     tag = one.send(other)
     world.until(lambda: one.dead)
@@ -210,8 +200,7 @@ def test_the_oldest_stranger_makes_room_and_peers_still_get_in(world, hosts, por
     there.strangers.limit = 5
     idle = [socket.create_connection((THERE, port)) for _ in range(20)]
     world.until(lambda: len(there.strangers) == 5)
-    one.send(other)
-    world.until(lambda: one.done)
+    world.meet(one, other)
     assert len([each for each in caplog.records if "this is the oldest" in each.getMessage()]) == 1
     for each in idle:
         each.close()
@@ -233,8 +222,7 @@ def test_refusals_that_are_not_said_are_counted(world, port, caplog, monkeypatch
 
 def test_what_is_handed_over_is_not_left_to_programs_that_are_started(world, hosts):
     _, one, _, other = hosts
-    one.send(other)
-    world.until(lambda: one.done)
+    world.meet(one, other)
     assert not os.get_inheritable(other.links.connections(one.address)[0].fileno())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -23,6 +22,7 @@ from tests.transport.workers import (
     new_child,
     parent_of,
 )
+from tests.transport.worlds import open_files
 
 
 def test_actors_answer_create_and_wake(system, worker):
@@ -173,14 +173,6 @@ def test_after_the_admins_death_its_address_is_free_at_once(system, worker, star
     assert another.ask(another.createActor(Worker), ("echo", 1), ASK_S) == (1,)
     assert system.ask(worker, ("echo", 1), ASK_S) == (1,), "actors live on"
     os.kill(actor, signal.SIGKILL)
-
-
-def open_files(pid):
-    files = []
-    for number in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            files.append(os.readlink(f"/proc/{pid}/fd/{number}"))
-    return files
 
 
 def test_actors_do_not_keep_what_their_starter_had_open(start):

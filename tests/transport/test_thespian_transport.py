@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import contextlib
 import logging
 import os
 import pickle
@@ -43,6 +42,7 @@ from greenroom.actors.transport.mailbox import attach
 from greenroom.actors.transport.thespian_base import Transport
 from tests.support.systems import wait_until
 from tests.support.timing import check_within
+from tests.transport.worlds import open_files
 
 DEADLINE = timedelta(seconds=30)
 PORT = 1
@@ -486,24 +486,15 @@ def test_closing_fails_what_is_unfinished(transports):
     assert sent.results == [SendStatus.Failed]
 
 
-def open_files():
-    """Return what this process has open, by the kernel's names: numbers are used again."""
-    links = Counter()
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the one that listed them
-            links[os.readlink(f"/proc/self/fd/{number}")] += 1
-    return links
-
-
 def test_closing_leaves_no_descriptor(echo):
-    before = open_files()
+    before = Counter(open_files())
     for _ in range(10):
         transport = new_transport()
         Sent(transport, echo)
         transport.run(None, DEADLINE)
         transport.close()
     deadline = time.monotonic() + 10
-    while (left := open_files() - before) and time.monotonic() < deadline:
+    while (left := Counter(open_files()) - before) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not left
 

@@ -32,11 +32,6 @@ from tests.support.programs import needed
 from tests.transport.worlds import DEADLINE_S, HERE, THERE, key_of
 
 
-@pytest.fixture
-def hosts(world, port):
-    return *world.host(HERE, port), *world.host(THERE, port)
-
-
 def openssl(*arguments):
     return subprocess.run(
         [needed("openssl"), *map(str, arguments)],
@@ -122,8 +117,7 @@ def test_nothing_is_said_in_the_clear(world, hosts, port):
 
 def test_large_messages_pass_while_the_other_end_is_slow_to_read(world, hosts):
     _, one, _, other = hosts
-    one.send(other)
-    world.until(lambda: one.done)
+    world.meet(one, other)
     (connection,) = other.links.connections(one.address)
     world.loop.remove_reader(connection.fileno())
     bodies = [secrets.token_bytes(1024) * 1024 * 5 for _ in range(3)]
@@ -214,8 +208,7 @@ def test_a_connection_that_ends_before_it_proved_itself_is_lost_and_not_refused(
 )
 def test_a_stranger_is_turned_away_with_one_line_and_others_go_on(world, hosts, port, caplog, sent):
     _, one, there, other = hosts
-    one.send(other)
-    world.until(lambda: one.done)
+    world.meet(one, other)
     with closing(socket.create_connection((THERE, port))) as stranger:
         stranger.sendall(sent)
         world.until(lambda: refusals(caplog))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import os
@@ -16,6 +17,15 @@ from greenroom.actors.transport.links import Links
 
 DEADLINE_S = 30.0
 HOST, HERE, THERE = "127.0.0.1", "127.0.0.2", "127.0.0.3"
+
+
+def open_files(pid="self"):
+    """Return what a process has open, by the kernel's names: numbers are used again."""
+    files = []
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile, or what listed them
+            files.append(os.readlink(f"/proc/{pid}/fd/{number}"))
+    return files
 
 
 @functools.cache
@@ -112,6 +122,16 @@ class World:
                 await asyncio.sleep(0.001)
 
         self.loop.run_until_complete(wait())
+
+    def meet(self, one, other):
+        """Have the first message of one process to another arrive; return both."""
+        one.send(other)
+        self.until(lambda: one.done)
+        return one, other
+
+    def pair(self):
+        """Return two processes of one host that have met."""
+        return self.meet(self.process(), self.process())
 
     def seconds_until_dead(self, one, address):
         """Send a message; return how long it took until its target was known to be dead."""
