@@ -94,10 +94,6 @@ class Sent:
         transport.scheduleTransmit(None, self.intent)
 
 
-def nobody() -> ActorAddress:
-    return ActorAddress(drawn_address("127.0.0.1"))
-
-
 def test_without_a_handler_the_first_envelope_is_returned(transport, echo):
     Sent(transport, echo, "one")
     Sent(transport, echo, "two")
@@ -159,14 +155,11 @@ def test_sending_only_handles_nothing_and_counts_what_is_left(transport, echo):
     assert transport.run(None, DEADLINE).message == 0
 
 
-def test_a_dead_target_is_told_to_the_intent(transport):
-    sent = Sent(transport, nobody())
-    assert transport.run(TransmitOnly, DEADLINE) == 0
-    assert sent.results == [SendStatus.DeadTarget]
-
-
-def test_an_address_of_another_kind_is_a_dead_target(transport):
-    sent = Sent(transport, ActorAddress(None))
+@pytest.mark.parametrize(
+    "details", [drawn_address("127.0.0.1"), None], ids=["nobody", "no address"]
+)
+def test_a_dead_target_is_told_to_the_intent(transport, details):
+    sent = Sent(transport, ActorAddress(details))
     assert transport.run(TransmitOnly, DEADLINE) == 0
     assert sent.results == [SendStatus.DeadTarget]
 

@@ -44,18 +44,16 @@ def test_a_host_leads_and_the_next_one_finds_it_by_the_folder(tmp_path: Path) ->
     assert {path.name for path in store.iterdir()} == {"store"}, "each has its own logs"
 
 
-def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    alone = leader(tmp_path, "one", ONE, free_port(), tmp_path / "not mounted")
-    with pytest.raises(StartError, match="not mounted: there is no such folder; make it, or mount"):
-        alone.start()
-    assert not (tmp_path / "not mounted").exists()
-
-
-def test_a_host_does_not_begin_anew_in_a_folder_that_has_lost_its_state(tmp_path: Path) -> None:
+def test_a_host_does_not_begin_anew_in_a_folder_that_is_not_there_or_has_lost_its_state(
+    tmp_path: Path,
+) -> None:
     """As when the folder is not mounted: it would serve none of what was deployed."""
     store = tmp_path / "store of all"
-    store.mkdir()
     alone = leader(tmp_path, "one", ONE, free_port(), store)
+    with pytest.raises(StartError, match="all: there is no such folder; make it, or mount"):
+        alone.start()
+    assert not store.exists()
+    store.mkdir()
     alone.start()
     alone.stop()
     known = alone.settings.known_store_file
