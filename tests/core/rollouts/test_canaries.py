@@ -283,6 +283,19 @@ def test_an_undo_of_the_promotion_ends_the_canary_that_takes_over(world: World) 
     assert "the application was changed otherwise" in error(world, goal)
 
 
+def test_one_that_cannot_take_over_goes_back(world: World) -> None:
+    goal = begin(world)
+    wait(world)
+    digest = next(digest for digest, code in world.code.items() if code == b"two")
+    world.code[digest] = BROKEN  # beside, it runs already
+    world.change(ask.do(ops.PromoteRollout, endpoint=INGRESS))
+    assert traffic(world) == {NEW: 1.0}
+    wait(world, 5.0)
+    assert (codes(world), traffic(world)) == (OLD, {INGRESS: 1.0})
+    assert "went back: " in error(world, goal)
+    assert set(world.cluster.state.applications) == {"app"}
+
+
 def test_an_application_that_is_deleted_takes_its_new_version_along(world: World) -> None:
     begin(world)
     wait(world)
