@@ -369,9 +369,11 @@ class Caller:
         entry = self._entries.get(query_id)
         if entry is None:
             return
-        if entry.process is not None:
-            self._fail(entry, "its replica died with the query under way")
-            return
+        if entry.process is not None:  # an answer has begun: the proxy can only tell why it ends
+            if not self.ready:
+                self._fail(entry, "its replica died with the query under way")
+                return
+            entry.query = entry.query._replace(retryable=False)
         entry.attempts += bool(replica)
         entry.died = replica
         entry.parts = _NO_PARTS

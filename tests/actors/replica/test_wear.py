@@ -57,6 +57,10 @@ class Dying:
             self.kept.append(bytearray(os.urandom(1) * 20 * MIB))
             time.sleep(0.02)
 
+    def end_amid(self, of: str) -> Iterator[str]:
+        yield "begun"
+        yield self.end(of)
+
 
 @pytest.fixture
 def worker(client: serve.Client, name: str) -> Iterator[Any]:
@@ -222,6 +226,13 @@ def test_clients_are_told_that_their_replica_ran_out_of_memory_and_of_no_other_e
                 handle.end.remote("nothing").result(timeout_s=60)
             with pytest.raises(ReplicaUnavailableError, match="the replica died") as caught:
                 handle.end.remote(of).result(timeout_s=60)
+            assert ("out of memory" in str(caught.value)) is is_told
+            for _ in range(20):
+                handle.end.remote("nothing").result(timeout_s=60)
+            stream = handle.options(stream=True).end_amid.remote(of)
+            assert next(stream) == "begun"
+            with pytest.raises(ReplicaUnavailableError, match="the replica died") as caught:
+                next(stream)
         assert ("out of memory" in str(caught.value)) is is_told
 
 
