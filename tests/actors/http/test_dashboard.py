@@ -261,30 +261,26 @@ def test_a_revoked_token_is_forgotten(
     assert page.text("#overview") == ""
 
 
-def test_a_server_that_does_not_answer_greys_it_out(page: Browser, tokens: dict[str, str]) -> None:
-    sign_in(page, tokens["viewer"], "viewer")
-    page.wait("shop", "#overview")
-    page.run("window.fetched = window.fetch; window.fetch = () => Promise.reject(new TypeError())")
-    page.wait("Cannot read the state since ", "#notice")
-    assert page.run("return document.body.matches('.stale')")
-    page.run("window.fetch = window.fetched")
-    page.wait("healthy", "#health")
-    page.wait_for(
-        lambda: not page.run("return document.body.matches('.stale')"), "it is grey no more"
-    )
-
-
-def test_a_token_forgotten_amid_that_leaves_nothing_grey(
+def test_a_server_that_does_not_answer_greys_it_out_until_it_answers_or_the_token_is_forgotten(
     page: Browser, tokens: dict[str, str]
 ) -> None:
+    def is_grey() -> bool:
+        return bool(page.run("return document.body.matches('.stale')"))
+
     sign_in(page, tokens["viewer"], "viewer")
     page.wait("shop", "#overview")
-    page.run("window.fetched = window.fetch; window.fetch = () => Promise.reject(new TypeError())")
-    page.wait("Cannot read the state since ", "#notice")
-    page.run("window.fetch = window.fetched")
-    page.click("#sign")
-    page.wait("Every application that has run can serve", "#public")
-    page.wait_for(lambda: not page.run("return document.body.matches('.stale')"), "it is not grey")
+    page.run("window.fetched = window.fetch")
+    for forgets in (False, True):
+        page.run("window.fetch = () => Promise.reject(new TypeError())")
+        page.wait("Cannot read the state since ", "#notice")
+        assert is_grey()
+        page.run("window.fetch = window.fetched")
+        if forgets:
+            page.click("#sign")
+            page.wait("Every application that has run can serve", "#public")
+        else:
+            page.wait("healthy", "#health")
+        page.wait_for(lambda: not is_grey(), "it is grey no more")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.actors.replica.logging import JsonFormatter, TextFormatter
+from greenroom.actors.replica.logging import JsonFormatter, TextFormatter, log_query
 from greenroom.core.errors import InvalidRequestError
 from greenroom.serve import schema
 from greenroom.serve.context import ContextFilter
 from greenroom.serve.exceptions import DeployFailedError
+from tests.support.queries import query
 from tests.support.systems import RunningSystem, wait_until
 
 
@@ -167,26 +168,25 @@ def test_without_settings_lines_are_text_and_queries_are_not_logged(
     assert " GET " not in text_of(running, name)
 
 
-def test_a_request_cannot_forge_lines_of_a_text_log(
-    running: RunningSystem, deployed: Callable[..., Any], name: str
-) -> None:
-    deployed(serve.deployment(logging_config={"encoding": "TEXT"})(Talker).bind())
-    forged = "%0aINFO 2026-01-31 forged%1b[2J%0d%c2%9b31m%e2%80%a8end".replace(" ", "%20")
-    model = "m\x9b31m".encode().decode("latin-1")
-    for path in (f"/{name}/{forged}", f"/{name}/{forged}/fail"):
-        with socket.create_connection(("127.0.0.1", running.settings.http.port)) as connection:
-            connection.sendall(
-                f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-                f"serve_multiplexed_model_id: {model}\r\n\r\n".encode("latin-1")
-            )
-            while connection.recv(65536):
-                pass
-    wait_until(lambda: text_of(running, name).count(" GET ") == 2, 10, "both are logged")
-    text = text_of(running, name)
-    assert not [line for line in text.split("\n") if line.startswith("INFO 2026-01-31 forged")]
-    assert text.replace("\n", "").isprintable()
-    assert f"GET /{name}/\\nINFO 2026-01-31 forged\\x1b[2J\\r\\x9b31m\\u2028end 200" in text
-    assert "async \n  INFO" not in text, "user code names the part behind the last slash"
+def test_a_request_cannot_forge_lines_of_a_text_log() -> None:
+    handler = logging.StreamHandler(stream := io.StringIO())
+    handler.setFormatter(TextFormatter(()))
+    handler.addFilter(ContextFilter())
+    logger = logging.getLogger("greenroom.serve")
+    before, forged = logger.level, "/\nINFO 2026-01-31 forged\x1b[2J\r\x9b31m\u2028end"
+    logger.addHandler(handler)
+    logger.setLevel("INFO")
+    try:
+        log_query(query(1, http_method="GET", path=forged), 200, 0.1)
+        logger.info("async %s", forged)
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+    first, *more = stream.getvalue().splitlines()
+    shown = r"/\nINFO 2026-01-31 forged\x1b[2J\r\x9b31m\u2028end"
+    assert first.endswith(f" GET {shown} 200 100.0ms")
+    assert not [line for line in more if line.startswith("INFO 2026-01-31 forged")]
+    assert "".join([first, *more]).isprintable()
 
 
 def test_settings_change_while_it_serves(

@@ -140,7 +140,18 @@ def test_what_nobody_can_resolve_is_refused_before_it_travels() -> None:
 
 
 def test_what_fastapi_does_not_look_at_may_have_any_annotations() -> None:
-    app, made = FastAPI(), functools.partial(said, x_said="partly")
+    """Nor are dependencies an obstacle that are no Python functions."""
+    app = FastAPI()
+
+    @functools.lru_cache
+    def settings() -> dict[str, int]:
+        return {"a": 1}
+
+    class Called:
+        def __call__(self, x: int = 1) -> int:
+            return x
+
+    made = [settings, Called(), functools.partial(said, x_said="partly")]
 
     @app.middleware("http")
     async def around(request: Nothing, call_next: Nothing) -> Nothing: ...  # type: ignore[name-defined]  # noqa: F821
@@ -148,7 +159,7 @@ def test_what_fastapi_does_not_look_at_may_have_any_annotations() -> None:
     @app.exception_handler(ValueError)
     async def handle(request: Nothing, error: ValueError) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
-    @app.get("/", dependencies=[Depends(made)])
+    @app.get("/", dependencies=[Depends(each) for each in made])
     async def get() -> Decimal: ...  # type: ignore[empty-body]
 
     app.mount("/below", FastAPI())
@@ -162,23 +173,3 @@ def test_other_apps_are_left_alone() -> None:
     string_annotations.evaluate(bare)
     assert string_annotations.unresolved(bare) == ""
     assert bare.__annotations__["scope"] == "Nothing"
-
-
-def test_dependencies_that_are_no_python_functions_are_no_obstacle() -> None:
-    app = FastAPI()
-
-    @functools.lru_cache
-    def settings() -> dict[str, int]:
-        return {"a": 1}
-
-    class Called:
-        def __call__(self, x: int = 1) -> int:
-            return x
-
-    needed = [settings, Called(), functools.partial(Called(), x=2)]
-
-    @app.get("/", dependencies=[Depends(each) for each in needed])
-    def get() -> None: ...
-
-    string_annotations.evaluate(app)
-    assert string_annotations.unresolved(app) == ""
