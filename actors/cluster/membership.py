@@ -42,7 +42,6 @@ class Membership:
     def __init__(
         self,
         settings: HostSettings,
-        process: Process,
         records: RunRecords,
         port: Port,
         describe: Callable[[], dict[str, Any]],
@@ -54,7 +53,6 @@ class Membership:
         self.is_hopeless = False  # another host has refused to talk, and will again
         self.hosts: tuple[str, ...] = ()  # addresses of all where this host may lead, else of those
         self._settings = settings
-        self._process = process
         self._records = records
         self._port = port
         self._describe = describe
@@ -128,7 +126,7 @@ class Membership:
         self.report()
         if self._beater is not None:
             self._beater.close()
-        self._beater = Beater(self._port.loop, address, self._process.incarnation)
+        self._beater = Beater(self._port.loop, address, self._port.process.incarnation)
 
     def silent_s(self) -> float:
         """Return for how long the controller of another host has not answered beats."""
@@ -146,7 +144,7 @@ class Membership:
         replicas = self._records.details("replica")
         report = HostReported(
             host=self._settings.host_name,
-            process=self._process,
+            process=self._port.process,
             id=self._id,
             address=self._settings.own_address,
             capacity=self._capacity,
@@ -174,7 +172,7 @@ class Membership:
         if self._address is None or self.is_refused:
             return False
         self.report()  # that it is stopping, so that this counts until then alone
-        request_id = f"{self._process.incarnation}-{'leave' if leave else 'drain'}"
+        request_id = f"{self._port.process.incarnation}-{'leave' if leave else 'drain'}"
         operation = DrainHost(host=self._settings.host_name, leave=leave)
         request = request_of(operation, request_id)
         self._has_left = leave

@@ -137,14 +137,14 @@ def main() -> int:
         front = Front(settings, records)
         admin = bring_up(settings, records, front, process)
         loop = asyncio.new_event_loop()
-        host = Host(settings, records, front, admin, process, lock_fd, stop_wanted, loop)
+        port = Port(settings.admin_port, process, loop)
+        host = Host(settings, records, front, admin, port, lock_fd, stop_wanted)
         loop.run_until_complete(host.start(starts_over=starts_over))
     except Exception as error:  # whatever it was, leave nothing unattended
         is_expected = isinstance(error, StartError)  # by its text
         logger.error("the host could not start: %s", error, exc_info=not is_expected)  # noqa: TRY400
-        if (
-            starts_over and not stop_wanted.is_set()
-        ):  # a system that was up must not stay down for it
+        # A system that was up must not stay down for it.
+        if starts_over and not stop_wanted.is_set():
             time.sleep(START_AGAIN_S)
             start_over(records, front, lock_fd)
         records.kill(spare=(HOST_ROLE,), under=process.pid)
@@ -321,27 +321,23 @@ class Host:
         records: RunRecords,
         front: Front,
         admin: Process,
-        process: Process,
+        port: Port,
         lock_fd: int,
         stop_wanted: asyncio.Event,
-        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._settings = settings
         self._records = records
         self._front = front
         self._grpc = GrpcServer(settings, records)
         self._admin = admin
-        self._process = process
         self._lock_fd = lock_fd
         self._stop_wanted = stop_wanted
         self._forgets = False  # the state on disk goes too
         self._is_stopping = False
         self._supervision: list[asyncio.Future[None]] = []
         self._unasked = Unasked()
-        self._port = port = Port(settings.admin_port, process, loop)
-        self._membership = Membership(
-            settings, process, records, port, self._describe, self._introduce
-        )
+        self._port = port
+        self._membership = Membership(settings, records, port, self._describe, self._introduce)
         self._proxy = Finder(port, PROXY, self._found_proxy)
         self._ends = Ends(settings, groups=handed_on())
         port.on(StopHost, self._stop_as_ordered)
@@ -491,7 +487,7 @@ class Host:
         if controller.found is not None and self._proxy.found is not None:
             address, process = controller.found
             meet = MeetController(
-                controller=address, process=process, by=self._process, epoch=controller.epoch
+                controller=address, process=process, by=self._port.process, epoch=controller.epoch
             )
             self._port.loop.send(self._proxy.found[0], meet)
 
@@ -507,7 +503,7 @@ class Host:
             "store_trouble": self._membership.store_trouble,
             "admin_pid": _living_pid(self._admin),
             "logger_pid": None,  # Thespian's logger is no process any more
-            "host_pid": self._process.pid,
+            "host_pid": self._port.process.pid,
             "proxy": {
                 "pid": proxy[1].pid if proxy is not None else None,
                 "state": "RUNNING" if proxy is not None else "STARTING",
@@ -560,8 +556,8 @@ class Host:
         self._membership.controller.stop()
         self._proxy.stop()
         self._port.detach()
-        self._records.kill(spare=(HOST_ROLE,), under=self._process.pid)
-        self._records.remove(self._process)
+        self._records.kill(spare=(HOST_ROLE,), under=self._port.process.pid)
+        self._records.remove(self._port.process)
         self._ends.tidy(kept_s=0)
         with contextlib.suppress(OSError):  # a read-only disk; its age tells that it is old
             settings.status_file.unlink(missing_ok=True)
@@ -573,7 +569,7 @@ class Host:
         if followed.found is not None:
             address = followed.found[0]
             followed.stop()  # this host does not follow the next leader
-            request = request_of(StopCluster(), self._process.incarnation)
+            request = request_of(StopCluster(), self._port.process.incarnation)
             await self._port.ask(lambda: address, request, limit_s)
 
 

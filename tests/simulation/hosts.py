@@ -143,12 +143,7 @@ class HostProcess:
         port.loop.keep_beating(simulation.machine.pulse(), settings.silence_timeout_s)
         records: Any = Records(simulation, number)
         self.membership = Membership(
-            settings,
-            process.identity,
-            records,
-            port,
-            lambda: {"name": settings.host_name},
-            self._introduce,
+            settings, records, port, lambda: {"name": settings.host_name}, self._introduce
         )
         self._proxy = Finder(port, PROXY, lambda *_: self._introduce())
         self.membership.begin()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +104,8 @@ def test_a_host_that_joined_by_one_leader_asks_those_too_that_it_was_told_of(
     monkeypatch.setattr(membership_module, "resolved_gates", lambda settings: settings.gates)
     system = System()
     given = {"bind": "10.0.0.3", "join": "10.0.0.1:1900", "state_dir": str(tmp_path)}
-    settings, process = read_settings({}, **given), Process(1, 1, secrets.token_hex(8))
-    membership = Membership(settings, process, RunRecords(tmp_path), system.port, dict, nothing)
+    settings = read_settings({}, **given)
+    membership = Membership(settings, RunRecords(tmp_path), system.port, dict, nothing)
     membership.hosts = ("10.0.0.1:1900", "10.0.0.2:1900")  # as its controller has answered
     system.loop.asyncio.call_soon(membership.controller.start)
     system.loop.pass_time(4 * FIND_RETRY_S)
