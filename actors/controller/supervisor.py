@@ -33,7 +33,6 @@ MAX_ENDS = 100  # that are remembered for proxies which ask later
 class _Known:
     """A replica that was asked for, or has reported."""
 
-    host: str
     address: m.Address | None = None  # where to send to, also before the first report
     process: m.Process | None = None  # that has reported
     unwatch: Callback = lambda: None
@@ -90,7 +89,7 @@ class Supervisor:
     def reported(self, message: cm.ReplicaReported, sender: m.Address) -> None:
         """Take a replica's report; tell the replica to go if it is not wanted."""
         tag, process = message.replica, message.process
-        known = self._replicas.setdefault(tag, _Known(self._host_of(tag))) if tag else None
+        known = self._replicas.setdefault(tag, _Known()) if tag else None
         if known is not None and known.process != process:
             known.address, known.process = sender, process
             known.unwatch()
@@ -212,9 +211,7 @@ class Supervisor:
 
     def _host_of(self, tag: str) -> str:
         backend = self._cluster.backend_of(tag)
-        if backend is not None:
-            return backend.host_of(tag)
-        return self._replicas[tag].host if tag in self._replicas else ""
+        return "" if backend is None else backend.replicas[tag].host
 
     def _process_of(self, tag: str) -> m.Process | None:
         return self._replicas[tag].process if tag in self._replicas else None
@@ -339,10 +336,9 @@ class Supervisor:
         if known is None:
             if self._cluster.backend_of(tag) is None:
                 return  # it is gone
-            known = self._replicas[tag] = _Known("")
+            known = self._replicas[tag] = _Known()
         if known.address is None:
-            known.host = self._host_of(tag)
-            if not self._members.is_here(known.host):
+            if not self._is_here(tag):
                 if not known.waiting:
                     self._loop.start(self._seek(tag, known))
                 known.waiting[type(message)] = message
@@ -352,7 +348,7 @@ class Supervisor:
 
     async def _seek(self, tag: str, known: _Known) -> None:
         """Find a replica's actor on another host, and send it the orders that wait for that."""
-        address = await self._members.locate(tag, known.host)
+        address = await self._members.locate(tag, self._host_of(tag))
         orders, known.waiting = known.waiting, {}
         if address is None:
             return  # the core asks again

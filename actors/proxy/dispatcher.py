@@ -123,8 +123,6 @@ class Dispatcher:
         self._tables: dict[str, BackendTable] = {}  # as the controller has them
         self._callers: dict[str, _Caller] = {}  # by incarnation
         self._links: dict[str, _Link] = {}  # to replicas, by tag
-        self._linked: dict[str, set[str]] = {}  # backend -> the replicas of its table
-        self._leaving: set[str] = set()  # replicas that are in no table, and may have queries
         # Replicas of other hosts that could not be reached. Whether such a replica is dead, or its
         # host lost, is for the controller to judge. Until then they are left out, whatever the
         # tables say, and tried again now and then.
@@ -187,16 +185,10 @@ class Dispatcher:
                 self._replica_lost(link.table)  # a new process of the same tag
             if replica.tag not in self._links:
                 self._links[replica.tag] = self._link(replica)
-        present = {replica.tag for replica in replicas}
-        self._leaving = (self._leaving | self._linked.pop(tag, set())) - present
-        if present:
-            self._linked[tag] = present
         self._run(self.router.set_backend(tag, table, now))
         self._request_routers.take(tag, None if table is None else table.request_router)
-        done = self._leaving - self.router.ongoing(self._leaving).keys()
-        self._leaving -= done
-        for each in done & self._links.keys():
-            self._links.pop(each).unwatch()
+        for done in self._links.keys() - self.router.state.replicas.keys():
+            self._links.pop(done).unwatch()
 
     def _without_dead(self, table: BackendTable) -> BackendTable:
         """Leave out replicas whose end was seen here before the controller heard of it.

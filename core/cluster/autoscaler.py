@@ -164,11 +164,11 @@ class Autoscaler:
 
     def _question(self, tag: str, entry: _Entry) -> dict[str, Any]:
         backend, load, config = entry.backend, self._loads.of(tag), entry.scaling.config
-        deployment, application = backend.names
+        record = backend.record
         return {
             "backend": tag,
-            "deployment_name": deployment,
-            "app_name": application,
+            "deployment_name": record.deployment,
+            "app_name": record.application,
             "current_num_replicas": backend.running,
             "target_num_replicas": backend.target,
             "total_num_requests": entry.scaling.average,

@@ -24,7 +24,7 @@ from greenroom.core.lifecycle import definitions
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.goals import GOAL, Progress
 from greenroom.core.lifecycle.placement import Placement, anywhere
-from greenroom.core.lifecycle.replicas import Report
+from greenroom.core.lifecycle.replicas import ReplicaState, Report
 from greenroom.core.lifecycle.shown import table_of
 from greenroom.core.lifecycle.state import State
 from greenroom.core.long_poll import LISTENER, Listeners
@@ -217,7 +217,7 @@ class Cluster:
             return effects
         self.state.save_backend(backend)
         self._agenda.at(BACKEND, tag, max(backend.due_at(), now + MIN_STEP_S))
-        if backend.releasing:
+        if backend.in_state(ReplicaState.SHOULD_STOP):
             self._agenda.upon(HELD, BACKEND, tag)
         if backend.waiting:
             self._agenda.upon(ROOM, BACKEND, tag)

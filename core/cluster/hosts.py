@@ -20,9 +20,11 @@ from enum import StrEnum
 from greenroom.core.errors import ConflictError
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.placement import Placement
+from greenroom.core.lifecycle.replicas import LIVE, Replica, ReplicaEvent
 from greenroom.core.lifecycle.state import State
 from greenroom.core.long_poll import Listeners
 from greenroom.core.records import BACKEND, HostRecord
+from greenroom.core.transitions import next_state
 from greenroom.core.validation import unknown_name
 
 # --- Liveness -------------------------------------------------------------------------------------
@@ -137,7 +139,7 @@ class Host:
 
     def move(self, event: HostEvent) -> None:
         """Take the table's transition."""
-        self.state = TRANSITIONS[self.state, event]
+        self.state = next_state(TRANSITIONS, self.state, event)
 
 
 def prepare(placement: Placement, records: Mapping[str, HostRecord], own: str) -> None:
@@ -304,8 +306,8 @@ class Hosts:
         host.was_stable = host.is_stopping = False
         host.move(E.SEEN)
         self._placement.open_host(host.name)
-        for backend in self._at(host.name) if was_lost else ():
-            backend.host_back(host.name, host.running, now)
+        for _, replica in self._at(host.name) if was_lost else ():
+            replica.host_back(now, is_running=replica.tag in host.running)
         if host.is_drained:
             self._close(host)
 
@@ -316,9 +318,10 @@ class Hosts:
         self._placement.close_host(name, _LOST)
         self._listeners.host_gone(name)
         for tag, backend in self._backends.items():
-            if backend.retries.host_lost(name, now) or backend.is_at(name):
-                backend.host_lost(name, now)
+            if backend.retries.host_lost(name, now):
                 self._agenda.touch(BACKEND, tag)
+        for backend, replica in self._at(name):
+            backend.host_lost(replica, now)
 
     # --- What is asked for ----------------------------------------------------------------------
 
@@ -354,8 +357,8 @@ class Hosts:
             return  # it takes replicas when it is seen
         host.move(E.UNDRAIN)
         self._placement.open_host(name)
-        for backend in self._at(name):
-            backend.stay_at(name)
+        for _, replica in self._at(name):
+            replica.moving = False
 
     def _known(self, name: str) -> tuple[Host, HostRecord]:
         host = self._hosts.get(name)
@@ -383,20 +386,22 @@ class Hosts:
         if host.state is S.DRAINING:
             until = f"it is drained, until `greenroom undrain {host.name}`"
             self._placement.close_host(host.name, _STOPPING if host.is_stopping else until)
-        for backend in self._at(host.name):
-            backend.move_from(host.name)
+        for _, replica in self._at(host.name):
+            replica.moving = replica.state in LIVE
 
     def _empty(self, name: str, now: float) -> None:
         """Have what is on a host stop."""
-        for backend in self._at(name):
-            backend.retire_from(name, now)
+        for _, replica in self._at(name):
+            if replica.state in LIVE:
+                replica.move(ReplicaEvent.RETIRE, now)
 
-    def _at(self, name: str) -> Iterator[Backend]:
-        """Yield the backends with replicas on a host, which are looked at in the next step."""
+    def _at(self, name: str) -> Iterator[tuple[Backend, Replica]]:
+        """Yield the replicas on a host; their backends are looked at in the next step."""
         for tag, backend in self._backends.items():
-            if backend.is_at(name):
-                self._agenda.touch(BACKEND, tag)
-                yield backend
+            for replica in backend.replicas.values():
+                if replica.host == name:
+                    self._agenda.touch(BACKEND, tag)
+                    yield backend, replica
 
     def rebalance(self, now: float) -> int:
         """Have replicas moved to where there are fewer of their backend, or fewer in all."""
@@ -410,7 +415,8 @@ class Hosts:
 
     def is_empty(self, name: str) -> bool:
         """Return whether no replica is on a host any more."""
-        return not any(backend.is_at(name) for backend in self._backends.values())
+        backends = self._backends.values()
+        return not any(each.host == name for b in backends for each in b.replicas.values())
 
     def can_take_over(self, name: str) -> bool:
         """Return whether there is any other host on which replicas may be placed."""
@@ -429,8 +435,9 @@ class Hosts:
         """Forget a host, and what was on it; harmless when it is forgotten."""
         if self.record(name) is None:
             return
-        for backend in self._at(name):
-            backend.host_gone(name, now)
+        for backend, replica in self._at(name):
+            backend.host_lost(replica, now)
+            replica.host_back(now, is_running=False)
         del self._hosts[name]
         self._listeners.host_gone(name)
         self._placement.drop_host(name)

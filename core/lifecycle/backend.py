@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -125,9 +125,8 @@ class Backend:
         return None if is_over else self.config.autoscaling_config
 
     @property
-    def names(self) -> tuple[str, str]:
-        """The names of its deployment and of its application, if it has any."""
-        return self.record.deployment, self.record.application
+    def _orders(self) -> Orders:
+        return Orders(self.record, self.config)
 
     def rescale(self, target: int) -> None:
         """Set the number of replicas that autoscaling has decided on."""
@@ -213,10 +212,6 @@ class Backend:
         """Return the release that a replica runs."""
         return releases.numbered(self.record, self.replicas[replica].release)
 
-    def host_of(self, replica: str) -> str:
-        """Return the host that a replica was placed on."""
-        return self.replicas[replica].host
-
     @property
     def running(self) -> int:
         """How many replicas run."""
@@ -244,23 +239,9 @@ class Backend:
         return old or releases.fallback(self.record) is not None
 
     @property
-    def lost(self) -> int:
-        """How many replicas are on hosts that are lost."""
-        return len(self.in_state(ReplicaState.LOST))
-
-    @property
     def recovered(self) -> bool:
         """Whether the state of every recorded replica is known."""
         return not any(replica.recovering for replica in self.replicas.values())
-
-    @property
-    def releasing(self) -> bool:
-        """Whether a replica waits for all proxies to hold the table without it."""
-        return bool(self.in_state(ReplicaState.SHOULD_STOP))
-
-    def is_at(self, host: str) -> bool:
-        """Return whether any replica is on a host, leaving ones too."""
-        return any(replica.host == host for replica in self.replicas.values())
 
     def note_running(self) -> bool:
         """Note that its application, or it by itself, has been RUNNING; False if it was noted."""
@@ -293,7 +274,7 @@ class Backend:
         before = self._facts(replica)
         self._take_report(replica, report, now)
         is_routine = bool(report.check_id) and self._facts(replica) == before
-        return Orders(self.record, self.config).due_at(replica) if is_routine else now
+        return self._orders.due_at(replica) if is_routine else now
 
     def _facts(self, replica: Replica) -> tuple[Any, ...]:
         """Return all that a check may change and the next steps depend on."""
@@ -471,22 +452,6 @@ class Backend:
 
     # --- Hosts ----------------------------------------------------------------------------------
 
-    def move_from(self, host: str) -> None:
-        """Replace all replicas on a host elsewhere."""
-        for replica in self._live():
-            replica.moving = replica.moving or replica.host == host
-
-    def stay_at(self, host: str) -> None:
-        """Leave the replicas on a host there that have not been replaced yet."""
-        for replica in self._live():
-            replica.moving = replica.moving and replica.host != host
-
-    def retire_from(self, host: str, now: float) -> None:
-        """Retire all replicas on a host now; they drain."""
-        for replica in self._live():
-            if replica.host == host:
-                replica.move(ReplicaEvent.RETIRE, now)
-
     def rebalance(self, held: Counter[str], now: float) -> int:
         """Replace replicas on hosts that have too many elsewhere; return how many.
 
@@ -519,38 +484,20 @@ class Backend:
             moved += 1
         return moved
 
-    def host_lost(self, host: str, now: float) -> None:
-        """Count the replicas on a host no more."""
-        for replica in self.replicas.values():
-            if replica.host != host or replica.state is ReplicaState.LOST:
-                continue
-            is_asked = replica.recovering and replica.state is ReplicaState.STARTING
-            if replica.state is ReplicaState.RUNNING or is_asked:
-                self._count_restart(replica, RestartReason.HOST_LOST)
-                replica.move(ReplicaEvent.LOSE, now)
-            elif replica.state is ReplicaState.SHOULD_START:
-                replica.move(ReplicaEvent.RETIRE, now)
-            elif replica.state is not ReplicaState.STOPPED:
-                replica.move(ReplicaEvent.EXITED, now)  # if it lives, it is told to go when back
-            replica.recovering = False
-            replica.check_sent_at, replica.missed_checks = None, 0
-
-    def host_back(self, host: str, running: Collection[str], now: float) -> None:
-        """Ask the replicas that still have a process on a host that was lost."""
-        for replica in self.in_state(ReplicaState.LOST):
-            if replica.host != host:
-                continue
-            if replica.tag in running:
-                replica.move(ReplicaEvent.FIND, now)
-                replica.replaced_for = None
-                replica.recovering, replica.reported, replica.ask_at = True, False, now
-            else:
-                replica.move(ReplicaEvent.EXITED, now)
-
-    def host_gone(self, host: str, now: float) -> None:
-        """Forget the replicas on a host that does not come back."""
-        self.host_lost(host, now)
-        self.host_back(host, (), now)
+    def host_lost(self, replica: Replica, now: float) -> None:
+        """Count a replica no more whose host is lost."""
+        if replica.state is ReplicaState.LOST:
+            return
+        is_asked = replica.recovering and replica.state is ReplicaState.STARTING
+        if replica.state is ReplicaState.RUNNING or is_asked:
+            self._count_restart(replica, RestartReason.HOST_LOST)
+            replica.move(ReplicaEvent.LOSE, now)
+        elif replica.state is ReplicaState.SHOULD_START:
+            replica.move(ReplicaEvent.RETIRE, now)
+        elif replica.state is not ReplicaState.STOPPED:
+            replica.move(ReplicaEvent.EXITED, now)  # if it lives, it is told to go when back
+        replica.recovering = False
+        replica.check_sent_at, replica.missed_checks = None, 0
 
     # --- The next steps -------------------------------------------------------------------------
 
@@ -566,16 +513,16 @@ class Backend:
         self._choose(now)
         self._rank()
         released = publish(self)
-        orders = Orders(self.record, self.config)
         for replica in self.replicas.values():
-            effects += orders.next(replica, now, released=released)
+            effects += self._orders.next(replica, now, released=released)
         self._record_replicas()
         if self.wanted and self.settled:
             self.retries.came_up()
             self.proven = True
             if not self.record.newest.ran:
                 self._set_record(releases.with_newest(self.record, ran=True))
-        if self.settled and len(self.replicas) - self.lost == self.wanted:
+        lost = len(self.in_state(ReplicaState.LOST))
+        if self.settled and len(self.replicas) - lost == self.wanted:
             self.rescaling = ""
         if (pruned := releases.pruned(self.record)) is not self.record:
             self._set_record(pruned)
@@ -583,8 +530,7 @@ class Backend:
 
     def due_at(self) -> float:
         """Return when :meth:`reconcile` has something to do, if nothing happens before."""
-        orders = Orders(self.record, self.config)
-        times = [orders.due_at(each) for each in self.replicas.values()]
+        times = [self._orders.due_at(each) for each in self.replicas.values()]
         return min([*times, self._start_due_at, self._replace_due_at])
 
     def _forget_stopped(self) -> None:
@@ -600,9 +546,8 @@ class Backend:
 
     def _give_up_silent(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        orders = Orders(self.record, self.config)
         for replica in self.in_state(ReplicaState.STARTING):
-            if now < orders.ends_at(replica):
+            if now < self._orders.ends_at(replica):
                 continue
             error = "its process did not report"
             if replica.reported:
@@ -616,9 +561,8 @@ class Backend:
 
     def _retire_unhealthy(self, now: float) -> None:
         timeout_s = self.config.health_check_timeout_s
-        orders = Orders(self.record, self.config)
         for replica in self.in_state(ReplicaState.RUNNING):
-            is_silent = now >= orders.ends_at(replica)
+            is_silent = now >= self._orders.ends_at(replica)
             if is_silent:
                 replica.check_sent_at = None
                 replica.missed_checks += 1

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from greenroom.core.backoff import pause_s
 from greenroom.core.devices import Devices
-from greenroom.core.errors import IllegalTransitionError
+from greenroom.core.transitions import next_state
 
 
 class ReplicaState(StrEnum):
@@ -95,14 +95,6 @@ LIVE = frozenset({S.SHOULD_START, S.STARTING, S.RUNNING})
 LEAVING = frozenset({S.SHOULD_STOP, S.STOPPING})
 
 
-def next_state(state: ReplicaState, event: ReplicaEvent) -> ReplicaState:
-    """Return the state after ``event``; raise IllegalTransitionError naming both otherwise."""
-    try:
-        return TRANSITIONS[state, event]
-    except KeyError:
-        raise IllegalTransitionError(f"event {event.value} in state {state.value}") from None
-
-
 class Rank(NamedTuple):
     """A replica's number among the living ones of its backend, all from 0."""
 
@@ -162,6 +154,14 @@ class Replica:
         told = f"{self.tag} fails where other replicas do not: for a while it gets no queries"
         return f"{told}{times}; its log says why"
 
+    def host_back(self, now: float, *, is_running: bool) -> None:
+        """Ask a lost replica that still has a process, now that its host is back."""
+        if self.state is S.LOST:
+            self.move(E.FIND if is_running else E.EXITED, now)
+            if is_running:
+                self.replaced_for = None
+                self.recovering, self.reported, self.ask_at = True, False, now
+
     def why_ended(self, cause: str) -> str:
         """Return why its process has ended, by what it had said before or by ``cause``.
 
@@ -177,7 +177,7 @@ class Replica:
 
     def move(self, event: ReplicaEvent, now: float) -> float:
         """Take the table's transition; return since when it was in the state that it leaves."""
-        state, since = next_state(self.state, event), self.since
+        state, since = next_state(TRANSITIONS, self.state, event), self.since
         self.state, self.since = state, now
         if event is ReplicaEvent.STARTED:
             self.may_have_served = True

@@ -145,7 +145,7 @@ class State:
         for tag, backend in self.backends.items():
             self._count(backend.record)
             # A change that is not under way has succeeded, or was taken back.
-            subjects = (BACKEND, tag), (DEPLOYMENT, tag), (APPLICATION, backend.names[1])
+            subjects = (BACKEND, tag), (DEPLOYMENT, tag), (APPLICATION, backend.record.application)
             backend.proven = not any(map(self.goals.pending_for, subjects))
         for name, record in self.endpoints.items():
             self.long_poll.publish(ENDPOINT_PREFIX + name, table_of(record))

@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -71,63 +72,39 @@ class Used(NamedTuple):
 # --- The caller's side ----------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False)
 class HeldShare:
     """The slots of a lease at one replica."""
 
-    __slots__ = ("at", "began_at", "lease", "ongoing", "replica", "slots", "taken", "weight")
-
-    lease: HeldLease
-
-    def __init__(self, replica: str, slots: int, at: Any = None, weight: Weight = EVEN) -> None:
-        self.replica = replica
-        self.slots = slots
-        self.at = at  # where its caller sends queries
-        self.weight = weight
-        self.taken = Taken()
-        self.ongoing = 0
-        self.began_at = 0.0  # when the first of what runs was sent, or the replica was heard
+    replica: str
+    slots: int
+    at: Any = None  # where its caller sends queries
+    weight: Weight = EVEN
+    taken: Taken = field(default_factory=Taken)
+    ongoing: int = 0
+    began_at: float = 0.0  # when the first of what runs was sent, or the replica was heard
+    lease: HeldLease = field(init=False)
 
 
+@dataclass(slots=True, eq=False)
 class HeldLease:
     """A lease as its caller has it."""
 
-    __slots__ = (
-        "backend",
-        "ended",
-        "endpoint",
-        "failed",
-        "is_returned",
-        "methods",
-        "name",
-        "number",
-        "shares",
-        "timeout_s",
-        "used_at",
-    )
+    number: int
+    name: str  # to replicas
+    endpoint: str
+    backend: str
+    methods: tuple[str, ...]
+    timeout_s: float | None
+    shares: list[HeldShare]
+    used_at: float
+    is_returned: bool = False
+    ended: dict[int, list[float]] = field(default_factory=dict)  # by status: how long
+    failed: dict[str, int] = field(default_factory=dict)  # by replica
 
-    def __init__(
-        self,
-        number: int,
-        name: str,
-        endpoint: str,
-        backend: str,
-        methods: tuple[str, ...],
-        timeout_s: float | None,
-        shares: list[HeldShare],
-        now: float,
-    ) -> None:
-        self.number = number
-        self.name = name  # to replicas
-        self.endpoint = endpoint
-        self.backend = backend
-        self.methods = methods
-        self.timeout_s = timeout_s
-        self.shares = shares
-        self.used_at = now
-        self.is_returned = False
-        self.ended: dict[int, list[float]] = {}  # by status: how long
-        self.failed: dict[str, int] = {}  # by replica
-        for share in shares:
+    def __post_init__(self) -> None:
+        """Note in each share whose it is."""
+        for share in self.shares:
             share.lease = self
 
     @property

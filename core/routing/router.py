@@ -370,13 +370,6 @@ class Router:
 
     # --- What a replica says --------------------------------------------------------------------
 
-    def _heard(self, tag: str, numbers: Iterable[int], now: float) -> RoutedReplica | None:
-        """Return the replica that has said something of these tickets, if it is known."""
-        replica = self.state.replicas.get(tag)
-        if replica is not None:
-            replica.hear(numbers, now)
-        return replica
-
     def holds(self, replica: str, models: Iterable[str]) -> None:
         """Learn which multiplexed models a replica has; queries for them go there if they can."""
         if replica in self.state.replicas:
@@ -387,11 +380,13 @@ class Router:
 
         A WebSocket is answered by that, as far as time limits and latencies go: it may stay open.
         """
+        replica = self.state.replicas.get(tag)
+        if replica is None:
+            return
         numbers = list(numbers)
-        replica = self._heard(tag, numbers, now)
+        replica.hear(numbers, now)
         for number in numbers:
-            ticket = None if replica is None else replica.ongoing.get(number)
-            if ticket is not None:
+            if (ticket := replica.ongoing.get(number)) is not None:
                 ticket.begun = True
                 if ticket.is_open_socket:
                     ticket.status_at = now
@@ -402,12 +397,15 @@ class Router:
     ) -> Effects:
         """Free the slots of (ticket, status) pairs whose answers are on their way to callers.
 
-        :meth:`delivered` ends them. What no caller awaits ends here, as mirrored queries do.
+        :meth:`delivered` ends them. What no caller awaits ends here: mirrored queries do, and all
+        of them unless ``is_awaited``.
         """
-        outcomes, state = list(outcomes), self.state
-        replica = self._heard(tag, [number for number, _ in outcomes], now)
+        state = self.state
+        replica = state.replicas.get(tag)
         if replica is None:
             return []
+        outcomes = list(outcomes)
+        replica.hear([number for number, _ in outcomes], now)
         before, ticket = len(replica.ongoing), None
         backend = None if replica.retired else replica.backend
         for number, status in outcomes:
@@ -453,19 +451,17 @@ class Router:
         if replica.retired:
             self.state.release(replica, 0.0)
 
-    def finished(self, tag: str, outcomes: Iterable[tuple[int, int]], now: float) -> Effects:
-        """End (ticket, status) pairs whose callers await no answer, and free their slots."""
-        return self.answered(tag, outcomes, now, is_awaited=False)
-
     def rejected(self, tag: str, numbers: Iterable[int], now: float, *, draining: bool) -> Effects:
         """Queue again, at the front, tickets that the replica had no room for.
 
         It is left alone for SATURATED_S, or until it has done something.
         """
-        numbers, state = list(numbers), self.state
-        replica = self._heard(tag, numbers, now)
+        state = self.state
+        replica = state.replicas.get(tag)
         if replica is None:
             return []
+        numbers = list(numbers)
+        replica.hear(numbers, now)
         replica.draining |= draining
         replica.withdrawn.difference_update(numbers)
         replica.saturated_until = now + SATURATED_S

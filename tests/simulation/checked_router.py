@@ -25,7 +25,6 @@ _WATCHED = {
     "cancel",
     "caller_lost",
     "expire",
-    "finished",
     "answered",
     "delivered",
     "begun",
@@ -90,7 +89,7 @@ class CheckedRouter:
                 self._replicas[replica.tag] = replica
         elif name == "begun":
             self._begun.update(args[1])
-        elif name in {"finished", "answered"}:
+        elif name == "answered":
             self._holds.get(args[0], set()).difference_update(number for number, _ in args[1])
         elif name in {"rejected", "undelivered"}:
             self._holds.get(args[0], set()).difference_update(args[1])

@@ -30,6 +30,7 @@ from greenroom.core.routing.leases import ORPHAN_S
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable, backend_of
 from greenroom.core.routing.traffic import Split, key_of
+from tests.core.routing.queries import finished
 from tests.support.leftovers import where_named
 from tests.support.queries import query
 
@@ -337,7 +338,7 @@ class LeaseModel(RuleBasedStateMachine):
         ticket = own.pop(ended)
         if (caller := self.callers.get(str(ticket.caller))) is not None:
             caller.waiting.pop(ticket.query.id, None)
-        self.perform(self.router.finished(tag, [(ended, 200)], self.wires.now))
+        self.perform(finished(self.router, tag, [(ended, 200)], self.wires.now))
 
     @rule(seconds=st.sampled_from([0.001, 0.02, 0.1, 0.6]))
     def sleep(self, seconds: float) -> None:

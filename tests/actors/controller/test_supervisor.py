@@ -42,8 +42,7 @@ def supervisor_of(
     backend = SimpleNamespace(
         record=record,
         release_of=lambda _tag: release,
-        host_of=lambda _tag: "here",
-        replicas={TAG: SimpleNamespace(devices={}, known_rank=None)},
+        replicas={TAG: SimpleNamespace(devices={}, known_rank=None, host="here")},
         config=BackendConfig(),
     )
     backends = {BACKEND: backend}

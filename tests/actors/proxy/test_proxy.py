@@ -75,7 +75,7 @@ class Told:
             complete=complete,
         )
         self._proxy.receiveMessage(changed, self.place)
-        return set(self._proxy.dispatcher.router.routes())
+        return set(self._proxy.dispatcher.router.state.routes.all())
 
 
 def test_tables_come_bit_by_bit_and_go(one: OneProcess) -> None:

@@ -12,8 +12,8 @@ from greenroom.core.lifecycle.replicas import (
     FailureRow,
     ReplicaEvent,
     ReplicaState,
-    next_state,
 )
+from greenroom.core.transitions import next_state
 
 ILLEGAL = sorted(set(itertools.product(ReplicaState, ReplicaEvent)) - TRANSITIONS.keys())
 
@@ -24,7 +24,7 @@ def test_an_event_that_is_not_in_the_table_raises_naming_it_and_the_state(
 ) -> None:
     told = rf"^event {event.value} in state {state.value}$"
     with pytest.raises(IllegalTransitionError, match=told):
-        next_state(state, event)
+        next_state(TRANSITIONS, state, event)
 
 
 def test_every_state_leads_to_stopped_which_nothing_leaves() -> None:

@@ -100,6 +100,10 @@ class WatchedRouter:
     def next_due_at(self) -> float | None:
         return self.router.next_due_at()
 
+    def finished(self, tag: str, outcomes: list[tuple[int, int]], now: float) -> list[Any]:
+        """Let a replica have done what no caller awaits any more."""
+        return self._with_events(finished(self.router, tag, outcomes, now))
+
     @property
     def open_tickets(self) -> int:
         return len(self._recorder.open)
@@ -129,6 +133,11 @@ class WatchedRouter:
     def _with_events(self, effects: list[Any] | None) -> list[Any]:
         events, self._recorder.events = self._recorder.events, []
         return [*(effects or []), *events]
+
+
+def finished(router: Router, tag: str, outcomes: list[tuple[int, int]], now: float) -> list[Any]:
+    """Let a replica have done what no caller awaits any more; return the effects."""
+    return router.answered(tag, outcomes, now, is_awaited=False)
 
 
 def replica(tag: str, life: int = 1, host: str = "") -> ReplicaTable:

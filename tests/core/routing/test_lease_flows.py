@@ -15,7 +15,7 @@ from greenroom.core.routing.leases import IDLE_S, HeldLease, HeldShare
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BackendTable
 from greenroom.core.routing.tickets import Assign, Grant, Revoke
-from tests.core.routing.queries import Query, endpoint, replica
+from tests.core.routing.queries import Query, endpoint, finished, replica
 
 MESSAGE_S = 0.0003  # from one process to another
 NEWS_S = 0.002  # until the router hears that a slot is free
@@ -115,7 +115,7 @@ class Flow:
                 self._after(MESSAGE_S, partial(self._revoked, str(lease.caller), lease.number))
 
     def _finished(self, number: int) -> None:
-        self._perform(self._router.finished("b#1", [(number, 200)], self.now))
+        self._perform(finished(self._router, "b#1", [(number, 200)], self.now))
 
     # --- Leases -----------------------------------------------------------------------------------
 

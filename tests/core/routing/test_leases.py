@@ -26,7 +26,7 @@ from greenroom.core.routing.tickets import (
     Revoke,
 )
 from greenroom.core.routing.traffic import Split, key_of
-from tests.core.routing.queries import Query, endpoint, replica
+from tests.core.routing.queries import Query, endpoint, finished, replica
 
 SOON_S = ASK_WITHIN_S / 10
 CALLERS = ("c1", "c2", "c3")
@@ -53,7 +53,7 @@ def run(router: Router, caller: str, number: int, now: float) -> list[Any]:
     effects = router.submit(caller, Query(number), now)
     assigned = [each for each in effects if isinstance(each, Assign)]
     for each in assigned:
-        effects += router.finished(each.replica, [(each.ticket.number, 200)], now)
+        effects += finished(router, each.replica, [(each.ticket.number, 200)], now)
     return effects
 
 
@@ -255,11 +255,11 @@ def test_a_lease_beside_which_a_query_waits_is_revoked_unless_the_wait_is_short(
     (assigned,) = router.submit("c2", Query(1), 1.0)
     assert router.submit("c2", Query(2), 1.0) == router.submit("c2", Query(3), 1.0) == []
     assert router.expire(1.0 + WAIT_S / 2) == [], "not yet"
-    (second,) = router.finished("b#1", [(assigned.ticket.number, 200)], 1.0 + WAIT_S / 2)
-    (third,) = router.finished("b#1", [(second.ticket.number, 200)], 1.0 + WAIT_S / 2)
+    (second,) = finished(router, "b#1", [(assigned.ticket.number, 200)], 1.0 + WAIT_S / 2)
+    (third,) = finished(router, "b#1", [(second.ticket.number, 200)], 1.0 + WAIT_S / 2)
     assert router.submit("c2", Query(4), 1.0 + WAIT_S / 2) == []
     assert router.expire(1.0 + WAIT_S) == [], "the first that waits has not for long"
-    router.finished("b#1", [(third.ticket.number, 200)], 1.0 + WAIT_S)
+    finished(router, "b#1", [(third.ticket.number, 200)], 1.0 + WAIT_S)
     assert router.expire(1.0 + 2 * WAIT_S) == [], "nothing waits any more"
     assert router.submit("c2", Query(5), 2.0) == []
     assert router.next_due_at() == 2.0 + WAIT_S
@@ -297,8 +297,8 @@ def test_after_queries_had_to_wait_leases_pause() -> None:
     assert router.expire(1.0 + WAIT_S) == [Revoke(lease)]
     effects = router.leases.returned("c1", lease.number, {}, 1.0)
     tickets += [e.ticket for e in effects if type(e) is Assign]
-    router.finished("b#1", [(ticket.number, 200) for ticket in tickets], 1.0)
-    router.finished("b#1", [(number, 200) for number in range(1, 50)], 1.0)
+    finished(router, "b#1", [(ticket.number, 200) for ticket in tickets], 1.0)
+    finished(router, "b#1", [(number, 200) for number in range(1, 50)], 1.0)
     at = 1.0
     grants = []
     for number in range(10, 60):
@@ -314,8 +314,8 @@ def test_a_wait_beside_no_lease_keeps_none_away() -> None:
     assigned = [e for n in range(2, 7) for e in router.submit("c2", Query(n), 0.0)]
     assert [type(each) for each in assigned] == [Assign] * 3, "two wait"
     done = [(number, 200) for number in range(1, 5)]
-    effects = router.finished("b#1", done, 0.0)
-    router.finished("b#1", [(e.ticket.number, 200) for e in effects], 0.0)
+    effects = finished(router, "b#1", done, 0.0)
+    finished(router, "b#1", [(e.ticket.number, 200) for e in effects], 0.0)
     granted(router, "c1", SOON_S)
 
 
@@ -339,7 +339,7 @@ def test_queries_that_a_replica_refused_go_before_all_others_in_their_order() ->
     order = []
     running = [effects[0].ticket for effects in first]
     while running:
-        (assigned,) = router.finished("b#1", [(running.pop(0).number, 200)], 0.2) or [None]
+        (assigned,) = finished(router, "b#1", [(running.pop(0).number, 200)], 0.2) or [None]
         if assigned is not None:
             order.append((assigned.ticket.caller, assigned.ticket.query.id))
             running.append(assigned.ticket)
@@ -470,7 +470,7 @@ class LeasesModel(RuleBasedStateMachine):
             if self.tickets:
                 number = sorted(self.tickets)[index % len(self.tickets)]
                 del self.tickets[number]
-                self.perform(self.router.finished("b#1", [(number, 200)], self.now))
+                self.perform(finished(self.router, "b#1", [(number, 200)], self.now))
 
     @rule(caller=st.sampled_from(CALLERS))
     def caller_hears(self, caller: str) -> None:

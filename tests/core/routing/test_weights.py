@@ -68,7 +68,7 @@ class Loaded:
             for _ in range(max(len(self.under_way) // 100, 1)):
                 ended = self.under_way.popleft()
                 done = [(ended.ticket.number, 200)]
-                self.took(self.router.finished(ended.replica, done, self.now))
+                self.took(self.router.answered(ended.replica, done, self.now, is_awaited=False))
                 self.begin(1)
             seen.update(each.replica for each in self.under_way)
         return Counter({tag: round(count / steps) for tag, count in seen.items()})
