@@ -29,9 +29,6 @@ class Source:
     def pid(self) -> int:
         return os.getpid()
 
-    def count(self, upto: int) -> Iterator[int]:
-        yield from range(upto)
-
     async def parts(self) -> AsyncIterator[str]:
         made = 0
         try:
