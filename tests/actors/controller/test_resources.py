@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +23,23 @@ def small(tmp_path: Path) -> Iterator[RunningSystem]:
         yield started
 
 
+MINE = """
+from greenroom import serve
+@serve.deployment(actor_options={"num_cpus": 5})
+def app(request):
+    return "hello"
+app = app.bind()
+"""
+
+
 def hello(_request: Any) -> str:
     return "hello"
 
 
 @pytest.mark.slow
-def test_a_deployment_without_room_waits_and_status_says_for_what(small: RunningSystem) -> None:
+def test_a_deployment_without_room_waits_and_status_and_the_command_say_for_what(
+    small: RunningSystem, tmp_path: Path
+) -> None:
     client = serve.Client(small.connection, small.settings)
     first = client.deploy("first", hello, actor_options={"num_cpus": 2})
     client.wait_for_goal(first, 20)
@@ -52,3 +66,18 @@ def test_a_deployment_without_room_waits_and_status_says_for_what(small: Running
     assert small.get("/second") == (200, b"hello")
     assert small.status()["resources"]["disk"] == {"total": 3.0, "taken": 3.0}
     assert small.greenroom("status").returncode == 0
+    (tmp_path / "mine.py").write_text(MINE)
+    log = tmp_path / "deploy.log"
+    with log.open("w") as output:
+        command = subprocess.Popen(
+            [sys.executable, "-m", "greenroom.serve.cli.main", "deploy", "mine"],
+            env={**os.environ, **small.environ},
+            cwd=tmp_path,
+            stderr=output,
+        )
+    try:
+        told = "needs 5 num_cpus, and the host has 2 num_cpus in all"
+        wait_until(lambda: told in log.read_text(), 20, "the command tells what it waits for")
+    finally:
+        command.terminate()
+        command.wait(10)
