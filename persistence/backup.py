@@ -38,11 +38,11 @@ def copy_store(source: StoreLocation, target: StoreLocation) -> int:
     values = {NAMESPACE: _read_store(source)}
     for name in source.namespaces():
         if name != NAMESPACE:
-            values[name] = _read_store(source.beside(name))
+            values[name] = _read_store(source.in_namespace(name))
     for name in values:
-        _check_empty(target.beside(name))
+        _check_empty(target.in_namespace(name))
     for name, some in reversed(values.items()):  # the controller's last: it makes it a state
-        _fill(target.beside(name), some)
+        _fill(target.in_namespace(name), some)
     return sum(map(len, values.values()))
 
 
@@ -108,8 +108,10 @@ def _read_store(source: StoreLocation) -> dict[str, bytes]:
     with closing(source.open_reader()) as reader:
         values = reader.load()
         if reader.lost:
-            told = "; ".join(f"{key or '?'}: {why}" for key, why in sorted(reader.lost.items()))
-            raise CorruptValueError(f"{source} lacks what is lost there, so it is not read: {told}")
+            losses = "; ".join(f"{key or '?'}: {why}" for key, why in sorted(reader.lost.items()))
+            raise CorruptValueError(
+                f"{source} lacks what is lost there, so it is not read: {losses}"
+            )
     return values
 
 

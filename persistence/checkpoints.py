@@ -102,9 +102,9 @@ class Checkpoints:
         for key in (*values, *deleted):
             self._unreadable.pop(key, None)
 
-    def give_up(self, kind: str, name: str) -> None:
-        """Delete a lost record, and keep a note of it; see KVStore."""
-        self._store.give_up(_key(kind, name))
+    def discard(self, kind: str, name: str) -> None:
+        """Delete a lost record, and record that; see KVStore."""
+        self._store.discard(_key(kind, name))
         self._unreadable.pop(_key(kind, name), None)
 
     def load_code(self, digest: str) -> bytes:

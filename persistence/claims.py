@@ -3,7 +3,7 @@
 Two mechanisms keep writers apart. A lock for the writer's life stops a second writer on the same
 machine. Where hosts share the folder no writer takes that lock, because a host that is gone or
 stopped would keep it. There the epoch alone decides: a writer that opens the store writes a higher
-number and a token of its own into the epoch file, and every writer looks at that file after each
+number and a token of its own into the epoch file, and every writer reads that file after each
 change that it has made durable, before it answers. A writer that finds another claim there was
 superseded, and refuses. Whoever made that claim has begun to read after it, and so has read
 whatever an earlier writer answered.

@@ -2,7 +2,7 @@
 
 Theory of operation. A writer that opens the store claims it, reads the newest log, and begins one
 of its own with all values that there are. From then on a change is an entry that is appended to the
-log and made durable, by one fsync; then the writer looks whether there was a later claim, and only
+log and made durable, by one fsync; then the writer checks whether there was a later claim, and only
 if not it answers. So writing needs no lock: what a superseded writer still appends is in a file
 that nobody reads, and it answers nothing. What it had answered was there when the store was
 claimed, and so was read.
@@ -102,8 +102,8 @@ class FileLocation:
         A writer makes what is missing, takes the lock, fences every earlier writer, and begins a
         log; it reads everything, blocks for some fsyncs, and holds the lock until ``close`` or the
         end of this process. With ``after`` other hosts share the folder, and it holds no lock.
-        ``lease`` is the one that :meth:`look` returned. Raises StoreLockedError, OtherFormatError,
-        CorruptValueError, StaleWriterError, StoreNotWritableError.
+        ``lease`` is the one that :meth:`read_claim` returned. Raises StoreLockedError,
+        OtherFormatError, CorruptValueError, StaleWriterError, StoreNotWritableError.
         """
         store = FileStore(self._root, self._disk)
         _stores.add(store)
@@ -131,11 +131,11 @@ class FileLocation:
         folders = [path.name for path in self.folder.glob("*") if path.is_dir()]
         return sorted(filter(None, map(key_of, folders)))
 
-    def beside(self, namespace: str) -> FileLocation:
+    def in_namespace(self, namespace: str) -> FileLocation:
         """Return where the store of another namespace is; see StoreLocation."""
         return FileLocation(self.folder, namespace, disk=self._disk)
 
-    def look(self) -> Standing:
+    def read_claim(self) -> Standing:
         """Return what the store says of its last writer; see StoreLocation."""
         root, disk = self._root, self._disk
         try:
@@ -184,7 +184,7 @@ class FileStore:
         self._lost: dict[str, str] = {}
         self._doubts: list[str] = []  # what is lost without a name
         self._readers = Readers(disk, root)
-        self._notes = _Notes(disk, root / "lost")
+        self._losses = _Losses(disk, root / "lost")
         # What only a writer has:
         self._lock: int | None = None
         self._log = Log(disk, "", [])
@@ -209,7 +209,7 @@ class FileStore:
         """The keys that cannot be read, and why; see KVStore. A reader knows those it met."""
         if UNNAMED in self._lost and self._writer is not None:
             with suppress(OSError):  # it stands until the contrary is seen
-                self._take_notes()
+                self._read_losses()
         return self._lost
 
     def get(self, key: str) -> bytes | None:
@@ -218,7 +218,7 @@ class FileStore:
         if self._writer is None:
             value = self.load(key).get(key)
         else:
-            self._look()
+            self._refresh()
             with self.errors(partial(_not_readable, self._root)):
                 value = self._value(key)
         if value is None and key in self._lost:
@@ -229,13 +229,13 @@ class FileStore:
 
     def list_keys(self) -> list[str]:
         """Return all keys, sorted; see KVStore."""
-        self._look()
+        self._refresh()
         return sorted((self._values.keys() | self._lost.keys()) - {UNNAMED})
 
     def load(self, prefix: str = "") -> dict[str, bytes]:
         """Return the values whose keys start with ``prefix``, sorted; see KVStore."""
         for _ in range(_READINGS):
-            self._look()
+            self._refresh()
             seen = self._values
             keys = sorted(key for key in seen if key.startswith(prefix))
             with self.errors(partial(_not_readable, self._root)):
@@ -243,7 +243,7 @@ class FileStore:
             values = {key: value for key, value in found.items() if value is not None}
             if self._writer is not None or len(values) == len(keys):
                 return values
-            self._look()
+            self._refresh()
             if self._values == seen:  # else a file was removed before it was read
                 return values
         raise self._changes_too_often()
@@ -287,17 +287,17 @@ class FileStore:
             with self._next_may_fail():
                 self._next.change(small, deletes, large)
 
-    def give_up(self, key: str) -> None:
-        """Delete a lost key, and keep a note of it; see KVStore."""
+    def discard(self, key: str) -> None:
+        """Delete a lost key, and record that; see KVStore."""
         if self._writer is None or key not in self._lost:
             return
         with self.errors(self._not_writable):
-            self._notes.add(self._writer, f"{key} is given up: {self._lost[key]}")
-            self._take_notes()
+            self._losses.add(self._writer, f"{key} is given up: {self._lost[key]}")
+            self._read_losses()
         self.apply({}, [key])
 
     def renew(self, lease: bytes, term_s: float) -> None:  # no clock is shared
-        """Write the lease, as :meth:`FileLocation.look` returns it; see LeasedStore."""
+        """Write the lease, as :meth:`FileLocation.read_claim` returns it; see LeasedStore."""
         self._check_open()
         assert self._writer is not None, "a reader has no lease"
         with self.errors(self._not_writable):
@@ -346,17 +346,17 @@ class FileStore:
         """Begin a log with what was read, and have two sound copies of everything."""
         writer.check()
         for doubt in self._doubts:
-            self._notes.add(writer, doubt)
+            self._losses.add(writer, doubt)
         self._repair_large_ones(writer)
         self._begin(writer)
-        self._take_notes()
+        self._read_losses()
 
-    def _take_notes(self) -> None:
-        """Let the notes, which a person may remove, say what is lost without a name."""
-        told = self._notes.told()
+    def _read_losses(self) -> None:
+        """Read what is lost without a name; a person may have removed it."""
+        described = self._losses.describe()
         self._lost.pop(UNNAMED, None)
-        if told:
-            self._lost[UNNAMED] = told
+        if described:
+            self._lost[UNNAMED] = described
 
     def _names_of_logs(self) -> list[str]:
         try:
@@ -365,7 +365,7 @@ class FileStore:
             return []
         return sorted({found[1] for name in names if (found := _LOG.fullmatch(name))})
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         """Read what there is, where this store does not know it."""
         self._check_open()
         with self.errors(partial(_not_readable, self._root)):
@@ -413,7 +413,7 @@ class FileStore:
 
     def _log_with_room(self, writer: Writer) -> Log:
         if not self._is_sound:
-            self._look()
+            self._refresh()
             self._recover(writer)
         elif self._next is not None or self._log.size > self._limit:
             with self._next_may_fail():
@@ -598,23 +598,23 @@ class FileStore:
         )
 
 
-class _Notes:
-    """Notes of what cannot be repaired and has no name, until a person removes the file."""
+class _Losses:
+    """What cannot be repaired and has no name, one a line, until a person removes the file."""
 
     def __init__(self, disk: Disk, path: Path) -> None:
         self._disk = disk
         self._path = path
 
     def add(self, writer: Writer, text: str) -> None:
-        """Add a note, unless it is there; raises OSError."""
-        notes = self._kept()
-        if text not in notes:
-            writer.replace(self._path, "\n".join((*notes, text, "")).encode())
+        """Add one, unless it is there; raises OSError."""
+        texts = self._kept()
+        if text not in texts:
+            writer.replace(self._path, "\n".join((*texts, text, "")).encode())
 
-    def told(self) -> str:
-        """Return all notes and what to do; empty for none."""
+    def describe(self) -> str:
+        """Return all of them and what to do; empty for none."""
         hint = f"Deploy again what is not there, then remove {self._path}"
-        return f"{notes}. {hint}" if (notes := "; ".join(self._kept())) else ""
+        return f"{texts}. {hint}" if (texts := "; ".join(self._kept())) else ""
 
     def _kept(self) -> list[str]:
         try:

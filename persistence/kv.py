@@ -43,8 +43,8 @@ class KVStore(Protocol):
     def load(self, prefix: str = "") -> dict[str, bytes]:
         """Return the values whose keys start with ``prefix``, in the order of their code points.
 
-        Those that are ``lost`` are left out. It is what one moment had, beside a writer too. Blocks
-        for as long as reading them takes; raises StoreNotReadableError.
+        Those that are ``lost`` are left out. It is what one moment had, with a writer at work too.
+        Blocks for as long as reading them takes; raises StoreNotReadableError.
         """
         ...
 
@@ -57,12 +57,12 @@ class KVStore(Protocol):
         """
         ...
 
-    def give_up(self, key: str) -> None:
-        """Delete a lost key; a note stands for it in ``lost`` until a person removes that."""
+    def discard(self, key: str) -> None:
+        """Delete a lost key; ``lost`` says so until a person removes that from the store."""
         ...
 
     def close(self) -> None:
-        """Give up the store and the right to write to it; a repeat does nothing."""
+        """Close the store and end the right to write to it; a repeat does nothing."""
         ...
 
 
@@ -137,11 +137,11 @@ class StoreLocation(Protocol):
         """Return the namespaces that have stores in this place; raises StoreError."""
         ...
 
-    def beside(self, namespace: str) -> StoreLocation:
+    def in_namespace(self, namespace: str) -> StoreLocation:
         """Return where the store of another namespace is, in the same place."""
         ...
 
-    def look(self) -> Standing:
+    def read_claim(self) -> Standing:
         """Return what the store says of its last writer. Raises StoreError."""
         ...
 

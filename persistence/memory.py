@@ -38,7 +38,7 @@ class MemoryStore:
         for key in deletes:
             self._values.pop(key, None)
 
-    def give_up(self, key: str) -> None:
+    def discard(self, key: str) -> None:
         """Delete a key; see KVStore."""
         self.apply({}, [key])
 

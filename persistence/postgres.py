@@ -90,7 +90,7 @@ _TAKE: LiteralString = """
     UPDATE greenroom_store SET epoch = %s, over_at = clock_timestamp() + %s * interval '1 second'
      WHERE namespace = %s
 """
-_LOOK: LiteralString = """
+_READ_CLAIM: LiteralString = """
     SELECT epoch, id, lease, over_at <= clock_timestamp(), format FROM greenroom_store
      WHERE namespace = %s
 """
@@ -165,7 +165,7 @@ class PostgresLocation:
             "keepalives_count": 3,
         }
         self._options = {**given, **{k: v for k, v in options.items() if k not in given}}
-        self._looking = self._link()  # kept, for who looks does so again and again
+        self._reading = self._link()  # kept, for the claim is read again and again
 
     def __str__(self) -> str:
         return self._text
@@ -173,7 +173,7 @@ class PostgresLocation:
     def open(self, *, after: int | None = None, lease: bytes | None = None) -> PostgresStore:
         """Become the writer; see StoreLocation. Makes the tables where there are none."""
         if after is None:
-            self._check_alone(self.look())  # without another connection
+            self._check_alone(self.read_claim())  # without another connection
         link = self._link()
         with link.errors(NothingSavedError, "Nothing was changed"), closing(link):
             link.run("BEGIN")
@@ -184,44 +184,44 @@ class PostgresLocation:
             link.run(_TAKE, before.epoch + 1, OPENED_FOR_S, self._namespace)
             link.run("COMMIT")
         if after is None:
-            self._looking.close()  # it need not look again
+            self._reading.close()  # it need not be read again
         taken = before._replace(epoch=before.epoch + 1)
         return self._store(taken, is_alone=after is None)
 
     def open_reader(self) -> PostgresStore:
         """Return the store for reading; see StoreLocation."""
-        standing = self.look()
+        standing = self.read_claim()
         if not standing.store_id:
             raise StoreMissingError(f"there is no store in {self} yet; check the database's name")
         return self._store(standing._replace(epoch=0), is_alone=False)
 
     def namespaces(self) -> list[str]:
         """Return the namespaces that have stores here; see StoreLocation."""
-        return sorted(name for (name,) in self._looked("SELECT namespace FROM greenroom_store"))
+        return sorted(name for (name,) in self._rows("SELECT namespace FROM greenroom_store"))
 
-    def beside(self, namespace: str) -> PostgresLocation:
+    def in_namespace(self, namespace: str) -> PostgresLocation:
         """Return where the store of another namespace is; see StoreLocation."""
         return PostgresLocation(self._url, namespace)
 
-    def look(self) -> Standing:
+    def read_claim(self) -> Standing:
         """Return what the store says of its last writer; see StoreLocation."""
-        rows = self._looked(_LOOK, self._namespace)
+        rows = self._rows(_READ_CLAIM, self._namespace)
         if not rows:
             return Standing()
         epoch, store_id, lease, is_over, version = rows[0]
-        _check_format(self._looking, version)
+        _check_format(self._reading, version)
         return Standing(epoch, store_id, lease, is_over)
 
     def forget(self) -> None:
         """Delete all that is saved; see StoreLocation."""
-        with self._looking.errors(StoreNotWritableError):
-            self._looking.run("DROP TABLE IF EXISTS greenroom_values, greenroom_store")
+        with self._reading.errors(StoreNotWritableError):
+            self._reading.run("DROP TABLE IF EXISTS greenroom_values, greenroom_store")
 
-    def _looked(self, sql: LiteralString, *values: str) -> list[Any]:
+    def _rows(self, sql: LiteralString, *values: str) -> list[Any]:
         """Return what a statement finds, nothing where there are no tables yet."""
-        with self._looking.errors(StoreNotReadableError):
+        with self._reading.errors(StoreNotReadableError):
             try:
-                return self._looking.run(sql, *values)
+                return self._reading.run(sql, *values)
             except psycopg.errors.UndefinedTable:
                 return []
 
@@ -337,7 +337,7 @@ class PostgresStore:
             )
         self._check_epoch(rows)
 
-    def give_up(self, key: str) -> None:
+    def discard(self, key: str) -> None:
         """Delete a key; see KVStore."""
         self.apply({}, [key])
 
@@ -434,13 +434,13 @@ class _Link:
                 self.close()
             elif kind is StoreNotWritableError:
                 kind, consequence = NothingSavedError, "Nothing was changed"
-            told = _reason(error)
+            reason = _reason(error)
             if self._is_late:
-                told = f"it did not answer within {CALL_TIMEOUT_S:g} s"
-            remedy = next((r for text, r in _REMEDIES.items() if text in told), "")
+                reason = f"it did not answer within {CALL_TIMEOUT_S:g} s"
+            remedy = next((r for text, r in _REMEDIES.items() if text in reason), "")
             remedy = remedy or "see whether the database runs and this host reaches it"
             then = f". {consequence}: {remedy}, then repeat it" if consequence else f"; {remedy}"
-            raise kind(f"cannot use the store {self._text}: {told}{then}") from None
+            raise kind(f"cannot use the store {self._text}: {reason}{then}") from None
 
     def __del__(self) -> None:
         """Close it, as a file is closed."""
@@ -473,8 +473,8 @@ def _with_first(options: Mapping[str, Any], info: psycopg.ConnectionInfo) -> dic
 def _reason(error: psycopg.Error) -> str:
     """Return what went wrong in one line, with each host of the URL where all have failed."""
     _, _, hosts = str(error).partition("All failures were:")
-    told = [each for each in _EACH_HOST.split(hosts) if each.strip()] or [str(error)]
-    return "; ".join(_ADVICE.sub("", " ".join(each.split())).rstrip(".") for each in told)
+    reasons = [each for each in _EACH_HOST.split(hosts) if each.strip()] or [str(error)]
+    return "; ".join(_ADVICE.sub("", " ".join(each.split())).rstrip(".") for each in reasons)
 
 
 def _was_ended(connection: psycopg.Connection[Any]) -> bool:

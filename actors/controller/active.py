@@ -154,7 +154,7 @@ class ActiveController:
         records = {kind: self._checkpoints.load(kind) for kind in KINDS}
         for kind, name in self._checkpoints.lost:
             if kind in SOFT:
-                self._checkpoints.give_up(kind, name)
+                self._checkpoints.discard(kind, name)
         own_host = self._settings.host_name
         placement = Placement()
         placement.set_host(own_host, capacity_of(self._settings), self._settings.labels)
@@ -269,8 +269,8 @@ class ActiveController:
         """Leave a store alone that is not the one that was used; proxies keep their tables."""
         location = location_at(self._settings.store_name)
 
-        def look() -> None:
-            there = location.look()
+        def check() -> None:
+            there = location.read_claim()
             if there.epoch < claim.epoch or claim.store_id not in {"", there.store_id}:
                 raise OtherStoreError(
                     f"{location} is not the store that was used: it is "
@@ -279,7 +279,7 @@ class ActiveController:
                 )
 
         try:
-            look()
+            check()
         except StoreError as error:
             trouble = error
         else:
@@ -287,7 +287,7 @@ class ActiveController:
         self.close()
         if self._lease is not None:
             self._lease.abandon()
-        self._give_way(trouble, look)
+        self._give_way(trouble, check)
 
     def _status(self) -> dict[str, Any]:
         self.cluster.now = time.monotonic()

@@ -64,18 +64,18 @@ def test_a_copy_has_the_jobs_and_a_backup_has_none(
 ) -> None:
     _save(files)
     name = "jobs default#Slow mail/ü"
-    with closing(files.beside(name).open()) as store:
+    with closing(files.in_namespace(name).open()) as store:
         store.apply({"job 1": b"call"})
     (tmp_path / "store" / "no folder").touch()
     assert copy_store(files, rows) == 4
     again = location_at(tmp_path / "again")
     assert copy_store(rows, again) == 4
-    assert content(again.beside(name)) == {"job 1": b"call"}
+    assert content(again.in_namespace(name)) == {"job 1": b"call"}
     assert files.namespaces() == rows.namespaces() == again.namespaces() == ["controller", name]
     assert write_backup(files, tmp_path / "backup") == 3
 
     third = location_at(tmp_path / "third")
-    with closing(third.beside(name).open()) as store:
+    with closing(third.in_namespace(name).open()) as store:
         store.apply({"job 7": b"other"})
     with pytest.raises(StoreNotWritableError, match="has a state already"):
         copy_store(files, third)
@@ -92,12 +92,12 @@ def test_nothing_is_overwritten(files: StoreLocation, rows: StoreLocation, tmp_p
         write_backup(files, file)
     assert file.read_bytes() == content
     for target in (files, rows):
-        epoch = target.look().epoch
+        epoch = target.read_claim().epoch
         with pytest.raises(StoreNotWritableError, match="has a state already"):
             restore_backup(file, target)
         with pytest.raises(StoreNotWritableError, match="has a state already"):
             copy_store(files, target)
-        assert target.look().epoch == epoch, "who writes there goes on"
+        assert target.read_claim().epoch == epoch, "who writes there goes on"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["backup", "store"]
 
 

@@ -249,7 +249,7 @@ def test_a_writer_whose_epoch_file_is_damaged_goes_on_and_the_next_repairs_it(
     store: FileStore, root: Path, damage: Callable[[Path], None]
 ) -> None:
     damage(root / "epoch")
-    assert FileLocation(root.parent).look()[0] == 1
+    assert FileLocation(root.parent).read_claim()[0] == 1
     store.apply({"a": b"2"})
     store.close()
     store = open_store(root.parent)
@@ -340,8 +340,8 @@ def test_a_lost_key_that_is_given_up_is_told_until_a_person_has_read_it(
     store.close()
     replace_in_both(log_of(root), VALUE, VALUE[::-1])
     store = open_store(tmp_path)
-    store.give_up("a")
-    store.give_up("b")  # which is not lost
+    store.discard("a")
+    store.discard("b")  # which is not lost
     for _ in range(2):
         assert store.lost.keys() == {UNNAMED}
         assert "a is given up: log-" in store.lost[UNNAMED]

@@ -34,8 +34,8 @@ def make_location(at: Path | str) -> StoreLocation:
 
 
 def test_where_nothing_was_saved_there_is_no_store(location: StoreLocation) -> None:
-    assert location.look().epoch == 0
-    assert not location.look().store_id
+    assert location.read_claim().epoch == 0
+    assert not location.read_claim().store_id
     with pytest.raises(StoreMissingError):
         location.open_reader()
 
@@ -45,9 +45,9 @@ def test_a_successor_fences_the_one_before(location: StoreLocation) -> None:
     first = location.open(after=0)
     first.apply({"a": b"1", "b": b"1"})
     first.renew(b"first, 1", 3.0)
-    assert location.look().epoch == first.epoch == 1
-    assert location.look().lease == b"first, 1"
-    assert not location.look().is_over
+    assert location.read_claim().epoch == first.epoch == 1
+    assert location.read_claim().lease == b"first, 1"
+    assert not location.read_claim().is_over
     second = location.open(after=1)
     assert (second.epoch, second.store_id) == (2, first.store_id)
     changes: list[Callable[[], None]] = [
@@ -61,7 +61,7 @@ def test_a_successor_fences_the_one_before(location: StoreLocation) -> None:
             change()
     assert _content(second) == {"a": b"1", "b": b"1"}
     second.renew(b"second, 1", 3.0)
-    assert location.look().lease == b"second, 1"
+    assert location.read_claim().lease == b"second, 1"
     first.close()
     second.close()
 
@@ -83,7 +83,7 @@ def test_each_namespace_is_a_store_of_its_own(at: Path | str) -> None:
     one, other = location_at(at), location_at(at, "jobs a#b")
     first = one.open(after=0)
     first.apply({"a": b"1", "b": b"1"})
-    assert not other.look().store_id
+    assert not other.read_claim().store_id
     with pytest.raises(StoreMissingError):
         other.open_reader()
     second = other.open()
@@ -112,7 +112,7 @@ def test_a_writer_that_has_renewed_since_it_was_looked_at_is_not_superseded(
 ) -> None:
     first = location.open(after=0, lease=b"")
     first.renew(b"first, 1", 3.0)
-    seen = location.look()
+    seen = location.read_claim()
     first.renew(b"first, 2", 3.0)  # it was only slow
     with pytest.raises(StaleWriterError, match="renewed since it was looked at"):
         location.open(after=seen.epoch, lease=seen.lease)

@@ -93,7 +93,7 @@ def test_what_is_wrong_with_a_url_is_told_without_its_password(
     if told.startswith("see"):
         url = url.replace(f":{postgres.port}", f":{free_port()}")
     location = location_at(url)
-    for fails in (location.open, location.look, location.try_to_write):
+    for fails in (location.open, location.read_claim, location.try_to_write):
         with pytest.raises(StoreError, match=told) as raised:
             fails()  # type: ignore[operator]
         assert f"postgresql://postgres@127.0.0.{'9' if told.startswith('see') else '1'}" in str(
@@ -131,7 +131,7 @@ def test_another_format_is_refused(postgres: PostgresServer, number: int) -> Non
     location.open().close()
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("UPDATE greenroom_store SET format = %s", [number])
-    for fails in (location.open, location.look, location.try_to_write):
+    for fails in (location.open, location.read_claim, location.try_to_write):
         with pytest.raises(OtherFormatError, match=f"has format {number}; this version reads 2"):
             fails()  # type: ignore[operator]
 

@@ -105,9 +105,9 @@ class SharedDisk:
         """Return the store for reading, as a next controller would find it."""
         return FileLocation(FOLDER, NAMESPACE, disk=Files(self)).open_reader()
 
-    def look(self) -> Standing:
-        """Stand in for FileLocation.look."""
-        seen = FileLocation(FOLDER, NAMESPACE, disk=Files(self)).look()
+    def read_claim(self) -> Standing:
+        """Stand in for FileLocation.read_claim."""
+        seen = FileLocation(FOLDER, NAMESPACE, disk=Files(self)).read_claim()
         if self.world.now < self.slow_until:
             self.world.elapsed += self.world.rng.uniform(0.0, 0.9)
         return seen
