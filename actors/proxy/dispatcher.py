@@ -46,7 +46,7 @@ from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.lifecycle.replicas import RestartReason
 from greenroom.core.metrics import Family
 from greenroom.core.routing import tickets
-from greenroom.core.routing.mirroring import MIRROR_MORE_S, MIRROR_S
+from greenroom.core.routing.mirroring import MIRROR_S
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import (
     BACKEND_PREFIX,
@@ -132,7 +132,6 @@ class Dispatcher:
         self._silent = SilentHosts(loop, self._host_changed, self._host_lost)
         self._pickles: dict[tuple[str, str], bytes] = {}  # what goes with many mirrored queries
 
-        self._mirror_timer: Timer | None = None  # armed while mirrored queries are due
         self._deadline_timer: Timer | None = None
         self._deadline_at: float | None = None
         self._perform: dict[type, Callable[[Any], None]] = {
@@ -402,7 +401,6 @@ class Dispatcher:
         for query_id in message.cancelled:
             self._request_routers.cancel(caller, query_id)
             self._run(self.router.cancel(caller, query_id, now))
-        self._mirror_in(MIRROR_S)
 
     def _submit_unasked(self, queries: Iterable[NewQuery], now: float) -> None:
         """Dispatch queries of which no request router is asked."""
@@ -434,7 +432,6 @@ class Dispatcher:
         self._submit_one(new, now, preference)
         if new.is_refused:
             self._run(self.router.fill(now))
-        self._mirror_in(MIRROR_S)
 
     def failed(self, error: QueryFailedError) -> Iterable[tuple[Address, AnswerQueries]]:
         """Return the answer to a query on which the router failed.
@@ -449,15 +446,6 @@ class Dispatcher:
             yield pickle.loads(caller.address), answer
 
     # --- Timers ---------------------------------------------------------------------------------
-
-    def _mirror_in(self, delay_s: float) -> None:
-        if self.router.mirroring.is_due and self._mirror_timer is None:
-            self._mirror_timer = self._loop.call_later(delay_s, self._mirror)
-
-    def _mirror(self) -> None:
-        self._mirror_timer = None
-        self._run(self.router.mirror(time.monotonic()))
-        self._mirror_in(MIRROR_MORE_S)
 
     def _arm_deadline(self) -> None:
         due = self.router.next_due_at()

@@ -41,13 +41,9 @@ class Mirroring(Observer):
         self._state = state
         self._draw = draw
         self._due: list[tuple[Ticket, list[str]]] = []  # queries, and their shadows
+        self._next = 0  # the number of what is to make some, while any are due
         self._bytes: Counter[str] = Counter()  # by shadow; those without any leave it
         state.observers.add(self)
-
-    @property
-    def is_due(self) -> bool:
-        """Whether to call :meth:`Router.mirror`, MIRROR_S later."""
-        return bool(self._due)
 
     def accepted(self, ticket: Ticket) -> None:
         """See Observer. What follows a query goes to one replica only, so it is not mirrored."""
@@ -58,6 +54,8 @@ class Mirroring(Observer):
         shadows = [tag for tag, proportion in table.shadows.items() if draw() < proportion]
         if shadows:
             self._due.append((ticket, shadows))
+            if not self._next:
+                self._make_at(ticket.submitted_at + MIRROR_S)
             if not table.compares.keys().isdisjoint(shadows):
                 ticket.compare = None  # not known yet
 
@@ -68,11 +66,16 @@ class Mirroring(Observer):
             if not self._bytes[ticket.backend]:
                 del self._bytes[ticket.backend]
 
+    def _make_at(self, time: float) -> None:
+        self._next = self._state.tickets.once(time, self, Mirroring.make)
+
     def make(self, now: float) -> None:
         """Make some of the mirrored queries that are due; queries that come meanwhile wait.
 
         So of many it makes only a half.
         """
+        self._state.tickets.never(self._next)
+        self._next = 0
         count = max(AT_ONCE, len(self._due) // 2)
         due, self._due = self._due[:count], self._due[count:]
         for original, shadows in due:
@@ -83,6 +86,8 @@ class Mirroring(Observer):
                 original.compare = pairings
                 if original.replica is not None:  # else they go with its assignment
                     self._state.effects.append(Compare(original.replica, original))
+        if self._due:
+            self._make_at(now + MIRROR_MORE_S)
 
     def _mirror(self, original: Ticket, tag: str, now: float) -> tuple[Pairing, ...]:
         """Queue a mirrored query at a shadow; return where its answer is compared, if it is."""

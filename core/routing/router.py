@@ -332,11 +332,6 @@ class Router:
             return None
         return backend if backend.replicas else None
 
-    def mirror(self, now: float) -> Effects:
-        """Make some of the mirrored queries that are due."""
-        self.mirroring.make(now)
-        return self.state.taken()
-
     def cancel(self, caller: Hashable, query_id: int, now: float) -> Effects:
         """Drop a query wherever it is; the caller no longer wants an answer."""
         ticket = self.state.tickets.find(caller, query_id)
@@ -390,7 +385,7 @@ class Router:
                 ticket.begun = True
                 if ticket.is_open_socket:
                     ticket.status_at = now
-                    self.state.tickets.never(ticket)
+                    self.state.tickets.never(ticket.opened_as)
 
     def answered(
         self, tag: str, outcomes: Iterable[tuple[int, int]], now: float, *, is_awaited: bool = True

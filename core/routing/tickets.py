@@ -407,7 +407,7 @@ class OpenTickets:
     def __init__(self) -> None:
         self.by_caller: dict[Hashable, dict[int, Ticket]] = {}  # by caller and key
         self._numbers = itertools.count(1)
-        self._entries = itertools.count()
+        self._entries = itertools.count(1)
         self._timed: dict[int, Any] = {}  # tickets by number, and other subjects below 0
         self._heap: list[tuple[float, int, int, Happening]] = []  # the second number breaks ties
 
@@ -457,9 +457,11 @@ class OpenTickets:
         """Have something happen to a ticket at a time, unless it has ended."""
         self._at(time, ticket.opened_as, ticket, happening)
 
-    def once(self, time: float, subject: Any, happening: Happening) -> None:
-        """Have something happen to what is no ticket."""
-        self._at(time, -next(self._entries), subject, happening)
+    def once(self, time: float, subject: Any, happening: Happening) -> int:
+        """Have something happen to what is no ticket; return a number for :meth:`never`."""
+        number = -next(self._entries)
+        self._at(time, number, subject, happening)
+        return number
 
     def _at(self, time: float, number: int, subject: Any, happening: Happening) -> None:
         self._timed[number] = subject
@@ -468,15 +470,15 @@ class OpenTickets:
             heapq.heapify(self._heap)
         heapq.heappush(self._heap, (time, next(self._entries), number, happening))
 
-    def never(self, ticket: Ticket) -> None:
-        """Have nothing happen to a ticket: it may take as long as it likes from now on."""
-        self._timed.pop(ticket.opened_as, None)
+    def never(self, number: int) -> None:
+        """Have nothing more happen to a ticket, by the number that it had first."""
+        self._timed.pop(number, None)
 
     def happen(self, now: float) -> None:
         """Have happen what is due, the first first."""
         while self._heap and self._heap[0][0] <= now:
             *_, number, happening = heapq.heappop(self._heap)
-            subject = self._timed.get(number) if number > 0 else self._timed.pop(number)
+            subject = self._timed.get(number) if number > 0 else self._timed.pop(number, None)
             if subject is not None:
                 happening(subject, now)
 

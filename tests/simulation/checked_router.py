@@ -21,7 +21,6 @@ _WATCHED = {
     "fill",
     "returned",
     "fenced",
-    "mirror",
     "cancel",
     "caller_lost",
     "expire",

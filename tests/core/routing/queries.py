@@ -100,6 +100,11 @@ class WatchedRouter:
     def next_due_at(self) -> float | None:
         return self.router.next_due_at()
 
+    def mirror(self, now: float) -> list[Any]:
+        """Make some of the mirrored queries that are due."""
+        self.router.mirroring.make(now)
+        return self._with_events(self.router.state.taken())
+
     def finished(self, tag: str, outcomes: list[tuple[int, int]], now: float) -> list[Any]:
         """Let a replica have done what no caller awaits any more."""
         return self._with_events(finished(self.router, tag, outcomes, now))
@@ -116,7 +121,6 @@ class WatchedRouter:
             or self.open_tickets
             or self.router.next_due_at()
             or any(self.router.ongoing().values())
-            or self.router.mirroring.is_due
         )
 
     def __getattr__(self, name: str) -> Any:

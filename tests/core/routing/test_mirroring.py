@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from greenroom.core.routing.mirroring import MIRROR_S
 from greenroom.core.routing.tables import BackendTable, EndpointTable
 from greenroom.core.routing.tickets import Assign, Cancel, Compare, Pairing, Refuse
 from tests.core.routing.queries import (
@@ -138,10 +139,10 @@ def test_a_query_leaves_before_it_is_mirrored() -> None:
     effects = made.submit("c", Query(1), 0.0)
     assert originals(effects) == [("r1", 1)]
     assert mirrored(effects) == []
-    assert made.mirroring.is_due
+    assert made.next_due_at() == MIRROR_S
     finish(made, effects, "r1")  # answered, so quickly
     assert mirrored(made.mirror(2.0)) == [("s1", 1)]
-    assert not made.mirroring.is_due
+    assert made.next_due_at() is None
     assert made.mirror(3.0) == []
 
 
@@ -167,7 +168,7 @@ def test_of_many_mirrored_queries_some_are_made_at_a_time() -> None:
     for number in range(40):
         made.submit("c", Query(number), 0.0)
     made_at_once = []
-    while made.mirroring.is_due:
+    while made.next_due_at() is not None:
         made_at_once.append(len(mirrored(made.mirror(1.0))))
     assert made_at_once == [20, 10, 8, 2]
 

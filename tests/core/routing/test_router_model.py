@@ -192,6 +192,11 @@ class RouterModel(RuleBasedStateMachine):
     def lose_caller(self, caller: str) -> None:
         self.cancelled |= {k for k, got in self.outcomes.items() if k[0] == caller and not got}
         self.run(self.router.caller_lost(caller, self.now))
+        left = {
+            tag: {number: ticket for number, ticket in known.items() if ticket.caller != caller}
+            for tag, known in self.unconfirmed.items()
+        }
+        self.unconfirmed = {tag: known for tag, known in left.items() if known}
 
     @rule(seconds=st.sampled_from([0.01, SATURATED_S, 0.5, 3.0]))
     def pass_time(self, seconds: float) -> None:
