@@ -131,17 +131,17 @@ def problems_in(error: ValidationError, prefix: str = "") -> list[str]:
     A problem with several fields at once names them itself.
     """
     return [
-        f"{prefix}{_named(item)}: {told}" if item["loc"] else told
+        f"{prefix}{_named(item)}: {text}" if item["loc"] else text
         for item in error.errors()
-        for told in [expectation(item, _model_named(error.title))]
+        for text in [expectation(item, _model_named(error.title))]
     ]
 
 
 def _named(item: Any) -> str:
-    return ".".join(map(str, item["loc"])) + value_told(item)
+    return ".".join(map(str, item["loc"])) + value_of(item)
 
 
-def value_told(item: Any) -> str:
+def value_of(item: Any) -> str:
     """Return "=value" of an item of ``ValidationError.errors()``, "" where there is none."""
     # Of what is missing, the input is all that is there.
     return "" if item["type"] == "missing" else f"={_SHORT.repr(item['input'])}"

@@ -107,7 +107,7 @@ class AccessLog:
     def _rotate(self, file: int) -> None:
         """Give the file another name, and go on in a new one; nothing of it is lost.
 
-        The others go on when they look next. The lock, which ends with the descriptor, keeps two
+        The others go on when they check next. The lock, which ends with the descriptor, keeps two
         from doing it one after the other.
         """
         fcntl.flock(file, fcntl.LOCK_EX)

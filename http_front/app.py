@@ -508,8 +508,8 @@ def _application_in(fields: dict[str, str]) -> str:
     """Return the application that is asked for, "" for all; InvalidRequestError for another key."""
     for name, value in fields.items():
         if name != "application":
-            told = f"{name}={value!r}"[:200]
-            raise InvalidRequestError(f"{told}: must be one application=NAME, or left out for all")
+            given = f"{name}={value!r}"[:200]
+            raise InvalidRequestError(f"{given}: must be one application=NAME, or left out for all")
     return fields.get("application", "")
 
 

@@ -1,11 +1,11 @@
 """What all connections of a worker share: how they are accepted, counted, timed out and evicted.
 
-Nothing waits without a limit. One look at all connections a second, instead of a timer for each,
+Nothing waits without a limit. One check of all connections a second, instead of a timer for each,
 ends those that send no request in time, or have left while nothing was read of them
-(:meth:`Connections.give_up`). The kernel ends those that do not take what was sent to them. There
-are no more connections than descriptors allow, and of one address no more than its share. When
-there are as many, those make room that have waited longest for a request, or for the rest of one:
-there, the slowest have waited longest.
+(:meth:`Connections.close_idle`). The kernel ends those that do not take what was sent to them.
+There are no more connections than descriptors allow, and of one address no more than its share.
+When there are as many, those make room that have waited longest for a request, or for the rest of
+one: there, the slowest have waited longest.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class ClientConnection(asyncio.Protocol):
         """Return the connection's file descriptor."""
         return int(self.transport.get_extra_info("socket").fileno())
 
-    def give_up(self, now: float, *, idle_s: float, fresh_s: float) -> None:
-        """Close it if its client has left, or is late; see :meth:`Connections.give_up`."""
+    def close_idle(self, now: float, *, idle_s: float, fresh_s: float) -> None:
+        """Close it if its client has left, or is late; see :meth:`Connections.close_idle`."""
         raise NotImplementedError
 
     def evict(self) -> None:
@@ -185,7 +185,7 @@ class Connections:
         """Set the Date of responses; to be called every second."""
         self.default_head = b"date: %s\r\n" % formatdate(usegmt=True).encode()
 
-    def give_up(self, now: float, *, idle_s: float, fresh_s: float) -> None:
+    def close_idle(self, now: float, *, idle_s: float, fresh_s: float) -> None:
         """Close connections that wait too long.
 
         A connection is cut whose client has left. It is closed when it has sent nothing yet for
@@ -194,8 +194,8 @@ class Connections:
         """
         for connection in list(self.all):
             try:
-                connection.give_up(now, idle_s=idle_s, fresh_s=fresh_s)
-            except Exception:  # the others need their look
+                connection.close_idle(now, idle_s=idle_s, fresh_s=fresh_s)
+            except Exception:  # the others are checked all the same
                 _logger.exception("a connection that waits could not be closed")
 
     def lacks_room(self, size: int = 0) -> bool:

@@ -223,14 +223,14 @@ class Link:
             await asyncio.sleep(CONNECT_RETRY_S)
         self._caller = caller = Caller(port.loop, self._process)
         caller.on_ready = self._met
-        self._finder = Finder(port, PROXY, caller.met_proxy, self._lost)
+        self._finder = Finder(port, PROXY, caller.met_proxy, self._proxy_gone)
         caller.listen(port.on)
         self._finder.start()
 
     def _met(self) -> None:
         self.ready = True
 
-    def _lost(self) -> None:
+    def _proxy_gone(self) -> None:
         self.ready = False
         if self._caller is not None:
             self._caller.lost_proxy()

@@ -163,12 +163,12 @@ def check(options: HTTPOptions) -> None:
         is_late = not select.select([pipe], [], [], CHECK_TIMEOUT_S)[0]
         if is_late:
             os.kill(pid, signal.SIGKILL)
-        told = pipe.read().decode()
+        problem = pipe.read().decode()
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if told or status:
+    if problem or status:
         what = f"took over {CHECK_TIMEOUT_S:g} s" if is_late else "ended the process"
         paths = ", ".join(each.path for each in options.middlewares)
-        raise InvalidRequestError(told or f"making the middlewares {paths} {what}")
+        raise InvalidRequestError(problem or f"making the middlewares {paths} {what}")
 
 
 def _check_and_exit(options: HTTPOptions, fd: int) -> None:

@@ -312,7 +312,7 @@ class FrontProtocol(ClientConnection):
     def _is_answering(self) -> bool:
         return self._cycle is not None and not self._cycle.is_complete
 
-    def give_up(self, now: float, *, idle_s: float, fresh_s: float) -> None:
+    def close_idle(self, now: float, *, idle_s: float, fresh_s: float) -> None:
         """See :class:`.connections.ClientConnection`."""
         options = self.shared.options
         if self._is_paused and has_left(self.fileno()):

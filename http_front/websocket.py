@@ -151,7 +151,7 @@ class _Conversation:
         self._stream = stream
         self._feed = feed
         self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._last_words = close_frame(ABNORMAL)  # for the replica
+        self._closing_frame = close_frame(ABNORMAL)  # for the replica
 
     def close(self) -> None:
         """Close it: the worker stops."""
@@ -177,7 +177,7 @@ class _Conversation:
             }
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if self._closing.done() and not self._closing.cancelled():
-                self._last_words = close_frame(RESTARTING, "the server stops")
+                self._closing_frame = close_frame(RESTARTING, "the server stops")
         finally:
             self._leave()
             for task in tasks:
@@ -187,10 +187,10 @@ class _Conversation:
             if not task.cancelled():
                 task.result()
         if not self._closing.cancelled():
-            await self._close(self._last_words)
+            await self._close(self._closing_frame)
 
     def _leave(self) -> None:
-        self._feed.leave(self._last_words)
+        self._feed.leave(self._closing_frame)
         self._stream.close()
 
     def _accept(self) -> Event:
@@ -242,7 +242,7 @@ class _Conversation:
             content, ends = (event["bytes"], BINARY) if text is None else (text.encode(), TEXT)
             with contextlib.suppress(NobodyListensError):  # the end is on its way to the client
                 await self._feed.send(content, ends)
-        self._last_words = close_frame(event.get("code", ABNORMAL), event.get("reason") or "")
+        self._closing_frame = close_frame(event.get("code", ABNORMAL), event.get("reason") or "")
 
 
 # --- The connection -------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ class FrontSocket(ClientConnection):
         self._is_answered = False  # the opening is
         self._is_open = False
         self._is_deaf = False  # what comes is not looked at
-        self._is_lost = False
+        self._is_disconnected = False
         self._early = b""  # what came before the opening was answered
         self._refusal: Event | None = None
         self._refusal_body = b""
@@ -309,7 +309,7 @@ class FrontSocket(ClientConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the app; cancel it where the opening is not answered."""
         self.shared.remove(self)
-        self._is_lost = self._is_closing = True
+        self._is_disconnected = self._is_closing = True
         for timer in (self._ping_timer, self._close_timer):
             if timer is not None:
                 timer.cancel()
@@ -343,7 +343,7 @@ class FrontSocket(ClientConnection):
         """See :class:`.connections.ClientConnection`."""
         return 0.0 if self._is_deaf else None
 
-    def give_up(self, now: float, *, idle_s: float, fresh_s: float) -> None:
+    def close_idle(self, now: float, *, idle_s: float, fresh_s: float) -> None:
         """Refuse an opening that is not answered in time."""
         if not self._is_answered and now - self._made_at > self._timeout_s:
             headers = [(b"retry-after", b"1")]
@@ -467,7 +467,7 @@ class FrontSocket(ClientConnection):
 
     def _answer(self, kind: str, event: Event) -> None:
         """Take an event that answers the opening."""
-        if self._is_lost:
+        if self._is_disconnected:
             raise ClientGoneError
         if kind == "websocket.accept":
             self._accept(event)
@@ -521,7 +521,7 @@ class FrontSocket(ClientConnection):
     def _count(self) -> None:
         """Count what this worker holds of messages in the budget for bodies that wait."""
         unfinished = len(self._conn.reader.buffer) + len(self._message or b"")
-        size = 0 if self._is_lost else self._untaken + unfinished
+        size = 0 if self._is_disconnected else self._untaken + unfinished
         counted = size if size > UNCOUNTED_BYTES else 0
         self.shared.waiting_bytes += counted - self._counted
         self._counted = counted
@@ -591,7 +591,7 @@ class FrontSocket(ClientConnection):
 
     def _flush(self) -> None:
         written = b"".join(self._conn.data_to_send())
-        if written and not self._is_lost:
+        if written and not self._is_disconnected:
             self.transport.write(written)
 
     @property

@@ -63,13 +63,13 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         self._pages_socket: socket.socket | None = None
         # These are made after the fork, in the order of gunicorn's calls.
         self._loop: asyncio.AbstractEventLoop
-        self._told: asyncio.Event  # to stop
+        self._stopping: asyncio.Event
         self._connections: Connections
 
     def init_process(self) -> None:
         """Begin; returns when the worker ends."""
         self._loop = new_event_loop()
-        self._told = asyncio.Event()
+        self._stopping = asyncio.Event()
         asyncio.set_event_loop(self._loop)
         super().init_process()
 
@@ -94,7 +94,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
 
     def _drain_and_stop(self) -> None:
         self.alive = False
-        self._told.set()
+        self._stopping.set()
 
     def _stop_now(self) -> None:
         self._is_quick = True
@@ -124,7 +124,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         self._open_pages(tls)
         ticking = asyncio.create_task(self._tick())
         try:
-            await self._until_told()
+            await self._until_stopping()
             await self._shut_down()
         finally:
             ticking.cancel()
@@ -156,13 +156,13 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         context.load_cert_chain(self.cfg.certfile, self.cfg.keyfile)
         return context
 
-    async def _until_told(self) -> None:
+    async def _until_stopping(self) -> None:
         """Return when it is time to stop; tells the master meanwhile that the worker lives."""
         outlives_master = FD_VARIABLE in os.environ
         while self.alive and (outlives_master or self.ppid == os.getppid()):
             self.notify()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._told.wait(), TICK_S)
+                await asyncio.wait_for(self._stopping.wait(), TICK_S)
 
     async def _tick(self) -> None:
         options = self._front.options
@@ -170,7 +170,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         while True:
             await asyncio.sleep(min(TICK_S, *(limit_s / 4 for limit_s in limits_s)))
             self._connections.set_date()
-            self._connections.give_up(
+            self._connections.close_idle(
                 self._loop.time(),
                 idle_s=options.keep_alive_timeout_s,
                 fresh_s=options.header_timeout_s,
@@ -201,7 +201,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         """Close what is idle until the condition is False, it is late or it is to be quick."""
         while condition() and self._loop.time() < deadline and not self._is_quick:
             self.notify()
-            self._connections.give_up(self._loop.time(), idle_s=FRESH_S, fresh_s=FRESH_S)
+            self._connections.close_idle(self._loop.time(), idle_s=FRESH_S, fresh_s=FRESH_S)
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def _hand_over(self) -> None:

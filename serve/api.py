@@ -72,7 +72,7 @@ def run(
         name,
         route_prefix,
         logging,
-        on_wait=lambda told: logger.warning("waiting for %r: %s", name, told),
+        on_wait=lambda reason: logger.warning("waiting for %r: %s", name, reason),
         runtime_env=env,
     )
     if blocking:
@@ -137,10 +137,10 @@ def start(
         ours = session.use(wanted)
     ours.ensure_running()
     if dropped := ours.lacks(wanted, names):
-        told = "; ".join(dropped)
+        ignored = "; ".join(dropped)
         warnings.warn(
             f"serve.start: the system runs already, with the options of its start; not taken: "
-            f"{told}. To change any, stop it first",
+            f"{ignored}. To change any, stop it first",
             stacklevel=2,
         )
 

@@ -20,7 +20,7 @@ import yaml
 
 from greenroom.core.config import Expanded
 from greenroom.core.errors import InvalidRequestError
-from greenroom.serve.schema import InvalidDocumentError, Place, told_at
+from greenroom.serve.schema import InvalidDocumentError, Place, with_place
 
 SUFFIXES = (".yaml", ".yml", ".json")
 SCHEMA_FILE = "greenroom.schema.json"
@@ -41,8 +41,8 @@ class ConfigFile:
         try:
             text = path.read_text(encoding="utf-8") if text is None else text
         except (OSError, UnicodeDecodeError) as error:
-            told = getattr(error, "strerror", None) or error
-            raise InvalidRequestError(f"{path}: cannot be read: {told}") from None
+            reason = getattr(error, "strerror", None) or error
+            raise InvalidRequestError(f"{path}: cannot be read: {reason}") from None
         self._root, value = (_read_json if path.suffix == ".json" else _read_yaml)(path, text)
         with self.located():
             self.document = _expanded(value, environ)
@@ -54,10 +54,10 @@ class ConfigFile:
             yield
         except InvalidDocumentError as error:
             placed = sorted(
-                (*self._position(place), told_at(place, text)) for place, text in error.problems
+                (*self._position(place), with_place(place, text)) for place, text in error.problems
             )
-            told = (f"{self.path}:{line}:{column}: {text}" for line, column, text in placed)
-            raise InvalidRequestError("\n".join(told)) from error.__cause__
+            lines = (f"{self.path}:{line}:{column}: {text}" for line, column, text in placed)
+            raise InvalidRequestError("\n".join(lines)) from error.__cause__
 
     def _position(self, place: Place) -> tuple[int, int]:
         """Return line and column of a part's key, or of the nearest part around it."""
@@ -98,8 +98,8 @@ def _read_yaml(path: Path, text: str) -> tuple[yaml.Node | None, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
-        told = getattr(error, "problem", None) or str(error)
-        raise InvalidRequestError(f"{path}{where}: not YAML: {told}") from None
+        reason = getattr(error, "problem", None) or str(error)
+        raise InvalidRequestError(f"{path}{where}: not YAML: {reason}") from None
     except (ValueError, RecursionError) as error:  # a date that is none; depth
         raise InvalidRequestError(f"{path}: not YAML: {error}") from None
 

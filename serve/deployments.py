@@ -122,8 +122,8 @@ def read_options(base: DeploymentOptions, given: Mapping[str, Any]) -> Deploymen
         made = _Given(**{**config, **own, **base.alone, **others})
     except ValidationError as error:
         name = given.get("name", base.name)
-        told = "; ".join(_as_written(problem, written) for problem in problems_in(error))
-        raise InvalidRequestError(f"bad options of deployment {name!r}: {told}") from None
+        problems = "; ".join(_as_written(problem, written) for problem in problems_in(error))
+        raise InvalidRequestError(f"bad options of deployment {name!r}: {problems}") from None
     return DeploymentOptions(
         name=made.name,
         version=made.version,

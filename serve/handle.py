@@ -183,13 +183,13 @@ class DeploymentResponse(Generic[R_co]):
 
     def _take(self) -> R_co:
         value: Any
-        value, error = self._settle()
+        value, error = self._resolve()
         if error is not None:
             raise error.with_traceback(None)  # or each wait would add its frames
         taken: R_co = value
         return taken
 
-    def _settle(self) -> Outcome:
+    def _resolve(self) -> Outcome:
         """Return how the call ended; only once the answer is there."""
         if self._outcome is None:
             try:
@@ -198,7 +198,7 @@ class DeploymentResponse(Generic[R_co]):
                 text = f"the call to {self._what} was cancelled (request {self.request_id})"
                 self._outcome = Outcome(error=RequestCancelledError(text))
             except _InputFailedError as failure:
-                self._outcome = failure.response._settle()
+                self._outcome = failure.response._resolve()
             except Exception as error:  # it could not be sent when its arguments had come
                 self._outcome = Outcome(error=error)
         return self._outcome

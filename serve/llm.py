@@ -88,12 +88,12 @@ class LLMConfig(Settings):
         """What is run, with ``{port}`` for its port."""
         loading = self.model_loading_config
         names = {"ID": loading.model_id, "SOURCE": loading.model_source or loading.model_id}
-        words = [names.get(word, word) for word in _COMMANDS[self.llm_engine]]
+        arguments = [names.get(argument, argument) for argument in _COMMANDS[self.llm_engine]]
         has_metrics = _WITH_METRICS[self.llm_engine] if self.log_engine_metrics else {}
         for name, value in {**has_metrics, **self.engine_kwargs}.items():
             if value is not None and value is not False:
-                words += [f"--{name.replace('_', '-')}", *_words(value)]
-        return (*words, "--port", PORT)
+                arguments += [f"--{name.replace('_', '-')}", *_arguments(value)]
+        return (*arguments, "--port", PORT)
 
     @property
     def has_replicas(self) -> bool:
@@ -184,7 +184,7 @@ def _deployment_of(model_id: str) -> str:
     return "".join(each if each.isalnum() or each in "-_." else "-" for each in model_id)
 
 
-def _words(value: Any) -> Sequence[str]:
+def _arguments(value: Any) -> Sequence[str]:
     if value is True:
         return ()
     if isinstance(value, list | tuple):
@@ -196,8 +196,8 @@ def _words(value: Any) -> Sequence[str]:
 
 
 def _error(status: int, message: str, code: str | None = None) -> JSONResponse:
-    told = {"message": message, "type": "invalid_request_error", "param": "model", "code": code}
-    return JSONResponse({"error": told}, status)
+    problem = {"message": message, "type": "invalid_request_error", "param": "model", "code": code}
+    return JSONResponse({"error": problem}, status)
 
 
 async def _list(_request: Request) -> Response:

@@ -36,8 +36,8 @@ def _deploy(context: ClassDefContext) -> bool:
     function = context.api.named_type("builtins.function")
 
     def returning(result: Type) -> CallableType:
-        both, names = [anything, anything], [None, None]
-        return CallableType(both, [ARG_STAR, ARG_STAR2], names, result, function)
+        types, names = [anything, anything], [None, None]
+        return CallableType(types, [ARG_STAR, ARG_STAR2], names, result, function)
 
     members: dict[str, Type] = {
         "bind": returning(application),

@@ -35,7 +35,7 @@ from greenroom.core.config import (
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.jobs import TaskProcessorConfig
 from greenroom.core.operations import ApplicationName, NewName, Route
-from greenroom.core.validation import Settings, expectation, explain_missing, jsonable, value_told
+from greenroom.core.validation import Settings, expectation, explain_missing, jsonable, value_of
 from greenroom.serve.admin.checks import HINTS
 
 __all__ = [
@@ -54,7 +54,7 @@ __all__ = [
     "ServeStatus",
     "TaskProcessorConfig",
     "read_document",
-    "told_at",
+    "with_place",
 ]
 
 # --- What is to be: the document of greenroom deploy FILE -----------------------------------------
@@ -68,7 +68,7 @@ class InvalidDocumentError(InvalidRequestError):
 
     def __init__(self, problems: Iterable[tuple[Place, str]]) -> None:
         self.problems = tuple(problems)
-        super().__init__("; ".join(told_at(place, text) for place, text in self.problems))
+        super().__init__("; ".join(with_place(place, text) for place, text in self.problems))
 
     @classmethod
     def of(cls, error: ValidationError, model: type[Settings]) -> Self:
@@ -81,11 +81,11 @@ def _problem(item: Any, model: type[Settings]) -> tuple[Place, str]:
     if item["type"] == "missing":
         return place, "must be given"
     is_named = item["type"] == "extra_forbidden" or isinstance(item["input"], dict | list | tuple)
-    told, what = "" if is_named else value_told(item), expectation(item, model)
-    return place, f"{told}: {what}" if told else what
+    value, what = "" if is_named else value_of(item), expectation(item, model)
+    return place, f"{value}: {what}" if value else what
 
 
-def told_at(place: Place, text: str) -> str:
+def with_place(place: Place, text: str) -> str:
     """Return a text with its place before it: ``applications[0].name: must be ...``."""
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     separator = "" if text.startswith("=") or not path else ": "

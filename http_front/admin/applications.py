@@ -95,9 +95,9 @@ def _document(body: bytes, content_type: bytes) -> tuple[str, str]:
     named = content_type.partition(b";")[0].strip().lower()
     kind = _KINDS.get(named)
     if kind is None:
-        told = f"Content-Type {named[:100].decode('latin-1')!r}"
+        given = f"Content-Type {named[:100].decode('latin-1')!r}"
         raise falcon.HTTPUnsupportedMediaType(
-            description=f"{told}: expected application/json or application/yaml"
+            description=f"{given}: expected application/json or application/yaml"
         )
     try:
         text = body.decode("utf-8-sig")

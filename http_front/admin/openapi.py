@@ -128,7 +128,7 @@ def _documents() -> dict[str, Any]:
             "name": name,
             "in": "query",
             "description": of.pop("description"),
-            "schema": {key: told for key, told in of.items() if told not in (None, [], {})},
+            "schema": {key: value for key, value in of.items() if value not in (None, [], {})},
         }
         for name, of in fields.items()
     ]
@@ -145,8 +145,8 @@ def _documents() -> dict[str, Any]:
 
 def _described(kind: type[Operation]) -> dict[str, Any]:
     summary, _, more = inspect.cleandoc(kind.__doc__ or "").partition("\n")
-    told = f"{more.strip()}\n\nTakes a token of the role {kind.role} or a higher one.".strip()
-    return {"summary": summary, "description": told, "tags": [str(kind.role)]}
+    text = f"{more.strip()}\n\nTakes a token of the role {kind.role} or a higher one.".strip()
+    return {"summary": summary, "description": text, "tags": [str(kind.role)]}
 
 
 def _responses(kind: type[Operation]) -> dict[str, Any]:

@@ -239,8 +239,8 @@ class Servicers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no 
             order = dict.fromkeys((*first, *endpoints.values()))
             return [each for each in order if each in there][:MOST_ASKED]
         known = ", ".join(sorted(endpoints)) or "none"
-        told = f"application={name!r}" if name else "the call has no metadata 'application'"
-        text = f"{told}: give it the name of one, such as metadata=[('application', NAME)]; there "
+        given = f"application={name!r}" if name else "the call has no metadata 'application'"
+        text = f"{given}: give it the name of one, such as metadata=[('application', NAME)]; there "
         await context.abort(Code.NOT_FOUND, f"{text}are: {known}"[:1000])
         raise AssertionError("abort raises")
 

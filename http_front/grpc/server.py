@@ -225,16 +225,16 @@ async def serve(settings: HostSettings) -> None:
             server.add_secure_port(address, certificate)
     except RuntimeError as error:
         raise InvalidRequestError(f"grpc_port: cannot listen on {address}: {error}") from None
-    told = asyncio.Event()
+    stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, told.set)
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     await link.start()
     await server.start()
     await services.serving()
     show_title(GRPC_ROLE)  # it means that the server is ready
     metrics = SharedMetrics(lambda: [({}, servicers.metrics())])
     metrics.keep_showing(asyncio.get_running_loop().call_later)
-    await told.wait()
+    await stopping.wait()
     await services.draining()
     await server.stop(draining.drain_s(settings))
     await link.stop()

@@ -18,7 +18,7 @@ from greenroom.serve.build import Built, build
 from greenroom.serve.deployments import Application, name_problem
 from greenroom.serve.handle import DeploymentHandle
 
-FIRST_LOOK_S, LOOK_EVERY_S = 1.0, 3.0
+FIRST_CHECK_S, CHECK_EVERY_S = 1.0, 3.0
 _DEFAULT_FLAGS = ops.DeployFlags()
 
 
@@ -27,8 +27,8 @@ def check_target(name: str, route_prefix: str | None) -> None:
     problems = [name_problem("name", name) or ops.application_problem(name)]
     if wrong := ops.route_problem(route_prefix):
         problems.append(f"route_prefix={route_prefix!r}: {wrong}")
-    if told := [problem for problem in problems if problem]:
-        raise InvalidRequestError("; ".join(told))
+    if found := [problem for problem in problems if problem]:
+        raise InvalidRequestError("; ".join(found))
 
 
 def deploy(
@@ -107,27 +107,27 @@ def wait(
         return
     began_at = time.monotonic() if began_at is None else began_at
     deadline = math.inf if timeout_s is None else began_at + timeout_s
-    told, looks = "", 0
-    while not has_reached(connection, goal, _until_look(looks, deadline)):
-        looks += 1
+    message, checks = "", 0
+    while not has_reached(connection, goal, _until_check(checks, deadline)):
+        checks += 1
         application = read_report(connection)["applications"].get(name) or {}
-        before, told = told, str(application.get("message") or "")
-        if told and told != before and on_wait is not None:
-            on_wait(told)
+        before, message = message, str(application.get("message") or "")
+        if message and message != before and on_wait is not None:
+            on_wait(message)
         if time.monotonic() >= deadline:
             is_leaving = application.get("status") == "DELETING"
             does = "is not gone" if is_leaving else "does not run as asked for"
-            why = f": {told}" if told else ""
+            why = f": {message}" if message else ""
             raise TimeoutError(
                 f"application {name!r} {does} after {timeout_s:g} s{why}; it goes on, "
                 "`greenroom status` shows how far it is"
             )
 
 
-def _until_look(looks: int, deadline: float) -> float:
+def _until_check(checks: int, deadline: float) -> float:
     """Return how long to wait for the next look: errors are seen soon, and a long wait is cheap."""
     left_s = max(deadline - time.monotonic(), 0.1)
-    return min(pause_s(looks + 1, FIRST_LOOK_S, LOOK_EVERY_S), left_s)
+    return min(pause_s(checks + 1, FIRST_CHECK_S, CHECK_EVERY_S), left_s)
 
 
 def delete(connection: Connection, name: str) -> bool:

@@ -18,14 +18,14 @@ def problems_of(report: Mapping[str, Any]) -> list[str]:
     problems += _troubles(report)
     for name, application in report.get("applications", {}).items():
         if application["status"] != "RUNNING":
-            problems.append(_told(f"application {name!r}", application))
+            problems.append(_described(f"application {name!r}", application))
         problems += [
-            _told(f"deployment {deployment!r} of {name!r}", state)
+            _described(f"deployment {deployment!r} of {name!r}", state)
             for deployment, state in application["deployments"].items()
             if state["status"] not in _HEALTHY or state.get("policy_failure")
         ]
     problems += [
-        _told(f"backend {tag!r}", state)
+        _described(f"backend {tag!r}", state)
         for tag, state in report.get("backends", {}).items()
         if not state.get("application")
         and (state["status"] not in (*_HEALTHY, "DELETING") or state.get("policy_failure"))
@@ -40,23 +40,23 @@ def _troubles(report: Mapping[str, Any]) -> Iterator[str]:
                 yield f"replica {replica['tag']}: {replica['trouble']}"
 
 
-def note_silent(report: dict[str, Any], silent: list[dict[str, Any]]) -> None:
+def show_silent(report: dict[str, Any], silent: list[dict[str, Any]]) -> None:
     """Show in a report which processes of this host are silent, also as their state."""
     if not silent:
         return
     report["silent"] = silent
     states = {each["pid"]: f"SILENT {each['silent_s']:.0f} s" for each in silent}
 
-    def note(value: Any) -> None:
+    def show(value: Any) -> None:
         if isinstance(value, dict):
             if value.get("pid") in states and "state" in value:
                 value["state"] = states[value["pid"]]
             value = list(value.values())
         if isinstance(value, list):
             for each in value:
-                note(each)
+                show(each)
 
-    note([report.get(part) for part in ("hosts", "applications", "backends")])
+    show([report.get(part) for part in ("hosts", "applications", "backends")])
 
 
 def _saving_problems(report: Mapping[str, Any]) -> Iterator[str]:
@@ -70,10 +70,10 @@ def _saving_problems(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _damage(report: Mapping[str, Any]) -> Iterator[str]:
-    for lost in report.get("damaged") or ():
-        what = f"{lost['kind']} {lost['name']!r}" if lost["kind"] else "something"
-        advice = "; deploy it again, or delete it" if lost["kind"] else ""
-        yield f"{what} is lost from the store: {lost['reason']}{advice}"
+    for damaged in report.get("damaged") or ():
+        what = f"{damaged['kind']} {damaged['name']!r}" if damaged["kind"] else "something"
+        advice = "; deploy it again, or delete it" if damaged["kind"] else ""
+        yield f"{what} is lost from the store: {damaged['reason']}{advice}"
 
 
 def _host_problems(report: Mapping[str, Any]) -> Iterator[str]:
@@ -101,7 +101,7 @@ def _host_problems(report: Mapping[str, Any]) -> Iterator[str]:
             yield f"host {host['name']}: its HTTP front does not run"
 
 
-def _told(what: str, state: Mapping[str, Any]) -> str:
+def _described(what: str, state: Mapping[str, Any]) -> str:
     message = str(state.get("message") or "").strip().splitlines()
     return f"{what} is {state['status']}" + (f": {message[-1]}" if message else "")
 

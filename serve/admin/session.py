@@ -135,20 +135,20 @@ def wait_for_goal(connection: Connection, goal: str | None, timeout_s: float | N
     if goal is None or has_reached(connection, goal, timeout_s):
         return
     raise TimeoutError(
-        f"goal {goal}{_told(connection, goal)} was not reached within {timeout_s:g} s; it goes on, "
+        f"goal {goal}{_goal(connection, goal)} was not reached within {timeout_s:g} s; it goes on, "
         "`greenroom status` shows how far it is"
     )
 
 
-def _told(connection: Connection, goal: str) -> str:
+def _goal(connection: Connection, goal: str) -> str:
     """Return what a goal is, and what it waits for."""
     report = connection.request(GetStatus())
     for each in report.get("goals") or []:
         if each["id"] == goal:
             kind, _, name = each["subject"].partition(" ")
             subject = (report.get(f"{kind}s") or {}).get(name) or {}
-            told = f"{each['what']}, {each['subject']}"
-            return f" ({': '.join(filter(None, (told, subject.get('message'))))})"
+            text = f"{each['what']}, {each['subject']}"
+            return f" ({': '.join(filter(None, (text, subject.get('message'))))})"
     return ""
 
 

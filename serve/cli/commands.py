@@ -23,7 +23,7 @@ from greenroom.core import operations as ops
 from greenroom.core.errors import DeployFailedError, GreenroomError
 from greenroom.core.validation import unknown_name
 from greenroom.serve.admin import applications, reports
-from greenroom.serve.admin.problems import note_silent, problems_of
+from greenroom.serve.admin.problems import problems_of, show_silent
 from greenroom.serve.admin.session import wait_for_goal
 from greenroom.serve.cli.display import Progress
 from greenroom.serve.cli.flags import ANYWHERE, HERE, as_json, command, settings_from
@@ -134,9 +134,9 @@ def undo(change_id: int | None, settings: HostSettings) -> None:
 def lines_of(changes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Return a line for each thing that changes."""
     for change in changes:
-        told = "; ".join(_fields_of(change))
+        fields = "; ".join(_fields_of(change))
         what = f"{_SIGNS[change['change']]} {change['kind']} {change['name']}"
-        yield f"{what}: {told}" if told else what
+        yield f"{what}: {fields}" if fields else what
 
 
 def _fields_of(change: Mapping[str, Any]) -> Iterator[str]:
@@ -222,7 +222,7 @@ def _show_status(settings: HostSettings, name: str | None, *, as_json: bool) -> 
         if not silent:
             raise
         raise GreenroomError("; ".join([str(error), *map(silence.describe, silent)])) from error
-    note_silent(report, silent)
+    show_silent(report, silent)
     if name is not None:
         report = _of_application(report, name)
     if as_json:

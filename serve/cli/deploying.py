@@ -165,14 +165,14 @@ def deploy(
     built = source.build()
     is_from_file = isinstance(source, FileSource)
     if isinstance(source, FileSource):
-        _tell_options(settings, source.document)
+        _show_options(settings, source.document)
     with commands.connected(settings) as connection:
         answer = applications.apply(connection, built, flags, from_file=is_from_file)
         if flags.plan:
             changes, version = answer["changes"], answer["version"]
             commands.print_lines(commands.lines_of(changes))
-            told = "; nothing was changed yet" if changes else " would change nothing"
-            click.echo(f"deploying {source}{told} (version {version})")
+            effect = "; nothing was changed yet" if changes else " would change nothing"
+            click.echo(f"deploying {source}{effect} (version {version})")
             if changes:
                 sys.exit(EXIT_CHANGES)
             return
@@ -182,7 +182,7 @@ def deploy(
         click.echo(f"no change (version {answer['version']})")
 
 
-def _tell_options(settings: HostSettings, document: ServeDeploySchema) -> None:
+def _show_options(settings: HostSettings, document: ServeDeploySchema) -> None:
     """Say which options of a file the system that runs does not have, and how it would."""
     running = None if settings.address is not None else system.running_environ(settings)
     if running is None:
@@ -199,8 +199,8 @@ def _tell_options(settings: HostSettings, document: ServeDeploySchema) -> None:
                 f"{there or 'not set'} in the system"
             )
             flags += [f"--{name.replace('_', '-')}", here] if here else []
-        told = shlex.join(["greenroom", "start", *flags])
-        lines.append(f"to take them, end it and start it again: greenroom stop && {told}")
+        command = shlex.join(["greenroom", "start", *flags])
+        lines.append(f"to take them, end it and start it again: greenroom stop && {command}")
         click.echo("\n".join(lines), err=True)
 
 
@@ -241,7 +241,7 @@ def _wait_for_all(
         text, problem = f"{does}ing {name!r}", f"{name!r} could not be {did}"
         try:
             with commands.constructor_errors(problem), Progress(text) as progress:
-                on_wait = _teller(progress, text)
+                on_wait = _notifier(progress, text)
                 applications.wait(connection, goal, name, on_wait, timeout_s, began_at)
         except (GreenroomError, TimeoutError) as error:
             failed.append(str(error))
@@ -259,8 +259,8 @@ def _of_canary(connection: Connection, name: str) -> str:
     return f"; {canary['why']}" if canary.get("why") else ""
 
 
-def _teller(progress: Progress, text: str) -> Any:
-    return lambda told: progress.say(f"{text}: {told}" if told else text)
+def _notifier(progress: Progress, text: str) -> Any:
+    return lambda reason: progress.say(f"{text}: {reason}" if reason else text)
 
 
 def _where(url: str, route_prefix: str | None) -> str:
@@ -309,7 +309,7 @@ def run(
         built = source.build()
         starting.wait(given)
         if isinstance(source, FileSource):
-            _tell_options(settings, source.document)
+            _show_options(settings, source.document)
         connection = Connection.open(settings)
         undo.callback(connection.close)
         names = [spec.name for spec in built.applications]

@@ -32,7 +32,7 @@ class Progress:
         with self._lock:
             is_new, self._text = text != self._text, text
             if self._bar is not None and is_new:
-                self._tell(self._bar)
+                self._print(self._bar)
             elif self._is_shown:
                 self._begin()
 
@@ -69,9 +69,9 @@ class Progress:
                 if bar.console.is_terminal:
                     bar.start()
                 self._bar = bar
-                self._tell(bar)
+                self._print(bar)
 
-    def _tell(self, bar: Bar) -> None:
+    def _print(self, bar: Bar) -> None:
         if bar.console.is_terminal:
             bar.update(bar.task_ids[0], description=self._text)
         else:

@@ -42,9 +42,9 @@ def up(file: Path, plan: bool, timeout: float) -> None:
         if not plan:
             is_changed = run.up()
             count = len(hosts.targets)
-            told = f"{count} hosts run" if count > 1 else "1 host runs"
-            told += f" greenroom {version}"
-            click.echo(told if is_changed else f"nothing to change: {told}")
+            state = f"{count} hosts run" if count > 1 else "1 host runs"
+            state += f" greenroom {version}"
+            click.echo(state if is_changed else f"nothing to change: {state}")
         elif steps := run.plan():
             for step in steps:
                 click.echo(str(step))
@@ -63,9 +63,9 @@ def down(file: Path, delete: bool, is_sure: bool) -> None:
     with reading():
         hosts = HostsFile(file)
     if delete and not is_sure:
-        told = f"all that {', '.join(hosts.targets)} have is deleted, with the applications' state"
+        loss = f"all that {', '.join(hosts.targets)} have is deleted, with the applications' state"
         if not sys.stdin.isatty():
-            raise click.UsageError(f"{told}. Give --yes to do so where nobody can be asked")
-        click.confirm(f"{told}. Do it?", abort=True)
+            raise click.UsageError(f"{loss}. Give --yes to do so where nobody can be asked")
+        click.confirm(f"{loss}. Do it?", abort=True)
     with Ssh() as ssh:
         Run(hosts, ssh, click.echo).down(delete=delete)

@@ -82,8 +82,8 @@ def start(given: Collection[str], block: bool, settings: HostSettings) -> None:
     interrupt_on_terminate()
     last: Event | None = None
     with show_events(settings) as show:
-        started, told = _start(settings, given)
-        show(event("host", told))
+        started, text = _start(settings, given)
+        show(event("host", text))
         try:
             _wait_while_running(settings, notify)
         except KeyboardInterrupt:
@@ -123,8 +123,8 @@ def check_same(settings: HostSettings, given: Collection[str]) -> None:
 def stop(settings: HostSettings) -> None:
     """Drain and stop this host's system; "start" resumes it."""
     with Progress("stopping"):
-        told = _stop(settings)
-    click.echo(told)
+        outcome = _stop(settings)
+    click.echo(outcome)
 
 
 def _stop(settings: HostSettings) -> str:

@@ -119,12 +119,12 @@ def show_autoscaling(report: Mapping[str, Any]) -> None:
     console.print(_table(columns, rows))
     for tag, backend in report.items():
         if backend.get("decisions"):
-            told = f"{tag}, by {backend['config']['policy']['policy_function']}"
+            title = f"{tag}, by {backend['config']['policy']['policy_function']}"
             if failures := backend.get("policy_failures"):
-                told += f", which failed {failures} times"
+                title += f", which failed {failures} times"
             decisions = map(_decision, backend["decisions"])
             table = _table(("at", "target", "decision", "why"), decisions)
-            table.title, table.title_justify = Text(told), "left"
+            table.title, table.title_justify = Text(title), "left"
             console.print(table)
 
 

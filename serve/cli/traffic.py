@@ -74,7 +74,7 @@ def rollout(
                 how=check_compare("json"),
                 max_different=max_different,
             )
-            print_lines(_told(found, begin.to, replaying.PRESENT))
+            print_lines(_described(found, begin.to, replaying.PRESENT))
         goal = connection.request(begin.model_copy(update={"endpoint": named}))
         if goal is not None and not wait:
             click.echo(f"began, with goal {goal}; see it with: greenroom status")
@@ -170,7 +170,7 @@ def record(
     file = file or Path(endpoint.replace("/", "_") + ".jsonl")
     interrupt_on_terminate()
 
-    def tell() -> None:
+    def on_begin() -> None:
         part = "" if sample == 1 else f"{sample:.4g} of "
         click.echo(f"recording {part}{endpoint!r} in {file}; Ctrl-C ends it", err=True)
 
@@ -184,7 +184,7 @@ def record(
             max_bytes=int(max_mb * MB),
             seconds=seconds,
             redact=redact,
-            on_begin=tell,
+            on_begin=on_begin,
         )
     dropped = f", {done.dropped} dropped" if done.dropped else ""
     click.echo(
@@ -242,14 +242,14 @@ def replay(
     if as_json:
         click.echo(json.dumps({**found.plain(), "problem": problem}, indent=2))
     else:
-        print_lines(_told(found, to, baseline))
+        print_lines(_described(found, to, baseline))
         if problem:
             click.echo(problem)
     if problem:
         sys.exit(ops.EXIT_CHANGES)
 
 
-def _told(found: replaying.Replayed, to: str, baseline: str | None) -> Iterator[str]:
+def _described(found: replaying.Replayed, to: str, baseline: str | None) -> Iterator[str]:
     late = f", {found.late} later than they should" if found.late else ""
     yield f"{found.queries} queries{late}; {found.failed} without an answer of {to!r}"
     yield from _differences(to, {"by": "recorded answers", **found.found.plain()})

@@ -174,7 +174,7 @@ def fingerprint(value: Any) -> str:
     """Return the hash of ``value``, and give the classes in it ids that depend on it alone."""
     fresh: list[Any] = []
     digest = _digest(value, fresh)
-    _settle_ids(fresh)
+    _assign_ids(fresh)
     return digest
 
 
@@ -185,7 +185,7 @@ def _digest(value: Any, fresh: list[Any]) -> str:
     return _CanonicalPickler(names).digest(value) if names.addresses else digest
 
 
-def _settle_ids(classes: Iterable[Any]) -> None:
+def _assign_ids(classes: Iterable[Any]) -> None:
     for cls in classes:
         name = f"{cls.__module__}.{getattr(cls, '__qualname__', cls.__name__)}"
         stable = hashlib.sha256(f"{name}.{_digest(cls, [])}".encode()).hexdigest()

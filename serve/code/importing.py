@@ -139,8 +139,8 @@ def _not_found(name: str, missing: str, folder: str) -> str:
 
 
 def _failed(name: str, error: BaseException) -> ImportFailedError:
-    told = f"{type(error).__name__}: {error}".rstrip(": ")
-    return ImportFailedError(f"importing {name!r} failed: {told}", users_traceback(error))
+    reason = f"{type(error).__name__}: {error}".rstrip(": ")
+    return ImportFailedError(f"importing {name!r} failed: {reason}", users_traceback(error))
 
 
 def _attribute(module: ModuleType, attribute: str) -> Any:

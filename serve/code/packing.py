@@ -74,7 +74,7 @@ def pack_code(
     ``there`` are the modules and packages that the runtime_env brings.
     """
     value = (func_or_class, args, kwargs)
-    if wrong := _settle_annotations(func_or_class):
+    if wrong := _resolve_annotations(func_or_class):
         raise InvalidRequestError(f"{what}: {wrong}")
     try:
         mark = fingerprint(value)  # first: it settles the ids that the pickle will have
@@ -83,10 +83,10 @@ def pack_code(
         modules = modules_of(pickler.names, pickler.codes, there)
     except Exception as error:  # any object may refuse in any way
         roots = {func_or_class.__name__: func_or_class, **_named(args, kwargs)}
-        told = f"{what} cannot be pickled: {_blame(roots, error)}"
+        problem = f"{what} cannot be pickled: {_blame(roots, error)}"
         if func_or_class.__module__ == "__main__" and isinstance(error, TypeError):
-            told += "; make it in the constructor, or deploy the script with greenroom deploy"
-        raise InvalidRequestError(told) from error
+            problem += "; make it in the constructor, or deploy the script with greenroom deploy"
+        raise InvalidRequestError(problem) from error
     mark += hash_of(modules) + _hash_of_installed(func_or_class)
     return Code(alone, modules, hashlib.sha256(f"{mark} {version!r}".encode()).hexdigest())
 
@@ -116,7 +116,7 @@ def _hash_of_installed(target: Callable[..., Any]) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def _settle_annotations(func_or_class: Callable[..., Any]) -> str:
+def _resolve_annotations(func_or_class: Callable[..., Any]) -> str:
     source = getattr(func_or_class, ASGI_APP, None)
     return "" if source is None else str(source.settle_annotations())
 
@@ -213,15 +213,15 @@ def packed(what: str, config: BackendConfig) -> BackendConfig:
     changes: dict[str, Any] = {}
     scaling, router = config.autoscaling_config, config.request_router_config
     if scaling is not None and scaling.policy.is_custom and not scaling.policy.code:
-        told = f"the autoscaling policy of {what}"
+        place = f"the autoscaling policy of {what}"
         given = scaling.policy.policy_function
-        packed_code = _packed_code(told, "policy_function", given, "function")
+        packed_code = _packed_code(place, "policy_function", given, "function")
         policy = scaling.policy.model_copy(update=packed_code)
         changes["autoscaling_config"] = scaling.model_copy(update={"policy": policy})
     if router is not None and not router.code:
-        told = f"the request router of {what}"
+        place = f"the request router of {what}"
         given = router.request_router_class
-        packed_code = _packed_code(told, "request_router_class", given, "class")
+        packed_code = _packed_code(place, "request_router_class", given, "class")
         changes["request_router_config"] = router.model_copy(update=packed_code)
     return config.model_copy(update=changes) if changes else config
 
@@ -237,13 +237,13 @@ def packed_changes(what: str, config: BackendConfig | Mapping[str, Any]) -> dict
 
 def _packed_code(what: str, setting: str, given: Any, kind: str) -> dict[str, Any]:
     """Return the fields of a UserCode for a function or class, or for its import path."""
-    told = f"{what}: {setting}={_short(given)}"
+    place = f"{what}: {setting}={_short(given)}"
     if isinstance(given, str):
-        given = _imported(told, given)
+        given = _imported(place, given)
     if not callable(given) or not hasattr(given, "__name__"):
-        raise InvalidRequestError(f"{told} is no {kind}")
+        raise InvalidRequestError(f"{place} is no {kind}")
     if kind == "class" and not (inspect.isclass(given) and hasattr(given, "choose_replicas")):
-        raise InvalidRequestError(f"{told} is no serve.request_router.RequestRouter")
+        raise InvalidRequestError(f"{place} is no serve.request_router.RequestRouter")
     code = pack_code(what, given, (), {}, None)
     name = f"{given.__module__}.{getattr(given, '__qualname__', given.__name__)}"
     return {setting: name, "code": code.pickled, "code_hash": code.hash}

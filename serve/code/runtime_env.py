@@ -76,15 +76,15 @@ def _names_in(content: bytes) -> Iterator[str]:
 
 
 def _requirements_in(installer: str, file: Path) -> tuple[str, ...]:
-    told = f"{installer}={str(file)!r}"
+    given = f"{installer}={str(file)!r}"
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise InvalidRequestError(f"{told}: no requirements file can be read: {error}") from error
+        raise InvalidRequestError(f"{given}: no requirements file can be read: {error}") from error
     try:
         return requirement_lines(re.sub(r"\\\n", " ", text).splitlines())
     except ValueError as error:
-        raise InvalidRequestError(f"{told}: {error}") from error
+        raise InvalidRequestError(f"{given}: {error}") from error
 
 
 def pack(folder: Path) -> Folder:
@@ -93,10 +93,10 @@ def pack(folder: Path) -> Folder:
     Left out of a folder are ``.pyc`` files, virtual environments, and folders named as in
     ``LEFT_OUT``. Its links must not lead out of it.
     """
-    told = f"working_dir={str(folder)!r}"
+    given = f"working_dir={str(folder)!r}"
     if not os.path.isdir(folder) and folder.suffix not in ZIPS:
-        raise InvalidRequestError(f"{told}: no such folder")
-    return _packed(told, folder, "")
+        raise InvalidRequestError(f"{given}: no such folder")
+    return _packed(given, folder, "")
 
 
 def pack_module(path: Path) -> Folder:
@@ -111,23 +111,23 @@ class _File(NamedTuple):
     read: Callable[[], bytes]
 
 
-def _packed(told: str, path: Path, below: str) -> Folder:
+def _packed(given: str, path: Path, below: str) -> Folder:
     """Pack what is at a path; the names of a folder's files begin with ``below``."""
     with ExitStack() as stack:
         if os.path.isdir(path):  # unlike Path.is_dir, false for whatever text
             root = path.resolve()
-            files = [_file(below + name, each) for name, each in files_in(told, root)]
+            files = [_file(below + name, each) for name, each in files_in(given, root)]
         elif not os.path.isfile(path):
-            raise InvalidRequestError(f"{told}: no such folder or file")
+            raise InvalidRequestError(f"{given}: no such folder or file")
         elif below and path.suffix == ".py":
             files = [_file(path.name, path)]
         else:
             try:
                 archive = stack.enter_context(zipfile.ZipFile(path))
             except (zipfile.BadZipFile, OSError) as error:
-                raise InvalidRequestError(f"{told}: {error}") from error
+                raise InvalidRequestError(f"{given}: {error}") from error
             files = [_entry(archive, info) for info in archive.infolist() if not info.is_dir()]
-        return _zip_of(told, sorted(files, key=lambda file: file.name))
+        return _zip_of(given, sorted(files, key=lambda file: file.name))
 
 
 def _file(name: str, path: Path) -> _File:
@@ -140,8 +140,8 @@ def _entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _File:
     return _File(info.filename, info.file_size, is_executable, partial(archive.read, info))
 
 
-def _zip_of(told: str, files: list[_File]) -> Folder:
-    _check_size(told, "files", MAX_BYTES, [(file.size, file.name) for file in files])
+def _zip_of(given: str, files: list[_File]) -> Folder:
+    _check_size(given, "files", MAX_BYTES, [(file.size, file.name) for file in files])
     buffer, packed = io.BytesIO(), []
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in files:
@@ -152,27 +152,27 @@ def _zip_of(told: str, files: list[_File]) -> Folder:
             archive.writestr(info, file.read())
             packed.append((info.compress_size, file.name))
     content = buffer.getvalue()
-    _check_size(told, "packed files", MAX_ZIP_BYTES, packed)
+    _check_size(given, "packed files", MAX_ZIP_BYTES, packed)
     return Folder(hashlib.sha256(content).hexdigest(), content)
 
 
-def files_in(told: str, root: Path) -> Iterator[tuple[str, Path]]:
+def files_in(given: str, root: Path) -> Iterator[tuple[str, Path]]:
     """Yield the name below ``root`` and the path of each file that travels.
 
-    InvalidRequestError, which begins with ``told``, for a link out of it.
+    InvalidRequestError, which begins with ``given``, for a link out of it.
     """
     for base, folders, names in os.walk(root):
         here = Path(base)
         folders[:] = [name for name in folders if not _is_left_out(here / name)]
         for name in folders:
             if (here / name).is_symlink():
-                _refuse_link(told, root, here / name, "is a link to a folder")
+                _refuse_link(given, root, here / name, "is a link to a folder")
         for name in names:
             path = here / name
             if name.endswith(".pyc"):
                 continue
             if path.is_symlink() and root not in path.resolve().parents:
-                _refuse_link(told, root, path, "leads out of it")
+                _refuse_link(given, root, path, "leads out of it")
             if path.is_file():  # no socket, pipe or device
                 yield path.relative_to(root).as_posix(), path
 
@@ -181,14 +181,14 @@ def _is_left_out(folder: Path) -> bool:
     return folder.name in LEFT_OUT or (folder / "pyvenv.cfg").exists()
 
 
-def _refuse_link(told: str, root: Path, link: Path, why: str) -> None:
+def _refuse_link(given: str, root: Path, link: Path, why: str) -> None:
     raise InvalidRequestError(
-        f"{told}: {link.relative_to(root)} {why} ({os.readlink(link)}); put what it stands for in "
+        f"{given}: {link.relative_to(root)} {why} ({os.readlink(link)}); put what it stands for in "
         "its place"
     )
 
 
-def _check_size(told: str, what: str, limit: int, sizes: list[tuple[int, str]]) -> None:
+def _check_size(given: str, what: str, limit: int, sizes: list[tuple[int, str]]) -> None:
     total = sum(size for size, _ in sizes)
     if total <= limit:
         return
@@ -196,7 +196,7 @@ def _check_size(told: str, what: str, limit: int, sizes: list[tuple[int, str]]) 
         f"{name} ({size / 2**20:.1f} MiB)" for size, name in sorted(sizes, reverse=True)[:_NAMED]
     )
     raise InvalidRequestError(
-        f"{told}: its {what} have {total / 2**20:.1f} MiB, over the limit of "
+        f"{given}: its {what} have {total / 2**20:.1f} MiB, over the limit of "
         f"{limit / 2**20:.0f}; the largest are {largest}. Put large data where "
         "replicas can fetch it"
     )

@@ -540,10 +540,10 @@ class _Queue:
         if due is not None:
             loop = asyncio.get_running_loop()
             is_now = due <= loop.time()
-            self._timer = loop.call_soon(self._look) if is_now else loop.call_at(due, self._look)
+            self._timer = loop.call_soon(self._begin) if is_now else loop.call_at(due, self._begin)
             self._timer_at = due
 
-    def _look(self) -> None:
+    def _begin(self) -> None:
         self._timer = None
         now = asyncio.get_running_loop().time()
         while (items := self._batches.take(now)) is not None:

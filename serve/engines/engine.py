@@ -67,7 +67,7 @@ SAFE = "/:@!$&'()*+,;=-._~"  # in a path, by RFC 3986
 Headers = list[tuple[bytes, bytes]]
 
 
-def _words(command: object) -> object:
+def _split(command: object) -> object:
     if not isinstance(command, str):
         return command
     try:
@@ -83,7 +83,7 @@ class EngineSettings(Settings):
     are names of metrics at ``metrics_path`` that tell its load.
     """
 
-    command: Annotated[tuple[str, ...], BeforeValidator(_words)]
+    command: Annotated[tuple[str, ...], BeforeValidator(_split)]
     health: str = "/health"
     ready_timeout_s: float = Field(default=600.0, gt=0)
     load_metrics: tuple[str, ...] = Field(default=(), max_length=MAX_STATS)
@@ -92,7 +92,7 @@ class EngineSettings(Settings):
     @field_validator("command")
     @classmethod
     def _has_a_port(cls, command: tuple[str, ...]) -> tuple[str, ...]:
-        if not any(PORT in word for word in command):
+        if not any(PORT in part for part in command):
             raise ValueError(f"must have {PORT} where the engine is told its port")
         return command
 
@@ -185,7 +185,7 @@ class EngineReplica:
         self._load_failure = ""
         with socket.create_server((LOOPBACK, 0)) as drawn:
             self.port = drawn.getsockname()[1]
-        command = [word.replace(PORT, str(self.port)) for word in self.settings.command]
+        command = [part.replace(PORT, str(self.port)) for part in self.settings.command]
         logger.info("starting the engine: %s", shlex.join(command))
         keeper = str(Path(__file__).with_name("keeper.py"))
         program = [sys.executable, "-I", "-S", keeper, str(GRACE_S)]
@@ -361,16 +361,16 @@ class EngineReplica:
         async with engine:
             accepted = {"subprotocol": engine.subprotocol, "headers": headers_back}
             await send({"type": "websocket.accept", **accepted})
-            both = [
+            tasks = [
                 asyncio.create_task(_from_client(receive, engine)),
                 asyncio.create_task(_to_client(engine, send)),
             ]
             try:
-                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for each in both:
+                for each in tasks:
                     each.cancel()
-                await asyncio.wait(both)
+                await asyncio.wait(tasks)
 
 
 setattr(EngineReplica, ASGI_APP, AppSource(instance))

@@ -241,10 +241,10 @@ async def _answer_index(there: list[str], _request: Request) -> Response:
 
 
 async def _refused(there: list[str], _request: Request, error: Exception) -> Response:
-    told = _told(error)
-    if told.status == HTTPStatus.NOT_FOUND:
-        told = OpenAIError(told.status, f"there is no such path; there are: {', '.join(there)}")
-    return _error_response(told)
+    shown = _described(error)
+    if shown.status == HTTPStatus.NOT_FOUND:
+        shown = OpenAIError(shown.status, f"there is no such path; there are: {', '.join(there)}")
+    return _error_response(shown)
 
 
 class _Api:
@@ -263,7 +263,7 @@ class _Api:
                 self._authorize(request)
                 return await answer(request)
             except Exception as error:
-                return _error_response(_told(error))
+                return _error_response(_described(error))
 
         return handle
 
@@ -303,7 +303,7 @@ class _Api:
                 parts,
                 _merged,
                 lambda: (generation.usage, generation.finish_reason),
-                lambda error: _told(error).body,
+                lambda error: _described(error).body,
             )
             return ClosingStream(events, "text/event-stream")
         collected = [part async for part in parts]
@@ -367,7 +367,7 @@ def _base64(vector: array[float]) -> str:
     return base64.b64encode(vector.tobytes()).decode()
 
 
-def _told(error: Exception) -> OpenAIError:
+def _described(error: Exception) -> OpenAIError:
     """Return what a client is told of an error; one of user code's is logged."""
     if isinstance(error, OpenAIError):
         return error
@@ -561,6 +561,6 @@ async def _events(
             if wants_usage:
                 yield event([], generation.usage)
         except Exception as error:
-            yield f"data: {json.dumps({'error': _told(error).body})}\n\n"
+            yield f"data: {json.dumps({'error': _described(error).body})}\n\n"
         else:
             yield "data: [DONE]\n\n"

@@ -175,7 +175,7 @@ async def events(
     others: AsyncGenerator[Any, None],
     merged: Callable[[Iterable[Item]], list[Item]],
     end: Callable[[], tuple[dict[str, int], str | None]],
-    told: Callable[[Exception], Item],
+    described: Callable[[Exception], Item],
 ) -> AsyncGenerator[str, None]:
     """Give a response as server-sent events, of Deltas: the first, None for none, and others.
 
@@ -241,4 +241,4 @@ async def events(
             ended = response.ended(output, usage, reason)
             yield event(f"response.{ended['status']}", response=ended)
         except Exception as error:
-            yield event("error", **{k: v for k, v in told(error).items() if k != "type"})
+            yield event("error", **{k: v for k, v in described(error).items() if k != "type"})

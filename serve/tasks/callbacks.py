@@ -99,8 +99,8 @@ async def call_back(target: Target, secret: str, job: dict[str, Any], now: float
     try:
         await asyncio.wait_for(_post(target, secret, job, int(now)), TIMEOUT_S)
     except (TimeoutError, OSError, ValueError, UnicodeError) as error:  # ssl's are OSErrors
-        told = str(error) or f"no answer within {TIMEOUT_S:g} s"
-        raise CallbackRefusedError(f"{target.host}:{target.port}: {told}") from error
+        reason = str(error) or f"no answer within {TIMEOUT_S:g} s"
+        raise CallbackRefusedError(f"{target.host}:{target.port}: {reason}") from error
 
 
 async def _post(target: Target, secret: str, job: dict[str, Any], timestamp: int) -> None:

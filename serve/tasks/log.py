@@ -22,7 +22,7 @@ from greenroom.persistence.kv import KVStore, StaleWriterError, StoreError, Stor
 
 logger = logging.getLogger(__name__)
 FORMAT = 1  # of a record
-LOCKED_S = 0.1  # between looks at a store that an earlier queue still has
+LOCKED_S = 0.1  # between tries to open a store that an earlier queue still has
 FIRST_REPEAT_S, MOST_REPEAT_S = 0.1, 5.0
 JOB, CALL, RESULT = "job/", "call/", "result/"
 

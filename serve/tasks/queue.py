@@ -69,10 +69,10 @@ HIDDEN = frozenset(
 )
 
 
-def tell(job: Job) -> dict[str, Any]:
+def describe(job: Job) -> dict[str, Any]:
     """Return what clients and callbacks see of a job."""
-    told = {name: value for name, value in asdict(job).items() if name not in HIDDEN}
-    return {**told, "callback": origin_of(job.callback)}
+    fields = {name: value for name, value in asdict(job).items() if name not in HIDDEN}
+    return {**fields, "callback": origin_of(job.callback)}
 
 
 def _check_status(status: str | None) -> None:
@@ -158,12 +158,12 @@ class TaskQueue:
         taken = self._jobs.submit(job)
         if taken.id == job.id:
             self._log.change({CALL + job.id: call})
-        return await self._told(taken)
+        return await self._described(taken)
 
     async def get_task_status(self, task_id: str) -> dict[str, Any]:
         """Return a job; UnknownNameError for none."""
         await self._open()
-        return await self._told(self._jobs.get(task_id))
+        return await self._described(self._jobs.get(task_id))
 
     async def get_task_result(self, task_id: str) -> Any:
         """Return a job's result; ConflictError where it has none (yet)."""
@@ -176,11 +176,11 @@ class TaskQueue:
         """
         await self._open()
         job = self._jobs.cancel(task_id, time.time())
-        told = await self._told(job)
+        described = await self._described(job)
         call = self._calls.get(task_id)
         if call is not None:
             call.cancel()
-        return told
+        return described
 
     async def get_metrics(self) -> dict[str, Any]:
         """Return how many jobs there are, by status, and how much room they take."""
@@ -200,7 +200,7 @@ class TaskQueue:
         await self._open()
         jobs = self._jobs.latest(status, SHOWN)
         await self._saved()
-        return [tell(job) for job in jobs]
+        return [describe(job) for job in jobs]
 
     def check_health(self) -> None:
         """Raise once another queue has the store: a replica that can do nothing is replaced."""
@@ -227,9 +227,9 @@ class TaskQueue:
     async def _respond(self, request: Request, root: str, path: str) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
         if method == "POST":
-            told = await self._post(request, path)
-            location = f"{root}/{told['id']}"
-            return JSONResponse(told, 202, {"location": location, **RETRY_AFTER})
+            described = await self._post(request, path)
+            location = f"{root}/{described['id']}"
+            return JSONResponse(described, 202, {"location": location, **RETRY_AFTER})
         if method == "GET" and not path:
             return JSONResponse(await self._overview(request.query_params.get("status")))
         if method == "GET" and path.endswith("/result"):
@@ -297,8 +297,8 @@ class TaskQueue:
         except ValidationError as error:
             count = error.error_count()  # as many as there are values: to tell all takes long
             few = "; ".join(problems_in(error)) if count <= MOST_PROBLEMS else ""
-            told = few or f"{count} values are of other types than its handler says"
-            raise InvalidRequestError(f"task {task!r} cannot be called so: {told}") from None
+            problems = few or f"{count} values are of other types than its handler says"
+            raise InvalidRequestError(f"task {task!r} cannot be called so: {problems}") from None
         return call
 
     def _too_large(self, size: int, unit: str) -> BodyTooLargeError:
@@ -311,8 +311,8 @@ class TaskQueue:
         try:
             await asyncio.wait_for(self._opened.wait(), OPEN_TIMEOUT_S)
         except TimeoutError:
-            told = self._failure or "another replica of this queue has its store still"
-            error = NotRunningError(told)
+            reason = self._failure or "another replica of this queue has its store still"
+            error = NotRunningError(reason)
             error.retry_after_s = 1.0
             raise error from None
 
@@ -321,16 +321,16 @@ class TaskQueue:
         self._change()
         await self._log.durable()
 
-    async def _told(self, job: Job) -> dict[str, Any]:
+    async def _described(self, job: Job) -> dict[str, Any]:
         """Return a job as it is now, once that is durable."""
         await self._saved()
-        return tell(job)
+        return describe(job)
 
     async def _result(self, job_id: str) -> bytes:
         job = await self.get_task_status(job_id)
         if job["status"] != "SUCCEEDED":
-            told = f": {job['error']}" if job["error"] else ""
-            raise ConflictError(f"job {job_id} has no result, it is {job['status']}{told}")
+            reason = f": {job['error']}" if job["error"] else ""
+            raise ConflictError(f"job {job_id} has no result, it is {job['status']}{reason}")
         result = await self._log.get(RESULT + job_id)
         if result is None:
             raise UnknownNameError(f"the result of job {job_id} was kept until just now")
@@ -383,8 +383,8 @@ class TaskQueue:
             response = self._calls[job.id] = run.remote(call)
             result = await response
             if len(result) > self._config.max_job_bytes:
-                told = f"a result of {len(result)} bytes: max_job_bytes is smaller"
-                ended = partial(self._jobs.failed, job.id, told, is_final=True)
+                reason = f"a result of {len(result)} bytes: max_job_bytes is smaller"
+                ended = partial(self._jobs.failed, job.id, reason, is_final=True)
             else:
                 ended = partial(self._jobs.succeeded, job.id, len(result))
         except (BackPressureError, DeploymentUnavailableError, StateNotSavedError, StoreError):
@@ -406,7 +406,7 @@ class TaskQueue:
             try:
                 await self._saved()
                 target = target_of(job.callback, self._config.callback_hosts, self._secret)
-                await call_back(target, self._secret, tell(job), time.time())
+                await call_back(target, self._secret, describe(job), time.time())
                 was_taken = True
             except (CallbackRefusedError, GreenroomError) as error:
                 # What the settings refuse by now is refused the next time, too.

@@ -185,8 +185,8 @@ class Wheels:
                 self.files[path.name] = sha256(path)
         for name, found in versions.items():
             if len(found) > 1:
-                told = ", ".join(sorted(found))
-                raise InvalidRequestError(f"wheels: {folder} has {name} in {told}; keep one")
+                places = ", ".join(sorted(found))
+                raise InvalidRequestError(f"wheels: {folder} has {name} in {places}; keep one")
         if "greenroom" not in versions:
             raise InvalidRequestError(f"wheels: no wheel of greenroom is in {folder}; {_MAKE}")
         self.requirements = [f"{name}=={version}" for name, (version,) in versions.items()]

@@ -72,7 +72,7 @@ class FailedError(Exception):
 # --- The operations -------------------------------------------------------------------------------
 
 
-def look(home: Path) -> dict[str, Any]:
+def inspect(home: Path) -> dict[str, Any]:
     """Return what there is; nothing is changed."""
     wheels, releases, key = home / "wheels", home / "releases", home / "state" / "cluster.key"
     return {
@@ -120,7 +120,7 @@ def make_key(home: Path, release: str) -> str:
     return path.read_text()
 
 
-def note(home: Path, hosts: Mapping[str, Any], key: str = "") -> None:
+def record(home: Path, hosts: Mapping[str, Any], key: str = "") -> None:
     """Keep the hosts, and the cluster file if there is none."""
     path = home / "state" / "cluster.key"
     if key and not path.exists():
@@ -149,8 +149,8 @@ def start(home: Path, generation: str, release: str, environ: Mapping[str, str])
         except FailedError as error:
             if log.name not in str(error):
                 raise
-            told = log.read_bytes()[size:].decode(errors="replace")
-            raise FailedError(f"{error}\n{_end_of(told)}") from None
+            output = log.read_bytes()[size:].decode(errors="replace")
+            raise FailedError(f"{error}\n{_end_of(output)}") from None
     unit, is_system = _unit(), os.geteuid() == 0
     target = "multi-user.target" if is_system else "default.target"
     _write(unit, UNIT_TEXT.format(home=home, target=target), mode=0o644)
@@ -160,8 +160,8 @@ def start(home: Path, generation: str, release: str, environ: Mapping[str, str])
         return _check(*systemctl, "start", UNIT)
     except FailedError as error:
         journal = ["journalctl", *(() if is_system else ("--user",)), "--no-pager", "-o", "cat"]
-        told = _run(*journal, "-u", UNIT, "--since", "-2min").stdout
-        raise FailedError(f"{error}\n{_end_of(told)}".strip()) from None
+        output = _run(*journal, "-u", UNIT, "--since", "-2min").stdout
+        raise FailedError(f"{error}\n{_end_of(output)}".strip()) from None
 
 
 def confirm(home: Path) -> None:
@@ -217,10 +217,10 @@ def command(home: Path, args: Sequence[str], environ: Mapping[str, str]) -> list
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     each.__name__: each
-    for each in (look, receive, install, make_key, note, start, confirm, stop, report, command)
+    for each in (inspect, receive, install, make_key, record, start, confirm, stop, report, command)
 }
 # These take no lock: they change nothing, or wait for a connection that may be cut on the way.
-UNLOCKED = ("look", "receive", "report", "command")
+UNLOCKED = ("inspect", "receive", "report", "command")
 
 
 # --- What they are made of ------------------------------------------------------------------------
@@ -240,29 +240,29 @@ def _receive(folder: Path) -> None:
             path = folder / member.name
             path.parent.mkdir(parents=True, exist_ok=True)
             source = archive.extractfile(member)
-            beside = path.with_name(f".{path.name}.{os.getpid()}")
+            temporary = path.with_name(f".{path.name}.{os.getpid()}")
             try:
-                with beside.open("wb") as file:
+                with temporary.open("wb") as file:
                     if source is not None:
                         shutil.copyfileobj(source, file)
-                beside.replace(path)
+                temporary.replace(path)
             finally:
-                beside.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
 
 
 def _write(path: Path, text: str, mode: int = 0o600) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_text(text)
-    beside.chmod(mode)
-    beside.replace(path)
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(text)
+    temporary.chmod(mode)
+    temporary.replace(path)
 
 
 def _link(link: Path, target: Path) -> None:
-    beside = link.with_name(f".{link.name}.new")
-    beside.unlink(missing_ok=True)
-    beside.symlink_to(target)
-    beside.replace(link)
+    temporary = link.with_name(f".{link.name}.new")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(link)
 
 
 def _target(link: Path) -> str:
@@ -313,8 +313,8 @@ def _check(*args: Any, **options: Any) -> str:
     """Run a program, and return what it prints; FailedError with that where it fails."""
     done = _run(*args, **options)
     if done.returncode:
-        told = (done.stderr.strip() or done.stdout.strip()).removeprefix("Error: ")
-        raise FailedError(told or f"{shlex.join(map(str, args))}: exit code {done.returncode}")
+        output = (done.stderr.strip() or done.stdout.strip()).removeprefix("Error: ")
+        raise FailedError(output or f"{shlex.join(map(str, args))}: exit code {done.returncode}")
     return done.stdout.strip()
 
 

@@ -41,7 +41,7 @@ class Step(NamedTuple):
 
 
 class FoundHost(NamedTuple):
-    """What there is on a host, as on_host.look tells; the defaults are those of a bare one."""
+    """What there is on a host, by on_host.inspect; the defaults are those of a bare one."""
 
     python: str = ""
     wheels: Mapping[str, str] = {}
@@ -129,13 +129,13 @@ def problems(wanted: Mapping[str, WantedHost], found: Found) -> Iterator[str]:
     """Return what stands in the way, a line each."""
     pythons = {name: host.python for name, host in found.hosts.items()}
     if len(set(pythons.values())) > 1:
-        told = ", ".join(f"{name} has {version}" for name, version in pythons.items())
-        yield f"all hosts need the same minor release of Python: {told}; name one by `python:`"
+        named = ", ".join(f"{name} has {version}" for name, version in pythons.items())
+        yield f"all hosts need the same minor release of Python: {named}; name one by `python:`"
     keys = {name: key_id(host.key.encode()) for name, host in found.hosts.items() if host.key}
     if len(set(keys.values())) > 1:
-        told = ", ".join(f"{name} has {key}" for name, key in keys.items())
+        named = ", ".join(f"{name} has {key}" for name, key in keys.items())
         yield (
-            f"the hosts are of different clusters, by their cluster files: {told}; take some out "
+            f"the hosts are of different clusters, by their cluster files: {named}; take some out "
             "with `greenroom down --delete` and a file of those, or copy state/cluster.key from "
             "another host if one has missed a `greenroom rotate-key`"
         )

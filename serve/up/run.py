@@ -20,26 +20,26 @@ from greenroom.serve.up.hosts_file import HostsFile, Target
 from greenroom.serve.up.plan import RUNNING, Does, Found, FoundHost, Step, plan, problems
 from greenroom.serve.up.ssh import HostError, Ssh, UnreachableError
 
-LOOK_AGAIN_S = 0.5
+CHECK_EVERY_S = 0.5
 HEALTHY_TIMEOUT_S = 60.0
 _UNDER_WAY = re.compile(r" is (UPDATING|DEPLOYING|DELETING)\b")
 
 
 class Run:
-    """One run of the command; ``tell`` gets a line for each thing that was done."""
+    """One run of the command; ``say`` gets a line for each thing that was done."""
 
     def __init__(
         self,
         file: HostsFile,
         ssh: Ssh,
-        tell: Callable[[str], None],
+        say: Callable[[str], None],
         timeout_s: float = HEALTHY_TIMEOUT_S,
     ) -> None:
-        self._file, self._ssh, self._tell, self._timeout_s = file, ssh, tell, timeout_s
+        self._file, self._ssh, self._say, self._timeout_s = file, ssh, say, timeout_s
         self._targets = dict(file.targets)
-        looked = self._on_each(self._targets, lambda name: FoundHost(**self._on(name, "look")))
-        self._found = Found(looked, self._first_report(looked))
-        self._leads = self._found.leader if self._found.leader in looked else file.leads
+        found = self._on_each(self._targets, lambda name: FoundHost(**self._on(name, "inspect")))
+        self._found = Found(found, self._first_report(found))
+        self._leads = self._found.leader if self._found.leader in found else file.leads
         for name, had in self._found.had.items():
             self._targets.setdefault(name, Target(name, had["ssh"], had["dir"], had["python"]))
 
@@ -50,10 +50,10 @@ class Run:
             return steps
         if self._found.states.get(self._leads) != RUNNING:
             return [*steps, Step(Does.DEPLOY, self._leads, f" {self._file.deploy.name}")]
-        code, told, error = self._deploy("--plan")
+        code, output, error = self._deploy("--plan")
         if code not in (0, EXIT_CHANGES):
-            raise self._failure(told, error)
-        changes = told.splitlines()[:-1] if code == EXIT_CHANGES else ()
+            raise self._failure(output, error)
+        changes = output.splitlines()[:-1] if code == EXIT_CHANGES else ()
         return [*steps, *(Step(Does.DEPLOY, self._leads, f": {change}") for change in changes)]
 
     def up(self) -> bool:
@@ -68,7 +68,7 @@ class Run:
         leavers = [step.host for step in steps if step.does == Does.REMOVE]
         self._on_each(installs, self._install)
         if steps:
-            self._note({**self._found.had, **self._had()})
+            self._record({**self._found.had, **self._had()})
         # One after the other, but those that start and do not lead at once.
         for is_alone, several in groupby(changes, self._is_alone):
             for group in [[step] for step in several] if is_alone else [list(several)]:
@@ -77,7 +77,7 @@ class Run:
         for name in leavers:
             self._remove(name)
         if leavers:
-            self._note(self._had())
+            self._record(self._had())
         is_new = self._deploy_all()
         if changes and self._found.report:
             self._greenroom("rebalance")
@@ -90,7 +90,7 @@ class Run:
         for group in (others, [self._leads]):
             self._on_each(group, lambda name: self._on(name, "stop", delete=delete))
             for name in group:
-                self._tell(f"{name}: {'removed' if delete else 'stopped'}")
+                self._say(f"{name}: {'removed' if delete else 'stopped'}")
 
     def _steps(self) -> list[Step]:
         if wrong := list(problems(self._file.hosts, self._found)):
@@ -106,18 +106,18 @@ class Run:
         wheels, has = self._file.wheels, self._found.hosts[name].wheels
         lacks = [file for file, digest in wheels.files.items() if has.get(file) != digest]
         release = self._file.hosts[name].release
-        self._tell(f"{name}: installing {release}, {len(lacks)} of its wheels are sent")
+        self._say(f"{name}: installing {release}, {len(lacks)} of its wheels are sent")
         began_at = time.monotonic()
         self._on(name, "receive", {file: wheels.folder / file for file in lacks})
         files, needs = list(wheels.files), wheels.requirements
         self._on(name, "install", release=release, wheels=files, requirements=needs)
-        self._tell(f"{name}: installed in {time.monotonic() - began_at:.1f} s")
+        self._say(f"{name}: installed in {time.monotonic() - began_at:.1f} s")
 
-    def _note(self, had: Mapping[str, Any]) -> None:
+    def _record(self, had: Mapping[str, Any]) -> None:
         """Give all hosts the cluster file, made if there is none, and the hosts that there are."""
         release = self._file.hosts[self._leads].release
         key = self._found.key or self._on(self._leads, "make_key", release=release)
-        self._on_each(self._file.hosts, lambda name: self._on(name, "note", hosts=had, key=key))
+        self._on_each(self._file.hosts, lambda name: self._on(name, "record", hosts=had, key=key))
 
     def _had(self) -> dict[str, Any]:
         """Return the hosts of the file as the next run is to find them."""
@@ -132,7 +132,7 @@ class Run:
         host, before = self._file.hosts[name], self._found.hosts[name].healthy
         report = self._report() if kind == Does.RESTART else {}
         known = {_subject(line) for line in problems_of(report)} if report else None
-        self._tell(f"{name}: {kind}ing {host.generation}")
+        self._say(f"{name}: {kind}ing {host.generation}")
         began_at = time.monotonic()
         try:
             wanted = {"generation": host.generation, "release": host.release}
@@ -145,10 +145,10 @@ class Run:
                 raise
             self._go_back(name, before, error)
         self._on(name, "confirm")
-        self._tell(f"{name}: healthy after {time.monotonic() - began_at:.1f} s")
+        self._say(f"{name}: healthy after {time.monotonic() - began_at:.1f} s")
 
     def _go_back(self, name: str, before: str, error: GreenroomError) -> NoReturn:
-        self._tell(f"{name}: going back to {before}")
+        self._say(f"{name}: going back to {before}")
         try:
             self._on(name, "start", generation=before, release="", environ={})
         except GreenroomError as another:
@@ -163,29 +163,29 @@ class Run:
         state = self._found.states.get(name)
         if state == RUNNING:
             self._greenroom("drain", name)
-            self._tell(f"{name}: drained")
+            self._say(f"{name}: drained")
         try:
             self._on(name, "stop", delete=True)
         except UnreachableError as error:
             if state == RUNNING:
                 raise
-            self._tell(f"{name}: what it has stays there: {error}")
+            self._say(f"{name}: what it has stays there: {error}")
             if state is not None:
                 self._greenroom("evict", name)
-        self._tell(f"{name}: removed")
+        self._say(f"{name}: removed")
 
     # --- The cluster ------------------------------------------------------------------------------
 
     def _report(self) -> dict[str, Any]:
         return dict(self._on(self._leads, "report") or {})
 
-    def _first_report(self, looked: Mapping[str, FoundHost]) -> dict[str, Any]:
+    def _first_report(self, found: Mapping[str, FoundHost]) -> dict[str, Any]:
         """Return what the cluster says of itself: the first host most likely can tell."""
-        names = [name for name, has in looked.items() if has.generation]
+        names = [name for name, has in found.items() if has.generation]
         for group in (names[:1], names[1:]):
             reports = self._on_each(group, lambda name: self._on(name, "report"))
-            if told := next(filter(None, reports.values()), None):
-                return dict(told)
+            if report := next(filter(None, reports.values()), None):
+                return dict(report)
         return {}
 
     def _wait_healthy(self, names: Iterable[str], known: set[str] | None) -> None:
@@ -199,30 +199,30 @@ class Run:
             report = self._report()
             states = {each["name"]: each["state"] for each in report.get("hosts", ())}
             not_there = [name for name in names if states.get(name) != RUNNING]
-            told = [f"host {n!r} is {states.get(n, 'not in the cluster')}" for n in not_there]
+            problems = [f"host {n!r} is {states.get(n, 'not in the cluster')}" for n in not_there]
             if known is not None:
-                told += [line for line in problems_of(report) if _subject(line) not in known]
-            if not told:
+                problems += [line for line in problems_of(report) if _subject(line) not in known]
+            if not problems:
                 return
             if time.monotonic() > deadline:
-                if wrong := [line for line in told if not _UNDER_WAY.search(line)]:
+                if wrong := [line for line in problems if not _UNDER_WAY.search(line)]:
                     text = "; ".join(wrong)
                     raise HostError(f"not healthy within {self._timeout_s:g} s (--timeout): {text}")
-                for line in set(told) - said:
-                    self._tell(f"waiting: {line}")
-                said.update(told)
-            time.sleep(LOOK_AGAIN_S)
+                for line in set(problems) - said:
+                    self._say(f"waiting: {line}")
+                said.update(problems)
+            time.sleep(CHECK_EVERY_S)
 
     def _deploy_all(self) -> bool:
         if self._file.deploy is None:
             return False
-        code, told, error = self._deploy()
-        lines = [line for line in told.splitlines() if line]
+        code, output, error = self._deploy()
+        lines = [line for line in output.splitlines() if line]
         is_new = not lines or not lines[-1].startswith("no change")
         for line in lines if is_new else ():
-            self._tell(f"{self._leads}: {line}")
+            self._say(f"{self._leads}: {line}")
         if code:
-            raise self._failure(told, error)
+            raise self._failure(output, error)
         return is_new
 
     def _deploy(self, *flags: str) -> tuple[int, str, str]:
@@ -232,7 +232,7 @@ class Run:
         """
         path, below = self._file.deploy, self._file.app_dir
         assert path is not None
-        code, told, error = self._on(
+        code, output, error = self._on(
             self._leads,
             "command",
             {
@@ -243,16 +243,16 @@ class Run:
             args=["deploy", *flags, str(path.relative_to(below))],
             environ=variables_in(path.read_text(encoding="utf-8")),
         )
-        return code, told, error
+        return code, output, error
 
-    def _failure(self, told: str, error: str) -> HostError:
+    def _failure(self, output: str, error: str) -> HostError:
         """Return what a command says that failed where the cluster leads."""
-        return HostError(f"host {self._leads!r}: {error.strip() or told.strip()}")
+        return HostError(f"host {self._leads!r}: {error.strip() or output.strip()}")
 
     def _greenroom(self, *args: str) -> None:
-        code, told, error = self._on(self._leads, "command", {}, args=args, environ={})
+        code, output, error = self._on(self._leads, "command", {}, args=args, environ={})
         if code:
-            raise self._failure(told, error)
+            raise self._failure(output, error)
 
     # --- Hosts ------------------------------------------------------------------------------------
 

@@ -97,9 +97,9 @@ class Ssh:
                     _send(process.stdin, target.dir, operation, files, arguments)
                 output = process.stdout.read()
             errors.seek(0)
-            told = errors.read().decode(errors="replace").strip()
+            text = errors.read().decode(errors="replace").strip()
         if process.returncode:
-            raise _error(target, process.returncode, told)
+            raise _error(target, process.returncode, text)
         return json.loads(output.splitlines()[-1])  # after what a shell's start files print
 
     def _command(self, target: str) -> list[str]:
@@ -130,15 +130,15 @@ def _send(
             archive.addfile(member, io.BytesIO(content))
 
 
-def _error(target: Target, code: int, told: str) -> HostError:
+def _error(target: Target, code: int, text: str) -> HostError:
     if code == _SSH_FAILED:
         return UnreachableError(
-            f"host {target.name!r}: ssh does not come to {target.ssh}: {told or 'it was cut off'}; "
+            f"host {target.name!r}: ssh does not come to {target.ssh}: {text or 'it was cut off'}; "
             f"see that `ssh {target.ssh} true` works and asks nothing, then repeat this"
         )
     if code in _NO_PROGRAM:
-        told = (
-            f"no Python can be run as {target.python!r} ({told}); install Python 3.11 or newer "
+        text = (
+            f"no Python can be run as {target.python!r} ({text}); install Python 3.11 or newer "
             "there, or name it with `python:`"
         )
-    return HostError(f"host {target.name!r}: {told or f'exit code {code}'}")
+    return HostError(f"host {target.name!r}: {text or f'exit code {code}'}")

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 MODULES = ("config", "context", "exceptions", "handle", "metrics", "request_router", "schema")
 # Other names of what is there, and what the documentation tells of elsewhere.
 ELSEWHERE = {"CONTENT_TYPE", "ContextFilter", "InvalidDocumentError", "RayServeException", "text"}
-ELSEWHERE |= {"EncodingType", "gRPCOptions", "gRPCStatusError", "read_document", "told_at"}
+ELSEWHERE |= {"EncodingType", "gRPCOptions", "gRPCStatusError", "read_document", "with_place"}
 TARGET = re.compile(r"^::: (\S+)\n(?:    options:\n      members: \[(.*)\]\n)?", re.MULTILINE)
 
 

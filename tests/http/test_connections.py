@@ -67,7 +67,7 @@ class Server:
 
     def give_up_after(self, seconds, *, idle_s=KEEP_ALIVE_S, fresh_s=HEADERS_TIMEOUT_S):
         now = self.loop.time() + seconds
-        self.connections.give_up(now, idle_s=idle_s, fresh_s=fresh_s)
+        self.connections.close_idle(now, idle_s=idle_s, fresh_s=fresh_s)
         return self.wire.closed
 
 

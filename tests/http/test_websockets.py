@@ -55,7 +55,7 @@ class Replica(FakeLink):
         self.end = end
         self.fed = []
         self.stopped = 0
-        self.last_words = None
+        self.closing_frame = None
 
     async def ask(self, query, on_feed):
         assert query.follows == "socket"
@@ -75,7 +75,7 @@ class Replica(FakeLink):
         self.fed.append((data, ends))
 
     def leave(self, data):
-        self.last_words = data
+        self.closing_frame = data
 
 
 def converse(app, replica, *events, drain=False, extensions=True, **http):
@@ -130,7 +130,7 @@ def test_what_the_client_sends_goes_to_the_replica_with_its_last_words(app):
         {"type": "websocket.disconnect", "code": 1001, "reason": "gone"},
     )
     assert replica.fed == [("ä".encode(), TEXT), (b"b", BINARY)]
-    assert replica.last_words == close_frame(1001, "gone")
+    assert replica.closing_frame == close_frame(1001, "gone")
 
 
 def test_headers_of_the_protocol_itself_are_ours_and_bad_ones_refuse(app):
@@ -147,7 +147,7 @@ def test_headers_of_the_protocol_itself_are_ours_and_bad_ones_refuse(app):
     start, body = converse(app, replica)
     assert (start["type"], start["status"]) == ("websocket.http.response.start", 500)
     assert b"x-bad" in body["body"]
-    assert replica.last_words == close_frame(1006)
+    assert replica.closing_frame == close_frame(1006)
 
 
 def test_a_refusal_is_a_response_or_where_the_server_has_none_a_bare_close(app):
@@ -206,7 +206,7 @@ async def test_a_worker_that_stops_closes_those_that_are_open_and_those_that_ope
         ("websocket.accept", None),
         ("websocket.close", 1012),
     ] * 2
-    assert replica.last_words == close_frame(1012, "the server stops")
+    assert replica.closing_frame == close_frame(1012, "the server stops")
 
 
 def test_middlewares_that_are_for_websockets_see_them(app):
@@ -307,7 +307,7 @@ async def look(connections):
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(0.05)
-        connections.give_up(loop.time(), idle_s=30, fresh_s=30)
+        connections.close_idle(loop.time(), idle_s=30, fresh_s=30)
 
 
 @contextlib.asynccontextmanager

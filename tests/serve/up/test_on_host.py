@@ -53,14 +53,14 @@ def test_a_generation_is_a_private_script_with_the_hosts_settings(home: Path) ->
     script = home / "generations" / f"{RELEASE}-def"
     assert (home / "greenroom").readlink() == script
     assert script.stat().st_mode & 0o777 == 0o700
-    found = on_host.look(home)
+    found = on_host.inspect(home)
     assert (found["generation"], found["healthy"]) == (f"{RELEASE}-def", "")
     on_host.confirm(home)
-    assert on_host.look(home)["healthy"] == f"{RELEASE}-def"
+    assert on_host.inspect(home)["healthy"] == f"{RELEASE}-def"
 
 
 def test_nothing_is_found_on_a_bare_host_and_nothing_is_made(tmp_path: Path) -> None:
-    found = on_host.look(tmp_path / "none")
+    found = on_host.inspect(tmp_path / "none")
     assert not any(value for name, value in found.items() if name != "python")
     assert not (tmp_path / "none").exists()
 
