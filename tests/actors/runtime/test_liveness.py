@@ -25,7 +25,7 @@ from greenroom.actors.runtime.liveness import (
 )
 from greenroom.actors.runtime.processes import identify, is_alive, send_signal
 from greenroom.core.silence import Doing
-from greenroom.serve.admin.problems import note_silent, problems_of
+from greenroom.serve.admin.problems import problems_of, show_silent
 from greenroom.serve.cli.starting import notifier
 from tests.support.systems import wait_until
 
@@ -207,7 +207,7 @@ def test_status_shows_what_is_silent_and_is_not_healthy() -> None:
         {"role": "replica", "pid": 7, "silent_s": 3.2, "doing": "stands still"},
         {"role": "http worker", "pid": 10, "silent_s": 4.0, "doing": Doing.DISK.value},
     ]
-    note_silent(report, silent)
+    show_silent(report, silent)
     assert replica["state"] == "SILENT 3 s"
     assert proxy["state"] == "RUNNING"
     first, second = problems_of(report)
