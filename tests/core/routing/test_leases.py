@@ -505,7 +505,7 @@ class LeasesModel(RuleBasedStateMachine):
 
     @rule(is_on=st.booleans())
     def change(self, is_on: bool) -> None:
-        shadows = {"b": 1.0} if is_on else {}
+        shadows = {"gone": 1.0} if is_on else {}  # so that nothing is mirrored
         made = endpoint("e", shadows=shadows, to="b")
         self.perform(self.router.set_endpoint("e", made, self.now))
         if not self.router.leases.unconfirmed:
