@@ -147,6 +147,32 @@ def test_an_ejection_lasts_longer_each_time_and_ends_with_one_query_that_succeed
     assert outliers.state("a") is OutlierState.EJECTED
 
 
+def test_one_that_is_let_in_as_too_many_are_out_begins_its_count_anew():
+    outliers = Outliers(random.Random(1).random)
+    eject(outliers, 0.0)
+    outliers.look(FIRST_S)
+    outliers.ended("a", None, failed=True, replicas=3, now=FIRST_S)
+    assert outliers.ejections("a") == 2
+    assert outliers.let_in(0, FIRST_S) == ["a"]
+    eject(outliers, FIRST_S)
+    assert outliers.ejections("a") == 1
+
+
+def test_after_an_ejection_trials_in_vain_are_counted_anew():
+    outliers, now = Outliers(random.Random(1).random), TRIAL_S
+    assert failing(outliers, 0.0)
+    outliers.look(now)
+    now += FIRST_S
+    eject(outliers, now)
+    now += FIRST_S
+    outliers.look(now)
+    outliers.ended("a", None, failed=False, replicas=3, now=now)
+    assert failing(outliers, now)
+    now += TRIAL_S
+    outliers.look(now)
+    assert failing(outliers, now + FIRST_S)
+
+
 def test_what_was_is_forgiven():
     outliers = Outliers(random.Random(1).random)
     eject(outliers, 0.0)

@@ -165,6 +165,7 @@ def test_the_wait_is_what_is_ahead_by_the_drain_rate(rate: float) -> None:
     drain = busy(rate, 30.0)
     assert drain.wait_s(100, 30.0) == pytest.approx(100 / rate, rel=0.15)
     assert drain.wait_s(0, 30.0) == 0.0
+    assert drain.retry_after_s(0, 30.0) == drain.wait_s(1, 30.0)
 
 
 def test_without_a_slot_that_became_free_nothing_is_known() -> None:

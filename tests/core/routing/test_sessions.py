@@ -135,6 +135,7 @@ def headers(**named: str) -> tuple[tuple[bytes, bytes], ...]:
         (BY_HEADER, headers(x_session_id="mine"), Session("mine")),
         (BY_HEADER, headers(cookie="s=mine"), None),
         (BY_COOKIE, headers(cookie="a=1; s=key.r1; b=2"), Session("key", "r1")),
+        (BY_COOKIE, headers(cookie="s=a.b.r1"), Session("a.b", "r1")),
         (BY_COOKIE, headers(cookie="s=no-dot"), Session("no-dot")),
         (BY_COOKIE, headers(cookie="s="), None),
         (BY_COOKIE, headers(cookie="; ;=; s"), None),
@@ -157,7 +158,10 @@ def test_a_cookie_is_made_and_renewed_only_where_it_names_another_replica() -> N
     moved = new_cookie(BY_COOKIE, sent_back, "/app", "b#r2")
     assert moved is not None
     assert moved.decode().split(".")[0] == value.split(".")[0], "the session has its key still"
-    assert new_cookie(BY_COOKIE, headers(cookie='s=";evil"\r\n.r1'), "/", "b#r2") is not None
+    for foreign in ('";evil"\r\n', "abc"):
+        renewed = new_cookie(BY_COOKIE, headers(cookie=f"s={foreign}.r1"), "/", "b#r2")
+        assert renewed is not None
+        assert not renewed.startswith(f"s={foreign}.".encode())
     assert new_cookie(BY_HEADER, (), "/", "b#r1") is None
 
 

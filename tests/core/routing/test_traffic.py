@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from greenroom.core.routing.tables import BackendTable, EndpointTable
-from greenroom.core.routing.traffic import Split, key_of
+from greenroom.core.routing.traffic import RoutedEndpoint, Routes, Split, key_of
 from tests.core.routing.queries import Ended, Query, WatchedRouter, only
 
 # What chi-square stays below in 999 of 1,000 fair runs, by degrees of freedom.
@@ -34,6 +34,21 @@ def by_key(weights: dict[str, float], keys: list[str] = KEYS) -> list[str]:
 
 def normalised(weights: dict[str, int]) -> dict[str, float]:
     return {tag: weight / sum(weights.values()) for tag, weight in weights.items()}
+
+
+def test_a_path_leads_to_the_longest_route_that_it_is_below() -> None:
+    routes = Routes()
+    for route in ("/a", "/a/b"):
+        routes.set(route, f"of {route}")
+    paths = ("/a/b/c", "/a/b/", "/a/b", "/a/c/b", "/ab", "/")
+    assert [routes.find(path) for path in paths] == ["of /a/b"] * 3 + ["of /a", None, None]
+
+
+def test_a_retry_budget_outlives_the_table_of_its_endpoint() -> None:
+    table = EndpointTable(name="e", traffic={"b": 1.0})
+    before = RoutedEndpoint(table)
+    before.budgets["b"].pay_in(5, queries=5)
+    assert RoutedEndpoint(table, before).budgets["b"].tokens == 5
 
 
 # --- By the numbers of queries --------------------------------------------------------------------

@@ -310,6 +310,19 @@ def test_what_queries_have_in_common_is_not_taken_for_a_difference_of_replicas(s
     assert {pace.factor for pace in paces} == {1.0}
 
 
+def test_what_gets_no_queries_any_more_is_unknown_after_a_while() -> None:
+    paces, made = [Pace(), Pace()], Paces()
+    quick, slow = paces
+    for window in range(120):
+        for number in range(60):
+            quick.taken.add(1.0 + number % 3 / 10, 0)
+            if window < 20:
+                slow.taken.add(3.0 + number % 3 / 10, 0)
+        made.compare(paces, 0.0, window * WINDOW_S)
+        assert window != 40 or slow.factor > 2.0
+    assert slow.factor == 1.0
+
+
 def test_by_option_nothing_is_learned_and_what_was_is_forgotten() -> None:
     made = crowd((1.0, 3.0), 10, learn_weights=False)
     made.run(500)
