@@ -95,7 +95,7 @@ class Bench:
         self.cluster.advance(self.now + 2.5, 0.0)  # past its recovery
         for host in self.hosts:
             self.cluster.listeners.listen(host, (1, 1, host), 0, host)
-        self.proxies_take_news()
+        self.proxies_take_updates()
         self.turn()
 
     def report(self, tag: str, check_id: int = 0) -> None:
@@ -115,10 +115,10 @@ class Bench:
         changes = self.cluster.take_changes()
         if changes:
             self.checkpoints.save(changes.puts, changes.deletes, code=changes.code.values())
-        self.cluster.listeners.take_news()
+        self.cluster.listeners.take_updates()
         return self.requests.take_answers()
 
-    def proxies_take_news(self) -> None:
+    def proxies_take_updates(self) -> None:
         """Have every proxy say that it holds the newest tables: one message of each."""
         upto = self.cluster.state.long_poll._last
         for host in self.hosts:
@@ -132,12 +132,12 @@ class Bench:
         self.requests.take(made, Client())
         answers = self.turn()
         if not answers:
-            self.proxies_take_news()
+            self.proxies_take_updates()
             answers = self.turn()
         seconds = self.clock() - began
         ((_, reply),) = answers
         assert not reply.error_kind, reply
-        self.proxies_take_news()
+        self.proxies_take_updates()
         self.turn()
         return seconds
 
@@ -158,7 +158,7 @@ class Bench:
         token = ""
         while not token:
             self.turn()
-            self.proxies_take_news()
+            self.proxies_take_updates()
             token = str(self.cluster.state.long_poll._values.get(f"{ROLLOUT_PREFIX}e0") or "")
         for host in self.hosts:
             self.tally(host, token)

@@ -30,7 +30,7 @@ from tests.simulation.world import SimProcess
 
 SIZES = (10, 100, 300)
 REPLICAS = 30
-LOOK_S = 0.25
+STEP_S = 0.25
 PATIENCE_S = 120.0
 DEPLOYMENT = "c0d"  # as the checks expect of the first client
 
@@ -90,7 +90,7 @@ class ManyHosts(Simulation):
         self.cpu_s.clear()
         event()
         while not is_over():
-            self.world.run(self.world.now + LOOK_S)
+            self.world.run(self.world.now + STEP_S)
             self.checks.expect(self.world.now < began + PATIENCE_S, f"{what}: does not end")
         cpu_s = max(self.cpu_s.values(), default=0.0)
         print(

@@ -1,9 +1,9 @@
-"""What the controller is to look at next: what was touched, is due, or has waited for an event.
+"""What the controller reconciles next: what was touched, is due, or has waited for an event.
 
-Theory of operation. As in Kubernetes' controllers, a *key*, which is a kind and a name, is looked
-at again whenever something that it depends on may have changed. A look compares what is wanted with
-what is there and takes the next step, so one look too many does no harm. At the end of a look it is
-said here when to look again: at a time, or once upon an event. So a turn costs what it touches.
+Theory of operation. As in Kubernetes' controllers, a *key*, which is a kind and a name, is
+reconciled whenever something that it depends on may have changed. That compares what is wanted with
+what is there and takes the next step, so once too often does no harm. At its end it is said here
+when to reconcile it again: at a time, or once upon an event. So a turn costs what it touches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOM = "room"  # the event that there may be more room for replicas
 
 
 class Agenda:
-    """Keys to look at. ``now`` is always monotonic seconds."""
+    """Keys to reconcile. ``now`` is always monotonic seconds."""
 
     def __init__(self) -> None:
         self._touched: dict[str, set[str]] = {}  # names by kind
@@ -47,7 +47,7 @@ class Agenda:
             self.at(kind, name, due_at)
 
     def upon(self, event: Hashable, kind: str, name: str) -> None:
-        """Look at a key when the event happens next. That a key was looked at is an event, too."""
+        """Reconcile a key when the event happens next. That a key was reconciled is one, too."""
         self._waiting.setdefault(event, set()).add((kind, name))
 
     def happened(self, event: Hashable) -> None:
@@ -64,17 +64,17 @@ class Agenda:
             self._waiting.pop(event, None)
 
     def first(self, kinds: Iterable[str], now: float) -> str:
-        """Return the first of these kinds of which any is to be looked at now; "" for none."""
+        """Return the first of these kinds of which any is to be reconciled now; "" for none."""
         self._touch_due(now)
         return next((kind for kind in kinds if kind in self._touched), "")
 
     def take(self, kind: str, now: float) -> list[str]:
-        """Return, and drop, the names of a kind that are to be looked at now."""
+        """Return, and drop, the names of a kind that are to be reconciled now."""
         self._touch_due(now)
         return sorted(self._touched.pop(kind, ()))
 
     def next_at(self) -> float:
-        """Return when there is something to look at, if nothing happens before."""
+        """Return when there is something to reconcile, if nothing happens before."""
         return float("-inf") if self._touched else self._next_due_at()
 
     def _touch_due(self, now: float) -> None:

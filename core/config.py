@@ -177,7 +177,7 @@ def read_middlewares(value: Any) -> Any:
     if value is None:
         return ()
     if isinstance(value, str):
-        value = _json(value) if value[:1] in {"[", "{"} else _words(value)
+        value = _json(value) if value[:1] in {"[", "{"} else _split(value)
     if not isinstance(value, Sequence):
         return value
     return [_middleware(each) for each in value]
@@ -192,7 +192,7 @@ def read_cors(value: Any) -> Any:
     if isinstance(value, str):
         value = _json(value) if value[:1] in {"[", "{"} else _WORDS.get(value.lower(), value)
     if isinstance(value, str):
-        value = _words(value)
+        value = _split(value)
     if value is None or value is False:
         return None
     origins = ANYTHING if value is True else value
@@ -205,8 +205,8 @@ def read_cors(value: Any) -> Any:
 _WORDS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _json(text: str) -> Any:
@@ -424,7 +424,7 @@ class ActorOptions(Settings):
                 "options beside resources"
             )
         if wrong := [
-            f"{n}={x!r}: {told}" for n, x in value.items() if (told := amount_problem(n, x))
+            f"{n}={x!r}: {problem}" for n, x in value.items() if (problem := amount_problem(n, x))
         ]:
             raise ValueError("; ".join(wrong))
         return value
@@ -745,7 +745,7 @@ class HTTPOptions(Settings):
     def _read_proxies(cls, value: Any) -> Any:
         if value is None or value == NO_LIMIT:
             return ()
-        return _words(value) if isinstance(value, str) else value
+        return _split(value) if isinstance(value, str) else value
 
     @field_validator("trusted_proxies")
     @classmethod

@@ -36,7 +36,7 @@ def epoch_of(snapshot_id: int) -> int:
 Snapshots = dict[str, tuple[int, Any]]
 
 
-class News(NamedTuple):
+class Update(NamedTuple):
     """The snapshots that a listener lacks, by key; None means deleted."""
 
     snapshots: Snapshots
@@ -56,20 +56,20 @@ class LongPoll:
         self._seen: dict[Hashable, int] = {}  # by listener; NOTHING_SEEN for earlier epochs' ids
         self._parked: dict[Hashable, None] = {}  # in the order in which they came
         self._having: dict[int, int] = {}  # how many listeners have seen so much
-        self._has_news = False  # perhaps; a listener that parks lacks nothing, while it is open
+        self._has_updates = False  # perhaps; a listener that parks lacks nothing, while it is open
         self._forget_at = KEPT_DELETED
-        self._everything = News({}, NOTHING_SEEN, True)  # for those who have seen nothing
+        self._everything = Update({}, NOTHING_SEEN, True)  # for those who have seen nothing
 
     def open(self) -> None:
-        """Answer listeners from now on; those that wait are in :meth:`take_news`."""
-        self.closed, self._has_news = False, True
+        """Answer listeners from now on; those that wait are in :meth:`take_updates`."""
+        self.closed, self._has_updates = False, True
 
     def publish(self, key: str, value: Any) -> None:
         """Make ``value`` the key's newest snapshot, unless it equals the present one."""
         if self._values.get(key) == value:
             return
         self._last += 1
-        self._has_news = True
+        self._has_updates = True
         self._changes.pop(key, None)
         self._changes[key] = self._last
         if value is None:
@@ -82,10 +82,10 @@ class LongPoll:
         """Count a listener as one that holds nothing yet, until it says what it holds."""
         self._count(listener, NOTHING_SEEN)
 
-    def listen(self, listener: Hashable, seen: int) -> News | None:
+    def listen(self, listener: Hashable, seen: int) -> Update | None:
         """Note up to which id a listener holds everything; return what it lacks.
 
-        None parks it: its call is answered by :meth:`take_news`. A repeat takes the place of its
+        None parks it: its call is answered by :meth:`take_updates`. A repeat takes the place of its
         earlier call.
         """
         if not self._forgotten <= seen <= self._last:
@@ -96,22 +96,22 @@ class LongPoll:
             self._parked[listener] = None
             return None
         self._parked.pop(listener, None)
-        return self._news_since(seen)
+        return self._update_since(seen)
 
-    def take_news(self) -> dict[Hashable, News]:
+    def take_updates(self) -> dict[Hashable, Update]:
         """Return, and unpark, the parked listeners for which there is something newer."""
-        if self.closed or not self._has_news:
+        if self.closed or not self._has_updates:
             return {}
-        self._has_news = False
-        news: dict[int, News] = {}
-        answers: dict[Hashable, News] = {}
+        self._has_updates = False
+        updates: dict[int, Update] = {}
+        answers: dict[Hashable, Update] = {}
         for listener in self._parked:
             seen = self._seen[listener]
             if seen == self._last:
                 continue
-            if seen not in news:
-                news[seen] = self._news_since(seen)
-            answers[listener] = news[seen]
+            if seen not in updates:
+                updates[seen] = self._update_since(seen)
+            answers[listener] = updates[seen]
         for listener in answers:
             del self._parked[listener]
         return answers
@@ -138,7 +138,7 @@ class LongPoll:
         """
         return min(self._having, default=None)
 
-    def _news_since(self, seen: int) -> News:
+    def _update_since(self, seen: int) -> Update:
         complete = seen == NOTHING_SEEN
         if complete and self._everything.upto == self._last:
             return self._everything  # all proxies ask for it when a controller is new
@@ -149,10 +149,10 @@ class LongPoll:
             value = self._values.get(key)
             if value is not None or not complete:
                 snapshots[key] = (changed, value)
-        news = News(snapshots, self._last, complete)
+        update = Update(snapshots, self._last, complete)
         if complete:
-            self._everything = news
-        return news
+            self._everything = update
+        return update
 
     def _count(self, listener: Hashable, seen: int | None) -> None:
         before = self._seen.pop(listener, None)
@@ -209,14 +209,14 @@ class Listeners:
         now: float,
         *,
         agenda: Agenda,
-        told_gone: Callable[[str], None],
+        on_gone: Callable[[str], None],
     ) -> None:
-        """Call ``told_gone`` with the name of a listener that is gone."""
+        """Call ``on_gone`` with the name of a listener that is gone."""
         self._long_poll = long_poll
         self._changes = changes
-        self._told_gone = told_gone
+        self._on_gone = on_gone
         self._proxies: dict[Any, Proxy] = {n: Proxy(each) for n, each in records.items()}
-        self._owed: dict[Hashable, News] = {}  # what proxies lacked when they called
+        self._owed: dict[Hashable, Update] = {}  # what proxies lacked when they called
         for name in records:
             long_poll.expect(name)
             agenda.at(LISTENER, name, now + EXPECTED_S)
@@ -236,20 +236,20 @@ class Listeners:
     def listen(
         self, name: str, process: tuple[int, int, str], seen: int, address: Any, host: str = ""
     ) -> None:
-        """Take a proxy's call; what it lacks, now or later, is in :meth:`take_news`."""
+        """Take a proxy's call; what it lacks, now or later, is in :meth:`take_updates`."""
         if name not in self._proxies:
             record = ListenerRecord(name=name, process=process, host=host)
             self._proxies[name] = Proxy(record)
             self._changes.put(LISTENER, name, record)
         self._proxies[name].address = address
-        if (news := self._long_poll.listen(name, seen)) is not None:
-            self._owed[name] = news
+        if (update := self._long_poll.listen(name, seen)) is not None:
+            self._owed[name] = update
 
-    def take_news(self) -> list[tuple[Any, News]]:
+    def take_updates(self) -> list[tuple[Any, Update]]:
         """Return what to send to which addresses; everything that it tells of must be saved."""
-        owed, self._owed = self._owed | self._long_poll.take_news(), {}
+        owed, self._owed = self._owed | self._long_poll.take_updates(), {}
         proxies = self._proxies
-        return [(proxies[name].address, news) for name, news in owed.items() if name in proxies]
+        return [(proxies[name].address, update) for name, update in owed.items() if name in proxies]
 
     def gone(self, name: str) -> None:
         """Wait for a proxy no more, and forget it; harmless when it is forgotten."""
@@ -257,7 +257,7 @@ class Listeners:
             self._owed.pop(name, None)
             self._changes.put(LISTENER, name, None)
             self._long_poll.forget(name)
-            self._told_gone(name)
+            self._on_gone(name)
 
     def host_gone(self, host: str) -> None:
         """Wait no more for the proxies of a host that is lost; they begin anew when it is back."""
@@ -265,7 +265,7 @@ class Listeners:
             if proxy.record.host == host:
                 self.gone(name)
 
-    def look(self, name: str) -> None:
+    def reconcile(self, name: str) -> None:
         """Give a proxy up that was expected for long enough."""
         if not self.is_heard(name):
             self.gone(name)

@@ -156,8 +156,8 @@ class Registry:
             wanted.bounds,
         ):
             raise ValueError(
-                f"name={wanted.name!r}: there is a {_told(metric)} of that name already, so there "
-                f"cannot be a {_told(wanted)}"
+                f"name={wanted.name!r}: there is a {_kind(metric)} of that name already, so there "
+                f"cannot be a {_kind(wanted)}"
             )
         return metric
 
@@ -196,7 +196,7 @@ def _lines(metric: Metric | Family) -> set[str]:
     return {metric.name, *(f"{metric.name}_{part}" for part in ("bucket", "sum", "count"))}
 
 
-def _told(metric: Metric | Family) -> str:
+def _kind(metric: Metric | Family) -> str:
     labels = f" with {', '.join(metric.labels)}" if metric.labels else ""
     bounds = f" and boundaries {list(metric.bounds)}" if metric.bounds else ""
     return f"{metric.kind}{labels}{bounds}"

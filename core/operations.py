@@ -200,9 +200,9 @@ DEFAULT_READY_TIMEOUT_S = 60.0
 CANARY_READY_TIMEOUT_S = 600.0  # a new version has to start first
 
 
-def _words(value: object) -> object:
+def _split(value: object) -> object:
     """Return what is written with commas between, as a flag or a query has it."""
-    return [word for word in value.split(",") if word] if isinstance(value, str) else value
+    return [part for part in value.split(",") if part] if isinstance(value, str) else value
 
 
 def _checked_steps(steps: Any) -> tuple[float, ...]:
@@ -235,9 +235,9 @@ def _first_steps(steps: Any) -> tuple[float, ...]:
 
 
 def _checked_rules(rules: object) -> dict[str, float]:
-    words = _words(rules)
-    if isinstance(words, list | tuple) and words:
-        rules = dict(map(_rule, words))
+    pairs = _split(rules)
+    if isinstance(pairs, list | tuple) and pairs:
+        rules = dict(map(_rule, pairs))
     return dict(DEFAULT_RULES) if rules is None else check_rules(rules)
 
 
@@ -311,7 +311,7 @@ class DeployFlags(Settings):
     tolerance: float | None = Field(
         default=None, description="Relative difference of equal numbers in JSON [0]."
     )
-    ignore: Annotated[tuple[str, ...], BeforeValidator(_words), _AS_TEXT] = Field(
+    ignore: Annotated[tuple[str, ...], BeforeValidator(_split), _AS_TEXT] = Field(
         default=(), description="What of JSON is not compared, such as /id or /items/*/at."
     )
     hold_s: float | None = Field(
@@ -371,7 +371,7 @@ class Operation(BaseModel):
             super().__init__(**fields)
         except ValidationError as error:
             problems = "; ".join(problems_in(error))
-            raise InvalidRequestError(f"{_told(type(self), fields)}: {problems}") from None
+            raise InvalidRequestError(f"{_described(type(self), fields)}: {problems}") from None
 
     @classmethod
     def of(cls, **fields: Any) -> Self:
@@ -397,9 +397,9 @@ class Operation(BaseModel):
         cls.key = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """What it does, for the history."""
-        return _told(type(self), dict(self))
+        return _described(type(self), dict(self))
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -407,11 +407,11 @@ class Operation(BaseModel):
         return self.model_dump()
 
 
-def _told(kind: type[Operation], fields: Mapping[str, Any]) -> str:
-    words = kind.key.replace("_", " ")
+def _described(kind: type[Operation], fields: Mapping[str, Any]) -> str:
+    text = kind.key.replace("_", " ")
     target = fields.get(next(iter(kind.model_fields), ""))
     target = getattr(target, "name", target)  # of a DeploymentSpec
-    return f"{words} {target!r}" if isinstance(target, str) else words
+    return f"{text} {target!r}" if isinstance(target, str) else text
 
 
 def read_operation(key: object, fields: object) -> Operation:
@@ -603,7 +603,7 @@ class DeployApplications(Operation):
     prune: bool = False
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """What it does, for the history."""
         names = [repr(each.name) for each in self.applications]
         what = f"deploy application{'s' * (len(names) != 1)} {', '.join(names) or 'none'}"
@@ -780,7 +780,7 @@ class CreateToken(Operation):
     expires_at: Annotated[float | None, Field(gt=0)] = None  # seconds since the epoch; None: never
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """What it does, for the history."""
         return f"create token {self.name!r} with the role {self.holder_role}"
 

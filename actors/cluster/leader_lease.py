@@ -38,7 +38,7 @@ from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.runtime.state_dir import write_private
 from greenroom.core.cluster.leader_lease import (
-    LOOK_S,
+    CHECK_S,
     OVER_S,
     RENEW_S,
     SETTLED_S,
@@ -170,7 +170,7 @@ class LeaderElection:
             self._finder.doubt()
 
     def _watch(self) -> None:
-        while not self._stopped.wait(LOOK_S):
+        while not self._stopped.wait(CHECK_S):
             self._look()
 
     def _look(self) -> None:
@@ -244,7 +244,7 @@ class LeaderElection:
         lease, self._seen = seen.lease, seen
         if lease.address and lease.address != self._settings.own_address:
             self._leader = (lease.address,)
-        leads = self._succession.look(lease, at, self._silent_s(), is_over=seen.is_over)
+        leads = self._succession.check(lease, at, self._silent_s(), is_over=seen.is_over)
         leads = leads and not self.refusal
         if leads != self.leads or self._finder is None:
             self._turn(leads=leads)

@@ -109,7 +109,7 @@ class Members:
         )
         if name == self._own and not self._is_of_another_host(message):
             keeps = bool(self.epoch)  # for who may lead after it
-            self._cluster.hosts.note_own(record, time.monotonic(), keeps=keeps)
+            self._cluster.hosts.record_own(record, time.monotonic(), keeps=keeps)
         else:
             running = [tag for tag, _ in message.replicas]
             try:

@@ -414,7 +414,7 @@ class ActiveController:
         self._policies.tidy()
         for tag, decision in self.cluster.autoscaler.take_log():
             logger.info("autoscaling %s: %s", tag, decision)
-        owed = self.cluster.listeners.take_news()
+        owed = self.cluster.listeners.take_updates()
         if changes or owed or any(not isinstance(e, _ROUTINE) for e in effects):
             self._status_file.changed()
         for proxy, news in owed:

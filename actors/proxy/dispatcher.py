@@ -521,7 +521,7 @@ class Dispatcher:
 
     def end_described(self, message: EndDescribed) -> None:
         """Answer what a replica took along. Of the causes, clients are told one."""
-        is_oom = RestartReason.told_by(message.cause) is RestartReason.OUT_OF_MEMORY
+        is_oom = RestartReason.parse(message.cause) is RestartReason.OUT_OF_MEMORY
         for effect in self._died.pop(message.request_id, ()):
             text = f"{effect.text} (the replica ran out of memory)" if is_oom else effect.text
             self._refuse(effect._replace(text=text, died=""))

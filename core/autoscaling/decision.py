@@ -1,6 +1,6 @@
 """How many replicas one backend should have, by its load: windows, delays, bounds, and why.
 
-Theory of operation. Each step notes the *load*: all queries of the backend that routers queue or
+Theory of operation. Each step records the *load*: all queries of the backend that routers queue or
 replicas run. A *policy* turns its average over the look-back window into what is *wanted*, a number
 that need not be whole. The config's factors, bounds and delays turn that into the *target*:
 

@@ -20,11 +20,11 @@ from greenroom.core.errors import ConflictError, InvalidRequestError
 from greenroom.core.lifecycle import definitions, history
 from greenroom.core.lifecycle.endpoints import (
     check_free,
+    describe_uses,
     described,
     is_made_alike,
     new_endpoint,
     owner_of,
-    told_uses,
     with_shadow,
 )
 from greenroom.core.lifecycle.releases import folders_of
@@ -63,13 +63,13 @@ def carry_out(cluster: Cluster, asked: ops.Operation, author: history.Author, no
         raise InvalidRequestError(f"{asked.key} is not an operation of the cluster's state")
     if not asked.is_read and (repeated := cluster.state.history.answered(author.request_id)):
         return repeated.answer
-    told = asked.told
+    description = asked.description
     if isinstance(asked, ops.UndoChange):
-        told = f"undo change {cluster.state.history.get(asked.change_id).id}"
+        description = f"undo change {cluster.state.history.get(asked.change_id).id}"
     change = carry(cluster, asked, now)
     if not isinstance(change, Change):
         return change  # the answer of what reads, or acts on hosts
-    return cluster.state.apply(author, told, change, now.wall)
+    return cluster.state.apply(author, description, change, now.wall)
 
 
 # --- Backends -------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def _delete_backend(cluster: Cluster, asked: ops.DeleteBackend, _now: Now) -> Ch
     if owner := owner_of(backend.record):
         raise ConflictError(f"backend {tag!r} belongs to {owner}; delete or redeploy that")
     cluster.rollouts.check_unused(tag)
-    if uses := told_uses(state.endpoints.using(tag), tag):
+    if uses := describe_uses(state.endpoints.using(tag), tag):
         raise ConflictError(
             f"backend {tag!r} has {uses}; delete the endpoint, set its traffic elsewhere, or end "
             "the shadow first"

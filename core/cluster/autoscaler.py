@@ -83,13 +83,13 @@ class Autoscaler:
         """Stop counting what a proxy had to do."""
         self._load_changed(self._loads.forget(proxy))
 
-    def look_at_loads(self, now: float) -> None:
+    def expire_loads(self, now: float) -> None:
         """Stop counting what proxies had to do that report no more."""
         self._load_changed(self._loads.expire(now))
 
     # --- Steps ----------------------------------------------------------------------------------
 
-    def look(self, tag: str, now: float) -> list[Effect]:
+    def reconcile(self, tag: str, now: float) -> list[Effect]:
         """Take a backend's step."""
         entry = self._entries.get(tag)
         if entry is None or self._step(tag, entry, now):

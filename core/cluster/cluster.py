@@ -3,10 +3,10 @@
 Theory of operation. Operations (:mod:`greenroom.core.cluster.admin`) change records. Observations
 change soft state only. :meth:`Cluster.advance` moves whatever was touched or is due one step closer
 to what is wanted, and returns effects. The shell then saves :meth:`Cluster.take_changes`, and only
-after that performs the effects, pushes the news and answers.
+after that performs the effects, pushes the updates and answers.
 
-What a look at one thing touches is looked at in the same step, until nothing is left: replicas'
-hosts and loads first, backends, what is made of these, and goals last.
+What reconciling one thing touches is reconciled in the same step, until nothing is left:
+replicas' hosts and loads first, backends, what is made of these, and goals last.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from greenroom.core.tokens import TOKEN
 
 RECOVERY_S = 2.0  # how long a new controller waits for replicas before it talks to proxies
 RECOVERY = "recovery"  # the key of this
-MIN_STEP_S = 0.01  # between two looks at a backend for which nothing has happened
+MIN_STEP_S = 0.01  # between two steps of a backend for which nothing has happened
 
 
 class Cluster:
@@ -66,7 +66,7 @@ class Cluster:
         lost: Iterable[Key] = (),
     ) -> None:
         hosts = records.get(HOST, {})
-        self.now = now  # when it was last looked at
+        self.now = now  # of the last step
         self.placement = placement or anywhere()
         prepare(self.placement, hosts, own_host)
         self.state = state = State(records, epoch, now, self.placement, lost)
@@ -76,7 +76,7 @@ class Cluster:
             records.get(LISTENER, {}),
             now,
             agenda=state.agenda,
-            told_gone=state.proxy_gone,
+            on_gone=state.proxy_gone,
         )
         self.hosts = Hosts(state, self.listeners, hosts, own_host, now)
         self.loads = Loads(now)
@@ -93,18 +93,18 @@ class Cluster:
         self._agenda = state.agenda
         if state.long_poll.closed:
             self._agenda.at(RECOVERY, "", now + (EXPECTED_S if hosts else RECOVERY_S))
-        self._held_upto: int | None = None  # at the last look
-        self._look: dict[str, Callable[[str], Iterable[Effect] | None]] = {
-            LISTENER: self.listeners.look,
-            HOST: lambda _: self.hosts.look(self.now),
-            LOADS: lambda _: self.autoscaler.look_at_loads(self.now),
-            SCALING: lambda tag: self.autoscaler.look(tag, self.now),
-            BACKEND: self._look_at_backend,
+        self._held_upto: int | None = None  # at the last step
+        self._reconcile: dict[str, Callable[[str], Iterable[Effect] | None]] = {
+            LISTENER: self.listeners.reconcile,
+            HOST: lambda _: self.hosts.reconcile(self.now),
+            LOADS: lambda _: self.autoscaler.expire_loads(self.now),
+            SCALING: lambda tag: self.autoscaler.reconcile(tag, self.now),
+            BACKEND: self._reconcile_backend,
             APPLICATION: lambda name: definitions.advance_application(state, name),
-            ROLLOUT: lambda name: self.rollouts.look(name, self.now, self._wall_now),
-            CANARY: lambda name: self.canaries.look(name, self._wall_now),
+            ROLLOUT: lambda name: self.rollouts.reconcile(name, self.now, self._wall_now),
+            CANARY: lambda name: self.canaries.reconcile(name, self._wall_now),
             RECOVERY: lambda _: state.long_poll.open(),
-            GOAL: self._look_at_goal,
+            GOAL: self._reconcile_goal,
         }
 
     # --- Observations ---------------------------------------------------------------------------
@@ -171,18 +171,18 @@ class Cluster:
         effects: list[Effect] = []
         while kind := self._next_kind():
             for name in self._agenda.take(kind, now):
-                effects += self._look[kind](name) or ()
+                effects += self._reconcile[kind](name) or ()
                 self._agenda.happened((kind, name))
         return effects
 
     def _next_kind(self) -> str:
-        """Return of which kind the next keys are to be looked at; "" when there is none."""
+        """Return of which kind the next keys are to be reconciled; "" when there is none."""
         if self.state.long_poll.held_upto != self._held_upto:
             self._held_upto = self.state.long_poll.held_upto
             self._agenda.happened(HELD)
         if self.placement.take_freed():
             self._agenda.happened(ROOM)
-        return self._agenda.first(self._look, self.now)
+        return self._agenda.first(self._reconcile, self.now)
 
     def next_due_at(self) -> float | None:
         """Return when :meth:`advance` has something to do, if nothing happens before."""
@@ -193,7 +193,7 @@ class Cluster:
         """Return what to save before anything else is done."""
         return self.state.take_changes()
 
-    def _look_at_backend(self, tag: str) -> list[Effect]:
+    def _reconcile_backend(self, tag: str) -> list[Effect]:
         backend, now = self.state.backends.get(tag), self.now
         if backend is None:
             return []
@@ -209,7 +209,7 @@ class Cluster:
         self.series.scaled(tag, backend.running, self._wall_now)
         if backend.record.application:
             self._agenda.touch(APPLICATION, backend.record.application)
-        elif backend.wanted and backend.settled and backend.note_running():
+        elif backend.wanted and backend.converged and backend.record_running():
             self._agenda.touch(BACKEND, tag)  # routers are to know
         if backend.record.deleting and not backend.replicas:
             self.state.remove_backend(tag)
@@ -228,7 +228,7 @@ class Cluster:
         self.state.long_poll.publish(key, table_of(backend))
         return self.state.long_poll.held_by_all(key)
 
-    def _look_at_goal(self, goal_id: str) -> None:
+    def _reconcile_goal(self, goal_id: str) -> None:
         goal = self.state.goals.get(goal_id)
         if goal is None or goal.state != "pending":
             return

@@ -41,8 +41,8 @@ from greenroom.core.validation import unknown_name
 BEAT_S = 0.2
 LOST_AFTER_S = 2.4
 STEADY_S, GAP_S = 1.0, 0.8
-LOOK_S = 0.2  # how often to judge
-PAUSE_S = 1.5  # between two looks: the judge itself was away, and not only late
+CHECK_S = 0.2  # how often to judge
+PAUSE_S = 1.5  # between two checks: the judge itself was away, and not only late
 
 
 class Beats:
@@ -53,7 +53,7 @@ class Beats:
         self.is_lost = False
         self._at = now + patience_s - LOST_AFTER_S
         self._since = now  # the beginning of the present run of beats
-        self._looked_at = now
+        self._checked_at = now
 
     def heard(self, now: float) -> None:
         """Take a beat."""
@@ -61,10 +61,10 @@ class Beats:
             self._since = now
         self._at = now
 
-    def look(self, now: float) -> bool:
-        """Return whether the host is lost, or back, since the last look."""
-        away_s = now - self._looked_at
-        self._looked_at = now
+    def check(self, now: float) -> bool:
+        """Return whether the host is lost, or back, since the last check."""
+        away_s = now - self._checked_at
+        self._checked_at = now
         if away_s > PAUSE_S:
             self._at = max(self._at, min(self._at + away_s, now))
         is_steady = now - self._at <= GAP_S and self._at - self._since >= STEADY_S
@@ -72,7 +72,7 @@ class Beats:
         self.is_lost = not is_steady if was_lost else now - self._at > LOST_AFTER_S
         return self.is_lost is not was_lost
 
-    def give_up(self) -> bool:
+    def abandon(self) -> bool:
         """Count the host as lost at once; False when it is already."""
         was_lost, self.is_lost = self.is_lost, True
         self._at = self._since = float("-inf")
@@ -165,7 +165,7 @@ class Hosts:
         self._placement = state.placement
         self._changes = state.changes
         self._agenda = state.agenda
-        self._told_gone = state.host_gone
+        self._on_gone = state.host_gone
         self._listeners = listeners
         self._own = Host(own, records.get(own), Beats(now), S.RUNNING)
         self._keeps_own = False  # its record, whether it drains or not
@@ -196,7 +196,7 @@ class Hosts:
         """Return a host's state; the controller's own runs or drains."""
         return self._hosts[name].state if name in self._hosts else S.LOST
 
-    def note_own(self, record: HostRecord, now: float, *, keeps: bool) -> None:
+    def record_own(self, record: HostRecord, now: float, *, keeps: bool) -> None:
         """Take the report of the controller's own host.
 
         With ``keeps`` it is recorded, for one that will lead from elsewhere.
@@ -279,27 +279,27 @@ class Hosts:
             )
 
     def beat(self, name: str, now: float) -> None:
-        """Take note that a host lives and can be reached."""
+        """Record that a host lives and can be reached."""
         if name in self._hosts:
             self._hosts[name].beats.heard(now)
 
     def gone(self, name: str, now: float) -> None:
-        """Take note that nothing of a host's system runs any more: it need not be waited for."""
+        """Record that nothing of a host's system runs any more: it need not be waited for."""
         host = self._hosts.get(name, self._own)
-        if host is not self._own and host.beats.give_up():
+        if host is not self._own and host.beats.abandon():
             self._missed(host, now)
 
-    def look(self, now: float) -> None:
+    def reconcile(self, now: float) -> None:
         """Judge all hosts by their beats."""
         for host in self._others():
-            if not host.beats.look(now):
+            if not host.beats.check(now):
                 continue
             if host.beats.is_lost:
                 self._missed(host, now)
             else:
                 self._seen(host, now)
         if len(self._hosts) > 1:
-            self._agenda.at(HOST, "", now + LOOK_S)
+            self._agenda.at(HOST, "", now + CHECK_S)
 
     def _seen(self, host: Host, now: float) -> None:
         was_lost = host.state is S.LOST
@@ -318,10 +318,10 @@ class Hosts:
         self._placement.close_host(name, _LOST)
         self._listeners.host_gone(name)
         for tag, backend in self._backends.items():
-            if backend.retries.host_lost(name, now):
+            if backend.retries.host_gone(name, now):
                 self._agenda.touch(BACKEND, tag)
         for backend, replica in self._at(name):
-            backend.host_lost(replica, now)
+            backend.host_gone(replica, now)
 
     # --- What is asked for ----------------------------------------------------------------------
 
@@ -396,7 +396,7 @@ class Hosts:
                 replica.move(ReplicaEvent.RETIRE, now)
 
     def _at(self, name: str) -> Iterator[tuple[Backend, Replica]]:
-        """Yield the replicas on a host; their backends are looked at in the next step."""
+        """Yield the replicas on a host; their backends are reconciled in the next step."""
         for tag, backend in self._backends.items():
             for replica in backend.replicas.values():
                 if replica.host == name:
@@ -436,10 +436,10 @@ class Hosts:
         if self.record(name) is None:
             return
         for backend, replica in self._at(name):
-            backend.host_lost(replica, now)
+            backend.host_gone(replica, now)
             replica.host_back(now, is_running=False)
         del self._hosts[name]
         self._listeners.host_gone(name)
         self._placement.drop_host(name)
         self._changes.put(HOST, name, None)
-        self._told_gone(name)
+        self._on_gone(name)

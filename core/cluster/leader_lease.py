@@ -1,8 +1,8 @@
 """Which of several leaders leads: a lease in the store that they share.
 
 Theory of operation. Clocks of two hosts cannot be compared, so the lease holds no time. The leader
-*renews* it by writing a new number every :data:`RENEW_S`. Every other host that may lead *looks* at
-it every :data:`LOOK_S`. Both count time by their own clock:
+*renews* it by writing a new number every :data:`RENEW_S`. Every other host that may lead *checks*
+it every :data:`CHECK_S`. Both count time by their own clock:
 
     the lease                           the host that holds it     another host that may lead
     renewed within TERM_S               acts                       follows
@@ -35,8 +35,8 @@ from typing import NamedTuple
 RENEW_S = 0.4
 TERM_S = 2.6
 OVER_S = 2.8  # must be longer than the term
-LOOK_S = 0.2
-PAUSE_S = 1.0  # between two looks: the looking host was away itself
+CHECK_S = 0.2
+PAUSE_S = 1.0  # between two checks: the checking host was away itself
 BEATS_S = 1.5  # a leader that was heard of within this may just be late in renewing
 SETTLED_S = 10.0  # for which a leader keeps the lease, so that leading does not go to and fro
 
@@ -78,9 +78,9 @@ class Succession:
         self._own = own
         self.seen = Lease()
         self._changed_at: float | None = None
-        self._looked_at = 0.0
+        self._checked_at = 0.0
 
-    def look(
+    def check(
         self, lease: Lease, now: float, silent_s: float, *, is_over: bool | None = None
     ) -> bool:
         """Take what the store says; return whether this host is to lead.
@@ -90,9 +90,9 @@ class Succession:
         try at the same time the store takes one. ``is_over`` is what the store's own clock says;
         None where it has none.
         """
-        if lease != self.seen or self._changed_at is None or now - self._looked_at > PAUSE_S:
+        if lease != self.seen or self._changed_at is None or now - self._checked_at > PAUSE_S:
             self.seen, self._changed_at = lease, now
-        self._looked_at = now
+        self._checked_at = now
         if lease.epoch == 0:
             return True
         if self._own == (lease.heir or lease.holder):

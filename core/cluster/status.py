@@ -170,8 +170,8 @@ def _state(cluster: Cluster, backend: Backend) -> dict[str, Any]:
         shown["restarts"] = restarts
     if failure := cluster.autoscaler.policy_failure(backend.record.tag):
         shown["policy_failure"] = last_line(failure)
-        told = f"its autoscaling policy failed, so the target stays: {shown['policy_failure']}"
-        shown["message"] = f"{message}; {told}" if message else told
+        problem = f"its autoscaling policy failed, so the target stays: {shown['policy_failure']}"
+        shown["message"] = f"{message}; {problem}" if message else problem
     return shown
 
 
@@ -183,9 +183,9 @@ def _health(backend: Backend, now: float) -> tuple[str, str]:
     if backend.rescaling and not backend.updating and (backend.waiting or not trouble(backend)):
         message = f"{backend.running} of {backend.wanted} replicas run"
         return backend.rescaling, f"{message}; {backend.waiting}" if backend.waiting else message
-    if backend.settled:
-        is_sick, told = sickness(backend)
-        return "UNHEALTHY" if is_sick else "HEALTHY", told
+    if backend.converged:
+        is_sick, problem = sickness(backend)
+        return "UNHEALTHY" if is_sick else "HEALTHY", problem
     newest = [r for r in backend.replicas.values() if r.release == backend.record.newest.number]
     live = [r for r in newest if r.state in LIVE]
     wait = f"{sum(r.state == 'RUNNING' for r in live)} of {backend.wanted} replicas run"
@@ -285,5 +285,5 @@ def _replica(backend: Backend, replica: Replica) -> Mapping[str, Any]:
         "ongoing": replica.ongoing,
         "rank": replica.known_rank.rank if replica.known_rank and replica.state in LIVE else None,
         **({"devices": devices} if devices else {}),
-        **({"trouble": told} if (told := replica.trouble or replica.worn) else {}),
+        **({"trouble": problem} if (problem := replica.trouble or replica.worn) else {}),
     }

@@ -126,10 +126,10 @@ def compare(
 def _by_function(function: Function | None, primary: Response, shadow: Response) -> Outcome:
     if function is None:
         return Outcome("the compare function could not be loaded", comparable=False)
-    told = function(primary, shadow)
-    if told is None or told is True or told == "":
+    found = function(primary, shadow)
+    if found is None or found is True or found == "":
         return SAME
-    return Outcome(told[:MAX_SHOWN] if isinstance(told, str) else "the compare function says so")
+    return Outcome(found[:MAX_SHOWN] if isinstance(found, str) else "the compare function says so")
 
 
 def _by_json(settings: Compare, primary: Response, shadow: Response) -> Outcome:

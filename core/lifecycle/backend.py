@@ -4,7 +4,7 @@ Theory of operation. The record (hard state) names the replicas that may have a 
 before a process is asked for, so that no restart of the controller can lose one. Each replica's
 state (soft) follows the table in core/lifecycle/replicas.py. A new controller has to learn these
 states: it sends Start to every recorded replica, and a running one answers that it runs. A recorded
-replica that has not answered yet, nor been given up as silent, is *recovering*. It is not told to
+replica that has not answered yet, nor failed as silent, is *recovering*. It is not told to
 stop, because it is not known yet which replicas are surplus.
 
 :meth:`Backend.reconcile` compares and takes the next steps. It is cheap to call, and safe at any
@@ -132,7 +132,7 @@ class Backend:
         """Set the number of replicas that autoscaling has decided on."""
         before = self.target
         self.update(target=target)
-        self._note_rescaling(before)
+        self._record_rescaling(before)
 
     def set_config(self, config: BackendConfig) -> bool:
         """Take a new config; return False when it is the present one."""
@@ -147,7 +147,7 @@ class Backend:
                 self.record, config=config.model_dump(), config_id=newest.config_id + 1
             )
         )
-        self._note_rescaling(before)
+        self._record_rescaling(before)
         return True
 
     def deploy(self, **release: Any) -> bool:
@@ -202,7 +202,7 @@ class Backend:
         before = None if anew else self.config.autoscaling_config
         return scaling.first_target(before, 0 if anew else self.target)
 
-    def _note_rescaling(self, before: int) -> None:
+    def _record_rescaling(self, before: int) -> None:
         if self.target != before:
             self.rescaling = "UPSCALING" if self.target > before else "DOWNSCALING"
 
@@ -222,7 +222,7 @@ class Backend:
         return {replica.tag: replica.stats for replica in self.in_state(ReplicaState.RUNNING)}
 
     @property
-    def settled(self) -> bool:
+    def converged(self) -> bool:
         """Whether exactly the wanted replicas run, with the newest config."""
         live, newest = self._live(), self.record.newest
         return len(live) == self.wanted and all(
@@ -243,8 +243,8 @@ class Backend:
         """Whether the state of every recorded replica is known."""
         return not any(replica.recovering for replica in self.replicas.values())
 
-    def note_running(self) -> bool:
-        """Note that its application, or it by itself, has been RUNNING; False if it was noted."""
+    def record_running(self) -> bool:
+        """Record that its application, or it by itself, has been RUNNING; False if it was."""
         if self.record.was_running:
             return False
         self.update(was_running=True)
@@ -262,7 +262,7 @@ class Backend:
     def reported(self, report: Report, now: float) -> float:
         """Take a replica's report of itself; return when to reconcile, at the latest.
 
-        That is the time of the next check after a check that tells nothing new. A look at all
+        That is the time of the next check after a check that tells nothing new. To reconcile all
         replicas for each of those would cost the square of their number.
         """
         replica = self.replicas.get(report.replica)
@@ -283,7 +283,7 @@ class Backend:
             replica.address,
             replica.process,
             replica.config_id,
-            replica.told_config_id,
+            replica.sent_config_id,
             replica.missed_checks,
             replica.check_error,
             replica.worn,
@@ -310,14 +310,14 @@ class Backend:
             self._start_reported(replica, report, now)
 
     def exited(self, tag: str, now: float, cause: str = "") -> None:
-        """Note that a replica's process is gone; ``cause`` is how it ended, where that is known."""
+        """Record that a replica's process is gone; ``cause`` is how it ended, where it is known."""
         replica = self.replicas.get(tag)
         if replica is None or replica.state in {ReplicaState.STOPPED, ReplicaState.SHOULD_START}:
             return
         before = replica.state
         replica.recovering = False
-        told = replica.why_ended(cause)
-        reason = RestartReason.told_by(told)
+        ended = replica.why_ended(cause)
+        reason = RestartReason.parse(ended)
         is_oom = reason is RestartReason.OUT_OF_MEMORY
         if before is ReplicaState.RUNNING or (is_oom and before is ReplicaState.STARTING):
             self._count_restart(replica, reason)
@@ -327,7 +327,7 @@ class Backend:
             error = f"its process died while it was starting{why}"
             self._failed(replica, error, None, since, now)
         elif before is ReplicaState.RUNNING:
-            error = told if replica.worn else f"a replica's process died{why}"
+            error = ended if replica.worn else f"a replica's process died{why}"
             self.retries.last_error = error
             self._failures_of(replica).died(replica.host, since, now)
             self._ended_amid_update(replica, error, since, now)
@@ -352,7 +352,7 @@ class Backend:
         replica.check_sent_at = None
         replica.ask_at = now + self.config.health_check_period_s
         replica.config_id = max(replica.config_id, report.config_id)  # its report may be lost
-        replica.told_config_id = min(replica.told_config_id, report.config_id)  # or it is told anew
+        replica.sent_config_id = min(replica.sent_config_id, report.config_id)  # or it is told anew
         replica.check_error = report.error
         if report.error:
             replica.missed_checks += 1
@@ -404,7 +404,7 @@ class Backend:
         has_run = replica.may_have_served  # under an earlier controller
         reason = RestartReason.CRASHED if has_run else RestartReason.FAILED_START
         self._count_restart(replica, reason)
-        self.retries.last_error = error = self.placement.told_at(replica.host, error)
+        self.retries.last_error = error = self.placement.with_host(replica.host, error)
         starts = self._failures_of(replica).starts
         starts.add(replica.host, began_at, now)
         # Code that a host cannot load is to be found out, unless it has been good once: where the
@@ -416,8 +416,8 @@ class Backend:
         tries = min(self.tries, MAX_UNUSABLE_TRIES) if lasts else self.tries
         # What one host cannot load, though another runs it, no other try mends either.
         hopeless = lasts and not (self.record.failure or self.record.newest.ran)
-        if (hopeless or self.may_be_given_up) and starts.is_spent(tries, now):
-            self._give_up(error, exception)
+        if (hopeless or self.may_fail) and starts.is_spent(tries, now):
+            self._fail(error, exception)
 
     @property
     def tries(self) -> int:
@@ -425,7 +425,7 @@ class Backend:
         return self.config.max_constructor_retry_count
 
     @property
-    def may_be_given_up(self) -> bool:
+    def may_fail(self) -> bool:
         """Whether there is a release to go back to, or none of whose replicas has ever run."""
         newest = self.record.newest
         if self.record.failure or newest.ran:
@@ -438,9 +438,9 @@ class Backend:
             return
         self.retries.newest.ended.add(replica.host, since, now)
         if self.retries.newest.ended.count >= min(self.tries, MAX_ENDS_PER_UPDATE):
-            self._give_up(self.placement.told_at(replica.host, error), None)
+            self._fail(self.placement.with_host(replica.host, error), None)
 
-    def _give_up(self, error: str, exception: bytes | None) -> None:
+    def _fail(self, error: str, exception: bytes | None) -> None:
         earlier = releases.fallback(self.record)
         if earlier is None:
             self.update(failure=error, exception=exception)
@@ -484,7 +484,7 @@ class Backend:
             moved += 1
         return moved
 
-    def host_lost(self, replica: Replica, now: float) -> None:
+    def host_gone(self, replica: Replica, now: float) -> None:
         """Count a replica no more whose host is lost."""
         if replica.state is ReplicaState.LOST:
             return
@@ -507,7 +507,7 @@ class Backend:
         ``publish`` makes its table the newest, and returns whether every proxy holds it already.
         """
         self._forget_stopped()  # first, so that what they had is free for others
-        effects = self._give_up_silent(now)
+        effects = self._fail_silent(now)
         self._retire_unhealthy(now)
         self._replace_worn(now)
         self._choose(now)
@@ -516,13 +516,13 @@ class Backend:
         for replica in self.replicas.values():
             effects += self._orders.next(replica, now, released=released)
         self._record_replicas()
-        if self.wanted and self.settled:
+        if self.wanted and self.converged:
             self.retries.came_up()
             self.proven = True
             if not self.record.newest.ran:
                 self._set_record(releases.with_newest(self.record, ran=True))
         lost = len(self.in_state(ReplicaState.LOST))
-        if self.settled and len(self.replicas) - lost == self.wanted:
+        if self.converged and len(self.replicas) - lost == self.wanted:
             self.rescaling = ""
         if (pruned := releases.pruned(self.record)) is not self.record:
             self._set_record(pruned)
@@ -544,7 +544,7 @@ class Backend:
         if records != self.record.replicas:
             self.update(replicas=records)
 
-    def _give_up_silent(self, now: float) -> list[Effect]:
+    def _fail_silent(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for replica in self.in_state(ReplicaState.STARTING):
             if now < self._orders.ends_at(replica):
@@ -569,8 +569,8 @@ class Backend:
                 replica.check_error = f"no answer within {timeout_s:g} s"
             failures, reason = self.retries.unhealthy, RestartReason.UNHEALTHY
             if replica.missed_checks >= MAX_MISSED_CHECKS:
-                told = f"{replica.tag} failed {MAX_MISSED_CHECKS} health checks"
-                error = f"{told}, the last one: {last_line(replica.check_error)}"
+                problem = f"{replica.tag} failed {MAX_MISSED_CHECKS} health checks"
+                error = f"{problem}, the last one: {last_line(replica.check_error)}"
             elif replica.ejections >= MAX_EJECTIONS:
                 failures, reason = self.retries.ejected, RestartReason.EJECTED
                 error = replica.ejection
@@ -598,7 +598,7 @@ class Backend:
             return
         for replica in worn[:room]:
             replica.moving = True
-            self._count_restart(replica, RestartReason.told_by(replica.worn))
+            self._count_restart(replica, RestartReason.parse(replica.worn))
             self.retries.wore(replica, now)
 
     def _count_restart(self, replica: Replica, reason: RestartReason) -> None:

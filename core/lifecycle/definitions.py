@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from greenroom.core.errors import ConflictError, InvalidRequestError
-from greenroom.core.lifecycle.endpoints import check_free, told_uses
+from greenroom.core.lifecycle.endpoints import check_free, describe_uses
 from greenroom.core.lifecycle.goals import Progress
 from greenroom.core.lifecycle.history import CODE_KEPT
 from greenroom.core.lifecycle.releases import digests_of
@@ -128,17 +128,17 @@ def _application_of(state: State, asked: ApplicationSpec, *, from_file: bool) ->
     }
     before = state.applications.get(name)
     for gone in () if before is None else before.deployments:
-        both = qualified(name, gone)
-        wanted |= {(ENDPOINT, both): None, (BACKEND, both): None}
+        full_name = qualified(name, gone)
+        wanted |= {(ENDPOINT, full_name): None, (BACKEND, full_name): None}
     own = {qualified(name, deployment) for deployment in deployments}
     for spec in specs:
-        both = qualified(name, spec.name)
+        full_name = qualified(name, spec.name)
         route = asked.route_prefix if spec.name == asked.ingress else None
-        endpoint = replace(_endpoint_of(state, both, route, spec.name), application=name)
+        endpoint = replace(_endpoint_of(state, full_name, route, spec.name), application=name)
         if not own >= endpoint.traffic.keys():  # it was split with one that goes now
-            endpoint = replace(endpoint, traffic={both: 1.0})
-        wanted[BACKEND, both] = backend_of(spec, application=name, deployment=spec.name)
-        wanted[ENDPOINT, both] = endpoint
+            endpoint = replace(endpoint, traffic={full_name: 1.0})
+        wanted[BACKEND, full_name] = backend_of(spec, application=name, deployment=spec.name)
+        wanted[ENDPOINT, full_name] = endpoint
     return wanted
 
 
@@ -159,13 +159,13 @@ def _without_parts(state: State, name: str) -> Wanted:
         names: Iterable[str] = application.deployments
     else:  # its record is damaged, or was
         own = {each.name for each in state.endpoints.values() if each.application == name}
-        names = sorted(both.removeprefix(f"{name}#") for both in own | state.backends_of(name))
+        names = sorted(each.removeprefix(f"{name}#") for each in own | state.backends_of(name))
         if not names and (APPLICATION, name) not in state.lost:
             return {}
     wanted: Wanted = {(APPLICATION, name): None}
     for deployment in names:
-        both = qualified(name, deployment)
-        wanted |= {(ENDPOINT, both): None, (BACKEND, both): None}
+        full_name = qualified(name, deployment)
+        wanted |= {(ENDPOINT, full_name): None, (BACKEND, full_name): None}
     return wanted
 
 
@@ -175,18 +175,18 @@ def advance_application(state: State, name: str) -> None:
     if application is None:
         return
     if not application.deleting:
-        _note_running(state, application)
+        _record_running(state, application)
     elif not state.backends_of(name):
         del state.applications[name]
 
 
-def _note_running(state: State, application: ApplicationRecord) -> None:
+def _record_running(state: State, application: ApplicationRecord) -> None:
     tags = [qualified(application.name, each) for each in application.deployments]
     backends = [state.backends[tag] for tag in tags if tag in state.backends]
-    running = [each for each in backends if each.settled and not each.record.failure]
+    running = [each for each in backends if each.converged and not each.record.failure]
     if len(running) == len(tags):
         for tag in tags:
-            if state.backends[tag].note_running():
+            if state.backends[tag].record_running():
                 state.agenda.touch(BACKEND, tag)  # routers are to know
 
 
@@ -237,7 +237,7 @@ def without_deployment(state: State, name: str) -> Wanted:
     if _find_deployment(state, name) is None:
         return {}
     others = [e for e in state.endpoints.using(name) if e.name != name]
-    if uses := told_uses(others, name):
+    if uses := describe_uses(others, name):
         raise ConflictError(
             f"deployment {name!r} has {uses}; delete the endpoint, set its traffic elsewhere, or "
             "end the shadow first"
@@ -271,7 +271,7 @@ def backend_progress(state: State, name: str) -> Progress:
         return Progress()
     if error := record.failure or record.update_failure:
         return Progress(error=error, exception=record.exception)
-    if not backend.settled:
+    if not backend.converged:
         return Progress()
     held = state.long_poll.held_by_all
     done = held(BACKEND_PREFIX + name) and held(ENDPOINT_PREFIX + name)
@@ -373,7 +373,7 @@ def _check_backend(
     wanted: Definitions,
 ) -> None:
     if not isinstance(definition, BackendDefinition):
-        if uses := told_uses(_endpoints_then(state, wanted), tag):
+        if uses := describe_uses(_endpoints_then(state, wanted), tag):
             raise _cannot_undo(entry, f"backend {tag!r} has {uses}")
     elif not all(state.code_use.is_stored(digest) for digest in digests_of(definition)):
         raise _cannot_undo(

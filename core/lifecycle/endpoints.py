@@ -40,7 +40,7 @@ class Overlay:
 class Endpoints(Records[EndpointRecord]):
     """Definitions of endpoints by name, and what is laid over them.
 
-    By route, and by the backends that they are served by, they are found without a look at each.
+    By route, and by the backends that they are served by, they are found without reading each.
     """
 
     def __init__(self, saved: Mapping[str, EndpointRecord], changes: Changes) -> None:
@@ -174,7 +174,7 @@ def users_of(endpoints: Iterable[EndpointRecord], backend: str) -> dict[str, str
     return {name: "traffic" if backend in e.traffic else "a shadow" for name, e in named}
 
 
-def told_uses(endpoints: Iterable[EndpointRecord], backend: str) -> str:
+def describe_uses(endpoints: Iterable[EndpointRecord], backend: str) -> str:
     """Return which endpoints name the backend and how, for an error; empty for none."""
     users = users_of(endpoints, backend)
     return ", ".join(f"{use} of endpoint {name!r}" for name, use in users.items())

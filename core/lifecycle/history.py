@@ -139,12 +139,12 @@ def described(entry: HistoryRecord) -> dict[str, Any]:
 
 def described_changes(before: Definitions, after: Definitions) -> list[dict[str, Any]]:
     """Return what becomes of each thing: added, removed or changed, and which fields."""
-    told = []
+    changes = []
     for key in after:
         old, new = before[key], after[key]
         if old == new:
             continue
         does = "changed" if old and new else "added" if new else "removed"
         fields = differences(old, new)
-        told.append({"kind": key[0], "name": key[1], "change": does, "fields": fields})
-    return told
+        changes.append({"kind": key[0], "name": key[1], "change": does, "fields": fields})
+    return changes

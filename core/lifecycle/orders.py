@@ -76,25 +76,25 @@ class Orders(NamedTuple):
 
     def _start(self, replica: Replica, now: float) -> list[Effect]:
         replica.ask_at = now + RESEND_S
-        replica.told_rank = replica.known_rank
+        replica.sent_rank = replica.known_rank
         return [Start(replica.tag, self.record.tag)]
 
     def _keep(self, replica: Replica, now: float) -> list[Effect]:
         effects: list[Effect] = []
         config_id = self.record.newest.config_id
-        is_told = max(replica.config_id, replica.told_config_id) >= config_id
-        if is_newest(self.record, replica) and not is_told:
-            replica.told_config_id = config_id
+        is_sent = max(replica.config_id, replica.sent_config_id) >= config_id
+        if is_newest(self.record, replica) and not is_sent:
+            replica.sent_config_id = config_id
             effects.append(Reconfigure(replica.tag, self.record.tag))
         # Planned with the period of its time: a period that was lowered since holds at once.
         replica.ask_at = min(replica.ask_at, now + self.config.health_check_period_s)
-        # A check that is due soon is sent with those that are due now: a look costs more than it.
+        # A check that is due soon is sent with those that are due now: a step costs more than it.
         ask_at = replica.ask_at - CHECKED_TOGETHER * self.config.health_check_period_s
-        is_due = now >= ask_at or replica.told_rank != replica.known_rank
+        is_due = now >= ask_at or replica.sent_rank != replica.known_rank
         if replica.check_sent_at is None and is_due:
             replica.check_id += 1
             replica.check_sent_at = now
-            replica.told_rank = replica.known_rank  # which the check carries
+            replica.sent_rank = replica.known_rank  # which the check carries
             effects.append(Check(replica.tag, replica.check_id))
         return effects
 

@@ -134,31 +134,31 @@ class PlacedHost:
     def why_no_room(self, needs: Needs) -> str:
         """Return what stands in the way of a replica that does not fit, and what would help."""
         assert self.total is not None, "a host without a limit has room"
-        told = []
+        reasons = []
         for name, amount in needs.items():
             total, free = self.total.get(name, 0.0), max(self._free(name), 0.0)
             if amount <= free + ROUNDING:
                 if not self._has_devices(name, amount):
                     shares = ", ".join(f"{share:.4g}" for share in self._shares(name))
-                    told.append(
-                        f"a replica needs {_told(name, amount)} of whole devices, or of one, and "
+                    reasons.append(
+                        f"a replica needs {_text(name, amount)} of whole devices, or of one, and "
                         f"of these is taken: {shares}"
                     )
                 continue
-            needed = f"a replica needs {_told(name, amount)}"
+            needed = f"a replica needs {_text(name, amount)}"
             if amount > total + ROUNDING:
                 variable = _VARIABLES.get(name, "GREENROOM_RESOURCES")
-                told.append(
-                    f"{needed}, and the host has {_told(name, total)} in all: ask for less, or "
+                reasons.append(
+                    f"{needed}, and the host has {_text(name, total)} in all: ask for less, or "
                     f"start the system with a larger {variable}"
                 )
             else:
-                told.append(
-                    f"{needed}, and {_told(name, free)} of {_told(name, total)} is free: it fits "
-                    f"when {_told(name, amount - free)} more is given back by "
+                reasons.append(
+                    f"{needed}, and {_text(name, free)} of {_text(name, total)} is free: it fits "
+                    f"when {_text(name, amount - free)} more is given back by "
                     f"{self._holders(name)}"
                 )
-        return "; ".join(told)
+        return "; ".join(reasons)
 
     def free_part(self, needs: Needs) -> float:
         """Return how much is free of what a replica needs, 0 to 1, where that is least.
@@ -191,11 +191,11 @@ class PlacedHost:
                 backend = replica.rpartition("#")[0]
                 amounts[backend] = amounts.get(backend, 0.0) + needs[name]
         largest = sorted(amounts, key=lambda backend: -amounts[backend])
-        told = ", ".join(f"{backend} ({_told(name, amounts[backend])})" for backend in largest[:3])
-        return told + (f" and {len(largest) - 3} others" if len(largest) > 3 else "")
+        text = ", ".join(f"{backend} ({_text(name, amounts[backend])})" for backend in largest[:3])
+        return text + (f" and {len(largest) - 3} others" if len(largest) > 3 else "")
 
 
-def _told(name: str, amount: float) -> str:
+def _text(name: str, amount: float) -> str:
     if name == "memory":
         return f"{amount / GIB:.4g} GiB of memory"
     return f"{amount:.9g} {name}"
@@ -247,7 +247,7 @@ class Placement:
         """Return whether there is such a host."""
         return host in self._hosts
 
-    def told_at(self, host: str, error: str) -> str:
+    def with_host(self, host: str, error: str) -> str:
         """Return an error with the name of its host, where there are several hosts."""
         return error if len(self._hosts) < 2 else f"{error.rstrip()} (on host {host!r})"
 
@@ -317,11 +317,11 @@ class Placement:
         if len(reasons) == 1:
             return next(iter(reasons.values()))
         named = list(reasons.items())[:MAX_HOSTS_NAMED]
-        told = "; ".join(f"host {name}: {reason}" for name, reason in named)
+        text = "; ".join(f"host {name}: {reason}" for name, reason in named)
         others = len(reasons) - len(named)
         if others:
-            told += f"; and {others} other host{'s' if others > 1 else ''}"
-        return f"{told}; or another host joins"
+            text += f"; and {others} other host{'s' if others > 1 else ''}"
+        return f"{text}; or another host joins"
 
     def shown(self, host: str | None = None) -> dict[str, dict[str, Any]]:
         """Return resource -> total and taken, of one host or of all that are open together."""

@@ -66,7 +66,7 @@ class RestartReason(StrEnum):
     MAX_GPU_MEMORY = "max_gpu_memory_bytes"
 
     @classmethod
-    def told_by(cls, text: str) -> RestartReason:
+    def parse(cls, text: str) -> RestartReason:
         """Return the reason that a replica or its host has given; CRASHED where it is none."""
         return next((each for each in cls if text.startswith(each)), cls.CRASHED)
 
@@ -121,7 +121,7 @@ class Replica:
     address: Any = None
     process: Any = None
     config_id: int = 0  # the newest that it has applied
-    told_config_id: int = 0
+    sent_config_id: int = 0
     ongoing: int = 0
     ask_at: float = 0.0  # when to send again what its state asks for, or the next health check
     check_id: int = 0
@@ -140,7 +140,7 @@ class Replica:
     replaced_for: RestartReason | None = None
     devices: Devices = field(default_factory=dict)
     rank: Rank | None = None  # the last that it had among those that live
-    told_rank: Rank | None = None
+    sent_rank: Rank | None = None
 
     @property
     def ejections(self) -> int:
@@ -151,8 +151,8 @@ class Replica:
     def ejection(self) -> str:
         """The same in words."""
         times = f", {self.ejections} times in a row" if self.ejections > 1 else ""
-        told = f"{self.tag} fails where other replicas do not: for a while it gets no queries"
-        return f"{told}{times}; its log says why"
+        problem = f"{self.tag} fails where other replicas do not: for a while it gets no queries"
+        return f"{problem}{times}; its log says why"
 
     def host_back(self, now: float, *, is_running: bool) -> None:
         """Ask a lost replica that still has a process, now that its host is back."""
@@ -167,7 +167,7 @@ class Replica:
 
         A worn one may still run out of memory.
         """
-        is_oom = RestartReason.told_by(cause) is RestartReason.OUT_OF_MEMORY
+        is_oom = RestartReason.parse(cause) is RestartReason.OUT_OF_MEMORY
         return cause if is_oom or not self.worn else self.worn
 
     @property
@@ -369,7 +369,7 @@ class Failures:
         """The time before which no new replica may start."""
         return max(row.start_at for row in (self.starts, self.deaths, self.brief_lives))
 
-    def host_lost(self, host: str, now: float) -> bool:
+    def host_gone(self, host: str, now: float) -> bool:
         """Uncount what has just died with a host; return whether anything had."""
         self.accept(host)  # what it lacked may be there when it is back
         rows = (self.starts, self.deaths, self.brief_lives, self.ended)
@@ -422,6 +422,6 @@ class Retries:
             self.unhealthy.clear()
             self.check_error = ""
 
-    def host_lost(self, host: str, now: float) -> bool:
+    def host_gone(self, host: str, now: float) -> bool:
         """Uncount what has just died with a host; return whether anything had."""
-        return self.newest.host_lost(host, now) | self.earlier.host_lost(host, now)
+        return self.newest.host_gone(host, now) | self.earlier.host_gone(host, now)

@@ -19,11 +19,11 @@ SETTINGS_OF_ROUTERS = BackendConfig.model_fields.keys() & {
 
 def trouble(backend: Backend) -> str:
     """Return why a replica has no room, and the last error, while they last; else ''."""
-    if backend.record.failure or backend.settled:
+    if backend.record.failure or backend.converged:
         return backend.record.failure
     error, failures = backend.retries.last_error, backend.retries.newest.starts.count
     if failures:
-        of_how_many = f" of at most {backend.tries}" if backend.may_be_given_up else ""
+        of_how_many = f" of at most {backend.tries}" if backend.may_fail else ""
         tries = "try to start it has" if failures == 1 else "tries to start it have"
         error = f"{failures}{of_how_many} {tries} failed, the last one: {last_line(error)}"
     return "; ".join(filter(None, (backend.waiting, error)))
@@ -41,8 +41,8 @@ def sickness(backend: Backend) -> tuple[bool, str]:
             return is_sick, replica.ejection
         if replica.check_error:
             count = f"{replica.missed_checks} of {MAX_MISSED_CHECKS} times"
-            told = f"the health check of {replica.tag} failed {count}"
-            return is_sick, f"{told}, the last time: {last_line(replica.check_error)}"
+            problem = f"the health check of {replica.tag} failed {count}"
+            return is_sick, f"{problem}, the last time: {last_line(replica.check_error)}"
     return is_sick, backend.retries.check_error
 
 

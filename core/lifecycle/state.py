@@ -2,10 +2,10 @@
 
 Theory of operation. An operation works out a :class:`Change` from the state, which may fail and
 writes nothing. :meth:`State.apply` alone makes it: it compares what is wanted with what there is,
-changes the records in memory, which notes what must be saved, publishes the tables for proxies,
+changes the records in memory, which records what must be saved, publishes the tables for proxies,
 makes the goals, and adds the entry with the definitions before and after to the history. The shell
-saves the :class:`Changes` before it performs an effect, pushes news or answers, so that everything
-seen outside is on disk.
+saves the :class:`Changes` before it performs an effect, pushes updates or answers, so that all that
+is seen outside is on disk.
 """
 
 from __future__ import annotations

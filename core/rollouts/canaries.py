@@ -177,7 +177,7 @@ class Canaries:
 
     # --- Decisions ------------------------------------------------------------------------------
 
-    def look(self, name: str, wall_now: float) -> None:
+    def reconcile(self, name: str, wall_now: float) -> None:
         """Take the next step of an application's canary, if it has one; forget it with that."""
         agenda, record, candidate = self._state.agenda, self._records.get(name), candidate_of(name)
         if candidate in self._retiring:
@@ -283,12 +283,12 @@ class Canaries:
         compared, different = found["compared"], found["different"]
         if not compared:
             return "NO ANSWERS WERE COMPARED before it took over: a longer hold_s gives them time"
-        told = f"{different} of {compared} compared answers were different"
+        finding = f"{different} of {compared} compared answers were different"
         causes = [each for each in found["causes"] if each["comparable"]][:SHOWN_CAUSES]
         if causes:
             often = ", ".join(f"{each['count']} x {each['cause']}" for each in causes)
-            told += f" ({often})"
-        return f"MOST ANSWERS DIFFER: {told}" if different > compared / 2 else told
+            finding += f" ({often})"
+        return f"MOST ANSWERS DIFFER: {finding}" if different > compared / 2 else finding
 
     def _put(self, record: CanaryRecord) -> None:
         self._records[record.application] = record
@@ -302,7 +302,7 @@ class Canaries:
         digests = [digests_of(each) for each in held if isinstance(each, BackendDefinition)]
         self._state.code_use.hold((CANARY, record.application), set[str]().union(*digests))
 
-    # --- What is told of them -------------------------------------------------------------------
+    # --- How they are shown ---------------------------------------------------------------------
 
     def progress(self, name: str) -> Progress | None:
         """Tell how far an application's canary is; None where the application itself tells."""
@@ -322,7 +322,7 @@ class Canaries:
             return None
         why = record.reason
         if record.state == ROLLING_OUT:
-            why = self._rollouts.told(record.endpoint)
+            why = self._rollouts.describe(record.endpoint)
         return {"state": record.state, "why": why, "endpoint": record.endpoint, "to": record.to}
 
 

@@ -142,7 +142,7 @@ class Tally:
         self.errors += len(took_s) * (status >= 500 or status == TIMED_OUT_STATUS)
         self.latencies.update(map(bucket_of, took_s))
 
-    def lost(self) -> None:
+    def died(self) -> None:
         """Count a query that a replica took along when it died, though another may answer it."""
         self.queries += 1
         self.errors += 1
@@ -214,7 +214,7 @@ class Tallies(Observer):
     def retried(self, event: Retried) -> None:
         """See Observer."""
         if event.ticket.endpoint in self._watched:
-            self._of(event.ticket.endpoint, event.ticket.backend).lost()
+            self._of(event.ticket.endpoint, event.ticket.backend).died()
 
     def _of(self, endpoint: str, backend: str) -> Tally:
         return self._watched[endpoint][1][backend]
@@ -223,12 +223,12 @@ class Tallies(Observer):
         self, overdue: Mapping[tuple[str, str], int]
     ) -> dict[str, tuple[str, dict[str, PlainTally]]]:
         """Return endpoint -> token and backend -> tally; what is overdue is given."""
-        told = {}
+        report = {}
         for endpoint, (token, tallies) in self._watched.items():
             for backend in {*tallies, *(tag for name, tag in overdue if name == endpoint)}:
                 tallies[backend].overdue = overdue.get((endpoint, backend), 0)
-            told[endpoint] = (token, {tag: tally.plain() for tag, tally in tallies.items()})
-        return told
+            report[endpoint] = (token, {tag: tally.plain() for tag, tally in tallies.items()})
+        return report
 
 
 DIFFERENCE_RATE = "difference_rate"
@@ -399,8 +399,8 @@ def too_few(rules: Mapping[str, float], sample: Sample, min_samples: int) -> str
         return f"{sample.old.timed()} of {CALIBRATION} latencies of the old backend"
     compared, _, not_compared = sample.answers
     if DIFFERENCE_RATE in rules and compared < min_samples:
-        told = f"; {not_compared} could not be compared" if not_compared else ""
-        return f"{compared} of {min_samples} compared answers{told}"
+        uncompared = f"; {not_compared} could not be compared" if not_compared else ""
+        return f"{compared} of {min_samples} compared answers{uncompared}"
     return ""
 
 
@@ -411,18 +411,18 @@ def describe(name: str, limit: float, sample: Sample) -> str:
     if name == "error_rate":
         return f"{errors}; at most {limit:.3g} of them may be"
     if name == "error_rate_increase":
-        beside = f"{old['errors']} of {old['queries']} with the old one"
-        return f"{errors}, {beside}; the share may be larger by {limit:.3g}"
+        reference = f"{old['errors']} of {old['queries']} with the old one"
+        return f"{errors}, {reference}; the share may be larger by {limit:.3g}"
     if name == DIFFERENCE_RATE:
         compared, different, _ = sample.answers
-        told = f"{different} of {compared} compared answers were different"
-        return f"{told}; at most {limit:.3g} of them may be"
+        finding = f"{different} of {compared} compared answers were different"
+        return f"{finding}; at most {limit:.3g} of them may be"
     p95 = "unknown" if new["p95_latency_s"] is None else f"{new['p95_latency_s']:.3g} s"
     if name == "p95_latency_s":
         return f"the p95 latency is {p95}; it may be {limit:.3g} s"
-    beside = "unknown" if old["p95_latency_s"] is None else f"{old['p95_latency_s']:.3g} s"
+    reference = "unknown" if old["p95_latency_s"] is None else f"{old['p95_latency_s']:.3g} s"
     may_be = f"it may be {limit:.3g} times that, or {SLACK_S * 1000:g} ms more"
-    return f"the p95 latency is {p95}, {beside} with the old one; {may_be}"
+    return f"the p95 latency is {p95}, {reference} with the old one; {may_be}"
 
 
 def shown(tally: Tally) -> dict[str, Any]:

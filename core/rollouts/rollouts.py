@@ -126,7 +126,7 @@ class _Run:
 class Rollouts:
     """The last rollout of each endpoint.
 
-    One is looked at when what it goes by has changed, or when it is due. ``now`` is monotonic
+    One is reconciled when what it goes by has changed, or when it is due. ``now`` is monotonic
     seconds, ``wall_now`` those of the epoch.
     """
 
@@ -253,13 +253,13 @@ class Rollouts:
 
     # --- Decisions ------------------------------------------------------------------------------
 
-    def look(self, endpoint: str, now: float, wall_now: float) -> None:
+    def reconcile(self, endpoint: str, now: float, wall_now: float) -> None:
         """Take the next step of an endpoint's rollout, if it has one to take."""
         run = self._runs.get(endpoint)
         if run is not None:
             self._advance(run, now, wall_now)
             if self._runs.get(endpoint) is run:
-                self._look_again(run, now)
+                self._schedule(run, now)
 
     def _forget(self, endpoint: str) -> None:
         """End an endpoint's rollout without a word, for the endpoint is deleted."""
@@ -292,8 +292,8 @@ class Rollouts:
             return Counts()
         return self._differences.counts((record.endpoint, record.to, compare.id))
 
-    def _look_again(self, run: _Run, now: float) -> None:
-        """Look at this when it is due, and after each change of what it goes by."""
+    def _schedule(self, run: _Run, now: float) -> None:
+        """Reconcile it when it is due, and after each change of what it goes by."""
         record, times, agenda = run.record, [NEVER], self._agenda
         backend = self._state.backends.get(record.to)
         agenda.upon((BACKEND, record.to), ROLLOUT, record.endpoint)
@@ -317,8 +317,8 @@ class Rollouts:
             return f"backend {record.to!r} was changed meanwhile, so what was seen is not of it"
         for part in self._parts(record):
             if part.record.failure:
-                told = f"backend {part.record.tag!r} could not be started"
-                return f"{told}: {last_line(trouble(part))}"
+                problem = f"backend {part.record.tag!r} could not be started"
+                return f"{problem}: {last_line(trouble(part))}"
         if backend.running or not backend.wanted:
             run.down_since = None
             return ""
@@ -357,9 +357,9 @@ class Rollouts:
     def _unready(self, run: _Run) -> str:
         """Say what the new backend lacks for more traffic; empty where it lacks nothing."""
         for backend in self._parts(run.record):
-            if not backend.settled:
-                told = f"{backend.running} of {backend.wanted} replicas run"
-                return f"backend {backend.record.tag!r} is not ready: {told}{_why(backend)}"
+            if not backend.converged:
+                progress = f"{backend.running} of {backend.wanted} replicas run"
+                return f"backend {backend.record.tag!r} is not ready: {progress}{_why(backend)}"
         return ""
 
     def _parts(self, record: RolloutRecord) -> list[Backend]:
@@ -383,8 +383,8 @@ class Rollouts:
             return f"waits for traffic: {missing}"
         worst = max(run.evidence, key=lambda name: run.evidence[name])
         if run.evidence[worst] > judging.NO_EVIDENCE:
-            told = judging.describe(worst, record.abort_if[worst], sample)
-            return f"in doubt about {worst}, so it waits for more queries: {told}"
+            finding = judging.describe(worst, record.abort_if[worst], sample)
+            return f"in doubt about {worst}, so it waits for more queries: {finding}"
         if (held_s := run.held_s(now)) < record.hold_s:
             return f"no objection so far; held for {held_s:.0f} of {record.hold_s:g} s"
         return ""
@@ -458,7 +458,7 @@ class Rollouts:
         if record.step >= 0:
             self._state.long_poll.publish(ROLLOUT_PREFIX + record.endpoint, _token(record))
 
-    # --- What is told of them -------------------------------------------------------------------
+    # --- How they are shown ---------------------------------------------------------------------
 
     def progress(self, endpoint: str) -> Progress:
         """Tell how far an endpoint's rollout is; it fails by going back."""
@@ -483,7 +483,7 @@ class Rollouts:
         record = self._records.get(endpoint)
         return None if record is None else record.compares.get(record.to)
 
-    def told(self, endpoint: str) -> str:
+    def describe(self, endpoint: str) -> str:
         """Return where an endpoint's rollout stands, in a few words."""
         run = self._runs.get(endpoint)
         if run is None:

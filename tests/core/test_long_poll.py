@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from greenroom.core.long_poll import IDS_PER_EPOCH, NOTHING_SEEN, LongPoll, News
+from greenroom.core.long_poll import IDS_PER_EPOCH, NOTHING_SEEN, LongPoll, Update
 from tests.support.memory import growth
 
 
@@ -21,32 +21,32 @@ class Listener:
         self.seen = NOTHING_SEEN
         self.tables: dict[str, Any] = {}
 
-    def take(self, news: News) -> None:
-        if news.complete:
+    def take(self, update: Update) -> None:
+        if update.complete:
             self.tables.clear()
-        for key, (_, value) in news.snapshots.items():
+        for key, (_, value) in update.snapshots.items():
             self.tables[key] = value
             if value is None:
                 del self.tables[key]
-        self.seen = news.upto
+        self.seen = update.upto
 
     def listen(self, poll: LongPoll) -> bool:
         """Listen until parked; return whether there was anything."""
         heard = False
-        while (news := poll.listen(self.name, self.seen)) is not None:
-            self.take(news)
+        while (update := poll.listen(self.name, self.seen)) is not None:
+            self.take(update)
             heard = True
         return heard
 
 
-def values(news: News | None) -> dict[str, Any]:
-    assert news is not None
-    return {key: value for key, (_, value) in news.snapshots.items()}
+def values(update: Update | None) -> dict[str, Any]:
+    assert update is not None
+    return {key: value for key, (_, value) in update.snapshots.items()}
 
 
 def test_a_first_listen_is_answered_even_with_nothing() -> None:
-    news = LongPoll(1).listen("p", NOTHING_SEEN)
-    assert news == News({}, IDS_PER_EPOCH, complete=True)
+    update = LongPoll(1).listen("p", NOTHING_SEEN)
+    assert update == Update({}, IDS_PER_EPOCH, complete=True)
 
 
 def test_a_listener_that_lacks_nothing_waits_for_news() -> None:
@@ -54,12 +54,12 @@ def test_a_listener_that_lacks_nothing_waits_for_news() -> None:
     poll.publish("a", 1)
     listener.listen(poll)
     assert not listener.listen(poll)
-    assert poll.take_news() == {}
+    assert poll.take_updates() == {}
     poll.publish("b", 2)
-    news = poll.take_news()["p"]
-    assert values(news) == {"b": 2}
-    assert news.snapshots["b"][0] == news.upto > listener.seen
-    assert not news.complete
+    update = poll.take_updates()["p"]
+    assert values(update) == {"b": 2}
+    assert update.snapshots["b"][0] == update.upto > listener.seen
+    assert not update.complete
 
 
 def test_news_go_once_and_only_to_listeners_that_wait() -> None:
@@ -67,8 +67,8 @@ def test_news_go_once_and_only_to_listeners_that_wait() -> None:
     waiting.listen(poll)
     busy.take(poll.listen("busy", NOTHING_SEEN) or pytest.fail("a first listen is answered"))
     poll.publish("a", 1)
-    assert list(poll.take_news()) == ["p"]
-    assert poll.take_news() == {}
+    assert list(poll.take_updates()) == ["p"]
+    assert poll.take_updates() == {}
     assert values(poll.listen("busy", busy.seen)) == {"a": 1}
 
 
@@ -78,7 +78,7 @@ def test_a_repeat_takes_the_place_of_the_earlier_call() -> None:
     listener.listen(poll)
     poll.publish("a", 1)
     assert values(poll.listen("p", listener.seen)) == {"a": 1}
-    assert poll.take_news() == {}, "it has been answered"
+    assert poll.take_updates() == {}, "it has been answered"
 
 
 def test_publishing_the_same_value_is_no_news() -> None:
@@ -87,7 +87,7 @@ def test_publishing_the_same_value_is_no_news() -> None:
     listener.listen(poll)
     poll.publish("a", [1])
     poll.publish("never there", None)
-    assert poll.take_news() == {}
+    assert poll.take_updates() == {}
     assert poll.held_by_all("a")
 
 
@@ -97,9 +97,9 @@ def test_a_deleted_key_is_told_to_listeners_that_have_it() -> None:
     listener.listen(poll)
     poll.publish("a", None)
     assert values(poll.listen("late", listener.seen)) == {"a": None}
-    news = poll.take_news()["p"]
-    assert values(news) == {"a": None}
-    assert poll.listen("new", NOTHING_SEEN) == News({}, news.upto, complete=True)
+    update = poll.take_updates()["p"]
+    assert values(update) == {"a": None}
+    assert poll.listen("new", NOTHING_SEEN) == Update({}, update.upto, complete=True)
 
 
 def test_a_listener_of_an_earlier_epoch_is_told_all_there_is() -> None:
@@ -109,11 +109,11 @@ def test_a_listener_of_an_earlier_epoch_is_told_all_there_is() -> None:
     earlier.publish("gone", 1)
     listener.listen(earlier)
     later.publish("a", 1)
-    news = later.listen("p", listener.seen)
-    assert news is not None
-    assert news.complete
-    assert news.snapshots["a"][0] > listener.seen
-    listener.take(news)
+    update = later.listen("p", listener.seen)
+    assert update is not None
+    assert update.complete
+    assert update.snapshots["a"][0] > listener.seen
+    listener.take(update)
     assert listener.tables == {"a": 1}
 
 
@@ -121,7 +121,7 @@ def test_a_listener_of_an_earlier_epoch_is_told_all_there_is() -> None:
 def test_a_listener_that_claims_an_id_that_was_never_given_is_told_all(seen: int) -> None:
     poll = LongPoll(1)
     poll.publish("a", 1)
-    assert poll.listen("p", seen) == News(
+    assert poll.listen("p", seen) == Update(
         {"a": (IDS_PER_EPOCH + 1, 1)}, IDS_PER_EPOCH + 1, complete=True
     )
     assert not poll.held_by_all("a")
@@ -157,34 +157,34 @@ def test_a_closed_long_poll_answers_when_it_is_opened() -> None:
     poll.publish("a", 1)
     assert poll.listen("p", IDS_PER_EPOCH + 7) is None
     assert poll.listen("empty", NOTHING_SEEN) is None
-    assert poll.take_news() == {}
+    assert poll.take_updates() == {}
     assert not poll.held_by_all("a")
     poll.open()
-    news = poll.take_news()
-    assert set(news) == {"p", "empty"}
-    assert all(values(each) == {"a": 1} and each.complete for each in news.values())
-    assert poll.take_news() == {}
+    update = poll.take_updates()
+    assert set(update) == {"p", "empty"}
+    assert all(values(each) == {"a": 1} and each.complete for each in update.values())
+    assert poll.take_updates() == {}
 
 
 def test_old_deletions_are_forgotten_and_a_listener_that_missed_them_is_told_all() -> None:
     poll, listener = LongPoll(1), Listener()
     poll.publish("kept", 1)
     listener.listen(poll)
-    old, news = listener.seen, None
+    old, update = listener.seen, None
     for number in range(5_000):
         poll.publish(f"k{number}", 1)
         poll.publish(f"k{number}", None)
         if number % 100 == 0:
             listener.listen(poll)
         if number == 900:
-            news = poll.listen("in time", old)
+            update = poll.listen("in time", old)
             poll.forget("in time")
-    assert news is not None
-    assert (len(news.snapshots), news.complete) == (901, False), "a thousand are remembered"
+    assert update is not None
+    assert (len(update.snapshots), update.complete) == (901, False), "a thousand are remembered"
     assert poll.held_by_all("k1")
-    news = poll.listen("late", old)
-    assert news is not None
-    assert (values(news), news.complete) == ({"kept": 1}, True)
+    update = poll.listen("late", old)
+    assert update is not None
+    assert (values(update), update.complete) == ({"kept": 1}, True)
 
 
 def test_deletions_that_a_listener_has_yet_to_hear_of_are_kept() -> None:
@@ -196,10 +196,10 @@ def test_deletions_that_a_listener_has_yet_to_hear_of_are_kept() -> None:
         poll.publish(f"k{number}", 1)
         poll.publish(f"k{number}", None)
         listener.listen(poll)
-    news = poll.listen("silent", silent.seen)
-    assert news is not None
-    assert values(news)["first"] is None
-    assert not news.complete
+    update = poll.listen("silent", silent.seen)
+    assert update is not None
+    assert values(update)["first"] is None
+    assert not update.complete
 
 
 class Lives(RuleBasedStateMachine):
@@ -221,15 +221,15 @@ class Lives(RuleBasedStateMachine):
     @rule(name=st.sampled_from("pqr"), lost=st.booleans())
     def listen(self, name: str, lost: bool) -> None:
         self.known.add(name)
-        news = self.poll.listen(name, self.listeners[name].seen)
-        if news is not None and not lost:
-            self.listeners[name].take(news)
+        update = self.poll.listen(name, self.listeners[name].seen)
+        if update is not None and not lost:
+            self.listeners[name].take(update)
 
     @rule(lost=st.sets(st.sampled_from("pqr")))
     def push(self, lost: set[str]) -> None:
-        for name, news in self.poll.take_news().items():
+        for name, update in self.poll.take_updates().items():
             if name not in lost:
-                self.listeners[str(name)].take(news)
+                self.listeners[str(name)].take(update)
 
     @rule(name=st.sampled_from("pqr"))
     def restart_listener(self, name: str) -> None:
@@ -294,11 +294,11 @@ def test_thousands_of_listeners_cost_an_entry_each() -> None:
         assert poll.listen(name, everything.upto) is None
     for round_ in range(10):
         poll.publish("k0", f"value {round_}")
-        news = poll.take_news()
-        assert len(news) == len(names)
-        upto = news[names[0]].upto
-        assert all(each is news[names[0]] for each in news.values()), "made once, for all"
-        assert values(news[names[0]]) == {"k0": f"value {round_}"}
+        update = poll.take_updates()
+        assert len(update) == len(names)
+        upto = update[names[0]].upto
+        assert all(each is update[names[0]] for each in update.values()), "made once, for all"
+        assert values(update[names[0]]) == {"k0": f"value {round_}"}
         for name in names:
             assert not poll.held_by_all("k0")
             assert poll.listen(name, upto) is None

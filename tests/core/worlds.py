@@ -21,7 +21,7 @@ from greenroom.core.lifecycle.placement import anywhere
 from greenroom.core.lifecycle.releases import numbered
 from greenroom.core.lifecycle.replicas import Report
 from greenroom.core.lifecycle.state import KINDS, Change
-from greenroom.core.long_poll import NOTHING_SEEN, News
+from greenroom.core.long_poll import NOTHING_SEEN, Update
 
 BROKEN = b"raise"  # code that begins with this cannot start
 UNLOADABLE = BROKEN + b" at import"  # and no further try helps
@@ -100,17 +100,17 @@ class Proxy:
     seen: int = NOTHING_SEEN
     tables: dict[str, Any] = field(default_factory=dict)
 
-    def take(self, news: News) -> None:
-        if news.upto < self.seen:
+    def take(self, update: Update) -> None:
+        if update.upto < self.seen:
             return
-        if news.complete:
+        if update.complete:
             self.tables.clear()
-        for key, (_, table) in news.snapshots.items():
+        for key, (_, table) in update.snapshots.items():
             if table is None:
                 self.tables.pop(key, None)
             else:
                 self.tables[key] = table
-        self.seen = news.upto
+        self.seen = update.upto
 
 
 NOBODY = Author()
@@ -158,7 +158,7 @@ class World:
         self.watched: dict[str, Process] = {}
         self.reports: list[Report] = []
         self._exits: list[tuple[str, Process, str]] = []
-        self._inbox: list[tuple[Proxy, News]] = []
+        self._inbox: list[tuple[Proxy, Update]] = []
         for proxy in self.proxies:
             self.listen(proxy)
 
@@ -202,7 +202,7 @@ class World:
             if number == 1:
                 self._crash("amid effects")
             self.perform(effect)
-        self._inbox += self.cluster.listeners.take_news()
+        self._inbox += self.cluster.listeners.take_updates()
 
     def _crash(self, point: str) -> None:
         if self.crash_at == point:
@@ -314,8 +314,8 @@ class World:
         inbox, self._inbox = self._inbox, []
         steps: list[Callable[[], None]] = [partial(self._reported, report) for report in reports]
         steps += [partial(self._exited, *each) for each in exits]
-        for proxy, news in inbox:
-            steps.append(lambda proxy=proxy, news=news: self._told(proxy, news))
+        for proxy, update in inbox:
+            steps.append(lambda proxy=proxy, update=update: self._told(proxy, update))
         for step in steps:
             try:
                 step()
@@ -339,9 +339,9 @@ class World:
             del self.watched[tag], self._addresses[tag]
             self.cluster.replica_exited(tag, self.now, cause)
 
-    def _told(self, proxy: Proxy, news: News) -> None:
+    def _told(self, proxy: Proxy, update: Update) -> None:
         if proxy in self.proxies:
-            proxy.take(news)
+            proxy.take(update)
             self.listen(proxy)
 
     def listen(self, proxy: Proxy) -> None:
@@ -394,7 +394,7 @@ class World:
         return (
             not cluster.state.long_poll.closed
             and not cluster.state.goals.pending()
-            and all(b.settled and not b.record.deleting for b in cluster.state.backends.values())
+            and all(b.converged and not b.record.deleting for b in cluster.state.backends.values())
             and all(
                 r.state == "RUNNING"
                 for b in cluster.state.backends.values()

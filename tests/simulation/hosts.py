@@ -17,7 +17,7 @@ from greenroom.actors.messages import control as cm
 from greenroom.actors.runtime.port import PROXY, Finder, Port
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.cluster.key_rotation import KeyIds
-from greenroom.core.cluster.leader_lease import LOOK_S
+from greenroom.core.cluster.leader_lease import CHECK_S
 from tests.simulation.channels import Address
 from tests.simulation.database import URL
 from tests.simulation.links import PORT, host_at, ip_of
@@ -129,7 +129,7 @@ class LeaderElection(leader_lease.LeaderElection):
     def _look_again(self) -> None:
         if not self._stopped.is_set():
             self._look()
-            self._port.loop.call_later(LOOK_S, self._look_again)
+            self._port.loop.call_later(CHECK_S, self._look_again)
 
 
 class HostProcess:

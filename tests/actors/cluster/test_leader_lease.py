@@ -79,7 +79,7 @@ def test_who_looks_for_the_leader_goes_on_after_an_error_of_any_kind(
             raise RuntimeError(f"an error, {outcomes.pop(0)}")
         return SeenLease(Lease(), b"")
 
-    monkeypatch.setattr(leading, "LOOK_S", 0.001)
+    monkeypatch.setattr(leading, "CHECK_S", 0.001)
     monkeypatch.setattr(leading, "read_lease", read)
     posted: queue.Queue[Callable[[], None]] = queue.Queue()
     port: Any = SimpleNamespace(loop=SimpleNamespace(post=posted.put))

@@ -188,7 +188,7 @@ def test_a_host_that_was_lost_is_shown_as_running_once_its_proxy_has_called_too(
     assert report_itself() == "LOST"
     for tenth in range(30):
         cluster.hosts.beat("b", 201.0 + tenth / 10)
-        cluster.hosts.look(201.0 + tenth / 10)
+        cluster.hosts.reconcile(201.0 + tenth / 10)
     assert report_itself() == "EXPECTED"
     cluster.listeners.listen("its proxy", (1, 1, "its proxy"), 0, "there", "b")
     assert report_itself() == "RUNNING"

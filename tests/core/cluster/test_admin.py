@@ -273,7 +273,7 @@ def test_a_goal_is_reached_when_every_proxy_knows() -> None:
     world.flush()
     world.work()
     world.flush()
-    assert world.cluster.state.backends["b"].settled
+    assert world.cluster.state.backends["b"].converged
     assert world.goal_state(goal) == "pending"
     world.cluster.state.long_poll.listen("third", world.proxies[0].seen)
     world.turn()

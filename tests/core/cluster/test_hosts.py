@@ -281,7 +281,7 @@ def test_a_host_that_is_undrained_takes_replicas_and_keeps_those_that_have_not_m
 
 @pytest.mark.parametrize("name", ["", "x"])
 def test_a_drained_host_is_drained_under_a_new_controller_too(three: Hosts, name: str) -> None:
-    three.cluster.hosts.note_own(record(""), three.now, keeps=False)
+    three.cluster.hosts.record_own(record(""), three.now, keeps=False)
     drain(three, name)
     three.settle()
     others = three.spread()
@@ -330,7 +330,7 @@ def test_a_host_that_was_to_stop_and_did_not_takes_replicas_again(three: Hosts) 
 def test_the_last_host_that_takes_replicas_is_drained_only_by_force() -> None:
     world = Hosts("x")
     world.join("gate", capacity={})
-    world.cluster.hosts.note_own(record(""), world.now, keeps=True)
+    world.cluster.hosts.record_own(record(""), world.now, keeps=True)
     drain(world, "")
     with pytest.raises(ConflictError, match="host 'x' is the last that takes replicas: "):
         drain(world, "x")
@@ -366,7 +366,7 @@ def test_a_host_whose_name_has_changed_under_its_own_record_is_not_waited_for() 
     world = Hosts()
     world.records["host"]["old"] = record("old", id="id of ")
     world.boot()
-    world.cluster.hosts.note_own(record(""), world.now, keeps=False)
+    world.cluster.hosts.record_own(record(""), world.now, keeps=False)
     world.flush()
     assert not world.records["host"]
 

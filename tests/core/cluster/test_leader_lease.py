@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 
 from greenroom.core.cluster.leader_lease import (
-    LOOK_S,
+    CHECK_S,
     OVER_S,
     PAUSE_S,
     RENEW_S,
@@ -32,12 +32,12 @@ class World:
         self.tenure.renewed(self.now)
         self.lease = self.lease._replace(number=self.lease.number + 1)
 
-    def look(self, silent_s: float = LONG) -> bool:
-        return self.succession.look(self.lease, self.now + self.skew, silent_s)
+    def check(self, silent_s: float = LONG) -> bool:
+        return self.succession.check(self.lease, self.now + self.skew, silent_s)
 
 
 pauses = st.lists(
-    st.tuples(st.sampled_from(["renew", "look", "both"]), st.floats(0.01, 6.0)), max_size=60
+    st.tuples(st.sampled_from(["renew", "check", "both"]), st.floats(0.01, 6.0)), max_size=60
 )
 
 
@@ -48,9 +48,9 @@ def test_a_candidate_never_takes_over_within_the_term_of_the_leader(
     world = World(skew)
     for who, pause_s in steps:
         world.now += pause_s
-        if who != "look" and not world.tenure.is_over(world.now):
+        if who != "check" and not world.tenure.is_over(world.now):
             world.renew()
-        if who != "renew" and world.look(LONG if is_silent else 0.0):
+        if who != "renew" and world.check(LONG if is_silent else 0.0):
             assert world.tenure.is_over(world.now)
             return
 
@@ -58,23 +58,23 @@ def test_a_candidate_never_takes_over_within_the_term_of_the_leader(
 def test_no_takeover_while_the_leader_renews_however_long_nothing_else_is_heard() -> None:
     world = World()
     for _ in range(1000):
-        world.now += LOOK_S
+        world.now += CHECK_S
         if _ % 3 == 0:
             world.renew()
-        assert not world.look()
-    assert RENEW_S < 3 * LOOK_S
+        assert not world.check()
+    assert RENEW_S < 3 * CHECK_S
 
 
 def takes_over_after(world: World, silent_s: float) -> float:
     begun = world.now
-    world.look(silent_s)
-    while not world.look(silent_s):
-        world.now += LOOK_S
+    world.check(silent_s)
+    while not world.check(silent_s):
+        world.now += CHECK_S
     return world.now - begun
 
 
 def test_a_dead_leader_is_succeeded_within_the_term_and_a_bit() -> None:
-    assert TERM_S < takes_over_after(World(), LONG) < OVER_S + 2 * LOOK_S < 3.5
+    assert TERM_S < takes_over_after(World(), LONG) < OVER_S + 2 * CHECK_S < 3.5
 
 
 def test_a_leader_that_is_heard_and_does_not_renew_is_given_twice_the_time() -> None:
@@ -83,12 +83,12 @@ def test_a_leader_that_is_heard_and_does_not_renew_is_given_twice_the_time() -> 
 
 def test_a_candidate_that_was_stopped_itself_begins_to_wait_anew() -> None:
     world = World()
-    assert not world.look()
+    assert not world.check()
     world.now += 30
-    assert not world.look()
-    world.now += LOOK_S
-    assert not world.look()
-    assert takes_over_after(world, LONG) > OVER_S - LOOK_S
+    assert not world.check()
+    world.now += CHECK_S
+    assert not world.check()
+    assert takes_over_after(world, LONG) > OVER_S - CHECK_S
 
 
 def given_up(heir: str, leaves: bool = False) -> Lease:
@@ -96,10 +96,10 @@ def given_up(heir: str, leaves: bool = False) -> Lease:
 
 
 def test_a_lease_that_is_given_up_goes_to_its_heir_at_once_and_to_others_if_that_is_gone() -> None:
-    assert Succession("b").look(given_up("b"), 0.0, LONG)
+    assert Succession("b").check(given_up("b"), 0.0, LONG)
     world = World()
     world.lease = given_up("c")
-    assert OVER_S < takes_over_after(world, 0.0) <= OVER_S + 2 * LOOK_S
+    assert OVER_S < takes_over_after(world, 0.0) <= OVER_S + 2 * CHECK_S
     former = World()
     former.succession = Succession("a")
     former.lease = given_up("b")
@@ -107,26 +107,26 @@ def test_a_lease_that_is_given_up_goes_to_its_heir_at_once_and_to_others_if_that
 
 
 def test_a_clock_of_the_store_does_not_let_others_come_before_the_heir() -> None:
-    assert Succession("b").look(given_up("b"), 0.0, LONG, is_over=True)
+    assert Succession("b").check(given_up("b"), 0.0, LONG, is_over=True)
     former = Succession("a")
-    assert not former.look(given_up("b"), 0.0, LONG, is_over=True)
-    assert not former.look(given_up("b"), PAUSE_S, LONG, is_over=True)
-    looks = [former.look(given_up("b"), n * LOOK_S, LONG, is_over=True) for n in range(5, 40)]
-    assert looks == [n * LOOK_S > 2 * OVER_S for n in range(5, 40)]
+    assert not former.check(given_up("b"), 0.0, LONG, is_over=True)
+    assert not former.check(given_up("b"), PAUSE_S, LONG, is_over=True)
+    checks = [former.check(given_up("b"), n * CHECK_S, LONG, is_over=True) for n in range(5, 40)]
+    assert checks == [n * CHECK_S > 2 * OVER_S for n in range(5, 40)]
 
 
 def test_a_former_leader_takes_back_what_nobody_took_after_all_others_could() -> None:
     former = Succession("a")
-    looks = [former.look(given_up("b"), n * LOOK_S, LONG) for n in range(40)]
-    assert looks == [n * LOOK_S > 2 * OVER_S for n in range(40)]
+    checks = [former.check(given_up("b"), n * CHECK_S, LONG) for n in range(40)]
+    assert checks == [n * CHECK_S > 2 * OVER_S for n in range(40)]
 
 
 def test_where_no_host_ever_led_any_begins() -> None:
-    assert Succession("a").look(Lease(), 0.0, LONG)
+    assert Succession("a").check(Lease(), 0.0, LONG)
 
 
 def test_a_host_that_holds_the_lease_leads_on_at_once() -> None:
-    assert Succession("b").look(Lease(4, "b", 17), 0.0, LONG)
+    assert Succession("b").check(Lease(4, "b", 17), 0.0, LONG)
 
 
 def test_a_tenure_counts_from_before_its_renewal_until_it_is_given_up() -> None:

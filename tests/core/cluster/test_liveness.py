@@ -6,8 +6,8 @@ import random
 
 from greenroom.core.cluster.hosts import (
     BEAT_S,
+    CHECK_S,
     GAP_S,
-    LOOK_S,
     LOST_AFTER_S,
     PAUSE_S,
     STEADY_S,
@@ -31,10 +31,10 @@ class Judge:
             self.now += BEAT_S
             if rng.random() < beats:
                 self.beats.heard(self.now)
-            self.look()
+            self.check()
 
-    def look(self) -> None:
-        if self.beats.look(self.now):
+    def check(self) -> None:
+        if self.beats.check(self.now):
             self.told.append(("lost" if self.beats.is_lost else "back", self.now))
 
 
@@ -45,7 +45,7 @@ def test_a_silent_host_is_lost_within_three_seconds_and_once() -> None:
     judge.run(10, beats=0)
     ((what, at),) = judge.told
     assert what == "lost"
-    assert LOST_AFTER_S < at - begun < 3 - LOOK_S
+    assert LOST_AFTER_S < at - begun < 3 - CHECK_S
 
 
 def test_a_host_is_back_when_it_has_been_heard_steadily() -> None:
@@ -82,8 +82,8 @@ def test_time_in_which_the_judge_did_not_listen_does_not_count() -> None:
 
 def test_a_host_that_is_given_up_is_lost_at_once_and_can_come_back() -> None:
     judge = Judge()
-    assert judge.beats.give_up()
-    assert not judge.beats.give_up()
+    assert judge.beats.abandon()
+    assert not judge.beats.abandon()
     judge.run(5)
     assert [what for what, _ in judge.told] == ["back"]
 
@@ -93,5 +93,5 @@ def test_a_judge_that_is_always_late_still_judges() -> None:
     begun = judge.now
     while not judge.told:
         judge.now += PAUSE_S * 0.9
-        judge.look()
+        judge.check()
         assert judge.now - begun < LOST_AFTER_S + PAUSE_S

@@ -541,12 +541,12 @@ def test_checks_without_an_answer_count_when_their_time_is_up() -> None:
     stuck.stuck = True
     world.wait(2 + 3 * 5 - 0.1)
     assert len(world.sent(Check)) == MAX_MISSED_CHECKS
-    assert backend(world).settled
+    assert backend(world).converged
     world.wait(0.1)
-    assert not backend(world).settled
+    assert not backend(world).converged
     world.settle()
     assert not stuck.alive
-    assert backend(world).settled
+    assert backend(world).converged
 
 
 def test_one_that_fails_where_others_do_not_is_shown_and_replaced_if_that_lasts() -> None:
@@ -733,7 +733,7 @@ def test_a_config_that_got_lost_is_told_again_after_the_next_check() -> None:
     world.wait(2.5)
     assert process.reconfigured == [2]
     assert len(world.sent(Reconfigure)) == 2
-    assert backend(world).settled
+    assert backend(world).converged
 
 
 def test_a_config_whose_report_got_lost_counts_after_the_next_check() -> None:
