@@ -428,6 +428,17 @@ async def test_targets_and_headers_are_limited_by_settings(limits, statuses):
     assert written == statuses
 
 
+async def test_a_headers_name_counts_to_its_limit():
+    written = []
+    for size in (50, 51):
+        conversation = Conversation(None, HTTPOptions(max_header_bytes=100))
+        header = b"N" * size + b": " + b"a" * 50
+        conversation.say(b"GET / HTTP/1.1\r\n" + header + b"\r\nHost: x\r\n")
+        written.append(conversation.wire.written[9:12])
+        await conversation.end()
+    assert written == [b"", b"431"]
+
+
 async def test_without_a_setting_the_share_is_a_quarter():
     connections = Connections(None, OPTIONS, 8)
     waiting = [asyncio.Future() for _ in range(2)]

@@ -120,6 +120,14 @@ REFUSED = {
     "two lengths with an upgrade": post(
         b"Connection: upgrade", b"Upgrade: foo", b"Content-Length: 0", b"Content-Length: 3"
     ),
+    "a WebSocket's opening with a body": post(
+        b"Connection: upgrade",
+        b"Upgrade: websocket",
+        b"Sec-WebSocket-Version: 13",
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+        b"Content-Length: 3",
+        body=b"abc",
+    ).replace(b"POST", b"GET"),
     "chunks in HTTP/1.0 that is kept": post(
         b"Connection: keep-alive", b"Transfer-Encoding: chunked", body=END
     ).replace(b"HTTP/1.1", b"HTTP/1.0"),
