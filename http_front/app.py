@@ -289,15 +289,15 @@ class Front:
             request.reply = Reply(204, [], b"")
             return
         begun, body, follows = b"", request.body, ""
-        on_feed: Callable[[Any], None] | None = None
+        on_upload: Callable[[Any], None] | None = None
         if body is not None:
             begun = await body.begin()
             if not body.is_complete:
-                follows, on_feed = BODY, body.send_to
+                follows, on_upload = BODY, body.send_to
         number, most_s = self.link.next_id(), self.options.request_timeout_s
         query = query_for(request, number, most_s, begun, follows=follows)
         del begun  # the query has it
-        answer = await self.link.ask(query, on_feed)
+        answer = await self.link.ask(query, on_upload)
         request.reply = reply_to(answer, request)
 
 

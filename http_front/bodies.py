@@ -16,7 +16,7 @@ import logging
 import re
 
 from greenroom.actors.caller.streams import NobodyListensError
-from greenroom.actors.caller.uploads import Feed
+from greenroom.actors.caller.uploads import Upload
 from greenroom.core.errors import BodyIncompleteError, BodyTooLargeError, GreenroomError
 from greenroom.http_front.asgi import Event, Header, Receive
 from greenroom.http_front.clients import ClientCounts
@@ -99,9 +99,9 @@ class Body:
             pieces.append(await self._next())
         return b"".join(pieces)
 
-    def send_to(self, feed: Feed) -> None:
+    def send_to(self, upload: Upload) -> None:
         """Send the rest to the replica from now on."""
-        self._sending = asyncio.create_task(self._send(feed))
+        self._sending = asyncio.create_task(self._send(upload))
 
     async def end(self) -> None:
         """Take no more; bytes that were asked for and have not come stay with the protocol."""
@@ -117,18 +117,18 @@ class Body:
             self._is_early = False
             self._early.remove(self._host)
 
-    async def _send(self, feed: Feed) -> None:
+    async def _send(self, upload: Upload) -> None:
         try:
             while not self.is_complete:
-                await feed.send(await self._next())
-            feed.end()
+                await upload.send(await self._next())
+            upload.end()
         except NobodyListensError:
             return
         except GreenroomError as error:
-            feed.fail(type(error).__name__, str(error))
+            upload.fail(type(error).__name__, str(error))
         except Exception:
             _logger.exception("a request body could not be sent on")
-            feed.fail("GreenroomError", "the request body could not be sent on")
+            upload.fail("GreenroomError", "the request body could not be sent on")
 
     async def _next(self) -> bytes:
         """Return the next bytes, perhaps none; the last ones make the body complete."""

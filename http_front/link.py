@@ -15,7 +15,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from greenroom.actors.caller.caller import Caller, OnFeed
+from greenroom.actors.caller.caller import Caller, OnUpload
 from greenroom.actors.caller.streams import Stream
 from greenroom.actors.messages.queries import FailedAnswer, HttpAnswer, Process, Query
 from greenroom.actors.runtime.liveness import Pulse
@@ -90,11 +90,11 @@ class Link:
         if self._port is not None:
             self._port.detach()
 
-    async def ask(self, query: Query, on_feed: OnFeed | None = None) -> Outcome:
+    async def ask(self, query: Query, on_upload: OnUpload | None = None) -> Outcome:
         """Run one query and return its answer; never raises for what went wrong with it.
 
         Past its time limit, that is a FailedAnswer. Cancelling this cancels the query wherever it
-        is. ``on_feed`` gets what to send the rest of the request to, once a replica wants it.
+        is. ``on_upload`` gets what to send the rest of the request to, once a replica wants it.
         """
         caller = self._caller or await self._wait_connected()
         if caller is None:
@@ -102,7 +102,7 @@ class Link:
             text = "this host's actor system does not answer"
             return FailedAnswer(0, error.__name__, text, error.retry_after_s)
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        caller.submit(query, partial(resolve, future), on_feed)
+        caller.submit(query, partial(resolve, future), on_upload)
         try:
             return await future
         except asyncio.CancelledError:
@@ -233,7 +233,7 @@ class Link:
     def _proxy_gone(self) -> None:
         self.ready = False
         if self._caller is not None:
-            self._caller.lost_proxy()
+            self._caller.proxy_gone()
 
     async def _ask_proxy(self, what: str, timeout_s: float = ASK_TIMEOUT_S) -> Any:
         if self._port is None or self._finder is None or self._finder.found is None:

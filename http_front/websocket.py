@@ -35,7 +35,7 @@ from websockets.http11 import Request as Opening, Response
 from websockets.server import ServerProtocol
 
 from greenroom.actors.caller.streams import NobodyListensError, Stream, StreamFailedError
-from greenroom.actors.caller.uploads import Feed
+from greenroom.actors.caller.uploads import Upload
 from greenroom.actors.messages.closing import (
     ABNORMAL,
     FAILED,
@@ -112,13 +112,13 @@ class Conversations:
 
         Raises a GreenroomError for an opening that cannot be asked about.
         """
-        fed: list[Feed] = []
+        uploads: list[Upload] = []
         query = query_for(request, self._link.next_id(), self._timeout_s, follows=SOCKET)
-        answer = await self._link.ask(query, fed.append)
+        answer = await self._link.ask(query, uploads.append)
         if not isinstance(answer, Stream):
             await refuse(reply_to(answer, request), request, send)
             return
-        conversation = _Conversation(request, receive, send, answer, fed[0])
+        conversation = _Conversation(request, receive, send, answer, uploads[0])
         self._open.add(conversation)
         if self._is_closing:
             conversation.close()
@@ -143,13 +143,13 @@ class _Conversation:
     """One WebSocket that user code has accepted."""
 
     def __init__(
-        self, request: Request, receive: Receive, send: Send, stream: Stream, feed: Feed
+        self, request: Request, receive: Receive, send: Send, stream: Stream, upload: Upload
     ) -> None:
         self._request = request
         self._receive = receive
         self._send = send
         self._stream = stream
-        self._feed = feed
+        self._upload = upload
         self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._closing_frame = close_frame(ABNORMAL)  # for the replica
 
@@ -190,7 +190,7 @@ class _Conversation:
             await self._close(self._closing_frame)
 
     def _leave(self) -> None:
-        self._feed.leave(self._closing_frame)
+        self._upload.leave(self._closing_frame)
         self._stream.close()
 
     def _accept(self) -> Event:
@@ -241,7 +241,7 @@ class _Conversation:
             text = event.get("text")
             content, ends = (event["bytes"], BINARY) if text is None else (text.encode(), TEXT)
             with contextlib.suppress(NobodyListensError):  # the end is on its way to the client
-                await self._feed.send(content, ends)
+                await self._upload.send(content, ends)
         self._closing_frame = close_frame(event.get("code", ABNORMAL), event.get("reason") or "")
 
 

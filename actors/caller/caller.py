@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from greenroom.actors.caller.held_leases import CallerLeases
 from greenroom.actors.caller.streams import Stream
-from greenroom.actors.caller.uploads import Feed, Outlets
+from greenroom.actors.caller.uploads import Outlets, Upload
 from greenroom.actors.messages.queries import (
     Address,
     Answer,
@@ -67,7 +67,7 @@ CLOSED = "the connection to the system was closed"  # by this process, and for g
 
 
 OnAnswer = Callable[[Answer | Stream], None]
-OnFeed = Callable[[Feed], None]
+OnUpload = Callable[[Upload], None]
 _NO_PARTS: dict[int, list[LargeBytes]] = {}
 
 
@@ -96,7 +96,7 @@ class _Incoming:
         """Cancel the query."""
         self._caller.loop.run(partial(self._caller.cancel, self._query_id))
 
-    def tell_stopped(self) -> None:
+    def report_stopped(self) -> None:
         """Tell the replica, which may have outlived the proxy that knew of the query."""
         self._outbox.put(None)
 
@@ -116,12 +116,11 @@ class _Entry:
         "attempts",
         "died",
         "failed_at",
-        "feed",
         "first",
         "incoming",
         "is_refused",
         "on_answer",
-        "on_feed",
+        "on_upload",
         "parts",
         "patience",
         "process",
@@ -133,12 +132,13 @@ class _Entry:
         "submitted_at",
         "timer",
         "unwatch",
+        "upload",
     )
 
-    def __init__(self, query: Query, on_answer: OnAnswer, on_feed: OnFeed | None) -> None:
+    def __init__(self, query: Query, on_answer: OnAnswer, on_upload: OnUpload | None) -> None:
         self.query = query
         self.on_answer = on_answer
-        self.on_feed = on_feed
+        self.on_upload = on_upload
         self.parts: dict[int, list[LargeBytes]] = _NO_PARTS  # of large answers, by their numbers
         self.sent = False
         self.resent = False  # it was sent before, and may have run
@@ -149,7 +149,7 @@ class _Entry:
         self.first: Answer | None = None  # that failure, while another runs it
         self.submitted_at = time.monotonic()
         self.incoming: _Incoming | None = None  # once its answer has begun to come in parts
-        self.feed: Feed | None = None  # what follows it, once a replica wanted that
+        self.upload: Upload | None = None  # what follows it, once a replica wanted that
         self.process: Process | None = None  # the only replica that can still answer it
         self.process_at: Address | None = None
         self.patience: Timer | None = None  # runs while there is no proxy with tables
@@ -158,13 +158,13 @@ class _Entry:
         self.timer: Timer | None = None
 
     def take(self, item: AnswerPart | FeedTaken | StreamPart) -> None:
-        """Take a part of the answer, or note what was taken of what follows the query."""
+        """Take a part of the answer, or record what was taken of what follows the query."""
         if isinstance(item, StreamPart):
             if self.incoming is not None:
                 self.incoming.stream.arrived(part_arrived(item))
         elif isinstance(item, FeedTaken):
-            if self.feed is not None:
-                self.feed.taken(item)
+            if self.upload is not None:
+                self.upload.taken(item)
         else:
             if self.parts is _NO_PARTS:
                 self.parts = {}
@@ -172,10 +172,10 @@ class _Entry:
 
     def stop(self) -> None:
         """Tell its replica to stop; the replica may have outlived the proxy."""
-        if self.feed is not None:
-            self.feed.stop()
+        if self.upload is not None:
+            self.upload.stop()
         if self.incoming is not None:
-            self.incoming.tell_stopped()
+            self.incoming.report_stopped()
 
     def be_patient(self) -> None:
         """Stop the timer: a proxy with tables has the query, or soon will."""
@@ -191,8 +191,8 @@ class _Entry:
             self.patience.cancel()
         if self.timer is not None:
             self.timer.cancel()
-        if self.feed is not None:
-            self.feed.close()
+        if self.upload is not None:
+            self.upload.close()
 
 
 class Caller:
@@ -211,7 +211,7 @@ class Caller:
         self._proxy: Process | None = None
         self._proxy_address: Address | None = None
         self._outlets = Outlets(loop, process)
-        self.leases = CallerLeases(loop, process, self._entries, self._lost_with_replica)
+        self.leases = CallerLeases(loop, process, self._entries, self._ended_with_replica)
 
     def listen(self, on: Callable[[type, Callable[[Any, Address], None]], None]) -> None:
         """Take what comes for callers; ``on`` is a Port's."""
@@ -231,13 +231,13 @@ class Caller:
 
     # --- Queries ------------------------------------------------------------------------------
 
-    def submit(self, query: Query, on_answer: OnAnswer, on_feed: OnFeed | None = None) -> None:
+    def submit(self, query: Query, on_answer: OnAnswer, on_upload: OnUpload | None = None) -> None:
         """Send the query; ``on_answer`` gets one answer, or stream, unless it is cancelled.
 
-        For a query that more follows, ``on_feed`` gets what to send that with, once a replica wants
-        it.
+        For a query that more follows, ``on_upload`` gets what to send that with, once a replica
+        wants it.
         """
-        entry = self._entries[query.id] = _Entry(query, on_answer, on_feed)
+        entry = self._entries[query.id] = _Entry(query, on_answer, on_upload)
         self._budget.pay_in(max(MOST_REPEATS, len(self._entries)))
         if self.left:
             self._fail(entry, CLOSED)
@@ -310,7 +310,7 @@ class Caller:
         """Use this proxy from now on, and send it everything that waits."""
         if process == self._proxy or self.left:
             return
-        self.lost_proxy()
+        self.proxy_gone()
         self._proxy, self._proxy_address = process, address
         self.leases.follow(address, process)
         self._outbox = Outbox(
@@ -332,10 +332,10 @@ class Caller:
             self.on_ready()
         else:
             address, process = self._proxy_address, message.proxy
-            self.lost_proxy()
+            self.proxy_gone()
             self.met_proxy(address, process)
 
-    def lost_proxy(self) -> None:
+    def proxy_gone(self) -> None:
         """Keep what was with the proxy for the next one, unless it must not be sent again.
 
         A query that only one replica can answer needs no proxy any more.
@@ -364,7 +364,7 @@ class Caller:
         else:
             entry.resent = True
 
-    def _lost_with_replica(self, query_id: int, replica: str) -> None:
+    def _ended_with_replica(self, query_id: int, replica: str) -> None:
         """Ask the proxy about a query whose replica died with it, under a lease."""
         entry = self._entries.get(query_id)
         if entry is None:
@@ -381,9 +381,9 @@ class Caller:
 
     def _wait(self, entry: _Entry) -> None:
         """Let a query wait for a proxy with tables, for a limited time."""
-        entry.patience = self.loop.call_later(NO_PROXY_S, partial(self._give_up, entry))
+        entry.patience = self.loop.call_later(NO_PROXY_S, partial(self._abandon, entry))
 
-    def _give_up(self, entry: _Entry) -> None:
+    def _abandon(self, entry: _Entry) -> None:
         if entry.process is None:  # else a replica has it, which needs no proxy any more
             error = DeploymentUnavailableError
             text = f"no proxy has had route tables for {NO_PROXY_S:g} s; see `greenroom status`"
@@ -468,7 +468,7 @@ class Caller:
             entry = self._forget(answer.query_id)
             if entry is not None:
                 if entry.incoming is not None and not isinstance(answer, StreamEnded):
-                    entry.incoming.tell_stopped()  # another replica may have answered
+                    entry.incoming.report_stopped()  # another replica may have answered
                 self._finish(entry, answer)
             self.leases.ended(answer.query_id, status_of(answer))  # when the client has it
 
@@ -506,7 +506,7 @@ class Caller:
             if entry is not None:
                 entry.failed_at = item.replica
         elif isinstance(item, FeedWanted):
-            self._feed_wanted(entry, item, sender)
+            self._upload_wanted(entry, item, sender)
         elif entry is None:
             if isinstance(item, StreamBegun | StillRuns):
                 self._stop_at(sender, item.query_id)
@@ -547,28 +547,28 @@ class Caller:
         incarnation = self.process.incarnation
         self.loop.send(replica, ControlStreams(incarnation=incarnation, stopped=(query_id,)))
 
-    def _feed_wanted(self, entry: _Entry | None, wanted: FeedWanted, sender: Address) -> None:
-        if entry is None or entry.on_feed is None:  # there is nothing left to send
+    def _upload_wanted(self, entry: _Entry | None, wanted: FeedWanted, sender: Address) -> None:
+        if entry is None or entry.on_upload is None:  # there is nothing left to send
             self._outlets.stop(wanted, sender)
             return
-        feed = entry.feed or self._make_feed(entry.query)
-        if not feed.begin(wanted, sender):
+        upload = entry.upload or self._make_upload(entry.query)
+        if not upload.begin(wanted, sender):
             text = "its replica died when more of what followed the query was gone than is kept"
             self._outlets.stop(wanted, sender)
             self.fail(wanted.query_id, _unavailable(wanted.query_id, text))
             return
         entry.process, entry.process_at = wanted.process, sender
-        if entry.feed is None:
-            entry.feed = feed
-            entry.on_feed(feed)
+        if entry.upload is None:
+            entry.upload = upload
+            entry.on_upload(upload)
 
-    def _make_feed(self, query: Query) -> Feed:
+    def _make_upload(self, query: Query) -> Upload:
         query_id = query.id
 
         def fail(kind: str, text: str) -> None:
             self.fail(query_id, FailedAnswer(query_id, kind, text))
 
-        return Feed(self._outlets, fail, lambda: self.let_go(query_id), query.follows)
+        return Upload(self._outlets, fail, lambda: self.let_go(query_id), query.follows)
 
     # --- Ends without an answer ---------------------------------------------------------------
 

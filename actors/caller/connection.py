@@ -49,7 +49,7 @@ class Connection:
             "it with `greenroom start`"
         )
         self._controller = Controller(port, port.answers, GONE_S, why)
-        self._proxy = Finder(port, PROXY, self._caller.met_proxy, self._caller.lost_proxy)
+        self._proxy = Finder(port, PROXY, self._caller.met_proxy, self._caller.proxy_gone)
         self._asked_proxy = False
         self._is_remote = is_remote  # to another host, whose cluster's other hosts will do too
         self._closed = False

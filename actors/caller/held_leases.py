@@ -63,8 +63,8 @@ class Leased:
 class CallerLeases:
     """The leases of one caller; all on its loop.
 
-    ``lost`` gets a query whose replica has died, and that replica if it had it. ``wanted`` are the
-    ids of queries that wait for their answers.
+    ``on_gone`` gets a query whose replica has died, and that replica if it had it. ``wanted`` are
+    the ids of queries that wait for their answers.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class CallerLeases:
         loop: Loop,
         process: Process,
         wanted: Container[int],
-        lost: Callable[[int, str], None],
+        on_gone: Callable[[int, str], None],
     ) -> None:
         self._loop = loop
         self._process = process
         self._wanted = wanted
-        self._lost = lost
+        self._on_gone = on_gone
         self._proxy: Process | None = None
         self._proxy_address: Address | None = None
         self._routes = Routes()
@@ -288,7 +288,7 @@ class CallerLeases:
         target = self._targets.get(incarnation)
         if target is not None:
             return target
-        gone = partial(self._replica_lost, incarnation)
+        gone = partial(self._replica_gone, incarnation)
         outbox = Outbox(
             self._loop,
             slots.address,
@@ -314,7 +314,7 @@ class CallerLeases:
         of_leases = {share for lease in self.held.values() for share in lease.shares}
         return of_leases | {leased.share for leased in self._leased.values()}
 
-    def _replica_lost(self, incarnation: str) -> None:
+    def _replica_gone(self, incarnation: str) -> None:
         target = self._targets.pop(incarnation, None)
         if target is None:
             return
@@ -326,7 +326,7 @@ class CallerLeases:
         for query_id, leased in list(self._leased.items()):
             if leased.share.at is target:
                 self.ended(query_id, 0)
-                self._lost(query_id, leased.share.replica if leased.is_sent else "")
+                self._on_gone(query_id, leased.share.replica if leased.is_sent else "")
 
     # --- Reports --------------------------------------------------------------------------------
 

@@ -193,20 +193,20 @@ def cost(part: StreamPart) -> int:
 
 
 class Parts:
-    """The receiving end; ``tell_taken`` tells the sender how much has been taken.
+    """The receiving end; ``report_taken`` tells the sender how much has been taken.
 
     :meth:`arrived` and :meth:`ended` are called on the loop that parts arrive on. :meth:`next` is
     for coroutines on that loop, :meth:`take_value` for any thread.
     """
 
-    def __init__(self, tell_taken: Callable[[int], None], follows: str = "") -> None:
-        self._tell_taken = tell_taken
-        self._tell_from = window_for(follows) // 2
+    def __init__(self, report_taken: Callable[[int], None], follows: str = "") -> None:
+        self._report_taken = report_taken
+        self._report_from = window_for(follows) // 2
         # Reentrant: the garbage collector may close a stream anywhere.
         self._lock = threading.RLock()
         self._parts: deque[StreamPart] = deque()
         self._value: list[bytes] = []  # what was taken of a value that is not complete
-        self._untold = 0  # taken, and not yet told
+        self._unreported = 0  # taken, and not yet reported
         self._is_complete = False
         self._end: Answer | None = None
         self._wake: Callback | None = None
@@ -232,7 +232,7 @@ class Parts:
                     raise StreamFailedError(getattr(self._end, "text", "it was answered anew"))
                 return None
             arrival: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._wake = partial(_settle, arrival)
+            self._wake = partial(_resolve, arrival)
             await arrival
         return self._take()
 
@@ -289,15 +289,15 @@ class Parts:
     def _take(self) -> StreamPart:
         with self._lock:
             part = self._parts.popleft()
-            self._untold += cost(part)
+            self._unreported += cost(part)
             # Not for each part: the sender may be a window ahead, so it never waits for less.
-            if self._untold >= self._tell_from and self._end is None:
-                told, self._untold = self._untold, 0
-                self._tell_taken(told)
+            if self._unreported >= self._report_from and self._end is None:
+                size, self._unreported = self._unreported, 0
+                self._report_taken(size)
         return part
 
 
-def _settle(arrival: asyncio.Future[None]) -> None:
+def _resolve(arrival: asyncio.Future[None]) -> None:
     if not arrival.done():
         arrival.set_result(None)
 

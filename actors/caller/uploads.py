@@ -34,19 +34,19 @@ DEATH_S = 1.0  # by when a process whose connection has broken is known to be de
 
 
 class Outlets:
-    """A caller's outboxes to the replicas that it feeds."""
+    """A caller's outboxes to the replicas that it sends uploads to."""
 
     def __init__(self, loop: Loop, process: Process) -> None:
         self._loop = loop
         self._process = process
         self._outboxes = Outboxes()  # by the replica's incarnation
 
-    def put(self, replica: str, address: Address, part: StreamPart, feed: Feed) -> None:
+    def put(self, replica: str, address: Address, part: StreamPart, upload: Upload) -> None:
         """Send a part."""
-        self._outbox(replica, address).put((feed, part))
+        self._outbox(replica, address).put((upload, part))
 
     def stop(self, wanted: FeedWanted, address: Address) -> None:
-        """Make a replica end the query that it is fed."""
+        """Make a replica end the query of an upload."""
         self._outbox(wanted.process.incarnation, address).put((None, wanted.number))
 
     def _outbox(self, replica: str, address: Address) -> Outbox:
@@ -61,24 +61,24 @@ class Outlets:
             )
         return outbox
 
-    def _pack(self, replica: str, items: list[tuple[Feed | None, Any]]) -> FeedQueries:
+    def _pack(self, replica: str, items: list[tuple[Upload | None, Any]]) -> FeedQueries:
         return FeedQueries(
             incarnation=replica,
             process=self._process,
-            parts=tuple(part_travelling(item) for feed, item in items if feed is not None),
-            stopped=tuple(item for feed, item in items if feed is None),
+            parts=tuple(part_travelling(item) for upload, item in items if upload is not None),
+            stopped=tuple(item for upload, item in items if upload is None),
         )
 
-    def _undelivered(self, replica: str, items: list[tuple[Feed | None, Any]]) -> None:
+    def _undelivered(self, replica: str, items: list[tuple[Upload | None, Any]]) -> None:
         """Fail what lost a part on its way, unless the router finds it another replica."""
-        for feed in dict.fromkeys(feed for feed, _ in items if feed is not None):
-            if feed.may_begin_anew:
-                self._loop.call_later(DEATH_S, partial(feed.undelivered, replica))
+        for upload in dict.fromkeys(upload for upload, _ in items if upload is not None):
+            if upload.may_begin_anew:
+                self._loop.call_later(DEATH_S, partial(upload.undelivered, replica))
             else:
-                feed.undelivered(replica)
+                upload.undelivered(replica)
 
 
-class Feed:
+class Upload:
     """The caller's end, on its loop: what is sent here reaches whichever replica runs the query.
 
     ``fail(kind, text)`` answers the query with an error and ends it wherever it is; ``let_go``
@@ -107,7 +107,7 @@ class Feed:
         return self._kept is not None
 
     def begin(self, wanted: FeedWanted, address: Address) -> bool:
-        """Feed a replica from the beginning, in place of an earlier one; False if it cannot."""
+        """Send to a replica from the beginning, in place of an earlier one; False if it cannot."""
         if self._kept is None:
             return False
         self.stop()

@@ -143,7 +143,7 @@ class Query(NamedTuple):
             path,
             http_method,
             call_method,
-            beside(pickle.dumps(call, pickle.HIGHEST_PROTOCOL)),
+            out_of_band(pickle.dumps(call, pickle.HIGHEST_PROTOCOL)),
             request_id,
             timeout_s,
             retryable,
@@ -609,11 +609,11 @@ class AskProxyReply(Message):
     value: Any
 
 
-# --- Bytes that travel beside the pickle of their message -----------------------------------------
+# --- Bytes that travel out of band, beside the pickle of their message ----------------------------
 #
-# Large bytes are not pickled, so that no process on the way copies them. ``beside`` wraps bytes of
-# ``LARGE`` and more; the router passes the wrapper on without looking inside, and ``content_of``
-# unwraps it.
+# Large bytes are not pickled, so that no process on the way copies them. ``out_of_band`` wraps
+# bytes of ``LARGE`` and more; the router passes the wrapper on without looking inside, and
+# ``content_of`` unwraps it.
 #
 # An answer with such bytes is sent in parts of ``PART`` bytes, so that other answers to the same
 # caller can go in between: ``in_parts`` cuts it and ``put_together`` joins it again. It is still
@@ -673,13 +673,13 @@ class PartedAnswer(NamedTuple):
     size: int
 
 
-def beside(content: bytes) -> bytes | LargeBytes:
+def out_of_band(content: bytes) -> bytes | LargeBytes:
     """Return what to put in a message for ``content``."""
     return content if len(content) < LARGE else LargeBytes(content)
 
 
 def content_of(sent: bytes | LargeBytes) -> bytes | memoryview:
-    """Return what ``beside`` was given; not copied."""
+    """Return what ``out_of_band`` was given; not copied."""
     return sent.view if isinstance(sent, LargeBytes) else sent
 
 

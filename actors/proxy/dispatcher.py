@@ -129,7 +129,7 @@ class Dispatcher:
         self._unreachable: set[Hashable] = set()
         # What is to be answered of replicas that have died, until the controller has said why.
         self._died: dict[str, list[tickets.Refuse]] = {}
-        self._silent = SilentHosts(loop, self._host_changed, self._host_lost)
+        self._silent = SilentHosts(loop, self._host_changed, self._host_gone)
         self._pickles: dict[tuple[str, str], bytes] = {}  # what goes with many mirrored queries
 
         self._deadline_timer: Timer | None = None
@@ -181,7 +181,7 @@ class Dispatcher:
         for replica in replicas:
             link = self._links.get(replica.tag)
             if link is not None and link.table != replica:
-                self._replica_lost(link.table)  # a new process of the same tag
+                self._replica_gone(link.table)  # a new process of the same tag
             if replica.tag not in self._links:
                 self._links[replica.tag] = self._link(replica)
         self._run(self.router.set_backend(tag, table, now))
@@ -207,10 +207,10 @@ class Dispatcher:
             self._loop,
             replica.address,
             partial(self._pack_run, process.incarnation),
-            on_failed=lambda _items: self._replica_lost(replica),
+            on_failed=lambda _items: self._replica_gone(replica),
             weigh=lambda item: len(item.query.call) if isinstance(item, Assignment) else 0,
         )
-        gone = lambda: self._replica_lost(replica)  # noqa: E731
+        gone = lambda: self._replica_gone(replica)  # noqa: E731
         unwatch_process = self._loop.watch_process(process, gone, replica.address)
         is_near, host = self._is_near(replica), replica.host
         unfollow = nothing if is_near else self._silent.follow(host, replica.address)
@@ -251,7 +251,7 @@ class Dispatcher:
             return self._loop.machine.is_alive(process)
         return process not in self._unreachable
 
-    def _replica_lost(self, replica: ReplicaTable) -> None:
+    def _replica_gone(self, replica: ReplicaTable) -> None:
         """Give up a replica's process, unless another one has its tag by now."""
         tag = replica.tag
         link = self._links.get(tag)
@@ -273,7 +273,7 @@ class Dispatcher:
         change = self.router.host_silent if is_silent else self.router.host_answers
         self._run(change(host, time.monotonic()))
 
-    def _host_lost(self, host: str) -> None:
+    def _host_gone(self, host: str) -> None:
         """Wait no more for what is left there."""
         self._run(self.router.host_lost(host, time.monotonic()))
 
@@ -336,8 +336,8 @@ class Dispatcher:
                 sender,
                 lambda items: AnswerQueries(incarnation=incarnation, answers=tuple(items)),
             )
-            lost = lambda: self.detach(incarnation)  # noqa: E731
-            unwatch = self._loop.watch_process(message.process, lost, sender)
+            gone = lambda: self.detach(incarnation)  # noqa: E731
+            unwatch = self._loop.watch_process(message.process, gone, sender)
             address = pickle.dumps(sender)
             self._callers[incarnation] = _Caller(address, message.process, outbox, unwatch)
             if self._loop.is_here(sender):
@@ -350,9 +350,9 @@ class Dispatcher:
         caller = self._callers.pop(incarnation, None)
         if caller is not None:
             caller.unwatch()
-            self._request_routers.caller_lost(incarnation)
+            self._request_routers.caller_gone(incarnation)
             self._run(self.router.caller_lost(incarnation, time.monotonic()))
-            self.leases.caller_lost(incarnation)
+            self.leases.caller_gone(incarnation)
 
     def _address_of(self, incarnation: Hashable) -> bytes | None:
         caller = self._callers.get(str(incarnation))

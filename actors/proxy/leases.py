@@ -109,7 +109,7 @@ class LeaseDesk:
             missing.discard(replica)
             if not missing:
                 self._run(self._router.leases.fenced(lease.number, time.monotonic()))
-                self.look()
+                self.check_confirmed()
 
         for tag in [*missing, ""]:
             replica, done = self._replica(tag), partial(closed, tag)
@@ -140,12 +140,12 @@ class LeaseDesk:
             self._run(self._router.leases.used(caller, number, known, now))
         for number, in_use in message.returned:
             self._run(self._router.leases.returned(caller, number, in_use, now))
-        self.look()
+        self.check_confirmed()
 
-    def caller_lost(self, caller: Hashable) -> None:
+    def caller_gone(self, caller: Hashable) -> None:
         """Forget a caller, after the router has."""
         self._routes_known.pop(caller, None)
-        self.look()
+        self.check_confirmed()
 
     # --- When tables may be acknowledged --------------------------------------------------------
 
@@ -159,21 +159,21 @@ class LeaseDesk:
 
         def introduced() -> None:
             missing.discard(replica.tag)
-            self.look()
+            self.check_confirmed()
 
         self._loop.send(replica.address, message, introduced, introduced)
 
     def _all_introduced(self) -> None:
         self._introducing = None
-        self.look()
+        self.check_confirmed()
 
     def when_confirmed(self, callback: Callback) -> None:
         """Call back when nothing can begin any more by a lease that is revoked by now."""
         self._awaited |= self._router.leases.unconfirmed
         self._on_confirmed = callback
-        self.look()
+        self.check_confirmed()
 
-    def look(self) -> None:
+    def check_confirmed(self) -> None:
         """Call back if all is confirmed; to be called when a lease may have ended."""
         self._awaited &= self._router.leases.unconfirmed
         if not (self._awaited or self._introducing):

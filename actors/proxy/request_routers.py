@@ -109,7 +109,7 @@ class RequestRouters:
                 name=backend,
                 code=config.code,
                 on_frame=lambda body: self._heard(backend, body),
-                on_end=lambda why: self._lost(backend, why),
+                on_end=lambda why: self._child_ended(backend, why),
             )
             self._asked[backend] = _Asked(config, child)
             self._begin(backend)
@@ -151,7 +151,7 @@ class RequestRouters:
         if (number := self._by_query.get((caller, query_id))) is not None:
             self._close(number)
 
-    def caller_lost(self, caller: str) -> None:
+    def caller_gone(self, caller: str) -> None:
         """Drop the queries of a caller that is gone."""
         for number, question in list(self._questions.items()):
             if question.new.caller == caller:
@@ -167,8 +167,8 @@ class RequestRouters:
             self._log(backend, asked, problem)
             asked.timer = self._loop.call_later(child.pause_s, lambda: self._begin(backend))
         else:
-            told = f"it was not made within {LOAD_TIMEOUT_S:g} s; it was killed"
-            asked.timer = self._loop.call_later(LOAD_TIMEOUT_S, lambda: child.fail(told))
+            problem = f"it was not made within {LOAD_TIMEOUT_S:g} s; it was killed"
+            asked.timer = self._loop.call_later(LOAD_TIMEOUT_S, lambda: child.fail(problem))
 
     def _stop(self, backend: str, asked: _Asked) -> None:
         del self._asked[backend]
@@ -197,7 +197,7 @@ class RequestRouters:
         else:
             self._go_on(number, "chosen" if any(ranks) else "none", ranks)
 
-    def _lost(self, backend: str, why: str) -> None:
+    def _child_ended(self, backend: str, why: str) -> None:
         asked = self._asked[backend]
         asked.is_ready, asked.silent_since = False, None
         self._log(backend, asked, why)

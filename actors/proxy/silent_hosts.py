@@ -49,16 +49,16 @@ class _Host:
 class SilentHosts:
     """Calls ``changed(host, is_silent)``, by the host's name.
 
-    Calls ``lost(host)`` with each beat to one that has been silent for ``LOST_S``: its replicas
+    Calls ``gone(host)`` with each beat to one that has been silent for ``LOST_S``: its replicas
     leave the tables one by one.
     """
 
     def __init__(
-        self, loop: Loop, changed: Callable[[str, bool], None], lost: Callable[[str], None]
+        self, loop: Loop, changed: Callable[[str, bool], None], gone: Callable[[str], None]
     ) -> None:
         self._loop = loop
         self._changed = changed
-        self._lost = lost
+        self._gone = gone
         self._hosts: dict[str, _Host] = {}
         self._timer: Timer | None = None
         self._beat_at = 0.0
@@ -110,7 +110,7 @@ class SilentHosts:
                 host.link.send(beat)
             if host.is_silent:
                 if not was_late and now - host.answered_at > LOST_S:
-                    self._lost(name)
+                    self._gone(name)
             elif was_late:
                 host.answered_at = max(host.answered_at, now - BEAT_S)
             elif now - host.answered_at > SILENT_S:

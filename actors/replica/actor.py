@@ -38,7 +38,7 @@ from greenroom.actors.replica import (
 )
 from greenroom.actors.replica.comparisons import Comparisons
 from greenroom.actors.replica.data_plane import Queries
-from greenroom.actors.replica.threads import give_way_to_messages
+from greenroom.actors.replica.threads import yield_to_messages
 from greenroom.actors.replica.user_code import Failure, UserCode
 from greenroom.actors.replica.wear import Wear
 from greenroom.actors.runtime import cgroups, tracing
@@ -279,7 +279,7 @@ class Replica(LoopActor):
 
     def _prepare(self, order: StartReplica) -> UserCode:
         """Make what runs the code, in the interpreter that it is for."""
-        give_way_to_messages()
+        yield_to_messages()
         # As Ray does. With a thread for each core, the BLAS threads of small batches wait for the
         # cores of other processes: a numpy model had a fourth of its speed.
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(order.num_cpus))))

@@ -56,12 +56,12 @@ def make_socket_scope(call: HttpCall, route: str) -> dict[str, Any]:
 class AsgiSocket:
     """The ``receive`` and ``send`` of an ASGI app's call for one WebSocket."""
 
-    def __init__(self, reply: Reply, feed: Parts) -> None:
+    def __init__(self, reply: Reply, upload: Parts) -> None:
         self._reply = reply
         self._query_id = reply.assignment.query.id
-        self._feed = feed
+        self._upload = upload
         self._state = "connecting"
-        self._is_told = False  # user code, of the connection
+        self._has_connected = False  # user code, of the connection
         self._disconnect: Message | None = None
         self._incoming: list[bytes] = []  # of a message that is not complete
         self._refusal: tuple[int, Headers] | None = None
@@ -70,11 +70,11 @@ class AsgiSocket:
 
     async def receive(self) -> Message:
         """Return the next event; cancelling it loses nothing."""
-        if not self._is_told:
-            self._is_told = True
+        if not self._has_connected:
+            self._has_connected = True
             return {"type": "websocket.connect"}
         while self._disconnect is None:
-            part = await self._feed.next()
+            part = await self._upload.next()
             if part is None or part.ends == END:
                 self._disconnected(close_frame(ABNORMAL) if part is None else part.data)
                 break
@@ -91,7 +91,7 @@ class AsgiSocket:
     async def send(self, event: Message) -> None:
         """Take an event; OSError once it is closed, RuntimeError for what is out of order."""
         kind = event["type"]
-        if self._state == "closed" or self._feed.is_complete:
+        if self._state == "closed" or self._upload.is_complete:
             if kind == "websocket.close":
                 return
             raise NobodyListensError(f"{kind}: the WebSocket is closed")
@@ -105,7 +105,7 @@ class AsgiSocket:
 
         Raises ``error`` where it is one.
         """
-        is_gone = self._feed.is_complete or self._disconnect is not None
+        is_gone = self._upload.is_complete or self._disconnect is not None
         if error is not None and not (is_gone and isinstance(error, _NO_FAULTS)):
             raise error
         if self._state == "open" and is_gone:
@@ -197,7 +197,7 @@ class AppSource:
         """Return whether it is called without arguments to make the app."""
         return _takes(self._app_or_factory, 0)
 
-    def settle_annotations(self) -> str:
+    def resolve_annotations(self) -> str:
         """Make an app independent of its module's names; return why that fails, or ""."""
         if self.is_factory:
             return ""
@@ -237,21 +237,21 @@ class AsgiHost:
         self._app = app
         self._state: dict[str, Any] = {}  # what the lifespan leaves for requests
         self._events: asyncio.Queue[Message] = asyncio.Queue()
-        self._told: asyncio.Queue[Message] = asyncio.Queue()
+        self._sent: asyncio.Queue[Message] = asyncio.Queue()
         self._lifespan: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Run the app's start-up; DeployFailedError when it fails. An app may have none."""
         self._lifespan = asyncio.create_task(self._live())
-        told = await self._tell("lifespan.startup")
-        if told is not None and told["type"] == "lifespan.startup.failed":
-            raise DeployFailedError(f"the ASGI app's start-up failed: {told.get('message', '')}")
+        sent = await self._send_event("lifespan.startup")
+        if sent is not None and sent["type"] == "lifespan.startup.failed":
+            raise DeployFailedError(f"the ASGI app's start-up failed: {sent.get('message', '')}")
 
     async def stop(self) -> None:
         """Run the app's shutdown; what it raises passes through."""
-        told = await self._tell("lifespan.shutdown")
-        if told is not None and told["type"] == "lifespan.shutdown.failed":
-            raise RuntimeError(f"the ASGI app's shutdown failed: {told.get('message', '')}")
+        sent = await self._send_event("lifespan.shutdown")
+        if sent is not None and sent["type"] == "lifespan.shutdown.failed":
+            raise RuntimeError(f"the ASGI app's shutdown failed: {sent.get('message', '')}")
 
     async def answer(self, reply: Reply, request: Request) -> None:
         """Let the app answer; UnsupportedResultError when it returns without an answer."""
@@ -261,10 +261,10 @@ class AsgiHost:
 
     async def converse(self, reply: Reply, call: HttpCall) -> None:
         """Run the app for a WebSocket; return when the app does."""
-        assert reply.feed is not None, "a socket has one"
+        assert reply.upload is not None, "a socket has one"
         scope = make_socket_scope(call, reply.assignment.route)
         scope["state"] = self._state.copy()
-        socket = AsgiSocket(reply, reply.feed)
+        socket = AsgiSocket(reply, reply.upload)
         failure: Exception | None = None
         try:
             await self._app(scope, socket.receive, socket.send)
@@ -274,17 +274,17 @@ class AsgiHost:
 
     async def _live(self) -> None:
         scope = {"type": "lifespan", "asgi": ASGI, "state": self._state}
-        await self._app(scope, self._events.get, self._told.put)
+        await self._app(scope, self._events.get, self._sent.put)
 
-    async def _tell(self, event: str) -> Message | None:
+    async def _send_event(self, event: str) -> Message | None:
         """Return what the app says to an event; None when it has no lifespan (any more)."""
         lifespan = self._lifespan
         if lifespan is None or lifespan.done():
             return None
         self._events.put_nowait({"type": event})
-        heard = asyncio.ensure_future(self._told.get())
+        heard = asyncio.ensure_future(self._sent.get())
         await asyncio.wait({heard, lifespan}, return_when=asyncio.FIRST_COMPLETED)
-        if heard.done() or not self._told.empty():
+        if heard.done() or not self._sent.empty():
             return await heard
         heard.cancel()
         lifespan.exception()  # an app without a lifespan raises at its scope: it is to be ignored

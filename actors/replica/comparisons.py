@@ -58,8 +58,8 @@ logger = logging.getLogger(__name__)
 
 GATHER_S = 0.1
 WAIT_S = 1.0
-LOOK_AGAIN_S = 0.01
-UNTOLD_S = 5.0
+RETRY_S = 0.01
+UNPLACED_S = 5.0
 AT_ONCE = 32  # answers
 MAX_KNOWN_PLACES = 1_000
 MAX_GATHERED_BYTES = 8 * 1024 * 1024  # of answers that wait to be sent
@@ -96,8 +96,8 @@ class ResponseSampler:
         self._backend = backend
         self._is_busy = is_busy
         self._send_here = send_here
-        self._untold: dict[_Key, tuple[ComparedAnswer, float]] = {}  # no place yet; since when
-        self._told: dict[_Key, tuple[CompareAt, ...]] = {}  # places of queries that still run
+        self._unplaced: dict[_Key, tuple[ComparedAnswer, float]] = {}  # no place yet; since when
+        self._places_of: dict[_Key, tuple[CompareAt, ...]] = {}  # places of queries that still run
         self._kept: deque[tuple[tuple[CompareAt, ...], ComparedAnswer]] = deque()
         self._bytes = 0  # of all that is kept
         self._forget_due = False
@@ -107,29 +107,29 @@ class ResponseSampler:
     @property
     def is_empty(self) -> bool:
         """Return whether nothing is kept, and no place is known of what is to come."""
-        return not (self._bytes or self._kept or self._untold or self._told)
+        return not (self._bytes or self._kept or self._unplaced or self._places_of)
 
     def add(self, proxy: str, run: Assignment, answer: Answer | None) -> None:
         """Keep the answer to a query that is compared; None where it was cancelled."""
         kept = self._described(proxy, run, answer)
         self._bytes += _size(kept)
         key = (proxy, run.ticket)
-        places = run.compare if run.compare is not None else self._told.pop(key, None)
+        places = run.compare if run.compare is not None else self._places_of.pop(key, None)
         if places is not None:
             self._keep(places, kept)
             return
-        self._untold[key] = kept, time.monotonic()
+        self._unplaced[key] = kept, time.monotonic()
         if not self._forget_due:
             self._forget_due = True
-            self._loop.call_later(UNTOLD_S, self._forget)
+            self._loop.call_later(UNPLACED_S, self._forget)
 
     def meet(self, key: _Key, places: tuple[CompareAt, ...], *, has_answer: bool) -> None:
         """Learn where the answer of a ticket is to be compared, whether or not it is here yet."""
-        untold = self._untold.pop(key, None)
-        if untold is not None:
-            self._keep(places, untold[0])
+        unplaced = self._unplaced.pop(key, None)
+        if unplaced is not None:
+            self._keep(places, unplaced[0])
         elif not has_answer:
-            self._told[key] = places
+            self._places_of[key] = places
 
     def _described(self, proxy: str, run: Assignment, answer: Answer | None) -> ComparedAnswer:
         """Return the answer without number and settings, which each of its places has."""
@@ -165,21 +165,21 @@ class ResponseSampler:
     def _forget(self) -> None:
         """Drop answers whose routers have told nothing: they are dead."""
         self._forget_due = False
-        before = time.monotonic() - UNTOLD_S
-        while self._untold:
-            key, (kept, at) = next(iter(self._untold.items()))
+        before = time.monotonic() - UNPLACED_S
+        while self._unplaced:
+            key, (kept, at) = next(iter(self._unplaced.items()))
             if at > before:
                 self._forget_due = True
-                self._loop.call_later(UNTOLD_S, self._forget)
+                self._loop.call_later(UNPLACED_S, self._forget)
                 return
-            del self._untold[key]
+            del self._unplaced[key]
             self._bytes -= _size(kept)
 
     def _send_some(self) -> None:
         """Send a few while no query runs, or when it is time."""
         is_late = self._latest_at is not None and time.monotonic() >= self._latest_at
         if self._is_busy() and not is_late:
-            self._loop.call_later(LOOK_AGAIN_S, self._send_some)
+            self._loop.call_later(RETRY_S, self._send_some)
             return
         by_place: dict[bytes, list[tuple[Any, ...]]] = {}
         for _ in range(min(len(self._kept), AT_ONCE)):
@@ -232,7 +232,7 @@ class Comparisons:
         self._known: dict[bytes, tuple[Compare, Function | None]] = {}  # the thread's
         self._found: dict[Place, Differences] = {}
         self._report_due = False
-        self._look_due = False
+        self._check_due = False
         port.on(CompareAnswers, self.arrived)
 
     def report(self) -> None:
@@ -265,18 +265,18 @@ class Comparisons:
         self._held_bytes += _size(answer)
         while len(self._held) > MAX_HELD or self._held_bytes > MAX_HELD_BYTES:
             self._let_go(Outcome("one side's answer came too late", comparable=False))
-        self._look_later()
+        self._check_later()
 
-    def _look_later(self) -> None:
-        if self._held and not self._look_due:
-            self._look_due = True
-            self._loop.call_later(MEET_S / 10, self._look)
+    def _check_later(self) -> None:
+        if self._held and not self._check_due:
+            self._check_due = True
+            self._loop.call_later(MEET_S / 10, self._check)
 
-    def _look(self) -> None:
-        self._look_due = False
+    def _check(self) -> None:
+        self._check_due = False
         while self._held and next(iter(self._held.values()))[1] <= time.monotonic():
             self._let_go(Outcome("one side gave no answer", comparable=False))
-        self._look_later()
+        self._check_later()
 
     def _let_go(self, outcome: Outcome) -> None:
         _, (answer, _) = self._held.popitem(last=False)
@@ -286,7 +286,7 @@ class Comparisons:
 
     def _compare(self, pairs: list[_Pair]) -> None:
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "compare", _give_way)
+            self._thread = ThreadPoolExecutor(1, "compare", _lower_priority)
         self._pairs += len(pairs)
         self._thread.submit(self._compare_on_thread, pairs)
 
@@ -309,8 +309,8 @@ class Comparisons:
             return compare(settings, _response(primary), _response(shadow), function)
         except BaseException as error:  # of a user's function, or of values that it cannot unpickle
             logger.info("an answer could not be compared", exc_info=error)
-            told = f"comparing raised {type(error).__name__}"
-            return Outcome(told, str(error)[:200], comparable=False)
+            problem = f"comparing raised {type(error).__name__}"
+            return Outcome(problem, str(error)[:200], comparable=False)
 
     def _settings(self, packed: bytes) -> tuple[Compare, Function | None]:
         if packed not in self._known:
@@ -349,7 +349,7 @@ def _is_alike(primary: ComparedAnswer, shadow: ComparedAnswer) -> bool:
     )
 
 
-def _give_way() -> None:
+def _lower_priority() -> None:
     """Give this thread the lowest priority: the host's other work comes first."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 

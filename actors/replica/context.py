@@ -165,7 +165,7 @@ class Reply(RunningQuery):
     __slots__ = ("extra_headers",)
 
     key: Any  # what to cancel it by
-    feed: Parts | None = None  # what follows it
+    upload: Parts | None = None  # what follows it
     status: int = 0  # of its answer; 0 before that
     extra_headers: tuple[tuple[bytes, bytes], ...]  # of an answer over HTTP
 

@@ -5,7 +5,7 @@ main thread, takes the controller's orders, and answers them whatever user code 
 is the other one, with an address of its own on user code's event loop: a query goes from the socket
 to the user's coroutine, and its answer back to a socket, without changing threads. User code that
 blocks its loop delays its own queries, and nothing else. :class:`Queries` keeps a :class:`Run` for
-each query; answers wait in an outbox for each caller, news of them in one for each proxy.
+each query; answers wait in an outbox for each caller, reports of them in one for each proxy.
 
 A query's slot is free when user code has returned. The router keeps the query until it hears that
 the caller has the answer: if this process dies in between, it goes to another replica.
@@ -83,14 +83,14 @@ from greenroom.core.routing.outliers import has_failed
 from greenroom.core.routing.retries import may_retry
 from greenroom.core.routing.tickets import SOCKET
 
-NEWS_S = 0.002  # what the router does not wait for goes along with what comes within that time
-ADRIFT_S = 10.0  # how often callers hear which of their queries run without a router
+REPORT_S = 0.002  # what the router does not wait for goes along with what comes within that time
+ORPHANED_S = 10.0  # how often callers hear which of their queries run without a router
 LATE_S = 1.0  # after its deadline a query is ended here; until then that is the router's
 
 PARTS_UNDER_WAY = 2_000_000  # bytes, which other answers to the same caller have to wait for
 
 _Item = Answer | PartedAnswer | Piece
-_News = tuple[str, Any]  # a field of QueriesFinished, and an item of it
+_Report = tuple[str, Any]  # a field of QueriesFinished, and an item of it
 
 
 class Run(Reply):
@@ -98,12 +98,10 @@ class Run(Reply):
 
     __slots__ = (
         "began_at",
-        "feed",
-        "feed_number",
         "is_delivered",
         "is_given_back",
         "is_leased",
-        "is_lost",
+        "is_undelivered",
         "key",
         "proxy",
         "queries",
@@ -111,6 +109,8 @@ class Run(Reply):
         "status",
         "stream_key",
         "timer",
+        "upload",
+        "upload_number",
     )
 
     def __init__(self, queries: Queries, proxy: str, assignment: Assignment) -> None:
@@ -124,12 +124,12 @@ class Run(Reply):
         self.key = proxy, assignment.ticket
         self.stream_key = assignment.caller_incarnation, assignment.query.id  # for its caller
         self.sender: Sender | None = None
-        self.feed: Parts | None = None  # what follows it
-        self.feed_number = 0
+        self.upload: Parts | None = None  # what follows it
+        self.upload_number = 0
         self.status = 0  # of its answer
         self.is_given_back = False
         self.is_delivered = False
-        self.is_lost = False  # on the way to its caller
+        self.is_undelivered = False  # on the way to its caller
         self.timer: Timer | None = None
         self.extra_headers = ()
 
@@ -216,11 +216,11 @@ class Queries:
         self._parted_numbers = itertools.count(int(secrets.token_hex(7), 16))
         # By the proxy's incarnation. An idle one is kept as long as its proxy lives, or has queries
         # here: what is not told of them takes their slots for good.
-        self._news: dict[str, Outbox] = {}
+        self._reports: dict[str, Outbox] = {}
         self._runs: dict[tuple[str, int], Run] = {}  # by key
         self.streams: dict[tuple[str, int], Run] = {}  # by the caller's incarnation and query id
-        self._adrift: dict[tuple[str, int], Run] = {}  # the same, of those whose router is dead
-        self._adrift_timer: Timer | None = None
+        self._orphaned: dict[tuple[str, int], Run] = {}  # the same, of those whose router is dead
+        self._orphaned_timer: Timer | None = None
         self._proxies: set[str] = set()  # incarnations of those whose end will be noticed
         self.leases: dict[str, OpenLease] = {}  # open ones, by name
         self._fenced: set[str] = set()  # the names of others, that are to be refused if they come
@@ -228,14 +228,14 @@ class Queries:
         # Watched callers under leases, by incarnation: what unwatches.
         self._lessees: dict[str, Callback] = {}
         self._leaving: set[str] = set()  # those of them that have queries here, and no lease
-        self._fed: dict[int, Run] = {}  # by the number of its FeedWanted
-        self._fed_numbers = itertools.count(1)
-        self._feeding: dict[str, Callback] = {}  # watched callers, by incarnation: what unwatches
+        self._uploads: dict[int, Run] = {}  # by the number of its FeedWanted
+        self._upload_numbers = itertools.count(1)
+        self._uploaders: dict[str, Callback] = {}  # watched callers, by incarnation: what unwatches
         self._caller = caller = Caller(port.loop, port.process)
         query_client.install(query_client.CallerClient(caller))
         user_context.on_models_changed(self._models_changed)
         port.on(RunQueries, self._run)
-        port.on(FeedQueries, self._feed)
+        port.on(FeedQueries, self._take_uploads)
         port.on(ControlStreams, self._control)
         port.on(MeetProxy, self._met_proxy)
         caller.listen(port.on)
@@ -270,27 +270,27 @@ class Queries:
     # --- Proxies ------------------------------------------------------------------------------
 
     def _met_proxy(self, message: MeetProxy, _sender: Address) -> None:
-        """Send this proxy news of its queries; a near one also gets the queries of handles."""
+        """Send this proxy reports of its queries; a near one also gets the queries of handles."""
         if message.is_near:
             self._caller.met_proxy(message.proxy, message.process)
             self._near_proxy = proxy = message.process.incarnation
             self.leases = {name: it for name, it in self.leases.items() if it.proxy == proxy}
             self._fenced = {name for name in self._fenced if name.startswith(f"{proxy}/")}
             self._unwatch_lessees()
-        if message.process.incarnation not in self._news:
+        if message.process.incarnation not in self._reports:
             self._meet(message.process, message.proxy)
 
     def _meet(self, process: Process, address: Address) -> None:
         proxy = process.incarnation
         known = self._proxies | {run.proxy for run in self._runs.values()}
-        for gone in [each for each in self._news if each not in known]:
-            del self._news[gone]
-        self._news[proxy] = self._make_news(proxy, address)
+        for gone in [each for each in self._reports if each not in known]:
+            del self._reports[gone]
+        self._reports[proxy] = self._make_outbox(proxy, address)
         if proxy not in self._proxies:
             self._proxies.add(proxy)
             self._loop.watch_process(process, partial(self._proxy_died, proxy), address)
         if models := user_context.model_ids():
-            self._tell(proxy, ("models", models))
+            self._report(proxy, ("models", models))
 
     def _proxy_died(self, proxy: str) -> None:
         """Let callers know where their queries run: only they can end them now."""
@@ -299,28 +299,28 @@ class Queries:
             if run.assignment.caller is None:
                 self.cancel(run)
             elif not run.status:
-                self._adrift[run.stream_key] = run
-        self._tell_adrift()
+                self._orphaned[run.stream_key] = run
+        self._report_orphaned()
 
-    def _tell_adrift(self) -> None:
+    def _report_orphaned(self) -> None:
         """Repeat this: it is how the death of a caller without a router is noticed."""
-        if self._adrift_timer is not None:
-            self._adrift_timer.cancel()
-            self._adrift_timer = None
-        for run in self._adrift.values():
+        if self._orphaned_timer is not None:
+            self._orphaned_timer.cancel()
+            self._orphaned_timer = None
+        for run in self._orphaned.values():
             if not run.status:
                 self._put(StillRuns(run.assignment.query.id), run)
-        if self._adrift:
-            self._adrift_timer = self._loop.call_later(ADRIFT_S, self._tell_adrift)
+        if self._orphaned:
+            self._orphaned_timer = self._loop.call_later(ORPHANED_S, self._report_orphaned)
 
     def _models_changed(self) -> None:
         """Send all proxies the models that are here; callable from any thread."""
 
-        def tell() -> None:
-            for proxy in list(self._news):  # one that cannot be reached is forgotten
-                self._tell(proxy, ("models", user_context.model_ids()))
+        def report() -> None:
+            for proxy in list(self._reports):  # one that cannot be reached is forgotten
+                self._report(proxy, ("models", user_context.model_ids()))
 
-        self._loop.post(tell)
+        self._loop.post(report)
 
     # --- Queries ------------------------------------------------------------------------------
 
@@ -329,7 +329,7 @@ class Queries:
         if message.incarnation != self._incarnation:
             return  # meant for a dead process whose address this one has
         proxy = message.proxy.incarnation
-        if proxy not in self._news:
+        if proxy not in self._reports:
             self._meet(message.proxy, sender)
         room = max(self.limit - self.running, 0) if self.accepting else 0
         # A router that could not reach this replica for a while sends what it had here again.
@@ -338,9 +338,9 @@ class Queries:
         for assignment in assignments[:room]:
             self._begin(proxy, assignment)
         for assignment in assignments[room:]:
-            self._tell(proxy, ("rejected", assignment.ticket))
+            self._report(proxy, ("rejected", assignment.ticket))
         for ticket in message.cancelled:
-            self._tell_cut_off(self._runs.get((proxy, ticket)))
+            self._report_cut_off(self._runs.get((proxy, ticket)))
             self._user_code.cancel((proxy, ticket))
         for ticket, places in message.compared:
             key = (proxy, ticket)
@@ -368,10 +368,10 @@ class Queries:
         caller = message.caller.incarnation
         self.leases[message.lease] = replace(message, caller_address=pickle.dumps(sender))
         if caller not in self._lessees:
-            lost = partial(self._lessee_lost, caller)
-            self._lessees[caller] = self._loop.watch_process(message.caller, lost)
+            gone = partial(self._lessee_gone, caller)
+            self._lessees[caller] = self._loop.watch_process(message.caller, gone)
 
-    def _lessee_lost(self, caller: str) -> None:
+    def _lessee_gone(self, caller: str) -> None:
         self._lessees.pop(caller, None)
         self._leaving.discard(caller)
         self._leased.pop(caller, None)
@@ -433,7 +433,7 @@ class Queries:
         run.answer(FailedAnswer(run.assignment.query.id, "QueryTimeoutError", text))
         self.cancel(run)
 
-    def _tell_cut_off(self, run: Run | None) -> None:
+    def _report_cut_off(self, run: Run | None) -> None:
         """Tell the caller of a stream that the router ended it: it may have lost the caller."""
         if run is None or run.sender is None or run.status or run.assignment.caller is None:
             return
@@ -446,19 +446,19 @@ class Queries:
         """Close all WebSockets, as this replica is to stop; callable from any thread."""
 
         def close() -> None:
-            for run in list(self._fed.values()):
+            for run in list(self._uploads.values()):
                 self._close_socket(run)
 
         self._loop.post(close)
 
     def _close_socket(self, run: Run) -> None:
         query = run.assignment.query
-        if query.follows != SOCKET or run.feed is None:
+        if query.follows != SOCKET or run.upload is None:
             return
         frame = close_frame(RESTARTING, "the replica stops")
         if run.sender is not None and not run.status:
             self._put(StreamPart(query.id, frame, END), run)
-        run.feed.arrived(StreamPart(run.feed_number, frame, END))
+        run.upload.arrived(StreamPart(run.upload_number, frame, END))
         run.ended_by_caller()
 
     def cancel(self, run: Run) -> None:
@@ -480,7 +480,7 @@ class Queries:
         # With the first part, at the end of this turn, and before the router hears of it: to write
         # to that first had the first byte 0.2 ms later.
         self._outbox(run).put_all([(begun, run)])
-        self._tell(run.proxy, ("begun", assignment.ticket))
+        self._report(run.proxy, ("begun", assignment.ticket))
         return Sender(
             assignment.query.id, lambda part: self._put(part, run), self._loop.at_turn_end
         )
@@ -516,11 +516,11 @@ class Queries:
         if run.timer is not None:
             run.timer.cancel()
         self._runs.pop(run.key, None)
-        for runs in (self.streams, self._adrift):
+        for runs in (self.streams, self._orphaned):
             if runs.get(run.stream_key) is run:
                 del runs[run.stream_key]
-        if run.feed_number:
-            self._feed_ended(run)
+        if run.upload_number:
+            self._upload_ended(run)
         if run.is_leased:
             self._leased_ended(run)
             return
@@ -528,17 +528,17 @@ class Queries:
         if not run.status:
             self._ended_unanswered(run)
             return
-        self._tell_in_time(run.proxy, ("answered", (ticket, run.status)))
+        self._report_soon(run.proxy, ("answered", (ticket, run.status)))
         if run.is_delivered:
-            self._tell_delivered(run)
+            self._report_delivered(run)
 
     def _ended_unanswered(self, run: Run) -> None:
-        field = "undelivered" if run.is_lost else "cancelled"
+        field = "undelivered" if run.is_undelivered else "cancelled"
         if run.is_given_back:
             field = "rejected"
         elif run.assignment.compare != ():
             self._copies.add(run.proxy, run.assignment, None)
-        self._tell(run.proxy, (field, run.assignment.ticket))
+        self._report(run.proxy, (field, run.assignment.ticket))
 
     def _leased_ended(self, run: Run) -> None:
         """Tell the caller, which counts for itself; an answer would say it."""
@@ -553,43 +553,43 @@ class Queries:
 
     def _want(self, run: Run, query: Query) -> None:
         """Ask a query's caller for what follows it."""
-        run.feed_number = number = next(self._fed_numbers)
-        self._fed[number] = run
-        run.feed = Parts(
+        run.upload_number = number = next(self._upload_numbers)
+        self._uploads[number] = run
+        run.upload = Parts(
             lambda size: self._put(FeedTaken(query.id, number, size), run), query.follows
         )
         self._put(FeedWanted(query.id, number, self.process), run)
 
-    def _feed(self, message: FeedQueries, sender: Address) -> None:
+    def _take_uploads(self, message: FeedQueries, sender: Address) -> None:
         """Take what a caller sends. A later proxy may not know of the caller, so it is watched."""
         for part in message.parts:
-            run = self._fed.get(part.query_id)
-            if run is None or run.feed is None:
+            run = self._uploads.get(part.query_id)
+            if run is None or run.upload is None:
                 continue
             caller = message.process.incarnation
-            if caller not in self._feeding:
-                lost = partial(self._feeder_lost, caller)
-                self._feeding[caller] = self._loop.watch_process(message.process, lost, sender)
-            run.feed.arrived(part_arrived(part))
+            if caller not in self._uploaders:
+                gone = partial(self._uploader_gone, caller)
+                self._uploaders[caller] = self._loop.watch_process(message.process, gone, sender)
+            run.upload.arrived(part_arrived(part))
             if part.ends == END:
                 run.ended_by_caller()
         for number in message.stopped:
-            if number in self._fed:
-                self.cancel(self._fed[number])
+            if number in self._uploads:
+                self.cancel(self._uploads[number])
 
-    def _feeder_lost(self, caller: str) -> None:
-        for run in list(self._fed.values()):
+    def _uploader_gone(self, caller: str) -> None:
+        for run in list(self._uploads.values()):
             if run.assignment.caller_incarnation == caller:
                 self.cancel(run)
 
-    def _feed_ended(self, run: Run) -> None:
-        """Forget what was fed, and stop to watch its caller after the last of its queries."""
-        del self._fed[run.feed_number]
+    def _upload_ended(self, run: Run) -> None:
+        """Forget an upload, and stop to watch its caller after the last of its queries."""
+        del self._uploads[run.upload_number]
         caller = run.assignment.caller_incarnation
-        if caller in self._feeding and all(
-            each.assignment.caller_incarnation != caller for each in self._fed.values()
+        if caller in self._uploaders and all(
+            each.assignment.caller_incarnation != caller for each in self._uploads.values()
         ):
-            self._feeding.pop(caller)()
+            self._uploaders.pop(caller)()
 
     # --- Messages to callers ------------------------------------------------------------------
 
@@ -628,19 +628,19 @@ class Queries:
                 self.undelivered -= 1
                 run.is_delivered = True
                 if run.has_ended and not run.is_leased:
-                    self._tell_delivered(run)
+                    self._report_delivered(run)
 
-    def _tell_delivered(self, run: Run) -> None:
-        field = "undelivered" if run.is_lost else "delivered"
-        self._tell_in_time(run.proxy, (field, run.assignment.ticket))
+    def _report_delivered(self, run: Run) -> None:
+        field = "undelivered" if run.is_undelivered else "delivered"
+        self._report_soon(run.proxy, (field, run.assignment.ticket))
 
     def _undeliverable(self, caller: str, items: list[tuple[_Item, Run]]) -> None:
-        """Give a caller up. It may live behind a broken link, so the router hears of it."""
+        """Abandon a caller. It may live behind a broken link, so the router hears of it."""
         for outboxes in (self._answers, self._parted):
             outbox = outboxes.pop(caller, None)
             items = items + (outbox.drop() if outbox is not None else [])
         for _, run in items:
-            run.is_lost = True
+            run.is_undelivered = True
         self._delivered(items)
         for run in dict.fromkeys(run for _, run in items if not run.has_ended):
             self._user_code.cancel(run.key)
@@ -652,43 +652,45 @@ class Queries:
             if run is not None and run.sender is not None:
                 run.sender.taken(size)
         for query_id in message.stopped:
-            for runs in (self.streams, self._adrift):
+            for runs in (self.streams, self._orphaned):
                 run = runs.get((message.incarnation, query_id))
                 if run is not None:
                     self._user_code.cancel(run.key)
 
-    # --- News to proxies ----------------------------------------------------------------------
+    # --- Reports to proxies -------------------------------------------------------------------
 
-    def _make_news(self, proxy: str, address: Address) -> Outbox:
-        return Outbox(self._loop, address, self._pack_news, on_failed=lambda _: self._forget(proxy))
+    def _make_outbox(self, proxy: str, address: Address) -> Outbox:
+        return Outbox(
+            self._loop, address, self._pack_reports, on_failed=lambda _: self._forget(proxy)
+        )
 
-    def _tell(self, proxy: str, news: _News) -> None:
-        outbox = self._news.get(proxy)
+    def _report(self, proxy: str, report: _Report) -> None:
+        outbox = self._reports.get(proxy)
         if outbox is not None:
-            outbox.put(news)
+            outbox.put(report)
 
-    def _tell_in_time(self, proxy: str, news: _News) -> None:
-        """Send news that may wait a moment while there is room for more queries."""
-        outbox = self._news.get(proxy)
+    def _report_soon(self, proxy: str, report: _Report) -> None:
+        """Send a report that may wait a moment while there is room for more queries."""
+        outbox = self._reports.get(proxy)
         if outbox is None:
             return
         if self.is_draining or (self.running + 1) * 2 > self.limit:  # with the one that has ended
-            outbox.put(news)
+            outbox.put(report)
         else:
-            outbox.put_patiently(news, NEWS_S)
+            outbox.put_patiently(report, REPORT_S)
 
     def _forget(self, proxy: str) -> None:
-        self._news.pop(proxy, None)
+        self._reports.pop(proxy, None)
 
-    def _pack_news(self, items: list[_News]) -> QueriesFinished:
-        news: dict[str, list[Any]] = {}
+    def _pack_reports(self, items: list[_Report]) -> QueriesFinished:
+        reports: dict[str, list[Any]] = {}
         for field, value in items:
-            news.setdefault(field, []).append(value)
+            reports.setdefault(field, []).append(value)
         return QueriesFinished(
             replica=self._tag,
             incarnation=self._incarnation,
             draining=self.is_draining,
-            **{field: tuple(values) for field, values in news.items()},
+            **{field: tuple(values) for field, values in reports.items()},
         )
 
 

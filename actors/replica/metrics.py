@@ -22,7 +22,7 @@ MAX_USERS_SAMPLES = 1_000  # a histogram's counts for one set of labels are one
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-def told_full(name: str) -> None:
+def warn_full(name: str) -> None:
     """Warn that there is no room for more samples of users."""
     logging.getLogger("greenroom.serve").warning(
         "metric %r has too many values of its tags: this replica keeps %d sets of them, over all "
@@ -33,7 +33,7 @@ def told_full(name: str) -> None:
 
 
 _own = Registry()
-of_users = Registry(MAX_USERS_SAMPLES, told_full)
+of_users = Registry(MAX_USERS_SAMPLES, warn_full)
 lock = threading.Lock()  # of of_users and its metrics
 
 _requests = _own.counter(

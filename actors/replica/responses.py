@@ -48,19 +48,19 @@ def make_scope(call: HttpCall, route: str) -> dict[str, Any]:
 
 def make_request(call: HttpCall, reply: Reply) -> Request:
     """Make the request that a handler gets; its body is here, or comes in parts."""
-    return Request(make_scope(call, reply.assignment.route), Body(call.body, reply.feed).receive)
+    return Request(make_scope(call, reply.assignment.route), Body(call.body, reply.upload).receive)
 
 
 class Body:
     """A request's body: what came with the query, then what follows it."""
 
-    def __init__(self, beginning: bytes | None, feed: Parts | None) -> None:
+    def __init__(self, beginning: bytes | None, upload: Parts | None) -> None:
         self._beginning = beginning
-        self._feed = feed
+        self._upload = upload
 
     def __reduce__(self) -> Any:
         """Pickle what has come whole: a request may be an argument of a call."""
-        if self._feed is not None:
+        if self._upload is not None:
             raise TypeError(
                 "the body of this request comes in parts; await its body() before it is passed on"
             )
@@ -69,15 +69,15 @@ class Body:
     async def receive(self) -> Message:
         """Return the next part; after the last, wait for a client that is still there."""
         beginning, self._beginning = self._beginning, None
-        if beginning or (beginning is not None and self._feed is None):
-            more = self._feed is not None
+        if beginning or (beginning is not None and self._upload is None):
+            more = self._upload is not None
             return {"type": "http.request", "body": beginning, "more_body": more}
-        part = None if self._feed is None else await self._feed.next()
+        part = None if self._upload is None else await self._upload.next()
         while part is None:
             await asyncio.get_running_loop().create_future()
         if part.ends == END:
-            self._feed = None
-        return {"type": "http.request", "body": part.data, "more_body": self._feed is not None}
+            self._upload = None
+        return {"type": "http.request", "body": part.data, "more_body": self._upload is not None}
 
 
 async def give_answer(reply: Reply, result: Any, request: Request) -> HttpAnswer | None:

@@ -54,7 +54,7 @@ MESSAGES_SLACK_NS, USERS_SLACK_NS = 1, 50_000
 PR_SET_TIMERSLACK = 29  # prctl(2); for this thread, and for those that it starts
 
 
-def give_way_to_messages() -> None:
+def yield_to_messages() -> None:
     """Let this thread, the message loop's, have the interpreter soon whatever user code does."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _set_timer_slack(MESSAGES_SLACK_NS)
@@ -106,7 +106,7 @@ class Threads:
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._short: deque[_Call] = deque()
         self._results: deque[_Call] = deque()
-        self._is_loop_told = False  # of results that it has not taken
+        self._is_loop_notified = False  # of results that it has not taken
         self._started = 0
         self._unwanted = 0
         self._ended_at = self._full_at = self._abandoned_at = time.monotonic()
@@ -186,7 +186,7 @@ class Threads:
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
             self._run(call)
-            self.tell_loop()
+            self.notify_loop()
             del call  # nothing of it is kept until the next one comes
 
     def _run(self, call: _Call) -> None:
@@ -197,17 +197,17 @@ class Threads:
             self.mean_s += (self._ended_at - began_at - self.mean_s) / COUNTED
             self._results.append(call)
 
-    def tell_loop(self) -> None:
+    def notify_loop(self) -> None:
         """Have the loop take the results; from any thread."""
         # Whoever finds this False has appended before the loop looked, or tells it.
-        if self._results and not self._is_loop_told:
-            self._is_loop_told = True
+        if self._results and not self._is_loop_notified:
+            self._is_loop_notified = True
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self.take_results)
 
     def take_results(self) -> None:
         """Tell those who wait for calls that have returned."""
-        self._is_loop_told = False
+        self._is_loop_notified = False
         while self._results:
             call = self._results.popleft()
             call.is_over = True
@@ -248,7 +248,7 @@ class UserLoop:
         self.has_thread = False
         self._is_over = False
         self._is_taken = threading.Lock()  # held by the thread that has the loop
-        self._begun = 0  # short calls, and looks for them
+        self._begun = 0  # short calls, and checks for them
         self._watcher: threading.Thread | None = None
         self._is_watched = False
         self._to_watch: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -302,7 +302,7 @@ class UserLoop:
         while time.monotonic() < until and self.threads.run_short_call():
             self._begun += 1
         if not self._is_taken.acquire(blocking=False):
-            self.threads.tell_loop()
+            self.threads.notify_loop()
             return False
         self.threads.take_results()
         if self.threads.has_short_calls():

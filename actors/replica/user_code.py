@@ -382,8 +382,8 @@ class UserCode:
                 f"deployment lacks ({error}); import it in the application's modules, or add it to "
                 "the runtime_env's py_modules"
             ) from error
-        if reply.feed is not None:
-            args = (*args, _values_of(reply.feed))
+        if reply.upload is not None:
+            args = (*args, _values_of(reply.upload))
         function = self._method(call.method)
         if not (args or kwargs) and self._gets_a_request(call.method, function):
             responses = self._responses or self._import_responses()
@@ -537,10 +537,10 @@ def _span_of(tracer: Tracing, reply: Reply, call: PythonCall | HttpCall) -> Span
 # --- What a call is made of, and what comes of it ---------------------------------------------
 
 
-async def _values_of(feed: Parts) -> AsyncIterator[Any]:
+async def _values_of(upload: Parts) -> AsyncIterator[Any]:
     """Yield what a caller streams, value by value."""
     pieces: list[bytes] = []
-    while (part := await feed.next()) is not None and part.ends != END:
+    while (part := await upload.next()) is not None and part.ends != END:
         pieces.append(part.data)
         if part.ends != MORE:
             yield pickle.loads(b"".join(pieces))

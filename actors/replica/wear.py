@@ -27,7 +27,7 @@ from greenroom.core.lifecycle.replicas import RestartReason
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 HARD = 1.25
 LIMITS = (
     RestartReason.MAX_AGE,
@@ -53,7 +53,7 @@ class Wear:
     ) -> None:
         self._loop = loop
         self._served = served
-        self._tell_worn, self._tell_full = worn, full
+        self._on_worn, self._on_full = worn, full
         self._limits: dict[RestartReason, Any] = {}
         self._began_at: float | None = None  # to run
         self._timer: Timer | None = None
@@ -84,9 +84,9 @@ class Wear:
 
     def _arm(self) -> None:
         if self._timer is None and self._began_at is not None and self._limits:
-            self._timer = self._loop.call_later(LOOK_S, self._look)
+            self._timer = self._loop.call_later(CHECK_S, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         self._arm()
         for reason, most in self._limits.items():
@@ -102,17 +102,17 @@ class Wear:
                 self._weigh(reason, "GPU memory", gpu_memory_bytes(), most)
 
     def _weigh(self, reason: RestartReason, what: str, size: int, most: int) -> None:
-        told = f"it has {_mib(size)} of {what}, and {reason} are {_mib(most)}"
+        text = f"it has {_mib(size)} of {what}, and {reason} are {_mib(most)}"
         if size > most * HARD:
-            self.why = f"{RestartReason.OUT_OF_MEMORY}: {told}"
-            self._tell_full(self.why)
+            self.why = f"{RestartReason.OUT_OF_MEMORY}: {text}"
+            self._on_full(self.why)
         elif size > most:
-            self._is_worn(reason, told)
+            self._is_worn(reason, text)
 
-    def _is_worn(self, reason: RestartReason, told: str) -> None:
+    def _is_worn(self, reason: RestartReason, text: str) -> None:
         if not self.why:
-            self.why = f"{reason}: {told}"
-            self._tell_worn(self.why)
+            self.why = f"{reason}: {text}"
+            self._on_worn(self.why)
 
 
 def memory_bytes() -> int:

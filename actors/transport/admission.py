@@ -183,7 +183,7 @@ class Admission:
         """
         if target is not None:
             reason = f"process {process} there is of user {user}, and answers only that user"
-            self._note(target.text, Trouble(reason))
+            self._record(target.text, Trouble(reason))
         if self._is_worth_a_line(f"user {user}", "not this user"):
             logger.warning(
                 "refused a connection of user %d, process %d: not this user", user, process
@@ -198,11 +198,11 @@ class Admission:
         return self._troubles.get(f"{gate.host}:{gate.port}", Trouble())
 
     def _say(self, what: str, address: str, trouble: Trouble) -> None:
-        self._note(address, trouble)
+        self._record(address, trouble)
         if self._is_worth_a_line(address.rpartition(":")[0], trouble.reason):
             logger.warning("%s %s: %s", what, address, trouble.reason)
 
-    def _note(self, address: str, trouble: Trouble) -> None:
+    def _record(self, address: str, trouble: Trouble) -> None:
         if len(self._troubles) >= MAX_TROUBLES:
             self._troubles.clear()
         self._troubles[address] = trouble

@@ -48,7 +48,7 @@ from greenroom.actors.transport.sockets import tcp_listener
 logger = logging.getLogger(__name__)
 
 Callback = Callable[[], None]
-OnLost = Callable[[bool], None]  # gets whether the process is certainly dead
+OnGone = Callable[[bool], None]  # gets whether the process is certainly dead
 
 
 class Delivery:
@@ -142,7 +142,7 @@ class Mailbox:
         self._pid = os.getpid()
         self._delivery_is_due = False  # or under way
         self._is_closed = False
-        self._watching: dict[str, list[OnLost]] = {}  # by the address's text
+        self._watching: dict[str, list[OnGone]] = {}  # by the address's text
         try:
             self.links = Links(loop, own, self, keys_of(own, environ), gate)
         except (OSError, ClusterKeyError):
@@ -328,22 +328,22 @@ class Mailbox:
         address = target.addressDetails
         return type(address) is ProcessAddress and address.host == self._own.host
 
-    def watch_remote(self, target: Any, on_lost: OnLost) -> Callback | None:
+    def watch_remote(self, target: Any, on_gone: OnGone) -> Callback | None:
         """Call back whenever the process at ``target`` has died or cannot be reached any more.
 
-        ``on_lost`` gets whether it is certainly dead. Returns a canceller; None when ``target`` is
+        ``on_gone`` gets whether it is certainly dead. Returns a canceller; None when ``target`` is
         on this host, where pidfds tell.
         """
         address = target.addressDetails
         if type(address) is not ProcessAddress or address.host == self._own.host:
             return None
         watching = self._watching.setdefault(address.text, [])
-        watching.append(on_lost)
+        watching.append(on_gone)
         self.links.reach(address)
 
         def cancel() -> None:
-            if on_lost in watching:
-                watching.remove(on_lost)
+            if on_gone in watching:
+                watching.remove(on_gone)
                 if not watching and self._watching.get(address.text) is watching:
                     del self._watching[address.text]
 
@@ -366,8 +366,8 @@ class Mailbox:
         return self.links.trouble_with(gate.addressDetails)
 
     def _notify_watchers(self, address: ProcessAddress, *, is_certain: bool) -> None:
-        for on_lost in list(self._watching.get(address.text, ())):
-            self.loop.call_soon(on_lost, is_certain)
+        for on_gone in list(self._watching.get(address.text, ())):
+            self.loop.call_soon(on_gone, is_certain)
 
 
 def attach(

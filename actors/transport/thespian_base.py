@@ -160,10 +160,10 @@ class Interrupts:
         if fd in self._watches:
             self._watches.remove(fd)
         if not self._ready:
-            self._loop.call_soon(self._tell)
+            self._loop.call_soon(self._report)
         self._ready.append(fd)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         ready, self._ready = self._ready, []
         self._arrive(WatchMessage(ready))
 
@@ -242,7 +242,7 @@ class Transport(Naming):
     # Called in an admin's process with its loop; actors see to all of theirs by themselves.
     on_admin: ClassVar[Callable[[asyncio.AbstractEventLoop], None] | None] = None
     # Called with the address of another host's admin that is dead, by then outside of a turn.
-    on_host_lost: Callable[[Any], None] | None = None
+    on_host_gone: Callable[[Any], None] | None = None
 
     def __init__(self, init: TransportInit__Base, *args: Any) -> None:
         is_child = isinstance(init, Endpoint)
@@ -369,8 +369,8 @@ class Transport(Naming):
 
     def _peer_down(self, address: ProcessAddress) -> None:
         """Tell of a lost host."""
-        if address.is_admin and self.on_host_lost is not None:
-            self.loop.call_soon(self.on_host_lost, ActorAddress(address))
+        if address.is_admin and self.on_host_gone is not None:
+            self.loop.call_soon(self.on_host_gone, ActorAddress(address))
 
     # --- Wake-ups, watches, signals -----------------------------------------------------------
 
@@ -592,9 +592,9 @@ class RepairedMultiProcAdmin(_Repaired, MultiProcAdmin):  # type: ignore[misc]  
 
     def _activate(self) -> None:
         super()._activate()
-        self.transport.on_host_lost = self._host_lost
+        self.transport.on_host_gone = self._host_gone
 
-    def _host_lost(self, admin: Any) -> None:
+    def _host_gone(self, admin: Any) -> None:
         """Remove a host whose admin is dead from the convention at once, not after minutes."""
         if self._cstate._conventionMembers.find(admin) is not None and not self.isShuttingDown():
             logger.warning("lost the actor system at %s", admin)
@@ -607,7 +607,7 @@ class RepairedMultiProcManager(_Repaired, MultiProcManager):  # type: ignore[mis
     def _createInstance(self) -> None:
         self.transport.mailbox.forward = self._forward
         super()._createInstance()
-        self.transport.on_host_lost = self._host_lost
+        self.transport.on_host_gone = self._host_gone
         actor = self.actorInst
         if getattr(actor, "runs_handlers_once", False):
             actor.receiveMessage = self._once(actor.receiveMessage)
@@ -626,7 +626,7 @@ class RepairedMultiProcManager(_Repaired, MultiProcManager):  # type: ignore[mis
             )
         )
 
-    def _host_lost(self, admin: Any) -> None:
+    def _host_gone(self, admin: Any) -> None:
         """Tell the actor that its children there have exited, which Thespian does not."""
         lost = admin.addressDetails
         for child in list(self.childAddresses):

@@ -26,7 +26,7 @@ from urllib.parse import unquote
 import grpc
 
 from greenroom.actors.caller.streams import NobodyListensError, Stream
-from greenroom.actors.caller.uploads import Feed
+from greenroom.actors.caller.uploads import Upload
 from greenroom.actors.messages.admin import request_of
 from greenroom.actors.messages.protobuf import portable
 from greenroom.actors.messages.queries import (
@@ -360,20 +360,20 @@ class _Call:
             multiplexed_model_id=await metadata_of(self._context, "multiplexed_model_id"),
             follows=BODY if streams_in else "",
         )
-        return await self._link.ask(query, self._feed if streams_in else None)
+        return await self._link.ask(query, self._upload if streams_in else None)
 
-    def _feed(self, feed: Feed) -> None:
+    def _upload(self, upload: Upload) -> None:
         if self._sending is None:  # else another replica gets what was sent, from the feed itself
-            self._sending = asyncio.create_task(self._send(feed))
+            self._sending = asyncio.create_task(self._send(upload))
 
-    async def _send(self, feed: Feed) -> None:
+    async def _send(self, upload: Upload) -> None:
         with contextlib.suppress(NobodyListensError):
             try:
                 async for message in self._request:
-                    await feed.send(pickle.dumps(portable(message)), BINARY)
-                feed.end()
+                    await upload.send(pickle.dumps(portable(message)), BINARY)
+                upload.end()
             except grpc.RpcError as error:
-                feed.fail("RequestCancelledError", f"the client's stream broke off: {error}")
+                upload.fail("RequestCancelledError", f"the client's stream broke off: {error}")
 
     async def _abort(self, answer: Any) -> NoReturn:
         """End the RPC with the status of a failed query."""

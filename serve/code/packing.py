@@ -118,7 +118,7 @@ def _hash_of_installed(target: Callable[..., Any]) -> str:
 
 def _resolve_annotations(func_or_class: Callable[..., Any]) -> str:
     source = getattr(func_or_class, ASGI_APP, None)
-    return "" if source is None else str(source.settle_annotations())
+    return "" if source is None else str(source.resolve_annotations())
 
 
 def pack_arguments(what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:

@@ -33,7 +33,7 @@ def ok(asked: Asked) -> HttpAnswer:
     return HttpAnswer(0, 200, ((b"content-type", b"text/plain"),), b"ok")
 
 
-class FakeFeed:
+class FakeUpload:
     """Gathers what follows a query; ``all`` is it, or the failure in its place."""
 
     def __init__(self) -> None:
@@ -71,12 +71,12 @@ class FakeLink:
     async def stop(self) -> None:
         self.stopped = True
 
-    async def ask(self, query: Any, on_feed: Any = None) -> Any:
+    async def ask(self, query: Any, on_upload: Any = None) -> Any:
         body = b""
         if query.follows == BODY:
-            feed = FakeFeed()
-            on_feed(feed)
-            rest = await feed.all
+            upload = FakeUpload()
+            on_upload(upload)
+            rest = await upload.all
             if isinstance(rest, FailedAnswer):
                 return rest
             body = rest

@@ -126,7 +126,7 @@ async def test_of_one_client_few_queries_leave_before_that(app, waits):
     proxied = [head.replace(b"host", b"x-forwarded-for: 9.9.9.9\r\nhost")]
     begun = 0
 
-    async def submitted(query, on_feed=None):
+    async def submitted(query, on_upload=None):
         nonlocal begun
         begun += 1
         await asyncio.Event().wait()
@@ -158,7 +158,7 @@ async def test_of_one_client_few_queries_leave_before_that(app, waits):
 async def test_a_query_with_its_first_mebibyte_takes_no_place_of_those_that_leave_before(app):
     begun = []
 
-    async def submitted(query, on_feed=None):
+    async def submitted(query, on_upload=None):
         begun.append(query)
         await asyncio.Event().wait()
 

@@ -57,9 +57,9 @@ class Replica(FakeLink):
         self.stopped = 0
         self.closing_frame = None
 
-    async def ask(self, query, on_feed):
+    async def ask(self, query, on_upload):
         assert query.follows == "socket"
-        on_feed(self)
+        on_upload(self)
         stream = Stream(StreamBegun(0, 101, self.headers, Process(1, 1, "x")), self)
         for data, ends in self.parts:
             stream.arrived(StreamPart(0, data, ends))

@@ -151,7 +151,7 @@ def test_series_beyond_the_bound_are_dropped_with_one_warning(
 ) -> None:
     from greenroom.core.metrics import Registry  # noqa: PLC0415
 
-    of_users = Registry(10, of_replica.told_full)
+    of_users = Registry(10, of_replica.warn_full)
     monkeypatch.setattr(of_replica, "of_users", of_users)
     counter = metrics.Counter(name, tag_keys=("user",))
     for number in range(30):

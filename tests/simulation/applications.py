@@ -201,7 +201,7 @@ class Composer:
         port = Port(PORT, process.identity, loop, machine=checks.simulation.machine)
         self._caller = caller = Caller(port.loop, process.identity)
         caller.listen(port.on)
-        Finder(port, PROXY, caller.met_proxy, caller.lost_proxy).start()
+        Finder(port, PROXY, caller.met_proxy, caller.proxy_gone).start()
 
     def is_lost(self) -> bool:
         """Return whether the host may be cut off, with tables of before."""

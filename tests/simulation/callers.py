@@ -34,7 +34,7 @@ class SimCaller:
         self.caller = caller = Caller(port.loop, process.identity)
         self._readers: dict[str, tuple[Stream, Task]] = {}
         caller.listen(port.on)
-        Finder(port, PROXY, caller.met_proxy, caller.lost_proxy).start()
+        Finder(port, PROXY, caller.met_proxy, caller.proxy_gone).start()
         process.call_later(self._rng.random(), self._submit)
 
     def _submit(self) -> None:

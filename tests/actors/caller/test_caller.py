@@ -100,7 +100,7 @@ def submitted(loop: LoneLoop, to: str) -> list[tuple[int, ...]]:
 def test_what_the_next_proxy_gets_says_that_it_may_have_run() -> None:
     caller, loop, answers = asked(None)
     assert submitted(loop, "proxy") == [(1,)]
-    caller.lost_proxy()
+    caller.proxy_gone()
     assert not answers, "its answer may still come, from its replica"
     caller.met_proxy("next", m.Process(8, 8, "next"))
     assert submitted(loop, "next") == [(1, -1)]
@@ -110,7 +110,7 @@ def test_what_the_next_proxy_gets_says_that_it_may_have_run() -> None:
 
 def test_what_its_caller_forbids_to_repeat_fails_at_once() -> None:
     caller, loop, answers = asked(False)
-    caller.lost_proxy()
+    caller.proxy_gone()
     assert answers[0].kind == "ReplicaUnavailableError"
     assert answers[0].text == "the proxy died with the query under way; it may have run"
     caller.met_proxy("next", m.Process(8, 8, "next"))
@@ -125,7 +125,7 @@ def test_without_a_proxy_that_has_tables_a_query_fails_in_the_end(
     caller, loop, answers = asked(retryable)
     caller.attached(m.AttachCallerReply(proxy=m.Process(9, 9, "proxy"), ready=True))
     loop.pass_time(10 * NO_PROXY_S)
-    caller.lost_proxy()
+    caller.proxy_gone()
     if meets_another:
         caller.met_proxy("next", m.Process(8, 8, "next"))
     loop.pass_time(NO_PROXY_S - 0.1)
@@ -147,7 +147,7 @@ def test_a_query_before_the_first_proxy_does_not_wait_for_ever() -> None:
 
 def test_a_query_waits_for_its_answer_once_a_proxy_with_tables_is_there() -> None:
     caller, loop, answers = asked(True)
-    caller.lost_proxy()
+    caller.proxy_gone()
     caller.met_proxy("next", m.Process(8, 8, "next"))
     caller.attached(m.AttachCallerReply(proxy=m.Process(8, 8, "next"), ready=True))
     loop.pass_time(10 * NO_PROXY_S)
@@ -157,7 +157,7 @@ def test_a_query_waits_for_its_answer_once_a_proxy_with_tables_is_there() -> Non
 def test_a_query_that_kills_every_proxy_is_given_up() -> None:
     caller, loop, answers = asked(None)
     for number in range(2 * FIRST_REPEATS):
-        caller.lost_proxy()
+        caller.proxy_gone()
         caller.met_proxy("next", m.Process(number, 8, f"next{number}"))
         loop.pass_time(0)
     assert len(submitted(loop, "next")) == FIRST_REPEATS + 1
@@ -169,7 +169,7 @@ def test_the_death_of_a_replica_that_answers_is_noticed_when_the_proxy_is_dead()
         tell(caller, "first", begun(FIRST))
 
     def loses_its_proxy() -> None:
-        caller.lost_proxy()
+        caller.proxy_gone()
 
     for steps in ((begins, loses_its_proxy), (loses_its_proxy, begins)):
         caller, loop, answers = asked()
@@ -186,7 +186,7 @@ def test_the_death_of_a_replica_that_answers_is_noticed_when_the_proxy_is_dead()
 
 def test_the_death_of_a_replica_that_takes_a_body_is_noticed_when_the_proxy_is_dead() -> None:
     caller, loop, answers = asked(follows=BODY)
-    caller.lost_proxy()
+    caller.proxy_gone()
     tell(caller, "first", m.FeedWanted(1, 5, FIRST))
     caller.met_proxy("next", m.Process(8, 8, "next"))
     loop.end(FIRST)

@@ -390,7 +390,7 @@ class LeaseModel(RuleBasedStateMachine):
         for watchers in self.wires.watchers.values():
             watchers[:] = [each for each in watchers if not _is_of(each, caller)]
         self.perform(self.router.caller_lost(caller.name, self.wires.now))
-        self.desk.caller_lost(caller.name)
+        self.desk.caller_gone(caller.name)
         self.add_caller()
 
     # --- What is true at any time -----------------------------------------------------------------

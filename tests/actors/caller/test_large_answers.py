@@ -19,9 +19,9 @@ from greenroom.actors.messages.queries import (
     LARGE,
     PART,
     Pieces,
-    beside,
     content_of,
     in_parts,
+    out_of_band,
     put_together,
 )
 from greenroom.actors.transport.envelopes import decode, encode
@@ -72,7 +72,7 @@ def owner(view: Any) -> Any:
 
 def test_large_bytes_are_copied_into_no_pickle_not_even_when_they_are_passed_on() -> None:
     body = BODY[:LARGE]
-    buffers = encode(beside(body))
+    buffers = encode(out_of_band(body))
     assert len(buffers[0]) < 200
     assert owner(buffers[1]) is body
     received = bytearray(body)
@@ -83,9 +83,9 @@ def test_large_bytes_are_copied_into_no_pickle_not_even_when_they_are_passed_on(
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_large_bytes_travel_on_any_transport(protocol: int) -> None:
-    again = pickle.loads(pickle.dumps(beside(BODY), protocol))
+    again = pickle.loads(pickle.dumps(out_of_band(BODY), protocol))
     assert content_of(again) == BODY
-    assert beside(b"small") == content_of(b"small") == b"small"
+    assert out_of_band(b"small") == content_of(b"small") == b"small"
 
 
 # --- Between a replica and its caller -------------------------------------------------------------

@@ -17,7 +17,7 @@ FORM = (b"content-type", b"application/x-www-form-urlencoded")
 
 def request(body: bytes) -> Request:
     call = HttpCall("POST", "/", b"/", b"", (FORM,), body, "http", "1.1", None, None, "")
-    reply: Any = SimpleNamespace(feed=None, assignment=SimpleNamespace(route="/"))
+    reply: Any = SimpleNamespace(upload=None, assignment=SimpleNamespace(route="/"))
     return make_request(call, reply)
 
 

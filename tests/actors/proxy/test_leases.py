@@ -286,7 +286,7 @@ async def test_what_a_dead_caller_sent_under_a_lease_ends_with_it(
 async def test_leases_of_a_dead_proxy_end_with_the_next_ones_word(leased: Leased) -> None:
     await leased.hold()
     assert leased.one.queries.leases
-    leased.one.caller.lost_proxy()
+    leased.one.caller.proxy_gone()
     assert await leased.handle.remote() == 0.0, "they go on meanwhile"
     place = Place(leased.one.loop)
     meet = MeetProxy(proxy=place, process=Process(1, 1, "next"), is_near=True)

@@ -15,7 +15,7 @@ from greenroom.actors.replica.comparisons import (
     MAX_GATHERED_BYTES,
     TOO_LARGE,
     TOO_MANY,
-    UNTOLD_S,
+    UNPLACED_S,
     WAIT_S,
     ResponseSampler,
 )
@@ -95,9 +95,9 @@ def test_the_place_may_be_told_before_the_answer_is_there_or_after(replica: Repl
 
 def test_answers_whose_router_has_died_are_forgotten(replica: Replica) -> None:
     replica.answered(1, compare=None)
-    replica.pass_time(UNTOLD_S / 2)
+    replica.pass_time(UNPLACED_S / 2)
     replica.answered(2, compare=None)
-    replica.pass_time(3 * UNTOLD_S)
+    replica.pass_time(3 * UNPLACED_S)
     assert replica.sent == []
     assert replica.copies.is_empty
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.actors.replica.wear import LOOK_S, memory_bytes
+from greenroom.actors.replica.wear import CHECK_S, memory_bytes
 from greenroom.core.errors import ReplicaUnavailableError
 from tests.support.load import GetLoad
 from tests.support.programs import cannot_run
@@ -183,7 +183,7 @@ def test_a_replica_above_its_gpu_memory_is_replaced_and_far_above_it_ends_at_onc
 def test_without_nvml_one_warning_says_that_the_limit_is_none(
     running: RunningSystem, on_gpus: Callable[..., str], name: str, nvml: str, told: str
 ) -> None:
-    pid = on_gpus(nvml, max_age_s=3.5 * LOOK_S)
+    pid = on_gpus(nvml, max_age_s=3.5 * CHECK_S)
     assert running.get(f"/{name}?use=130") == (200, pid.encode())
     wait_until(lambda: restarts(running, name) == {"max_age_s": 1}, 30, "its last look")
     log = (running.settings.logs_dir / "replica.log").read_text()
