@@ -420,7 +420,7 @@ class FileStore:
                 following = self._next or self._start_next(writer)
                 self._move(following, writer, PIECE)
                 if following.left:
-                    following.log.sync_both()  # else it all has to be written at the end
+                    following.log.sync_files()  # else it all has to be written at the end
                 else:
                     self._finish(following, writer)
         return self._log
@@ -470,7 +470,7 @@ class FileStore:
 
     def _finish(self, following: _NextLog, writer: Writer) -> None:
         """Put the next log, which has all, in the place of this one."""
-        following.log.sync_both()
+        following.log.sync_files()
         self._is_read = self._is_sound = False  # until one of both is the newest for sure
         for temporary, path in following.files.items():
             self._disk.rename(temporary, path)

@@ -181,8 +181,8 @@ def checked(
     for key, value in puts.items():
         if not isinstance(value, bytes):
             raise TypeError(f"the value of key {key!r} is {type(value).__name__}; expected bytes")
-    if both := puts.keys() & set(deletes):
-        raise ValueError(f"keys {sorted(both)} are both put and deleted in one change; choose one")
+    if twice := puts.keys() & set(deletes):
+        raise ValueError(f"keys {sorted(twice)} are both put and deleted in one change; choose one")
     return puts, deletes
 
 

@@ -104,7 +104,7 @@ class Log:
         lost: Mapping[str, str] | None = None,
         large: Mapping[str, Place] | None = None,
     ) -> dict[str, Place]:
-        """Append an entry to both files, which are whole after :meth:`sync_both`."""
+        """Append an entry to both files, which are whole after :meth:`sync_files`."""
         content, places = self.entry(puts, deletes, lost, large)
         self._pending += content
         self.size += len(content)
@@ -112,7 +112,7 @@ class Log:
             self._write_pending()
         return places
 
-    def sync_both(self) -> None:
+    def sync_files(self) -> None:
         """Make what was added durable."""
         self._write_pending()
         for fd in self._fds:

@@ -21,7 +21,7 @@ from greenroom.actors.runtime.asking import Controller, new_id
 from greenroom.actors.runtime.port import PROXY, Finder, ThreadPort
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.records import records_of
-from greenroom.actors.runtime.settings import HostSettings, way_to
+from greenroom.actors.runtime.settings import HostSettings, access_to
 from greenroom.actors.transport.cluster_key import ClusterKeyError
 from greenroom.core.errors import InvalidRequestError, NotRunningError, error_from
 from greenroom.core.operations import ListHosts, Operation
@@ -65,12 +65,12 @@ class Connection:
         default the user of this process.
         """
         is_unmanaged = settings.address is None and not records_of(settings).hosts()
-        way = way_to(settings)
+        access = access_to(settings)
         try:
-            port = ThreadPort(settings.admin_port, this_process(), way)
+            port = ThreadPort(settings.admin_port, this_process(), access)
         except ClusterKeyError as error:
             raise InvalidRequestError(str(error)) from None
-        connection = cls(port, is_remote=way is not None and bool(way.gates), user=user)
+        connection = cls(port, is_remote=access is not None and bool(access.gates), user=user)
         port.open(UNMANAGED_TIMEOUT_S if is_unmanaged else OPEN_TIMEOUT_S)
         connection.start()
         return connection

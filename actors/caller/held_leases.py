@@ -322,7 +322,7 @@ class CallerLeases:
         target.unwatch()
         target.outbox.drop()
         for share in [share for share in self._shares() if share.at is target]:
-            share.lease.lost(share)
+            share.lease.drop(share)
         for query_id, leased in list(self._leased.items()):
             if leased.share.at is target:
                 self.ended(query_id, 0)

@@ -73,7 +73,7 @@ class KeyRotation:
         elif self._files is None:
             return  # there is no other host, and no rotation
         if not self._advance():
-            self._tell(host)
+            self._send(host)
 
     def forget(self, host: str) -> None:
         """Forget what a host holds that is no more on record."""
@@ -101,7 +101,7 @@ class KeyRotation:
             logger.error("%s; the cluster file stays as it is", error)  # noqa: TRY400  # no bug
         if took:
             for host in self._held:
-                self._tell(host)
+                self._send(host)
         return took
 
     def _next(self) -> KeyIds:
@@ -110,7 +110,7 @@ class KeyRotation:
     def _held_by(self, host: str) -> KeyIds:
         return self._held[host][0] if host in self._held else UNKNOWN
 
-    def _tell(self, host: str) -> None:
+    def _send(self, host: str) -> None:
         files = self._opened()
         own = files.ids()
         if host in self._cluster.hosts.records and self._held_by(host) != own:

@@ -2,12 +2,12 @@
 
 core/cluster/leader_lease.py has the rules of the lease in the store, which all of these hosts see.
 
-A host process that may lead (:class:`LeaderElection`) looks at the lease on a thread, because a
-file system that hangs must not stop it. After each look the rules decide:
+A host process that may lead (:class:`LeaderElection`) checks the lease on a thread, because a
+file system that hangs must not stop it. After each check the rules decide:
 
     this host    what it does
     leads        writes down the epoch and the renewal that it saw, and asks its admin for the
-                 controller; when that ends, the next look decides again
+                 controller; when that ends, the next check decides again
     follows      looks for the controller on the other hosts that may lead
 
 A host that cannot see the lease asks all hosts that it knows of. Where one that led finds a later
@@ -154,7 +154,7 @@ class LeaderElection:
         return self._succession.seen.epoch == 0
 
     def start(self) -> None:
-        """Begin to look."""
+        """Begin to check."""
         threading.Thread(target=self._watch, name="greenroom-lease", daemon=True).start()
 
     def stop(self) -> None:
@@ -165,28 +165,28 @@ class LeaderElection:
                 finder.stop()
 
     def doubt(self) -> None:
-        """Look whether others know of a later controller than the one that was found."""
+        """Check whether others know of a later controller than the one that was found."""
         if self._finder is not None and not self.leads:
             self._finder.doubt()
 
     def _watch(self) -> None:
         while not self._stopped.wait(CHECK_S):
-            self._look()
+            self._check()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         begun_at = time.monotonic()
         try:
             seen = read_lease(self._location)
             self._compare_with_known(seen.lease)
-        except Exception as error:  # whatever it is, the next look must come
+        except Exception as error:  # whatever it is, the next check must come
             if str(error) != self._unseen:
                 is_expected = isinstance(error, StoreError | ValueError)
                 logger.warning("cannot see who leads: %s", error, exc_info=not is_expected)
             self._unseen = str(error)
-            self._port.loop.post(self._could_not_look)
+            self._port.loop.post(self._could_not_check)
         else:
             self._unseen = ""
-            self._port.loop.post(partial(self._looked, seen, begun_at, time.monotonic()))
+            self._port.loop.post(partial(self._checked, seen, begun_at, time.monotonic()))
 
     def _compare_with_known(self, lease: Lease) -> None:
         """Begin nothing where this host has seen a state: the folder may not be mounted."""
@@ -208,7 +208,7 @@ class LeaderElection:
             logger.error(refusal)
         self.refusal = refusal
 
-    def _could_not_look(self) -> None:
+    def _could_not_check(self) -> None:
         """Start a controller that says why nothing can be done where the leading one has ended."""
         if self._stopped.is_set() or not self.leads:
             return
@@ -219,12 +219,12 @@ class LeaderElection:
                 self._port, CONTROLLER, self._found_elsewhere, gates=self._may_know
             )
             self._elsewhere.start()
-            self._look_elsewhere()
+            self._search_elsewhere()
 
-    def _look_elsewhere(self) -> None:
+    def _search_elsewhere(self) -> None:
         if self._elsewhere is not None:
             self._elsewhere.doubt()
-            self._port.loop.call_later(ELSEWHERE_S, self._look_elsewhere)
+            self._port.loop.call_later(ELSEWHERE_S, self._search_elsewhere)
 
     def _found_elsewhere(self, *_: object) -> None:
         """Follow a later controller."""
@@ -232,15 +232,15 @@ class LeaderElection:
             self._turn(leads=False)
             self._begin(self._seen)
 
-    def _look_nowhere_else(self) -> None:
+    def _end_search(self) -> None:
         if self._elsewhere is not None:
             self._elsewhere.stop()
             self._elsewhere = None
 
-    def _looked(self, seen: SeenLease, begun_at: float, at: float) -> None:
+    def _checked(self, seen: SeenLease, begun_at: float, at: float) -> None:
         if self._stopped.is_set() or begun_at < self._ended_at:
             return  # it may have been read before the controller here released the lease
-        self._look_nowhere_else()
+        self._end_search()
         lease, self._seen = seen.lease, seen
         if lease.address and lease.address != self._settings.own_address:
             self._leader = (lease.address,)
@@ -257,7 +257,7 @@ class LeaderElection:
         if leads != self.leads:
             logger.warning("this host leads" if leads else "this host leads no more")
         self.leads = leads
-        self._look_nowhere_else()
+        self._end_search()
         self._let_go()
 
     def _let_go(self) -> None:
@@ -268,7 +268,7 @@ class LeaderElection:
     def _begin(self, seen: SeenLease) -> None:
         if self.leads:
             if not self._let_lead(seen):
-                return  # the next look tries again
+                return  # the next check tries again
             self._finder = Finder(self._port, LEADING_CONTROLLER, self._on_found, self._ended)
         else:
             self._finder = Finder(self._port, CONTROLLER, self._on_found, gates=self._may_know)
@@ -294,7 +294,7 @@ class LeaderElection:
         return not trouble
 
     def _ended(self) -> None:
-        """Let the next look decide whether there is to be another controller here."""
+        """Let the next check decide whether there is to be another controller here."""
         self._ended_at = time.monotonic()
         self._let_go()
 
@@ -429,8 +429,8 @@ class LeaderLease:
 
     def _release_where_alone(self) -> None:
         heir = self.away()
-        has_settled = time.monotonic() - self._begun_at >= SETTLED_S
-        if heir and has_settled and not self._is_released:
+        has_led = time.monotonic() - self._begun_at >= SETTLED_S
+        if heir and has_led and not self._is_released:
             self.release(heir, leaves=False)
             self._step_down("it hears none of the other hosts, which may hear each other")
 

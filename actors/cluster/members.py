@@ -140,9 +140,9 @@ class Members:
         Any host's front may have calls at any replica. It is for all hosts' reports, so it is
         looked for once a second.
         """
-        looked_at, found = self._longest_drain
+        checked_at, found = self._longest_drain
         now = time.monotonic()
-        if now - looked_at > LONGEST_EVERY_S:
+        if now - checked_at > LONGEST_EVERY_S:
             configs = (backend.config for backend in self._cluster.state.backends.values())
             found = max((each.graceful_shutdown_timeout_s for each in configs), default=DEFAULT_S)
             self._longest_drain = now, found

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 2.0
 REACH_AGAIN_S = 0.5
-LOOK_UP_EVERY_S = 1.0
+RESOLVE_EVERY_S = 1.0
 ASK_TIMEOUT_S = 1.0
 LISTEN_S = 0.5  # how often to see whether beats are answered
 
@@ -117,7 +117,7 @@ class Membership:
 
     def _may_know(self) -> list[Address]:
         """Return the admins that may know the controller; none for a host that joins none."""
-        every = dict.fromkeys((*self._gates.look(), *self.hosts)) if self._settings.gates else ()
+        every = dict.fromkeys((*self._gates.found(), *self.hosts)) if self._settings.gates else ()
         return [self._port.loop.machine.address_of(gate) for gate in every]
 
     def _found(self, address: Address, _process: Process) -> None:
@@ -185,7 +185,7 @@ class Membership:
     def _reach(self, leader: Address) -> None:
         """See why the leader cannot be reached, while the controller has not been found."""
 
-        def lost() -> None:
+        def gone() -> None:
             if self._address is None:
                 reason, self.is_hopeless = self._port.trouble(leader)
                 if reason and reason != self.trouble:
@@ -193,7 +193,7 @@ class Membership:
                 self.trouble = reason
                 self._port.loop.call_later(REACH_AGAIN_S, lambda: self._reach(leader))
 
-        self._port.reach(leader, lost)
+        self._port.reach(leader, gone)
 
     def _answered(self, message: HostAnswered, sender: Address) -> None:
         refusal = message.refusal
@@ -205,7 +205,7 @@ class Membership:
         self.hosts = message.hosts
         self._answer_arrived.set()
         try:
-            draining.note_drain_s(self._settings, message.drain_s)
+            draining.record_drain_s(self._settings, message.drain_s)
         except OSError as error:
             logger.warning("the time limit of a stop is not kept: %s", error)
 
@@ -217,7 +217,7 @@ class Membership:
 
 
 class Gates:
-    """The addresses of the hosts that a host joins by, which are looked up again by name.
+    """The addresses of the hosts that a host joins by, which are resolved again by name.
 
     The leader may come back with another address, as pods do. To look a name up may take seconds,
     so a thread does it, and only while the leader is sought; the first time this does, which then
@@ -230,20 +230,20 @@ class Gates:
         self._is_by_name = not all(map(_is_address, settings.gates))
         begins_empty = must_not_wait and self._is_by_name
         self._found = [] if begins_empty else resolved_gates(settings)
-        self._again_at = self._loop.time() + (0.0 if begins_empty else LOOK_UP_EVERY_S)
+        self._again_at = self._loop.time() + (0.0 if begins_empty else RESOLVE_EVERY_S)
 
-    def look(self) -> list[str]:
-        """Return IP:PORT of each, as last looked up."""
+    def found(self) -> list[str]:
+        """Return IP:PORT of each, as last resolved."""
         if self._is_by_name and self._loop.time() >= self._again_at:
             self._again_at = float("inf")
-            looking = self._loop.run_in_executor(None, resolved_gates, self._settings)
-            looking.add_done_callback(self._looked)
+            resolving = self._loop.run_in_executor(None, resolved_gates, self._settings)
+            resolving.add_done_callback(self._resolved)
         return self._found
 
-    def _looked(self, looking: asyncio.Future[list[str]]) -> None:
-        self._again_at = self._loop.time() + LOOK_UP_EVERY_S
-        if not looking.cancelled() and looking.exception() is None:  # else it is not up yet
-            self._found = looking.result()
+    def _resolved(self, resolving: asyncio.Future[list[str]]) -> None:
+        self._again_at = self._loop.time() + RESOLVE_EVERY_S
+        if not resolving.cancelled() and resolving.exception() is None:  # else it is not up yet
+            self._found = resolving.result()
 
 
 def _is_address(gate: str) -> bool:

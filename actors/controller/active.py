@@ -50,15 +50,15 @@ from greenroom.persistence.locations import location_at
 
 logger = logging.getLogger(__name__)
 
-STOPPING_S = 0.5  # between two looks at what is left, beside those at each end of a replica
+STOPPING_S = 0.5  # between two checks of what is left, beside those at each end of a replica
 _ROUTINE = (fx.Check, fx.AskPolicy)  # effects that are of no interest outside
 
 
 class ActiveController:
     """Owns the cluster's state, and everything that acts on it; on the loop's thread.
 
-    ``find`` returns the address of a replica on this host by its tag. ``give_way`` is called with
-    what is wrong with the store, and with what raises a StoreError until it is right again.
+    ``find`` returns the address of a replica on this host by its tag. ``wait_for_store`` is called
+    with what is wrong with the store, and with what raises a StoreError until it is right again.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ActiveController:
         lease: LeaderLease | None,
         *,
         find: Callable[[str], m.Address],
-        give_way: Callable[[StoreError, Callable[[], object]], None],
+        wait_for_store: Callable[[StoreError, Callable[[], object]], None],
     ) -> None:
         """Recover: load every record, and ask every recorded replica."""
         self._loop = loop
@@ -82,7 +82,7 @@ class ActiveController:
         self._pulse = pulse
         self._store = store
         self._lease = lease
-        self._give_way = give_way
+        self._wait_for_store = wait_for_store
         self._shown = {"pid": process.pid, "host": settings.host_name}
         self._checkpoints = Checkpoints(store)
         self.cluster = self._load()
@@ -129,7 +129,7 @@ class ActiveController:
             cm.ComparisonsReported: self._comparisons_reported,
             cm.ReplicaReported: self._supervisor.reported,
             cm.FetchFolder: self._supervisor.fetch,
-            cm.ReplicaLost: lambda message, _: self._supervisor.lost(message),
+            cm.ReplicaLost: lambda message, _: self._supervisor.replica_gone(message),
             ChildActorExited: lambda message, _: self._supervisor.child_exited(
                 message.childAddress
             ),
@@ -195,7 +195,7 @@ class ActiveController:
     def owed(self, error: Exception) -> Iterable[Any]:
         """Return what to answer those whose requests are not saved; all others repeat them."""
         if not isinstance(error, _NotSavedError):
-            yield from self._requests.lost(error)
+            yield from self._requests.unfinished(error)
         elif not isinstance(error.error, StaleWriterError):  # else the newer controller answers
             self._store.close()
             yield from self._requests.not_saved(error.changes, error.error)
@@ -287,7 +287,7 @@ class ActiveController:
         self.close()
         if self._lease is not None:
             self._lease.abandon()
-        self._give_way(trouble, check)
+        self._wait_for_store(trouble, check)
 
     def _status(self) -> dict[str, Any]:
         self.cluster.now = time.monotonic()
@@ -316,7 +316,7 @@ class ActiveController:
     # --- Proxies --------------------------------------------------------------------------------
 
     def _listen(self, message: cm.Listen, sender: m.Address) -> None:
-        """Answer a proxy with what it lacks, or keep its call until there is news."""
+        """Answer a proxy with what it lacks, or keep its call until there is an update."""
         listener = message.listener
         if self._is_of_other_store(message):
             claim = Standing(epoch_of(message.seen), store_id=message.store)
@@ -417,12 +417,12 @@ class ActiveController:
         owed = self.cluster.listeners.take_updates()
         if changes or owed or any(not isinstance(e, _ROUTINE) for e in effects):
             self._status_file.changed()
-        for proxy, news in owed:
+        for proxy, update in owed:
             changed = cm.Changed(
                 controller=self._process,
                 epoch=self._members.epoch,
                 store=self._store.store_id,
-                **news._asdict(),
+                **update._asdict(),
             )
             self._loop.send(proxy, changed)
         for sender, reply in self._requests.take_answers():
@@ -465,12 +465,12 @@ def log_changes(changes: Changes) -> None:
             who = f"{record.user or 'a user'}{where}"
             logger.info("change %d by %s: %s", record.id, who, record.what)
         elif kind == "goal" and record.state != "pending":
-            told = f"goal {name} ({record.what} {record.subject[1]!r}) {record.state}"
+            text = f"goal {name} ({record.what} {record.subject[1]!r}) {record.state}"
             reason = last_line(record.error)
             logger.log(
                 logging.ERROR if reason else logging.INFO,
                 "%s",
-                f"{told}: {reason}" if reason else told,
+                f"{text}: {reason}" if reason else text,
             )
 
 

@@ -73,7 +73,7 @@ class Controller(LoopActor):
             store,
             lease,
             find=self._find_replica,
-            give_way=self._wait,
+            wait_for_store=self._wait,
         )
         self.epoch = self.active.epoch
 
@@ -91,11 +91,11 @@ class Controller(LoopActor):
                     raise
                 time.sleep(0.02)  # nothing else can be done before the lock is had
 
-    def _wait(self, error: StoreError, look: Callable[[], object] | None = None) -> None:
-        """Go on without a store, until ``look`` raises no more that it cannot be used."""
+    def _wait(self, error: StoreError, check: Callable[[], object] | None = None) -> None:
+        """Go on without a store, until ``check`` raises no more that it cannot be used."""
         self.active = None
         self._read_only = ReadOnlyController(
-            self.loop, self.settings, self.process, self.pulse, error, look
+            self.loop, self.settings, self.process, self.pulse, error, check
         )
 
     def _find_replica(self, tag: str) -> Address:

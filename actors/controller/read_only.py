@@ -4,7 +4,7 @@ Theory of operation. A controller that cannot save ends, because its memory no l
 disk, and the next one cannot take the store over. That one becomes a read-only controller, so that
 a client that asks for a change is told at once that it was not made, and why. Questions are
 answered from what the store has, where it can be read. Serving does not depend on it: proxies and
-replicas go on with what they have. Every :data:`LOOK_S` it checks whether the store can be written,
+replicas go on with what they have. Every :data:`CHECK_S` it tests whether the store can be written,
 and ends when it can; the next controller starts as after any crash. The same happens if a different
 store is in the place of the one used before, until that one is back.
 """
@@ -38,7 +38,7 @@ from greenroom.persistence.locations import location_at
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 STORE_PATIENCE_S = 60.0  # that a store may take: a disk or a database is slow, a lock is held
 _NOTHING_KNOWN: dict[str, Any] = {
     "hosts": [],
@@ -62,21 +62,21 @@ class ReadOnlyController:
         process: Process,
         pulse: Pulse,
         error: StoreError,
-        look: Callable[[], object] | None = None,
+        check: Callable[[], object] | None = None,
     ) -> None:
-        """Wait until ``look`` raises no StoreError; by default, until something can be written."""
+        """Wait until ``check`` raises no StoreError; by default, until something can be written."""
         self._loop = loop
         self._settings = settings
         self._shown = {"pid": process.pid, "host": settings.host_name}
         self._pulse = pulse
         self._error = error
-        self._try = look or self._try_to_write
+        self._try = check or self._try_to_write
         self._since = time.time()
         self._cluster: Cluster | None = None  # made for the first question that needs it
         with pulse.patience(STORE_PATIENCE_S):
             self._saved = self._requests_on_disk()
         logger.error("the state cannot be saved, so this controller only waits: %s", error)
-        self._loop.call_later(LOOK_S, self._look)
+        self._loop.call_later(CHECK_S, self._check)
 
     def take(self, message: am.Request, sender: Address) -> None:
         """Answer a request: with what was known last, or that it cannot be carried out.
@@ -133,13 +133,13 @@ class ReadOnlyController:
     def _try_to_write(self) -> None:
         location_at(self._settings.store_name).try_to_write()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         try:
             with self._pulse.patience(STORE_PATIENCE_S):
                 self._try()
         except StoreError as error:
             self._error = error
-            self._loop.call_later(LOOK_S, self._look)
+            self._loop.call_later(CHECK_S, self._check)
         else:
             logger.warning("the state can be saved again; the next controller goes on")
             os._exit(0)

@@ -2,7 +2,7 @@
 
 Theory of operation. A request that changes something is answered at the end of the turn, when it is
 saved. Some answers wait longer: for a goal, for every proxy to know of the change, for a host to be
-empty. Those are parked. They are looked at when what they wait for has changed, or in each turn
+empty. Those are parked. They are tried again when what they wait for has changed, or in each turn
 where that shows nowhere. Clients repeat a request until it is answered; a
 repeat finds its answer here, or in the history, and changes nothing.
 """
@@ -56,7 +56,7 @@ class Later:
 class _Parked(NamedTuple):
     sender: Address
     answer: Later
-    give_up_at: float
+    abandon_at: float
 
 
 class Requests:
@@ -134,12 +134,12 @@ class Requests:
 
         The time limit stays that of the first, since clients repeat more often than that.
         """
-        give_up_at = time.monotonic() + answer.timeout_s
+        abandon_at = time.monotonic() + answer.timeout_s
         earlier = self._unpark(request_id)
         if earlier is not None and not answer.while_asked:
-            give_up_at = min(give_up_at, earlier.give_up_at)
-        self._parked[request_id] = _Parked(sender, answer, give_up_at)
-        self._agenda.at(REQUEST, request_id, give_up_at)
+            abandon_at = min(abandon_at, earlier.abandon_at)
+        self._parked[request_id] = _Parked(sender, answer, abandon_at)
+        self._agenda.at(REQUEST, request_id, abandon_at)
         self._agenda.touch(REQUEST, request_id)
 
     def _unpark(self, request_id: str) -> _Parked | None:
@@ -155,9 +155,9 @@ class Requests:
         for request_id in self._agenda.take(REQUEST, now):
             if request_id not in self._parked:
                 continue
-            sender, answer, give_up_at = self._parked[request_id]
+            sender, answer, abandon_at = self._parked[request_id]
             reply = _polled(request_id, answer)
-            is_over = now >= give_up_at
+            is_over = now >= abandon_at
             if reply is None and is_over and not answer.while_asked:
                 text = "saved, but not every proxy has taken it yet; it will when it answers again"
                 reply = RequestReply(request_id=request_id, error_kind="GreenroomError", error=text)
@@ -186,10 +186,10 @@ class Requests:
     # --- What is saved, and what could not be ---------------------------------------------------
 
     def saved(self) -> None:
-        """Take note that what was taken is on disk, or changes nothing there."""
+        """Record that what was taken is on disk, or changes nothing there."""
         self._taken.clear()
 
-    def lost(self, error: Exception) -> list[tuple[Address, RequestReply]]:
+    def unfinished(self, error: Exception) -> list[tuple[Address, RequestReply]]:
         """Return what to answer those whose requests were taken in a turn that failed."""
         return [(sender, failure(taken, error)) for taken, sender in self._taken.items()]
 

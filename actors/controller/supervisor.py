@@ -119,7 +119,7 @@ class Supervisor:
             logger.error("replica %s (pid %d) could not start: %s", tag, process.pid, reason)
 
     def child_exited(self, address: m.Address) -> None:
-        """Take note of a replica that ended before it reported; the others are watched by pid."""
+        """Record a replica that ended before it reported; the others are watched by pid."""
         for tag, known in list(self._replicas.items()):
             if known.address == address and known.process is None:
                 known.address = None
@@ -131,8 +131,8 @@ class Supervisor:
             self._cluster.replica_exited(tag, time.monotonic(), cause)
             self._changed()
 
-    def lost(self, message: cm.ReplicaLost) -> None:
-        """Kill a replica that a proxy gave up: gone, or so stuck that it takes no message."""
+    def replica_gone(self, message: cm.ReplicaLost) -> None:
+        """Kill a replica that a proxy calls gone: dead, or so stuck that it takes no message."""
         process = self._process_of(message.replica)
         if process is not None and process.incarnation == message.incarnation:
             self._end(message.replica, process)  # its exit is what counts
@@ -170,13 +170,13 @@ class Supervisor:
         logger.info("replica %s (pid %d) is gone%s", tag, process.pid, cause and f": {cause}")
         if self._is_here(tag):
             self._records.remove(process)
-        self._note_end(tag, cause)
+        self._record_end(tag, cause)
         self._forget(tag)
         if not self._stopping:
             self._cluster.replica_exited(tag, time.monotonic(), cause)
         self._changed()
 
-    def _note_end(self, tag: str, cause: str) -> None:
+    def _record_end(self, tag: str, cause: str) -> None:
         backend = self._cluster.backend_of(tag)
         self._ends.pop(tag, None)
         self._ends[tag] = cause if backend is None else backend.replicas[tag].why_ended(cause)

@@ -20,7 +20,7 @@ from greenroom.actors.transport.addresses import ProcessAddress
 from greenroom.core.lifecycle.replicas import RestartReason
 
 RECORDED_WITHIN_S = 0.3  # the admin hears of the end when the controller does
-LOOK_EVERY_S = 0.005
+CHECK_EVERY_S = 0.005
 KEPT_S = 60.0
 SHOWN_LINES, SHOWN_LENGTH = 3, 200
 _CRASH = "Fatal Python error"  # how faulthandler's report begins, whose end says the least
@@ -63,7 +63,7 @@ class Ends:
                 status = int(path.read_text(encoding="ascii"))
                 path.unlink()
                 return status
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(CHECK_EVERY_S)
         return None
 
     async def count(self) -> None:

@@ -39,7 +39,7 @@ from greenroom.persistence.locations import location_at
 Launch = Callable[[dict[str, str], int, int], None]  # environment, output, ready: see _start_host
 
 START_TIMEOUT_S = 30.0
-LOOK_AGAIN_S = 1.0
+CHECK_EVERY_S = 1.0
 # The fork makes it a child of init: it may outlive the caller, and is never its zombie.
 _HOST_PROGRAM = """
 import os, sys
@@ -191,7 +191,7 @@ def stop(settings: HostSettings, *, forget: bool = False) -> bool:
         send_signal(host, signal.SIGTERM)
     begun_at = time.monotonic()
     # The host process may learn only now how long a stop takes.
-    while wait_gone(hosts, LOOK_AGAIN_S):
+    while wait_gone(hosts, CHECK_EVERY_S):
         if time.monotonic() - begun_at > stop_s(settings):
             break
     left = records.kill()

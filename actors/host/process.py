@@ -113,10 +113,10 @@ def main() -> int:
         settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock_fd = lock(settings)
     except OSError as error:
-        tell_starter(f"the state dir {settings.state_dir} cannot be used: {error}")
+        notify_starter(f"the state dir {settings.state_dir} cannot be used: {error}")
         return 1
     if lock_fd is None:
-        tell_starter("running")
+        notify_starter("running")
         return 0
     mark(settings.state_dir)
     configure_logging(settings, HOST_ROLE)
@@ -151,10 +151,10 @@ def main() -> int:
         if not had_key:  # of a first join that failed: the one given next time may be another
             settings.cluster_key.unlink(missing_ok=True)
         records.remove(process)
-        tell_starter(str(error) or type(error).__name__)
+        notify_starter(str(error) or type(error).__name__)
         return 1
     show_title(HOST_ROLE)
-    tell_starter("ready")
+    notify_starter("ready")
     loop.run_until_complete(host.run())
     return 0
 
@@ -179,7 +179,7 @@ def lock(settings: HostSettings) -> int | None:
     return fd
 
 
-def tell_starter(text: str) -> None:
+def notify_starter(text: str) -> None:
     """Tell the process that started this one how it went: one line, once."""
     fd = os.environ.pop("GREENROOM_READY_FD", "")
     if fd:
@@ -573,8 +573,8 @@ class Host:
             await self._port.ask(lambda: address, request, limit_s)
 
 
-async def every(pause_s: float, work: Callable[[], Awaitable[None]], told: str) -> NoReturn:
-    """Do this again and again; what it raises is logged, as ``told``.
+async def every(pause_s: float, work: Callable[[], Awaitable[None]], failure: str) -> NoReturn:
+    """Do this again and again; what it raises is logged, as ``failure``.
 
     A read-only disk, say, is no reason to start over, and the next time must come.
     """
@@ -582,7 +582,7 @@ async def every(pause_s: float, work: Callable[[], Awaitable[None]], told: str) 
         try:
             await work()
         except Exception:
-            logger.exception(told)
+            logger.exception(failure)
         await asyncio.sleep(pause_s)
 
 
@@ -605,13 +605,13 @@ class Unasked:
     An actor of ours is on record from its first message on. A replica may never get a message, if
     its controller was cut off or died just after asking this host's admin for it. The controller
     then starts another replica elsewhere, and no record shows the first one's process. So a child
-    of the admin that is on no record at two looks in a row is such a replica.
+    of the admin that is on no record at two checks in a row is such a replica.
     """
 
     def __init__(self) -> None:
         self._suspected: frozenset[Process] = frozenset()
 
-    def look(self, children: Collection[Process], known: Collection[int]) -> list[Process]:
+    def find(self, children: Collection[Process], known: Collection[int]) -> list[Process]:
         """Return the children that are to go; ``known`` are the pids of processes on record."""
         unknown = frozenset(child for child in children if child.pid not in known)
         found = sorted(unknown & self._suspected)
@@ -619,14 +619,14 @@ class Unasked:
         return found
 
     def end(self, admin: Process, records: RunRecords) -> list[Process]:
-        """Kill what a look finds; return what was killed."""
+        """Kill what a check finds; return what was killed."""
         known = {process.pid for process in records.alive()}
         if os.getpid() not in known:
             return []  # the records are gone, as with an unmounted volume: they say nothing
         # Their title is Thespian's until they give themselves another.
         pids = [pid for pid in child_pids(admin.pid) if command_line(pid).startswith("Replica ")]
         children = [child for child in map(identify, pids) if child is not None]
-        unasked = self.look(children, known)
+        unasked = self.find(children, known)
         return [child for child in unasked if send_signal(child, signal.SIGKILL)]
 
 

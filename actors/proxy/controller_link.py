@@ -122,7 +122,7 @@ class ControllerLink:
         given = Gates(settings, self._loop, must_not_wait=True)
 
         def gates() -> list[Address]:
-            return [self._loop.machine.address_of(gate) for gate in (*own, *given.look())]
+            return [self._loop.machine.address_of(gate) for gate in (*own, *given.found())]
 
         self._finder = Finder(self._port, CONTROLLER, self._found, gates=gates)
         self._finder.start()

@@ -260,7 +260,7 @@ class Dispatcher:
         del self._links[tag]
         link.unwatch()
         unsent = [item.ticket for item in link.outbox.drop() if isinstance(item, Assignment)]
-        self._run(self.router.replica_lost(tag, unsent, time.monotonic()))
+        self._run(self.router.replica_gone(tag, unsent, time.monotonic()))
         if self._is_near(replica):
             process: Any = replica.process
             self._send(ReplicaLost(replica=tag, incarnation=process.incarnation))
@@ -275,7 +275,7 @@ class Dispatcher:
 
     def _host_gone(self, host: str) -> None:
         """Wait no more for what is left there."""
-        self._run(self.router.host_lost(host, time.monotonic()))
+        self._run(self.router.host_gone(host, time.monotonic()))
 
     def _try_later(self, replica: ReplicaTable) -> None:
         self._loop.call_later(TRY_AGAIN_S, lambda: self._try(replica))
@@ -351,7 +351,7 @@ class Dispatcher:
         if caller is not None:
             caller.unwatch()
             self._request_routers.caller_gone(incarnation)
-            self._run(self.router.caller_lost(incarnation, time.monotonic()))
+            self._run(self.router.caller_gone(incarnation, time.monotonic()))
             self.leases.caller_gone(incarnation)
 
     def _address_of(self, incarnation: Hashable) -> bytes | None:

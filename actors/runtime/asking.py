@@ -15,7 +15,7 @@ from greenroom.actors.messages.queries import Address
 from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
 from greenroom.core.errors import NotRunningError, StateNotReadableError, StateNotSavedError
 
-LOOK_AGAIN_S = 0.5  # whether there is a later controller: one that is cut off does not say so
+CHECK_EVERY_S = 0.5  # whether there is a later controller: one that is cut off does not say so
 _OF_STORE = frozenset({StateNotSavedError.__name__, StateNotReadableError.__name__})
 
 
@@ -62,7 +62,7 @@ class Controller(Finder):
         there_at = now()
         asking = asyncio.ensure_future(self._port.ask(target, request, timeout_s, is_final))
         try:
-            while not (await asyncio.wait((asking,), timeout=LOOK_AGAIN_S))[0]:
+            while not (await asyncio.wait((asking,), timeout=CHECK_EVERY_S))[0]:
                 self.doubt()  # a stopped controller may have a successor
                 if await self._is_there():
                     there_at = now()

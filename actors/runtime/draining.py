@@ -43,7 +43,7 @@ def stop_s(longest_drain_s: float) -> float:
     return move_s(longest_drain_s) + 2 * finish_s(longest_drain_s) + END_S
 
 
-def note_drain_s(settings: HostSettings, told_s: float) -> None:
+def record_drain_s(settings: HostSettings, new_s: float) -> None:
     """Keep what the controller sent; OSError where the disk does not take it."""
-    if told_s != drain_s(settings):
-        write_private(settings.drain_file, f"{told_s:g}")
+    if new_s != drain_s(settings):
+        write_private(settings.drain_file, f"{new_s:g}")

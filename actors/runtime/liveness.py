@@ -2,7 +2,7 @@
 
 Theory of operation. A process counts the beats of its message loop in a page of memory. The page is
 an anonymous file (memfd), named after the process, that any process of the same user finds under
-``/proc/<pid>/fd``: beating costs no system call, looking costs one, and neither touches a disk,
+``/proc/<pid>/fd``: beating costs no system call, a check costs one, and neither touches a disk,
 which may hang itself. The page ends with its process. A process without one, such as a user's
 script, is never judged.
 
@@ -147,7 +147,7 @@ class OtherPulse:
 def silence_of(process: Process) -> tuple[float, Doing] | None:
     """Return for how many seconds a process has been silent, and what it does; None if it beats.
 
-    This is a single look: on a machine that stood still until now all processes seem silent.
+    This is a single check: on a machine that stood still until now all processes seem silent.
     """
     pulse = OtherPulse.find(process)
     if pulse is None:
@@ -166,7 +166,7 @@ def _identity(stat: os.stat_result) -> tuple[int, int]:
     return stat.st_dev, stat.st_ino
 
 
-MAX_PAUSE_TICKS = 64  # between two looks for the pulse of a process that has shown none yet
+MAX_PAUSE_TICKS = 64  # between two checks for the pulse of a process that has shown none yet
 
 
 class SilenceWatch:
@@ -188,10 +188,10 @@ class SilenceWatch:
         self._command_line = command_line
         self._silences = Silences(limit_s)
         self._pulses: dict[Process, OtherPulse] = {}
-        self._missing: dict[Process, tuple[int, int]] = {}  # ticks until the next look, and pause
+        self._missing: dict[Process, tuple[int, int]] = {}  # ticks until the next check, and pause
         self._logged: set[Process] = set()
 
-    def look(self, processes: Iterable[Process]) -> None:
+    def check(self, processes: Iterable[Process]) -> None:
         """Look at these, once in TICK_S, and kill what has been silent for too long."""
         watched = dict.fromkeys(processes)
         self._keep(set(watched))
@@ -257,7 +257,7 @@ class SilenceWatch:
             )
         try:
             self._send_signal(process, signal.SIGKILL)
-        except OSError as error:  # no descriptor for it now; the next look tries again
+        except OSError as error:  # no descriptor for it now; the next check tries again
             logger.warning("process %d could not be killed: %s", process.pid, error)
 
 

@@ -146,7 +146,7 @@ class RenamedLogs:
         self._known: dict[int, tuple[str, os.stat_result]] = {}  # by descriptor: name and file
 
     def reopen(self) -> None:
-        """Look, and open again; what cannot be opened now may be at the next look."""
+        """Check, and open again; what cannot be opened now may be at the next check."""
         handlers = [*OUR_LOGGER.handlers, logging.lastResort]  # the latter is a replica's own
         streams = [getattr(handler, "stream", None) for handler in handlers]
         for fd in {1, 2} | {stream.fileno() for stream in streams if stream is not None}:

@@ -99,7 +99,7 @@ class Loop:
             if may_beat():
                 pulse.beat()
             if self._silence is not None:
-                self._silence.look(self._pidfds.values())
+                self._silence.check(self._pidfds.values())
 
         tick()
 
@@ -201,7 +201,7 @@ class Loop:
     def _watch_remote(
         self, at: Address, on_exit: Callback, on_unreachable: Callback | None
     ) -> Callback | None:
-        def lost(is_certain: bool) -> None:
+        def gone(is_certain: bool) -> None:
             if is_certain or on_unreachable is None:
                 if cancel is not None:
                     cancel()
@@ -209,7 +209,7 @@ class Loop:
             else:
                 self.guarded(on_unreachable)
 
-        cancel = self._mailbox.watch_remote(at, lost)
+        cancel = self._mailbox.watch_remote(at, gone)
         return cancel
 
     def _watch_here(self, process: Process, on_exit: Callback) -> Callback:

@@ -29,7 +29,7 @@ from greenroom.actors.messages.control import Identify
 from greenroom.actors.messages.queries import Address, AskProxy, Process
 from greenroom.actors.runtime.loop import Callback, Loop, Repeats, Timer, nothing, resolve
 from greenroom.actors.runtime.machine import MACHINE, Machine
-from greenroom.actors.transport.addresses import Way
+from greenroom.actors.transport.addresses import Access
 from greenroom.actors.transport.admission import Trouble
 from greenroom.actors.transport.descriptors import close_loop
 from greenroom.core.errors import NotRunningError
@@ -67,17 +67,17 @@ class Port:
         admin_port: int,
         process: Process,
         loop: asyncio.AbstractEventLoop,
-        way: Way | None = None,
+        access: Access | None = None,
         on_error: Callable[[Exception], None] | None = None,
         machine: Machine = MACHINE,
     ) -> None:
         self.process = process
         self.admin_port = admin_port
         self._given: list[Address] = [
-            machine.address_of(gate) for gate in (way.gates if way is not None else ())
+            machine.address_of(gate) for gate in (access.gates if access is not None else ())
         ]
         self._learnt: list[Address] = []
-        self._mailbox = machine.attach(admin_port, loop, self._arrived, way)
+        self._mailbox = machine.attach(admin_port, loop, self._arrived, access)
         self.loop = Loop(self._mailbox, on_error, machine)
         self.address: Address = self._mailbox.address
         self._handlers: dict[type, Callable[[Any, Address], None]] = {}
@@ -109,18 +109,18 @@ class Port:
         """Return why an admin, by default the system's, was not reached last."""
         return self._mailbox.trouble_with(gate or self._mailbox.admin_address)
 
-    def reach(self, gate: Address, on_lost: Callback) -> None:
-        """Connect to another host's admin; ``on_lost``, once, when it cannot be reached, or ends.
+    def reach(self, gate: Address, on_gone: Callback) -> None:
+        """Connect to another host's admin; ``on_gone``, once, when it cannot be reached, or ends.
 
         So a caller that repeats this from there has one such call under way.
         """
 
-        def lost(_is_certain: bool) -> None:
+        def gone(_is_certain: bool) -> None:
             if cancel is not None:
                 cancel()
-            self.loop.guarded(on_lost)
+            self.loop.guarded(on_gone)
 
-        cancel = self._mailbox.watch_remote(gate, lost)
+        cancel = self._mailbox.watch_remote(gate, gone)
 
     async def ask(
         self,
@@ -246,10 +246,10 @@ class ThreadPort(Port):
     all others.
     """
 
-    def __init__(self, admin_port: int, process: Process, way: Way | None = None) -> None:
+    def __init__(self, admin_port: int, process: Process, access: Access | None = None) -> None:
         loop = asyncio.new_event_loop()
         try:
-            super().__init__(admin_port, process, loop, way)
+            super().__init__(admin_port, process, loop, access)
         except BaseException:
             loop.close()
             raise
@@ -315,7 +315,7 @@ class ThreadPort(Port):
 class Finder:
     """Follows a globally named actor through its deaths; all on the port's loop.
 
-    ``on_found(address, process)`` is called for each new incarnation, ``on_lost()`` at its death.
+    ``on_found(address, process)`` is called for each new incarnation, ``on_gone()`` at its death.
     No incarnation needs to be announced: asking for the name makes one. ``gates`` are the admins to
     ask in turn, by default those that the port knows. Where hosts take turns in leading, an admin
     makes no controller on request; then its host's proxy says which one it obeys.
@@ -326,13 +326,13 @@ class Finder:
         port: Port,
         names: tuple[str, str],
         on_found: Callable[[Address, Process], None],
-        on_lost: Callable[[], None] = lambda: None,
+        on_gone: Callable[[], None] = lambda: None,
         gates: Callable[[], Sequence[Address]] = tuple,
     ) -> None:
         self._port = port
         self._names = names
         self._on_found = on_found
-        self._on_lost = on_lost
+        self._on_gone = on_gone
         self._own_gates = gates
         self._attempt = 0
         self._under_way: set[tuple[str, str]] = set()  # searches, and where
@@ -410,7 +410,7 @@ class Finder:
         process, epoch = identified
         if self.found is not None:
             self._unwatch()
-            self._on_lost()
+            self._on_gone()
         self.found, self.epoch = (address, process), epoch
         self._unwatch = self._port.loop.watch_process(process, self._exited, address)
         self._port.ask_again()
@@ -424,5 +424,5 @@ class Finder:
 
     def _exited(self) -> None:
         self.found = None
-        self._on_lost()
+        self._on_gone()
         self.start()

@@ -265,9 +265,9 @@ class RunRecords:
     ) -> dict[Process, str]:
         found = self.found()
         spared = [process for process, role in found.items() if role in spare]
-        beside = [process for process in spared if found[process] != HOST_ROLE]
+        others = [process for process in spared if found[process] != HOST_ROLE]
         left_alone = {os.getpid(), *(process.pid for process in known)}
-        for process in (*spared, *descendants(process.pid for process in beside)):
+        for process in (*spared, *descendants(process.pid for process in others)):
             left_alone.add(process.pid)
         victims = {process: role for process, role in found.items() if role not in spare}
         roots = [process.pid for process in victims] + ([] if under is None else [under])

@@ -30,7 +30,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from greenroom.actors.runtime.state_dir import write_private
-from greenroom.actors.transport.addresses import LOOPBACK, Way
+from greenroom.actors.transport.addresses import LOOPBACK, Access
 from greenroom.actors.transport.cluster_key import ClusterKeyError, ensure_key
 from greenroom.core.config import (
     MAX_GRPC_MESSAGE_BYTES,
@@ -686,7 +686,7 @@ def host_id(settings: HostSettings) -> str:
     return path.read_text(encoding="ascii").strip()
 
 
-def way_to(settings: HostSettings) -> Way | None:
+def access_to(settings: HostSettings) -> Access | None:
     """Return how a command or a script comes to the system it is to talk to.
 
     InvalidRequestError when that is another host's, and there is no key for it, or none that this
@@ -703,7 +703,7 @@ def way_to(settings: HostSettings) -> Way | None:
             "system's user, or name a copy of your own with --key-file"
         ) from None
     if not settings.remote_addresses:
-        return Way((), environ)
+        return Access((), environ)
     if "GREENROOM_KEY_FILE" not in environ:
         raise InvalidRequestError(
             f"address={settings.address!r}: a system of another host wants the "
@@ -712,6 +712,6 @@ def way_to(settings: HostSettings) -> Way | None:
         )
     found, trouble = _by_number(settings.remote_addresses)
     if not found:
-        told = (f"address={address!r}: {reason}" for address, reason in trouble)
-        raise NotRunningError("; ".join(told))
-    return Way(tuple(found), environ)
+        problems = (f"address={address!r}: {reason}" for address, reason in trouble)
+        raise NotRunningError("; ".join(problems))
+    return Access(tuple(found), environ)

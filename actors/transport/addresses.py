@@ -86,7 +86,7 @@ class ProcessAddress:
         return self.socket_name + b"/door"
 
 
-class Way(NamedTuple):
+class Access(NamedTuple):
     """How a process that is no actor comes to a system, where its environment does not say it."""
 
     gates: tuple[str, ...]  # IP:PORT of hosts of another system; empty for this host's

@@ -28,8 +28,8 @@ from thespian.system.transport import SendStatus
 from greenroom.actors.transport import descriptors, envelopes
 from greenroom.actors.transport.addresses import (
     LOOPBACK,
+    Access,
     ProcessAddress,
-    Way,
     admin_of_port,
     drawn_address,
     drawn_for,
@@ -374,23 +374,23 @@ def attach(
     admin_port: int,
     loop: asyncio.AbstractEventLoop,
     on_envelope: Callable[[Envelope], object],
-    way: Way | None = None,
+    access: Access | None = None,
 ) -> Mailbox:
     """Give this process, which is no actor, a mailbox on ``loop``; envelopes go to a callback.
 
-    Without a ``way`` it belongs to this host's system, and has all else by environment.
+    Without ``access`` it belongs to this host's system, and has all else by environment.
     """
-    if way is None or not way.gates:
+    if access is None or not access.gates:
         admin = admin_of_port(admin_port)
-        environ = os.environ if way is None else way.environ
+        environ = os.environ if access is None else access.environ
         mailbox = Mailbox(loop, drawn_for(admin), ActorAddress(admin), environ)
     else:
         # Replicas answer the asking process directly, so it has a gate of its own, at a port of
         # its own.
-        admin = parse_address(way.gates[0])
+        admin = parse_address(access.gates[0])
         host = host_towards(admin)
         gate = None if host == LOOPBACK else tcp_listener(host, 0)
         own = drawn_address(host, 0 if gate is None else gate.getsockname()[1])
-        mailbox = Mailbox(loop, own, ActorAddress(admin), way.environ, gate)
+        mailbox = Mailbox(loop, own, ActorAddress(admin), access.environ, gate)
     mailbox.handle = on_envelope
     return mailbox

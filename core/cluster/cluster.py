@@ -81,7 +81,7 @@ class Cluster:
         self.hosts = Hosts(state, self.listeners, hosts, own_host, now)
         self.loads = Loads(now)
         self.differences = AllDifferences()
-        self.series = Series(self._has_both, self._is_inner)
+        self.series = Series(self._has_pair, self._is_inner)
         self._wall_now = 0.0
         self.autoscaler = Autoscaler(self.loads, state.agenda)
         state.proxy_gone.append(self.autoscaler.proxy_gone)
@@ -144,7 +144,7 @@ class Cluster:
         backend = self.state.backends.get(replica.rpartition("#")[0])
         return backend if backend is not None and replica in backend.replicas else None
 
-    def _has_both(self, pair: Pair) -> bool:
+    def _has_pair(self, pair: Pair) -> bool:
         endpoint, backend = pair
         return endpoint in self.state.endpoints and backend in self.state.backends
 

@@ -88,8 +88,8 @@ class RoutedReplica:
         unheard_s = now - max(self.heard_at, oldest_at)
         self.heard_at = now
         if self.is_suspect or unheard_s > UNHEARD_S:
-            told = (self.ongoing.get(number) for number in numbers)
-            is_quick = any(t is not None and now - t.assigned_at <= UNHEARD_S for t in told)
+            assigned = (self.ongoing.get(number) for number in numbers)
+            is_quick = any(t is not None and now - t.assigned_at <= UNHEARD_S for t in assigned)
             self.suspect(is_suspect=not is_quick)
 
     def suspect(self, *, is_suspect: bool) -> None:
@@ -189,7 +189,7 @@ class RoutedBackend:
         loading one takes longer than waiting among other queries.
         """
         failed = self.replicas.get(ticket.failed_at)
-        if failed is not None and (other := self._least_loaded_beside([failed], slots)):
+        if failed is not None and (other := self._least_loaded_except([failed], slots)):
             return other
         if ticket.session is not None:
             home = self.replicas.get(ticket.home)
@@ -220,7 +220,7 @@ class RoutedBackend:
         if best is None or best.table.tag not in self.outliers.on_trial:
             return best
         tried = [self.replicas[tag] for tag in self.outliers.on_trial]
-        other = self._least_loaded_beside(tried, slots) or self._least_loaded_beside([best], slots)
+        other = self._least_loaded_except(tried, slots) or self._least_loaded_except([best], slots)
         if other is None:
             return best
         ticket.trial = self.outliers.draw(best.table.tag)
@@ -232,7 +232,7 @@ class RoutedBackend:
         key = lambda each: each.level + SUSPECT_LOAD * LEVELS * each.is_suspect  # noqa: E731
         return min(with_room, key=key, default=None)
 
-    def settle(self, ticket: Ticket) -> None:
+    def assign_home(self, ticket: Ticket) -> None:
         """Find a home for a ticket that has a session and is in no queue."""
         if ticket.session is not None:
             homes = self.inhabitable()
@@ -245,12 +245,12 @@ class RoutedBackend:
     def _serving(self) -> list[str]:
         return [tag for tag, r in self.replicas.items() if not (r.draining or r.is_silent)]
 
-    def _settle_anew(self, now: float) -> None:
+    def _reassign_homes(self, now: float) -> None:
         """Find other homes for what waits for replicas that are none any more."""
         for queue in (self.queue, self.mirrored):
             if queue.has_homes and (homes := self.inhabitable()):
                 for ticket in reversed(queue.take_homeless(homes)):
-                    self.settle(ticket)
+                    self.assign_home(ticket)
                     self.enqueue(ticket, now, first=True)
 
     def place(self, replica: RoutedReplica, now: float) -> None:
@@ -337,7 +337,7 @@ class RoutedBackend:
         self.place(replica, now)
         return Assign(tag, ticket)
 
-    def _least_loaded_beside(
+    def _least_loaded_except(
         self, left_out: Iterable[RoutedReplica], slots: int
     ) -> RoutedReplica | None:
         standing = [(replica, replica.level) for replica in left_out if replica.level >= 0]
@@ -406,11 +406,11 @@ class RoutedBackend:
             return [(ticket, text)]
         refused = []
         if 0 <= self.table.max_queued_requests <= self.queue.size:
-            given_up = self.queue.longest_beside(ticket.line)
-            if given_up is None:
+            evicted = self.queue.longest_other(ticket.line)
+            if evicted is None:
                 return [(ticket, _full(self.queue, ticket))]
-            refused.append((given_up, _full(self.queue, given_up)))
-            self.queue.remove(given_up)
+            refused.append((evicted, _full(self.queue, evicted)))
+            self.queue.remove(evicted)
         self.enqueue(ticket, now)
         return refused
 
@@ -433,10 +433,10 @@ class RoutedBackend:
         """
         assigned: list[Assign] = []
         late: list[Ticket] = []
-        self.outliers.look(now)
+        self.outliers.check(now)
         if self.queue.size or self.mirrored.size:
             self.let_in(now)
-        self._settle_anew(now)
+        self._reassign_homes(now)
         while self.queue.size or self.mirrored.size:
             waiting = self.queue if self.queue.size else self.mirrored
             slots = self.slots_for(is_mirrored=waiting is self.mirrored)

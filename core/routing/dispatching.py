@@ -83,7 +83,7 @@ class Dispatch:
         if backend is not None:
             table = backend.table
             ticket.backend = table.tag
-            backend.settle(ticket)
+            backend.assign_home(ticket)
             ticket.budget = endpoint.budgets[table.tag]
             if ticket.query.timeout_s is not None or table.request_timeout_s is not None:
                 self.limit(ticket, table)
@@ -128,12 +128,12 @@ class Dispatch:
         """Give a ticket that was placed to a replica, queue it or refuse it."""
         if backend is None:
             why = endpoint.table.unavailable
-            told = f"is unavailable: {why}" if why else "has no backend with traffic"
-            text = f"endpoint {ticket.endpoint!r} {told}"
+            problem = f"is unavailable: {why}" if why else "has no backend with traffic"
+            text = f"endpoint {ticket.endpoint!r} {problem}"
             self.fail(ticket, DeploymentUnavailableError, text, now)
             return
         table = backend.table
-        backend.outliers.look(now)
+        backend.outliers.check(now)
         if not backend.queue.size and (
             replica := backend.choose(ticket, table.max_ongoing_requests)
         ):
@@ -336,8 +336,8 @@ class Dispatch:
             if kind is BackPressureError:
                 backend = self.backends[ticket.backend]
                 after_s = backend.rate.retry_after_s(backend.queue.ahead(ticket.line), now)
-            told = refusal(ticket.caller, ticket.query, kind, text, after_s=after_s, died=died)
-            self.effects.append(told)
+            refused = refusal(ticket.caller, ticket.query, kind, text, after_s=after_s, died=died)
+            self.effects.append(refused)
         self.end(ticket, kind.http_status, now)
 
     def _fail_unavailable(self, ticket: Ticket, table: BackendTable, now: float) -> None:

@@ -151,7 +151,7 @@ class HeldLease:
             ended = self.ended[status] = []
         ended.append(seconds)
 
-    def lost(self, share: HeldShare) -> None:
+    def drop(self, share: HeldShare) -> None:
         """Use a replica no more: it is dead, with all that it had."""
         self.shares.remove(share)
 
@@ -312,7 +312,7 @@ class Leases:
         if backend is not None:
             backend.lending.used_at[caller] = now
             backend.failed(used.failed, now)
-            backend.outliers.look(now)
+            backend.outliers.check(now)
             if backend.took_leased(used.took, now) or backend.outliers.decide:
                 state.revoke(backend.lending.leases.values())
         return state.taken()
@@ -369,7 +369,7 @@ class Leases:
             leases = self._state.leases.values()
             self._state.revoke(each for each in leases if moved or each.endpoint == old.name)
 
-    def replica_lost(self, tag: str) -> None:
+    def replica_gone(self, tag: str) -> None:
         """Forget what was leased of a dead replica; revoke what is nothing without it."""
         for lease in list(self._state.leases.values()):
             if lease.slots.pop(tag, None) is not None and not lease.slots:
@@ -378,7 +378,7 @@ class Leases:
                 else:
                     self._state.revoke([lease])
 
-    def caller_lost(self, caller: Hashable, now: float) -> None:
+    def caller_gone(self, caller: Hashable, now: float) -> None:
         """Free what a caller had that has died or left, and forget it."""
         self.lessees.pop(caller, None)
         for backend in self._state.backends.values():

@@ -111,7 +111,7 @@ class Mirroring(Observer):
             return ()
         ticket = state.tickets.open(None, original.query, endpoint.table, now)
         ticket.route, ticket.backend, ticket.session = original.route, tag, original.session
-        backend.settle(ticket)
+        backend.assign_home(ticket)
         state.limit(ticket, backend.table)
         original.mirrored += (ticket,)
         self._bytes[tag] = held + size

@@ -168,7 +168,7 @@ class Outliers:
         if record.failures >= FAILURES:
             self._becomes(replica, OutlierState.ON_TRIAL, now, TRIAL_S)
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """End trials and ejections that have had their time, and forget what is long ago."""
         if now < self._due_at:
             return

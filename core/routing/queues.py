@@ -130,7 +130,7 @@ class FairQueue:
         own = self.length(name)
         return sum(min(len(line), own) for line in self._lines.values())
 
-    def longest_beside(self, name: Hashable) -> Ticket | None:
+    def longest_other(self, name: Hashable) -> Ticket | None:
         """Return the newest ticket of the longest line; None where that is hardly longer.
 
         Without the ticket it must still be longer than this line with one more.

@@ -29,9 +29,9 @@ RETRYABLE_METHODS = frozenset(
 
 def may_retry(http_method: str, said: Iterable[bool | None]) -> bool:
     """Return whether a query may be run again; in ``said`` the nearest word comes first."""
-    for word in said:
-        if word is not None:
-            return word
+    for each in said:
+        if each is not None:
+            return each
     return http_method in RETRYABLE_METHODS
 
 

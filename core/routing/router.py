@@ -174,8 +174,8 @@ class Router:
                 state.route_anew(queue.take_all(name), now)
         for tag in sorted({*old.split.tags, *new.split.tags}):
             if (backend := state.backends.get(tag)) is not None:
-                note = backend.endpoints.add if tag in new.split.tags else backend.endpoints.discard
-                note(name)
+                edit = backend.endpoints.add if tag in new.split.tags else backend.endpoints.discard
+                edit(name)
                 state.fill(backend, now)
         return state.taken()
 
@@ -294,9 +294,9 @@ class Router:
         return endpoint
 
     def _may_be_resent(self, query: QueryLike, endpoint: RoutedEndpoint) -> bool:
-        words = {backend.table.retryable for backend in self._backends_of(endpoint)} or {None}
+        given = {backend.table.retryable for backend in self._backends_of(endpoint)} or {None}
         nearer = (query.retryable, endpoint.table.retryable)
-        return all(may_retry(query.http_method, (*nearer, word)) for word in words)
+        return all(may_retry(query.http_method, (*nearer, own)) for own in given)
 
     def _why_not_again(
         self, ticket: Ticket, endpoint: RoutedEndpoint, backend: RoutedBackend | None, now: float
@@ -339,11 +339,11 @@ class Router:
             self._abandon(ticket, now)
         return self.state.taken()
 
-    def caller_lost(self, caller: Hashable, now: float) -> Effects:
+    def caller_gone(self, caller: Hashable, now: float) -> Effects:
         """Drop all queries of a caller that died, and free what it has leased."""
         for ticket in self.state.tickets.of(caller):
             self._abandon(ticket, now)
-        self.leases.caller_lost(caller, now)
+        self.leases.caller_gone(caller, now)
         return self.state.taken()
 
     def _abandon(self, original: Ticket, now: float) -> None:
@@ -474,7 +474,7 @@ class Router:
 
     # --- A replica dies -------------------------------------------------------------------------
 
-    def replica_lost(self, tag: str, unsent: Iterable[int], now: float) -> Effects:
+    def replica_gone(self, tag: str, unsent: Iterable[int], now: float) -> Effects:
         """Send what a dead replica had to others where it may be retried; fail the rest.
 
         ``unsent`` are tickets that never left for the replica; any of them may be sent again. So
@@ -494,7 +494,7 @@ class Router:
         # Those that are surely not answered first, as far as the budget goes.
         had = [*replica.ongoing.values(), *replica.unconfirmed.values()]
         replica.ongoing, replica.unconfirmed = {}, {}
-        self.leases.replica_lost(tag)
+        self.leases.replica_gone(tag)
         self.state.retry_or_fail(had, unsent, now, tag)
 
     def undelivered(self, tag: str, numbers: Iterable[int], now: float) -> Effects:
@@ -527,7 +527,7 @@ class Router:
             self._move(replica, now)
         return self.state.taken()
 
-    def host_lost(self, host: str, now: float) -> Effects:
+    def host_gone(self, host: str, now: float) -> Effects:
         """Treat replicas of a host that has been silent for long as dead, but for those in tables.
 
         The controller has replaced these, and nothing says more certainly that they are gone: the

@@ -166,8 +166,8 @@ class Ticket:
     def become(self, state: TicketState) -> None:
         """Take a transition; raise IllegalTransitionError where the table has none."""
         if state not in _NEXT[self.state]:
-            told = f"a ticket that is {self.state.name} cannot become {state.name}"
-            raise IllegalTransitionError(told)
+            text = f"a ticket that is {self.state.name} cannot become {state.name}"
+            raise IllegalTransitionError(text)
         self.state = state
 
     @property
@@ -360,8 +360,8 @@ class Heard(list[Callable[[T], None]]):
 
     def __call__(self, event: T) -> None:
         """Tell all of them."""
-        for tell in self:
-            tell(event)
+        for hear in self:
+            hear(event)
 
 
 class Observers:

@@ -161,5 +161,5 @@ def _wait_while_running(settings: HostSettings, notify: Callable[[str], None]) -
         if not hosts:
             raise GreenroomError(f"the system has ended; see the logs in {settings.logs_dir}")
         if watch is not None:
-            watch.look(hosts)
+            watch.check(hosts)
         notify("WATCHDOG=1")

@@ -22,14 +22,14 @@ _WATCHED = {
     "returned",
     "fenced",
     "cancel",
-    "caller_lost",
+    "caller_gone",
     "expire",
     "answered",
     "delivered",
     "begun",
     "rejected",
     "undelivered",
-    "replica_lost",
+    "replica_gone",
     "set_endpoint",
     "set_backend",
 }
@@ -92,7 +92,7 @@ class CheckedRouter:
             self._holds.get(args[0], set()).difference_update(number for number, _ in args[1])
         elif name in {"rejected", "undelivered"}:
             self._holds.get(args[0], set()).difference_update(args[1])
-        elif name == "replica_lost":
+        elif name == "replica_gone":
             self._holds.pop(args[0], None)
 
     def _check(self, effects: list[Any]) -> None:

@@ -118,18 +118,18 @@ class RunDir:
 
 
 class LeaderElection(leader_lease.LeaderElection):
-    """The real one, that looks by a timer and not on a thread, unless a database is waited for."""
+    """The real one, that checks by a timer and not on a thread, unless a database is waited for."""
 
     def start(self) -> None:
         if self._settings.store == URL:
             super().start()
             return
-        self._look_again()
+        self._check_again()
 
-    def _look_again(self) -> None:
+    def _check_again(self) -> None:
         if not self._stopped.is_set():
-            self._look()
-            self._port.loop.call_later(CHECK_S, self._look_again)
+            self._check()
+            self._port.loop.call_later(CHECK_S, self._check_again)
 
 
 class HostProcess:
@@ -154,7 +154,7 @@ class HostProcess:
     def _prune(self) -> None:
         here = [p for p in self._simulation.replicas() if p.host == self._number]
         known = {p.pid for p in here if p.record}
-        for process in self._unasked.look([p.identity for p in here], known):
+        for process in self._unasked.find([p.identity for p in here], known):
             self._port.loop.machine.send_signal(process, signal.SIGKILL)
         self._port.loop.call_later(PRUNE_EVERY_S, self._prune)
 

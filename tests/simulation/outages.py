@@ -40,7 +40,7 @@ _STRETCHED: list[tuple[Any, str, float]] = [
     (controller_link, "LISTEN_AGAIN_S", 600.0),
     (membership, "REPORT_EVERY_S", 600.0),
     (membership, "LISTEN_S", 600.0),
-    (unsaved, "LOOK_S", 600.0),
+    (unsaved, "CHECK_S", 600.0),
     (port, "FIND_RETRY_S", 60.0),
     (hosts, "PRUNE_EVERY_S", 3600.0),
 ]

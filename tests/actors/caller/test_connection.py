@@ -48,7 +48,7 @@ class Port(port_module.Port):
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[Port]:
     monkeypatch.setattr(connection_module, "GONE_S", GONE_S)
-    monkeypatch.setattr(asking, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(asking, "CHECK_EVERY_S", 0.01)
     loop = asyncio.new_event_loop()
     port = Port(loop)
 

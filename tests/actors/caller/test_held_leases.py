@@ -369,7 +369,7 @@ class LeaseModel(RuleBasedStateMachine):
         self.assigned.pop(tag, None)
         for heard in list(self.wires.watchers.pop(replica.process, ())):
             heard()
-        self.perform(self.router.replica_lost(tag, (), self.wires.now))
+        self.perform(self.router.replica_gone(tag, (), self.wires.now))
         self.publish()
         self.wires.end_turn()
 
@@ -389,7 +389,7 @@ class LeaseModel(RuleBasedStateMachine):
             replica.forget(caller.name)  # it hears of the end before the router, or refuses more
         for watchers in self.wires.watchers.values():
             watchers[:] = [each for each in watchers if not _is_of(each, caller)]
-        self.perform(self.router.caller_lost(caller.name, self.wires.now))
+        self.perform(self.router.caller_gone(caller.name, self.wires.now))
         self.desk.caller_gone(caller.name)
         self.add_caller()
 

@@ -41,26 +41,26 @@ def test_a_name_is_looked_up_on_a_thread_until_it_is_known_and_again_after_that(
         return answer
 
     monkeypatch.setattr(membership, "resolved_gates", look_up)
-    monkeypatch.setattr(membership, "LOOK_UP_EVERY_S", 0.001)
+    monkeypatch.setattr(membership, "RESOLVE_EVERY_S", 0.001)
 
-    async def look() -> None:
+    async def found() -> None:
         loop: Any = SimpleNamespace(asyncio=asyncio.get_running_loop())
         gates = Gates(joining(BY_NAME), loop, must_not_wait=True)
-        await until(lambda: gates.look() == [] and bool(asked))
-        assert gates.look() == [], "the loop goes on meanwhile"
+        await until(lambda: gates.found() == [] and bool(asked))
+        assert gates.found() == [], "the loop goes on meanwhile"
         may_answer.set()
-        await until(lambda: gates.look() == [ADDRESS])
-        await until(lambda: gates.look() == ["10.0.0.2:1900"])
+        await until(lambda: gates.found() == [ADDRESS])
+        await until(lambda: gates.found() == ["10.0.0.2:1900"])
 
-    asyncio.run(asyncio.wait_for(look(), 20))
+    asyncio.run(asyncio.wait_for(found(), 20))
 
 
 def test_addresses_need_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def look() -> list[str]:
+    async def found() -> list[str]:
         loop: Any = SimpleNamespace(asyncio=asyncio.get_running_loop())
         gates = Gates(joining(ADDRESS), loop, must_not_wait=True)
-        monkeypatch.setattr(membership, "LOOK_UP_EVERY_S", 0.0)
+        monkeypatch.setattr(membership, "RESOLVE_EVERY_S", 0.0)
         monkeypatch.setattr(loop.asyncio, "run_in_executor", None)
-        return gates.look()
+        return gates.found()
 
-    assert asyncio.run(look()) == [ADDRESS]
+    assert asyncio.run(found()) == [ADDRESS]

@@ -87,8 +87,8 @@ def test_who_looks_for_the_leader_goes_on_after_an_error_of_any_kind(
     election = leading.LeaderElection(port, settings, nothing, nothing, nothing)
     election.start()
     try:
-        assert [posted.get(timeout=20) for _ in range(3)] == [election._could_not_look] * 3
-        assert posted.get(timeout=20) != election._could_not_look  # the lease is seen
+        assert [posted.get(timeout=20) for _ in range(3)] == [election._could_not_check] * 3
+        assert posted.get(timeout=20) != election._could_not_check  # the lease is seen
     finally:
         election.stop()
     told = "cannot see who leads: an error, "

@@ -33,12 +33,12 @@ ONE, TWO = Process(1, 10, ""), Process(2, 20, "")
 
 def test_only_what_is_unknown_at_two_looks_in_a_row_is_to_go() -> None:
     unasked = Unasked()
-    assert unasked.look([ONE, TWO], {2}) == []
-    assert unasked.look([ONE, TWO], {1, 2}) == []  # it was told something meanwhile
-    assert unasked.look([ONE, TWO], {2}) == []
-    assert unasked.look([Process(1, 11, "")], set()) == []  # another process of that pid
-    assert unasked.look([Process(1, 11, ""), TWO], set()) == [Process(1, 11, "")]
-    assert unasked.look([], set()) == []
+    assert unasked.find([ONE, TWO], {2}) == []
+    assert unasked.find([ONE, TWO], {1, 2}) == []  # it was told something meanwhile
+    assert unasked.find([ONE, TWO], {2}) == []
+    assert unasked.find([Process(1, 11, "")], set()) == []  # another process of that pid
+    assert unasked.find([Process(1, 11, ""), TWO], set()) == [Process(1, 11, "")]
+    assert unasked.find([], set()) == []
 
 
 def test_a_child_of_the_admin_that_is_on_no_record_is_killed(tmp_path: Path) -> None:

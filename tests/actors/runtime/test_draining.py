@@ -18,7 +18,7 @@ from greenroom.actors.runtime.draining import (
     MARGIN_S,
     drain_s,
     move_s,
-    note_drain_s,
+    record_drain_s,
     stop_s,
 )
 from greenroom.actors.runtime.settings import HostSettings, read_settings
@@ -40,7 +40,7 @@ def test_what_the_controller_tells_is_the_limit_also_below_the_default(
 ) -> None:
     assert drain_s(settings) == DEFAULT_S
     for told in (90.0, 3.0, 0.0):
-        note_drain_s(settings, told)
+        record_drain_s(settings, told)
         assert drain_s(settings) == told
     assert stop_s(0.0) < stop_s(3.0) < stop_s(DEFAULT_S) < stop_s(90.0)
 
@@ -53,7 +53,7 @@ def test_replicas_have_time_to_move_whatever_the_limit_is() -> None:
 def test_a_damaged_file_leaves_the_default(settings: HostSettings, text: str) -> None:
     settings.drain_file.write_text(text)
     assert drain_s(settings) == DEFAULT_S
-    note_drain_s(settings, 60.0)
+    record_drain_s(settings, 60.0)
     assert drain_s(settings) == 60.0
 
 
@@ -66,7 +66,7 @@ def test_the_file_is_written_only_when_the_limit_changes(
         draining, "write_private", lambda path, text: (written.append(text), write(path, text))
     )
     for told in (20.0, 0.0, 60.0, 60.0, 20.0, 20.0):
-        note_drain_s(settings, told)
+        record_drain_s(settings, told)
     assert written == ["0", "60", "20"]
 
 

@@ -81,7 +81,7 @@ def look_until(
     """Look again and again; return whether it was over in time."""
     ends_at = time.monotonic() + most_s
     while not is_over() and time.monotonic() < ends_at:
-        watch.look([process])
+        watch.check([process])
         time.sleep(LOOK_S)
     watch.close()
     return is_over()
@@ -175,9 +175,9 @@ def test_a_watcher_lets_go_of_whom_it_watches_no_more(child: Callable[..., Proce
     process = child("beat(60)")
     watch = SilenceWatch(LIMIT_S)
     before = os.listdir("/proc/self/fd")
-    watch.look([process])
+    watch.check([process])
     assert len(os.listdir("/proc/self/fd")) == len(before) + 1
-    watch.look([])
+    watch.check([])
     assert os.listdir("/proc/self/fd") == before
 
 

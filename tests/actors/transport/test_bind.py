@@ -180,7 +180,7 @@ def test_a_key_that_may_not_be_looked_at_is_named(
     with pytest.raises(
         InvalidRequestError, match=rf"{theirs.cluster_key} cannot be looked at: Per"
     ):
-        binding.way_to(theirs)
+        binding.access_to(theirs)
 
 
 def test_a_joining_host_copies_the_key_that_it_is_given(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def test_the_same_table_again_revokes_nothing() -> None:
 def test_a_lease_is_gone_with_its_caller_and_when_its_replicas_refuse_it() -> None:
     router = leasing()
     lease = granted(router)
-    assert router.caller_lost("c1", 1.0) == []
+    assert router.caller_gone("c1", 1.0) == []
     assert router.ongoing() == {"b#1": 0}
 
     router = leasing()

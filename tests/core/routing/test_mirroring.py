@@ -236,7 +236,7 @@ def test_an_unavailable_or_unknown_shadow_drops_mirrored_queries() -> None:
 def test_a_mirrored_query_is_not_retried_when_its_replica_dies() -> None:
     made = shadowed(backend("r1"), backend("s1", "s2", tag="s"))
     submit(made, 1)
-    effects = made.replica_lost("s1", (), 1.0)
+    effects = made.replica_gone("s1", (), 1.0)
     assert effects == [Ended("e", "s", 503, 1.0, is_mirrored=True)]
 
 
@@ -245,7 +245,7 @@ def test_a_mirrored_query_goes_on_when_the_caller_leaves_with_its_answer_on_the_
     effects = submit(made, 1)
     made.answered("r1", [(effects[0].ticket.number, 200)], 1.0)
     assert ends(made.cancel("c", 1, 1.0)) == [("b", 200, False)]
-    assert made.caller_lost("c", 1.0) == []
+    assert made.caller_gone("c", 1.0) == []
 
 
 @pytest.mark.parametrize("how", ["cancelled", "caller lost"])
@@ -255,7 +255,7 @@ def test_mirrored_queries_are_dropped_with_an_original_that_is_not_wanted(how: s
     effects = submit(made, 1, 2)
     done = submit(made, 3)
     finish(made, done, "r1")
-    dropped = made.caller_lost("c", 1.0) if how == "caller lost" else made.cancel("c", 1, 1.0)
+    dropped = made.caller_gone("c", 1.0) if how == "caller lost" else made.cancel("c", 1, 1.0)
     assert [e.replica for e in only(Cancel, dropped)][:2] == ["r1", "s1"]
     waiting = 1 if how == "caller lost" else 0
     assert len(only(Dropped, dropped)) == waiting
@@ -372,7 +372,7 @@ class Play:
         elif what == "reject":
             self.run(self.router.rejected(replica, numbers, self.now, draining=False))
         else:
-            self.run(self.router.replica_lost(replica, (), self.now))
+            self.run(self.router.replica_gone(replica, (), self.now))
             tag = "s" if replica == "s1" else "b"
             names = ("s1",) if replica == "s1" else ("r1", "r2")
             table = backend(*names, tag=tag, limit=2, max_queued_requests=3 if tag == "b" else -1)

@@ -42,7 +42,7 @@ class Backend:
     def query(self, wanted=None):
         """Send a query to a replica, by chance if none is wanted, unless it is to go elsewhere."""
         self.now += 0.01
-        self.outliers.look(self.now)
+        self.outliers.check(self.now)
         usable = [tag for tag in self.chances if not self.outliers.is_out(tag)]
         tag = next(iter(self.outliers.probed), None)
         trial = None
@@ -127,30 +127,30 @@ def test_an_ejection_lasts_longer_each_time_and_ends_with_one_query_that_succeed
     eject(outliers, now)
     for number in range(8):
         lasts_s = min(FIRST_S * 2**number, LONGEST_S)
-        outliers.look(now + lasts_s - 0.01)
+        outliers.check(now + lasts_s - 0.01)
         assert not outliers.probed
         assert not outliers.decide
         now += lasts_s
-        outliers.look(now)
+        outliers.check(now)
         assert [*outliers.probed] == ["a"]
         assert outliers.decide
         assert outliers.ended("a", None, failed=True, replicas=3, now=now) == "a"
         assert outliers.is_out("a")
     now += LONGEST_S
-    outliers.look(now)
+    outliers.check(now)
     assert outliers.ended("a", None, failed=False, replicas=3, now=now) == "a"
     assert outliers.state("a") is OutlierState.WELL
     assert not outliers.probed
     now += 1
     eject(outliers, now)  # again: it begins where the last one ended
-    outliers.look(now + LONGEST_S - 1)
+    outliers.check(now + LONGEST_S - 1)
     assert outliers.state("a") is OutlierState.EJECTED
 
 
 def test_one_that_is_let_in_as_too_many_are_out_begins_its_count_anew():
     outliers = Outliers(random.Random(1).random)
     eject(outliers, 0.0)
-    outliers.look(FIRST_S)
+    outliers.check(FIRST_S)
     outliers.ended("a", None, failed=True, replicas=3, now=FIRST_S)
     assert outliers.ejections("a") == 2
     assert outliers.let_in(0, FIRST_S) == ["a"]
@@ -161,30 +161,30 @@ def test_one_that_is_let_in_as_too_many_are_out_begins_its_count_anew():
 def test_after_an_ejection_trials_in_vain_are_counted_anew():
     outliers, now = Outliers(random.Random(1).random), TRIAL_S
     assert failing(outliers, 0.0)
-    outliers.look(now)
+    outliers.check(now)
     now += FIRST_S
     eject(outliers, now)
     now += FIRST_S
-    outliers.look(now)
+    outliers.check(now)
     outliers.ended("a", None, failed=False, replicas=3, now=now)
     assert failing(outliers, now)
     now += TRIAL_S
-    outliers.look(now)
+    outliers.check(now)
     assert failing(outliers, now + FIRST_S)
 
 
 def test_what_was_is_forgiven():
     outliers = Outliers(random.Random(1).random)
     eject(outliers, 0.0)
-    outliers.look(FIRST_S)
+    outliers.check(FIRST_S)
     outliers.ended("a", None, failed=False, replicas=3, now=FIRST_S)
-    outliers.look(FIRST_S + FORGIVEN_S - 1)
+    outliers.check(FIRST_S + FORGIVEN_S - 1)
     assert outliers
-    outliers.look(FIRST_S + FORGIVEN_S + 1)
+    outliers.check(FIRST_S + FORGIVEN_S + 1)
     assert not outliers
     now = 2 * FORGIVEN_S
     eject(outliers, now)
-    outliers.look(now + FIRST_S)
+    outliers.check(now + FIRST_S)
     assert [*outliers.probed] == ["a"]
 
 
@@ -207,7 +207,7 @@ def test_a_trial_without_evidence_ends_and_the_next_one_is_later_each_time(by):
         assert failing(outliers, now)
         if by == "time":
             now += TRIAL_S
-            outliers.look(now)
+            outliers.check(now)
         else:
             for _ in range(TRIAL_QUERIES):
                 outliers.ended("a", outliers.draw("a"), failed=False, replicas=3, now=now)
@@ -400,7 +400,7 @@ def test_one_that_is_out_is_used_again_when_the_others_are_gone():
     hole = Hole()
     hole.places(200)
     for tag in ("b#2", "b#3"):
-        hole.take(hole.router.replica_lost(tag, [], hole.now))
+        hole.take(hole.router.replica_gone(tag, [], hole.now))
     assert hole.query() == "b#1"
 
 

@@ -68,7 +68,7 @@ def test_strangers_and_replicas_that_are_gone_are_passed_over() -> None:
 def test_a_retry_goes_to_the_next_rank() -> None:
     used = made("b#1", "b#2", "b#3")
     send(used, 1, ("b#2",), ("b#3",), ("b#1",))
-    assert assigned(used.replica_lost("b#2", (), 2.0)) == [("b#3", 1)]
+    assert assigned(used.replica_gone("b#2", (), 2.0)) == [("b#3", 1)]
 
 
 def test_which_backend_is_asked_and_when_none_is() -> None:

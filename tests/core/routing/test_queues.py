@@ -112,13 +112,13 @@ def test_what_is_taken_out_leaves_as_it_came() -> None:
 
 def test_the_longest_line_gives_up_its_newest_for_one_that_stays_shorter() -> None:
     lines = waiting(*"aaab")
-    given_up = lines.longest_beside("b")
+    given_up = lines.longest_other("b")
     assert given_up is not None
     assert given_up.number == 2
-    assert lines.longest_beside("a") is None
+    assert lines.longest_other("a") is None
     lines.remove(given_up)
-    assert lines.longest_beside("b") is None, "they would change places for ever"
-    assert FairQueue().longest_beside("a") is None
+    assert lines.longest_other("b") is None, "they would change places for ever"
+    assert FairQueue().longest_other("a") is None
 
 
 def test_ahead_is_what_has_its_turn_before() -> None:

@@ -52,7 +52,7 @@ def test_the_nearest_setting_decides(
     made = router(backend("r1", "r2", retryable=deployment))
     made.set_endpoint("e", endpoint(retryable=of_endpoint), 0.0)
     made.submit("c", query, 0.0)
-    assert bool(assigned(made.replica_lost("r1", (), 1.0))) is may
+    assert bool(assigned(made.replica_gone("r1", (), 1.0))) is may
     sent_elsewhere = Query(2, retryable=handle, http_method=method)
     assert bool(assigned(made.submit("c", sent_elsewhere, 1.0, resent=True))) is may
 
@@ -86,7 +86,7 @@ def deadly(made: WatchedRouter, effects: Effects, lives: itertools.count[int]) -
 
 
 def dies(made: WatchedRouter, tag: str, lives: itertools.count[int]) -> Effects:
-    effects = made.replica_lost(tag, (), 1.0)
+    effects = made.replica_gone(tag, (), 1.0)
     replicas = tuple(replica(f"r{i}", next(lives)) for i in range(4))
     table = BackendTable(tag="b", replicas=replicas, max_ongoing_requests=25)
     return effects + made.set_backend("b", table, 1.0)
@@ -104,9 +104,9 @@ def test_where_every_query_kills_its_replica_the_load_is_at_most_doubled(queries
 def test_what_is_retried_too_often_hears_why_and_is_counted() -> None:
     made = router(backend("r1", "r2", "r3", limit=9))
     effects = made.submit("c", Query(1), 0.0)
-    effects = made.replica_lost(effects[0].replica, (), 1.0)
+    effects = made.replica_gone(effects[0].replica, (), 1.0)
     assert only(Retried, effects) == [Retried("e", "b")]
-    effects = made.replica_lost(only(Assign, effects)[0].replica, (), 1.0)
+    effects = made.replica_gone(only(Assign, effects)[0].replica, (), 1.0)
     assert only(RetryRefused, effects) == [RetryRefused("e", "b")]
     (refusal,) = only(Refuse, effects)
     assert (refusal.kind, refusal.retry_after_s) == ("ReplicaUnavailableError", 1.0)
@@ -123,11 +123,11 @@ def test_one_endpoint_does_not_spend_what_another_has_paid_in() -> None:
         effects = made.submit("d", Query(i, "other"), 0.0)
         made.finished(effects[0].replica, [(numbers(effects)[0], 200)], 0.0)
     effects = made.submit("c", Query(1), 0.0)
-    effects = made.replica_lost(effects[0].replica, (), 1.0)
-    effects = made.replica_lost(only(Assign, effects)[0].replica, (), 1.0)
+    effects = made.replica_gone(effects[0].replica, (), 1.0)
+    effects = made.replica_gone(only(Assign, effects)[0].replica, (), 1.0)
     assert only(Refuse, effects)
     effects = made.submit("d", Query(9, "other"), 2.0)
-    effects = made.replica_lost(effects[0].replica, (), 3.0)
+    effects = made.replica_gone(effects[0].replica, (), 3.0)
     assert only(Retried, effects) == [Retried("other", "b")]
 
 
@@ -139,11 +139,11 @@ def test_what_has_not_run_is_sent_again_without_any_budget() -> None:
         effects = made.expire(second + 0.5)
         assert assigned(effects) == [("r1", 1)]
     made.set_backend("b", backend("r1", "r2", limit=1), 9.0)
-    effects = made.replica_lost("r1", numbers(effects), 9.0)
+    effects = made.replica_gone("r1", numbers(effects), 9.0)
     assert assigned(effects) == [("r2", 1)]
     assert only(Assign, effects)[0].ticket.attempts == 1
     made.set_backend("b", backend("r1", "r2", "r3", limit=1), 9.0)
-    assert only(Retried, made.replica_lost("r2", (), 9.0)), "it paid in once, and took out nothing"
+    assert only(Retried, made.replica_gone("r2", (), 9.0)), "it paid in once, and took out nothing"
 
 
 def test_a_budget_holds_what_a_backend_has_slots_and_no_hoard() -> None:
@@ -168,7 +168,7 @@ def test_answers_that_are_not_confirmed_leave_the_budget_to_what_is_not_answered
         made.answered("r2", [(each.ticket.number, 200)], 0.5)
     made.submit("c", Query(1001), 1.0)
     made.submit("c", Query(1002), 1.0)
-    effects = made.replica_lost("r1", (), 1.0)
+    effects = made.replica_gone("r1", (), 1.0)
     refused = {effect.query_id for effect in only(Refuse, effects)}
     assert not refused & {1001, 1002}
     assert refused, "there was not enough for all"

@@ -255,9 +255,9 @@ def test_a_lost_caller_takes_its_queries_along_and_no_others() -> None:
     made = router(backend("r1", limit=1))
     effects = submit(made, 1, 2)
     made.submit("other", Query(1), 0.0)
-    lost = made.caller_lost("c", 1.0)
+    lost = made.caller_gone("c", 1.0)
     assert [type(effect) for effect in lost] == [Cancel, Ended]
-    assert made.caller_lost("stranger", 1.0) == []
+    assert made.caller_gone("stranger", 1.0) == []
     effects = made.finished("r1", [(numbers(effects)[0], 499)], 2.0)
     assert only(Assign, effects)[0].ticket.caller == "other"
 
@@ -283,12 +283,12 @@ def test_what_a_dead_replica_had_goes_to_another_where_it_may_be_retried() -> No
     submit(made, 1)
     submit(made, 2, retryable=False)
     made.set_backend("b", backend("r1", "r2", limit=9), 0.0)
-    effects = made.replica_lost("r1", (), 1.0)
+    effects = made.replica_gone("r1", (), 1.0)
     text = "e: the replica died with this query under way; it may have run"
     refusal = Refuse("c", 2, "ReplicaUnavailableError", text, 1.0, died="r1")
     assert only(Refuse, effects) == [refusal]
     assert assigned(effects) == [("r2", 1)]
-    assert made.replica_lost("r1", (), 1.0) == []
+    assert made.replica_gone("r1", (), 1.0) == []
 
 
 def test_what_was_lost_under_a_lease_and_may_not_be_retried_names_the_replica_that_died() -> None:
@@ -306,7 +306,7 @@ def test_a_query_kills_at_most_three_replicas() -> None:
         made.finished(effect.replica, [(effect.ticket.number, 200)], 0.0)
     effects = submit(made, 1)
     for _ in range(MAX_ATTEMPTS):
-        effects = made.replica_lost(effects[0].replica, (), 1.0)
+        effects = made.replica_gone(effects[0].replica, (), 1.0)
     text = "e: 3 replicas died with this query under way"
     assert refused(effects) == [(1, "ReplicaUnavailableError", text)]
     assert made.is_empty
@@ -378,7 +378,7 @@ def test_an_answer_that_may_not_have_arrived_is_made_again_elsewhere_or_a_refusa
     made = router(backend("r1", "r2"))
     (number,) = numbers(submit(made, 1, retryable=retryable))
     made.answered("r1", [(number, 200)], 1.0)
-    effects = made.replica_lost("r1", (), 2.0)
+    effects = made.replica_gone("r1", (), 2.0)
     assert assigned(effects) == ([("r2", 1)] if retryable else [])
     assert statuses(effects) == ([] if retryable else [503])
 
@@ -410,8 +410,8 @@ def test_an_answered_query_is_not_made_again_for_a_caller_that_is_gone(
     made = router(backend("r1", *others, limit=1))
     (number,) = numbers(submit(made, 1))
     made.answered("r1", [(number, 200)], 1.0)
-    assert statuses(made.caller_lost("c", 2.0)) == [200]
-    assert made.replica_lost("r1", (), 3.0) == []
+    assert statuses(made.caller_gone("c", 2.0)) == [200]
+    assert made.replica_gone("r1", (), 3.0) == []
     assert made.is_empty
 
 
@@ -421,7 +421,7 @@ def test_an_answered_query_does_not_expire_and_ends_with_its_answer_when_it_is_g
     made.answered("r1", [(number, 200)], 0.5)
     assert made.expire(2.0) == []
     assert made.cancel("c", 1, 2.0) == [Ended("e", "b", 200, 0.5)]
-    assert made.caller_lost("c", 2.0) == []
+    assert made.caller_gone("c", 2.0) == []
     assert made.delivered("r1", [number]) == []
     assert made.is_empty
 
@@ -431,7 +431,7 @@ def test_an_answer_of_which_a_part_has_left_is_not_made_again() -> None:
     (number,) = numbers(submit(made, 1))
     made.begun("r1", [number, 99], 0.0)
     made.begun("nobody", [number], 0.0)
-    effects = made.replica_lost("r1", (), 2.0)
+    effects = made.replica_gone("r1", (), 2.0)
     assert assigned(effects) == []
     assert statuses(effects) == [503]
     assert made.is_empty
@@ -545,7 +545,7 @@ def test_endpoints_that_had_replicas_and_have_none_are_unready() -> None:
     made.set_endpoint("e", endpoint(shadows={"shadow": 1.0}), 0.0)
     made.set_endpoint("other", endpoint("other", to="new"), 0.0)
     assert made.unready() == {}
-    made.replica_lost("r1", [], 1.0)
+    made.replica_gone("r1", [], 1.0)
     assert made.unready() == {"e": ("b",)}
     made.set_backend("shadow", backend(tag="shadow", is_expected=True), 2.0)
     made.set_backend("b", backend("r2", is_expected=True), 2.0)
@@ -564,7 +564,7 @@ def test_what_is_wanted_and_has_no_replica_is_lacking_also_where_it_is_new() -> 
         made.set_endpoint(name, endpoint(name, to=to), 0.0)
     made.set_endpoint("lost", EndpointTable(name="lost", unavailable="damaged"), 0.0)
     assert made.lacking() == {"e": {}, "new": {"new": ""}, "idle": {}, "lost": None}
-    made.replica_lost("r1", [], 1.0)
+    made.replica_gone("r1", [], 1.0)
     assert made.lacking()["e"] == {"b": ""}
     made.set_backend("new", backend(tag="new", is_wanted=True, has_run=False, trouble="boom"), 1.0)
     assert made.lacking()["new"] == {"new": "boom"}
@@ -765,7 +765,7 @@ def test_a_silent_host_that_is_lost_ends_what_may_not_be_retried() -> None:
     made = on_two_hosts()
     submit(made, 1, retryable=False)
     assert made.host_silent("h1", 1.0) == []
-    assert refused(made.replica_lost("r1", (), 3.0))[0][:2] == (1, "ReplicaUnavailableError")
+    assert refused(made.replica_gone("r1", (), 3.0))[0][:2] == (1, "ReplicaUnavailableError")
 
 
 def test_what_a_lost_host_has_is_given_up_once_the_controller_has_replaced_its_replicas() -> None:
@@ -773,9 +773,9 @@ def test_what_a_lost_host_has_is_given_up_once_the_controller_has_replaced_its_r
     made = on_two_hosts()
     submit(made, 1, retryable=False)
     made.host_silent("h1", 1.0)
-    assert made.host_lost("h1", 4.0) == [], "the controller has not judged it"
+    assert made.host_gone("h1", 4.0) == [], "the controller has not judged it"
     made.set_backend("b", BackendTable(tag="b", replicas=(replica("r2", host="h2"),)), 4.0)
-    assert refused(made.host_lost("h1", 4.1))[0][:2] == (1, "ReplicaUnavailableError")
+    assert refused(made.host_gone("h1", 4.1))[0][:2] == (1, "ReplicaUnavailableError")
     assert made.is_empty
     made.host_answers("h1", 5.0)
     assert made.answered("r1", [(1, 200)], 5.0) == []
@@ -785,8 +785,8 @@ def test_a_replica_that_leaves_a_host_that_answers_is_waited_for() -> None:
     made = on_two_hosts()
     submit(made, 1, retryable=False)
     made.set_backend("b", BackendTable(tag="b", replicas=(replica("r2", host="h2"),)), 1.0)
-    assert made.host_lost("h1", 4.0) == []
+    assert made.host_gone("h1", 4.0) == []
     made.host_silent("h1", 4.0)
     made.host_answers("h1", 4.5)
-    assert made.host_lost("h1", 9.0) == []
+    assert made.host_gone("h1", 9.0) == []
     assert made.open_tickets == 1

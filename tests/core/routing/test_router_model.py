@@ -191,7 +191,7 @@ class RouterModel(RuleBasedStateMachine):
     @rule(caller=CALLERS)
     def lose_caller(self, caller: str) -> None:
         self.cancelled |= {k for k, got in self.outcomes.items() if k[0] == caller and not got}
-        self.run(self.router.caller_lost(caller, self.now))
+        self.run(self.router.caller_gone(caller, self.now))
         left = {
             tag: {number: ticket for number, ticket in known.items() if ticket.caller != caller}
             for tag, known in self.unconfirmed.items()
@@ -305,7 +305,7 @@ class RouterModel(RuleBasedStateMachine):
             replicas.pop(tag, None)
         if unsent:
             self.not_run(list(tickets.values()))
-        effects = self.router.replica_lost(tag, list(tickets) if unsent else (), self.now)
+        effects = self.router.replica_gone(tag, list(tickets) if unsent else (), self.now)
         self.run(effects)
         refused = {e.query_id for e in effects if isinstance(e, Refuse)}
         for ticket in tickets.values():

@@ -82,7 +82,7 @@ def test_what_waits_for_a_replica_that_dies_goes_elsewhere_after_what_it_had() -
     home, _ = sent(made, 1, "s")
     sent(made, 2, "s")
     made.submit("c", Query(3, session_id="s"), 0.0)
-    effects = made.replica_lost(home, (), 0.0)
+    effects = made.replica_gone(home, (), 0.0)
     assert [query for _, query in assigned(effects)] == [1, 2]
 
 
