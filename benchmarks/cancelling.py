@@ -84,8 +84,8 @@ class Witness:
     def when(self, number: int, what: str) -> float:
         """Wait until it has happened, and return when."""
         while (number, what) not in self._said:
-            told, did, at = self._socket.recv(200).decode().split()
-            self._said[int(told), did] = float(at)
+            found, did, at = self._socket.recv(200).decode().split()
+            self._said[int(found), did] = float(at)
         return self._said[number, what]
 
 

@@ -263,7 +263,7 @@ class Round(NamedTuple):
     refused: int  # changes, with a reason
     lost: int
     by_two: int
-    told: str  # of what failed
+    message: str  # of what failed
 
 
 _numbers = itertools.count()
@@ -422,11 +422,11 @@ def main() -> int:
         shared.cluster.start()
         shared.cluster.deploy(APP)
         for fault in given.faults:
-            told, make = FAULTS[fault]
+            found, make = FAULTS[fault]
             for _ in range(given.rounds):
                 one = run_round(shared, make)
-                measured.setdefault(told, []).append(one)
-                print(f"{time.strftime('%H:%M:%S')} {told}: {one}", flush=True)
+                measured.setdefault(found, []).append(one)
+                print(f"{time.strftime('%H:%M:%S')} {found}: {one}", flush=True)
                 if given.json:
                     kept = {
                         name: [r._asdict() for r in rounds] for name, rounds in measured.items()

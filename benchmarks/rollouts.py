@@ -86,7 +86,7 @@ def main() -> None:
     hardest = {"error_rate_increase": 0.0, "p95_latency_ratio": 1.0}
     default = dict(judging.DEFAULT_RULES)
     print(f"A/A, {arguments.runs} runs each: went back, seconds until promoted (10/50/90 %)")
-    for told, rules, rate, trouble in (
+    for found, rules, rate, trouble in (
         ("default rules, 100/s", default, 100, lambda _: 1.0),
         ("no margins, 100/s", hardest, 100, lambda _: 1.0),
         ("no margins, 100/s, common trouble", hardest, 100, common_trouble),
@@ -100,7 +100,7 @@ def main() -> None:
         ]
         gone = sum(outcome.went_back for outcome in outcomes)
         took = [outcome.seconds for outcome in outcomes if not outcome.went_back]
-        print(f"  {told}: {gone} ({gone / len(outcomes):.2%}), {spread(took)}", flush=True)
+        print(f"  {found}: {gone} ({gone / len(outcomes):.2%}), {spread(took)}", flush=True)
     judging.SLACK_S = SLACK_S
     runs = max(arguments.runs // 5, 2)
     print(f"v2 fails 5 %, {runs} runs each: went back, bad answers, seconds (10/50/90 %)")

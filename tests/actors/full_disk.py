@@ -67,9 +67,9 @@ def refuses(running: System, disk: Path, tag: str, cause: str) -> None:
         then = refusal(lambda: client.set_traffic("hello", {"old": 1.0}))  # of the next, that waits
         assert cause in then, then
         assert "Nothing was changed" in then, then
-    told = running.greenroom("status")
-    assert told.returncode == 1, told.stdout
-    assert "the state cannot be saved since" in told.stdout, told.stdout
+    output = running.greenroom("status")
+    assert output.returncode == 1, output.stdout
+    assert "the state cannot be saved since" in output.stdout, output.stdout
     assert cause in str(saving(running)["error"])
 
 
@@ -130,12 +130,14 @@ def stops(running: System) -> None:
     """A system on a read-only disk tells its status, and is stopped."""
     assert running.greenroom("status").returncode == 0
     running.disconnect()
-    told = running.greenroom("stop")
-    assert told.returncode == 0, told.stdout + told.stderr
+    output = running.greenroom("stop")
+    assert output.returncode == 0, output.stdout + output.stderr
     assert not footprint.pids_of(running)
-    told = running.greenroom("start")
-    assert told.returncode == 1
-    assert f"the state dir {running.settings.state_dir} cannot be used" in told.stderr, told.stderr
+    output = running.greenroom("start")
+    assert output.returncode == 1
+    assert f"the state dir {running.settings.state_dir} cannot be used" in output.stderr, (
+        output.stderr
+    )
 
 
 def goes_on(running: System, tag: str) -> None:

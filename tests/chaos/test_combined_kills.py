@@ -140,14 +140,14 @@ def test_requests_are_served_without_the_host_process_too(
             wait_until(lambda: "controller" in roles_of(running), HEALS_WITHIN_S, "a controller")
             enough = load.tally.ok + 300
             wait_until(lambda: load.tally.ok > enough, HEALS_WITHIN_S, "load after the kills")
-            told = running.greenroom("status")
-            assert told.returncode == 1
+            output = running.greenroom("status")
+            assert output.returncode == 1
             if "controller" in others:  # which has heard of no host process yet
-                assert "no host has reported" in told.stdout
+                assert "no host has reported" in output.stdout
             else:
-                assert "its host process does not run" in told.stdout
+                assert "its host process does not run" in output.stdout
             if "http master" in others:
-                assert "its HTTP front does not run" in told.stdout
+                assert "its HTTP front does not run" in output.stdout
             assert system.start(running.settings)
             wait_until(lambda: settled(running), SETTLED_WITHIN_S, "all as before")
             tally = load.stop()
@@ -171,9 +171,9 @@ def test_stop_ends_a_system_whose_records_are_gone(running: RunningSystem) -> No
     running.disconnect()
     found = records_of(running.settings).found()
     assert len(found) >= len(SETTLED_ROLES) - REPLICAS
-    told = running.greenroom("stop")
-    assert told.returncode == 0, told.stderr
-    assert "stopped" in told.stdout
+    output = running.greenroom("stop")
+    assert output.returncode == 0, output.stderr
+    assert "stopped" in output.stdout
     assert not [process for process in found if is_alive(process)]
     assert not records_of(running.settings).found()
 

@@ -134,8 +134,8 @@ def test_changes_that_some_order_explains_are_linearizable(operations: list[Oper
 
 @pytest.mark.parametrize("operations", BAD_CHANGES.values(), ids=BAD_CHANGES.keys())
 def test_changes_that_no_order_explains_are_not(operations: list[Operation]) -> None:
-    (told,) = violations(history(*operations))
-    assert "changes of e are not linearizable" in told
+    (found,) = violations(history(*operations))
+    assert "changes of e are not linearizable" in found
 
 
 def test_each_endpoint_has_an_order_of_its_own() -> None:
@@ -212,8 +212,8 @@ def test_answers_by_what_was_in_force_are_right(known: list[Any]) -> None:
 
 @pytest.mark.parametrize("known", BAD_ANSWERS.values(), ids=BAD_ANSWERS.keys())
 def test_answers_by_what_was_not_in_force_are_wrong(known: list[Any]) -> None:
-    (told,) = violations(history(MADE, *known))
-    assert "was not in force at any time" in told
+    (found,) = violations(history(MADE, *known))
+    assert "was not in force at any time" in found
 
 
 def request(key: str, method: str, status: int = 0, text: str = "") -> Request:
@@ -237,8 +237,8 @@ def test_a_post_runs_once_at_most_answered_or_not() -> None:
     once.runs += twice[:1]
     assert violations(once) == []
     once.runs += twice[1:]
-    (told,) = violations(once)
-    assert "ran 2 times" in told
+    (found,) = violations(once)
+    assert "ran 2 times" in found
     again = history(MADE, request("one", "GET"))
     again.runs += twice
     assert violations(again) == []
@@ -258,8 +258,8 @@ def test_an_answer_is_of_its_own_request_and_of_a_run() -> None:
 def test_a_replica_runs_no_more_than_its_limit() -> None:
     three = [run("one", "v0", 1, 4), run("two", "v0", 2, 3), run("three", "v0", 3, 5)]
     assert violations(history(*three)) == []
-    (told,) = violations(history(*three, run("four", "v0", 3.5, NEVER)))
-    assert told == "p ran 3 requests at a time, and may run 2"
+    (found,) = violations(history(*three, run("four", "v0", 3.5, NEVER)))
+    assert found == "p ran 3 requests at a time, and may run 2"
     other = run("four", "v0", 3.5, NEVER, process="other")
     assert violations(history(*three, other)) == []
 
@@ -284,9 +284,9 @@ def test_what_a_killed_client_and_a_killed_replica_have_written_down_is_read(
     replica.write("ended", "5", "v0")
     replica.close()
     found = read_history(tmp_path, tmp_path, limit=2)
-    told = [(each.kind, each.value, each.outcome) for each in found.operations]
+    seen = [(each.kind, each.value, each.outcome) for each in found.operations]
     v0 = weights_of(V0)
-    assert told == [("set", v0, OK), ("read", v0, OK), ("delete", None, UNKNOWN)]
+    assert seen == [("set", v0, OK), ("read", v0, OK), ("delete", None, UNKNOWN)]
     assert [(each.id, each.status, each.text) for each in found.requests] == [
         ("5", 200, "v0 5"),
         ("6", 0, ""),

@@ -51,8 +51,8 @@ def test_a_change_that_is_acknowledged_before_it_is_saved_is_found(tmp_path: Pat
         faults=("kill",),
         roles=("controller",),
     )
-    told = until_found(plan).violations
-    assert any("are not linearizable" in each for each in told), told[:5]
+    found = until_found(plan).violations
+    assert any("are not linearizable" in each for each in found), found[:5]
 
 
 def test_a_lease_that_outlives_the_acknowledgement_is_found(tmp_path: Path) -> None:
@@ -63,8 +63,8 @@ def test_a_lease_that_outlives_the_acknowledgement_is_found(tmp_path: Path) -> N
         faults=("stop",),
         roles=("http worker",),
     )
-    told = until_found(plan).violations
-    assert all("was not in force" in each for each in told), told[:5]
+    found = until_found(plan).violations
+    assert all("was not in force" in each for each in found), found[:5]
 
 
 def test_a_stale_controller_that_still_publishes_is_found(tmp_path: Path) -> None:
@@ -76,6 +76,6 @@ def test_a_stale_controller_that_still_publishes_is_found(tmp_path: Path) -> Non
         faults=("freeze",),
         healed_s=5,
     )
-    told = until_found(plan).violations
-    by_history = [each for each in told if "not linearizable" in each or "not in force" in each]
-    assert by_history, told
+    found = until_found(plan).violations
+    by_history = [each for each in found if "not linearizable" in each or "not in force" in each]
+    assert by_history, found

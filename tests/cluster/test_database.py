@@ -48,9 +48,9 @@ def test_hosts_find_each_other_by_the_database_and_no_password_is_shown(
     for host in shared.cluster.hosts:
         assert host.hosts() == RUNNING
         assert host.get("/")[0] == 200
-        told = [host.check("status", "--json"), host.log("host.log"), host.log("actors.log")]
-        assert f"postgresql://postgres@{shared.server.address}" in told[0]
-        assert not [text for text in told if PASSWORD in text]
+        found = [host.check("status", "--json"), host.log("host.log"), host.log("actors.log")]
+        assert f"postgresql://postgres@{shared.server.address}" in found[0]
+        assert not [text for text in found if PASSWORD in text]
         titles = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in host.pids()]
         assert not [title for title in titles if PASSWORD.encode() in title]
     shared.cluster.wait_for(lambda: len(controllers(shared.cluster)) == 1, 20, "one controller")
@@ -139,10 +139,10 @@ def test_with_a_full_disk_http_goes_on_and_changes_are_refused(shared: SharedDat
     with one.load(connections=8) as end_load:
         make_room = shared.fill_disk()
         try:
-            told = shared.cluster.wait_for(
+            found = shared.cluster.wait_for(
                 lambda: one.call(make_token, one.environ, next(names)), 30, "a change is refused"
             )
-            assert "cannot use the store postgresql://postgres@" in told
+            assert "cannot use the store postgresql://postgres@" in found
         finally:
             make_room()
         shared.cluster.wait_for(

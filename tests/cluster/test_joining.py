@@ -180,10 +180,10 @@ def test_a_host_that_cannot_join_is_told_why_and_joins_when_it_can(serving: Clus
     c.check("stop")
     with pytest.raises(AssertionError) as raised:
         c.start(PYTHONPATH=str(old))
-    told = str(raised.value)
-    assert "cannot join" in told
-    assert re.search(r"this end greenroom \S+, Python \S+, format 7; all hosts must run", told), (
-        told
+    found = str(raised.value)
+    assert "cannot join" in found
+    assert re.search(r"this end greenroom \S+, Python \S+, format 7; all hosts must run", found), (
+        found
     )
     refused = re.compile(r"it runs greenroom \S+, Python \S+, format 7, this end")
     wait_until(lambda: refused.search(a.log("host.log")), 5, "it says so")
@@ -219,8 +219,8 @@ def test_the_key_is_replaced_under_load_and_an_evicted_host_stays_out(serving: C
         assert "host 'b' is lost and lacks the new key: copy cluster.key" in err
         a.check("evict", "b")
         b.heal()
-        told = "or a newer one since `greenroom rotate-key`: then copy"
-        serving.wait_for(lambda: told in b.log("host.log"), 20, "b is told what it lacks")
+        message = "or a newer one since `greenroom rotate-key`: then copy"
+        serving.wait_for(lambda: message in b.log("host.log"), 20, "b is told what it lacks")
         serving.wait_for(
             lambda: "it refuses this host's certificate" in a.log("host.log"), 20, "and a says so"
         )

@@ -115,10 +115,12 @@ def suspect(serving: Cluster, a: ClusterHost, b: ClusterHost) -> float:
     """Cut b off until a says that it does not answer, and heal; return how long it was silent."""
     begun = time.monotonic()
     for change, said in [(b.cut, "does not answer"), (b.heal, "answers again")]:
-        told = a.log("proxy.log").count(f"host b {said}")
+        found = a.log("proxy.log").count(f"host b {said}")
         change()
         serving.wait_for(
-            lambda told=told, said=said: a.log("proxy.log").count(f"host b {said}") > told, 5, said
+            lambda found=found, said=said: a.log("proxy.log").count(f"host b {said}") > found,
+            5,
+            said,
         )
     return time.monotonic() - begun
 

@@ -169,13 +169,13 @@ def test_a_host_that_does_not_become_healthy_goes_back_and_the_others_are_left(
 ) -> None:
     fleet.want(wheelhouse, "abc", "0.0.4")
     with fleet.loaded():
-        code, shown, told = fleet.run("up")
+        code, shown, output = fleet.run("up")
     assert code == 1
     done = [("b", "restarting"), ("b", "going back")]
     assert re.findall(r"^(\w): (restarting|going back)", shown, re.MULTILINE) == done
-    assert "host 'b': the host process died at its start; see logs/host.log" in told
-    assert "No module named 'os_that_is_not_there'" in told
-    assert f"host 'b' is back at {fleet.version}-" in told
+    assert "host 'b': the host process died at its start; see logs/host.log" in output
+    assert "No module named 'os_that_is_not_there'" in output
+    assert f"host 'b' is back at {fleet.version}-" in output
     assert fleet.releases() == running(fleet.version, "abc")
     fleet.want(wheelhouse, "abc")
     assert fleet.run("up", "--plan")[0] == 0

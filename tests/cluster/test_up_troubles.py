@@ -39,7 +39,7 @@ def mount_small(bare: Machines) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    ("entry", "told"),
+    ("entry", "message"),
     [
         ({"ssh": "nobody@10.77.0.1"}, "ssh does not come to nobody@10.77.0.1: .*Permission denied"),
         ({"ssh": "ssh://10.77.0.1:23"}, "ssh does not come to .*Connection refused.*then repeat"),
@@ -49,12 +49,12 @@ def mount_small(bare: Machines) -> Iterator[Path]:
     ids=["a wrong user", "no sshd", "no Python", "a folder that cannot be made"],
 )
 def test_a_host_that_cannot_be_used_is_named_with_what_to_do(
-    bare: Machines, entry: dict[str, Any], told: str
+    bare: Machines, entry: dict[str, Any], message: str
 ) -> None:
     bare.write("a", hosts={"a": entry})
     code, _, error = bare.run("up")
     assert code == 1
-    assert re.search(told, error), error
+    assert re.search(message, error), error
     assert error.startswith("Error: host 'a': ")
     assert not bare.home("a").exists()
 

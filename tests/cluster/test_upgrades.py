@@ -74,9 +74,9 @@ def _change(cluster: Cluster, host: ClusterHost, old: Path, new: Path) -> None:
         cluster.wait_for(lambda: others[0].hosts() == ALL, 20, "all hosts run")
         tallies = [end(), end_other()]
     for tally in tallies:
-        told = f"{host.label}, {old.name} to {new.name}: {tally.summary()}"
-        assert tally.ok > 10, told
-        assert not tally.failures, told
+        message = f"{host.label}, {old.name} to {new.name}: {tally.summary()}"
+        assert tally.ok > 10, message
+        assert not tally.failures, message
 
 
 def _of(cluster: Cluster, folder: Path) -> dict[str, str]:

@@ -153,18 +153,20 @@ BAD: dict[tuple[Any, str], list[tuple[Any, str]]] = {
 
 
 @pytest.mark.parametrize(
-    ("model", "field", "value", "told"),
+    ("model", "field", "value", "message"),
     [(model, field, *row) for (model, field), rows in BAD.items() for row in rows],
 )
-def test_a_bad_value_is_refused_by_its_name(model: Any, field: str, value: Any, told: str) -> None:
+def test_a_bad_value_is_refused_by_its_name(
+    model: Any, field: str, value: Any, message: str
+) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         validated(model, {field: value})
     assert field in str(caught.value)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_what_a_device_is_assigned_by_is_not_set_otherwise() -> None:
     options = {"num_gpus": 1, "runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": "3"}}}
-    told = r"runtime_env.env_vars.CUDA_VISIBLE_DEVICES: is set by num_gpus; drop one"
-    with pytest.raises(InvalidRequestError, match=told):
+    message = r"runtime_env.env_vars.CUDA_VISIBLE_DEVICES: is set by num_gpus; drop one"
+    with pytest.raises(InvalidRequestError, match=message):
         validated(ActorOptions, options)

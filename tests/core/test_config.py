@@ -63,7 +63,7 @@ def test_every_problem_is_named_in_one_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "values", "told"),
+    ("model", "values", "message"),
     [
         (BackendConfig, {"num_cpus": 2}, "num_cpus=2: no such setting; it is one of ray_actor_o"),
         (HTTPOptions, {"num_cpus": 2}, "num_cpus=2: no such setting; leave it out: fronts"),
@@ -75,10 +75,10 @@ def test_every_problem_is_named_in_one_error() -> None:
         ),
     ],
 )
-def test_advice_is_that_of_the_class_that_lacks_the_setting(model, values, told):
+def test_advice_is_that_of_the_class_that_lacks_the_setting(model, values, message):
     with pytest.raises(errors.InvalidRequestError) as caught:
         validated(model, values)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_names_of_settings_are_strings() -> None:

@@ -121,8 +121,8 @@ def test_replicas_get_devices_of_their_own_and_shares_of_one() -> None:
     assert shown == {"total": 4.0, "taken": 3.5, "devices": [1, 1, 1, 0.5]}
     world.request(deploy("more", 1, num_gpus=1))
     world.go_on(5)
-    told = status.applications(world.cluster)["more"]["message"]
-    assert "a replica needs 1 num_gpus, and 0.5 num_gpus of 4 num_gpus is free" in told
+    found = status.applications(world.cluster)["more"]["message"]
+    assert "a replica needs 1 num_gpus, and 0.5 num_gpus of 4 num_gpus is free" in found
 
 
 def test_what_is_free_in_parts_of_several_devices_is_told() -> None:
@@ -130,8 +130,10 @@ def test_what_is_free_in_parts_of_several_devices_is_told() -> None:
     world.complete(deploy("a", 2, num_gpus=0.6))
     world.request(deploy("b", 1, num_gpus=0.5))
     world.go_on(5)
-    told = status.applications(world.cluster)["b"]["message"]
-    assert "needs 0.5 num_gpus of whole devices, or of one, and of these is taken: 0.6, 0.6" in told
+    found = status.applications(world.cluster)["b"]["message"]
+    assert (
+        "needs 0.5 num_gpus of whole devices, or of one, and of these is taken: 0.6, 0.6" in found
+    )
 
 
 def test_a_device_is_given_back_by_a_kill_and_the_next_controller_knows_the_rest() -> None:
@@ -199,8 +201,8 @@ def test_a_changed_rank_is_told_at_once() -> None:
     world.complete(deploy("a", 2))
     world.effects.clear()
     world.complete(deploy("a", 3))
-    told = [effect.replica for effect in world.effects if type(effect).__name__ == "Check"]
-    assert len(set(told)) == 2, "those that were there have a larger world"
+    found = [effect.replica for effect in world.effects if type(effect).__name__ == "Check"]
+    assert len(set(found)) == 2, "those that were there have a larger world"
 
 
 def test_hosts_have_ranks_too() -> None:

@@ -96,7 +96,7 @@ def test_shapes_are_the_last_releases_or_follow_the_rule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         (["a: int"], "had 'b: str ='"),
         (["b: str =", "a: int"], "had 'a: int'"),
@@ -105,9 +105,11 @@ def test_shapes_are_the_last_releases_or_follow_the_rule() -> None:
         (None, "is gone or was moved"),
     ],
 )
-def test_what_other_releases_could_not_read_is_named(fields: list[str] | None, told: str) -> None:
+def test_what_other_releases_could_not_read_is_named(
+    fields: list[str] | None, message: str
+) -> None:
     now = {} if fields is None else {"Kind": fields}
-    assert wrong({"Kind": ["a: int", "b: str ="]}, now) == [f"Kind {told}"]
+    assert wrong({"Kind": ["a: int", "b: str ="]}, now) == [f"Kind {message}"]
     assert not wrong({"Kind": ["a: int"]}, {"Kind": ["a: int", "b: str ="], "New": ["a: int"]})
 
 

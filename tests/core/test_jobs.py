@@ -179,7 +179,7 @@ def test_callbacks_are_tried_with_growing_pauses_and_given_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given_", "told"),
+    ("given_", "message"),
     [
         ({"max_running": 0}, "max_running"),
         ({"queue_name": "a"}, "queue_name"),
@@ -187,8 +187,8 @@ def test_callbacks_are_tried_with_growing_pauses_and_given_up() -> None:
         ({"result_ttl_s": 0}, "result_ttl_s"),
     ],
 )
-def test_bad_settings_are_refused_by_name(given_: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_bad_settings_are_refused_by_name(given_: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         TaskProcessorConfig(**given_)
 
 

@@ -75,13 +75,13 @@ def test_a_name_that_has_another_kind_elsewhere_is_left_out_and_said() -> None:
 
 
 def test_new_labels_are_dropped_where_there_is_no_room_and_known_ones_go_on() -> None:
-    told: list[str] = []
-    registry = Registry(2, told.append)
+    found: list[str] = []
+    registry = Registry(2, found.append)
     ended = registry.counter("ended_total", "", "who")
     for who in ("a", "b", "c", "d", "a"):
         ended.add(1, who)
     assert ended.family().samples == {("a",): 2, ("b",): 1}
-    assert (registry.dropped, told) == (2, ["ended_total"]), "told once"
+    assert (registry.dropped, found) == (2, ["ended_total"]), "told once"
 
 
 def test_a_metric_is_made_once_and_cannot_be_two_things() -> None:

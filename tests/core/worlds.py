@@ -315,7 +315,7 @@ class World:
         steps: list[Callable[[], None]] = [partial(self._reported, report) for report in reports]
         steps += [partial(self._exited, *each) for each in exits]
         for proxy, update in inbox:
-            steps.append(lambda proxy=proxy, update=update: self._told(proxy, update))
+            steps.append(lambda proxy=proxy, update=update: self._deliver(proxy, update))
         for step in steps:
             try:
                 step()
@@ -339,7 +339,7 @@ class World:
             del self.watched[tag], self._addresses[tag]
             self.cluster.replica_exited(tag, self.now, cause)
 
-    def _told(self, proxy: Proxy, update: Update) -> None:
+    def _deliver(self, proxy: Proxy, update: Update) -> None:
         if proxy in self.proxies:
             proxy.take(update)
             self.listen(proxy)

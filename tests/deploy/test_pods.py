@@ -112,8 +112,8 @@ class Pods:
     def shown(self, *names: str) -> dict[str, str]:
         """Return the states of all pods, as some say who agree; else {}."""
         with contextlib.suppress(AssertionError):
-            told = [self.at[name].hosts() for name in names]
-            return told[0] if all(each == told[0] for each in told) else {}
+            found = [self.at[name].hosts() for name in names]
+            return found[0] if all(each == found[0] for each in found) else {}
         return {}
 
     def wait_for_all(self, what: str) -> None:

@@ -158,7 +158,7 @@ def _parameters_of(function: str) -> Iterable[str]:
     return inspect.signature(_named(function)).parameters
 
 
-def told() -> tuple[set[str], set[str]]:
+def compared() -> tuple[set[str], set[str]]:
     """Return the names that the page says are the same, and those for which it has another."""
     _, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, first, *rows, last = rest.partition(END)[0].splitlines()

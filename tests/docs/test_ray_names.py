@@ -14,7 +14,7 @@ from tests.docs import ray_names
 def test_each_name_works_or_the_docs_say_what_to_use() -> None:
     names = ray_names.kept()
     assert len(names) > 200
-    same, others = ray_names.told()
+    same, others = ray_names.compared()
     for name in names:
         owner = name.partition("(")[0].rpartition(".")[0]
         if ray_names.works(name):
@@ -25,7 +25,7 @@ def test_each_name_works_or_the_docs_say_what_to_use() -> None:
 
 
 def test_what_the_docs_say_is_the_same_is() -> None:
-    same, _ = ray_names.told()
+    same, _ = ray_names.compared()
     assert [name for name in same if not ray_names.works(name)] == []
 
 

@@ -68,7 +68,7 @@ def test_the_home_page_has_every_extra() -> None:
     extras = set(
         re.findall(r'"(\w+)": \[', setup.partition("extras_require=")[2].partition("entry")[0])
     )
-    told = set(
+    found = set(
         re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "index.md").read_text(), re.MULTILINE)
     )
-    assert {"all", "grpc"} <= extras == told
+    assert {"all", "grpc"} <= extras == found

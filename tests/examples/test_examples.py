@@ -226,8 +226,8 @@ def test_stories_are_streamed_through_three_deployments(example):
     lines = "line=all+the+world+is+a+stage&line=give+me+light"
     status, body = stories.get(f"/?{lines}")
     words = {"stage": ["age", "page", "cage"], "light": ["night", "might", "flight"]}
-    told = [f"{word}: {rhyme}\n" for word, rhymes in words.items() for rhyme in rhymes]
-    assert (status, body.decode()) == (200, "".join(told))
+    found = [f"{word}: {rhyme}\n" for word, rhymes in words.items() for rhyme in rhymes]
+    assert (status, body.decode()) == (200, "".join(found))
     assert stories.get("/?line=no+such+word") == (200, b"")
 
 
@@ -276,14 +276,14 @@ def test_digits_reads_more_than_nine_of_ten_held_out_images_right(digits):
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         (b"[1, 2", b"expected a JSON list of numbers: "),
         (b'["a", "b"]', b"expected a JSON list of numbers: "),
         (b"[0, 1]", b"expected 64 numbers, got the shape [2]"),
     ],
 )
-def test_digits_refuses_what_is_no_image(digits, body, told):
+def test_digits_refuses_what_is_no_image(digits, body, message):
     status, text = digits.get("/", data=body)
     assert status == 400
-    assert text.startswith(told)
+    assert text.startswith(message)

@@ -40,9 +40,9 @@ def test_whatever_is_in_the_path_or_the_client_the_line_stays_one_line_of_json(t
     written = line(ENTRY._replace(path=text, client=(text, 0)))
     assert written.isascii()
     assert written.count("\n") == 1
-    told = json.loads(written)
-    assert (told["path"], told["client"]) == (text, f"{text}:0")
-    assert told.keys() == json.loads(line(ENTRY)).keys()
+    report = json.loads(written)
+    assert (report["path"], report["client"]) == (text, f"{text}:0")
+    assert report.keys() == json.loads(line(ENTRY)).keys()
 
 
 async def test_one_line_that_cannot_be_made_costs_no_other(tmp_path, caplog):

@@ -104,10 +104,10 @@ class Api:
     def problem(self, *args: Any, **options: Any) -> tuple[int, str]:
         answer = self.ask(*args, **options)
         assert answer["content-type"] == "application/problem+json"
-        told = answer.json
-        assert told["status"] == answer.status
-        assert told["type"] == f"urn:greenroom:problem:{told['title']}"
-        return answer.status, told["detail"]
+        found = answer.json
+        assert found["status"] == answer.status
+        assert found["type"] == f"urn:greenroom:problem:{found['title']}"
+        return answer.status, found["detail"]
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ WITH_THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=
 
 
 @pytest.mark.parametrize(
-    ("call", "status", "told"),
+    ("call", "status", "message"),
     [
         (("GET", "/v1/nothing"), 404, "no operation is named 'nothing'"),
         (("GET", "/v1/create_backend"), 405, ""),
@@ -204,11 +204,11 @@ WITH_THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=
     ],
 )
 def test_what_is_wrong_is_told_as_a_problem(
-    api: Api, call: tuple[Any, ...], status: int, told: str
+    api: Api, call: tuple[Any, ...], status: int, message: str
 ) -> None:
     answered, detail = api.problem(*call)
     assert answered == status
-    assert told in detail
+    assert message in detail
     assert not api.link.cluster.state.backends
 
 
@@ -270,13 +270,13 @@ def test_deleting_all_applications_is_one_change(api: Api) -> None:
 def test_a_document_that_is_none_starts_no_process(api: Api) -> None:
     answer = api.problem("PUT", "/serve/applications/", token="viewer")
     assert answer[0] == 403
-    status, told = api.problem("PUT", "/serve/applications/", token="deployer")
-    assert (status, told[:26]) == (400, "the body is no JSON docume")
+    status, found = api.problem("PUT", "/serve/applications/", token="deployer")
+    assert (status, found[:26]) == (400, "the body is no JSON docume")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("source", "timeout_s", "told", "may_fork"),
+    ("source", "timeout_s", "message", "may_fork"),
     [
         ("import time\ntime.sleep(60)\n", 10, "took longer than 10 s", True),
         ("import os\nos._exit(7)\n", 60, "deploying ended with exit code 7: see front.log", True),
@@ -287,7 +287,7 @@ def test_a_document_that_is_none_starts_no_process(api: Api) -> None:
     ],
 )
 def test_an_import_that_takes_too_long_or_dies_is_told_and_ends_with_what_it_started(
-    tmp_path: Path, source: str, timeout_s: float, told: str, may_fork: bool
+    tmp_path: Path, source: str, timeout_s: float, message: str, may_fork: bool
 ) -> None:
     pid = tmp_path / "pid"
     starts = "import subprocess\nchild = subprocess.Popen(['sleep', '300'])\n"
@@ -296,7 +296,7 @@ def test_an_import_that_takes_too_long_or_dies_is_told_and_ends_with_what_it_sta
     application = {"import_path": "rude_shop:app", "runtime_env": {"working_dir": str(tmp_path)}}
     text = json.dumps({"applications": [application]})
     asked = {"text": text, "kind": "json", "user": "token ci", "flags": {}}
-    with pytest.raises(GreenroomError, match=told):
+    with pytest.raises(GreenroomError, match=message):
         asyncio.run(applications.applied(asked, timeout_s, may_fork=may_fork))
     wait_until(lambda: not alive(int(pid.read_text())), 10, "what it started has ended")
 
@@ -424,10 +424,10 @@ def test_pages_of_other_sites_are_refused(api: Api, headers: dict[str, str], sta
 
 @pytest.mark.parametrize("name", ["x-forwarded-for", "X-Forwarded-Host", "forwarded", "Via"])
 def test_what_a_proxy_passed_on_is_refused_beside_requests(api: Api, name: str) -> None:
-    status, told = api.problem("GET", "/v1/list_backends", **{name: "for=10.0.0.1"})
+    status, found = api.problem("GET", "/v1/list_backends", **{name: "for=10.0.0.1"})
     assert status == 403
-    assert name.lower() in told
-    assert "--http-pages-port" in told
+    assert name.lower() in found
+    assert "--http-pages-port" in found
     head = ((b"host", b"localhost"), (name.encode(), b"10.0.0.1"))
     assert api.front.ask("GET", "/-/dashboard", headers=head).status == 403
     assert api.front.ask("GET", "/shop", headers=head).text == "ok"

@@ -479,16 +479,16 @@ def test_readiness_of_one_application_is_its_own_and_new_ones_count(app):
         return answer.status, answer.text.partition("\n")[0]
 
     assert asked("shop") == asked("plain") == (200, "ready")
-    told = "cannot serve: application 'new' (no replica of Model: boom)"
-    assert asked("new") == (503, told)
+    message = "cannot serve: application 'new' (no replica of Model: boom)"
+    assert asked("new") == (503, message)
     assert asked("lost") == (503, "cannot serve: application 'lost' (its record is damaged)")
     assert asked("sho") == (503, "there is no application 'sho'")
     assert asked("")[1].startswith("cannot serve: application 'other'")
     for query in ("app=shop", "application=shop&application=new", "application=shop&x"):
         refused = app.ask(target=f"/-/readyz?{query}")
         assert refused.status == 400, query
-        told = "give each field once" if "new" in query else "must be one application=NAME"
-        assert told in refused.text
+        message = "give each field once" if "new" in query else "must be one application=NAME"
+        assert message in refused.text
     app.link.lacks = None
     assert "no route table yet" in asked("shop")[1]
 

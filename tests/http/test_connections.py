@@ -65,7 +65,7 @@ class Server:
         self.answers.release()
         self.loop.run_until_complete(turn_over())
 
-    def give_up_after(self, seconds, *, idle_s=KEEP_ALIVE_S, fresh_s=HEADERS_TIMEOUT_S):
+    def is_closed_after(self, seconds, *, idle_s=KEEP_ALIVE_S, fresh_s=HEADERS_TIMEOUT_S):
         now = self.loop.time() + seconds
         self.connections.close_idle(now, idle_s=idle_s, fresh_s=fresh_s)
         return self.wire.closed
@@ -96,16 +96,16 @@ def server(loop):
 
 
 def test_a_new_connection_that_stays_silent_is_closed(server):
-    assert not server.give_up_after(HEADERS_TIMEOUT_S - 1)
-    assert server.give_up_after(HEADERS_TIMEOUT_S + 1)
+    assert not server.is_closed_after(HEADERS_TIMEOUT_S - 1)
+    assert server.is_closed_after(HEADERS_TIMEOUT_S + 1)
     assert server.wire.written == b""
 
 
 def test_half_of_the_headers_are_not_waited_for_longer_than_that(server):
     server.say(HALF)
-    assert not server.give_up_after(HEADERS_TIMEOUT_S - 1)
+    assert not server.is_closed_after(HEADERS_TIMEOUT_S - 1)
     server.say(b"more")
-    assert server.give_up_after(HEADERS_TIMEOUT_S + 1), "a byte now and then gains no time"
+    assert server.is_closed_after(HEADERS_TIMEOUT_S + 1), "a byte now and then gains no time"
     assert server.wire.written.startswith(b"HTTP/1.1 408 ")
 
 
@@ -113,28 +113,28 @@ def test_nor_are_those_of_a_later_request(server):
     server.say(WHOLE)
     server.let_answer()
     server.say(HALF)
-    assert server.give_up_after(HEADERS_TIMEOUT_S + 1)
+    assert server.is_closed_after(HEADERS_TIMEOUT_S + 1)
     assert server.wire.written.endswith(b"the headers did not arrive in time")
 
 
 def test_a_request_under_way_is_left_alone(server):
     server.say(WHOLE)
     for seconds in (0, 1000, 2000):
-        assert not server.give_up_after(seconds, idle_s=0, fresh_s=0)
+        assert not server.is_closed_after(seconds, idle_s=0, fresh_s=0)
 
 
 def test_a_connection_that_was_served_is_kept_for_a_time(server):
     server.say(WHOLE)
     server.let_answer()
-    assert not server.give_up_after(KEEP_ALIVE_S - 1)
-    assert server.give_up_after(KEEP_ALIVE_S + 1)
+    assert not server.is_closed_after(KEEP_ALIVE_S - 1)
+    assert server.is_closed_after(KEEP_ALIVE_S + 1)
 
 
 def test_a_worker_that_leaves_closes_what_was_served_and_is_not_in_use(server):
     server.say(WHOLE)
     server.let_answer()
-    assert not server.give_up_after(0.2, idle_s=0.3), "the next request may be on its way"
-    assert server.give_up_after(0.4, idle_s=0.3)
+    assert not server.is_closed_after(0.2, idle_s=0.3), "the next request may be on its way"
+    assert server.is_closed_after(0.4, idle_s=0.3)
 
 
 def test_who_leaves_wants_no_answer(server):
@@ -311,8 +311,8 @@ POST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2000000\r\n\r\n"
 def test_a_body_that_lags_behind_500_bytes_a_second_is_given_up(server):
     server.let_answer()
     server.say(POST)
-    assert not server.give_up_after(BODY_TIMEOUT_S - 1)
-    assert not server.give_up_after(BODY_TIMEOUT_S + 1)
+    assert not server.is_closed_after(BODY_TIMEOUT_S - 1)
+    assert not server.is_closed_after(BODY_TIMEOUT_S + 1)
     server.loop.run_until_complete(turn_over())
     assert server.wire.closed, "the app met an error"
 
@@ -391,9 +391,9 @@ async def test_an_address_has_its_share_of_connections_and_a_trusted_proxy_any(c
     sources = ["127.0.0.2"] * 4 + ["127.0.0.3"] * 2 + ["127.0.0.4"] * 5
     answers, connections = await accepted(options, sources)
     assert answers == [b"HTTP/1.1 503"] * 2
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 1
-    assert "127.0.0.2 are refused (max_connections_per_client" in told[0]
+    found = [record.getMessage() for record in caplog.records]
+    assert len(found) == 1
+    assert "127.0.0.2 are refused (max_connections_per_client" in found[0]
     again = connections.has_room(("127.0.0.2", 1))
     assert again, "they are gone"
 
@@ -481,14 +481,14 @@ def test_a_client_that_leaves_amid_a_body_is_noticed_though_it_is_not_read(
     server.wire.socket.fileno = near.fileno
     server.say(POST + b"x" * 300_000)
     assert server.wire.paused
-    assert not server.give_up_after(0)
+    assert not server.is_closed_after(0)
     if how == "reset":
         far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     if how == "half":
         far.shutdown(socket.SHUT_WR)
     else:
         far.close()
-    until("the client has left", lambda: server.give_up_after(0))
+    until("the client has left", lambda: server.is_closed_after(0))
 
 
 def test_of_a_client_that_is_read_its_end_is_awaited(server, pair, until):
@@ -497,7 +497,7 @@ def test_of_a_client_that_is_read_its_end_is_awaited(server, pair, until):
     server.say(POST)
     far.close()
     until("the client has left", lambda: has_left(near.fileno()))
-    assert not server.give_up_after(0), "all that it has sent comes first"
+    assert not server.is_closed_after(0), "all that it has sent comes first"
 
 
 @pytest.fixture
@@ -516,7 +516,7 @@ def pair():
 PROXY = ("127.0.0.1", 5000)
 
 
-def told(*headers, trusted=("127.0.0.1", "::1", "10.0.0.0/8"), client=PROXY):
+def client_and_scheme(*headers, trusted=("127.0.0.1", "::1", "10.0.0.0/8"), client=PROXY):
     return TrustedProxies(trusted).client_behind(client, list(headers))
 
 
@@ -551,13 +551,13 @@ def hops(value):
     ],
 )
 def test_the_client_is_the_last_hop_that_is_no_proxy(value, client):
-    assert told(hops(value))[0] == client
+    assert client_and_scheme(hops(value))[0] == client
 
 
 def test_no_more_hops_are_looked_at_than_the_limit():
     proxies = b", 10.0.0.1" * (MAX_HOPS - 1)
-    assert told(hops(b"9.9.9.9" + proxies))[0] == ("9.9.9.9", 0)
-    assert told(hops(b"9.9.9.9, 10.0.0.2" + proxies))[0] == PROXY
+    assert client_and_scheme(hops(b"9.9.9.9" + proxies))[0] == ("9.9.9.9", 0)
+    assert client_and_scheme(hops(b"9.9.9.9, 10.0.0.2" + proxies))[0] == PROXY
 
 
 @pytest.mark.parametrize(
@@ -565,13 +565,13 @@ def test_no_more_hops_are_looked_at_than_the_limit():
     [(b"https", "https"), (b"wss", "wss"), (b"gopher", ""), (b"", "")],
 )
 def test_the_scheme_is_one_of_https_or_stays(value, scheme):
-    assert told((b"x-forwarded-proto", value))[1] == scheme
+    assert client_and_scheme((b"x-forwarded-proto", value))[1] == scheme
 
 
 def test_a_stranger_is_not_believed_unless_everybody_is():
     said = hops(b"9.9.9.9"), hops(b"10.0.0.1"), (b"x-forwarded-proto", b"https")
     stranger = ("8.8.8.8", 1)
-    assert told(*said) == (("9.9.9.9", 0), "https")
-    assert told(*said, client=stranger) == (stranger, "")
-    assert told(*said, client=None) == (None, "")
-    assert told(*said, client=stranger, trusted=["*"]) == (("9.9.9.9", 0), "https")
+    assert client_and_scheme(*said) == (("9.9.9.9", 0), "https")
+    assert client_and_scheme(*said, client=stranger) == (stranger, "")
+    assert client_and_scheme(*said, client=None) == (None, "")
+    assert client_and_scheme(*said, client=stranger, trusted=["*"]) == (("9.9.9.9", 0), "https")

@@ -173,7 +173,7 @@ async def test_a_client_that_leaves_cancels_its_query_behind_middlewares(app):
 
 
 @pytest.mark.parametrize(
-    ("middleware", "told"),
+    ("middleware", "message"),
     [
         ("nowhere.to_be:Found", "'nowhere.to_be:Found' cannot be imported: ModuleNotFoundError"),
         (f"{HERE}:Missing", f"'{HERE}:Missing' cannot be imported: AttributeError"),
@@ -183,10 +183,10 @@ async def test_a_client_that_leaves_cancels_its_query_behind_middlewares(app):
         (f"{HERE}:DiesWhenMade", f"making the middlewares {HERE}:DiesWhenMade ended the process"),
     ],
 )
-def test_one_that_cannot_be_made_is_named_with_the_reason(middleware, told):
+def test_one_that_cannot_be_made_is_named_with_the_reason(middleware, message):
     with pytest.raises(InvalidRequestError) as raised:
         check(options(middlewares=[middleware]))
-    assert told in str(raised.value)
+    assert message in str(raised.value)
     assert "\n" not in str(raised.value)
 
 

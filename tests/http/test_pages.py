@@ -95,8 +95,8 @@ def test_a_port_in_use_keeps_only_the_pages_away_until_it_is_free(start_front, u
         port = holder.getsockname()[1]
         front = start_front(GREENROOM_HTTP_PAGES_PORT=str(port))
         assert front.ask("/echo").status == 200
-        told = f"the pages under /-/ cannot be served: port {port} on 127.0.0.1 cannot be had"
-        until("it says so", lambda: told in front.stderr_path.read_text())
+        message = f"the pages under /-/ cannot be served: port {port} on 127.0.0.1 cannot be had"
+        until("it says so", lambda: message in front.stderr_path.read_text())
     until("they are there", lambda: status(("127.0.0.1", port), "/-/metrics") == 200)
 
 
@@ -116,10 +116,10 @@ def test_a_port_in_use_is_an_error_of_the_start(tmp_path: Path, free_port):
             settings = read_settings(
                 {}, state_dir=tmp_path, http_port=free_port, http_pages_port=port
             )
-            told = (
+            message = (
                 f"HTTP port {port} on 127.0.0.1 is in use by pid {os.getpid()} .*--http-pages-port"
             )
-            with pytest.raises(StartError, match=told):
+            with pytest.raises(StartError, match=message):
                 bind_http(settings)
     bind_http(settings).close()
 
@@ -139,7 +139,7 @@ def test_where_they_are_is_said_by_port_address_or_both(options, address):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"pages_port": 8000}, "pages_port=8000: expected an address other than .* 127.0.0.1:8000"),
         ({"pages_host": "127.0.0.1"}, "expected an address other than"),
@@ -148,6 +148,6 @@ def test_where_they_are_is_said_by_port_address_or_both(options, address):
         ({"pages_port": 65536}, "pages_port=65536"),
     ],
 )
-def test_a_place_that_is_none_of_their_own_is_refused(options, told):
-    with pytest.raises(InvalidRequestError, match=told):
+def test_a_place_that_is_none_of_their_own_is_refused(options, message):
+    with pytest.raises(InvalidRequestError, match=message):
         validated(HTTPOptions, options)

@@ -256,8 +256,8 @@ def test_a_format_beyond_the_next_is_refused_before_unpickling_naming_both(
 ) -> None:
     value = struct.pack(">I", schema) + b"not even a pickle"
     store.apply({"goal/1": value})
-    told = rf"goal/1 has format {schema}; this release reads formats {OLDEST} to {FORMAT + 1}\."
-    with pytest.raises(OtherFormatError, match=told):
+    message = rf"goal/1 has format {schema}; this release reads formats {OLDEST} to {FORMAT + 1}\."
+    with pytest.raises(OtherFormatError, match=message):
         checkpoints.load("goal")
     assert store.get("goal/1") == value
 

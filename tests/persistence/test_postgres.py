@@ -78,7 +78,7 @@ Change = Callable[[str], str]
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda url: url.replace(PASSWORD, "wr0ng"), "check the user and the password"),
         (lambda url: url.replace(f":{PASSWORD}", ""), "give the password in the URL"),
@@ -87,16 +87,16 @@ Change = Callable[[str], str]
     ],
 )
 def test_what_is_wrong_with_a_url_is_told_without_its_password(
-    postgres: PostgresServer, change: Change, told: str
+    postgres: PostgresServer, change: Change, message: str
 ) -> None:
     url = change(postgres.new_database())
-    if told.startswith("see"):
+    if message.startswith("see"):
         url = url.replace(f":{postgres.port}", f":{free_port()}")
     location = location_at(url)
     for fails in (location.open, location.read_claim, location.try_to_write):
-        with pytest.raises(StoreError, match=told) as raised:
+        with pytest.raises(StoreError, match=message) as raised:
             fails()  # type: ignore[operator]
-        assert f"postgresql://postgres@127.0.0.{'9' if told.startswith('see') else '1'}" in str(
+        assert f"postgresql://postgres@127.0.0.{'9' if message.startswith('see') else '1'}" in str(
             raised.value
         )
         for secret in (PASSWORD, "wr0ng"):

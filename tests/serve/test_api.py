@@ -174,9 +174,9 @@ def test_a_system_that_runs_keeps_its_http_options_and_what_is_dropped_is_named(
     serve.run(Adder.bind(), name="a")
     serve.start(http_options={"port": 9000})
     serve.start()
-    with pytest.warns(UserWarning, match=r"workers is 1, not 2\. To change any, stop it") as told:
+    with pytest.warns(UserWarning, match=r"workers is 1, not 2\. To change any, stop it") as caught:
         serve.start(http_options={"port": 9000, "workers": 2})
-    assert told[0].filename == __file__
+    assert caught[0].filename == __file__
     assert system.calls == ["start"]
     assert "a" in system.controller.applications
 
@@ -186,7 +186,7 @@ NO_GRPC = r"not taken: grpc_port=9001; grpc_servicer_functions=.*shop_pb2_grpc.a
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"http_options": {"port": 9000}}, r"not taken: port=9000\."),
         ({"http_options": HTTPOptions(port=9000)}, r"not taken: port=9000\."),
@@ -194,8 +194,8 @@ NO_GRPC = r"not taken: grpc_port=9001; grpc_servicer_functions=.*shop_pb2_grpc.a
         ({"grpc_options": gRPCOptions(**GRPC)}, NO_GRPC),
     ],
 )
-def test_options_for_a_system_that_somebody_else_started_are_named(running, options, told):
-    with pytest.warns(UserWarning, match=told):
+def test_options_for_a_system_that_somebody_else_started_are_named(running, options, message):
+    with pytest.warns(UserWarning, match=message):
         serve.start(**options)
     assert running.calls == []
 

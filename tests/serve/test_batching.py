@@ -229,7 +229,7 @@ def test_whatever_it_raises_ends_its_items_and_the_next_batch_runs(error: BaseEx
 
 
 @pytest.mark.parametrize(
-    ("returned", "told"),
+    ("returned", "message"),
     [
         ([1], "returned 1 results for a batch of 2 items"),
         ([1, 2, 3], "returned 3 results for a batch of 2 items"),
@@ -239,7 +239,7 @@ def test_whatever_it_raises_ends_its_items_and_the_next_batch_runs(error: BaseEx
         ({1, 2}, "returned a set"),
     ],
 )
-def test_anything_but_one_result_per_item_is_an_error_for_all(returned: Any, told: str) -> None:
+def test_anything_but_one_result_per_item_is_an_error_for_all(returned: Any, message: str) -> None:
     @serve.batch(max_batch_size=2)
     async def function(items: list[Any]) -> Any:
         return returned
@@ -256,9 +256,9 @@ def test_anything_but_one_result_per_item_is_an_error_for_all(returned: Any, tol
 
     for error in run(main()):
         assert isinstance(error, GreenroomError)
-        assert told in str(error)
+        assert message in str(error)
     for error in run(stream_all()):
-        assert told.replace("returned", "yielded") in str(error)
+        assert message.replace("returned", "yielded") in str(error)
 
 
 def test_a_shared_exception_does_not_collect_the_tracebacks_of_all_callers() -> None:
@@ -557,7 +557,7 @@ async def any_names(items: Any, **names: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [
         (sync, "made by 'async def', not for <function sync"),
         (10, "made by 'async def', not for 10"),
@@ -568,10 +568,10 @@ async def any_names(items: Any, **names: Any) -> list[Any]:
         (any_names, r"any_names: a batch function cannot take \*\*names"),
     ],
 )
-def test_what_takes_no_lists_is_refused(function: Any, told: str) -> None:
-    with pytest.raises(TypeError, match=told):
+def test_what_takes_no_lists_is_refused(function: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
         serve.batch(function)
-    with pytest.raises(TypeError, match=told):
+    with pytest.raises(TypeError, match=message):
         serve.batch(max_batch_size=2)(function)
 
 

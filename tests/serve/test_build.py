@@ -173,7 +173,7 @@ def test_two_deployments_of_one_name_get_suffixes_as_in_ray_serve(caplog):
 
 
 @pytest.mark.parametrize(
-    ("app", "name", "told"),
+    ("app", "name", "message"),
     [
         (Leaf, "a", r"forget \.bind\(\)"),
         (Node.bind([Leaf]), "a", r"bad argument of deployment 'Node'.*\.bind\(\)"),
@@ -181,8 +181,8 @@ def test_two_deployments_of_one_name_get_suffixes_as_in_ray_serve(caplog):
         (Leaf.bind(), "a#b", "must not contain '#'"),
     ],
 )
-def test_what_is_no_application_is_refused_with_what_to_do(app, name, told):
-    with pytest.raises(InvalidRequestError, match=told):
+def test_what_is_no_application_is_refused_with_what_to_do(app, name, message):
+    with pytest.raises(InvalidRequestError, match=message):
         build(app, name)
 
 

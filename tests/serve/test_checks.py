@@ -21,18 +21,18 @@ class Adder:
         return number + 1
 
 
-def refused(told, call, *args, **kwargs):
-    with pytest.raises(InvalidRequestError, match=f"^{re.escape(told)}$"):
+def refused(message, call, *args, **kwargs):
+    with pytest.raises(InvalidRequestError, match=f"^{re.escape(message)}$"):
         call(*args, **kwargs)
 
 
 @pytest.mark.parametrize("value", ["5", [], True, -1, -0.001, math.nan, math.inf, 1e300])
 def test_a_timeout_that_is_none_is_refused_wherever_one_waits(running, value):
     response = serve.run(Adder.bind()).remote(1)
-    told = f"timeout_s={value!r}: {TIMEOUT}"
-    refused(told, response.result, timeout_s=value)
+    message = f"timeout_s={value!r}: {TIMEOUT}"
+    refused(message, response.result, timeout_s=value)
     with serve.Client.connect() as client:
-        refused(told, client.wait_for_goal, "goal", timeout_s=value)
+        refused(message, client.wait_for_goal, "goal", timeout_s=value)
     assert response.result(timeout_s=5) == 2
 
 
@@ -95,14 +95,14 @@ class Ingress: ...
 
 @pytest.mark.parametrize("cls", [NoMethods, Anything])
 def test_a_class_that_no_request_could_ever_call_is_not_given_a_route(running, cls):
-    told = (
+    message = (
         f"deployment 'd': {cls!r} has no __call__ and no other method for HTTP "
         "requests, and would answer none; give it one, or None in place of the route"
     )
     app = serve.deployment(name="d")(cls).bind()
-    refused(told, serve.run, app)
+    refused(message, serve.run, app)
     with serve.Client.connect() as client:
-        refused(told, client.deploy, "d", cls)
+        refused(message, client.deploy, "d", cls)
         assert running.controller.requests == []
         client.create_backend("b", cls)
     serve.run(app, route_prefix=None)
@@ -114,13 +114,15 @@ def test_a_class_that_no_request_could_ever_call_is_not_given_a_route(running, c
 def test_a_method_that_no_request_can_call_is_not_opened_to_requests(running, cls, can):
     opened = serve.deployment(name="d", http_call_methods=["predict", "predcit"])(cls)
     wrong = [name for name in ("predict", "predcit") if name not in can]
-    told = (
+    message = (
         "deployment 'd': http_call_methods=['predict', 'predcit']: HTTP requests cannot call "
         f"{', '.join(wrong)} of {cls!r}; {can}"
     )
-    refused(told, serve.run, opened.bind())
+    refused(message, serve.run, opened.bind())
     with serve.Client.connect() as client:
-        refused(told, client.deploy, "d", cls, config={"http_call_methods": ["predict", "predcit"]})
+        refused(
+            message, client.deploy, "d", cls, config={"http_call_methods": ["predict", "predcit"]}
+        )
         assert running.controller.requests == []
 
 

@@ -171,7 +171,7 @@ def test_what_belongs_to_another_user_is_an_error_that_tells_so(invoke, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("nonsense", "No such command 'nonsense'"),
         ("logs -n -1", "-1 is not in the range"),
@@ -195,10 +195,10 @@ def test_what_belongs_to_another_user_is_an_error_that_tells_so(invoke, monkeypa
         ("run demo --reload --non-blocking", "--reload watches until Ctrl-C"),
     ],
 )
-def test_bad_usage_is_told_with_the_value_before_anything_starts(invoke, system, words, told):
+def test_bad_usage_is_told_with_the_value_before_anything_starts(invoke, system, words, message):
     result = invoke(*shlex.split(words))
     assert (result.exit_code, system.calls) == (2, [])
-    assert told in result.stderr
+    assert message in result.stderr
 
 
 def test_a_bad_variable_is_an_error_of_usage(invoke, monkeypatch):

@@ -78,7 +78,7 @@ def endpoint(**options):
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         (create("", Model), "tag=''"),
         (create("a", 3), "is no function or class"),
@@ -100,10 +100,10 @@ def endpoint(**options):
         (endpoint(backend=None), "backend=None: must be a valid string"),
     ],
 )
-def test_bad_arguments_are_refused_before_anything_is_sent(client, controller, call, told):
+def test_bad_arguments_are_refused_before_anything_is_sent(client, controller, call, message):
     with pytest.raises(InvalidRequestError) as caught:
         call(client)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert controller.requests == []
 
 
@@ -224,8 +224,8 @@ def test_the_command_line_begins_shows_and_ends_a_rollout(client, invoke):
     shown = invoke("status").stdout
     assert "rollout of e to new: step 1 of 2, 50 %" in shown
     assert "of 100 needed to go back" in shown
-    told = client.list_rollouts()["e"]
-    assert told["rules"].keys() == {"error_rate_increase", "p95_latency_ratio"}
+    found = client.list_rollouts()["e"]
+    assert found["rules"].keys() == {"error_rate_increase", "p95_latency_ratio"}
     greenroom("rollout", "e", "--abort")
     assert client.list_endpoints()["e"]["traffic"] == {"old": 1.0}
     assert "no rollout of endpoint" in greenroom("rollout", "e", "--promote", code=1)

@@ -104,7 +104,7 @@ def test_every_problem_has_its_line_and_column(refused):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("a: [", "app.yaml:1:5: not YAML: expected the node content"),
         ("a: 1\na: 2", "app.yaml:2:1: not YAML: the key 'a' stands twice"),
@@ -136,8 +136,8 @@ def test_every_problem_has_its_line_and_column(refused):
         ),
     ],
 )
-def test_a_bad_file_is_refused_with_the_place(refused, text, told):
-    assert refused(text)[0].startswith(told)
+def test_a_bad_file_is_refused_with_the_place(refused, text, message):
+    assert refused(text)[0].startswith(message)
 
 
 def test_json_files_have_lines_too(read, refused):
@@ -167,8 +167,8 @@ def test_variables_are_replaced_in_values_of_any_kind(read):
 
 
 def test_a_variable_that_is_not_set_is_named(refused):
-    told = refused(APP + "    args: {a: '${PW}', b: ['${OTHER}', '${bad-name}']}")
-    assert [line.partition("; ")[0] for line in told] == [
+    found = refused(APP + "    args: {a: '${PW}', b: ['${OTHER}', '${bad-name}']}")
+    assert [line.partition("; ")[0] for line in found] == [
         "app.yaml:3:12: applications[0].args.a: the variable PW is not set",
         "app.yaml:3:28: applications[0].args.b[0]: the variable OTHER is not set",
         (
@@ -179,9 +179,9 @@ def test_a_variable_that_is_not_set_is_named(refused):
 
 
 def test_the_value_of_a_variable_is_not_in_an_error(refused):
-    (told,) = refused(APP + "    route_prefix: ${PW}", PW="secret")
-    assert "secret" not in told
-    assert "'${PW}'" in told
+    (found,) = refused(APP + "    route_prefix: ${PW}", PW="secret")
+    assert "secret" not in found
+    assert "'${PW}'" in found
 
 
 def test_what_is_shown_of_settings_is_what_was_written():

@@ -80,7 +80,7 @@ def test_what_is_wrong_with_the_code_is_told_with_its_place(folder):
     }
     with pytest.raises(InvalidDocumentError) as caught:
         built_of(document, folder)
-    told = str(caught.value)
+    found = str(caught.value)
     for text in (
         "applications[0].import_path: no module named 'nowhere'",
         "applications[1].import_path: importing 'broken_shop' failed: LookupError: no file",
@@ -90,7 +90,7 @@ def test_what_is_wrong_with_the_code_is_told_with_its_place(folder):
             "deployment; it has: Tax, Shop"
         ),
     ):
-        assert text in told
+        assert text in found
 
 
 def test_modules_of_one_name_in_two_working_dirs_are_two(folder):

@@ -30,8 +30,8 @@ def test_options_that_the_system_runs_without_are_told_with_what_applies_them(
     system.environ = {"GREENROOM_HTTP_PORT": "8000", "GREENROOM_HTTP_KEEP_ALIVE_TIMEOUT_S": "5.0"}
     result = invoke("deploy", "two.yaml")
     assert result.exit_code == 0, result.output
-    *told, command = result.stderr.splitlines()[-6:]
-    assert told == [
+    *found, command = result.stderr.splitlines()[-6:]
+    assert found == [
         "options of the file are not taken, for the system runs already with others:",
         "  grpc_options.port: 9001 in the file, not set in the system",
         '  grpc_options.grpc_servicer_functions: ["m.add"] in the file, not set in the system',
@@ -129,13 +129,13 @@ def test_a_constructors_own_oserror_is_told_as_any_other(invoke, running, app_di
     assert result.exit_code == 1
     assert "deployed 'b' at /b" in result.stdout
     assert result.stderr.count(f"raise {kind}(2, 'not mine')") == 2
-    told = f"could not be deployed: {kind}: [Errno 2] not mine\n"
-    assert result.stderr.endswith(f"Error: 'r' {told}'s' {told}")
+    message = f"could not be deployed: {kind}: [Errno 2] not mine\n"
+    assert result.stderr.endswith(f"Error: 'r' {message}'s' {message}")
     assert "run this as" not in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["none.yaml"], "none.yaml: cannot be read: No such file or directory"),
         (["two.yaml", "--name", "x"], "--name: a configuration file says that itself"),
@@ -152,11 +152,11 @@ def test_a_constructors_own_oserror_is_told_as_any_other(invoke, running, app_di
         (["two.yaml", "--hold-s", "3"], "hold_s: must come with canary"),
     ],
 )
-def test_bad_usage_is_told_and_deploys_nothing(invoke, running, app_dir, words, told):
+def test_bad_usage_is_told_and_deploys_nothing(invoke, running, app_dir, words, message):
     (app_dir / "bad.json").write_text("{")
     result = invoke("deploy", *words)
     assert (result.exit_code, running.controller.applications) == (2, {})
-    assert told in result.stderr.replace("Invalid value for ", "")
+    assert message in result.stderr.replace("Invalid value for ", "")
 
 
 def test_an_unset_variable_is_named_and_its_value_never_shown(invoke, monkeypatch, app_dir):

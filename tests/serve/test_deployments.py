@@ -96,7 +96,7 @@ def test_only_an_option_that_is_close_is_suggested_for_an_unknown_one(name):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"num_replicas": 0}, "num_replicas=0: must be at least 1"),
         ({"num_replicas": -1}, "num_replicas=-1: "),
@@ -128,10 +128,10 @@ def test_only_an_option_that_is_close_is_suggested_for_an_unknown_one(name):
         ({"actor_options": {}, "ray_actor_options": {}}, "two names for one thing"),
     ],
 )
-def test_a_bad_option_is_refused_by_name_and_value(options, told):
+def test_a_bad_option_is_refused_by_name_and_value(options, message):
     with pytest.raises(InvalidRequestError) as caught:
         serve.deployment(**options)(Plain)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     with pytest.raises(InvalidRequestError):
         serve.deployment(Plain).options(**options)
 
@@ -144,7 +144,7 @@ def test_all_bad_options_are_named_in_one_error():
 
 
 @pytest.mark.parametrize(
-    ("misuse", "error", "told"),
+    ("misuse", "error", "message"),
     [
         (lambda of: of(), RuntimeError, "'Plain' cannot be called directly.*func_or_class"),
         (lambda of: types.new_class("Child", (of,)), TypeError, "inherit from Plain.func_or_class"),
@@ -154,8 +154,8 @@ def test_all_bad_options_are_named_in_one_error():
         (lambda _: serve.deployment(Plain()), TypeError, "for functions and classes"),
     ],
 )
-def test_misuse_is_told_with_what_to_do_instead(misuse, error, told):
-    with pytest.raises(error, match=told):
+def test_misuse_is_told_with_what_to_do_instead(misuse, error, message):
+    with pytest.raises(error, match=message):
         misuse(serve.deployment(Plain))
 
 

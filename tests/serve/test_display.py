@@ -91,7 +91,7 @@ TROUBLED = {"status": "HEALTHY", "replicas": [{"tag": "b#1", "trouble": "32 thre
 
 
 @pytest.mark.parametrize(
-    ("report", "told"),
+    ("report", "message"),
     [
         ({"hosts": []}, "no host has reported to the controller yet"),
         ({"hosts": [{**HOST, "state": "DRAINING"}]}, "host a is DRAINING"),
@@ -116,6 +116,6 @@ TROUBLED = {"status": "HEALTHY", "replicas": [{"tag": "b#1", "trouble": "32 thre
         ),
     ],
 )
-def test_what_is_not_healthy_is_told_in_a_line(report: dict[str, Any], told: str) -> None:
-    assert problems_of({"hosts": [HOST], **report}) == [told]
+def test_what_is_not_healthy_is_told_in_a_line(report: dict[str, Any], message: str) -> None:
+    assert problems_of({"hosts": [HOST], **report}) == [message]
     assert problems_of({"hosts": [HOST]}) == []

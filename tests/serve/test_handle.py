@@ -91,7 +91,7 @@ def test_options_travel_with_the_query(handle, queries):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"stream": None}, "stream=None: must be True or False"),
         ({"multiplexed_model_id": None}, "multiplexed_model_id=None: must be a string"),
@@ -102,10 +102,10 @@ def test_options_travel_with_the_query(handle, queries):
         ({"shard_key": 1}, "shard_key=1: must be a string"),
     ],
 )
-def test_a_bad_option_of_a_handle_is_refused(handle, options, told):
+def test_a_bad_option_of_a_handle_is_refused(handle, options, message):
     with pytest.raises(InvalidRequestError) as caught:
         handle.options(**options)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_options_that_mean_not_used_are_taken(handle):

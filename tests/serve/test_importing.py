@@ -75,7 +75,7 @@ def test_a_builder_function_gets_the_arguments(load):
 
 
 @pytest.mark.parametrize(
-    ("target", "arguments", "told"),
+    ("target", "arguments", "message"),
     [
         ("dmeo", {}, "no module named 'dmeo' in .*did you mean demo?"),
         ("zzz", {}, r"no module named 'zzz' in .* \(see --app-dir\) or on sys.path; it has: demo"),
@@ -95,8 +95,8 @@ def test_a_builder_function_gets_the_arguments(load):
         ("demo:typed", {"sise": "1"}, "invalid Settings: size: Field required"),
     ],
 )
-def test_a_target_that_does_not_fit_is_refused_with_a_hint(load, target, arguments, told):
-    with pytest.raises(InvalidRequestError, match=told):
+def test_a_target_that_does_not_fit_is_refused_with_a_hint(load, target, arguments, message):
+    with pytest.raises(InvalidRequestError, match=message):
         load(target, **arguments)
 
 
@@ -140,7 +140,7 @@ def test_a_folder_that_does_not_exist_is_refused(app_dir):
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "message"),
     [
         ("def f(:", "SyntaxError"),
         ("import nothing_of_that_name", "ModuleNotFoundError"),
@@ -151,9 +151,9 @@ def test_a_folder_that_does_not_exist_is_refused(app_dir):
         ),
     ],
 )
-def test_a_module_that_fails_shows_its_own_traceback_only(app_dir, source, told):
+def test_a_module_that_fails_shows_its_own_traceback_only(app_dir, source, message):
     (app_dir / "bad.py").write_text(source)
-    with pytest.raises(ImportFailedError, match=r"importing 'bad' failed: .*" + told) as caught:
+    with pytest.raises(ImportFailedError, match=r"importing 'bad' failed: .*" + message) as caught:
         load_application("bad", app_dir, {})
     assert "bad.py" in caught.value.traceback
     assert "importlib" not in caught.value.traceback

@@ -98,7 +98,7 @@ def test_no_count_is_lost_between_threads(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "told"),
+    ("make", "error", "message"),
     [
         (lambda: metrics.Counter("a-b"), ValueError, "name='a-b': must be letters"),
         (lambda: metrics.Counter("greenroom_x"), ValueError, "name='greenroom_x': must not begin"),
@@ -119,9 +119,9 @@ def test_no_count_is_lost_between_threads(name: str) -> None:
     ],
 )
 def test_what_makes_no_metric_is_an_error_that_names_it(
-    make: Any, error: type[Exception], told: str
+    make: Any, error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         make()
 
 

@@ -181,7 +181,7 @@ def test_the_listener_hears_of_changes_only_and_of_loads_when_they_begin() -> No
 
 
 @pytest.mark.parametrize(
-    ("args", "error", "told"),
+    ("args", "error", "message"),
     [
         ((), TypeError, "model_id"),
         (("a", "b"), TypeError, "too many"),
@@ -190,8 +190,8 @@ def test_the_listener_hears_of_changes_only_and_of_loads_when_they_begin() -> No
         (("",), ValueError, "the model id is empty; does the query have the header"),
     ],
 )
-def test_a_call_without_a_model_id_says_so(args: Any, error: Any, told: str) -> None:
-    with pytest.raises(error, match=told):
+def test_a_call_without_a_model_id_says_so(args: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
         run(Server().model(*args))
 
 
@@ -214,7 +214,7 @@ async def two(model_id: str, other: str) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [
         (sync, "made by 'async def', not <function sync"),
         (3, "made by 'async def', not 3"),
@@ -222,10 +222,10 @@ async def two(model_id: str, other: str) -> None: ...
         (two, "two: a model loader takes one argument"),
     ],
 )
-def test_what_loads_no_model_by_its_id_is_refused(function: Any, told: str) -> None:
-    with pytest.raises(TypeError, match=told):
+def test_what_loads_no_model_by_its_id_is_refused(function: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
         serve.multiplexed(function)
-    with pytest.raises(TypeError, match=told):
+    with pytest.raises(TypeError, match=message):
         serve.multiplexed(max_num_models_per_replica=1)(function)
 
 

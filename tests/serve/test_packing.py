@@ -215,13 +215,13 @@ def test_a_function_by_value_needs_no_module_of_the_users(apps, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "message"),
     [
         ("nowhere:Router", "cannot be imported"),
         ("json:dumps", "is no serve.request_router.RequestRouter"),
     ],
 )
-def test_a_request_router_that_is_none_is_refused(path, told):
+def test_a_request_router_that_is_none_is_refused(path, message):
     config = BackendConfig().updated({"request_router_config": {"request_router_class": path}})
-    with pytest.raises(InvalidRequestError, match=told):
+    with pytest.raises(InvalidRequestError, match=message):
         packed("backend 'b'", config)

@@ -139,9 +139,9 @@ def said(project: Path, out: Path) -> str:
     """Return what packed code says where the project's files are not."""
     hidden = project.rename(project.with_name("hidden"))
     zips = os.pathsep.join(map(str, out.glob("*.zip")))
-    told = python("-c", LOAD, out / "code", PYTHONPATH=zips)
+    output = python("-c", LOAD, out / "code", PYTHONPATH=zips)
     hidden.rename(project)
-    return told
+    return output
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -113,7 +113,7 @@ def zipped(name: str, *, mode: int = 0, content: str = "x") -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (zipped("../evil.py"), "would lie outside"),
         (zipped("a/../../evil.py"), "would lie outside"),
@@ -124,11 +124,11 @@ def zipped(name: str, *, mode: int = 0, content: str = "x") -> bytes:
     ],
 )
 def test_no_zip_writes_elsewhere_or_leaves_anything(
-    content: bytes, told: str, tmp_path: Path
+    content: bytes, message: str, tmp_path: Path
 ) -> None:
     store = tmp_path / "folders"
     store.mkdir()
-    with pytest.raises((ValueError, zipfile.BadZipFile), match=told):
+    with pytest.raises((ValueError, zipfile.BadZipFile), match=message):
         folders.unpack(content, hashlib.sha256(content).hexdigest(), store)
     assert list(store.iterdir()) == []
     assert [each.name for each in tmp_path.iterdir()] == ["folders"]
@@ -178,7 +178,7 @@ def test_a_zip_or_a_wheel_is_what_its_folder_is(folder: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("env", "told"),
+    ("env", "message"),
     [
         ({"working_dir": "nowhere"}, "working_dir='nowhere': no such folder"),
         ({"py_modules": ["nowhere"]}, "py_modules='nowhere': no such folder or file"),
@@ -188,8 +188,8 @@ def test_a_zip_or_a_wheel_is_what_its_folder_is(folder: Path, tmp_path: Path) ->
         ({"py_modules": ["/etc/passwd"]}, "py_modules='/etc/passwd': File is not a zip file"),
     ],
 )
-def test_paths_that_cannot_be_packed_are_refused(env: dict[str, Any], told: str) -> None:
-    with pytest.raises(InvalidRequestError, match=told):
+def test_paths_that_cannot_be_packed_are_refused(env: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
         pack_env(RuntimeEnv(**env))
 
 
@@ -227,7 +227,7 @@ def test_an_application_s_environment_is_that_of_deployments_that_give_none() ->
 
 
 @pytest.mark.parametrize(
-    ("env", "told"),
+    ("env", "message"),
     [
         ({"env_var": {}}, "ray_actor_options.runtime_env.env_var={}: no such setting"),
         ({"conda": ["x"]}, "no such setting; give pip or uv a list"),
@@ -246,10 +246,12 @@ def test_an_application_s_environment_is_that_of_deployments_that_give_none() ->
         ({"pip": {"packages": ["a"], "pip_check": True}}, "or a dict with packages alone"),
     ],
 )
-def test_an_environment_that_cannot_be_is_refused_by_field_and_value(env: Any, told: str) -> None:
+def test_an_environment_that_cannot_be_is_refused_by_field_and_value(
+    env: Any, message: str
+) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         serve.deployment(ray_actor_options={"runtime_env": env})(plain)
-    assert told in str(caught.value), caught.value
+    assert message in str(caught.value), caught.value
 
 
 def test_a_working_dir_beside_the_environment_is_told_where_it_belongs() -> None:
@@ -287,6 +289,6 @@ def test_users_and_passwords_of_urls_are_in_no_report() -> None:
     assert len(changed) == 2
     assert "https://***@pypi.example/simple" in str(changed)
     assert "postgres://***@db.example/x?y=a@b" in str(changed)
-    for told in (changed, options_shown(definition("old").actor_options)):
+    for found in (changed, options_shown(definition("old").actor_options)):
         for secret in ("old", "new@", "me:"):
-            assert secret not in str(told)
+            assert secret not in str(found)

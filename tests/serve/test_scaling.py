@@ -52,17 +52,17 @@ def test_an_import_path_is_resolved_where_it_is_given(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "message"),
     [
         ("no_such_module:policy", "policy_function='no_such_module:policy' cannot be imported: No"),
         ("math:no_such_name", "cannot be imported: module 'math' has no attribute"),
         ("math:pi", "policy_function='math:pi' is no function"),
     ],
 )
-def test_an_import_path_that_leads_nowhere_is_refused(path: str, told: str) -> None:
+def test_an_import_path_that_leads_nowhere_is_refused(path: str, message: str) -> None:
     with pytest.raises(InvalidRequestError, match="autoscaling policy of backend 'b'") as caught:
         packed_changes("backend 'b'", scaled_by(path))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_policy_that_cannot_be_pickled_is_refused_by_name() -> None:

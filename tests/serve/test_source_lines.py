@@ -55,9 +55,9 @@ def test_a_traceback_shows_lines_of_a_file_that_is_gone(tmp_path, kind, line):
     script.write_text(SCRIPT)
     python(script, tmp_path / "code", kind)
     script.unlink()
-    told = python("-c", LOAD, tmp_path / "code")
-    assert told.count(line) >= 2, told  # in getsource and in the traceback
-    assert f'File "{script}", line ' in told
+    output = python("-c", LOAD, tmp_path / "code")
+    assert output.count(line) >= 2, output  # in getsource and in the traceback
+    assert f'File "{script}", line ' in output
 
 
 def test_a_traceback_shows_the_lines_that_run_and_not_those_of_the_edited_file(tmp_path):
@@ -65,9 +65,9 @@ def test_a_traceback_shows_the_lines_that_run_and_not_those_of_the_edited_file(t
     script.write_text(SCRIPT)
     python(script, tmp_path / "code", "main")
     script.write_text(SCRIPT.replace("# of __main__", "# edited"))
-    told = python("-c", LOAD, tmp_path / "code")
-    assert "# of __main__" in told
-    assert "edited" not in told
+    output = python("-c", LOAD, tmp_path / "code")
+    assert "# of __main__" in output
+    assert "edited" not in output
 
 
 def cell(source, number):
@@ -86,9 +86,9 @@ def test_a_notebooks_cell_travels_with_its_lines():
     del linecache.cache[name]
     with pytest.raises(LookupError) as caught:
         pickle.loads(pickled)[0]()
-    told = users_traceback(caught.value)
-    assert f"File \"{name}\", line 2, in fails\n    raise LookupError('cell')" in told
-    assert "pickling.py" not in told
+    found = users_traceback(caught.value)
+    assert f"File \"{name}\", line 2, in fails\n    raise LookupError('cell')" in found
+    assert "pickling.py" not in found
 
 
 def test_the_same_cell_run_again_is_the_same_code():

@@ -65,11 +65,11 @@ def test_history_tells_who_and_undo_takes_back(greenroom, controller):
     undone = greenroom("undo")
     assert undone.endswith("undid change 2: deploy application 'default'\n")
     assert controller.instances["default#Word"]() == "one"
-    told = json.loads(greenroom("history", "--json"))
+    report = json.loads(greenroom("history", "--json"))
     deployed = "deploy application 'default'"
-    assert [each["what"] for each in told] == [deployed, deployed, "undo change 2"]
-    assert {each["address"] for each in told} == {"127.0.0.1"}
-    assert all(abs(each["at"] - time.time()) < 60 for each in told)
+    assert [each["what"] for each in report] == [deployed, deployed, "undo change 2"]
+    assert {each["address"] for each in report} == {"127.0.0.1"}
+    assert all(abs(each["at"] - time.time()) < 60 for each in report)
     assert "undo change 2" in greenroom("history", "-n", "1")
     assert "is undone already" in greenroom("undo", "2", code=1)
     greenroom("undo")

@@ -126,13 +126,13 @@ class ApplicationChecks:
                 fails = self._wanted(now, FRONT).startswith(FAILING.decode())
                 is_judged = len(now.settings["steps"]) > 1 and now.state != ROLLING_OUT
                 asked = "by request" in self._checks.on_disk["rollout", FRONT].reason
-                told = f"every query of the new version fails, and it takes over: {now}"
-                self._checks.expect(asked or not (fails and is_judged), told)
+                message = f"every query of the new version fails, and it takes over: {now}"
+                self._checks.expect(asked or not (fails and is_judged), message)
                 self._checks.counts[f"canary {now.state}"] += (
                     record is None or record.state != now.state
                 )
 
-    def told(self, request: ops.Operation, reply: am.RequestReply) -> None:
+    def answered(self, request: ops.Operation, reply: am.RequestReply) -> None:
         """The deployer has its answer: what it was told is on disk."""
         if not isinstance(request, ops.DeployApplications) or reply.error_kind:
             return
@@ -183,8 +183,8 @@ class ApplicationChecks:
         mine, other = composer.version, self._ran[uid]
         is_settled = mine == settled == self._settled
         if composer.is_candidate or is_settled:  # deploys in place may mix versions meanwhile
-            told = f"{composer.application} of version {mine} is answered by {other}"
-            self._checks.expect(mine == other or composer.is_lost(), told)
+            message = f"{composer.application} of version {mine} is answered by {other}"
+            self._checks.expect(mine == other or composer.is_lost(), message)
             self._checks.counts["composed answer"] += 1
 
 

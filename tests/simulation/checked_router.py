@@ -133,9 +133,9 @@ class CheckedRouter:
         lease, expect = effect.lease, self._checks.expect
         endpoint, table = self.endpoints[lease.endpoint], self.backends[lease.backend]
         shares = [tag for tag, weight in endpoint.traffic.items() if weight > 0.0]
-        told = f"{self._who} leases {lease} by {endpoint}, {table}"
-        expect(lease.backend in shares and not endpoint.shadows, told)
-        expect(table.max_queued_requests < 0 and not self._queued().get(lease.backend), told)
+        message = f"{self._who} leases {lease} by {endpoint}, {table}"
+        expect(lease.backend in shares and not endpoint.shadows, message)
+        expect(table.max_queued_requests < 0 and not self._queued().get(lease.backend), message)
         self._check_slots(lease.backend, lease.slots)
         self._checks.counts["lease granted"] += 1
         self._checks.counts["lease of a split granted"] += len(shares) > 1
@@ -144,8 +144,8 @@ class CheckedRouter:
         """Check that no replica has more tickets and leased slots than it may have queries."""
         limit = self.backends[backend].max_ongoing_requests
         for tag, load in self._router.ongoing(replicas).items():
-            told = f"{self._who} has given away {load} slots of {tag}, above {limit}"
-            self._checks.expect(load <= limit, told)
+            message = f"{self._who} has given away {load} slots of {tag}, above {limit}"
+            self._checks.expect(load <= limit, message)
 
     def _queued(self) -> dict[str, int]:
         return {tag: queued for tag, (queued, _) in self._router.busy().items()}
@@ -155,8 +155,8 @@ class CheckedRouter:
         for tag, queued in self._queued().items():
             if queued > before.get(tag, 0) and tag not in shadows:
                 limit = self.backends[tag].max_queued_requests
-                told = f"{tag} has {queued} queued, above {limit}"
-                self._checks.expect(limit < 0 or queued <= limit, told)
+                message = f"{tag} has {queued} queued, above {limit}"
+                self._checks.expect(limit < 0 or queued <= limit, message)
 
 
 class _CheckedLeases:

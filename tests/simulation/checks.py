@@ -188,7 +188,7 @@ class Checks:
         if certain:
             self.history.is_not_made(request, reply.request_id)
 
-    def told(self, client: int, request: ops.Operation, reply: am.RequestReply) -> None:
+    def answered(self, client: int, request: ops.Operation, reply: am.RequestReply) -> None:
         """A client has its answer: what that says is on disk."""
         del self._asked[client]
         self.counts[f"{request.key} {reply.error_kind or 'done'}"] += 1
@@ -197,14 +197,14 @@ class Checks:
             if isinstance(self.simulation.clients[client], Deployer):
                 self.applications.goal_ended(reply)
         elif isinstance(self.simulation.clients[client], Deployer):
-            self.applications.told(request, reply)
+            self.applications.answered(request, reply)
         elif isinstance(request, ops.Deploy) and request.spec.name == SHARED:
             self._share_told(request, reply)
-            self.history.told(request, reply, changed=True)
+            self.history.answered(request, reply, changed=True)
         elif isinstance(request, ops.UndoChange):
-            self.history.told(request, reply, changed=True)
+            self.history.answered(request, reply, changed=True)
         elif isinstance(request, ops.AbortRollout | ops.PromoteRollout):
-            self.rollouts.told(request, reply)
+            self.rollouts.answered(request, reply)
             self._is_acknowledged(request, reply)
         elif not isinstance(request, READS):
             self._change_told(client, request, reply)
@@ -219,7 +219,7 @@ class Checks:
             after = self._where_blocked(client, request, after, refused=refused)
         self.expect(refused == (after is None), f"{request} was answered {reply}, in {after}")
         changed = after is not None and after.differs(owned)
-        self.history.told(request, reply, changed=changed)
+        self.history.answered(request, reply, changed=changed)
         if after is not None:
             self._owned[client] = after
         for kind, names in _names(request):
@@ -283,11 +283,11 @@ class Checks:
             table: EndpointTable | None = router.endpoints.get(name)
             wanted = record and (dict(record.traffic), dict(record.shadows))
             found = table and (dict(table.traffic), dict(table.shadows))
-            told = f"{request} was answered, and {process} holds {found} instead of {wanted}"
+            message = f"{request} was answered, and {process} holds {found} instead of {wanted}"
             # A rollout may have gone a step with the answer on its way, and waits for nobody.
             before = self._before_step.get(name)
             earlier = before and (dict(before.traffic), dict(before.shadows))
-            self.expect(found in (wanted, earlier or wanted), told)
+            self.expect(found in (wanted, earlier or wanted), message)
 
     def _no_lease_is_against(self, name: str, record: Any) -> None:
         """Expect that nothing can begin where an endpoint's acknowledged record has no traffic."""
@@ -306,8 +306,8 @@ class Checks:
                     continue
                 is_open = lease.name in replica.actor.queries.leases
                 is_wanted = share.replica.rpartition("#")[0] in wanted
-                told = f"{sim.process} may still send to {share.replica}, by {lease.name}"
-                self.expect(is_wanted or not is_open, f"{told}; {name} is {record}")
+                message = f"{sim.process} may still send to {share.replica}, by {lease.name}"
+                self.expect(is_wanted or not is_open, f"{message}; {name} is {record}")
                 self.counts["lease seen at an acknowledgement"] += 1
 
     def silenced(self, pid: int) -> None:
@@ -318,10 +318,10 @@ class Checks:
         """
         process, now = self.simulation.world.processes[pid], self.simulation.world.clock()
         since, until = process.stopped
-        told = f"{process} is killed for its silence, and was stopped {since} to {until}"
+        message = f"{process} is killed for its silence, and was stopped {since} to {until}"
         is_long = process.pulse.beat_at + DEFAULT_SILENCE_TIMEOUT_S - TICK_S <= now
         was_stopped = now < until + RESUMES_S or process.stands
-        self.expect(is_long and since <= now and was_stopped, told)
+        self.expect(is_long and since <= now and was_stopped, message)
         self.counts["killed for silence"] += 1
 
     def is_lost(self, process: SimProcess) -> bool:

@@ -102,7 +102,7 @@ class Client:
         self._answered(request, reply)
 
     def _answered(self, request: ops.Operation, reply: am.RequestReply) -> None:
-        self.checks.told(self.number, request, reply)
+        self.checks.answered(self.number, request, reply)
         if isinstance(request, ops.StartRollout):  # it may go on for as long as it is let
             self._rollout_goals.append(reply.value)
         elif isinstance(reply.value, str):

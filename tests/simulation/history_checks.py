@@ -35,8 +35,8 @@ class HistoryChecks:
                 expect(again is entry, f"{entry.request_id} is in the history again: {entry}")
             for key, definition in entry.before.items():
                 if key in now:
-                    told = f"{entry} found {key} as {definition}, and it was {now[key]}"
-                    expect(definition in (now[key], _gone_back(key, before[key])), told)
+                    message = f"{entry} found {key} as {definition}, and it was {now[key]}"
+                    expect(definition in (now[key], _gone_back(key, before[key])), message)
                 now[key] = entry.after[key]
         for key in {key for entry in entries for key in entry.after if key in before}:
             found = self._now(key)
@@ -48,8 +48,8 @@ class HistoryChecks:
         self._checks.expect(asked is not None, f"{request} undid what is not in the history")
         for key, wanted in asked.before.items():
             found = entry.after[key] if key in entry.after else self._now(key)
-            told = f"{request} made {key} {found}, and it was {wanted}"
-            self._checks.expect(found == wanted, told)
+            message = f"{request} made {key} {found}, and it was {wanted}"
+            self._checks.expect(found == wanted, message)
 
     def _now(self, key: tuple[str, str]) -> Any:
         return _definition(key, self._checks.on_disk.get(key))
@@ -59,7 +59,7 @@ class HistoryChecks:
         entry = self._by_request.get(request_id)
         self._checks.expect(entry is None, f"{request} was not made, it is said, and is: {entry}")
 
-    def told(self, request: ops.Operation, reply: am.RequestReply, *, changed: bool) -> None:
+    def answered(self, request: ops.Operation, reply: am.RequestReply, *, changed: bool) -> None:
         """A client has its answer: what it changed is an entry, and what was refused is none."""
         entry = self._by_request.get(reply.request_id)
         if reply.error_kind and reply.error_kind != "GreenroomError":

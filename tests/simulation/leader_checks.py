@@ -37,14 +37,14 @@ class LeaderChecks:
         if before.alive:
             self._checks.counts["leader succeeded that lives"] += 1
             active = before.actor.active  # None where it has given way: it changes nothing then
-            told = f"{process} takes over while {before} may think that it leads"
+            message = f"{process} takes over while {before} may think that it leads"
             is_over = active is None or active._lease._tenure.is_over(self._world.monotonic(before))
-            self._expect(is_over, told)
+            self._expect(is_over, message)
 
     def writes(self, process: SimProcess, what: str) -> None:
         """A process changes the store."""
-        told = f"{process} changes {what} of epoch {self._epoch}, which is {self._writer}'s"
-        self._expect(process is self._writer, told)
+        message = f"{process} changes {what} of epoch {self._epoch}, which is {self._writer}'s"
+        self._expect(process is self._writer, message)
 
     def handles(self, process: SimProcess, order: Any, handle: Callable[[], None]) -> None:
         """Handle an order; one of an earlier epoch than another must change nothing."""
@@ -54,8 +54,8 @@ class LeaderChecks:
         handle()
         if is_old:
             self._checks.counts["order of before"] += 1
-            told = f"{process} has heard of epoch {heard}, and obeys {order}"
-            self._expect(_state(process) == before, told)
+            message = f"{process} has heard of epoch {heard}, and obeys {order}"
+            self._expect(_state(process) == before, message)
         self._heard[process.pid] = max(heard, order.epoch)
 
     def at_the_end(self, disk: SharedDisk | Database, kinds: tuple[str, ...]) -> None:

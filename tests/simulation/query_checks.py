@@ -99,9 +99,11 @@ class QueryChecks:
     def _one_part(self, uid: str, call: bytes, run: int, number: int, count: int) -> None:
         parts = self._streams[uid]
         parts.append((run, count))
-        told = f"query {uid} has part {number} of {count} of run {run} of {call!r}, after {parts}"
-        self._expect(call == self._queries[uid][0].call and number == len(parts) - 1, told)
-        self._expect(set(parts) == {(run, count)}, told)
+        message = (
+            f"query {uid} has part {number} of {count} of run {run} of {call!r}, after {parts}"
+        )
+        self._expect(call == self._queries[uid][0].call and number == len(parts) - 1, message)
+        self._expect(set(parts) == {(run, count)}, message)
 
     def stream_ended(self, uid: str, outcome: object) -> None:
         """A caller's user has read a stream, or it broke off."""

@@ -89,11 +89,11 @@ class RolloutChecks(Observer):
 
     def _begun(self, name: str, old: Any, new: Any, old_endpoint: Any) -> None:
         asked = self._checks.pending(name)
-        told = f"began as {new}, after {old}, and {asked} was asked for"
-        self._expect(name, old is None or old.state != UNDER_WAY, told)
-        self._expect(name, isinstance(asked, ops.StartRollout), told)
+        message = f"began as {new}, after {old}, and {asked} was asked for"
+        self._expect(name, old is None or old.state != UNDER_WAY, message)
+        self._expect(name, isinstance(asked, ops.StartRollout), message)
         wanted = (asked.to, asked.steps, asked.hold_s, dict(old_endpoint.traffic))
-        self._expect(name, (new.to, new.steps, new.hold_s, dict(new.before)) == wanted, told)
+        self._expect(name, (new.to, new.steps, new.hold_s, dict(new.before)) == wanted, message)
         self._reset(name)
 
     def _advanced(self, old: Any) -> None:
@@ -139,16 +139,16 @@ class RolloutChecks(Observer):
                     sums[backend, what] += tally[what]
         for (backend, what), number in sums.items():
             seen = self._of(record.endpoint, what)[backend]
-            told = f"has counted {number} queries of {backend}, and there were {seen}"
-            self._expect(record.endpoint, number <= seen, told)
+            message = f"has counted {number} queries of {backend}, and there were {seen}"
+            self._expect(record.endpoint, number <= seen, message)
 
     def _reset(self, name: str) -> None:
         for what in (QUERIES, ERRORS):
             self._of(name, what).clear()
 
-    def _expect(self, name: str, holds: bool, told: str) -> None:
+    def _expect(self, name: str, holds: bool, message: str) -> None:
         if not holds:
-            self._checks.expect(False, f"the rollout of {name} {told}")
+            self._checks.expect(False, f"the rollout of {name} {message}")
 
     # --- Answers ----------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class RolloutChecks(Observer):
             )
         return isinstance(request, ops.SetTraffic)
 
-    def told(self, request: Any, reply: am.RequestReply) -> None:
+    def answered(self, request: Any, reply: am.RequestReply) -> None:
         """A client was told that its rollout was ended, or that there is none to end."""
         record = self._checks.on_disk.get(("rollout", request.endpoint))
         has_ended_so = record is not None and record.state == _STATES[type(request)]

@@ -25,8 +25,8 @@ def outcome(
         simulation.run()
     except Exception as error:
         where = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        told = f"{type(error).__name__}: {error}"
-        failure = "\n".join([*simulation.world.trace(), where, told])
+        message = f"{type(error).__name__}: {error}"
+        failure = "\n".join([*simulation.world.trace(), where, message])
     counts = simulation.checks.counts
     counts["steps"] = simulation.world.steps
     counts["turn made to fail"] = simulation.world.raised

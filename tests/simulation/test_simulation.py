@@ -46,22 +46,22 @@ def simulate(*options: str, fails: bool = False, **environ: str) -> str:
 
 @pytest.mark.timeout(300)
 def test_whatever_dies_and_whenever_all_invariants_hold() -> None:
-    told = simulate("--seeds", str(SEEDS))
-    assert f"{SEEDS} seeds from 0: 0 failed" in told
+    output = simulate("--seeds", str(SEEDS))
+    assert f"{SEEDS} seeds from 0: 0 failed" in output
     for what in TRIED:
-        count = re.search(rf"(\d+) {what}", told)
-        assert count, told
+        count = re.search(rf"(\d+) {what}", output)
+        assert count, output
         assert int(count[1]) >= SEEDS / 20, f"{what} is hardly ever tried"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_what_is_broken_for_hours_or_days_heals_and_nothing_has_grown_meanwhile() -> None:
-    told = simulate("--outages")
-    assert "outages: 0 failed" in told
+    output = simulate("--outages")
+    assert "outages: 0 failed" in output
     for what in ("start", "life", "health", "disk", "turns"):
-        count = re.search(rf"{what} broken for 300 h: healed, after (\d+) tries", told)
-        assert count, told
+        count = re.search(rf"{what} broken for 300 h: healed, after (\d+) tries", output)
+        assert count, output
         assert int(count[1]) > 1_050, "more often than the exponent of a float can count"
 
 
@@ -78,10 +78,10 @@ def test_a_seed_replays_exactly_in_whatever_process(options: tuple[str, ...]) ->
 
 @pytest.mark.slow
 def test_a_save_that_is_lost_is_noticed_and_told_with_how_to_replay_it() -> None:
-    told = simulate("--lying-disk", "--seeds", "20", fails=True)
-    (options,) = re.findall(r"replay: python -m tests.simulation (.+)", told)
+    output = simulate("--lying-disk", "--seeds", "20", fails=True)
+    (options,) = re.findall(r"replay: python -m tests.simulation (.+)", output)
     replayed = simulate(*options.split(), fails=True)
-    assert replayed.splitlines()[-1] == told.splitlines()[-1]
+    assert replayed.splitlines()[-1] == output.splitlines()[-1]
     assert "InvariantError" in replayed.splitlines()[-1]
     honest = simulate(*(option for option in options.split() if option != "--lying-disk"))
     assert "0 failed" in honest, "the lost save is why"
@@ -90,6 +90,6 @@ def test_a_save_that_is_lost_is_noticed_and_told_with_how_to_replay_it() -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--store", "database")])
 def test_three_hosts_lead_in_turn_by_files_or_a_database(options: tuple[str, ...]) -> None:
-    told = simulate("--seeds", "4", "--hosts", "3", *options)
-    assert "4 seeds from 0: 0 failed" in told
-    assert "epoch begun" in told
+    output = simulate("--seeds", "4", "--hosts", "3", *options)
+    assert "4 seeds from 0: 0 failed" in output
+    assert "epoch begun" in output

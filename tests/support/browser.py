@@ -99,8 +99,8 @@ class Browser:
     def errors(self) -> list[str]:
         """Return what the page's console has had since the last call, but for HTTP's statuses."""
         entries = self._ask("POST", "/se/log", {"type": "browser"})
-        told = [entry["message"] for entry in entries if entry["level"] == "SEVERE"]
-        return [each for each in told if "responded with a status of" not in each]
+        found = [entry["message"] for entry in entries if entry["level"] == "SEVERE"]
+        return [each for each in found if "responded with a status of" not in each]
 
     def _act(self, selector: str, action: str, how: dict[str, Any]) -> None:
         """Do something with an element, once it is there: a page may make it anew at any time."""
@@ -131,5 +131,5 @@ class Browser:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 return json.load(answer)["value"]
         except urllib.error.HTTPError as error:
-            told = json.load(error)["value"]
-            raise LookupError(f"{told['error']}: {told['message'].splitlines()[0]}") from None
+            report = json.load(error)["value"]
+            raise LookupError(f"{report['error']}: {report['message'].splitlines()[0]}") from None

@@ -313,8 +313,8 @@ class Cluster:
         try:
             return wait_until(condition, timeout_s, what)
         except AssertionError as error:
-            told = "\n".join(f"--- {h.label}\n{h.log('host.log')[-2000:]}" for h in self.hosts)
-            raise AssertionError(f"{error}\n{told}") from None
+            found = "\n".join(f"--- {h.label}\n{h.log('host.log')[-2000:]}" for h in self.hosts)
+            raise AssertionError(f"{error}\n{found}") from None
 
 
 @contextlib.contextmanager

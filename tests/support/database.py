@@ -135,9 +135,9 @@ class SharedDatabase:
     def runs_on_all(self) -> bool:
         """Return whether a controller that can save answers, and tells that all hosts run."""
         with contextlib.suppress(AssertionError):
-            told = self.leader().status()
-            states = {host["name"]: host["state"] for host in told["hosts"]}
-            return states == RUNNING and told["saving"]["failing_since"] is None
+            report = self.leader().status()
+            states = {host["name"]: host["state"] for host in report["hosts"]}
+            return states == RUNNING and report["saving"]["failing_since"] is None
         return False
 
 

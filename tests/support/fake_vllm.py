@@ -44,8 +44,8 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path != "/v1/chat/completions":
             self._answer({"error": {"message": "no such path"}}, 404)
         elif asked.get("max_tokens", 1) > int(self.flags.get("--max-model-len", 100)):
-            told = {"message": "max_tokens is too large", "type": "BadRequestError", "code": 400}
-            self._answer({"error": told}, 400)
+            found = {"message": "max_tokens is too large", "type": "BadRequestError", "code": 400}
+            self._answer({"error": found}, 400)
         elif asked.get("stream"):
             self._stream(asked)
         else:

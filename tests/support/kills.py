@@ -129,5 +129,5 @@ def assert_nothing_leaked(running: RunningSystem, before: dict[str, int]) -> Non
         wait_until(lambda: not leaks(running, before), 5, "nothing leaked")
     except AssertionError as error:
         found = leaks(running, before)
-        told = footprint.listed(running, found.get("more descriptors", ()))
-        raise AssertionError(f"{error}: {found}\n{told}") from None
+        seen = footprint.listed(running, found.get("more descriptors", ()))
+        raise AssertionError(f"{error}: {found}\n{seen}") from None

@@ -16,16 +16,16 @@ Documents = dict[tuple[str, str], dict[str, Any]]
 def rendered(folder: str) -> Documents:
     """Return the resources of a folder of deploy/, by kind and name."""
     path = ROOT / "deploy" / folder
-    told = yaml.safe_load((path / "kustomization.yaml").read_text())
-    files = [name for name in told["resources"] if name.endswith(".yaml")]
+    report = yaml.safe_load((path / "kustomization.yaml").read_text())
+    files = [name for name in report["resources"] if name.endswith(".yaml")]
     assert sorted([*files, "kustomization.yaml"]) == sorted(os.listdir(path))
     found: Documents = {}
-    for base in (name for name in told["resources"] if name not in files):
+    for base in (name for name in report["resources"] if name not in files):
         found |= rendered(os.path.relpath(path / base, ROOT / "deploy"))
     for name in files:
         for each in yaml.safe_load_all((path / name).read_text()):
             found[each["kind"], each["metadata"]["name"]] = each
-    for each in told.get("patches", ()):
+    for each in report.get("patches", ()):
         patch = yaml.safe_load(each["patch"])
         which = (patch["kind"], patch["metadata"]["name"])
         found[which] = _patched(found[which], patch)

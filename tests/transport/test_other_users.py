@@ -102,14 +102,14 @@ def test_a_flood_of_another_user_delays_nobody_and_fills_no_log(world, caplog, m
     for module in (admission, strangers):
         monkeypatch.setattr(module, "WINDOW_S", 1.0)
 
-    def told(text):
+    def logged(text):
         return [each for each in caplog.messages if text in each]
 
     one, other = world.process(), world.process()
     began_at, longest_s = world.loop.time(), 0.0
     with another_user(FLOOD, shown(other.address)), another_user(FLOOD, shown(other.address)):
         # Two windows and more; on a busy machine the flood may begin late.
-        while world.loop.time() < began_at + 2.5 or not told(" more connections "):
+        while world.loop.time() < began_at + 2.5 or not logged(" more connections "):
             assert world.loop.time() < began_at + 30
             sent_at, count = world.loop.time(), len(one.done)
             one.send(other)
@@ -120,7 +120,7 @@ def test_a_flood_of_another_user_delays_nobody_and_fills_no_log(world, caplog, m
             world.until(lambda newcomer=newcomer: newcomer.done)
             newcomer.links.close()
     windows = int(world.loop.time() - began_at) + 1
-    refused = told(f"user {NOBODY}, process")
+    refused = logged(f"user {NOBODY}, process")
     assert 1 <= len(refused) <= 2 * windows  # in each window, of one user, one line
     (more,) = {re.sub(r"\d+", "N", each) for each in caplog.messages} - {
         re.sub(r"\d+", "N", each) for each in refused

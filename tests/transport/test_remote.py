@@ -21,7 +21,7 @@ from tests.transport.worlds import HERE, THERE
 UNACKED, BYTES_SENT = ("=I", 24), ("=Q", 200)
 
 
-def told(process, field):
+def counter(process, field):
     """Return what the kernel tells of a process's only connection with another host."""
     (connection,) = (each for each in process.links.connections() if each.source)
     with socket.socket(fileno=os.dup(connection.fileno())) as sock:
@@ -170,13 +170,13 @@ def test_a_cut_connection_loses_and_repeats_nothing(world, hosts):
 def test_an_idle_connection_is_written_to_when_its_host_is_tried(world, hosts):
     admin, one, _, other = hosts
     one.send(other)
-    world.until(lambda: one.done and told(one, UNACKED) == 0, "it is idle")
+    world.until(lambda: one.done and counter(one, UNACKED) == 0, "it is idle")
     one.links.try_host(admin.address)  # of this host, which nothing here is connected with
-    assert told(one, UNACKED) == 0
-    before = told(one, BYTES_SENT)
+    assert counter(one, UNACKED) == 0
+    before = counter(one, BYTES_SENT)
     one.links.try_host(other.address)
-    world.until(lambda: told(one, BYTES_SENT) > before, "the kernel has to see it acknowledged")
-    world.until(lambda: told(one, UNACKED) == 0, "it is")
+    world.until(lambda: counter(one, BYTES_SENT) > before, "the kernel has to see it acknowledged")
+    world.until(lambda: counter(one, UNACKED) == 0, "it is")
     one.send(other, b"and on")
     world.until(lambda: len(one.done) == 2)
     assert other.bodies == [b"hello", b"and on"]

@@ -74,12 +74,12 @@ def test_a_system_that_is_killed_leaves_its_convention_at_once_and_joins_again_w
     worker = leader.createActor(Worker)
     leader.ask(worker, ("watch_convention",), ASK_S)
 
-    def wait_for(*told):
-        def is_told():
+    def wait_for(*expected):
+        def has_arrived():
             (notices,) = leader.ask(worker, ("notices",), ASK_S)
-            return [is_added for _, is_added in notices] == [*told]
+            return [is_added for _, is_added in notices] == [*expected]
 
-        wait_until(is_told, 5, f"told {told}")
+        wait_until(has_arrived, 5, f"told {expected}")
 
     start(other_port, {**convention, **there})
     wait_for(True)

@@ -199,8 +199,8 @@ def test_a_connection_that_ends_before_it_proved_itself_is_lost_and_not_refused(
     with closing(socket.create_connection((THERE, port))) as stranger:
         host, number = stranger.getsockname()
     world.until(lambda: caplog.messages)
-    told = f"lost the connection, not yet authenticated, with {host}:{number}: "
-    assert [each.startswith(told) for each in caplog.messages] == [True]
+    message = f"lost the connection, not yet authenticated, with {host}:{number}: "
+    assert [each.startswith(message) for each in caplog.messages] == [True]
 
 
 @pytest.mark.parametrize(
@@ -405,9 +405,11 @@ def test_a_process_that_does_not_shake_hands_is_given_up(world, monkeypatch):
             accepted, _ = await loop.sock_accept(listener)
             with accepted:
                 await let_in(accepted, target)
-                with pytest.raises(gate.UnreachableError, match=r"no answer within 0\.2 s") as told:
+                with pytest.raises(
+                    gate.UnreachableError, match=r"no answer within 0\.2 s"
+                ) as caught:
                     await dialing
-            assert not told.value.is_certain
+            assert not caught.value.is_certain
 
     loop.run_until_complete(asyncio.wait_for(dial(), DEADLINE_S))
     loop.close()

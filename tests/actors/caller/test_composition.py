@@ -47,7 +47,7 @@ class Leaf:
         while not (self.folder / "gate").exists():
             time.sleep(0.01)
 
-    async def told(self) -> tuple[str, float | None]:
+    async def timing(self) -> tuple[str, float | None]:
         context = serve.get_request_context()
         return context.request_id, context.remaining_s
 
@@ -65,8 +65,8 @@ class Middle:
     def __init__(self, leaf: Any) -> None:
         self.leaf = leaf
 
-    async def told(self) -> Any:
-        return await self.leaf.told.remote()
+    async def timing(self) -> Any:
+        return await self.leaf.timing.remote()
 
     async def wait(self, mark: str) -> None:
         await self.leaf.wait.remote(mark)
@@ -99,14 +99,14 @@ class Middle:
 
         async def later() -> None:
             await asyncio.sleep(left_s + 0.1)
-            _, remaining_s = await self.leaf.told.remote()
+            _, remaining_s = await self.leaf.timing.remote()
             await self.leaf.note.remote(f"{mark} {remaining_s}")
 
         self.task = asyncio.create_task(later())
 
     @serve.batch(max_batch_size=2, batch_wait_timeout_s=10)
     async def batched(self, marks: list[str]) -> list[float | None]:
-        _, remaining_s = await self.leaf.told.remote()
+        _, remaining_s = await self.leaf.timing.remote()
         await self.leaf.note.remote("batch began")
         await self.leaf.wait.remote("batch")
         return [remaining_s] * len(marks)
@@ -120,8 +120,8 @@ class Front:
 
     async def __call__(self, request: Any) -> Any:
         do = request.query_params["do"]
-        if do == "told":
-            return await self.middle.told.remote()
+        if do == "timing":
+            return await self.middle.timing.remote()
         return await getattr(self.middle, do).remote(request.query_params["mark"])
 
 
@@ -161,12 +161,12 @@ def answer(connection: http.client.HTTPConnection) -> tuple[int, bytes]:
 @pytest.mark.usefixtures("chain")
 def test_the_request_id_and_the_deadline_travel_along(ask: Ask) -> None:
     headers = {"X-Request-ID": "abc", "X-Request-Timeout-Seconds": "7"}
-    status, body = answer(ask("told", **headers))
+    status, body = answer(ask("timing", **headers))
     assert status == 200
     request_id, remaining_s = json.loads(body)
     assert request_id == "abc"
     assert 1 < remaining_s < 7
-    assert json.loads(answer(ask("told"))[1])[1] is None
+    assert json.loads(answer(ask("timing"))[1])[1] is None
 
 
 @pytest.mark.slow
@@ -253,7 +253,7 @@ def test_a_call_of_what_is_gone_or_cannot_start_says_so_at_once(
 ) -> None:
     never = DeploymentHandle("Leaf", name, client=running.connection.queries)
     for handle in (never, never.options(stream=True)):
-        response = handle.told.remote()
+        response = handle.timing.remote()
         with pytest.raises(DeploymentUnavailableError, match=f"no endpoint is named '{name}#Leaf'"):
             next(response) if handle is not never else response.result(timeout_s=10)
     with pytest.raises(OSError, match="broken on purpose"):

@@ -49,13 +49,13 @@ class Joined:
     def __init__(self) -> None:
         self.on_the_way: list[StreamPart] = []
         self.at_turn_end: list[Any] = []
-        self.told: list[int] = []  # to the sender
+        self.reported: list[int] = []  # to the sender
         self.stops = 0
         self.sender = Sender(1, self.on_the_way.append, self.at_turn_end.append)
         self.stream = Stream(StreamBegun(1, 200, (), Process(1, 1, "x")), self)
 
     def taken(self, size: int) -> None:
-        self.told.append(size)
+        self.reported.append(size)
         self.sender.taken(size)
 
     def stop(self) -> None:
@@ -133,7 +133,7 @@ def test_a_receiver_that_takes_nothing_holds_a_window_and_small_parts_count_too(
         for callback in joined.at_turn_end:
             callback()
         making.cancel()
-        assert not joined.told
+        assert not joined.reported
         return sum(map(cost, joined.on_the_way))
 
     assert WINDOW <= asyncio.run(held(1)) < WINDOW + PART_COST + 1
@@ -146,7 +146,7 @@ async def test_few_messages_go_back() -> None:
         await joined.sender.send(pickle.dumps(number), BINARY)
         joined.carry()
         assert joined.value() == number
-    assert len(joined.told) <= 5000 * 300 // (WINDOW // 2) + 1
+    assert len(joined.reported) <= 5000 * 300 // (WINDOW // 2) + 1
 
 
 async def test_the_end_comes_after_the_parts() -> None:

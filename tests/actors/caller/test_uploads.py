@@ -265,9 +265,9 @@ def test_a_request_whose_body_is_here_may_be_passed_on(
     asked = partial(running.get, f"/{name}")
     assert asked(method="PUT", data=b"small") == (200, b"5")
     assert asked(method="POST", data=bytes(LARGE)) == (200, b"%d" % LARGE)
-    status, told = asked(method="PUT", data=bytes(LARGE))
+    status, found = asked(method="PUT", data=bytes(LARGE))
     assert status == 200
-    assert b"await its body() before it is passed on" in told
+    assert b"await its body() before it is passed on" in found
 
 
 @pytest.mark.slow

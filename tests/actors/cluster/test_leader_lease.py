@@ -91,8 +91,8 @@ def test_who_looks_for_the_leader_goes_on_after_an_error_of_any_kind(
         assert posted.get(timeout=20) != election._could_not_check  # the lease is seen
     finally:
         election.stop()
-    told = "cannot see who leads: an error, "
-    assert caplog.messages == [f"{told}a decoder's", f"{told}another's"]  # each once
+    message = "cannot see who leads: an error, "
+    assert caplog.messages == [f"{message}a decoder's", f"{message}another's"]  # each once
     assert election.trouble == ""
 
 

@@ -60,10 +60,10 @@ def test_a_host_does_not_begin_anew_in_a_folder_that_is_not_there_or_has_lost_it
     (store / "store").rename(tmp_path / "elsewhere")
     for content in (known.read_bytes(), b"", b"\xff\xfe"):
         known.write_bytes(content)  # a damaged one cannot say that nothing was seen
-        with pytest.raises(StartError, match="is empty, and this host has seen a state") as told:
+        with pytest.raises(StartError, match="is empty, and this host has seen a state") as caught:
             alone.start()
         assert not alone.pids()
-    assert f"to begin anew, delete {known}" in str(told.value)
+    assert f"to begin anew, delete {known}" in str(caught.value)
     known.unlink()
     alone.start()
     alone.stop()

@@ -147,8 +147,8 @@ def test_a_host_that_is_forgotten_is_forgotten_everywhere(tmp_path: Path) -> Non
     assert loop.watched() == []
     assert hosts.shown() == []
     hosts.reported(replace(report, host="c", address="10.0.0.3:1900", id="2"), SENDER)
-    (*_, told) = [each for _, each in loop.sent if isinstance(each, cm.HostAnswered)]
-    assert told.hosts == (settings.own_address, "10.0.0.3:1900")
+    (*_, found) = [each for _, each in loop.sent if isinstance(each, cm.HostAnswered)]
+    assert found.hosts == (settings.own_address, "10.0.0.3:1900")
     hosts.close()
 
 
@@ -203,8 +203,8 @@ def stopped(tmp_path: Path, host: str, epoch: int) -> list[str]:
 
 def test_a_host_that_may_not_lead_is_told_of_those_that_may(tmp_path: Path) -> None:
     sent = reported(tmp_path, "c", 1)
-    (told,) = [message for _, message in sent if isinstance(message, cm.HostAnswered)]
-    assert told.hosts == ("127.0.0.1:1900",)
+    (found,) = [message for _, message in sent if isinstance(message, cm.HostAnswered)]
+    assert found.hosts == ("127.0.0.1:1900",)
 
 
 def test_replicas_that_are_nobodys_go_also_on_the_host_of_who_leads_after_another(

@@ -89,10 +89,10 @@ def test_waiting_for_a_goal_can_time_out_and_go_on(
 
     goal = client.create_backend(f"{name}:v1", Slow, str(tmp_path / "go"))
     assert client.create_backend(f"{name}:v1", Slow, str(tmp_path / "go")) == goal
-    told = (
+    message = (
         rf"goal {goal} \(.*{name}:v1.*0 of 1 replicas run.*\) was not reached within 0.2 s; it goes"
     )
-    with pytest.raises(TimeoutError, match=told):
+    with pytest.raises(TimeoutError, match=message):
         client.wait_for_goal(goal, 0.2)
     (tmp_path / "go").touch()
     client.wait_for_goal(goal, 20)

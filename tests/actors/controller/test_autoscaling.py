@@ -35,7 +35,7 @@ class Sleeper:
         return {"wanted": 2}
 
 
-def told(running: RunningSystem) -> dict[str, Any]:
+def backend_of(running: RunningSystem) -> dict[str, Any]:
     """Return what ``greenroom status --autoscaling --json`` prints of the one backend."""
     printed = running.greenroom("status", "--autoscaling", "--json").stdout
     (backend,) = json.loads(printed).values()
@@ -70,7 +70,7 @@ def test_up_down_to_zero_and_from_zero_without_a_failed_request(own_system: Runn
         wait_until(lambda: running_now(own_system) == 3, 20, "three replicas again")
         tally = load.stop()
     assert tally.failures == []
-    backend = told(own_system)
+    backend = backend_of(own_system)
     outcomes = [decision["outcome"] for decision in backend["decisions"]]
     assert {"FROM_ZERO", "UPSCALED", "DOWNSCALED"} <= set(outcomes)
     log = (own_system.settings.logs_dir / "controller.log").read_text()
@@ -98,7 +98,7 @@ def test_a_policy_of_ones_own_decides_and_may_fail_without_harm(own_system: Runn
         wait_until(lambda: running_now(own_system) == 2, 20, "the policy's two replicas")
         (policy,) = [pid for role, pid in own_system.pids() if role == "policy"]
         os.kill(policy, signal.SIGKILL)
-        wait_until(lambda: told(own_system)["policy_failures"], 20, "the failure is counted")
+        wait_until(lambda: backend_of(own_system)["policy_failures"], 20, "the failure is counted")
         wait_until(
             lambda: [pid for role, pid in own_system.pids() if role == "policy"], 20, "another"
         )
@@ -106,7 +106,7 @@ def test_a_policy_of_ones_own_decides_and_may_fail_without_harm(own_system: Runn
     with GetLoad(own_system.settings.http.port, connections=70) as load:
         error = "the policy failed: RuntimeError: too many for me"
         backend = wait_until(
-            lambda: error in (found := told(own_system))["decisions"][-1]["why"] and found,
+            lambda: error in (found := backend_of(own_system))["decisions"][-1]["why"] and found,
             20,
             "its exception is told",
         )

@@ -219,9 +219,9 @@ def test_a_system_starts_and_is_found_where_another_user_has_taken_its_names(
             assert f"user {NOBODY}, process" in (running.settings.logs_dir / "host.log").read_text()
         finally:
             running.stop()
-        told = running.greenroom("status")
-        assert told.returncode == 1
-        assert f"is of user {NOBODY}, and answers only that user" in told.stderr
+        output = running.greenroom("status")
+        assert output.returncode == 1
+        assert f"is of user {NOBODY}, and answers only that user" in output.stderr
 
 
 def start_with_open_files(
@@ -293,7 +293,7 @@ def test_a_middleware_that_cannot_be_imported_is_an_error_of_the_start(tmp_path:
     running = RunningSystem(tmp_path / "state", **middlewares)
     done = running.greenroom("start")
     assert done.returncode == 1
-    told = "the middleware 'nowhere.to_be:Found' cannot be imported: ModuleNotFoundError: "
-    assert told in done.stderr
+    message = "the middleware 'nowhere.to_be:Found' cannot be imported: ModuleNotFoundError: "
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert running.pids() == []

@@ -59,8 +59,8 @@ def test_lost_code_hurts_its_own_application_alone_until_it_is_deployed_again(da
     wait_until(lambda: len(healthy(running)) == 1, 10, "one application serves")
     (name,) = healthy(running)
     assert running.get(f"/{name}") == (200, name.encode())
-    told = "deploy that code again"
-    wait_until(lambda: told in str(running.status()["applications"]), 10, "status tells it")
+    message = "deploy that code again"
+    wait_until(lambda: message in str(running.status()["applications"]), 10, "status tells it")
     for name in ("one", "two"):
         running.deploy(application(name), name=name, route_prefix=f"/{name}")
     wait_until(lambda: running.get("/one") == (200, b"one"), 10, "one")
@@ -78,9 +78,9 @@ def test_a_lost_endpoint_is_503_and_named_until_it_is_deployed_again(damaged) ->
     assert running.get("/") == (200, b"root")
     status, body = running.get("/two")
     assert (status, b"its record in the store is damaged" in body) == (503, True), body
-    told = running.greenroom("status")
-    assert told.returncode == 1
-    assert "endpoint 'two#D' is lost from the store" in " ".join(told.stdout.split())
+    output = running.greenroom("status")
+    assert output.returncode == 1
+    assert "endpoint 'two#D' is lost from the store" in " ".join(output.stdout.split())
     running.deploy(application("two"), name="two", route_prefix="/two")
     wait_until(lambda: running.get("/two") == (200, b"two"), 10, "two")
     assert running.greenroom("status").returncode == 0
@@ -110,9 +110,9 @@ def test_a_store_that_vanishes_is_refused_until_it_is_back_and_requests_are_serv
 
     wait_until(lambda: "is not the store that was used" in trouble(), 15, "it is refused")
     assert vanishing.get("/one") == (200, b"one")
-    told = vanishing.greenroom("status")
-    assert told.returncode == 1
-    assert "Is a volume not mounted?" in " ".join(told.stdout.split())
+    output = vanishing.greenroom("status")
+    assert output.returncode == 1
+    assert "Is a volume not mounted?" in " ".join(output.stdout.split())
     os.kill(vanishing.status()["controller"]["pid"], signal.SIGKILL)  # nor is it taken next time
     wait_until(lambda: "is not the store that was used" in trouble(), 15, "it is refused again")
     assert vanishing.get("/one") == (200, b"one")

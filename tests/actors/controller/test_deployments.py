@@ -113,7 +113,7 @@ def test_sync_code_calls_other_deployments_and_hears_their_exceptions(
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "message"),
     [
         ("sys.exit(3)", "SystemExit: 3"),
         (
@@ -124,7 +124,7 @@ def test_sync_code_calls_other_deployments_and_hears_their_exceptions(
     ],
 )
 def test_a_constructor_that_ends_its_process_fails_the_deployment(
-    deployed: Deployed, running: RunningSystem, name: str, how: str, told: str
+    deployed: Deployed, running: RunningSystem, name: str, how: str, message: str
 ) -> None:
     @serve.deployment(max_constructor_retry_count=1)
     class Ends:
@@ -134,11 +134,11 @@ def test_a_constructor_that_ends_its_process_fails_the_deployment(
 
         def __call__(self) -> None: ...
 
-    with pytest.raises(GreenroomError, match=re.escape(told)):
+    with pytest.raises(GreenroomError, match=re.escape(message)):
         deployed(Ends.bind())
     application = running.status()["applications"][name]
     assert application["status"] == "DEPLOY_FAILED"
-    assert told in application["message"]
+    assert message in application["message"]
 
 
 @serve.deployment(health_check_period_s=0.1, graceful_shutdown_timeout_s=1)

@@ -258,8 +258,8 @@ def test_the_state_of_another_version_is_refused_at_once_naming_both(
     store.apply({"goal/1": schema.to_bytes(4, "big") + b"a record", "code/x": b"code"})
     store.close()
     reads = f"this release reads formats {OLDEST} to {FORMAT + 1}"
-    told = rf"{settings.state_dir}\S* .* format {schema}; {reads}"
-    with pytest.raises(StartError, match=told):
+    message = rf"{settings.state_dir}\S* .* format {schema}; {reads}"
+    with pytest.raises(StartError, match=message):
         system.start(settings)
     assert not system.is_running(settings)
 

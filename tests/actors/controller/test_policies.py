@@ -167,7 +167,7 @@ def scribble(_context: Any) -> int:
 
 
 @pytest.mark.parametrize(
-    ("policy", "told"),
+    ("policy", "message"),
     [
         (boom, "ZeroDivisionError: no load, no replicas"),
         (leave, "SystemExit: 3"),
@@ -178,9 +178,11 @@ def scribble(_context: Any) -> int:
         (scribble, "its process ended"),
     ],
 )
-def test_what_goes_wrong_is_an_error_that_says_what(asker: Asker, policy: Any, told: str) -> None:
+def test_what_goes_wrong_is_an_error_that_says_what(
+    asker: Asker, policy: Any, message: str
+) -> None:
     asker.set_policy(policy)
-    assert told in asker.ask()["error"]
+    assert message in asker.ask()["error"]
 
 
 def test_one_that_is_not_done_in_time_is_killed_with_what_it_started_and_starts_again_later(

@@ -92,8 +92,8 @@ def test_where_nothing_can_be_read_a_question_is_told_so_and_nothing_of_changes(
     tmp_path: Path,
 ) -> None:
     settings = read_settings({}, state_dir=str(tmp_path))
-    (told, status) = ask(settings, ops.ListBackends(), ops.GetStatus())
-    assert told.error_kind == "StateNotReadableError"
-    assert told.error.startswith("the state cannot be read: ")
-    assert "changed" not in told.error
+    (found, status) = ask(settings, ops.ListBackends(), ops.GetStatus())
+    assert found.error_kind == "StateNotReadableError"
+    assert found.error.startswith("the state cannot be read: ")
+    assert "changed" not in found.error
     assert status.value["saving"]["error"] == str(FULL)

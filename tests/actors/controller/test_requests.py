@@ -149,8 +149,8 @@ def test_a_change_of_an_endpoint_is_answered_when_every_proxy_holds_it() -> None
             assert proxies.hold() == []
             assert is_so(proxies.tables["endpoint/e"])
             assert proxies.hold("near") == [], "one proxy has not said that it holds it"
-        ((told, error),) = [(each.request_id, each.error) for each in proxies.hold("far")]
-        assert (told, error) == (str(number), "")
+        ((found, error),) = [(each.request_id, each.error) for each in proxies.hold("far")]
+        assert (found, error) == (str(number), "")
 
 
 def test_a_proxy_that_is_silent_is_told_as_the_reason_after_a_while(
@@ -184,7 +184,7 @@ def test_answers_are_kept_for_the_last_requests_only_and_not_what_was_read() -> 
 
 
 @pytest.mark.parametrize(
-    ("operation", "fields", "told"),
+    ("operation", "fields", "message"),
     [
         ("no_such", {}, "the controller does not know an operation 'no_such'"),
         (["x"], {}, "the controller does not know an operation ['x']"),
@@ -207,14 +207,14 @@ def test_answers_are_kept_for_the_last_requests_only_and_not_what_was_read() -> 
     ],
 )
 def test_what_is_no_operation_or_has_bad_fields_is_refused_by_name_and_value(
-    operation: Any, fields: Any, told: str
+    operation: Any, fields: Any, message: str
 ) -> None:
     cluster, requests = cluster_with_requests()
     ask(requests, create(0))
     cluster.take_changes()
     reply = ask(requests, am.Request(request_id="1", operation=operation, fields=fields))
     assert reply.error_kind == "InvalidRequestError"
-    assert told in reply.error
+    assert message in reply.error
     assert not cluster.take_changes()
 
 

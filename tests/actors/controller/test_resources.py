@@ -46,16 +46,16 @@ def test_a_deployment_without_room_waits_and_status_and_the_command_say_for_what
     second = client.deploy("second", hello, actor_options={"num_cpus": 1, "resources": {"disk": 3}})
     with pytest.raises(TimeoutError):
         client.wait_for_goal(second, 0.5)
-    told = (
+    message = (
         "a replica needs 1 num_cpus, and 0 num_cpus of 2 num_cpus is free: it fits when 1 num_cpus "
         "more is given back by first (2 num_cpus)"
     )
     wait_until(
-        lambda: told in client.get_deployment_info("second")["message"], 5, "what it waits for"
+        lambda: message in client.get_deployment_info("second")["message"], 5, "what it waits for"
     )
     shown = small.greenroom("status", "--json")
     assert shown.returncode == 1
-    assert told in shown.stdout
+    assert message in shown.stdout
     assert small.status()["resources"]["num_cpus"] == {"total": 2.0, "taken": 2.0}
     shown = small.greenroom("status")
     assert "backend 'second' is UPDATING: 0 of 1 replicas run; a replica" in " ".join(
@@ -76,8 +76,8 @@ def test_a_deployment_without_room_waits_and_status_and_the_command_say_for_what
             stderr=output,
         )
     try:
-        told = "needs 5 num_cpus, and the host has 2 num_cpus in all"
-        wait_until(lambda: told in log.read_text(), 20, "the command tells what it waits for")
+        message = "needs 5 num_cpus, and the host has 2 num_cpus in all"
+        wait_until(lambda: message in log.read_text(), 20, "the command tells what it waits for")
     finally:
         command.terminate()
         command.wait(10)

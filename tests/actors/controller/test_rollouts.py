@@ -70,10 +70,10 @@ def test_a_good_version_gets_all_traffic_and_a_bad_one_none(
         with pytest.raises(DeployFailedError, match="queries were bad"):
             client.wait_for_goal(goal, 60)
         assert client.list_endpoints()[shop]["traffic"] == {old: 1.0}
-        told = client.list_rollouts()[shop]
-        assert told["state"] == "went back"
+        found = client.list_rollouts()[shop]
+        assert found["state"] == "went back"
         # The last one may have been counted here before its client has.
-        wait_until(lambda: told["new"]["errors"] <= counts[500, ""], 5, "no more than there were")
+        wait_until(lambda: found["new"]["errors"] <= counts[500, ""], 5, "no more than there were")
         goal = client.rollout(
             shop, to=new, steps=[0.5, 1], **{**QUICK, "abort_if": {"error_rate": 0.9}}
         )

@@ -41,9 +41,9 @@ def test_many_changes_are_one_write_and_the_next_waits(loop: LoneLoop, tmp_path:
     assert len(loop.due()) == 1
     assert loop.due()[0] == pytest.approx(status_file.DELAY_S)
     fire(loop)
-    told = json.loads(path.read_text())
-    assert (told["schema"], told["reads"]) == (1, 1)
-    assert told["written_at"] == pytest.approx(time.time(), abs=5)
+    report = json.loads(path.read_text())
+    assert (report["schema"], report["reads"]) == (1, 1)
+    assert report["written_at"] == pytest.approx(time.time(), abs=5)
     assert loop.due()[0] == pytest.approx(status_file.HEARTBEAT_S)
     file.changed()
     assert loop.due()[0] == pytest.approx(status_file.PERIOD_S)
@@ -66,7 +66,7 @@ def test_a_file_that_cannot_be_written_is_logged_once_and_tried_again(
     loop: LoneLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warnings: list[Any] = []
-    monkeypatch.setattr(status_file.logger, "warning", lambda *told: warnings.append(told))
+    monkeypatch.setattr(status_file.logger, "warning", lambda *logged: warnings.append(logged))
     path = tmp_path / "missing" / "status.json"
     file = StatusFile(loop, path, dict)
     for _ in range(3):
@@ -89,16 +89,16 @@ def test_the_file_follows_what_runs_and_goes_when_the_system_stops(
     path = own_system.settings.status_file
     assert path == own_system.settings.state_dir / "status.json"
 
-    def told() -> dict[str, Any]:
+    def read() -> dict[str, Any]:
         return json.loads(path.read_text()) if path.exists() else {}  # type: ignore[no-any-return]
 
     client = serve.Client(own_system.connection, own_system.settings)
     client.wait_for_goal(client.deploy("m", hello, version="1"), 20)
     shown = wait_until(
         lambda: (
-            told()
-            if told().get("backends", {}).get("m", {}).get("status") == "HEALTHY"
-            and told()["pending_goals"] == 0
+            read()
+            if read().get("backends", {}).get("m", {}).get("status") == "HEALTHY"
+            and read()["pending_goals"] == 0
             else None
         ),
         20,
@@ -112,7 +112,7 @@ def test_the_file_follows_what_runs_and_goes_when_the_system_stops(
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: not alive(killed), 5, "it is dead")
     wait_until(
-        lambda: ("controller", told()["controller"]["pid"]) in own_system.pids(),
+        lambda: ("controller", read()["controller"]["pid"]) in own_system.pids(),
         20,
         "the next controller writes it",
     )

@@ -172,7 +172,7 @@ class Ending:
         question = cm.DescribeEnd(request_id=f"by {proxy}", replica=TAG, address=None)
         self.supervisor.describe_end(question, proxy)
 
-    def told(self) -> list[tuple[str, str, str]]:
+    def described(self) -> list[tuple[str, str, str]]:
         """Return the proxies that have heard of it, as what, and the cause."""
         return [(to, each.request_id, each.cause) for to, each in self.loop.sent]
 
@@ -184,15 +184,15 @@ def test_proxies_hear_why_a_replica_ended_once_the_controller_knows() -> None:
     ending.loop.end(ending.process)
     ending.loop.pass_time(0.5)
     ending.ask("later")
-    assert ending.told() == []
+    assert ending.described() == []
     ending.loop.pass_time(1.0)
     ending.ask("late")
     proxies = ("early", "later", "late")
-    assert ending.told() == [(proxy, f"by {proxy}", "SIGSEGV") for proxy in proxies]
+    assert ending.described() == [(proxy, f"by {proxy}", "SIGSEGV") for proxy in proxies]
 
 
 @pytest.mark.parametrize(
-    ("worn", "cause", "told"),
+    ("worn", "cause", "message"),
     [
         ("out of memory: it has 90 MiB", "exit code 0", "out of memory: it has 90 MiB"),
         ("max_memory_bytes: it has", "out of memory: SIGKILL", "out of memory: SIGKILL"),
@@ -200,13 +200,13 @@ def test_proxies_hear_why_a_replica_ended_once_the_controller_knows() -> None:
     ],
 )
 def test_what_a_replica_had_said_goes_before_its_exit_code_but_not_before_the_kernel(
-    worn: str, cause: str, told: str
+    worn: str, cause: str, message: str
 ) -> None:
     ending = Ending(cause, worn)
     ending.loop.end(ending.process)
     ending.loop.pass_time(1.0)
     ending.ask("proxy")
-    assert ending.told() == [("proxy", "by proxy", told)]
+    assert ending.described() == [("proxy", "by proxy", message)]
 
 
 def test_of_a_replica_that_is_not_known_proxies_hear_nothing() -> None:

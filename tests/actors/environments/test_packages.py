@@ -109,8 +109,8 @@ def test_what_cannot_be_installed_is_the_reason_and_names_the_package(
         absent = with_env(2, pip=lines(wheels, "no-such-package"))
         with pytest.raises(DeployFailedError, match=r"pip failed: .*no-such-package"):
             serve.run(absent, name="absent", route_prefix=None)
-        told = json.dumps(system.status()["applications"]["absent"])
-        assert "no-such-package" in told
+        report = json.dumps(system.status()["applications"]["absent"])
+        assert "no-such-package" in report
         # Nor what Greenroom itself needs, in a version that it cannot use.
         greedy = with_env(pip=lines(wheels, "greedy"))
         with pytest.raises(DeployFailedError, match=r"greedy 1.0 depends on pydantic==1.0"):
@@ -263,8 +263,8 @@ def test_an_installer_that_takes_too_long_is_ended_with_what_it_started(
     folder = uv / "environments" / "a"
     with pytest.raises(DeployFailedError) as failed:
         install(folder).result(DEADLINE_S)
-    told = "uv did not end within 2 s: ERROR: still waiting for the index"
-    assert (str(failed.value), folder.exists()) == (told, False)
+    message = "uv did not end within 2 s: ERROR: still waiting for the index"
+    assert (str(failed.value), folder.exists()) == (message, False)
     child = int((uv / "child").read_text())
     wait_until(lambda: not alive(child), 5, "the end of what it started")
 

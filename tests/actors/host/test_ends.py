@@ -44,7 +44,7 @@ LAST = "one\ntwo\n\n  three\nbad magic number\n"
 
 
 @pytest.mark.parametrize(
-    ("status", "logged", "told"),
+    ("status", "logged", "message"),
     [
         (0, LAST, "exit code 0; its log ends with: two | three | bad magic number"),
         (-signal.SIGSEGV, LAST, "SIGSEGV; its log ends with: two | three | bad magic number"),
@@ -59,12 +59,12 @@ LAST = "one\ntwo\n\n  three\nbad magic number\n"
     ids=["a code", "a signal", "a crash of Python", "a long line", "no log"],
 )
 def test_an_end_is_told_by_code_or_signal_and_the_last_lines(
-    settings: HostSettings, status: int, logged: str | None, told: str
+    settings: HostSettings, status: int, logged: str | None, message: str
 ) -> None:
     if logged is not None:
         (settings.logs_dir / f"replica-{TAG}.log").write_text(logged)
     record_end(settings.run_dir, ADDRESS, status)
-    assert cause(settings) == told
+    assert cause(settings) == message
 
 
 def cause_of_kill(settings: HostSettings, ends: Ends) -> str:

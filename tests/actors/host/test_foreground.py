@@ -71,7 +71,7 @@ def test_every_event_is_one_object_on_the_standard_output(tmp_path: Path) -> Non
         running.disconnect()
         command.send_signal(signal.SIGTERM)
         assert command.wait(60) == 0
-    told = events()
-    assert [each["message"] for each in told if each["message"] == "stopping"] == ["stopping"]
-    assert told[-1]["message"].startswith("stopped; ")
-    assert all(set(each) == {"time", "level", "part", "pid", "message"} for each in told)
+    seen = events()
+    assert [each["message"] for each in seen if each["message"] == "stopping"] == ["stopping"]
+    assert seen[-1]["message"].startswith("stopped; ")
+    assert all(set(each) == {"time", "level", "part", "pid", "message"} for each in seen)

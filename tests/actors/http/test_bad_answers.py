@@ -144,7 +144,7 @@ def statuses(received: bytes) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "message"),
     [
         ("an-object", b"cannot turn a object into an HTTP response"),
         ("a-nan", b"cannot turn a dict into an HTTP response"),
@@ -157,10 +157,10 @@ def statuses(received: bytes) -> list[int]:
         ("an-early-exception", b"the deployment raised an exception"),
     ],
 )
-def test_what_cannot_be_an_answer_is_500_and_says_why(raw: Raw, kind: str, told: bytes) -> None:
+def test_what_cannot_be_an_answer_is_500_and_says_why(raw: Raw, kind: str, message: bytes) -> None:
     received = raw(NAMES[0], kind)
     assert statuses(received) == [500, 200], "and the connection goes on"
-    assert told in received
+    assert message in received
     assert b"Request ID: the-id" in received
     assert b"secret" not in received.lower()
     assert b"Traceback" not in received

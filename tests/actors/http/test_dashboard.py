@@ -105,8 +105,8 @@ def test_a_token_that_is_none_is_told_and_not_kept(page: Browser) -> None:
 def test_a_viewer_sees_all_and_changes_nothing(page: Browser, tokens: dict[str, str]) -> None:
     sign_in(page, tokens["viewer"], "viewer")
     page.wait("shop", "#overview")
-    for told in ("scaled", "/shop", "mirrored to new 100 %", "Hosts", "controller"):
-        page.wait(told, "#overview")
+    for found in ("scaled", "/shop", "mirrored to new 100 %", "Hosts", "controller"):
+        page.wait(found, "#overview")
     page.click("[data-key='deployment shop#scaled']")
     page.wait("shop#scaled#", "#overview")  # its replica
     page.wait("Queries and replicas", "#overview")
@@ -244,10 +244,10 @@ def test_a_page_of_an_application_cannot_have_a_service_worker(
     window: Browser, system: RunningSystem
 ) -> None:
     window.open(f"{system.url}/shop")
-    told = window.run(
+    found = window.run(
         "return navigator.serviceWorker.register('/shop/sw.js').then(() => 'taken', String)"
     )
-    assert "403" in told
+    assert "403" in found
     window.errors()  # the browser's own of that
 
 

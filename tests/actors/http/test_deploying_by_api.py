@@ -159,7 +159,7 @@ def test_by_file_by_api_and_by_page_it_is_the_same(
 
 
 @pytest.mark.parametrize(
-    ("body", "query", "kind", "status", "told"),
+    ("body", "query", "kind", "status", "message"),
     [
         ("{", "", "", 400, "the body is no JSON document"),
         (b"\xff", "", "", 400, "the body is no JSON document"),
@@ -185,7 +185,7 @@ def test_by_file_by_api_and_by_page_it_is_the_same(
     ],
 )
 def test_a_bad_document_is_refused_by_name(
-    system: RunningSystem, token: str, body: Any, query: str, kind: str, status: int, told: str
+    system: RunningSystem, token: str, body: Any, query: str, kind: str, status: int, message: str
 ) -> None:
     before = state(system)
     answer = put(system, token, body, query, kind)
@@ -193,16 +193,16 @@ def test_a_bad_document_is_refused_by_name(
     assert (answer.status, problem["status"]) == (status, status), problem
     assert answer.headers["content-type"] == "application/problem+json"
     assert problem["type"] == f"urn:greenroom:problem:{problem['title']}"
-    assert told in problem["detail"]
+    assert message in problem["detail"]
     assert state(system) == before
 
 
 def test_who_made_a_token_is_in_the_history(system: RunningSystem, token: str) -> None:
     system.greenroom("token", "create", "brief", "--role", "viewer", "--expires", "1h")
     system.greenroom("token", "revoke", "brief")
-    told = [line for line in system.greenroom("history").stdout.splitlines() if "'brief'" in line]
-    assert "create token 'brief' with the role viewer" in told[0]
-    assert "revoke token 'brief'" in told[1]
+    output = [line for line in system.greenroom("history").stdout.splitlines() if "'brief'" in line]
+    assert "create token 'brief' with the role viewer" in output[0]
+    assert "revoke token 'brief'" in output[1]
     undone = system.greenroom("undo")
     assert undone.returncode == 1
     assert "changed no definition" in undone.stderr

@@ -232,8 +232,8 @@ def test_what_has_never_run_is_refused_at_once_and_readiness_says_why(
     with ThreadPoolExecutor(1) as pool:
         deployed = pool.submit(deploy, wire.system, patient, "never", "/never")
         readiness = "/-/readyz?application=never"
-        told = b"RuntimeError: broken on purpose"
-        wait_until(lambda: told in wire.ask(readiness).body, 10, "it is told why")
+        message = b"RuntimeError: broken on purpose"
+        wait_until(lambda: message in wire.ask(readiness).body, 10, "it is told why")
         refused = wire.ask("/never")
         (folder / "broken").unlink()
         deployed.result()

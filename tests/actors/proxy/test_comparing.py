@@ -79,15 +79,15 @@ def test_differences_are_counted_by_cause_with_examples(shop: Shop) -> None:
     shop.compare({"how": "json", "relative_tolerance": 1e-6, "ignore": ["/at"]})
     for asked in ("", "", "", "off", "off", "raise", "text", "big"):
         assert shop.get(asked)[0] == 200
-    told = shop.wait_for(lambda f: f["compared"] + f["not_compared"] == 8, "all eight")
-    assert (told["compared"], told["equal"], told["different"]) == (6, 3, 3)
+    output = shop.wait_for(lambda f: f["compared"] + f["not_compared"] == 8, "all eight")
+    assert (output["compared"], output["equal"], output["different"]) == (6, 3, 3)
     assert shop.causes() == {
         "/score: other value": 2,
         "status 200 became 500": 1,
         "shadow: no JSON": 1,
         "primary: larger than 256 KiB": 1,
     }
-    (example, _) = told["causes"][0]["examples"]
+    (example, _) = output["causes"][0]["examples"]
     assert example["request_id"] == "id-off"
     assert example["detail"] == "0.5 became 1.500000001"
     assert json.loads(example["shadow"]["body"])["at"] == "new"
@@ -95,8 +95,8 @@ def test_differences_are_counted_by_cause_with_examples(shop: Shop) -> None:
     assert shown.returncode == 0, shown.stderr
     assert "6 compared, 3 different, 2 not compared" in shown.stdout
     assert "id-off  0.5 became 1.500000001" in shown.stdout
-    told = json.loads(shop.running.greenroom("diff", shop.name, "--json").stdout)
-    assert told[shop.shadow]["different"] == 3
+    output = json.loads(shop.running.greenroom("diff", shop.name, "--json").stdout)
+    assert output[shop.shadow]["different"] == 3
 
 
 def test_a_function_of_the_users_compares(shop: Shop) -> None:
@@ -109,8 +109,8 @@ def test_a_function_of_the_users_compares(shop: Shop) -> None:
     shop.compare(closely)
     for asked in ("", "off"):
         shop.get(asked)
-    told = shop.wait_for(lambda f: f["compared"] == 2, "both")
-    assert told["by"].startswith("function tests.actors")
+    found = shop.wait_for(lambda f: f["compared"] == 2, "both")
+    assert found["by"].startswith("function tests.actors")
     assert shop.causes() == {"a score is off": 1}
 
 

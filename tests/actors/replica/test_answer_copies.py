@@ -109,6 +109,6 @@ def test_what_is_kept_is_bounded_and_what_is_dropped_is_told(replica: Replica) -
         replica.answered(number, part)
     replica.answered(1000, bytes(300 * 1024))
     replica.pass_time(2.0)
-    told = [each.missing for sent in replica.sent for each in sent]
-    assert told == [""] * kept + [TOO_MANY, TOO_LARGE]
+    found = [each.missing for sent in replica.sent for each in sent]
+    assert found == [""] * kept + [TOO_MANY, TOO_LARGE]
     assert replica.copies.is_empty

@@ -89,8 +89,8 @@ def test_a_router_hears_that_an_answer_did_not_reach_its_caller(
     world: OneProcess, monkeypatch: pytest.MonkeyPatch, *, ends_first: bool
 ) -> None:
     """Else nobody would ever answer a caller that lives behind a broken link."""
-    told: list[Any] = []
-    monkeypatch.setattr(world.queries, "_report_soon", lambda _, news: told.append(news))
+    found: list[Any] = []
+    monkeypatch.setattr(world.queries, "_report_soon", lambda _, news: found.append(news))
     run = run_by(world, "proxy", 5)
     run.answer(m.ValueAnswer(7, b""))
     if ends_first:
@@ -98,15 +98,15 @@ def test_a_router_hears_that_an_answer_did_not_reach_its_caller(
     world.queries._undeliverable(run.assignment.caller_incarnation, [])  # it waits to leave
     if not ends_first:
         run.end()
-    assert told == [("answered", (5, 200)), ("undelivered", 5)]
+    assert found == [("answered", (5, 200)), ("undelivered", 5)]
     assert world.queries.undelivered == 0
 
 
 def test_a_router_hears_that_a_stream_broke_off_on_its_way(
     world: OneProcess, cancelled: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Any] = []
-    monkeypatch.setattr(world.queries, "_report", lambda _, news: told.append(news))
+    found: list[Any] = []
+    monkeypatch.setattr(world.queries, "_report", lambda _, news: found.append(news))
     run = run_by(world, "proxy", 5)
     run.begin(200, ())
     world.queries._undeliverable(
@@ -114,4 +114,4 @@ def test_a_router_hears_that_a_stream_broke_off_on_its_way(
     )
     assert cancelled == [("proxy", 5)]
     run.end()
-    assert told == [("begun", 5), ("undelivered", 5)]
+    assert found == [("begun", 5), ("undelivered", 5)]

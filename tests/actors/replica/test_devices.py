@@ -97,16 +97,16 @@ def test_replicas_see_their_gpus_alone_also_after_a_kill(gpus: RunningSystem) ->
 
 
 def test_ranks_follow_the_number_of_replicas(gpus: RunningSystem) -> None:
-    def told(handle: Any) -> dict[int, int]:
+    def visible(handle: Any) -> dict[int, int]:
         seen = [handle.remote().result(10) for _ in range(20)]
         return {each["rank"]: each["of"] for each in seen}
 
     with gpus.as_default():
         handle = deploy(gpus, "ranked", 3, 0)
         assert handle.remote().result(10)["gpu"] == "all"
-        wait_until(lambda: told(handle) == {0: 3, 1: 3, 2: 3}, 10, "ranks of three")
+        wait_until(lambda: visible(handle) == {0: 3, 1: 3, 2: 3}, 10, "ranks of three")
         handle = deploy(gpus, "ranked", 2, 0)
-        wait_until(lambda: told(handle) == {0: 2, 1: 2}, 10, "ranks of two")
+        wait_until(lambda: visible(handle) == {0: 2, 1: 2}, 10, "ranks of two")
         serve.delete("ranked")
 
 
@@ -125,13 +125,13 @@ def threads_of_libraries() -> str:
 
 
 def test_libraries_compute_on_as_many_threads_as_a_replica_has_cpus(gpus: RunningSystem) -> None:
-    def told(**actor_options: Any) -> Any:
+    def visible(**actor_options: Any) -> Any:
         app = threads_of_libraries.options(actor_options=actor_options).bind()
         return serve.run(app, name="threads", route_prefix=None).remote().result(10)
 
     with gpus.as_default():
-        assert told() == "1"
-        assert told(num_cpus=0.5) == "1"
-        assert told(num_cpus=2) == "2"
+        assert visible() == "1"
+        assert visible(num_cpus=0.5) == "1"
+        assert visible(num_cpus=2) == "2"
         set_by_user = {"env_vars": {"OMP_NUM_THREADS": "7"}}
-        assert told(num_cpus=2, runtime_env=set_by_user) == "7"
+        assert visible(num_cpus=2, runtime_env=set_by_user) == "7"

@@ -322,7 +322,7 @@ def test_one_that_answers_nothing_any_more_is_killed_and_replaced(
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "message"),
     [
         (
             python("import sys; print('loading weights.bin'); sys.exit(3)"),
@@ -331,8 +331,8 @@ def test_one_that_answers_nothing_any_more_is_killed_and_replaced(
         ("no-such-engine --port {port}", "No such file or directory: 'no-such-engine'"),
     ],
 )
-def test_one_that_cannot_start_says_why(deployed: Any, command: str, told: str) -> None:
-    with pytest.raises(DeployFailedError, match=told):
+def test_one_that_cannot_start_says_why(deployed: Any, command: str, message: str) -> None:
+    with pytest.raises(DeployFailedError, match=message):
         deployed(command, max_constructor_retry_count=1)
 
 
@@ -358,10 +358,10 @@ def test_one_without_the_metrics_that_are_asked_for_serves_all_the_same(
 ) -> None:
     deployed(PLAIN, health="/", load_metrics=["jobs"], health_check_period_s=0.1)
     (log,) = running.settings.logs_dir.glob(f"replica-{name}*.log")
-    told = "the engine's /metrics has status 404"
-    wait_until(lambda: told in log.read_text(), 20, "it is told")
+    message = "the engine's /metrics has status 404"
+    wait_until(lambda: message in log.read_text(), 20, "it is told")
     assert running.get(f"/{name}/")[0] == 200
-    assert log.read_text().count(told) == 1
+    assert log.read_text().count(message) == 1
 
 
 @pytest.mark.parametrize(
@@ -431,7 +431,7 @@ def test_variables_are_added_to_those_of_its_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"command": "vllm serve M"}, "must have {port}"),
         ({"command": ""}, "must have {port}"),
@@ -460,7 +460,7 @@ def test_variables_are_added_to_those_of_its_environment() -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_one_is_told(given: dict[str, Any], told: str) -> None:
+def test_what_is_wrong_with_one_is_told(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         Engine(**given)
-    assert told in str(refused.value)
+    assert message in str(refused.value)

@@ -185,7 +185,7 @@ URLS = {
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "told"),
+    ("path", "status", "message"),
     [
         ("/items/a%20b", 200, {"item": "a b", "using": "a session"}),
         ("/items/gone", 410, {"sold_out": "gone"}),
@@ -202,10 +202,10 @@ URLS = {
     ],
 )
 def test_each_request_reaches_its_route_below_the_prefix(
-    ask: Ask, path: str, status: int, told: Any
+    ask: Ask, path: str, status: int, message: Any
 ) -> None:
     got = ask(path)
-    assert (got.status, got.json) == (status, told)
+    assert (got.status, got.json) == (status, message)
 
 
 def test_dependencies_are_closed_and_exceptions_keep_their_headers(ask: Ask, folder: Path) -> None:

@@ -124,7 +124,7 @@ def models(*names: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({}, "llm_configs"),
         (models(), "llm_configs"),
@@ -137,10 +137,10 @@ def models(*names: str, **more: Any) -> dict[str, Any]:
         (models("m", ready_timeout_s=0), "ready_timeout_s"),
     ],
 )
-def test_what_is_wrong_is_told(given: dict[str, Any], told: str) -> None:
+def test_what_is_wrong_is_told(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         build_openai_app(given)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 # --- What a client gets ---------------------------------------------------------------------------
@@ -186,8 +186,8 @@ def test_a_model_that_is_not_there_is_told_with_those_that_are(client: openai.Op
 def test_a_body_without_a_model_is_refused(
     client: openai.OpenAI, running: RunningSystem, body: bytes
 ) -> None:
-    status, told = running.get(f"{ROUTE}/v1/chat/completions", data=body)
-    assert (status, b"model" in told) in {(400, True), (404, True)}
+    status, found = running.get(f"{ROUTE}/v1/chat/completions", data=body)
+    assert (status, b"model" in found) in {(400, True), (404, True)}
 
 
 def test_a_conversation_stays_at_one_replica(client: openai.OpenAI) -> None:

@@ -288,8 +288,8 @@ def test_tracebacks_show_frames_of_ours_in_debug_alone(
     except InvalidRequestError as error:
         logger.setLevel(level)
         try:
-            told = formatter.formatException((type(error), error, error.__traceback__))
+            found = formatter.formatException((type(error), error, error.__traceback__))
         finally:
             logger.setLevel(before)
-    assert "test_logging.py" in told
-    assert ("in get_deployment_handle" in told) == has_ours
+    assert "test_logging.py" in found
+    assert ("in get_deployment_handle" in found) == has_ours

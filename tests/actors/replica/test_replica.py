@@ -421,9 +421,9 @@ def test_threads_that_are_all_busy_while_calls_wait_are_told_of(
     replica.run(calls)
     wait_until(inside(gate, 32), 10, "all threads are busy")
     numbers = itertools.count(2)
-    told = wait_until(lambda: replica.check(next(numbers))[0].trouble, 5, "it is told")
-    assert "all 32 threads have been busy" in told
-    assert "8 calls wait" in told
+    found = wait_until(lambda: replica.check(next(numbers))[0].trouble, 5, "it is told")
+    assert "all 32 threads have been busy" in found
+    assert "8 calls wait" in found
     assert replica.check(next(numbers))[0].error == "", "somebody waits for these"
     (gate / "open").touch()
     assert set(replica.outcomes(calls).values()) == {200}

@@ -120,8 +120,8 @@ def test_an_app_made_in_the_replica_is_refused_where_it_would_answer_422(
     made = serve.deployment(serve.ingress(factory)()).options(max_constructor_retry_count=1)
     with pytest.raises(DeployFailedError) as failed:
         deployed(made.bind())
-    told = f"item: Item of {__name__}.factory.<locals>.take"
-    assert f"would answer 422: {told}. They are strings" in str(failed.value)
+    message = f"item: Item of {__name__}.factory.<locals>.take"
+    assert f"would answer 422: {message}. They are strings" in str(failed.value)
     deployed(serve.deployment(serve.ingress(factory_of_what_it_knows)()).bind())
     assert post("/item") == "x is an Item"
 
@@ -134,8 +134,10 @@ def test_what_nobody_can_resolve_is_refused_before_it_travels() -> None:
 
     class Local(pydantic.BaseModel): ...
 
-    told = r"deployment 'd': FastAPI could not .* local: Local of .*; price: Decimal of .*strings"
-    with pytest.raises(InvalidRequestError, match=told):
+    message = (
+        r"deployment 'd': FastAPI could not .* local: Local of .*; price: Decimal of .*strings"
+    )
+    with pytest.raises(InvalidRequestError, match=message):
         pack_code("deployment 'd'", serve.ingress(app)(), (), {}, None)
 
 

@@ -90,6 +90,6 @@ def test_what_keeps_a_replica_from_loading_is_told_in_one_line():
 def test_an_error_of_ours_alone_has_its_text():
     with pytest.raises(InvalidRequestError) as caught:
         serve.get_app_handle("")
-    told = users_traceback(caught.value)
-    assert "name=''" in told
-    assert "serve/api.py" not in told
+    found = users_traceback(caught.value)
+    assert "name=''" in found
+    assert "serve/api.py" not in found

@@ -174,21 +174,21 @@ def test_a_replica_above_its_gpu_memory_is_replaced_and_far_above_it_ends_at_onc
 
 
 @pytest.mark.parametrize(
-    ("nvml", "told"),
+    ("nvml", "message"),
     [
         ("none", "ModuleNotFoundError: No module named 'pynvml'"),
         ("broken", "ArithmeticError: NVML Shared Library Not Found"),
     ],
 )
 def test_without_nvml_one_warning_says_that_the_limit_is_none(
-    running: RunningSystem, on_gpus: Callable[..., str], name: str, nvml: str, told: str
+    running: RunningSystem, on_gpus: Callable[..., str], name: str, nvml: str, message: str
 ) -> None:
     pid = on_gpus(nvml, max_age_s=3.5 * CHECK_S)
     assert running.get(f"/{name}?use=130") == (200, pid.encode())
     wait_until(lambda: restarts(running, name) == {"max_age_s": 1}, 30, "its last look")
     log = (running.settings.logs_dir / "replica.log").read_text()
     warnings = [line for line in log.splitlines() if "limits nothing here" in line]
-    assert [told in line for line in warnings if f" {pid} " in line] == [True]
+    assert [message in line for line in warnings if f" {pid} " in line] == [True]
 
 
 # With a queue's limit there are no leases: each query goes by the router.

@@ -60,19 +60,19 @@ def test_replicas_work_in_a_copy_of_the_folder_and_a_changed_file_is_a_new_relea
     folder = tmp_path / "project"
     write(folder, "one")
     args = ("deploy", "main:app", "--working-dir", str(folder))
-    code, told = deploy(own_system, *args)
-    assert code == 0, told
+    code, output = deploy(own_system, *args)
+    assert code == 0, output
     assert own_system.get("/") == (200, b"one late data")
     write(folder, "two")
-    code, told = deploy(own_system, *args, "--plan")
-    assert (code, "actor_options.runtime_env.working_dir" in told) == (3, True), told
+    code, output = deploy(own_system, *args, "--plan")
+    assert (code, "actor_options.runtime_env.working_dir" in output) == (3, True), output
     assert own_system.get("/")[1] == b"one late data"
     assert deploy(own_system, *args)[0] == 0
     assert own_system.get("/") == (200, b"two late data")
     unpacked = [each for each in own_system.settings.folders_dir.iterdir() if each.is_dir()]
     assert len(unpacked) == 2
-    code, told = deploy(own_system, "undo")
-    assert code == 0, told
+    code, output = deploy(own_system, "undo")
+    assert code == 0, output
     assert own_system.get("/") == (200, b"one late data")
     sent = (own_system.settings.logs_dir / "controller.log").read_text().count("sending folder")
     assert sent == 2  # what is here is not fetched again
@@ -156,8 +156,8 @@ def test_a_runtime_env_is_there_before_user_code_and_of_each_deployment_by_itsel
         )
         with pytest.raises(InvalidRequestError, match="runtime_env=3: must be"):
             serve.run(words.app, runtime_env=3)  # type: ignore[arg-type]
-    code, told = deploy(system, "history")
+    code, output = deploy(system, "history")
     assert code == 0
-    assert "s3cret" not in told
-    code, told = deploy(system, "status", "--json")
-    assert "s3cret" not in told
+    assert "s3cret" not in output
+    code, output = deploy(system, "status", "--json")
+    assert "s3cret" not in output

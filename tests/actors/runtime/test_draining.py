@@ -39,9 +39,9 @@ def test_what_the_controller_tells_is_the_limit_also_below_the_default(
     settings: HostSettings,
 ) -> None:
     assert drain_s(settings) == DEFAULT_S
-    for told in (90.0, 3.0, 0.0):
-        record_drain_s(settings, told)
-        assert drain_s(settings) == told
+    for found in (90.0, 3.0, 0.0):
+        record_drain_s(settings, found)
+        assert drain_s(settings) == found
     assert stop_s(0.0) < stop_s(3.0) < stop_s(DEFAULT_S) < stop_s(90.0)
 
 
@@ -65,8 +65,8 @@ def test_the_file_is_written_only_when_the_limit_changes(
     monkeypatch.setattr(
         draining, "write_private", lambda path, text: (written.append(text), write(path, text))
     )
-    for told in (20.0, 0.0, 60.0, 60.0, 20.0, 20.0):
-        record_drain_s(settings, told)
+    for found in (20.0, 0.0, 60.0, 60.0, 20.0, 20.0):
+        record_drain_s(settings, found)
     assert written == ["0", "60", "20"]
 
 

@@ -53,8 +53,8 @@ def run_program(folder: Path, text: str) -> str:
 
 def test_a_forked_child_has_what_it_is_to_keep_and_nothing_else(tmp_path: Path) -> None:
     assert run_program(tmp_path, FORKS) == "said before\nended with 1\n"
-    told = (tmp_path / "output").read_text().splitlines()
-    assert told[:7] == [
+    found = (tmp_path / "output").read_text().splitlines()
+    assert found[:7] == [
         "logged",
         "True 5",  # with the one that looks
         "b'' /dev/null",
@@ -63,7 +63,7 @@ def test_a_forked_child_has_what_it_is_to_keep_and_nothing_else(tmp_path: Path) 
         f"0 False {Path.cwd()}",
         "Traceback (most recent call last):",
     ]
-    assert told[-1] == "RuntimeError: told"
+    assert found[-1] == "RuntimeError: told"
     assert not (tmp_path / "logs" / "parent.log").read_text()
 
 

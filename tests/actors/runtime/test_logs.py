@@ -95,10 +95,10 @@ def test_nothing_that_is_logged_forges_a_line_or_steers_a_terminal() -> None:
     first, *others = LineFormatter("%(levelname)s %(message)s").format(record).split("\n")
     assert first == "INFO asked for GET /"
     assert all(line.startswith("  ") for line in others)
-    told = "\n".join(others).replace("\t", " ")
-    assert told.replace("\n", "").isprintable()
-    assert r"\x1b[2J\x9b31m\u2028\u202e\ud800" in told
-    assert told.count("ERROR forged") == 2, "of the message and of the exception"
+    found = "\n".join(others).replace("\t", " ")
+    assert found.replace("\n", "").isprintable()
+    assert r"\x1b[2J\x9b31m\u2028\u202e\ud800" in found
+    assert found.count("ERROR forged") == 2, "of the message and of the exception"
 
 
 def test_ordinary_text_is_logged_as_it_is() -> None:

@@ -45,10 +45,10 @@ def test_one_that_is_there_and_says_nothing_is_waited_for_and_said_to_be_there(
 ) -> None:
     monkeypatch.setattr(module, "BUSY_S", 1.0)
     admin_port = free_port()
-    told = rf"port {admin_port} of this host has not answered for 1(\.\d+)? s: it is busy"
+    message = rf"port {admin_port} of this host has not answered for 1(\.\d+)? s: it is busy"
     with (
         local_listener(admin_of_port(admin_port).socket_name),
-        pytest.raises(NotRunningError, match=told),
+        pytest.raises(NotRunningError, match=message),
         opened(admin_port),
     ):
         pass

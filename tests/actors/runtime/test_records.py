@@ -116,17 +116,17 @@ def test_stop_ends_what_is_on_no_record(tmp_path: Path) -> None:
 def test_commands_find_the_state_dir_of_what_runs_at_a_port_unless_one_is_named(
     own_system: RunningSystem, tmp_path: Path
 ) -> None:
-    told = own_system.greenroom("logs", "--state-dir", str(tmp_path / "other"))
-    assert told.returncode == 1
-    assert f"in {tmp_path / 'other'}" in told.stderr
+    shown = own_system.greenroom("logs", "--state-dir", str(tmp_path / "other"))
+    assert shown.returncode == 1
+    assert f"in {tmp_path / 'other'}" in shown.stderr
     port, folder = own_system.settings.admin_port, own_system.settings.state_dir
     assert folder_of_port(port) == folder.resolve()
     environ = {"GREENROOM_STATE_DIR": ""}
 
     def greenroom(*args: str) -> str:
-        told = template.greenroom(*args, "--admin-port", str(port), environ=environ)
-        assert told.returncode == 0, told.stderr
-        return told.stdout
+        output = template.greenroom(*args, "--admin-port", str(port), environ=environ)
+        assert output.returncode == 0, output.stderr
+        return output.stdout
 
     assert "controller | " in greenroom("logs", "controller")
     assert str(folder) in greenroom("stop")

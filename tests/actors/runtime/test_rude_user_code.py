@@ -82,17 +82,17 @@ def test_a_loop_that_user_code_ends_goes_on(replica_of: MakeReplica, method: str
 
 
 @pytest.mark.parametrize(
-    ("method", "told"), [("fault", "Segmentation fault"), ("abort", "Aborted")]
+    ("method", "message"), [("fault", "Segmentation fault"), ("abort", "Aborted")]
 )
 def test_a_replica_whose_native_code_faults_is_gone_at_once_and_its_log_tells_where(
-    replica_of: MakeReplica, running: RunningSystem, method: str, told: str
+    replica_of: MakeReplica, running: RunningSystem, method: str, message: str
 ) -> None:
     replica = replica_of(Rude)
     replica.run(replica.calls(1, method=method))
     wait_until(lambda: not replica.alive, 5, "the process's end")
     (log,) = running.settings.logs_dir.glob(f"replica-{replica.tag}*.log")
     text = log.read_text()
-    assert f"Fatal Python error: {told}" in text
+    assert f"Fatal Python error: {message}" in text
     assert "test_rude_user_code.py" in text
     assert f" in {method}" in text
 

@@ -127,7 +127,7 @@ def test_the_environment_of_the_process_counts(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "message"),
     [
         ("admin_port", "many", "admin_port='many': must be a valid integer"),
         ("http_port", "99999", "http.port='99999': must be less than or equal to 65535"),
@@ -190,11 +190,11 @@ def test_the_environment_of_the_process_counts(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_bad_values_are_refused_naming_the_field_and_the_value(
-    name: str, value: str, told: str
+    name: str, value: str, message: str
 ) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         read_settings({"GREENROOM_BIND": HERE["bind"], variable(name): value})
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -211,13 +211,13 @@ def test_only_a_bound_host_can_join(environ: dict[str, str]) -> None:
 
 def test_a_store_is_named_without_its_password() -> None:
     store = "postgresql://me:se-cret@db/x"
-    for given, told in (
+    for given, found in (
         ({**HERE, "join": "10.0.0.2:1900"}, "leave out --join"),
         ({**HERE, "host_name": "a/b"}, "host_name='a/b'"),
     ):
         with pytest.raises(InvalidRequestError) as caught:
             read_settings({"GREENROOM_STORE": store}, **given)
-        assert told in str(caught.value)
+        assert found in str(caught.value)
         assert "se-cret" not in str(caught.value)
     settings = read_settings({"GREENROOM_STORE": store}, **HERE)
     assert settings.may_lead

@@ -60,10 +60,10 @@ def test_a_folder_of_another_user_is_refused(state: Path) -> None:
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777, 0o702])
 def test_a_folder_that_others_may_write_is_refused(state: Path, mode: int) -> None:
     state.chmod(mode)
-    told = refusal(state)
-    assert f"mode is {mode:04o}" in told
+    found = refusal(state)
+    assert f"mode is {mode:04o}" in found
     is_shared = mode == 0o1777  # such as /tmp, which nobody should make private
-    assert ("chmod 700" in told, "give a folder in it" in told) == (not is_shared, is_shared)
+    assert ("chmod 700" in found, "give a folder in it" in found) == (not is_shared, is_shared)
     state.chmod(0o700)
     check_state_dir(state)
 
@@ -77,9 +77,9 @@ def test_a_folder_that_others_may_write_is_refused(state: Path, mode: int) -> No
 )
 def test_what_another_user_left_in_it_is_refused(state: Path, inside: str) -> None:
     os.chown(state / inside, NOBODY, NOBODY)
-    told = refusal(state)
-    assert str(state / inside) in told
-    assert str(NOBODY) in told
+    found = refusal(state)
+    assert str(state / inside) in found
+    assert str(NOBODY) in found
 
 
 @pytest.mark.parametrize("inside", ["logs/access.log", "logs", "store", "host.id", "run/x.json"])
@@ -182,9 +182,9 @@ def test_a_parent_that_a_group_may_write_is_refused_if_other_users_are_in_the_gr
     if not strangers:
         check_state_dir(state)
         return
-    told = refusal(state)
-    assert f"group {gid}, with {strangers} in it, may write {state.parent}" in told
-    assert f"`chmod g-w {state.parent}`" in told
+    found = refusal(state)
+    assert f"group {gid}, with {strangers} in it, may write {state.parent}" in found
+    assert f"`chmod g-w {state.parent}`" in found
     state.parent.chmod(0o1775)
     check_state_dir(state)
 

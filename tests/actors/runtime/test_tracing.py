@@ -59,7 +59,7 @@ def test_it_begins_where_it_is_asked_for_though_nobody_listens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "environ", "told"),
+    ("before", "environ", "message"),
     [
         (
             "",
@@ -79,11 +79,11 @@ def test_it_begins_where_it_is_asked_for_though_nobody_listens() -> None:
     ],
 )
 def test_what_is_wrong_is_logged_and_nothing_is_traced(
-    before: str, environ: dict[str, str], told: str
+    before: str, environ: dict[str, str], message: str
 ) -> None:
     out, err = started(before, **environ)
     assert out.startswith("False")
-    assert told in err
+    assert message in err
 
 
 @pytest.mark.parametrize("module", ["opentelemetry", "opentelemetry.sdk"])
@@ -95,6 +95,6 @@ def test_a_command_says_what_is_asked_for_and_not_installed(
     assert "must be otlp" in tracing.problem_with({"OTEL_TRACES_EXPORTER": "zipkin"})
     monkeypatch.delitem(sys.modules, "opentelemetry.sdk", raising=False)
     monkeypatch.setitem(sys.modules, module, None)
-    told = tracing.problem_with({"OTEL_EXPORTER_OTLP_ENDPOINT": URL})
-    assert told.endswith("nothing is traced: pip install 'greenroom[otel]'")
+    found = tracing.problem_with({"OTEL_EXPORTER_OTLP_ENDPOINT": URL})
+    assert found.endswith("nothing is traced: pip install 'greenroom[otel]'")
     assert tracing.problem_with({}) == ""

@@ -420,14 +420,14 @@ def test_a_policy_that_fails_is_told_until_it_answers_and_the_target_stays(
     assert (last["outcome"], last["at"]) == ("POLICY_FAILED", 5e8)
     assert "the policy failed" in last["why"]
     assert [str(decision) for _, decision in world.cluster.autoscaler.take_log()]
-    told = status.backends(world.cluster)["a"]
-    assert told["policy_failure"] == failure
-    assert "its autoscaling policy failed, so the target stays: " in told["message"]
+    found = status.backends(world.cluster)["a"]
+    assert found["policy_failure"] == failure
+    assert "its autoscaling policy failed, so the target stays: " in found["message"]
     world.run(2)
     answer(world, world.sent(AskPolicy)[-1], replicas=1)
-    told = status.backends(world.cluster)["a"]
-    assert (told["status"], told["message"]) == ("HEALTHY", "")
-    assert "policy_failure" not in told
+    found = status.backends(world.cluster)["a"]
+    assert (found["status"], found["message"]) == ("HEALTHY", "")
+    assert "policy_failure" not in found
 
 
 # --- What is told -------------------------------------------------------------------------------
@@ -441,8 +441,8 @@ def test_status_says_upscaling_and_downscaling_while_replicas_come_and_go() -> N
         world.now += 0.5
         world.tell_load()
         world.flush()
-    told = status.backends(world.cluster)["a"]
-    assert (told["status"], told["message"]) == ("UPSCALING", "1 of 4 replicas run")
+    found = status.backends(world.cluster)["a"]
+    assert (found["status"], found["message"]) == ("UPSCALING", "1 of 4 replicas run")
     world.run(1)
     assert status.backends(world.cluster)["a"]["status"] == "HEALTHY"
     world.set_load("a", 0)

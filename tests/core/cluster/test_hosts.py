@@ -154,9 +154,9 @@ def test_where_there_are_only_gateways_replicas_wait_for_another_host() -> None:
     world.request(deploy(2))
     world.go_on(5)
     assert not world.spread()
-    told = world.cluster.state.backends["a#d"].waiting
-    assert "host x: it takes no replicas, as it was started with --no-replicas" in told
-    assert "or another host joins" in told
+    found = world.cluster.state.backends["a#d"].waiting
+    assert "host x: it takes no replicas, as it was started with --no-replicas" in found
+    assert "or another host joins" in found
     world.join("y")
     world.settle()
     assert world.spread() == {"y": 2}
@@ -655,8 +655,8 @@ def test_code_that_one_host_has_never_loaded_is_found_out_and_not_moved_to_other
 def test_an_idle_proxy_of_a_lost_host_counts_no_more_and_counts_again_when_it_is_back() -> None:
     world = Hosts("x")
     loads, process = world.cluster.loads, (1, 1, "of x")
-    told: list[str] = []
-    world.cluster.state.proxy_gone.append(told.append)
+    found: list[str] = []
+    world.cluster.state.proxy_gone.append(found.append)
     world.cluster.listeners.listen("of x", process, 0, "its address", host="x")
     loads.report("of x", {}, world.now)
     loads.report("other", {"a#d": (20, 0)}, world.now)
@@ -664,7 +664,7 @@ def test_an_idle_proxy_of_a_lost_host_counts_no_more_and_counts_again_when_it_is
     world.alive.remove("x")
     world.wait(3)
     assert loads.queues("a#d") == (20,)
-    assert told == ["of x"]
+    assert found == ["of x"]
     world.join("x")
     world.cluster.listeners.listen("of x", process, 0, "its address", host="x")
     loads.expect("of x", world.now)

@@ -113,12 +113,12 @@ def test_values_of_handles_are_compared_like_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("message", "expected"),
     [(None, ""), (True, ""), ("", ""), (False, "the compare function says so"), ("worse", "worse")],
 )
-def test_a_function_tells_the_cause(told: Any, expected: str) -> None:
+def test_a_function_tells_the_cause(message: Any, expected: str) -> None:
     by_function = Compare(how="function", function="f", code=b"code")
-    outcome = compare(by_function, answer(1), answer(2, status=500), lambda _old, _new: told)
+    outcome = compare(by_function, answer(1), answer(2, status=500), lambda _old, _new: message)
     assert outcome.cause == expected
 
 
@@ -153,14 +153,14 @@ def test_differences_are_grouped_by_cause_with_a_bounded_number_of_examples() ->
         found.count(Outcome(), example(number))
         found.count(Outcome("status 200 became 500"), example(number))
         found.count(Outcome("shadow: no JSON", comparable=False), example(number))
-    told = found.plain()
-    assert (told["compared"], told["equal"], told["different"]) == (20, 10, 10)
-    assert told["not_compared"] == 10
-    (status, no_json) = told["causes"]
+    seen = found.plain()
+    assert (seen["compared"], seen["equal"], seen["different"]) == (20, 10, 10)
+    assert seen["not_compared"] == 10
+    (status, no_json) = seen["causes"]
     assert (status["cause"], status["count"]) == ("status 200 became 500", 10)
     assert [each["at"] for each in status["examples"]] == [5, 6, 7, 8, 9]
     assert not no_json["comparable"]
-    assert from_plain(told) == found
+    assert from_plain(seen) == found
 
 
 def test_causes_without_end_are_counted_together() -> None:
@@ -180,10 +180,10 @@ def test_the_reports_of_replicas_are_added_and_a_later_one_replaces_the_earlier(
         found.count(Outcome("worse"), example(number))
         all_found.reported("one", {place: found.plain()})
     all_found.reported("other", {place: found.plain()})
-    told = all_found.of(place)
-    assert told["different"] == 6
-    assert [each["at"] for each in told["causes"][0]["examples"]] == [0, 1, 1, 2, 2]
-    assert len(told["causes"][0]["examples"]) == 5
+    seen = all_found.of(place)
+    assert seen["different"] == 6
+    assert [each["at"] for each in seen["causes"][0]["examples"]] == [0, 1, 1, 2, 2]
+    assert len(seen["causes"][0]["examples"]) == 5
     assert all_found.of(("e", "v2", "another"))["compared"] == 0
 
 

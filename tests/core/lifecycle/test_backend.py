@@ -137,8 +137,8 @@ def test_a_replica_that_dies_is_replaced_at_once() -> None:
     world.flush()
     assert states(world) == ["STARTING"]
     assert first not in world.recorded()
-    told = f"a replica's process died; see: greenroom logs {first}"
-    assert trouble(backend(world)) == told
+    message = f"a replica's process died; see: greenroom logs {first}"
+    assert trouble(backend(world)) == message
     world.settle()
     assert trouble(backend(world)) == ""
     assert world.running("b")[0].tag != first
@@ -149,8 +149,8 @@ def test_how_a_process_died_is_told_where_it_is_known() -> None:
     first = world.running("b")[0].tag
     world.cluster.replica_exited(first, world.now, "SIGSEGV")
     world.flush()
-    told = f"a replica's process died: SIGSEGV; see: greenroom logs {first}"
-    assert trouble(backend(world)) == told
+    message = f"a replica's process died: SIGSEGV; see: greenroom logs {first}"
+    assert trouble(backend(world)) == message
 
 
 def test_replicas_that_keep_dying_are_replaced_more_and_more_slowly() -> None:
@@ -228,8 +228,8 @@ def test_what_code_raises_is_kept_up_to_a_size(more: int, monkeypatch: pytest.Mo
     report = Process.report
 
     def large(process: Process, check_id: int = 0) -> Report:
-        told = report(process, check_id)
-        return replace(told, error=message, exception=raised) if told.error else told
+        found = report(process, check_id)
+        return replace(found, error=message, exception=raised) if found.error else found
 
     monkeypatch.setattr(Process, "report", large)
     world = World()
@@ -256,8 +256,8 @@ def test_a_deployment_whose_dependency_is_down_for_seconds_comes_up() -> None:
     world.go_on(130, 0.1)
     shown = status.backends(world.cluster)["b"]
     assert shown["status"] == "UPDATING"
-    told = "of at most 20 tries to start it have failed, the last one: boom"
-    assert shown["message"].endswith(told)
+    message = "of at most 20 tries to start it have failed, the last one: boom"
+    assert shown["message"].endswith(message)
     world.code[next(iter(world.code))] = b"its dependency is up"
     world.settle()
     assert world.goal_state(goal) == "succeeded"
@@ -510,8 +510,8 @@ def test_the_status_tells_what_a_health_check_raised_until_one_passes() -> None:
 
     be_sick(world, 12)
     assert shown()[0] == "HEALTHY"
-    told = r"the health check of b#\w{6} failed 1 of 3 times, the last time: boom"
-    assert re.fullmatch(told, shown()[1])
+    message = r"the health check of b#\w{6} failed 1 of 3 times, the last time: boom"
+    assert re.fullmatch(message, shown()[1])
     be_sick(world, 25)
     assert shown()[1].endswith("failed 3 health checks, the last one: boom")
     be_sick(world, 65)
@@ -558,8 +558,8 @@ def test_one_that_fails_where_others_do_not_is_shown_and_replaced_if_that_lasts(
         return shown["status"], shown["message"]
 
     world.cluster.replica_ejected(bad.tag, "p1", 1)
-    told = f"{bad.tag} fails where other replicas do not: for a while it gets no queries"
-    assert health() == ("UNHEALTHY", f"{told}; its log says why")
+    message = f"{bad.tag} fails where other replicas do not: for a while it gets no queries"
+    assert health() == ("UNHEALTHY", f"{message}; its log says why")
     world.cluster.replica_ejected(bad.tag, "p2", MAX_EJECTIONS - 1)
     world.settle()
     assert bad.alive

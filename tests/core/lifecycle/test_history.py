@@ -44,15 +44,20 @@ def make_world() -> World:
 
 
 def test_an_entry_tells_the_author_the_change_and_the_time(world: World) -> None:
-    told = described(entries(world)[0])
-    assert (told["id"], told["at"], told["user"], told["address"]) == (1, 7.0, "ada", "10.0.0.1")
-    assert told["what"] == "deploy application 'app'"
-    assert [(c["kind"], c["name"], c["change"]) for c in told["changes"]] == [
+    found = described(entries(world)[0])
+    assert (found["id"], found["at"], found["user"], found["address"]) == (
+        1,
+        7.0,
+        "ada",
+        "10.0.0.1",
+    )
+    assert found["what"] == "deploy application 'app'"
+    assert [(c["kind"], c["name"], c["change"]) for c in found["changes"]] == [
         ("application", "app", "added"),
         ("backend", "app#d", "added"),
         ("endpoint", "app#d", "added"),
     ]
-    assert told["changes"][1]["fields"]["num_replicas"] == [None, 2]
+    assert found["changes"][1]["fields"]["num_replicas"] == [None, 2]
 
 
 def test_an_entry_is_saved_with_its_change_or_not_at_all(world: World) -> None:
@@ -285,16 +290,16 @@ def test_a_plan_tells_what_a_deploy_would_change_and_changes_nothing(world: Worl
     specs = (Spec("d", b"two", {"num_replicas": 2}), Spec("e", b"one", {}))
 
     plan = ask.plan("app", *specs, ingress="e")
-    told = world.request(plan)
+    found = world.request(plan)
     assert (picture(world), world.records["backend"]) == (before, saved)
-    assert [(c["kind"], c["name"], c["change"]) for c in told] == [
+    assert [(c["kind"], c["name"], c["change"]) for c in found] == [
         ("application", "app", "changed"),
         ("endpoint", "app#d", "changed"),
         ("backend", "app#d", "changed"),
         ("backend", "app#e", "added"),
         ("endpoint", "app#e", "added"),
     ]
-    assert [sorted(c["fields"]) for c in told[:3]] == [
+    assert [sorted(c["fields"]) for c in found[:3]] == [
         ["deployments", "ingress"],
         ["route"],
         ["code_hash"],

@@ -67,17 +67,17 @@ def test_what_does_not_fit_anywhere_waits_and_is_told_why_for_each_host() -> Non
 
 def test_a_cluster_of_many_hosts_names_a_few_of_them() -> None:
     placement = placement_of(**{f"h{number}": {"num_cpus": 0.0} for number in range(9)})
-    told = placement.why_not(Request(needs={"num_cpus": 1}), {})
-    assert told.count(": a replica needs") == 3
-    assert told.endswith("; and 6 other hosts; or another host joins")
+    found = placement.why_not(Request(needs={"num_cpus": 1}), {})
+    assert found.count(": a replica needs") == 3
+    assert found.endswith("; and 6 other hosts; or another host joins")
 
 
 def test_no_host_gets_more_of_a_backend_than_is_allowed() -> None:
     placement = placement_of(a={"num_cpus": 9.0}, b={"num_cpus": 9.0})
     request = Request(max_per_host=2)
     assert Counter(place(placement, 9, request)) == {"a": 2, "b": 2}
-    told = placement.why_not(request, {"a": 2, "b": 2})
-    assert "it has 2 of its replicas already, and max_replicas_per_host is 2" in told
+    found = placement.why_not(request, {"a": 2, "b": 2})
+    assert "it has 2 of its replicas already, and max_replicas_per_host is 2" in found
 
 
 @pytest.mark.parametrize(
@@ -177,12 +177,12 @@ def test_what_no_host_has_is_said_to_be_too_much() -> None:
     world = world_with(num_cpus=4, memory=2 * 1024.0**3)
     world.request(deploy("a", num_cpus=8, memory=3 * 1024**3, resources={"disk": 1}))
     world.flush()
-    told = message(world, "a")
-    assert "a replica needs 8 num_cpus, and the host has 4 num_cpus in all: ask for less" in told
-    assert "larger GREENROOM_NUM_CPUS" in told
-    assert "needs 3 GiB of memory, and the host has 2 GiB of memory in all" in told
-    assert "needs 1 disk, and the host has 0 disk in all" in told
-    assert "larger GREENROOM_RESOURCES" in told
+    found = message(world, "a")
+    assert "a replica needs 8 num_cpus, and the host has 4 num_cpus in all: ask for less" in found
+    assert "larger GREENROOM_NUM_CPUS" in found
+    assert "needs 3 GiB of memory, and the host has 2 GiB of memory in all" in found
+    assert "needs 1 disk, and the host has 0 disk in all" in found
+    assert "larger GREENROOM_RESOURCES" in found
     assert world.processes == {}
 
 
@@ -215,8 +215,8 @@ def test_many_holders_are_told_the_largest_first() -> None:
     for number in range(5):
         capacity.take(f"b{number}#r", {"gpu": 2.0})
     capacity.take("b4#s", {"gpu": 0.0})
-    told = capacity.why_no_room({"gpu": 1.0})
-    assert told.endswith("given back by b0 (2 gpu), b1 (2 gpu), b2 (2 gpu) and 2 others")
+    found = capacity.why_no_room({"gpu": 1.0})
+    assert found.endswith("given back by b0 (2 gpu), b1 (2 gpu), b2 (2 gpu) and 2 others")
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ ILLEGAL = sorted(set(itertools.product(ReplicaState, ReplicaEvent)) - TRANSITION
 def test_an_event_that_is_not_in_the_table_raises_naming_it_and_the_state(
     state: ReplicaState, event: ReplicaEvent
 ) -> None:
-    told = rf"^event {event.value} in state {state.value}$"
-    with pytest.raises(IllegalTransitionError, match=told):
+    message = rf"^event {event.value} in state {state.value}$"
+    with pytest.raises(IllegalTransitionError, match=message):
         next_state(TRANSITIONS, state, event)
 
 

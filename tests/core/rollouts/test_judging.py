@@ -208,8 +208,8 @@ def test_a_proxy_counts_what_is_watched_and_begins_anew_with_each_step() -> None
     tallies.finished(ticket("f", "v1", 500))
     tallies.retried(Retried(ticket("e", "v2"), "died"))
     tallies.watch("e", "r.0")
-    (told,) = tallies.plain({("e", "v3"): 2, ("f", "v3"): 1}).items()
-    endpoint, (token, counted) = told
+    (found,) = tallies.plain({("e", "v3"): 2, ("f", "v3"): 1}).items()
+    endpoint, (token, counted) = found
     assert (endpoint, token) == ("e", "r.0")
     assert counted["v1"] == (1, 1, 0, {bucket_of(0.01): 1})
     assert counted["v2"] == (1, 1, 0, {})

@@ -154,10 +154,10 @@ def test_it_goes_back_when_errors_show_and_the_goal_says_why(world: World) -> No
     assert state(world)["why"].startswith("in doubt about error_rate_increase, so it waits")
     report(world, v1=tally(900), v2=tally(100, bad=5))
     assert traffic(world) == {"v1": 1.0}
-    told = state(world)
-    assert told["state"] == "went back"
-    assert told["evidence"] >= 100
-    assert "5 of 100 queries were bad, 0 of 900 with the old one" in told["why"]
+    found = state(world)
+    assert found["state"] == "went back"
+    assert found["evidence"] >= 100
+    assert "5 of 100 queries were bad, 0 of 900 with the old one" in found["why"]
     assert world.goal_state(goal) == "failed"
     assert "rollout of endpoint 'e' to 'v2' went back" in world.cluster.state.goal(goal).error
     assert world.table("rollout/e") is None
@@ -191,8 +191,8 @@ def test_absolute_limits_look_at_the_new_backend_alone(world: World) -> None:
 def test_slow_answers_are_judged_by_the_old_backends_p95(world: World) -> None:
     begun(world, abort_if={"p95_latency_ratio": 1.5})
     report(world, v1=tally(99), v2=tally(11))
-    told = state(world)["why"]
-    assert told == "waits for traffic: 11 of 100 queries of the new backend"
+    found = state(world)["why"]
+    assert found == "waits for traffic: 11 of 100 queries of the new backend"
     report(world, v1=tally(900), v2=tally(100, seconds=0.019))
     report(world, v1=tally(1800), v2=tally(200, seconds=0.019))
     assert traffic(world)["v2"] == 0.1, "slower, but not by half"
@@ -234,10 +234,10 @@ def test_different_answers_send_it_back_and_the_reason_says_how_many(world: Worl
     world.request(ask.shadow("e", "v2", 0.1, compare="json"))
     goal = begun(world, abort_if=RULE)
     compared(world, different=1, of=60)
-    told = "waits for traffic: 60 of 100 compared answers"
-    assert state(world)["why"] == told
+    found = "waits for traffic: 60 of 100 compared answers"
+    assert state(world)["why"] == found
     compared(world, different=1, of=60, not_compared=7)
-    assert state(world)["why"] == f"{told}; 7 could not be compared"
+    assert state(world)["why"] == f"{found}; 7 could not be compared"
     compared(world, different=3, of=110)
     assert state(world)["why"].startswith("in doubt about difference_rate, so it waits for more")
     compared(world, different=9, of=70, replica="another")
@@ -247,9 +247,9 @@ def test_different_answers_send_it_back_and_the_reason_says_how_many(world: Worl
     assert why in world.cluster.state.goal(goal).error
     world.request(ask.shadow("e", "v2", 0.0))
     world.boot()
-    told = state(world)["rules"]["difference_rate"]
-    assert told["finding"] in why, "the comparison is over, and what it has shown is kept"
-    assert told["evidence"] > 100
+    found = state(world)["rules"]["difference_rate"]
+    assert found["finding"] in why, "the comparison is over, and what it has shown is kept"
+    assert found["evidence"] > 100
 
 
 def test_few_differences_keep_no_rollout_from_its_end(world: World) -> None:
@@ -301,8 +301,10 @@ def test_answers_that_are_not_compared_cannot_be_judged(world: World) -> None:
     world.request(ask.shadow("e", "v2", 0.1))
     with pytest.raises(InvalidRequestError) as caught:
         world.request(start(abort_if={"difference_rate": 0.01}))
-    told = "abort_if['difference_rate']: no answers of 'v2' are compared with those of endpoint 'e'"
-    assert str(caught.value).startswith(told)
+    message = (
+        "abort_if['difference_rate']: no answers of 'v2' are compared with those of endpoint 'e'"
+    )
+    assert str(caught.value).startswith(message)
     assert world.cluster.rollouts.status(world.now) == {}
 
 

@@ -241,10 +241,10 @@ def test_only_failures_of_code_count(status, failed):
 
 class Recorder(Observer):
     def __init__(self):
-        self.told = []
+        self.events = []
 
     def ejected(self, event):
-        self.told.append(event)
+        self.events.append(event)
 
 
 class Hole:
@@ -294,13 +294,13 @@ def test_a_black_hole_gets_a_few_queries_and_then_none_but_probes():
     hole = Hole()
     first, later = hole.places(200), hole.places(700)
     assert first["b#1"] < 60
-    assert hole.recorder.told == [("b", "b#1", 1)]
+    assert hole.recorder.events == [("b", "b#1", 1)]
     assert later["b#1"] == 0
     hole.places(300)  # the ejection ends
-    assert hole.recorder.told == [("b", "b#1", 1), ("b", "b#1", 2)], "by one probe"
+    assert hole.recorder.events == [("b", "b#1", 1), ("b", "b#1", 2)], "by one probe"
     hole.failing.clear()
     hole.places(4000)
-    assert hole.recorder.told[2:] == [("b", "b#1", 0)]
+    assert hole.recorder.events[2:] == [("b", "b#1", 0)]
     assert hole.places(300)["b#1"] > 50
 
 
@@ -324,13 +324,13 @@ def test_one_that_is_out_gets_one_probe_at_a_time():
 def test_refusals_and_bad_input_eject_none(status):
     hole = Hole()
     assert hole.places(400, status=status)["b#1"] > 100
-    assert not hole.recorder.told
+    assert not hole.recorder.events
 
 
 def test_poison_from_everybody_ejects_none_in_ten_thousand_queries():
     hole = Hole(failing=("b#1", "b#2", "b#3"))
     places = hole.places(10_000)
-    assert not hole.recorder.told
+    assert not hole.recorder.events
     assert min(places[tag] for tag in ("b#1", "b#2", "b#3")) > 1_000
 
 
@@ -347,13 +347,13 @@ def replaced(hole, old, new, failing):
 def test_the_successor_of_one_that_was_out_is_probed_first():
     hole = Hole()
     hole.places(200)
-    assert hole.recorder.told.pop() == ("b", "b#1", 1)
+    assert hole.recorder.events.pop() == ("b", "b#1", 1)
     replaced(hole, "b#1", "b#4", failing=True)
     assert hole.places(200)["b#4"] == 1
-    assert hole.recorder.told.pop() == ("b", "b#4", 2), "it is out again at once"
+    assert hole.recorder.events.pop() == ("b", "b#4", 2), "it is out again at once"
     replaced(hole, "b#4", "b#5", failing=False)
     assert hole.places(200)["b#5"] > 20
-    assert hole.recorder.told.pop() == ("b", "b#5", 0)
+    assert hole.recorder.events.pop() == ("b", "b#5", 0)
     replaced(hole, "b#5", "b#6", failing=True)
     assert hole.places(200)["b#6"] > 15, "one that was well has left no suspicion"
 
@@ -384,7 +384,7 @@ def test_half_may_be_out_and_the_rest_are_used_however_bad(bad):
     tags = ("b#1", "b#2", "b#3", "b#4")
     hole = Hole(*tags, failing=tags[:bad])
     hole.places(500)
-    out = {replica for _, replica, _ in hole.recorder.told}
+    out = {replica for _, replica, _ in hole.recorder.events}
     assert len(out) == 2
     assert out <= hole.failing
     assert hole.places(100).keys() == {*tags} - out
@@ -393,7 +393,7 @@ def test_half_may_be_out_and_the_rest_are_used_however_bad(bad):
 def test_one_alone_is_used_however_bad():
     hole = Hole("b#1")
     assert hole.places(100)["b#1"] == 100
-    assert not hole.recorder.told
+    assert not hole.recorder.events
 
 
 def test_one_that_is_out_is_used_again_when_the_others_are_gone():
@@ -407,7 +407,7 @@ def test_one_that_is_out_is_used_again_when_the_others_are_gone():
 def test_by_option_none_is_ejected_and_those_that_are_out_come_back():
     hole = Hole(outlier_ejection=False)
     hole.places(300)
-    assert not hole.recorder.told
+    assert not hole.recorder.events
     hole = Hole()
     hole.places(200)
     hole.router.set_backend("b", replace(hole.table, outlier_ejection=False), hole.now)
@@ -417,7 +417,7 @@ def test_by_option_none_is_ejected_and_those_that_are_out_come_back():
 def test_queries_without_a_choice_do_not_count():
     hole = Hole()
     assert hole.places(300, multiplexed_model_id="m")["b#1"] > 100
-    assert not hole.recorder.told
+    assert not hole.recorder.events
     assert hole.places(300)["b#1"] > 0, "they began no trial"
 
 
@@ -426,7 +426,7 @@ def test_a_session_leaves_a_replica_that_is_out():
     sessions = [f"s{number}" for number in range(50)]
     assert "b#1" in {hole.query(session_id=each) for each in sessions}
     hole.places(200)
-    assert hole.recorder.told
+    assert hole.recorder.events
     assert "b#1" not in {hole.query(session_id=each) for each in sessions}
 
 
@@ -461,4 +461,4 @@ def test_failures_under_leases_begin_a_trial_that_the_router_decides_on():
         assert not [each for each in effects if isinstance(each, Grant)]
         hole.take(effects)
     hole.places(200)
-    assert hole.recorder.told == [("b", "b#1", 1)]
+    assert hole.recorder.events == [("b", "b#1", 1)]

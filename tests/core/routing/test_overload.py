@@ -60,8 +60,8 @@ def test_a_refusal_says_when_the_queue_will_be_empty() -> None:
     crowd = Crowd(SLOTS, steady, max_queued_requests=50)
     crowd.asks("e", 5 * CAPACITY)
     crowd.run(30.0)
-    told = [o.retry_after_s for o in crowd.outcomes["e"] if o.kind == "BackPressureError"]
-    assert all(s == pytest.approx(50 / CAPACITY, rel=0.25) for s in told[len(told) // 2 :])
+    found = [o.retry_after_s for o in crowd.outcomes["e"] if o.kind == "BackPressureError"]
+    assert all(s == pytest.approx(50 / CAPACITY, rel=0.25) for s in found[len(found) // 2 :])
 
 
 @pytest.mark.parametrize("settings", [{"max_queued_requests": 20}, {"request_timeout_s": 1.0}])

@@ -573,8 +573,8 @@ def test_a_port_in_use_is_told_before_anything_is_started(tmp_path):
         holder.listen()
         port = holder.getsockname()[1]
         system = RunningSystem(tmp_path / "state", GREENROOM_GRPC_PORT=str(port))
-        told = f"gRPC port {port} on 127.0.0.1 is in use by pid {os.getpid()} .*--grpc-port"
-        with pytest.raises(StartError, match=told):
+        message = f"gRPC port {port} on 127.0.0.1 is in use by pid {os.getpid()} .*--grpc-port"
+        with pytest.raises(StartError, match=message):
             system.start()
     assert not (system.settings.logs_dir / "front.log").exists()
 

@@ -80,12 +80,12 @@ def test_a_torn_last_line_is_left_out_and_a_damaged_one_is_told(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [(b"", "no recording"), (b"[]\n", "no recording"), (HEAD.replace(b"1", b"9"), "format 9")],
 )
-def test_other_files_are_refused(tmp_path: Path, content: bytes, told: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "rows").write_bytes(content)
-    with pytest.raises(InvalidRequestError, match=told):
+    with pytest.raises(InvalidRequestError, match=message):
         next(read(tmp_path / "rows"))
 
 

@@ -68,13 +68,13 @@ def recorded(system: RunningSystem, tmp_path_factory: pytest.TempPathFactory) ->
             assert json.loads(answer[1]) == {"answer": 2 * number}
         wait_until(lambda: file.read_text().count("\n") == 41, 20, "all are in the file")
         process.send_signal(signal.SIGINT)
-        told = process.communicate(timeout=60)[0]
+        output = process.communicate(timeout=60)[0]
     finally:
         process.kill()
         process.wait()
     assert process.returncode == 0
-    assert "40 queries" in told
-    assert "interrupted" in told
+    assert "40 queries" in output
+    assert "interrupted" in output
     return file
 
 
@@ -99,12 +99,12 @@ def test_a_replay_finds_the_difference_and_compares_latencies(
     assert found["causes"][0]["cause"] == "/answer: other value"
     assert found["latency_ratio"]["low"] <= found["latency_ratio"]["value"]
     assert found["latency_s"].keys() == {"old", "new"}
-    told = system.greenroom(
+    output = system.greenroom(
         *("replay", str(recorded), "--to", "v2", "--speed", "9", "--max-different", "0.1")
     )
-    assert told.returncode == 0
-    assert "6 became 7" in told.stdout
-    assert "times as long" in told.stdout
+    assert output.returncode == 0
+    assert "6 became 7" in output.stdout
+    assert "times as long" in output.stdout
     with serve.Client.connect() as client:
         assert client.list_endpoints().keys() == {"answer"}
 
@@ -145,7 +145,7 @@ def test_a_rollout_with_a_replay_begins_only_where_answers_agree(
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         (("--to", "v9"), "no backend is named 'v9'"),
         (("--to", "v2", "--speed", "0"), "speed=0"),
@@ -154,11 +154,11 @@ def test_a_rollout_with_a_replay_begins_only_where_answers_agree(
     ],
 )
 def test_bad_flags_are_told(
-    system: RunningSystem, recorded: Path, flags: tuple[str, ...], told: str
+    system: RunningSystem, recorded: Path, flags: tuple[str, ...], message: str
 ) -> None:
     done = system.greenroom("replay", str(recorded), *flags)
     assert done.returncode in (1, 2)
-    assert told in done.stderr
+    assert message in done.stderr
 
 
 def test_a_recording_ends_at_its_limits_and_is_not_written_over(

@@ -32,7 +32,7 @@ ALL = {
 @serve.deployment
 @serve.inference(
     inputs={"rows": ("FP32", [-1, 3]), "label": ("BYTES", [1])},
-    outputs={"sums": ("FP64", [-1]), "told": ("BYTES", [-1])},
+    outputs={"sums": ("FP64", [-1]), "labels": ("BYTES", [-1])},
     name="summing",
     version="2",
 )
@@ -45,8 +45,8 @@ class Summing:
         if label == b"short":
             return {"sums": inputs["rows"].sum()}
         sums = inputs["rows"].sum(axis=1)
-        told = np.array([label + b": %d" % total for total in sums], np.object_)
-        return {"sums": sums, "told": told}
+        labels = np.array([label + b": %d" % total for total in sums], np.object_)
+        return {"sums": sums, "labels": labels}
 
 
 @serve.deployment
@@ -93,7 +93,7 @@ def asked(rows, label="sum", *, binary=True):
 
 @pytest.mark.parametrize("binary", [True, False])
 def test_a_model_answers_in_both_forms(client, binary):
-    outputs = [triton.InferRequestedOutput(name, binary_data=binary) for name in ("told", "sums")]
+    outputs = [triton.InferRequestedOutput(name, binary_data=binary) for name in ("labels", "sums")]
     result = client.infer(
         "summing",
         asked([[1, 2, 3], [4, 5, 6]], binary=binary),
@@ -103,8 +103,8 @@ def test_a_model_answers_in_both_forms(client, binary):
     )
     assert result.as_numpy("sums").tolist() == [6.0, 15.0]
     assert result.as_numpy("sums").dtype == np.float64
-    told = [t if isinstance(t, bytes) else t.encode() for t in result.as_numpy("told")]
-    assert told == [b"sum: 6", b"sum: 15"]
+    labels = [t if isinstance(t, bytes) else t.encode() for t in result.as_numpy("labels")]
+    assert labels == [b"sum: 6", b"sum: 15"]
     about = result.get_response()
     assert (about["id"], about["model_name"], about["model_version"]) == ("mine", "summing", "2")
 
@@ -202,11 +202,11 @@ def post(system, body, path="/v2/models/summing/infer", **headers):
     return answer.status, json.loads(text)["error"]
 
 
-@pytest.mark.parametrize(("body", "told"), WRONG)
-def test_wrong_tensors_are_refused_by_name(system, body, told):
+@pytest.mark.parametrize(("body", "message"), WRONG)
+def test_wrong_tensors_are_refused_by_name(system, body, message):
     status, error = post(system, json.dumps(body))
     assert status == 400
-    assert told in error
+    assert message in error
 
 
 def test_wrong_json_is_refused(system):
@@ -285,10 +285,10 @@ def rpc_asked(rows, label="sum"):
 def test_a_model_answers_over_grpc(rpc):
     result = rpc.infer("summing", rpc_asked([[1, 2, 3], [4, 5, 6]]), request_id="mine")
     assert result.as_numpy("sums").tolist() == [6.0, 15.0]
-    assert result.as_numpy("told").tolist() == [b"sum: 6", b"sum: 15"]
+    assert result.as_numpy("labels").tolist() == [b"sum: 6", b"sum: 15"]
     assert (result.get_response().id, result.get_response().model_version) == ("mine", "2")
     only = [triton_grpc.InferRequestedOutput("sums")]
-    assert rpc.infer("summing", rpc_asked([[1, 2, 3]]), outputs=only).as_numpy("told") is None
+    assert rpc.infer("summing", rpc_asked([[1, 2, 3]]), outputs=only).as_numpy("labels") is None
 
 
 def test_health_and_metadata_over_grpc(rpc):
@@ -390,7 +390,7 @@ def test_of_several_applications_the_one_with_the_model_answers(rpc, beside):
         x.set_data_from_numpy(np.array([1, 2], np.float32))
         assert rpc.infer("doubling", [x]).as_numpy("y").tolist() == [2.0, 4.0]
     for call in (rpc.is_model_ready, rpc.get_model_metadata):
-        told = "a-broken-one#Broken is unavailable"  # which may be the one with this model
-        with pytest.raises(InferenceServerException, match=told) as caught:
+        message = "a-broken-one#Broken is unavailable"  # which may be the one with this model
+        with pytest.raises(InferenceServerException, match=message) as caught:
             call("none")
         assert caught.value.status() == "StatusCode.UNAVAILABLE"

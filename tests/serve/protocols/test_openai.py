@@ -242,7 +242,7 @@ def test_a_response_is_asked_of_chat_with_the_whole_conversation(client):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id='resp_1': must be null"),
         ({"tools": [{"type": "web_search"}]}, "only functions are taken here"),
@@ -251,8 +251,8 @@ def test_a_response_is_asked_of_chat_with_the_whole_conversation(client):
         ({"temperature": 9}, "temperature=9"),
     ],
 )
-def test_what_a_response_cannot_be_is_refused(client, options, told):
-    with pytest.raises(openai.BadRequestError, match=told):
+def test_what_a_response_cannot_be_is_refused(client, options, message):
+    with pytest.raises(openai.BadRequestError, match=message):
         client.responses.create(**{"model": "tiny", "input": "hi", **options})
 
 

@@ -25,7 +25,7 @@ SECRET = "s3cret"
 
 
 @pytest.mark.parametrize(
-    ("url", "allowed", "told"),
+    ("url", "allowed", "message"),
     [
         ("https://a.example/x", (), "callbacks are off"),
         ("https://b.example/x", ("a.example",), "callback_hosts"),
@@ -41,9 +41,9 @@ SECRET = "s3cret"
     ],
 )
 def test_urls_that_are_not_allowed_are_refused(
-    url: str, allowed: tuple[str, ...], told: str
+    url: str, allowed: tuple[str, ...], message: str
 ) -> None:
-    with pytest.raises(InvalidRequestError, match=told):
+    with pytest.raises(InvalidRequestError, match=message):
         target_of(url, allowed, SECRET)
 
 

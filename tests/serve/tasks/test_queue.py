@@ -99,7 +99,7 @@ def test_a_result_that_is_too_large_fails_the_job_at_once(queue: Any) -> None:
 
 
 def test_calls_that_no_handler_takes_are_refused(queue: Any) -> None:
-    for error, told, call in (
+    for error, found, call in (
         (UnknownNameError, "add", ("none",)),
         (InvalidRequestError, "'a'", ("add",)),
         (InvalidRequestError, "'c'", ("add", [1], {"c": 1})),
@@ -109,7 +109,7 @@ def test_calls_that_no_handler_takes_are_refused(queue: Any) -> None:
         (InvalidRequestError, "21 values are of other types", ("total", [[""] * 21])),
         (BodyTooLargeError, "max_job_bytes=200", ("add", ["x" * 300])),
     ):
-        with pytest.raises(error, match=told):
+        with pytest.raises(error, match=found):
             enqueue(queue, *call)
     with pytest.raises(InvalidRequestError, match="off"):
         enqueue(queue, "add", [1], callback_url="https://a.example")
@@ -324,8 +324,8 @@ def test_a_job_is_accepted_told_about_and_cancelled_by_http(
     wait_until((tmp_path / "begun").exists, 10, "the job runs")
     assert ask(system, "GET", f"/{job['id']}")[1]["status"] == "RUNNING"
     assert ask(system, "GET", f"/{job['id']}/result")[0] == 202
-    status, told, _ = ask(system, "GET", "?status=RUNNING")
-    assert (status, "list_jobs=True" in told) == (403, True)
+    status, found, _ = ask(system, "GET", "?status=RUNNING")
+    assert (status, "list_jobs=True" in found) == (403, True)
     assert "latest" not in ask(system, "GET", "")[1]
     assert ask(system, "DELETE", f"/{job['id']}")[1]["status"] == "CANCELLED"
     wait_until((tmp_path / "cancelled").exists, 10, "async code is cancelled")
@@ -333,7 +333,7 @@ def test_a_job_is_accepted_told_about_and_cancelled_by_http(
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "status", "told"),
+    ("method", "path", "body", "status", "message"),
     [
         ("POST", "/none", {}, 404, "there are: run, wait"),
         ("POST", "/run", {"numbre": 1}, 400, "number"),
@@ -346,11 +346,11 @@ def test_a_job_is_accepted_told_about_and_cancelled_by_http(
     ],
 )
 def test_bad_requests_are_told_what_is_wrong(
-    system: RunningSystem, method: str, path: str, body: Any, status: int, told: str
+    system: RunningSystem, method: str, path: str, body: Any, status: int, message: str
 ) -> None:
     answer = ask(system, method, path, body)
     assert answer[0] == status
-    assert told in answer[1]
+    assert message in answer[1]
 
 
 @pytest.mark.slow
@@ -415,6 +415,6 @@ def test_a_callback_comes_signed_when_the_job_has_ended(
         wait_until(lambda: len(got) == 2, 15, "the callback comes again after a 500")
         server.shutdown()
         thread.join()
-    assert [(good, told["id"], told["status"]) for good, told in got] == [
+    assert [(good, found["id"], found["status"]) for good, found in got] == [
         (True, job["id"], "SUCCEEDED")
     ] * 2

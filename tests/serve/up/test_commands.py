@@ -21,7 +21,7 @@ def write_file(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         (["up", "FILE"], "Error: wheels: there is no folder"),
         (["up", "no.yaml"], "File 'no.yaml' does not exist"),
@@ -30,7 +30,7 @@ def write_file(tmp_path: Path) -> str:
     ],
     ids=["no wheels", "no file", "no time", "a question that nobody can answer"],
 )
-def test_bad_use_is_told_with_exit_code_2(file: str, args: list[str], told: str) -> None:
+def test_bad_use_is_told_with_exit_code_2(file: str, args: list[str], message: str) -> None:
     done = CliRunner().invoke(main, [file if arg == "FILE" else arg for arg in args])
     assert done.exit_code == 2, done.output
-    assert re.search(told, " ".join(done.output.split())), done.output
+    assert re.search(message, " ".join(done.output.split())), done.output

@@ -91,7 +91,7 @@ def test_a_generation_is_of_wheels_python_and_settings(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("hosts: {}", "hosts.yaml:1:1: hosts: .*at least 1"),
         ("hosts: {a: {}}", r"hosts.yaml:1:9: hosts.a.address: must be given"),
@@ -107,9 +107,9 @@ def test_a_generation_is_of_wheels_python_and_settings(folder: Path) -> None:
         ("hosts: {a: {address: '${ADDRESS_OF_A}'}}", "the variable ADDRESS_OF_A is not set"),
     ],
 )
-def test_a_bad_file_is_refused_with_what_to_do(folder: Path, text: str, told: str) -> None:
-    with pytest.raises(InvalidRequestError, match=told):
-        read(folder, f"wheels: wheels\n{text}" if "hosts.yaml:1" not in told else
+def test_a_bad_file_is_refused_with_what_to_do(folder: Path, text: str, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        read(folder, f"wheels: wheels\n{text}" if "hosts.yaml:1" not in message else
              f"{text}\nwheels: wheels")  # fmt: skip
 
 

@@ -114,18 +114,18 @@ def test_hosts_that_left_the_file_go_at_the_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "message"),
     [
         ({"b": {"python": "3.12"}}, r"same minor release of Python: a has 3\.11, b has 3\.12"),
         ({"b": {"key": OTHER_KEY}}, "different clusters, by their cluster files: a has .*, b has"),
     ],
     ids=["pythons", "keys"],
 )
-def test_what_stands_in_the_way_names_the_hosts(found: dict[str, Any], told: str) -> None:
+def test_what_stands_in_the_way_names_the_hosts(found: dict[str, Any], message: str) -> None:
     hosts = wanted("ab")
     have = {name: as_wanted(host, **found.get(name, {})) for name, host in hosts.items()}
     (problem,) = problems(hosts, Found(have))
-    assert re.search(told, problem)
+    assert re.search(message, problem)
 
 
 def test_the_only_host_that_can_lead_stays_the_first() -> None:
