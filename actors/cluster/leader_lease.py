@@ -39,9 +39,9 @@ from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.runtime.state_dir import write_private
 from greenroom.core.cluster.leader_lease import (
     CHECK_S,
+    MIN_TENURE_S,
     OVER_S,
     RENEW_S,
-    SETTLED_S,
     Lease,
     Succession,
     Tenure,
@@ -429,7 +429,7 @@ class LeaderLease:
 
     def _release_where_alone(self) -> None:
         heir = self.away()
-        has_led = time.monotonic() - self._begun_at >= SETTLED_S
+        has_led = time.monotonic() - self._begun_at >= MIN_TENURE_S
         if heir and has_led and not self._is_released:
             self.release(heir, leaves=False)
             self._step_down("it hears none of the other hosts, which may hear each other")

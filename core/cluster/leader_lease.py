@@ -38,7 +38,7 @@ OVER_S = 2.8  # must be longer than the term
 CHECK_S = 0.2
 PAUSE_S = 1.0  # between two checks: the checking host was away itself
 BEATS_S = 1.5  # a leader that was heard of within this may just be late in renewing
-SETTLED_S = 10.0  # for which a leader keeps the lease, so that leading does not go to and fro
+MIN_TENURE_S = 10.0  # for which a leader keeps the lease, so that leading does not go to and fro
 
 
 class Lease(NamedTuple):

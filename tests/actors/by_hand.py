@@ -76,13 +76,13 @@ class Hand:
     ) -> Heard:
         """Return the first message of this kind that matches; others are kept for later."""
         deadline = time.monotonic() + timeout_s
-        looked_at = 0
+        checked = 0
         while True:
-            while looked_at < len(self._kept):
-                heard = self._kept[looked_at]
+            while checked < len(self._kept):
+                heard = self._kept[checked]
                 if isinstance(heard.message, kind) and matches(heard.message):
-                    return self._kept.pop(looked_at)
-                looked_at += 1
+                    return self._kept.pop(checked)
+                checked += 1
             try:
                 self._kept.append(self.inbox.get(timeout=max(deadline - time.monotonic(), 0.001)))
             except queue.Empty:
@@ -258,11 +258,11 @@ class ReplicaByHand:
                 lambda message: message.incarnation == self.process.incarnation,
                 timeout_s,
             )
-            news = heard.message
+            update = heard.message
             self._outcomes |= {
-                **dict(news.answered),
-                **dict.fromkeys(news.cancelled, 499),
-                **dict.fromkeys(news.rejected, "rejected"),
+                **dict(update.answered),
+                **dict.fromkeys(update.cancelled, 499),
+                **dict.fromkeys(update.rejected, "rejected"),
             }
         return {ticket: self._outcomes.pop(ticket) for ticket in wanted}
 

@@ -141,12 +141,12 @@ def test_a_device_is_given_back_by_a_kill_and_the_next_controller_knows_the_rest
     world.complete(deploy("a", 2, num_gpus=1))
     assert devices(world, "a") == [(0,), (1,)]
     world.die(world.running("a#d")[0].tag)
-    world.settle()
+    world.converge()
     assert devices(world, "a") == [(0,), (1,)]
     before = {each.tag for each in world.running("a#d")}
     world.boot()
     assert devices(world, "a") == [(0,), (1,)]
-    world.settle()
+    world.converge()
     assert {each.tag for each in world.running("a#d")} == before
     world.complete(ask.undeploy("a"))
     assert world.cluster.placement.shown("")["num_gpus"]["devices"] == [0, 0]
@@ -169,7 +169,7 @@ def test_ranks_are_contiguous_and_those_that_stay_keep_theirs() -> None:
     }
     gone = next(tag for tag, number in kept.items() if number == 1)
     world.die(gone)
-    world.settle()
+    world.converge()
     now = {
         r.tag: r.rank.rank for r in world.cluster.state.backends["a#d"].replicas.values() if r.rank
     }
@@ -192,7 +192,7 @@ def test_ranks_are_unique_at_each_moment_of_an_update() -> None:
     for _ in range(12):
         world.go_on(1)
         assert sorted(ranks(world)) == list(range(len(ranks(world))))
-    world.settle()
+    world.converge()
     assert sorted(ranks(world)) == [0, 1, 2]
 
 

@@ -16,9 +16,9 @@ class Watched:
         self.silences = Silences(LIMIT_S)
         self.now = 1000.0
         self.beats = 1
-        self.look()
+        self.check()
 
-    def look(
+    def check(
         self, doing: Doing = Doing.STILL, *, patience_s: float = 0.0, runs_user_code: bool = False
     ) -> bool:
         """Look once; return whether the process is to be given up."""
@@ -30,7 +30,7 @@ class Watched:
     def ticks_until_due(self, most: int = 200, doing: Doing = Doing.STILL, **more: object) -> int:
         for count in range(1, most + 1):
             self.now += TICK_S
-            if self.look(doing, **more):  # type: ignore[arg-type]
+            if self.check(doing, **more):  # type: ignore[arg-type]
                 return count
         return 0
 
@@ -44,7 +44,7 @@ def test_what_beats_is_never_given_up() -> None:
     for _ in range(100):
         watched.now += TICK_S
         watched.beats += 1
-        assert not watched.look()
+        assert not watched.check()
 
 
 def test_a_beat_begins_the_silence_anew() -> None:
@@ -83,7 +83,7 @@ def test_time_in_which_the_watcher_itself_stood_still_does_not_count() -> None:
     watched = Watched()
     assert watched.ticks_until_due(most=4) == 0
     watched.now += 3600.0  # the machine was suspended
-    assert not watched.look()
+    assert not watched.check()
     assert watched.ticks_until_due() == LIMIT_S / TICK_S
 
 
@@ -91,7 +91,7 @@ def test_a_watcher_that_runs_by_fits_and_starts_judges_no_process() -> None:
     watched = Watched()
     for _ in range(100):
         watched.now += 3.0
-        assert not watched.look()
+        assert not watched.check()
 
 
 def test_what_is_watched_no_more_is_forgotten() -> None:

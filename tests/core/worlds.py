@@ -184,7 +184,7 @@ class World:
     def complete(self, change: Callable[[Cluster], Any]) -> Any:
         """Make a request, and let time pass until all is as it should be."""
         answer = self.request(change)
-        self.settle()
+        self.converge()
         return answer
 
     def turn(self) -> None:
@@ -375,20 +375,20 @@ class World:
         self.now = end
         self.flush()
 
-    def settle(self, seconds: float = 300.0) -> None:
+    def converge(self, seconds: float = 300.0) -> None:
         """Let time pass until all is as it should be; fail when it does not come to that."""
         end = self.now + seconds
         while True:
             self.flush()
             self.work()
             self.flush()
-            if self.is_settled():
+            if self.has_converged():
                 return
             assert self.now < end, f"not settled: {self.describe()}"
             due_at = self.cluster.next_due_at()
             self.now = min(self.now + 1.0, max(due_at or end, self.now))
 
-    def is_settled(self) -> bool:
+    def has_converged(self) -> bool:
         """Return whether goals have ended, and what runs and what is held is what should be."""
         cluster = self.cluster
         return (

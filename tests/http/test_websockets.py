@@ -53,7 +53,7 @@ class Replica(FakeLink):
         self.parts = parts
         self.headers = headers
         self.end = end
-        self.fed = []
+        self.uploaded = []
         self.stopped = 0
         self.closing_frame = None
 
@@ -72,7 +72,7 @@ class Replica(FakeLink):
         self.stopped += 1
 
     async def send(self, data, ends=MORE):
-        self.fed.append((data, ends))
+        self.uploaded.append((data, ends))
 
     def leave(self, data):
         self.closing_frame = data
@@ -129,7 +129,7 @@ def test_what_the_client_sends_goes_to_the_replica_with_its_last_words(app):
         {"type": "websocket.receive", "bytes": b"b"},
         {"type": "websocket.disconnect", "code": 1001, "reason": "gone"},
     )
-    assert replica.fed == [("ä".encode(), TEXT), (b"b", BINARY)]
+    assert replica.uploaded == [("ä".encode(), TEXT), (b"b", BINARY)]
     assert replica.closing_frame == close_frame(1001, "gone")
 
 
@@ -302,7 +302,7 @@ def frame(payload, opcode=BYTES, *, fin=True):
     return bytes([0x80 * fin | opcode]) + length + mask + masked
 
 
-async def look(connections):
+async def check(connections):
     """Do what a worker does once a second."""
     loop = asyncio.get_running_loop()
     while True:
@@ -319,11 +319,11 @@ async def talking(app=echo, **options):
         listener = Listener(listening, connections, partial(FrontProtocol, connections))
         listener.open()
         client = Client(connections, *await asyncio.open_connection(*listening.getsockname()))
-        looking = asyncio.create_task(look(connections))
+        checking = asyncio.create_task(check(connections))
         try:
             yield client
         finally:
-            looking.cancel()
+            checking.cancel()
             client.writer.close()
             listener.close()
             async with asyncio.timeout(20):

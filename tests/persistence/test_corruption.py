@@ -158,9 +158,9 @@ def test_no_single_file_loses_anything_whatever_becomes_of_it(
         store = open_store(path)
         assert state_of(store) == EXPECTED, name
         assert not store.lost, name
-        is_told = "damaged" in caplog.text
+        is_named = "damaged" in caplog.text
         # An end that a kill may have kept from being copied is no damage.
-        assert is_told or damage is truncate or file.name in UNTOLD, name
+        assert is_named or damage is truncate or file.name in UNTOLD, name
         assert store.epoch == 3, name
         store.apply({"g": b"1"}, ["a"])
         store.close()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 APP = "app"
 FRONT, INNER = f"{APP}#front", f"{APP}#inner"
-LOOK_S = 0.5
+CHECK_S = 0.5
 
 
 def is_of_application(name: str) -> bool:
@@ -66,7 +66,7 @@ class Deployer(Client):
                 return
             if self.simulation.quiet:
                 yield from self._end()
-            yield LOOK_S
+            yield CHECK_S
 
     def _end(self) -> Script:
         kind = self.rng.choice([ops.AbortRollout, ops.PromoteRollout])
@@ -108,7 +108,7 @@ class ApplicationChecks:
         self._checks = checks
         self._versions: dict[str, str] = {}  # by the code's digest
         self._ran: dict[str, str] = {}  # by query of an inner deployment: the last version
-        self._settled = ""  # the version, while nothing changes it
+        self._stable = ""  # the version, while nothing changes it
 
     def asked(self, request: ops.DeployApplications) -> None:
         """The deployer is about to ask for this."""
@@ -121,7 +121,7 @@ class ApplicationChecks:
             now = self._checks.on_disk.get(key)
             if key in {("backend", FRONT), ("backend", INNER)}:
                 if record is None or now is None or record.newest != now.newest:
-                    self._settled = ""
+                    self._stable = ""
             elif key == ("canary", APP) and now is not None and now.state != WENT_BACK:
                 fails = self._wanted(now, FRONT).startswith(FAILING.decode())
                 is_judged = len(now.settings["steps"]) > 1 and now.state != ROLLING_OUT
@@ -152,7 +152,7 @@ class ApplicationChecks:
         if not reply.error_kind:
             is_pair = front.split()[2] == inner.split()[2]
             self._checks.expect(is_pair, f"a deploy has succeeded, with {front} and {inner}")
-            self._settled = front.split()[2]
+            self._stable = front.split()[2]
         elif canary is not None:
             self._checks.expect(canary.state == WENT_BACK, f"{reply}: {canary}")
             self._checks.counts["canary went back"] += 1
@@ -176,13 +176,13 @@ class ApplicationChecks:
 
     def begun(self) -> str:
         """Return what :meth:`composed` wants to know of when the query began."""
-        return self._settled
+        return self._stable
 
-    def composed(self, composer: Composer, uid: str, settled: str) -> None:
+    def composed(self, composer: Composer, uid: str, stable: str) -> None:
         """The ingress has the answer of the other deployment."""
         mine, other = composer.version, self._ran[uid]
-        is_settled = mine == settled == self._settled
-        if composer.is_candidate or is_settled:  # deploys in place may mix versions meanwhile
+        is_stable = mine == stable == self._stable
+        if composer.is_candidate or is_stable:  # deploys in place may mix versions meanwhile
             message = f"{composer.application} of version {mine} is answered by {other}"
             self._checks.expect(mine == other or composer.is_lost(), message)
             self._checks.counts["composed answer"] += 1
@@ -224,13 +224,13 @@ class Composer:
             shard_key=None,
         )
         applications = self._checks.applications
-        settled = applications.begun()
+        stable = applications.begun()
 
         def done(answer: Any) -> None:
             self._checks.queries.answered(uid, answer)
             is_answer = isinstance(answer, m.ValueAnswer)
             if is_answer:
-                applications.composed(self, uid, settled)
+                applications.composed(self, uid, stable)
             answered(is_answer)
 
         self._checks.queries.submitted(uid, query, self._process)

@@ -77,7 +77,7 @@ class CheckedRouter:
 
     def _take(self, name: str, args: tuple[Any, ...]) -> None:
         if name in {"set_endpoint", "set_backend"}:
-            self._checks.is_told(self._who)
+            self._checks.takes_table(self._who)
         if name == "set_endpoint":
             _put(self.endpoints, args[0], args[1])
         elif name == "set_backend":

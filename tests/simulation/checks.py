@@ -199,7 +199,7 @@ class Checks:
         elif isinstance(self.simulation.clients[client], Deployer):
             self.applications.answered(request, reply)
         elif isinstance(request, ops.Deploy) and request.spec.name == SHARED:
-            self._share_told(request, reply)
+            self._check_share(request, reply)
             self.history.answered(request, reply, changed=True)
         elif isinstance(request, ops.UndoChange):
             self.history.answered(request, reply, changed=True)
@@ -207,9 +207,9 @@ class Checks:
             self.rollouts.answered(request, reply)
             self._is_acknowledged(request, reply)
         elif not isinstance(request, READS):
-            self._change_told(client, request, reply)
+            self._check_change(client, request, reply)
 
-    def _change_told(self, client: int, request: ops.Operation, reply: am.RequestReply) -> None:
+    def _check_change(self, client: int, request: ops.Operation, reply: am.RequestReply) -> None:
         refused = reply.error_kind in REFUSALS
         owned = self._owned[client]
         after = owned.after(request)
@@ -247,7 +247,7 @@ class Checks:
         if isinstance(request, HELD) and not reply.error_kind:
             self._is_held(request)
 
-    def _share_told(self, request: ops.Deploy, reply: am.RequestReply) -> None:
+    def _check_share(self, request: ops.Deploy, reply: am.RequestReply) -> None:
         record = self.on_disk.get(("backend", SHARED))
         if reply.error_kind:
             self.expect(reply.error_kind == "ConflictError", f"shared: {reply}")
@@ -328,7 +328,7 @@ class Checks:
         """Return whether a process's host may count as lost; then nothing waits for it."""
         return self.simulation.faults.of_hosts.is_troubled(process.host, BACK_S)
 
-    def is_told(self, proxy: SimProcess) -> None:
+    def takes_table(self, proxy: SimProcess) -> None:
         """A proxy takes a table: a next controller has to know of it."""
         known = proxy.identity.incarnation in self.recorded
         self.expect(known, f"{proxy} was told of a table before it was on record")

@@ -124,7 +124,7 @@ class Client:
             self._split,
             self._shadow,
             self._shadow,
-            self._look,
+            self._check,
             self._name,
             self._unname,
             self._deploy,
@@ -229,7 +229,7 @@ class Client:
             compare=self.rng.choice([None, {"how": "status"}, {"how": "json"}]),
         )
 
-    def _look(self) -> Script:
+    def _check(self) -> Script:
         yield ops.GetDifferences(endpoint=self.endpoint)
 
     def _unname(self) -> Script:

@@ -57,7 +57,7 @@ class Call:
         self.is_over = False
         self.error: Exception | None = None
         self.rows: list[Any] = []
-        self.look: Callable[[], None] = lambda: None
+        self.check: Callable[[], None] = lambda: None
 
 
 class Session:
@@ -176,7 +176,7 @@ class Database:
         delay_s = world.elapsed + world.rng.uniform(*DELAY_S)
         world.after(delay_s, lambda: self._arrived(call))
         if thread is not None:
-            call.look = thread.look
+            call.check = thread.check
             thread.wait(lambda: call.is_over, deadline)
         else:
             world.stand_until(process, lambda: call.is_over, deadline)
@@ -273,11 +273,11 @@ class Database:
     def _watch_idle(self, session: Session) -> None:
         done = session.statements
 
-        def look() -> None:
+        def check() -> None:
             if session.in_transaction and session.statements <= done:
                 self._end(session)
 
-        self.world.after(IDLE_S, look)
+        self.world.after(IDLE_S, check)
 
     def _answer(self, call: Call, error: Exception | None) -> None:
         def answered() -> None:
@@ -288,7 +288,7 @@ class Database:
             is_lost = call.session.is_ended and error is None
             call.error = psycopg.OperationalError("connection lost") if is_lost else error
             call.is_over = True
-            call.look()
+            call.check()
 
         self.world.after(self.world.rng.uniform(*DELAY_S), answered)
 
@@ -357,7 +357,7 @@ def _take(database: Database, session: Session, epoch: int, term_s: float, _name
     session.row = replace(session.row, epoch=epoch, over_at=database.world.now + term_s)
 
 
-def _look(database: Database, _session: Session, _namespace: str) -> list[Any]:
+def _read_claim(database: Database, _session: Session, _namespace: str) -> list[Any]:
     if (row := database.row) is None:
         raise psycopg.errors.UndefinedTable("there is none")
     return [(row.epoch, row.id, row.lease, row.over_at <= database.world.now, row.format)]
@@ -436,7 +436,7 @@ _STATEMENTS: dict[str, Callable[..., Any]] = {
     "SELECT max(format)": _newest_format,
     "SELECT id, epoch": _claim,
     "UPDATE greenroom_store SET epoch": _take,
-    "SELECT epoch, id": _look,
+    "SELECT epoch, id": _read_claim,
     "UPDATE greenroom_store SET lease": _renew,
     "WITH held": _apply,
     "SELECT sum(": _size,

@@ -22,7 +22,7 @@ class Disk:
         self.lies = 0.0  # the chance of a save that is lost, though the disk says otherwise
         self.slow_until = 0.0
         self.full_until = 0.0
-        self.looks = 0
+        self.checks = 0
         self.on_applied: Callable[[Mapping[str, bytes], list[str]], None] = lambda _p, _d: None
         self._writer: Any = None
 
@@ -42,7 +42,7 @@ class Disk:
 
     def try_to_write(self) -> None:
         """Stand in for FileLocation.try_to_write."""
-        self.looks += 1
+        self.checks += 1
         if self.world.now < self.full_until:
             raise NothingSavedError("the disk is still full. Nothing was changed")
 

@@ -25,7 +25,7 @@ Answered = Callable[[bytes], None]
 HOST = 1_000_000  # of numbers of addresses; those of a host's admin are below zero
 OUTSIDE = 100_000  # where clients are, whose links nobody cuts
 PORT = 1900
-GIVE_UP_S = (1.6, 3.7)  # after which a process counts another as unreachable
+ABANDON_S = (1.6, 3.7)  # after which a process counts another as unreachable
 LATE_S = (0.0, 2.0)  # for which the system of a dead process tries to deliver what that had sent
 LOST_PACKETS = 0.3
 RESEND_S = (0.2, 1.2)  # what is lost comes that much later
@@ -68,7 +68,7 @@ class Links:
         self._world = world
         self._cut: set[tuple[int, int]] = set()
         self._lossy_until: dict[tuple[int, int], float] = {}
-        self._given_up: set[tuple[SimProcess, SimProcess]] = set()  # one by the other
+        self._abandoned: set[tuple[SimProcess, SimProcess]] = set()  # one by the other
 
     # --- What goes wrong --------------------------------------------------------------------------
 
@@ -78,7 +78,7 @@ class Links:
         for process in list(self._world.processes.values()):
             for number in process.watches:
                 if self._is_hindered(process.host, host_of(number)):
-                    self._give_up_later(process, number)
+                    self._abandon_later(process, number)
 
     def heal(self, ways: set[tuple[int, int]]) -> None:
         """Let things through again."""
@@ -90,7 +90,7 @@ class Links:
             for number in process.watches:
                 if number not in self._world.handlers:
                     self._later(lambda p=process, n=number: self.dead(p, n))
-        for pair in sorted(self._given_up, key=lambda pair: (pair[0].pid, pair[1].pid)):
+        for pair in sorted(self._abandoned, key=lambda pair: (pair[0].pid, pair[1].pid)):
             self._later(lambda pair=pair: self._hears(*pair))
 
     def heal_all(self) -> None:
@@ -133,7 +133,7 @@ class Links:
         channel.stalled.append(message)
         if (watch := channel.owner.watches.get(message.to)) is not None:
             watch.is_open = True
-        self._give_up_later(channel.owner, message.to)
+        self._abandon_later(channel.owner, message.to)
         return True
 
     def holds_outcome(self, message: Message, call: Step) -> bool:
@@ -143,7 +143,7 @@ class Links:
         if source == target or not (channel.untold or self.is_cut(target, source)):
             return False
         channel.untold.append((message, call))
-        self._give_up_later(channel.owner, message.to)
+        self._abandon_later(channel.owner, message.to)
         return True
 
     def left(self, channel: Channel) -> None:
@@ -167,7 +167,7 @@ class Links:
             world.deliver(message)
         while channel.untold and not self.is_cut(host_of(channel.untold[0][0].to), source):
             message, call = channel.untold.popleft()
-            world.tell(message, call)
+            world.report(message, call)
 
     def _later(self, call: Step) -> None:
         self._world.after(self._world.rng.uniform(0.001, 0.6), call)
@@ -175,25 +175,25 @@ class Links:
     # --- The other ends ---------------------------------------------------------------------------
 
     def watch(
-        self, process: SimProcess, number: int, on_lost: Callable[[bool], None]
+        self, process: SimProcess, number: int, on_gone: Callable[[bool], None]
     ) -> Callable[[], None] | None:
         """Tell when the process of an address is gone, or cannot be reached; None if it is here."""
         if host_of(number) == process.host:
             return None
         watch = process.watches.setdefault(number, Watch())
-        watch.callbacks.append(on_lost)
+        watch.callbacks.append(on_gone)
         watch.is_open = True
         self._world.after(self._world.rng.uniform(0.001, 0.02), lambda: self._dial(process, number))
 
         def cancel() -> None:
-            if on_lost in watch.callbacks:
-                watch.callbacks.remove(on_lost)
+            if on_gone in watch.callbacks:
+                watch.callbacks.remove(on_gone)
 
         return cancel
 
     def _dial(self, process: SimProcess, number: int) -> None:
         if self._is_hindered(process.host, host_of(number)):
-            self._give_up_later(process, number)
+            self._abandon_later(process, number)
         elif number not in self._world.handlers:
             self.dead(process, number)
         else:
@@ -224,27 +224,27 @@ class Links:
         if number not in self._world.handlers and not hindered:
             self._lose(process, number, is_certain=True)
 
-    def _give_up_later(self, process: SimProcess, number: int) -> None:
-        def give_up() -> None:
+    def _abandon_later(self, process: SimProcess, number: int) -> None:
+        def abandon() -> None:
             if self._is_hindered(process.host, host_of(number)):
                 self._lose(process, number, is_certain=False)
                 entry = self._world.handlers.get(number)
                 if entry is not None and entry[0].alive:
-                    self._given_up.add((entry[0], process))
+                    self._abandoned.add((entry[0], process))
                     self._later(lambda: self._hears(entry[0], process))
 
-        self._world.after(self._world.rng.uniform(*GIVE_UP_S), give_up)
+        self._world.after(self._world.rng.uniform(*ABANDON_S), abandon)
 
     def _hears(self, process: SimProcess, other: SimProcess) -> None:
         """Tell a process that another gave it up, as that one's next session would."""
-        if (process, other) in self._given_up and not self._is_hindered(process.host, other.host):
+        if (process, other) in self._abandoned and not self._is_hindered(process.host, other.host):
             for number in other.numbers:
                 self._lose(process, number, is_certain=False)
 
     def _lose(self, process: SimProcess, number: int, *, is_certain: bool) -> None:
-        self._given_up = {
+        self._abandoned = {
             pair
-            for pair in self._given_up
+            for pair in self._abandoned
             if pair[0] is not process or number not in pair[1].numbers
         }
         if not process.alive:
@@ -259,12 +259,12 @@ class Links:
             channel.untold.clear()
             for message in lost:
                 message.dropped = True
-                self._world.tell(message, message.on_failed)
+                self._world.report(message, message.on_failed)
         watch = process.watches.get(number)
         if watch is not None and (watch.is_open or is_certain):
             watch.is_open = False
-            for on_lost in list(watch.callbacks):
-                process.enqueue(lambda call=on_lost: call(is_certain))
+            for on_gone in list(watch.callbacks):
+                process.enqueue(lambda call=on_gone: call(is_certain))
 
     # --- Beats ------------------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ class Links:
             world.after(world.delay() + self.lateness(source, target), arrived)
         elif again and world.rng.random() < OLD_BEATS:
             old = lambda: self._carry_beat(source, target, arrived, again=False)  # noqa: E731
-            world.after(world.rng.uniform(*GIVE_UP_S), old)
+            world.after(world.rng.uniform(*ABANDON_S), old)
 
 
 class BeatLink:

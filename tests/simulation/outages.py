@@ -82,7 +82,7 @@ class Outage(Simulation):
             self.hosts.append(None)
             self.start_host(0)
             self.clients.append(Operator(self, 0))
-            self._settle()
+            self._converge()
             self._break()
             seconds = self.hours * 3600
             self.world.run(self.world.now + seconds / 10)
@@ -94,7 +94,7 @@ class Outage(Simulation):
             self.checks.expect(not grown, f"has grown in {self.hours} hours: {grown}")
             self.broken, self.disk.full_until = "", 0.0
             self.quiet = True
-            self._settle()
+            self._converge()
 
     def _break(self) -> None:
         self.broken = self.kind
@@ -135,7 +135,7 @@ def outcome(kind: str, hours: float) -> tuple[str, int]:
         simulation.run()
     except Exception as error:
         return "\n".join([*simulation.world.trace(), f"{type(error).__name__}: {error}"]), 0
-    return "", simulation.tries + simulation.disk.looks
+    return "", simulation.tries + simulation.disk.checks
 
 
 def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:

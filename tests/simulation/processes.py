@@ -81,8 +81,8 @@ class Mailbox:
     def is_here(self, target: Any) -> bool:
         return host_of(target.resolved()) == self.loop.host
 
-    def watch_remote(self, target: Any, on_lost: Callable[[bool], None]) -> Any:
-        return self._world.links.watch(self.loop, target.resolved(), on_lost)
+    def watch_remote(self, target: Any, on_gone: Callable[[bool], None]) -> Any:
+        return self._world.links.watch(self.loop, target.resolved(), on_gone)
 
     def beat_link(self, target: Any, on_answer: Callable[[bytes], None]) -> BeatLink | None:
         number = target.resolved()

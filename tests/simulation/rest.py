@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 def unsettled(simulation: Simulation) -> str:
     """Return what is not as it should be yet, "" when all is."""
-    for look in (_clients, _goals, _actors, _replicas, _tables, _queries):
-        if found := look(simulation):
+    for find in (_clients, _goals, _actors, _replicas, _tables, _queries):
+        if found := find(simulation):
             return found
     return ""
 

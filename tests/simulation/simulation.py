@@ -149,9 +149,9 @@ class Simulation(logging.Handler):
         world.run(world.now + self.duration_s)
         self.quiet = True
         self.faults.end()
-        self._settle()
+        self._converge()
 
-    def _settle(self) -> None:
+    def _converge(self) -> None:
         world = self.world
         deadline = world.now + self.settle_s
         while True:

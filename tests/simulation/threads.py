@@ -46,13 +46,13 @@ class SimThread:
         return future
 
     def wait(self, is_over: Callable[[], bool], deadline: float) -> None:
-        """Let the world go on until then; :meth:`look` has to be called when it is over."""
+        """Let the world go on until then; :meth:`check` has to be called when it is over."""
         self._wake_in(deadline - self._world.now)
         while not is_over() and self._world.now < deadline:
             self._give_back()
         self._wakes += 1  # what was to wake it is of before
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Have the thread look whether what it waits for has come about."""
         self._wake_in(0.0)
 

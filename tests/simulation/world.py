@@ -312,7 +312,8 @@ class World:
     def trace(self) -> list[str]:
         """Return the last steps, one line each."""
         return [
-            f"{at - 1000.0:10.4f} {who:18} {_told(what)[:300]}" for at, who, what in self._trace
+            f"{at - 1000.0:10.4f} {who:18} {_described(what)[:300]}"
+            for at, who, what in self._trace
         ]
 
     # --- Turns and deaths -------------------------------------------------------------------------
@@ -414,7 +415,7 @@ class World:
         self.links.died(process)
         for fd, (watcher, call) in process.watchers.items():
             self.after(
-                self.rng.random() * 0.01, lambda w=watcher, c=call, f=fd: self._tell(w, c, f)
+                self.rng.random() * 0.01, lambda w=watcher, c=call, f=fd: self._report(w, c, f)
             )
         self.on_death(process)
 
@@ -428,7 +429,7 @@ class World:
             each.dropped = True
         self.links.left(channel)
 
-    def _tell(self, watcher: SimProcess, call: Step, fd: int) -> None:
+    def _report(self, watcher: SimProcess, call: Step, fd: int) -> None:
         if watcher.alive:
             watcher.enqueue(lambda: call() if fd in self.watched else None)
 
@@ -518,9 +519,9 @@ class World:
 
     def _outcome(self, message: Message, call: Step | None) -> None:
         if call is not None and not message.dropped and not self.links.holds_outcome(message, call):
-            self.tell(message, call)
+            self.report(message, call)
 
-    def tell(self, message: Message, call: Step | None) -> None:
+    def report(self, message: Message, call: Step | None) -> None:
         """Tell the sender of a message what came of it."""
         owner = message.channel.owner
         if call is None or not owner.alive:
@@ -530,7 +531,7 @@ class World:
         self.at(channel.outcome, lambda: owner.enqueue(call))
 
 
-def _told(what: Any) -> str:
+def _described(what: Any) -> str:
     """Return a text that is the same in each run, as Thespian's own messages' are not."""
     if isinstance(what, str):
         return what

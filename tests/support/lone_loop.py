@@ -94,11 +94,11 @@ class LoneTransport:
     def is_here(self, _target: Any) -> bool:
         return not self.is_remote
 
-    def watch_remote(self, _target: Any, on_lost: Callable[[bool], None]) -> Callback | None:
+    def watch_remote(self, _target: Any, on_gone: Callable[[bool], None]) -> Callback | None:
         if not self.is_remote:
             return None
-        self.watching.append(on_lost)
-        return lambda: self.watching.remove(on_lost)
+        self.watching.append(on_gone)
+        return lambda: self.watching.remove(on_gone)
 
     def beat_link(self, _target: Any, _on_answer: Any) -> None:
         """Return None: it is on this host."""

@@ -39,7 +39,7 @@ def asked(retryable: bool | None = True, follows: str = "") -> tuple[Caller, Lon
     return caller, loop, answers
 
 
-def tell(caller: Caller, sender: str, *items: Any) -> None:
+def deliver(caller: Caller, sender: str, *items: Any) -> None:
     caller.answered(m.AnswerQueries(incarnation="here", answers=items), sender)
 
 
@@ -49,30 +49,30 @@ def begun(by: m.Process) -> m.StreamBegun:
 
 def test_a_replica_that_begins_an_answer_which_nobody_waits_for_is_told_to_end_it() -> None:
     caller, loop, answers = asked()
-    tell(caller, "second", m.ValueAnswer(1, b""))  # a new proxy had it run there
-    tell(caller, "first", begun(FIRST), m.StreamPart(1, b"part"))
+    deliver(caller, "second", m.ValueAnswer(1, b""))  # a new proxy had it run there
+    deliver(caller, "first", begun(FIRST), m.StreamPart(1, b"part"))
     assert [type(each) for each in answers] == [m.ValueAnswer]
     assert stopped(loop) == [("first", 1)]
 
 
 def test_of_two_replicas_that_begin_the_same_answer_both_are_told_to_end_it() -> None:
     caller, loop, answers = asked()
-    tell(caller, "first", begun(FIRST))
-    tell(caller, "second", begun(SECOND))
+    deliver(caller, "first", begun(FIRST))
+    deliver(caller, "second", begun(SECOND))
     assert [type(each) for each in answers] == [Stream]
     assert sorted(stopped(loop)) == [("first", 1), ("second", 1)]
 
 
 def test_an_answer_of_another_replica_ends_the_one_that_had_begun() -> None:
     caller, loop, _ = asked()
-    tell(caller, "first", begun(FIRST))
-    tell(caller, "second", m.ValueAnswer(1, b""))
+    deliver(caller, "first", begun(FIRST))
+    deliver(caller, "second", m.ValueAnswer(1, b""))
     assert stopped(loop) == [("first", 1)]
 
 
 def test_an_answer_that_comes_to_its_end_costs_no_further_message() -> None:
     caller, loop, _ = asked()
-    tell(caller, "first", begun(FIRST), m.StreamPart(1, b"part"), m.StreamEnded(1, 200))
+    deliver(caller, "first", begun(FIRST), m.StreamPart(1, b"part"), m.StreamEnded(1, 200))
     assert stopped(loop) == []
 
 
@@ -84,7 +84,7 @@ def test_whoever_fails_on_an_answer_keeps_no_other_from_theirs() -> None:
 
     caller.submit(query(2, http_method="GET"), fail)
     caller.submit(query(3, http_method="GET"), answers.append)
-    tell(caller, "first", m.ValueAnswer(2, b""), m.ValueAnswer(1, b"one"), m.ValueAnswer(3, b""))
+    deliver(caller, "first", m.ValueAnswer(2, b""), m.ValueAnswer(1, b"one"), m.ValueAnswer(3, b""))
     assert [answer.query_id for answer in answers] == [1, 3]
 
 
@@ -104,7 +104,7 @@ def test_what_the_next_proxy_gets_says_that_it_may_have_run() -> None:
     assert not answers, "its answer may still come, from its replica"
     caller.met_proxy("next", m.Process(8, 8, "next"))
     assert submitted(loop, "next") == [(1, -1)]
-    tell(caller, "first", m.ValueAnswer(1, b""))
+    deliver(caller, "first", m.ValueAnswer(1, b""))
     assert [type(each) for each in answers] == [m.ValueAnswer]
 
 
@@ -166,7 +166,7 @@ def test_a_query_that_kills_every_proxy_is_given_up() -> None:
 
 def test_the_death_of_a_replica_that_answers_is_noticed_when_the_proxy_is_dead() -> None:
     def begins() -> None:
-        tell(caller, "first", begun(FIRST))
+        deliver(caller, "first", begun(FIRST))
 
     def loses_its_proxy() -> None:
         caller.proxy_gone()
@@ -187,7 +187,7 @@ def test_the_death_of_a_replica_that_answers_is_noticed_when_the_proxy_is_dead()
 def test_the_death_of_a_replica_that_takes_a_body_is_noticed_when_the_proxy_is_dead() -> None:
     caller, loop, answers = asked(follows=BODY)
     caller.proxy_gone()
-    tell(caller, "first", m.FeedWanted(1, 5, FIRST))
+    deliver(caller, "first", m.FeedWanted(1, 5, FIRST))
     caller.met_proxy("next", m.Process(8, 8, "next"))
     loop.end(FIRST)
     assert answers[0].text == "its replica died with the query under way"

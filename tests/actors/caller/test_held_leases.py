@@ -409,13 +409,13 @@ class LeaseModel(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Let all come to its end; nothing may be left of it then."""
         try:
-            self.settle()
+            self.converge()
             self._assert_empty()
         finally:
             for patch in self._patches:
                 patch.stop()
 
-    def settle(self) -> None:
+    def converge(self) -> None:
         while len({backend_of(each.table) for each in self.replicas.values()}) < len(self.traffic):
             self.add_replica()
         for _ in range(1000):
@@ -560,7 +560,7 @@ def test_a_new_replica_comes_to_its_share_of_a_lease_as_of_the_routers_queries(
     model: LeaseModel,
 ) -> None:
     model.sleep(2 * SLOW_START_S)
-    model.settle()
+    model.converge()
     model.add_replica()
     model.sleep(4.0)
     model.send(0, 2)
@@ -587,7 +587,7 @@ def test_what_a_replica_refuses_after_a_fence_goes_to_the_router(model: LeaseMod
     number = next(model.ids)
     assert caller.send(number)
     model.wires.end_turn()
-    model.settle()
+    model.converge()
     assert number not in caller.waiting
     assert number not in caller.leases
 
@@ -654,5 +654,5 @@ def test_a_caller_says_how_many_of_its_queries_are_overdue_also_under_returned_l
     model.deliver(ways.index((caller.name, "proxy")), 1)
     assert held.ongoing == 2
     assert model.router.overdue(model.wires.now - OVERDUE_S) == {("e", "b"): 1}
-    model.settle()
+    model.converge()
     assert not model.router.overdue(model.wires.now - OVERDUE_S)

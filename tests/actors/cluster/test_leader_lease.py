@@ -23,7 +23,7 @@ from greenroom.actors.cluster.leader_lease import (
     remember_store,
 )
 from greenroom.actors.runtime.settings import HostSettings, read_settings
-from greenroom.core.cluster.leader_lease import RENEW_S, SETTLED_S, TERM_S, Lease
+from greenroom.core.cluster.leader_lease import MIN_TENURE_S, RENEW_S, TERM_S, Lease
 from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import StoreNotWritableError
 from greenroom.persistence.locations import location_at
@@ -132,7 +132,7 @@ def test_a_leader_that_hears_no_other_host_gives_way_and_ends(
     reign: LeaderLease, loop: LoneLoop, settings: HostSettings
 ) -> None:
     reign.away = lambda: "two"
-    loop.pass_time(SETTLED_S - 2 * RENEW_S)
+    loop.pass_time(MIN_TENURE_S - 2 * RENEW_S)
     assert reign.may_act(), "it has led for too short a time"
     reign.away = lambda: ""
     loop.pass_time(5.0)

@@ -120,9 +120,9 @@ class Proxies:
         for name in proxies:
             self._cluster.listeners.listen(name, (1, 1, name), self._upto[name], name)
         self._cluster.advance(time.monotonic())
-        for name, news in self._cluster.listeners.take_updates():
-            self._upto[name] = news.upto
-            self.tables |= {key: table for key, (_, table) in news.snapshots.items()}
+        for name, update in self._cluster.listeners.take_updates():
+            self._upto[name] = update.upto
+            self.tables |= {key: table for key, (_, table) in update.snapshots.items()}
         return [reply for _, reply in self._requests.take_answers()]
 
 

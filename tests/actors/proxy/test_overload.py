@@ -92,12 +92,12 @@ def test_who_is_turned_away_hears_when_what_waits_will_be_gone(
     responses += [handle.remote() for _ in range(40)]
     with pytest.raises(BackPressureError, match="40 queries queued, its limit") as raised:
         handle.remote().result(timeout_s=10)
-    told_s = raised.value.retry_after_s
-    assert told_s is not None
-    assert 40 * NAP_S < told_s < 60
+    retry_after_s = raised.value.retry_after_s
+    assert retry_after_s is not None
+    assert 40 * NAP_S < retry_after_s < 60
     status, headers = asked(running, name)
     assert status == 503
-    assert int(headers["Retry-After"]) >= math.ceil(told_s), "it stands still meanwhile"
+    assert int(headers["Retry-After"]) >= math.ceil(retry_after_s), "it stands still meanwhile"
     (tmp_path / "stop").unlink()
     assert [response.result(timeout_s=30) for response in responses] == ["rested"] * 41
 

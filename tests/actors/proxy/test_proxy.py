@@ -59,9 +59,9 @@ class Told:
 
     def __init__(self, one: OneProcess, upto: int = 0, *routes: str) -> None:
         self.place, self._proxy = Place(one.loop), one.proxy
-        self.tell(upto, *routes, complete=True)
+        self.push(upto, *routes, complete=True)
 
-    def tell(self, upto: int, *routes: str, gone: tuple[str, ...] = (), complete: bool = False):
+    def push(self, upto: int, *routes: str, gone: tuple[str, ...] = (), complete: bool = False):
         """Tell of endpoints that are named like their routes; return the routes there are."""
         tables: dict[str, Any] = {
             f"endpoint/{route}": EndpointTable(name=route, route=route, traffic={"b": 1.0})
@@ -80,9 +80,9 @@ class Told:
 
 def test_tables_come_bit_by_bit_and_go(one: OneProcess) -> None:
     controller = Told(one)
-    controller.tell(5, "/a", "/b")
-    assert controller.tell(6, "/c") == {"/a", "/b", "/c"}
-    assert controller.tell(7, gone=("/a", "/never there")) == {"/b", "/c"}
+    controller.push(5, "/a", "/b")
+    assert controller.push(6, "/c") == {"/a", "/b", "/c"}
+    assert controller.push(7, gone=("/a", "/never there")) == {"/b", "/c"}
 
 
 def test_what_is_not_in_a_complete_set_is_gone(one: OneProcess) -> None:
@@ -93,7 +93,7 @@ def test_what_is_not_in_a_complete_set_is_gone(one: OneProcess) -> None:
     later = cm.MeetController(controller=place, process=place.process, by=first.place.process)
     one.proxy.receiveMessage(later, first.place)
     first.place = place
-    routes = first.tell(3, "/b", "/c", complete=True)
+    routes = first.push(3, "/b", "/c", complete=True)
     assert routes == {"/b", "/c"}, "another controller's ids are its own"
     one.loop.run_until_complete(asyncio.sleep(0.05))
     assert heard[-1] == 3

@@ -90,7 +90,7 @@ def test_a_router_hears_that_an_answer_did_not_reach_its_caller(
 ) -> None:
     """Else nobody would ever answer a caller that lives behind a broken link."""
     found: list[Any] = []
-    monkeypatch.setattr(world.queries, "_report_soon", lambda _, news: found.append(news))
+    monkeypatch.setattr(world.queries, "_report_soon", lambda _, report: found.append(report))
     run = run_by(world, "proxy", 5)
     run.answer(m.ValueAnswer(7, b""))
     if ends_first:
@@ -106,7 +106,7 @@ def test_a_router_hears_that_a_stream_broke_off_on_its_way(
     world: OneProcess, cancelled: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[Any] = []
-    monkeypatch.setattr(world.queries, "_report", lambda _, news: found.append(news))
+    monkeypatch.setattr(world.queries, "_report", lambda _, report: found.append(report))
     run = run_by(world, "proxy", 5)
     run.begin(200, ())
     world.queries._undeliverable(

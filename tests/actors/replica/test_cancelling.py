@@ -139,14 +139,14 @@ def test_nothing_is_left_of_thirty_thousand_cancelled_calls(
     router, recorder = one.proxy.dispatcher.router, Recorder()
     router.observers.add(recorder)
 
-    async def settle() -> None:
+    async def converge() -> None:
         while router.busy() or one.queries.running or one.queries.undelivered or recorder.open:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)  # for what is put off, such as the news of deliveries
 
     async def rounds(count: int) -> None:
         await cancel_many(handle, count)
-        await asyncio.wait_for(settle(), 200)
+        await asyncio.wait_for(converge(), 200)
 
     one.loop.run_until_complete(rounds(1000))
     before = counted(KINDS)

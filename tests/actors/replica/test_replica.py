@@ -114,7 +114,7 @@ def streamed(replica: ReplicaByHand, method: str) -> m.Assignment:
 def failed_answer(replica: ReplicaByHand) -> m.FailedAnswer:
     """Return the next answer that is an error."""
     heard = replica.hand.wait_for(
-        m.AnswerQueries, lambda news: isinstance(news.answers[-1], m.FailedAnswer)
+        m.AnswerQueries, lambda report: isinstance(report.answers[-1], m.FailedAnswer)
     )
     found: m.FailedAnswer = heard.message.answers[-1]
     return found

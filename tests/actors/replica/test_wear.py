@@ -215,25 +215,25 @@ def test_clients_are_told_that_their_replica_ran_out_of_memory_and_of_no_other_e
     running: RunningSystem, dying: Any, name: str, way: dict[str, Any]
 ) -> None:
     dying(max_memory_bytes=memory_bytes() + 100 * MIB, **way)
-    for of, is_told in (("its code", False), ("memory", True), ("a signal", False)):
+    for of, is_shown in (("its code", False), ("memory", True), ("a signal", False)):
         _ask_often(running, name)
         status, text = running.get(f"/{name}?of={of.replace(' ', '+')}", data=b"x")
         assert (status, b"the replica died" in text) == (503, True), text
-        assert (b"out of memory" in text) is is_told, text
+        assert (b"out of memory" in text) is is_shown, text
         with running.as_default():
             handle = serve.get_app_handle(name)
             for _ in range(20):
                 handle.end.remote("nothing").result(timeout_s=60)
             with pytest.raises(ReplicaUnavailableError, match="the replica died") as caught:
                 handle.end.remote(of).result(timeout_s=60)
-            assert ("out of memory" in str(caught.value)) is is_told
+            assert ("out of memory" in str(caught.value)) is is_shown
             for _ in range(20):
                 handle.end.remote("nothing").result(timeout_s=60)
             stream = handle.options(stream=True).end_amid.remote(of)
             assert next(stream) == "begun"
             with pytest.raises(ReplicaUnavailableError, match="the replica died") as caught:
                 next(stream)
-        assert ("out of memory" in str(caught.value)) is is_told
+        assert ("out of memory" in str(caught.value)) is is_shown
 
 
 MEMORY = Path("/sys/fs/cgroup/memory")

@@ -75,7 +75,7 @@ def child() -> Iterator[Callable[..., Process]]:
         yield start
 
 
-def look_until(
+def check_until(
     watch: SilenceWatch, process: Process, is_over: Callable[[], bool], most_s: float
 ) -> bool:
     """Look again and again; return whether it was over in time."""
@@ -89,7 +89,7 @@ def look_until(
 
 def is_ended(process: Process, most_s: float) -> bool:
     """Return whether a watcher ends a process within so long."""
-    return look_until(SilenceWatch(LIMIT_S), process, lambda: not is_alive(process), most_s)
+    return check_until(SilenceWatch(LIMIT_S), process, lambda: not is_alive(process), most_s)
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def test_a_process_that_beats_is_left_until_it_is_stopped(child: Callable[..., P
     process = child("beat(60)")
     assert not is_ended(process, 4 * LIMIT_S)
     os.kill(process.pid, signal.SIGSTOP)
-    look_until(SilenceWatch(5.0), process, lambda: False, 0.5)
+    check_until(SilenceWatch(5.0), process, lambda: False, 0.5)
     os.kill(process.pid, signal.SIGCONT)  # in time
     assert not is_ended(process, 3 * LIMIT_S)
     os.kill(process.pid, signal.SIGSTOP)
@@ -111,7 +111,7 @@ def test_one_that_computes_gets_more_time(child: Callable[..., Process]) -> None
 def test_user_code_may_compute_for_ever_but_not_stand_still(child: Callable[..., Process]) -> None:
     process = child(COMPUTES, user_code=True)
     watch = SilenceWatch(0.02)  # twelve times that are over in no time
-    assert not look_until(watch, process, lambda: not is_alive(process), 1.0)
+    assert not check_until(watch, process, lambda: not is_alive(process), 1.0)
     os.kill(process.pid, signal.SIGSTOP)
     assert is_ended(process, 20)
 
@@ -167,7 +167,7 @@ def test_a_watcher_that_cannot_kill_now_does_so_later(child: Callable[..., Proce
         return send_signal(victim, number)
 
     watch = SilenceWatch(LIMIT_S, send_signal=scarce)
-    assert look_until(watch, process, lambda: not is_alive(process), 20)
+    assert check_until(watch, process, lambda: not is_alive(process), 20)
     assert not failures
 
 

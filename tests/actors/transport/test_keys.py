@@ -80,7 +80,7 @@ class Cluster:
         if not {sender, to} & self.lost:
             self.queue.append((sender, to, message))
 
-    def settle(self) -> None:
+    def converge(self) -> None:
         """Have hosts report until nothing is left to do."""
         for _ in range(8):
             for name in sorted(set("bc") - self.lost):
@@ -99,7 +99,7 @@ class Cluster:
     def rotate(self, request_id: str = "1") -> Any:
         rotation = self.hosts["a"].rotation
         rotation.begin(request_id)
-        self.settle()
+        self.converge()
         rotation.rotated()  # where it is so since just now, connections of before may be open
         self.now += KEY_CHECK_S
         return rotation.rotated()
@@ -173,7 +173,7 @@ def test_a_crash_at_any_step_of_a_host_leaves_a_cluster_that_works(
         has_crashed = not left[0]
         cluster.hosts[name].boot()
         cluster.check()
-        cluster.settle()
+        cluster.converge()
         assert len({tuple(host.keys) for host in cluster.hosts.values()}) == 1
         assert len(cluster.hosts["a"].keys) == 1
         if number > 1:  # the first crash is before anything was written
@@ -184,7 +184,7 @@ def test_a_crash_at_any_step_of_a_host_leaves_a_cluster_that_works(
 def test_it_is_done_when_no_connection_of_before_is_open(cluster: Cluster) -> None:
     rotation = cluster.hosts["a"].rotation
     rotation.begin("1")
-    cluster.settle()
+    cluster.converge()
     for _ in range(2):
         assert rotation.rotated() is None
         cluster.now += KEY_CHECK_S / 2
@@ -206,7 +206,7 @@ def test_a_host_that_is_back_while_its_key_is_taken_is_brought_along(cluster: Cl
 
 
 def test_a_host_that_was_evicted_is_given_nothing(cluster: Cluster) -> None:
-    cluster.settle()
+    cluster.converge()
     cluster.sent.clear()
     del cluster.records["c"]
     cluster.queue.clear()

@@ -32,8 +32,8 @@ def test_who_reaches_again_at_each_failure_is_called_once_for_each(port: LonePor
 
     port.reach(AWAY, lost)
     for _ in range(12):  # doubled each time, they would be thousands by now
-        for on_lost in list(transport.watching):
-            on_lost(True)
+        for on_gone in list(transport.watching):
+            on_gone(True)
     assert failures == 12
 
 

@@ -239,7 +239,7 @@ def test_a_request_repeated_while_it_is_under_way_has_the_same_goal(
     assert world.request(change) == goal
     world.boot()
     assert world.request(change) == goal
-    world.settle()
+    world.converge()
     assert world.cluster.state.goal(goal).state == "succeeded"
 
 
@@ -250,7 +250,7 @@ def test_a_delete_repeated_while_it_is_under_way_has_the_same_goal(force: bool) 
     goal = world.request(ask.delete("b", force=force))
     assert world.request(ask.delete("b", force=force)) == goal
     assert world.request(ask.delete("b")) == goal
-    world.settle()
+    world.converge()
     assert world.goal_state(goal) == "succeeded"
 
 
@@ -296,7 +296,7 @@ def test_a_goal_that_another_change_supersedes_has_failed_and_says_so(world: Wor
 def test_settings_that_change_while_a_backend_comes_up_are_part_of_its_goal(world: World) -> None:
     goal = world.request(ask.create("new"))
     assert world.request(ask.update("new", num_replicas=3)) == goal
-    world.settle()
+    world.converge()
     assert world.goal_state(goal) == "succeeded"
     assert len(world.running("new")) == 3
 

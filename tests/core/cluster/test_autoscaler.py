@@ -102,7 +102,7 @@ def test_the_first_query_at_zero_starts_a_replica_at_once() -> None:
     world.set_load("a", 1)
     assert [effect.backend for effect in world.sent(Start)] == ["a"]
     assert world.target() == 1
-    world.settle()
+    world.converge()
     assert len(world.table("backend/a").replicas) == 1
 
 
@@ -156,7 +156,7 @@ def test_new_bounds_hold_at_once_and_else_the_scale_stays() -> None:
         low, high = bounds
         change = {**QUICK, "min_replicas": low, "max_replicas": high}
         goal = world.request(ask.update("a", autoscaling_config=change))
-        world.settle(10)
+        world.converge(10)
         assert world.target() == target
         assert world.goal_state(goal) == "succeeded"
 
@@ -200,7 +200,7 @@ def test_new_code_comes_up_at_the_scale_that_the_old_has() -> None:
     world.complete(deploy(b"three", max_replicas=2))
     assert world.target("app#d") == 2
     world.request(deploy(b"four", max_replicas=2, initial_replicas=1))
-    world.settle(10)
+    world.converge(10)
     assert len(world.running("app#d")) == 1, "an initial number that is new counts"
 
 
@@ -239,7 +239,7 @@ def test_code_deployed_at_zero_is_tried_by_the_first_query_and_rolled_back_if_it
 def test_scaling_is_no_change_in_the_history() -> None:
     world = Scaled()
     world.change(deploy(b"one"), "deploy")
-    world.settle()
+    world.converge()
     world.set_load("app#d", 0, 8)
     world.run(15)
     assert world.target("app#d") == 4
@@ -374,7 +374,7 @@ def test_a_policy_is_asked_at_zero_too_and_may_start_replicas_before_a_query_com
     assert world.target() == 0
     world.run(1.5)
     answer(world, world.sent(AskPolicy)[-1], replicas=2)
-    world.settle()
+    world.converge()
     assert len(world.running("a")) == 2
 
 

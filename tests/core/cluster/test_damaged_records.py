@@ -64,10 +64,10 @@ def without(world: World, *lost: Key) -> Cluster:
 def answer(cluster: Cluster, path: str) -> Any:
     """Return what a router does that has a cluster's tables with a query for a path."""
     cluster.state.long_poll.open()
-    news = cluster.state.long_poll.listen("proxy", 0)
-    assert news is not None
+    update = cluster.state.long_poll.listen("proxy", 0)
+    assert update is not None
     router = Router(lambda: 0.5)
-    for key, (_, table) in sorted(news.snapshots.items(), key=order_of_taking):
+    for key, (_, table) in sorted(update.snapshots.items(), key=order_of_taking):
         kind, _, name = key.partition("/")
         if kind + "/" == ENDPOINT_PREFIX:
             router.set_endpoint(name, table, 0.0)

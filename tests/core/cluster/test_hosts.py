@@ -116,7 +116,7 @@ def test_a_host_that_joins_takes_what_waits() -> None:
     world.go_on(5)
     assert world.spread() == {"": 4}
     world.join("x")
-    world.settle()
+    world.converge()
     assert world.spread() == {"": 4, "x": 2}
 
 
@@ -130,7 +130,7 @@ def test_a_gateway_takes_no_replicas_and_says_so() -> None:
     assert world.spread()["gate"] == 0
     assert not world.cluster.placement.shown("gate")
     world.cluster.hosts.stop("gate")  # there is nothing to move
-    world.settle()
+    world.converge()
     assert world.spread() == {"": 3, "x": 3}
     assert world.cluster.hosts.is_empty("gate")
 
@@ -141,7 +141,7 @@ def test_a_host_that_comes_back_as_a_gateway_gives_its_replicas_to_others(three:
     three.go_on(5)
     assert three.spread() == three.routed() == {"": 3, "y": 3}
     three.join("x", incarnation="third")  # and takes some again, when it is no gateway any more
-    three.settle()
+    three.converge()
     three.cluster.hosts.rebalance(three.now)
     three.go_on(30)
     assert three.spread() == {"": 2, "x": 2, "y": 2}
@@ -158,7 +158,7 @@ def test_where_there_are_only_gateways_replicas_wait_for_another_host() -> None:
     assert "host x: it takes no replicas, as it was started with --no-replicas" in found
     assert "or another host joins" in found
     world.join("y")
-    world.settle()
+    world.converge()
     assert world.spread() == {"y": 2}
 
 
@@ -187,7 +187,7 @@ def test_a_host_that_was_cut_off_is_back_without_duplicates_or_kills(three: Host
     lose_and_replace(three)
     assert len(three.processes) == 8
     three.join("x")
-    three.settle()
+    three.converge()
     assert three.spread() == {"": 2, "x": 2, "y": 2}
     assert set(three.on("x")) == kept
 
@@ -198,7 +198,7 @@ def test_what_died_with_a_host_is_not_waited_for_when_it_is_back(three: Hosts) -
     for tag in gone:
         three.die(tag)
     three.join("x")
-    three.settle()
+    three.converge()
     assert three.spread() == {"": 3, "y": 3}
     assert not three.recorded() & set(gone)
 
@@ -208,7 +208,7 @@ def test_a_new_controller_asks_the_hosts_that_it_has_on_record(three: Hosts) -> 
     assert three.cluster.hosts.state("x") is HostState.EXPECTED
     three.join("x")
     three.join("y")
-    three.settle()
+    three.converge()
     assert three.spread() == {"": 2, "x": 2, "y": 2}
     assert len(three.processes) == 6
 
@@ -234,7 +234,7 @@ def test_a_host_is_emptied_only_as_others_take_over(three: Hosts) -> None:
     three.request(lambda cluster: cluster.hosts.drain("x"))
     three.flush()
     assert three.routed() == {"": 2, "x": 2, "y": 2}  # nothing has gone before its replacement
-    three.settle()
+    three.converge()
     assert three.cluster.hosts.is_empty("x")
     assert three.spread() == {"": 3, "y": 3}
     three.request(lambda cluster: cluster.hosts.forget("x", three.now))
@@ -270,7 +270,7 @@ def test_a_host_that_is_undrained_takes_replicas_and_keeps_those_that_have_not_m
     world.wait(60)
     assert world.spread() == {"": 2, "x": 2, "y": 2}
     drain(world, "x")
-    world.settle()
+    world.converge()
     assert world.spread() == {"": 2, "y": 2, "z": 2}
     undrain(world, "x")
     assert world.cluster.hosts.state("x") is HostState.RUNNING
@@ -283,7 +283,7 @@ def test_a_host_that_is_undrained_takes_replicas_and_keeps_those_that_have_not_m
 def test_a_drained_host_is_drained_under_a_new_controller_too(three: Hosts, name: str) -> None:
     three.cluster.hosts.record_own(record(""), three.now, keeps=False)
     drain(three, name)
-    three.settle()
+    three.converge()
     others = three.spread()
     assert others[name] == 0
     three.boot()
@@ -307,7 +307,7 @@ def test_a_drained_host_that_was_lost_and_is_back_is_emptied(three: Hosts) -> No
     drain(three, "x")
     assert three.cluster.hosts.state("x") is HostState.LOST
     three.join("x")
-    three.settle()
+    three.converge()
     assert three.cluster.hosts.state("x") is HostState.DRAINING
     assert three.spread() == {"": 3, "y": 3}
     undrain(three, "x")
@@ -318,7 +318,7 @@ def test_a_host_that_was_to_stop_and_did_not_takes_replicas_again(three: Hosts) 
     three.request(lambda cluster: cluster.hosts.stop("x"))
     with pytest.raises(ConflictError, match="host 'x' is stopping; start it again"):
         undrain(three, "x")
-    three.settle()
+    three.converge()
     assert three.spread()["x"] == 0
     three.alive.remove("x")
     three.wait(3)
@@ -341,7 +341,7 @@ def test_the_last_host_that_takes_replicas_is_drained_only_by_force() -> None:
     world.go_on(5)
     assert not world.spread()
     undrain(world, "")
-    world.settle()
+    world.converge()
     assert world.spread() == {"": 1}
 
 
@@ -389,7 +389,7 @@ def test_a_name_is_taken_while_its_host_is_there(three: Hosts) -> None:
 def test_a_host_that_lost_its_state_dir_takes_its_own_place_at_once(three: Hosts) -> None:
     three.die_on("x")
     three.join("x", id="another")  # at the same address, where the one before cannot be any more
-    three.settle()
+    three.converge()
     assert three.cluster.hosts.state("x") is HostState.RUNNING
     assert len(three.running("a#d")) == 6
 
@@ -398,7 +398,7 @@ def test_another_host_may_have_the_name_of_a_lost_one(three: Hosts) -> None:
     lose_and_replace(three)
     three.die_on("x")
     three.join("x", id="another")
-    three.settle()
+    three.converge()
     assert three.cluster.hosts.state("x") is HostState.RUNNING
     assert three.spread() == {"": 3, "y": 3}
 
@@ -406,7 +406,7 @@ def test_another_host_may_have_the_name_of_a_lost_one(three: Hosts) -> None:
 def test_a_host_may_come_back_at_another_address(three: Hosts) -> None:
     lose_and_replace(three)
     three.join("x", address="elsewhere:1900")
-    three.settle()
+    three.converge()
     assert three.cluster.hosts.records["x"].address == "elsewhere:1900"
     assert three.spread()["x"] == 2
 
@@ -432,7 +432,7 @@ def test_what_runs_on_a_host_that_is_no_more_on_record_is_forgotten() -> None:
     world.die_on("x")
     world.alive.clear()
     world.boot()
-    world.settle()
+    world.converge()
     assert world.spread() == {"": 2}
 
 
@@ -444,7 +444,7 @@ def test_a_rebalance_moves_what_is_too_much_and_nothing_goes_before_its_replacem
     assert world.request(lambda cluster: cluster.hosts.rebalance(world.now)) == 4
     world.flush()
     assert world.routed() == {"": 6}
-    world.settle()
+    world.converge()
     assert world.spread() == {"": 2, "x": 2, "y": 2}
     assert world.request(lambda cluster: cluster.hosts.rebalance(world.now)) == 0
 
@@ -455,7 +455,7 @@ def test_a_rebalance_fills_an_empty_host_with_backends_of_one_replica() -> None:
         world.complete(ask.deploy(name, Spec("d", b"one", {}), route=f"/{name}"))
     world.join("y")
     assert world.request(lambda cluster: cluster.hosts.rebalance(world.now)) == 2
-    world.settle()
+    world.converge()
     assert world.cluster.placement.held() == {"": 2, "x": 2, "y": 2}
     assert world.request(lambda cluster: cluster.hosts.rebalance(world.now)) == 0
 
@@ -523,7 +523,7 @@ def end_and_start_again(world: Hosts, name: str, incarnation: str) -> HostState:
 def test_a_host_that_ended_and_is_started_again_counts_again_at_once(three: Hosts) -> None:
     three.wait(STABLE_S)
     assert end_and_start_again(three, "x", "second") is HostState.RUNNING
-    three.settle()
+    three.converge()
     three.wait(STABLE_S)
     assert three.cluster.hosts.state("x") is HostState.RUNNING
     assert sum(three.spread().values()) == 6
@@ -577,7 +577,7 @@ def test_what_dies_with_its_host_is_no_crash_loop(three: Hosts, is_noticed_late:
 def test_a_replica_that_crashes_on_a_host_that_is_lost_later_is_a_crash_loop(three: Hosts) -> None:
     for _ in range(4):
         three.die(next(tag for tag in three.processes if three.host_of(tag) == "x"))
-        three.settle()
+        three.converge()
     start_at = three.cluster.state.backends["a#d"].retries.newest.start_at
     three.wait(WITH_HOST_S + 1)
     three.request(lambda cluster: cluster.hosts.gone("x", three.now))
@@ -588,7 +588,7 @@ def test_a_host_that_comes_by_another_name_is_the_same(three: Hosts) -> None:
     lose_and_replace(three)
     three.die_on("x")
     three.join("renamed", id="id of x")
-    three.settle()
+    three.converge()
     assert set(three.records["host"]) == {"renamed", "y"}
 
 

@@ -91,33 +91,33 @@ def test_a_candidate_that_was_stopped_itself_begins_to_wait_anew() -> None:
     assert takes_over_after(world, LONG) > OVER_S - CHECK_S
 
 
-def given_up(heir: str, leaves: bool = False) -> Lease:
+def released(heir: str, leaves: bool = False) -> Lease:
     return Lease(1, "a", 9, heir=heir, leaves=leaves)
 
 
 def test_a_lease_that_is_given_up_goes_to_its_heir_at_once_and_to_others_if_that_is_gone() -> None:
-    assert Succession("b").check(given_up("b"), 0.0, LONG)
+    assert Succession("b").check(released("b"), 0.0, LONG)
     world = World()
-    world.lease = given_up("c")
+    world.lease = released("c")
     assert OVER_S < takes_over_after(world, 0.0) <= OVER_S + 2 * CHECK_S
     former = World()
     former.succession = Succession("a")
-    former.lease = given_up("b")
+    former.lease = released("b")
     assert takes_over_after(former, LONG) > OVER_S
 
 
 def test_a_clock_of_the_store_does_not_let_others_come_before_the_heir() -> None:
-    assert Succession("b").check(given_up("b"), 0.0, LONG, is_over=True)
+    assert Succession("b").check(released("b"), 0.0, LONG, is_over=True)
     former = Succession("a")
-    assert not former.check(given_up("b"), 0.0, LONG, is_over=True)
-    assert not former.check(given_up("b"), PAUSE_S, LONG, is_over=True)
-    checks = [former.check(given_up("b"), n * CHECK_S, LONG, is_over=True) for n in range(5, 40)]
+    assert not former.check(released("b"), 0.0, LONG, is_over=True)
+    assert not former.check(released("b"), PAUSE_S, LONG, is_over=True)
+    checks = [former.check(released("b"), n * CHECK_S, LONG, is_over=True) for n in range(5, 40)]
     assert checks == [n * CHECK_S > 2 * OVER_S for n in range(5, 40)]
 
 
 def test_a_former_leader_takes_back_what_nobody_took_after_all_others_could() -> None:
     former = Succession("a")
-    checks = [former.check(given_up("b"), n * CHECK_S, LONG) for n in range(40)]
+    checks = [former.check(released("b"), n * CHECK_S, LONG) for n in range(40)]
     assert checks == [n * CHECK_S > 2 * OVER_S for n in range(40)]
 
 

@@ -152,7 +152,7 @@ class CrashingCluster(RuleBasedStateMachine):
         world = self.world
         world.crash_at = None
         world.thaw()
-        world.settle(400.0)
+        world.converge(400.0)
         expected = dict(self.backends)
         if self.app is not None:
             expected |= self.application_expected(*self.app)
@@ -205,7 +205,7 @@ class CrashingCluster(RuleBasedStateMachine):
             digests |= digests_of_entry(entry)
         assert set(world.code) == digests
         world.boot()
-        world.settle()
+        world.converge()
         assert self.picture() == before
 
     def picture(self) -> Any:

@@ -34,7 +34,7 @@ def test_a_new_application_comes_up() -> None:
     world = World()
     goal = world.request(ask.version(b"one"))
     assert application(world)["status"] == "DEPLOYING"
-    world.settle()
+    world.converge()
     assert world.goal_state(goal) == "succeeded"
     assert world.table("endpoint/app#d").route == "/"
     assert world.table("endpoint/app#d").traffic == {D: 1.0}
@@ -53,7 +53,7 @@ def test_the_same_broken_version_is_tried_again_when_asked() -> None:
     first = world.complete(ask.version(BROKEN))
     second = world.request(ask.version(BROKEN))
     assert second not in {None, first}
-    world.settle()
+    world.converge()
     assert world.goal_state(second) == "failed"
 
 
@@ -90,7 +90,7 @@ def test_deleting_drops_the_endpoints_at_once_and_then_everything(world: World) 
     assert world.table("endpoint/app#d") is None
     assert application(world)["status"] == "DELETING"
     assert world.goal_state(goal) == "pending"
-    world.settle()
+    world.converge()
     assert world.goal_state(goal) == "succeeded"
     assert (world.cluster.state.applications, world.cluster.state.backends) == ({}, {})
 
@@ -149,7 +149,7 @@ def test_what_has_served_is_expected_to_through_new_versions_deaths_and_restarts
     assert world.table(f"backend/{D}").replicas == ()
     assert expected(world)
     world.boot()
-    world.settle()
+    world.converge()
     assert expected(world)
 
 
@@ -157,6 +157,6 @@ def test_what_is_deleted_or_has_no_replicas_by_its_settings_is_not_expected(worl
     scaled = {"min_replicas": 0, "max_replicas": 2, "downscale_delay_s": 1.0}
     world.complete(ask.version(b"one", num_replicas=None, autoscaling_config=scaled))
     world.wait(60.0)
-    world.settle()
+    world.converge()
     assert world.table(f"backend/{D}").replicas == ()
     assert not expected(world)

@@ -45,7 +45,7 @@ def states(world: World) -> list[str]:
 
 def running_world(**config: object) -> World:
     world = world_with(**config)
-    world.settle()
+    world.converge()
     world.effects.clear()
     return world
 
@@ -61,7 +61,7 @@ def test_new_settings_try_a_backend_again_that_was_given_up() -> None:
     world.flush()
     assert world.goal_state(again) == "pending"
     assert states(world) == ["STARTING"]
-    world.settle()
+    world.converge()
     assert world.goal_state(again) == "failed"
 
 
@@ -82,7 +82,7 @@ def test_replicas_start_run_and_are_published() -> None:
     world = world_with(num_replicas=2)
     assert states(world) == ["STARTING", "STARTING"]
     assert world.table("backend/b") is None
-    world.settle()
+    world.converge()
     assert states(world) == ["RUNNING", "RUNNING"]
     assert [r.process for r in world.table("backend/b").replicas] == world.running("b")
     assert world.records["backend"]["b"].newest.ran
@@ -123,7 +123,7 @@ def test_a_process_that_never_reports_is_killed_and_replaced() -> None:
     world.wait(20 + KILL_MARGIN_S + SILENT_EXIT_S)
     assert first not in world.recorded()
     world.thaw()
-    world.settle()
+    world.converge()
     assert set(world.processes) == world.recorded(), "the late one was told to go"
 
 
@@ -139,7 +139,7 @@ def test_a_replica_that_dies_is_replaced_at_once() -> None:
     assert first not in world.recorded()
     message = f"a replica's process died; see: greenroom logs {first}"
     assert trouble(backend(world)) == message
-    world.settle()
+    world.converge()
     assert trouble(backend(world)) == ""
     assert world.running("b")[0].tag != first
 
@@ -164,7 +164,7 @@ def test_replicas_that_keep_dying_are_replaced_more_and_more_slowly() -> None:
             world.now = world.cluster.next_due_at()
             world.flush()
         pauses.append(round(world.now - died_at, 2))
-        world.settle()
+        world.converge()
     assert pauses == [0.0, 0.1, 0.2, 0.4, 0.8]
 
 
@@ -180,7 +180,7 @@ def test_code_that_served_is_back_within_a_second_however_often_it_is_killed() -
             world.now = world.cluster.next_due_at()
             world.flush()
         assert world.now - died_at <= 1.0
-        world.settle()
+        world.converge()
 
 
 def test_code_that_dies_as_soon_as_it_runs_waits_for_longer_in_the_end() -> None:
@@ -189,7 +189,7 @@ def test_code_that_dies_as_soon_as_it_runs_waits_for_longer_in_the_end() -> None
         for process in world.running("b"):
             world.die(process.tag)
         died_at = world.now
-        world.settle()
+        world.converge()
     assert world.now - died_at >= 10.0
 
 
@@ -215,7 +215,7 @@ def test_code_that_cannot_start_is_given_up_after_some_tries_and_seconds(
         assert PATIENCE_S < world.now - began_at < PATIENCE_S + 1.0
     assert world.cluster.state.goal(goal).error == "boom"
     assert world.cluster.state.goal(goal).exception == b"pickled boom"
-    world.settle()
+    world.converge()
     assert world.processes == {}
     assert world.table("backend/b").unavailable == "it could not be started"
     assert not backend(world).record.newest.ran
@@ -259,7 +259,7 @@ def test_a_deployment_whose_dependency_is_down_for_seconds_comes_up() -> None:
     message = "of at most 20 tries to start it have failed, the last one: boom"
     assert shown["message"].endswith(message)
     world.code[next(iter(world.code))] = b"its dependency is up"
-    world.settle()
+    world.converge()
     assert world.goal_state(goal) == "succeeded"
     assert len(world.running("b")) == 30
 
@@ -293,7 +293,7 @@ def test_code_that_a_host_cannot_load_is_given_up_though_another_runs_it() -> No
 
 def test_creating_it_again_tries_again() -> None:
     world = world_with(code=BROKEN)
-    world.settle()
+    world.converge()
     world.code[next(iter(world.code))] = b"mended"
     goal = world.complete(ask.create("b", BROKEN))
     assert world.goal_state(goal) == "succeeded"
@@ -307,7 +307,7 @@ def test_scaling_up_keeps_what_runs() -> None:
     before = world.running("b")
     goal = world.request(ask.update("b", num_replicas=3))
     assert world.goal_state(goal) == "pending"
-    world.settle()
+    world.converge()
     assert world.running("b")[:1] == before
     assert len(world.running("b")) == 3
     assert world.goal_state(goal) == "succeeded"
@@ -354,7 +354,7 @@ def test_a_replica_that_does_not_stop_is_told_again_and_killed_in_the_end() -> N
     world.request(ask.delete("b"))
     process.stuck = True
     world.flush()
-    told_at = world.now
+    stopped_at = world.now
     kills: list[float] = []
     while not kills:
         world.now = world.cluster.next_due_at()
@@ -362,8 +362,8 @@ def test_a_replica_that_does_not_stop_is_told_again_and_killed_in_the_end() -> N
         kills = [world.now for effect in world.effects if isinstance(effect, Kill)]
     stops = world.sent(Stop)
     assert [stop.drain_s for stop in stops] == [3.5] * 5
-    assert kills == [told_at + 3.5 + KILL_MARGIN_S]
-    world.settle()
+    assert kills == [stopped_at + 3.5 + KILL_MARGIN_S]
+    world.converge()
     assert world.recorded() == set()
 
 
@@ -376,7 +376,7 @@ def test_a_replica_whose_constructor_hangs_is_killed_without_a_time_to_drain() -
     assert [stop.drain_s for stop in world.sent(Stop)] == [0.0]
     world.wait(KILL_MARGIN_S)
     assert world.sent(Kill) == [Kill(tag)]
-    world.settle()
+    world.converge()
     assert world.recorded() == set()
 
 
@@ -384,7 +384,7 @@ def test_a_new_controller_lets_a_replica_drain_whose_past_it_does_not_know() -> 
     world = running_world(graceful_shutdown_timeout_s=60)
     world.boot()
     world.request(ask.delete("b"))
-    world.settle()
+    world.converge()
     assert {stop.drain_s for stop in world.sent(Stop)} == {60}
 
 
@@ -465,7 +465,7 @@ def test_three_failed_checks_replace_a_replica() -> None:
     world.wait(1.0)
     assert sick.state == "draining"
     assert "failed 3 health checks" in trouble(backend(world))
-    world.settle()
+    world.converge()
     assert world.running("b") != [sick]
 
 
@@ -530,7 +530,7 @@ def test_a_constructor_without_end_is_told_and_ended() -> None:
     world.wait(36)
     assert first not in world.processes
     assert "did not return within constructor_timeout_s=100" in trouble(backend(world))
-    world.settle()
+    world.converge()
 
 
 def test_checks_without_an_answer_count_when_their_time_is_up() -> None:
@@ -544,7 +544,7 @@ def test_checks_without_an_answer_count_when_their_time_is_up() -> None:
     assert backend(world).converged
     world.wait(0.1)
     assert not backend(world).converged
-    world.settle()
+    world.converge()
     assert not stuck.alive
     assert backend(world).converged
 
@@ -561,14 +561,14 @@ def test_one_that_fails_where_others_do_not_is_shown_and_replaced_if_that_lasts(
     message = f"{bad.tag} fails where other replicas do not: for a while it gets no queries"
     assert health() == ("UNHEALTHY", f"{message}; its log says why")
     world.cluster.replica_ejected(bad.tag, "p2", MAX_EJECTIONS - 1)
-    world.settle()
+    world.converge()
     assert bad.alive
     world.cluster.replica_ejected(bad.tag, "p1", 0)
     assert f"{MAX_EJECTIONS - 1} times in a row" in health()[1]
     world.cluster.state.proxy_gone("p2")
     assert health() == ("HEALTHY", "")
     world.cluster.replica_ejected(bad.tag, "p1", MAX_EJECTIONS)
-    world.settle()
+    world.converge()
     assert not bad.alive
     assert states(world) == ["RUNNING", "RUNNING"]
     assert f"{MAX_EJECTIONS} times in a row" in health()[1], "why it was replaced"
@@ -587,7 +587,7 @@ def test_replacing_ones_that_fail_where_others_do_not_has_growing_pauses() -> No
         while bad.alive:
             world.wait(5)
         pauses.append(world.now - began_at)
-        world.settle()
+        world.converge()
     assert max(pauses[:2]) <= 10, "one may be a chance"
     assert 50 < pauses[2] < 70
     assert 110 < pauses[3] < 130
@@ -630,7 +630,7 @@ def test_those_that_are_worn_as_soon_as_they_run_are_replaced_with_growing_pause
             world.wait(5)
             world.work()
         pauses.append(world.now - began_at)
-        world.settle()
+        world.converge()
     assert max(pauses[:2]) <= 10, "one may be a chance"
     assert 50 < pauses[2] < 75
     assert 110 < pauses[3] < 135
@@ -661,15 +661,15 @@ def test_replicas_that_are_replaced_are_counted_by_reason() -> None:
     world = running_world(num_replicas=2, graceful_shutdown_timeout_s=1)
     assert restarts(world) == {}
     world.die(world.running("b")[0].tag)
-    world.settle()
+    world.converge()
     world.die(world.running("b")[0].tag, "out of memory: SIGKILL by the kernel")
-    world.settle()
+    world.converge()
     wear_out(world, world.running("b")[0])
-    world.settle()
+    world.converge()
     world.running("b")[0].sick = True
     world.wait(60)
     world.cluster.replica_ejected(world.running("b")[0].tag, "p1", MAX_EJECTIONS)
-    world.settle()
+    world.converge()
     world.wait(60)
     expected = dict.fromkeys(("crashed", "out of memory", "unhealthy", "ejected", "max_age_s"), 1)
     assert restarts(world) == expected
@@ -678,14 +678,14 @@ def test_replicas_that_are_replaced_are_counted_by_reason() -> None:
 def test_what_is_asked_for_is_no_restart() -> None:
     world = running_world(num_replicas=2, graceful_shutdown_timeout_s=1)
     world.request(ask.update("b", num_replicas=1))
-    world.settle()
+    world.converge()
     world.wait(60)
     assert restarts(world) == {}
 
 
 def test_starts_that_fail_are_counted() -> None:
     world = world_with(code=BROKEN, max_constructor_retry_count=2)
-    world.settle()
+    world.converge()
     world.wait(PATIENCE_S)
     assert restarts(world) == {"failed start": 2}
 
@@ -717,7 +717,7 @@ def test_a_new_config_reaches_each_replica_once() -> None:
     world = running_world(num_replicas=2)
     goal = world.request(ask.update("b", user_config={"k": 1}))
     assert world.goal_state(goal) == "pending"
-    world.settle()
+    world.converge()
     world.wait(60.0)
     assert [process.reconfigured for process in world.running("b")] == [[2], [2]]
     assert world.goal_state(goal) == "succeeded"
@@ -770,7 +770,7 @@ def test_a_new_controller_stops_the_surplus_and_keeps_what_runs() -> None:
         world.request(ask.update("b", num_replicas=1))
         leaving.state = "draining"
         world.boot()
-        world.settle()
+        world.converge()
         assert world.running("b") == [staying]
         assert world.recorded() == {staying.tag}
 
@@ -796,7 +796,7 @@ def test_routers_are_told_why_nothing_has_run_yet_until_something_has() -> None:
     assert not table.has_run
     assert table.trouble.endswith("boom")
     world.code[next(iter(world.code))] = b"its dependency is up"
-    world.settle()
+    world.converge()
     assert world.table("backend/b").has_run
     assert world.table("backend/b").trouble == ""
     for tag in list(world.processes):

@@ -96,7 +96,7 @@ def test_a_split_is_told_to_proxies_and_survives_a_crash(world: World) -> None:
         name="e", route="/e", methods=("GET",), traffic=weights
     )
     world.boot()
-    world.settle()
+    world.converge()
     assert world.cluster.state.endpoints["e"].traffic == weights
 
 
@@ -119,7 +119,7 @@ def test_a_shadow_must_be_a_backend_that_no_deploy_takes_away(world: World) -> N
 
 def test_shadows_are_added_changed_and_ended_one_by_one(world: World) -> None:
     def shadows() -> Any:
-        world.settle()
+        world.converge()
         return world.table("endpoint/e").shadows
 
     world.request(ask.shadow("e", "v3", 1))
@@ -232,7 +232,7 @@ def test_deleting_an_endpoint_twice_is_harmless_and_leaves_its_backends(world: W
     world.request(ask.traffic("e", {"v1": 0.5, "v2": 0.5}))
     for _ in range(2):
         world.request(ask.unname("e"))
-    world.settle()
+    world.converge()
     assert world.table("endpoint/e") is None
     assert {"v1", "v2", "v3"} <= set(world.cluster.state.backends)
 

@@ -39,7 +39,7 @@ def picture(world: World) -> Any:
 def make_world() -> World:
     world = World()
     world.change(ask.version(num_replicas=2), "deploy application 'app'")
-    world.settle()
+    world.converge()
     return world
 
 
@@ -69,7 +69,7 @@ def test_an_entry_is_saved_with_its_change_or_not_at_all(world: World) -> None:
         last = saved[max(saved)]
         assert last.after["backend", "app#d"].config == record.newest.config
         assert record.newest.config["user_config"] == point
-        world.settle()
+        world.converge()
     assert len(entries(world)) == 4
 
 
@@ -126,10 +126,10 @@ UNDOABLE: list[tuple[str, ask.Request]] = [
 def test_undo_restores_the_state_before_and_can_be_undone(world: World, make: ask.Request) -> None:
     before = picture(world)
     world.change(make)
-    world.settle()
+    world.converge()
     after = picture(world)
     goal = undo(world)["goal"]
-    world.settle()
+    world.converge()
     assert picture(world) == before
     assert world.goal_state(goal) == "succeeded"
     assert [process.code for process in world.running("app#d")] == [b"one"] * 2
@@ -143,7 +143,7 @@ def test_an_endpoint_is_undone_too(world: World) -> None:
     world.change(ask.endpoint("e", "b", route="/e"))
     world.change(ask.unname("e"))
     assert undo(world)["goal"] is not None
-    world.settle()
+    world.converge()
     assert world.table("endpoint/e").route == "/e"
 
 
@@ -151,7 +151,7 @@ def test_an_earlier_change_of_other_things_can_be_undone(world: World) -> None:
     world.change(ask.create("b"))
     world.change(ask.version(b"two"))
     undo(world, 2)
-    world.settle()
+    world.converge()
     assert set(world.cluster.state.backends) == {"app#d"}
 
 
@@ -178,18 +178,18 @@ def test_a_recording_is_no_entry_and_stands_in_the_way_of_no_undo(world: World, 
     world.change(ask.create(name))
     world.change(ask.endpoint(name, name))
     world.change(ask.shadow("app#d", name, 1.0))
-    world.settle()
+    world.converge()
     assert world.cluster.state.endpoints["app#d"].shadows == {"user's": 0.5, name: 1.0}
     world.change(ask.version(num_replicas=3), "deploy amid it")
     world.change(ask.shadow("app#d", name, 0.0))
     world.change(ask.unname(name))
     world.change(ask.delete(name, force=True))
-    world.settle()
+    world.converge()
     assert [entry.what for entry in entries(world)[before:]] == ["deploy amid it"]
     undo(world)
-    world.settle()
+    world.converge()
     undo(world, 3)  # the user's shadow
-    world.settle()
+    world.converge()
     assert world.cluster.state.endpoints["app#d"].shadows == {}
     assert world.cluster.state.backends["app#d"].config.num_replicas == 2
     assert not any(
@@ -199,7 +199,7 @@ def test_a_recording_is_no_entry_and_stands_in_the_way_of_no_undo(world: World, 
 
 def test_undo_is_refused_where_there_is_nothing_left_of_the_change(world: World) -> None:
     world.change(ask.version(BROKEN, num_replicas=2))
-    world.settle()
+    world.converge()
     refused(world, 2, "rolled back")
     world.change(ask.version(b"two"))
     undo(world)
@@ -208,7 +208,7 @@ def test_undo_is_refused_where_there_is_nothing_left_of_the_change(world: World)
 
 def test_undo_is_refused_where_the_code_is_no_longer_stored(world: World) -> None:
     world.change(ask.undeploy("app"), "delete it")
-    world.settle()
+    world.converge()
     for number in range(19):
         world.change(ask.create(f"b{number}", f"code {number}".encode()))
     assert b"one" in world.code.values(), "the last 20 changes can be undone"
@@ -225,7 +225,7 @@ def deploy_alone(code: bytes) -> ask.Request:
 def test_code_that_a_change_replaces_is_kept_for_its_undo_however_old_it_is(world: World) -> None:
     """The history had forgotten it, and takes it up in the step in which the backend lets it go."""
     world.change(deploy_alone(BROKEN))
-    world.settle()
+    world.converge()
     for number in range(20):
         world.change(ask.create(f"b{number}", f"code {number}".encode()))
     assert BROKEN in world.code.values()
@@ -243,14 +243,14 @@ def test_a_folder_is_stored_while_a_backend_or_the_latest_history_needs_it(world
     with pytest.raises(ConflictError, match=r"runtime_env of 'app#d' .* not stored any more"):
         world.change(works_in(b"zip one"))
     world.change(works_in(b"zip one", b"zip one"))
-    world.settle()
+    world.converge()
     world.change(works_in(b"zip two", b"zip two"))
-    world.settle()
+    world.converge()
     assert {b"zip one", b"zip two"} <= set(world.code.values())
     undo(world)
-    world.settle()
+    world.converge()
     world.change(works_in(b"zip two"))  # without sending it again
-    world.settle()
+    world.converge()
     for number in range(20):
         world.change(ask.create(f"b{number}", f"code {number}".encode()))
     assert b"zip one" not in world.code.values()
@@ -260,7 +260,7 @@ def test_a_folder_is_stored_while_a_backend_or_the_latest_history_needs_it(world
 def test_undo_is_refused_where_the_code_is_lost(world: World) -> None:
     digest = world.cluster.state.backends["app#d"].record.newest.code_digest
     world.change(ask.version(b"two"))
-    world.settle()
+    world.converge()
     world.cluster.state.code_use.lost.add(digest)
     refused(world, 2, "no longer stored")
 
@@ -319,7 +319,7 @@ def test_equal_code_as_other_bytes_is_no_change(world: World) -> None:
     assert (picture(world), len(entries(world))) == (before, count)
     code = dict(world.code)
     world.change(ask.deploy("app", other._replace(config={"num_replicas": 2})))
-    world.settle()
+    world.converge()
     assert world.code == code
     assert [process.code for process in world.running("app#d")] == [b"one"] * 2
 
@@ -337,7 +337,7 @@ def alone(
 def test_a_deployment_is_a_backend_and_an_endpoint_of_its_name() -> None:
     world = World()
     goal = world.change(alone(version="1"))
-    world.settle()
+    world.converge()
     assert world.goal_state(goal) == "succeeded"
     assert world.table("endpoint/m").traffic == {"m": 1.0}
     assert world.table("endpoint/m").route == "/m"
@@ -347,7 +347,7 @@ def test_a_deployment_is_a_backend_and_an_endpoint_of_its_name() -> None:
     with pytest.raises(ConflictError, match="endpoint 'm' belongs to deployment 'm'"):
         world.change(ask.unname("m"))
     goal = world.change(ask.undeploy_alone("m"))
-    world.settle()
+    world.converge()
     assert world.goal_state(goal) == "succeeded"
     assert (world.cluster.state.backends, world.cluster.state.endpoints) == ({}, {})
     assert world.change(ask.undeploy_alone("m")) is None
@@ -363,18 +363,18 @@ def test_a_prev_version_that_is_not_deployed_is_refused_naming_both() -> None:
     world.change(alone(b"two", version="2", prev="1"))
     with pytest.raises(ConflictError, match="prev_version is '1', but version '2' is deployed"):
         world.change(alone(b"two", version="2", prev="1"))
-    world.settle()
+    world.converge()
     assert [process.code for process in world.running("m")] == [b"two"]
 
 
 def test_after_a_rolled_back_update_the_old_version_is_the_one_to_name() -> None:
     world = World()
     world.change(alone(version="1"))
-    world.settle()
+    world.converge()
     world.change(alone(BROKEN, version="2", prev="1"))
-    world.settle()
+    world.converge()
     world.change(alone(b"three", version="3", prev="1"))
-    world.settle()
+    world.converge()
     assert world.cluster.state.backends["m"].record.newest.version == "3"
 
 
@@ -385,7 +385,7 @@ def test_a_deployment_takes_no_name_that_something_else_has() -> None:
         world.change(alone())
     world.change(ask.create("b"))
     world.change(ask.delete("m"))
-    world.settle()
+    world.converge()
     world.change(ask.endpoint("m", "b"))
     with pytest.raises(ConflictError, match="endpoint 'm' exists, and is not a deployment's"):
         world.change(alone())

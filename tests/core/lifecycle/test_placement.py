@@ -169,7 +169,7 @@ def test_a_replica_gives_its_part_back_when_its_process_is_gone_not_before() -> 
     world.go_on(5)
     assert list(world.processes.values()) == [draining]
     world.thaw()
-    world.settle()
+    world.converge()
     assert len(world.running("b#d")) == 1
 
 

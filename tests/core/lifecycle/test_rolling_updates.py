@@ -39,7 +39,7 @@ def watch(world: World, steps: int = 400) -> tuple[int, int]:
             else:
                 one.state = "failed" if one.code.startswith(BROKEN) else "running"
                 world.report(one)
-        elif world.is_settled():
+        elif world.has_converged():
             return fewest, most
         elif (due_at := world.cluster.next_due_at()) is not None:
             world.now = max(world.now, due_at)
@@ -99,7 +99,7 @@ def test_a_version_that_starts_and_then_dies_goes_back_too() -> None:
         if world.goal_state(goal) == "failed":
             break
         world.now += 1.0
-    world.settle()
+    world.converge()
     assert "died" in world.cluster.state.goal(goal).error
     assert [process.code for process in world.running(D)] == [b"one"] * 3
 
@@ -120,7 +120,7 @@ def test_a_version_that_fails_its_health_checks_goes_back() -> None:
             world.die(process.tag)
         world.wait(0.5)
     assert world.now - began_at < 10, "nor does it wait between one bad replica and the next"
-    world.settle()
+    world.converge()
     assert "failed 3 health checks" in world.cluster.state.goal(goal).error
     assert [process.code for process in world.running(D)] == [b"one"]
 
@@ -131,7 +131,7 @@ def test_replicas_that_wear_out_amid_an_update_are_replaced_by_that_alone() -> N
     for process in world.running(D):
         process.worn = f"{RestartReason.MAX_AGE}: it has run for 3 s"
         world.report(process)
-    world.settle()
+    world.converge()
     assert [process.code for process in world.running(D)] == [b"two"] * 3
     assert "restarts" not in status.backend_status(world.cluster, world.cluster.state.backends[D])
 
@@ -144,7 +144,7 @@ def test_an_old_replica_that_dies_during_an_update_is_replaced_by_an_old_one() -
     world.flush()
     starting = sorted(p.code for p in world.processes.values() if p.state == "starting")
     assert starting == [b"one", b"two"]
-    world.settle()
+    world.converge()
     assert [process.code for process in world.running(D)] == [b"two"] * 3
 
 
@@ -154,7 +154,7 @@ def test_old_code_that_cannot_start_any_more_does_not_hold_up_the_new() -> None:
     world.request(ask.version(b"two", num_replicas=2))
     for process in world.running(D):
         world.die(process.tag)
-    world.settle()
+    world.converge()
     assert [process.code for process in world.running(D)] == [b"two"] * 2
 
 
@@ -191,7 +191,7 @@ def test_the_update_goes_on_after_every_crash_of_the_controller() -> None:
             world.flush()
             assert serving(world) >= 3, (point, after, step)
             world.work()
-        world.settle()
+        world.converge()
         assert world.goal_state(goal) == "succeeded"
         assert [process.code for process in world.running(D)] == [b"two"] * 3
         assert set(world.processes) == world.recorded()
@@ -211,7 +211,7 @@ def test_a_new_controller_starts_and_stops_nothing_before_it_knows_what_runs() -
         world.flush()
         assert {process: process.state for process in world.processes.values()} == before
     world.thaw()
-    world.settle()
+    world.converge()
     assert [process.code for process in world.running(D)] == [b"two"] * 3
 
 
@@ -230,7 +230,7 @@ def test_what_has_never_come_up_in_full_is_not_waited_for() -> None:
         "draining",
         "draining",
     ]
-    world.settle()
+    world.converge()
     assert world.goal_state(goal) == "succeeded"
 
 
@@ -269,7 +269,7 @@ def test_settings_that_reconfigure_refuses_go_back_to_those_that_all_took() -> N
     assert {process.config_id for process in before} == {record.newest.config_id}
     assert status.applications(world.cluster)["app"]["status"] == "DEPLOY_FAILED"
     world.boot()
-    world.settle()
+    world.converge()
     assert world.cluster.state.backends[D].record == record
     goal = world.complete(ask.version(b"one", num_replicas=2, user_config="better"))
     assert world.goal_state(goal) == "succeeded"
@@ -286,7 +286,7 @@ def test_a_new_controller_takes_refused_settings_back_too(point: str, deliveries
     for _ in range(deliveries):
         world.deliver()
     world.crash_at = point
-    world.settle()
+    world.converge()
     assert world.goal_state(goal) == "failed"
     assert world.cluster.state.backends[D].record.newest.config["user_config"] == "good"
 
@@ -314,13 +314,13 @@ def test_an_update_does_not_bring_back_old_replicas_that_autoscaling_has_ended()
     world.flush()
     world.cluster.state.backends[D].rescale(0)
     world.cluster.state.agenda.touch("backend", D)
-    world.settle()
+    world.converge()
     assert world.processes == {}
     world.cluster.state.backends[D].rescale(1)
     world.cluster.state.agenda.touch("backend", D)
     world.flush()
     assert {process.code for process in world.processes.values()} == {b"two"}
-    world.settle()
+    world.converge()
 
 
 def test_what_was_deleted_amid_its_update_is_not_what_a_later_deploy_goes_back_to() -> None:
@@ -328,7 +328,7 @@ def test_what_was_deleted_amid_its_update_is_not_what_a_later_deploy_goes_back_t
     world.request(ask.version(b"two", num_replicas=2))
     world.request(ask.undeploy("app"))
     goal = world.request(ask.version(BROKEN, num_replicas=2))
-    world.settle(300.0)
+    world.converge(300.0)
     assert world.goal_state(goal) == "failed"
     assert world.running(D) == []
     assert status.backends(world.cluster)[D]["status"] == "DEPLOY_FAILED"

@@ -19,7 +19,7 @@ def make_world() -> World:
     answer = world.change(both, "deploy both")
     assert answer["goals"].keys() == {"a", "b"}
     assert (answer["version"], sorted(answer["changed"])) == (1, ["a", "b"])
-    world.settle()
+    world.converge()
     return world
 
 
@@ -40,15 +40,15 @@ def test_the_same_again_changes_nothing(world: World) -> None:
 def test_what_is_not_named_is_deleted_unless_it_is_kept(world: World) -> None:
     kept = world.change(ask.deploy_all(("c", "/c", spec()), keep_others=True))
     assert list(kept["goals"]) == ["c"]
-    world.settle()
+    world.converge()
     assert names(world) == ["a", "b", "c"]
     answer = world.change(ask.deploy_all(("b", "/b", spec(b"two"))))
     assert sorted(answer["changed"]) == ["a", "b", "c"]
-    world.settle()
+    world.converge()
     assert names(world) == ["b"]
     assert all(world.goal_state(goal) == "succeeded" for goal in answer["goals"].values())
     world.change(ask.undo())
-    world.settle()
+    world.converge()
     assert names(world) == ["a", "b", "c"]
 
 
@@ -57,20 +57,20 @@ def test_a_file_deletes_what_files_deployed_and_nothing_else_unless_it_prunes(
 ) -> None:
     world.complete(ask.deploy("script", spec(), route="/script"))
     world.change(ask.deploy_all(("b", "/b", spec(b"two"))))
-    world.settle()
+    world.converge()
     assert names(world) == ["b", "script"]
     world.complete(ask.deploy("b", spec(b"three"), route="/b"))  # which is a script's from now on
     world.change(ask.deploy_all(("a", "/a", spec())))
-    world.settle()
+    world.converge()
     assert names(world) == ["a", "b", "script"]
     world.change(ask.deploy_all(("a", "/a", spec()), prune=True))
-    world.settle()
+    world.converge()
     assert names(world) == ["a"]
 
 
 def test_applications_may_swap_their_routes(world: World) -> None:
     world.change(ask.deploy_all(("a", "/b", spec()), ("b", "/a", spec())))
-    world.settle()
+    world.converge()
     assert routes(world) == {"/b": "a#d", "/a": "b#d"}
 
 
@@ -113,13 +113,13 @@ def test_a_controller_that_dies_has_made_all_of_it_or_nothing(world: World, poin
     world.crash_at = point
     both = ask.deploy_all(("a", "/a", spec(b"two")), ("c", "/c", spec()))
     world.change(both, request="r")
-    world.settle()
+    world.converge()
     assert names(world) == ["a", "c"]
     assert world.cluster.state.history.last_id == 2
 
 
 def test_one_that_cannot_start_fails_and_the_other_comes_up(world: World) -> None:
     answer = world.change(ask.deploy_all(("a", "/a", spec(BROKEN)), ("b", "/b", spec(b"two"))))
-    world.settle()
+    world.converge()
     states = {name: world.goal_state(goal) for name, goal in answer["goals"].items()}
     assert states == {"a": "failed", "b": "succeeded"}

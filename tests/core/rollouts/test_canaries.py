@@ -32,7 +32,7 @@ def deploy(code: bytes = b"one", inner: bytes = b"inner", canary: Any = None) ->
 def make_world() -> World:
     world = World()
     world.change(deploy(), "deploy one")
-    world.settle()
+    world.converge()
     return world
 
 
@@ -258,13 +258,13 @@ def test_an_undo_of_what_ended_it_leaves_no_trace_of_it(world: World) -> None:
     assert world.goal_state(goal) == "failed"
     assert "superseded by a later change of application app: delete" in error(world, goal)
     world.change(ask.undo())
-    world.settle()
+    world.converge()
     for _ in range(2):
         assert (codes(world), traffic(world)) == (OLD, {INGRESS: 1.0})
         assert world.cluster.state.endpoints[INGRESS] == began_with
         assert set(world.cluster.state.applications) == {"app"}
         world.boot()
-        world.settle()
+        world.converge()
     keys = {key[1] for entry in world.cluster.state.history for key in entry.after}
     assert not any("~new" in key for key in keys)
     begin(world)  # and the next one is not refused
@@ -329,7 +329,7 @@ def test_how_one_ended_is_forgotten_with_its_application(world: World) -> None:
     assert world.records["canary"] == {}
     world.records["canary"] = ended  # as a release before left it
     world.boot()
-    world.settle()
+    world.converge()
     assert world.records["canary"] == {}
 
 
@@ -362,7 +362,7 @@ def test_the_route_that_a_canary_leaves_later_is_not_free_yet(world: World) -> N
         assert set(world.cluster.state.applications) == {"app"}
         world.boot()
     world.change(ask.do(ops.DeployApplications, applications=(moved, other)))
-    world.settle()
+    world.converge()
     routes = {endpoint.route: name for name, endpoint in world.cluster.state.endpoints.items()}
     assert (routes["/shop"], routes["/"]) == ("app#d", "blog#d")
 
@@ -370,7 +370,7 @@ def test_the_route_that_a_canary_leaves_later_is_not_free_yet(world: World) -> N
 def test_while_another_rollout_decides_on_the_traffic_it_is_refused(world: World) -> None:
     both = (Spec("d", b"one", {}), Spec("e", b"e", {}))
     world.change(ask.deploy("app", *both))
-    world.settle()
+    world.converge()
     rollout = {"endpoint": INGRESS, "to": "app#e", "hold_s": 100.0}
     world.change(ask.do(ops.StartRollout, **rollout))
     with pytest.raises(ConflictError, match="rollout of endpoint 'app#d' to 'app#e' decides on it"):

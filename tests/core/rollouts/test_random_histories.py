@@ -96,6 +96,6 @@ def test_a_history_that_is_undone_wholly_ends_where_it_began(seed: int) -> None:
                 world.change(ask.do(ops.AbortRollout, endpoint="e"))
                 world.change(ask.undo(entry.id))
             check(world)
-    world.settle()
+    world.converge()
     assert world.cluster.state.is_empty, (made, list(world.cluster.state.history))
     assert not world.processes

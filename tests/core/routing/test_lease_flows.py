@@ -18,7 +18,7 @@ from greenroom.core.routing.tickets import Assign, Grant, Revoke
 from tests.core.routing.queries import Query, endpoint, finished, replica
 
 MESSAGE_S = 0.0003  # from one process to another
-NEWS_S = 0.002  # until the router hears that a slot is free
+REPORT_S = 0.002  # until the router hears that a slot is free
 
 
 class Flow:
@@ -103,7 +103,7 @@ class Flow:
                 ended = partial(self._answer, str(ticket.caller))
                 self._after(MESSAGE_S, partial(self._begin, ended))
                 self._after(
-                    MESSAGE_S + self._query_s + NEWS_S, partial(self._finished, ticket.number)
+                    MESSAGE_S + self._query_s + REPORT_S, partial(self._finished, ticket.number)
                 )
             elif isinstance(effect, Grant):
                 lease = effect.lease

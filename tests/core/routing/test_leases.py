@@ -531,14 +531,14 @@ class LeasesModel(RuleBasedStateMachine):
             if not (self.leased or self.tickets):
                 break
             self.end_some(0, 4)
-            self.settle()
-        self.settle()
+            self.converge()
+        self.converge()
         self.time_passes(2.0)
-        self.settle()
+        self.converge()
         assert self.router.ongoing() == {"b#1": 0}, "idle systems hold no lease"
         assert not self.router.busy()
 
-    def settle(self) -> None:
+    def converge(self) -> None:
         for _ in range(50):
             for caller in CALLERS:
                 self.caller_hears(caller)

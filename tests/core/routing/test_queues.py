@@ -112,11 +112,11 @@ def test_what_is_taken_out_leaves_as_it_came() -> None:
 
 def test_the_longest_line_gives_up_its_newest_for_one_that_stays_shorter() -> None:
     lines = waiting(*"aaab")
-    given_up = lines.longest_other("b")
-    assert given_up is not None
-    assert given_up.number == 2
+    evicted = lines.longest_other("b")
+    assert evicted is not None
+    assert evicted.number == 2
     assert lines.longest_other("a") is None
-    lines.remove(given_up)
+    lines.remove(evicted)
     assert lines.longest_other("b") is None, "they would change places for ever"
     assert FairQueue().longest_other("a") is None
 

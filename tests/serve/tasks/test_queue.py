@@ -66,11 +66,11 @@ def queue() -> Iterator[Any]:
 
 
 def ended(queue: Any, job_id: str) -> dict[str, Any]:
-    def look() -> Any:
+    def check() -> Any:
         job = queue.get_task_status.remote(job_id).result(timeout_s=5)
         return job if job["status"] not in ("QUEUED", "RUNNING") else None
 
-    return wait_until(look, 10, "the job has ended")
+    return wait_until(check, 10, "the job has ended")
 
 
 def enqueue(queue: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
