@@ -2,14 +2,14 @@
 
 Theory of operation. A job is one frozen record, and ``Jobs`` is the table of one queue's. Each
 change of a job goes through :meth:`Jobs.take_changes`, and counts only when it is durable: the
-queue tells nothing that is not. So a queue that is killed at any moment makes its table anew of
+queue reports nothing that is not. So a queue that is killed at any moment makes its table anew of
 what was saved, and no client has seen anything else. A job that ran when its queue died runs again.
 A job that has ended never changes again, but for the tries of its callback, and is forgotten
 ``result_ttl_s`` later.
 
 Jobs begin in the order in which they came, ``max_running`` at a time. A run that fails is repeated
 after a pause that doubles, ``max_retries`` times. A run that was cut short by the end of its queue
-does not count as failed, but a job that was there each time, :data:`MAX_CUT` times, is given up.
+does not count as failed, but a job that was there each time, :data:`MAX_CUT` times, is abandoned.
 
 Times are in seconds since the epoch, because they outlive processes.
 """

@@ -1,4 +1,4 @@
-"""Long poll with snapshot ids per key: what each listener holds, and which of them wait for news.
+"""Long poll with snapshot ids per key: what each listener holds, and which of them wait.
 
 Theory of operation. Every change of a key, including its deletion, has an id. Ids only grow, even
 across restarts of the controller, because the first one is derived from the store's epoch. A
@@ -246,7 +246,7 @@ class Listeners:
             self._owed[name] = update
 
     def take_updates(self) -> list[tuple[Any, Update]]:
-        """Return what to send to which addresses; everything that it tells of must be saved."""
+        """Return what to send to which addresses; everything that it contains must be saved."""
         owed, self._owed = self._owed | self._long_poll.take_updates(), {}
         proxies = self._proxies
         return [(proxies[name].address, update) for name, update in owed.items() if name in proxies]

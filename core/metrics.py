@@ -119,7 +119,7 @@ class Metric:
 class Registry:
     """The metrics of one process, with at most ``max_samples`` sets of labels in all.
 
-    ``on_full`` is told of the first metric of which something was dropped.
+    ``on_full`` gets the first metric of which something was dropped.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ class BackendRecord:
     deleting: bool = False
     force: bool = False  # deleting without draining
     was_running: bool = False  # its application, or it by itself, was RUNNING at some time
-    failure: str = ""  # why it was given up
+    failure: str = ""  # why it failed
     update_failure: str = ""  # why the last update was rolled back
     fallback_config: Mapping[str, Any] | None = None  # the last but this that all replicas took
     exception: bytes | None = None  # of either failure
@@ -163,7 +163,7 @@ class RolloutRecord:
     step: int = -1
     held_s: float = 0.0  # in this step
     counted: Mapping[str, Any] = field(default_factory=dict)  # proxy -> backend -> tally
-    slowness: Any = None  # core.judging.Slowness, once it is settled
+    slowness: Any = None  # core.judging.Slowness, once it is decided
     answers: tuple[int, ...] = ()  # at its end: compared, different, not compared
     shadows: Mapping[str, float] = field(default_factory=dict)  # laid over the endpoint's
     compares: Mapping[str, CompareRecord] = field(default_factory=dict)  # likewise
@@ -207,7 +207,7 @@ class HostRecord:
     address: str  # HOST:PORT of its actor system
     capacity: Mapping[str, float]
     labels: Mapping[str, str]
-    draining: bool = False  # it was asked to, and has not been told to take replicas again
+    draining: bool = False  # it was asked to, and has not been asked to take replicas again
 
 
 @travels

@@ -159,7 +159,7 @@ class Series:
     ) -> None:
         self._is_known = is_known
         self._is_inner = is_inner
-        self._spans: dict[str, _Steps] = {}  # empty before the first look at the clock
+        self._spans: dict[str, _Steps] = {}  # empty before the clock is first read
         self._replicas: dict[str, deque[tuple[float, int]]] = {}  # backend -> since when how many
 
     # --- Observations ---------------------------------------------------------------------------

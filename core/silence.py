@@ -1,7 +1,7 @@
 """Which processes stand still, judged by the beats of their message loops.
 
 Theory of operation. A process of ours counts a beat every :data:`TICK_S`, on its message loop. The
-processes that watch it for its death look at the count as often. A count that stays the same is
+processes that watch it for its death read the count as often. A count that stays the same is
 *silence*. How long it may go on depends on what the process does meanwhile:
 
 - It stands *still*: stopped, or asleep with no thread that computes. The limit is some seconds.
@@ -51,7 +51,7 @@ class Silences:
         self._passed_s = 0.0
 
     def tick(self, now: float) -> None:
-        """Begin a look at all processes."""
+        """Begin a check of all processes."""
         passed_s = 0.0 if self._ticked_at is None else now - self._ticked_at
         self._ticked_at = now
         if passed_s < LATE_S:
@@ -72,7 +72,7 @@ class Silences:
     def is_due(
         self, process: Hashable, doing: Doing, patience_s: float = 0.0, *, runs_user_code: bool
     ) -> bool:
-        """Take what a silent process does; return whether to give it up.
+        """Take what a silent process does; return whether to end it.
 
         ``patience_s`` is the least time that it has asked for.
         """

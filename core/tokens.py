@@ -31,7 +31,7 @@ def may(role: str, wanted: Role | None) -> bool:
 
 
 def holder(tokens: Iterable[TokenRecord], token: str, wall_now: float) -> TokenRecord | None:
-    """Return the record of a token that has not expired, after a look at every one."""
+    """Return the record of a token that has not expired, after a check of every one."""
     digest, found = digest_of(token), None
     for record in tokens:
         if hmac.compare_digest(record.digest, digest):

@@ -534,7 +534,7 @@ async def _within_patience(question: Awaitable[T]) -> T:
 def _missing(unready: Mapping[str, Iterable[str]]) -> str:
     """Name the applications, and the endpoints that belong to none, with what they lack.
 
-    The backends are by endpoint, and may be told with the reason.
+    The backends are by endpoint, and may be named with the reason.
     """
     lacking: dict[str, list[str]] = {}
     for endpoint, backends in unready.items():

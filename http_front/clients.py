@@ -10,7 +10,7 @@ from typing import Any
 
 from greenroom.http_front.asgi import Headers
 
-MAX_HOPS = 32  # of X-Forwarded-For that are looked at, the nearest first
+MAX_HOPS = 32  # of X-Forwarded-For that are read, the nearest first
 _SCHEMES = frozenset({"http", "https", "ws", "wss"})
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address

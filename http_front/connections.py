@@ -131,7 +131,7 @@ class ClientConnection(asyncio.Protocol):
         raise NotImplementedError
 
     def _throttled(self) -> None:
-        """Take note that reading was paused, or goes on."""
+        """Record that reading was paused, or goes on."""
 
     def _go_on(self) -> None:
         """Go on, now that something can be written."""

@@ -1,6 +1,6 @@
 """The head of a request, read strictly.
 
-llhttp (httptools) reads heads, and nothing else: it is fed up to the empty line that ends a head,
+llhttp (httptools) reads heads, and nothing else: it gets all up to the empty line that ends a head,
 so it never decides where a message ends. What it lets pass and other servers may read differently
 is refused here: a request line that is not exactly ``METHOD target HTTP/1.x``, several Host
 headers, two ways to say how long the body is, chunks in HTTP/1.0, lines without limits.

@@ -70,7 +70,7 @@ class Cycle:
     _left: int | None = None  # of a response body with a length
 
     def wake(self) -> None:
-        """Let :meth:`receive` look again."""
+        """Let :meth:`receive` check again."""
         if self._event is not None:
             self._event.set()
 

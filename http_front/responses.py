@@ -242,7 +242,7 @@ def failed_reply(answer: FailedAnswer, request: Request) -> Reply:
 
 
 def unexpected(error: Exception, request: Request) -> Reply:
-    """Log what should not have happened; the client is told no more than that it did."""
+    """Log what should not have happened; the client learns no more than that it did."""
     _logger.error("request %s failed", request.id, exc_info=error)
     return error_reply(500, "GreenroomError", "Internal Server Error", request)
 

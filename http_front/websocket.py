@@ -267,7 +267,7 @@ class FrontSocket(ClientConnection):
         self._queue: asyncio.Queue[Event] = asyncio.Queue()
         self._is_answered = False  # the opening is
         self._is_open = False
-        self._is_deaf = False  # what comes is not looked at
+        self._is_deaf = False  # what comes is not read
         self._is_disconnected = False
         self._early = b""  # what came before the opening was answered
         self._refusal: Event | None = None
@@ -581,7 +581,7 @@ class FrontSocket(ClientConnection):
         self._close_timer = self.shared.loop.call_later(CLOSE_S, self.transport.abort)
 
     def hang_up(self) -> None:
-        """See :class:`.connections.ClientConnection`; nothing more is looked at."""
+        """See :class:`.connections.ClientConnection`; nothing more is read."""
         self._is_deaf = True
         self._early = b""
         super().hang_up()
@@ -609,7 +609,7 @@ class FrontSocket(ClientConnection):
     # --- Dead and slow clients --------------------------------------------------------------------
 
     def _keep_alive(self) -> None:
-        """Ping the client, or give it up."""
+        """Ping the client, or abandon it."""
         loop = self.shared.loop
         if self._is_closing or self.transport.is_closing():
             return

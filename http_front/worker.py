@@ -157,7 +157,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         return context
 
     async def _until_stopping(self) -> None:
-        """Return when it is time to stop; tells the master meanwhile that the worker lives."""
+        """Return when it is time to stop; notifies the master meanwhile that the worker lives."""
         outlives_master = FD_VARIABLE in os.environ
         while self.alive and (outlives_master or self.ppid == os.getppid()):
             self.notify()

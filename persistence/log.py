@@ -7,9 +7,9 @@ bytes, so an entry or a value that is damaged in one is taken from the other.
 
 The first entry calls all keys lost that the log begins with, and each of the next ones puts some of
 them: what is cut off is missed by its name. A head that is damaged in both files is passed over, as
-the next one tells its own place. Where nothing follows, the entry was never written to its end if
+the next one names its own place. Where nothing follows, the entry was never written to its end if
 its copy was not begun: the copy is written once the entry is durable. If it was begun and both are
-cut off, the change counts as not made, and it is told that it may have been.
+cut off, the change counts as not made, and the error says that it may have been.
 """
 
 from __future__ import annotations

@@ -269,7 +269,7 @@ class PostgresStore:
             self._holding.start()
 
     def _hold(self) -> None:
-        """Renew the lease until the store is closed, and give it up then."""
+        """Renew the lease until the store is closed, and release it then."""
         with suppress(StaleWriterError):
             while not self._closed.wait(HOLD_EVERY_S):
                 try:  # it is tried again, whatever it is

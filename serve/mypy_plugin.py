@@ -1,4 +1,4 @@
-"""A plugin for mypy, which does not look at what class decorators return.
+"""A plugin for mypy, which does not read what class decorators return.
 
     [tool.mypy]
     plugins = ["greenroom.serve.mypy_plugin"]

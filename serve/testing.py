@@ -94,7 +94,7 @@ def greenroom_run(greenroom_system: GreenroomSystem) -> Iterator[Callable[..., R
 
 
 def _start(state_dir: Path, given: dict[str, Any]) -> Any:
-    """Start a system; another one's ports are taken between our look and its start, at times."""
+    """Start a system; another one's ports are taken between our check and its start, at times."""
     from greenroom.actors.runtime.settings import read_settings  # noqa: PLC0415
     from greenroom.serve.admin import session  # noqa: PLC0415
     from greenroom.serve.exceptions import StartError  # noqa: PLC0415

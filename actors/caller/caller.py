@@ -80,7 +80,7 @@ def _weigh(item: _Entry | _Cancel) -> int:
 
 
 class _Incoming:
-    """A stream that comes in: the stream's Source, which tells the replica what was taken."""
+    """A stream that comes in: the stream's Source, which reports to the replica what was taken."""
 
     def __init__(self, caller: Caller, begun: StreamBegun, sender: Address) -> None:
         self.stream = Stream(begun, self)

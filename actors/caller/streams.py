@@ -193,7 +193,7 @@ def cost(part: StreamPart) -> int:
 
 
 class Parts:
-    """The receiving end; ``report_taken`` tells the sender how much has been taken.
+    """The receiving end; ``report_taken`` sends the sender how much has been taken.
 
     :meth:`arrived` and :meth:`ended` are called on the loop that parts arrive on. :meth:`next` is
     for coroutines on that loop, :meth:`take_value` for any thread.

@@ -67,7 +67,7 @@ class KeyRotation:
         return {"hosts": [self._own_host, *sorted(counted)], "away": away}
 
     def reported(self, host: str, held: tuple[str, str, str], at: Address) -> None:
-        """Take what a host holds; tell it to hold what this one does."""
+        """Take what a host holds; ask it to hold what this one does."""
         if host != self._own_host:
             self._held[host] = KeyIds(*held), at
         elif self._files is None:
@@ -90,7 +90,7 @@ class KeyRotation:
         return {name for name in hosts.records if hosts.state(name) is not HostState.LOST}
 
     def _advance(self) -> bool:
-        """Take the steps that can be taken; tell all hosts, and return True, if any was."""
+        """Take the steps that can be taken; send them to all hosts, and return True, if any was."""
         files, took = self._opened(), False
         try:
             while (wanted := self._next()) != (own := files.ids()):

@@ -8,7 +8,7 @@ file system that hangs must not stop it. After each check the rules decide:
     this host    what it does
     leads        writes down the epoch and the renewal that it saw, and asks its admin for the
                  controller; when that ends, the next check decides again
-    follows      looks for the controller on the other hosts that may lead
+    follows      seeks the controller on the other hosts that may lead
 
 A host that cannot see the lease asks all hosts that it knows of. Where one that led finds a later
 controller, it follows that.

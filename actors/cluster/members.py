@@ -35,13 +35,13 @@ logger = logging.getLogger(__name__)
 
 REPLICA = "greenroom.actors.replica.actor.Replica"
 END_DESCRIBED_WITHIN_S = 0.5
-LONGEST_EVERY_S = 1.0  # how often the deployments' time limits are looked through
+LONGEST_EVERY_S = 1.0  # how often the deployments' time limits are read
 ORPHAN_DRAIN_S = 20.0  # what is left of a replica that was replaced may finish
 
 
 @dataclass(slots=True)
 class _Host:
-    """What a host has told of itself."""
+    """What a host has reported of itself."""
 
     report: dict[str, Any]  # what status shows
     process: Process  # its host process
@@ -81,7 +81,7 @@ class Members:
         self._watched: dict[str, _Watched] = {}  # by incarnation: host processes and proxies
         self._port: Port | None = None  # to ask admins and host processes; made at first need
         self._has_heard = False  # of any other host
-        self._longest_drain: tuple[float, float] = (float("-inf"), 0.0)  # looked at, and found
+        self._longest_drain: tuple[float, float] = (float("-inf"), 0.0)  # checked at, and found
         self.keys = KeyRotation(loop, cluster, settings)
         self._beats = BeatListener(
             process.incarnation, lambda incarnation: loop.guarded(self._beat, incarnation)
@@ -95,7 +95,7 @@ class Members:
         if self._port is not None:
             self._port.detach()
 
-    # --- What hosts tell ------------------------------------------------------------------------
+    # --- What hosts report ----------------------------------------------------------------------
 
     def reported(self, message: cm.HostReported, sender: Address) -> bool:
         """Take a host's report; return whether what status shows has changed."""
@@ -138,7 +138,7 @@ class Members:
         """Return the longest ``graceful_shutdown_timeout_s`` of all deployments; 20 without any.
 
         Any host's front may have calls at any replica. It is for all hosts' reports, so it is
-        looked for once a second.
+        searched once a second.
         """
         checked_at, found = self._longest_drain
         now = time.monotonic()

@@ -2,7 +2,7 @@
 
 Theory of operation. A controller that cannot save ends, because its memory no longer matches the
 disk, and the next one cannot take the store over. That one becomes a read-only controller, so that
-a client that asks for a change is told at once that it was not made, and why. Questions are
+a client that asks for a change hears at once that it was not made, and why. Questions are
 answered from what the store has, where it can be read. Serving does not depend on it: proxies and
 replicas go on with what they have. Every :data:`CHECK_S` it tests whether the store can be written,
 and ends when it can; the next controller starts as after any crash. The same happens if a different
@@ -167,5 +167,5 @@ class ReadOnlyController:
 
 
 def saving(settings: HostSettings, since: float | None = None, error: str = "") -> dict[str, Any]:
-    """Return what the status tells of the store: since when, as wall time, it takes nothing."""
+    """Return what the status says of the store: since when, as wall time, it takes nothing."""
     return {"path": str(location_at(settings.store_name)), "failing_since": since, "error": error}

@@ -44,7 +44,7 @@ class Later:
 
     Past ``timeout_s`` the request is answered with an error. With ``while_asked`` each repeat
     begins that time anew, and past it the request is forgotten. ``upon`` is the event after which
-    it is looked at.
+    it is tried.
     """
 
     poll: Callable[[], Any]
@@ -149,7 +149,7 @@ class Requests:
         return parked
 
     def take_answers(self) -> list[tuple[Address, RequestReply]]:
-        """Return what is to be answered now; everything that it tells of must be saved."""
+        """Return what is to be answered now; everything that it contains must be saved."""
         now = time.monotonic()
         self._agenda.happened(TURN)
         for request_id in self._agenda.take(REQUEST, now):

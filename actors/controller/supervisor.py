@@ -44,7 +44,7 @@ class _Known:
 
 
 class Supervisor:
-    """Performs the core's effects, and tells the core what becomes of the replicas.
+    """Performs the core's effects, and reports to the core what becomes of the replicas.
 
     ``find`` returns the address of a replica by its tag, and makes the process where there is none;
     on other hosts ``members`` does that.
@@ -87,7 +87,7 @@ class Supervisor:
     # --- What is observed -----------------------------------------------------------------------
 
     def reported(self, message: cm.ReplicaReported, sender: m.Address) -> None:
-        """Take a replica's report; tell the replica to go if it is not wanted."""
+        """Take a replica's report; ask the replica to go if it is not wanted."""
         tag, process = message.replica, message.process
         known = self._replicas.setdefault(tag, _Known()) if tag else None
         if known is not None and known.process != process:

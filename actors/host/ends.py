@@ -36,7 +36,7 @@ def record_end(folder: Path, address: ProcessAddress, status: int) -> None:
 
 
 class Ends:
-    """What a host process tells of ends on its host."""
+    """What a host process reports of ends on its host."""
 
     def __init__(
         self, settings: HostSettings, vmstat: Path = VMSTAT, groups: Path | None = None

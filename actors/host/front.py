@@ -181,7 +181,7 @@ class Front:
     def _bind(self) -> socket.socket:
         """Return the port's listening socket: the one that a dead master's workers have, or new.
 
-        Workers that do not lend it let go of the port when they are told to end.
+        Workers that do not lend it let go of the port when they are asked to end.
         """
         workers = self._records.find(WORKER_ROLE)
         listener = borrow(workers, self._settings)

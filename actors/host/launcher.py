@@ -121,7 +121,7 @@ def _check_state(settings: HostSettings) -> None:
     except StoreError as error:
         if settings.store:
             raise StartError(str(error)) from error
-        return  # there is none yet, or its damage is told by who can set it aside
+        return  # there is none yet, or its damage is reported where it can be set aside
 
 
 def _start_host(settings: HostSettings, launch: Launch, on_progress: Callable[[str], None]) -> int:
@@ -154,7 +154,7 @@ def _wait_for_another_start(settings: HostSettings, on_progress: Callable[[str],
     deadline = time.monotonic() + START_TIMEOUT_S
     while hosts := records.find(HOST_ROLE):
         is_silent = _end_silent(hosts, settings)
-        # It may have been ended as silent while that was looked at.
+        # It may have been ended as silent while that was checked.
         if not is_silent and any(is_ready(host) and is_alive(host) for host in hosts):
             return True
         does = "stands still" if is_silent else "starts or stops"

@@ -1,6 +1,6 @@
 """The host process: starts this host's actor system and HTTP front, and restarts what dies.
 
-Theory of operation. The host process holds no state. At its start it looks at what runs: it adopts
+Theory of operation. The host process holds no state. At its start it checks what runs: it adopts
 a healthy system, kills the remains of a broken one, and starts what is missing (:func:`bring_up`).
 The actor system is forked while this process has one thread, so that actors inherit the loaded
 modules, and share their memory, but no locks.
@@ -600,7 +600,7 @@ def _prune_folders(settings: HostSettings) -> None:
 
 
 class Unasked:
-    """Finds replicas that were never told anything: nothing could reach them any more.
+    """Finds replicas that were never sent anything: nothing could reach them any more.
 
     An actor of ours is on record from its first message on. A replica may never get a message, if
     its controller was cut off or died just after asking this host's admin for it. The controller

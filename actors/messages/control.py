@@ -201,7 +201,7 @@ class ReplicaReported(Report, Message):
 class ComparisonsReported(Message):
     """Replica of a shadow to controller: all that its comparisons have found; may repeat.
 
-    By endpoint, shadow and the id of the settings, as core.differences tells it.
+    By endpoint, shadow and the id of the settings, as core.differences has it.
     """
 
     process: Process

@@ -291,7 +291,7 @@ class RunEnded(NamedTuple):
 
 @travels
 class StillRuns(NamedTuple):
-    """A replica runs a query whose router has died; to cancel it, tell that replica."""
+    """A replica runs a query whose router has died; to cancel it, ask that replica."""
 
     query_id: int
 
@@ -348,7 +348,7 @@ class Assignment(NamedTuple):
     endpoint: str
     route: str
     timeout_s: float | None
-    compare: tuple[CompareAt, ...] | None = ()  # None: somewhere, which will be told
+    compare: tuple[CompareAt, ...] | None = ()  # None: somewhere, which will be sent
 
 
 # --- Dispatch: workers and handles <-> proxy <-> replicas ---------------------------------------
@@ -500,7 +500,7 @@ class LeasedSlots(NamedTuple):
 class OpenLease(Message):
     """Caller to replica of the same host: it may send queries of an endpoint itself.
 
-    The proxy has granted that. A replica that was told to close the lease refuses it.
+    The proxy has granted that. A replica that was asked to close the lease refuses it.
     """
 
     incarnation: str  # the replica's

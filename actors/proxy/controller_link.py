@@ -19,7 +19,7 @@ from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.routing.tables import order_of_taking
 
-LISTEN_AGAIN_S = 2.0  # the question, or the news, may be lost
+LISTEN_AGAIN_S = 2.0  # the question, or the update, may be lost
 SEEK_AFTER_S = 0.2  # in which a host process that lives introduces the controller
 
 
@@ -74,7 +74,7 @@ class ControllerLink:
         self._met()
 
     def take(self, message: Changed, sender: Address) -> list[tuple[str, Any]] | None:
-        """Return (key, table) of newer tables, in the order to take them; None for old news."""
+        """Return (key, table) of newer tables, in the order to take them; None for an old one."""
         if not self._following.takes(message, sender):
             return None
         snapshots = dict(message.snapshots)
@@ -93,7 +93,7 @@ class ControllerLink:
         self.listen()
 
     def listen(self) -> None:
-        """Ask for newer tables, and so tell the controller which ones are held."""
+        """Ask for newer tables, and so report to the controller which ones are held."""
         self._timer.cancel()
         self._timer = self._loop.call_later(LISTEN_AGAIN_S, self.listen)
         if self._following.controller is None:

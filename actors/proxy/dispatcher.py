@@ -368,7 +368,7 @@ class Dispatcher:
     def submit(self, message: SubmitQueries, sender: Address) -> None:
         """Dispatch a caller's queries; before the first tables came they wait.
 
-        A caller of another host may have been given up, and not know it: it attaches again.
+        A caller of another host may have been abandoned, and not know it: it attaches again.
         """
         if message.incarnation not in self._callers:
             self._loop.send(sender, AttachCallerReply(proxy=self._process, ready=False))
@@ -520,7 +520,7 @@ class Dispatcher:
         self._died[effect.died].append(effect)
 
     def end_described(self, message: EndDescribed) -> None:
-        """Answer what a replica took along. Of the causes, clients are told one."""
+        """Answer what a replica took along. Of the causes, clients get one."""
         is_oom = RestartReason.parse(message.cause) is RestartReason.OUT_OF_MEMORY
         for effect in self._died.pop(message.request_id, ()):
             text = f"{effect.text} (the replica ran out of memory)" if is_oom else effect.text

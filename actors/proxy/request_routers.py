@@ -3,7 +3,7 @@
 Theory of operation. A backend's request router is asked about each of its queries before the router
 gets the query. The query goes on with the answer, or without one when the time is up, when the
 answer is no use, or when the process is gone: then it is routed as if there were no request router.
-What goes wrong is counted, and logged now and then. A process is first told what to make, and asked
+What goes wrong is counted, and logged now and then. A process is first sent what to make, and asked
 once it has made that; one that has answered nothing for SILENT_S is killed, and started again (see
 actors/plugins/child.py). Nothing else waits meanwhile, and limits and retries are the router's.
 """
@@ -160,7 +160,7 @@ class RequestRouters:
     # --- Inside ---------------------------------------------------------------------------------
 
     def _begin(self, backend: str) -> None:
-        """Start a process, and tell it what to make; later, where it may not be started yet."""
+        """Start a process, and send it what to make; later, where it may not be started yet."""
         asked = self._asked[backend]
         child, kwargs = asked.child, asked.config.request_router_kwargs
         if problem := self._send(asked, (BEGUN, backend, self._settings.host_name, kwargs)):

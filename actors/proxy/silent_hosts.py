@@ -8,7 +8,7 @@ router sends its queries elsewhere, and connections with it are tried, of which 
 do not work. After ``LOST_S`` the controller has judged the host, too.
 
 Each beat says when it was sent, and so does its answer. So an answer that waited in a cut link, or
-in a host that was stopped, tells of then and not of now. A proxy that was late itself judges
+in a host that was stopped, speaks of then and not of now. A proxy that was late itself judges
 nothing until answers have had time to arrive.
 """
 

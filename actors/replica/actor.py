@@ -170,7 +170,7 @@ class Replica(LoopActor):
         self._report(then=self.exiting)
 
     def _stuck(self, user_code: UserCode) -> Failure | None:
-        """Take note of sync calls that hang; return why that makes this replica unhealthy.
+        """Record sync calls that hang; return why that makes this replica unhealthy.
 
         A call that a caller waits for may take as long as it likes; status only shows it.
         """
@@ -269,7 +269,7 @@ class Replica(LoopActor):
             )
             if env.folders:
                 await self._enter_folders(order, env)
-            if self.state != "starting":  # it was told to stop meanwhile
+            if self.state != "starting":  # it was asked to stop meanwhile
                 return
             loading = user_code.load(order.code, self.config["user_config"])
             failure = await asyncio.wrap_future(loading) or await self._first_check(user_code)

@@ -2,7 +2,7 @@
 
 Theory of operation. The router names, for each mirrored query, a replica of the shadow at which
 both answers are to meet. A query's caller has its answer first. Then a :class:`ResponseSampler`
-keeps the answer, mostly until its router tells the place; what has a place is sent when no query
+keeps the answer, mostly until its router names the place; what has a place is sent when no query
 runs, ``GATHER_S`` later at the earliest, or else after ``WAIT_S``. At that place
 :class:`Comparisons` compares the two on a thread of its own, where a user's function may take its
 time.
@@ -97,7 +97,7 @@ class ResponseSampler:
         self._is_busy = is_busy
         self._send_here = send_here
         self._unplaced: dict[_Key, tuple[ComparedAnswer, float]] = {}  # no place yet; since when
-        self._places_of: dict[_Key, tuple[CompareAt, ...]] = {}  # places of queries that still run
+        self._places_of: dict[_Key, tuple[CompareAt, ...]] = {}  # of queries that still run
         self._kept: deque[tuple[tuple[CompareAt, ...], ComparedAnswer]] = deque()
         self._bytes = 0  # of all that is kept
         self._forget_due = False
@@ -163,7 +163,7 @@ class ResponseSampler:
             self._loop.call_later(GATHER_S, self._send_some)
 
     def _forget(self) -> None:
-        """Drop answers whose routers have told nothing: they are dead."""
+        """Drop answers whose routers have named no place: they are dead."""
         self._forget_due = False
         before = time.monotonic() - UNPLACED_S
         while self._unplaced:

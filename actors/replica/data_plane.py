@@ -215,7 +215,7 @@ class Queries:
         self._parted = Outboxes()  # the same, for large answers: others go in between
         self._parted_numbers = itertools.count(int(secrets.token_hex(7), 16))
         # By the proxy's incarnation. An idle one is kept as long as its proxy lives, or has queries
-        # here: what is not told of them takes their slots for good.
+        # here: what is not reported of them takes their slots for good.
         self._reports: dict[str, Outbox] = {}
         self._runs: dict[tuple[str, int], Run] = {}  # by key
         self.streams: dict[tuple[str, int], Run] = {}  # by the caller's incarnation and query id
@@ -508,7 +508,7 @@ class Queries:
         return may_retry(query.http_method, (query.retryable, self.retryable))
 
     def ended(self, run: Run) -> None:
-        """Free the slot; tell the router."""
+        """Free the slot; report to the router."""
         self.running -= 1
         if not run.is_given_back:
             self.served += 1

@@ -5,7 +5,7 @@ the first result that is put into an empty one wakes the event loop, and the loo
 are there by then. So under load a call costs no wake-up of its own in either direction.
 
 A call that takes less time than this way to another thread and back is run by the loop's thread,
-between two turns of the loop. The mean of the calls before tells what to expect, and a *watcher*
+between two turns of the loop. The mean of the calls before says what to expect, and a *watcher*
 is there for when that was wrong: it takes over the loop while the thread that had it goes on with
 its call (Leader/Followers: Schmidt et al., Pattern-Oriented Software Architecture 2). A loop that
 may change its thread is nothing for async code, so this is for deployments that have none.
@@ -94,7 +94,7 @@ class Threads:
     """Runs sync calls for an event loop, on at most ``size`` threads.
 
     All methods run on the loop, but for :meth:`stuck`. A call that has begun cannot be ended. When
-    its caller gives it up, it is *unwanted*, and holds its thread until it returns.
+    its caller abandons it, it is *unwanted*, and holds its thread until it returns.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, size: int = MAX_THREADS) -> None:
@@ -199,7 +199,7 @@ class Threads:
 
     def notify_loop(self) -> None:
         """Have the loop take the results; from any thread."""
-        # Whoever finds this False has appended before the loop looked, or tells it.
+        # Whoever finds this False has appended before the loop checked, or notifies it.
         if self._results and not self._is_loop_notified:
             self._is_loop_notified = True
             with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -288,7 +288,7 @@ class UserLoop:
 
     def _run_short_calls(self) -> bool:
         """Run short calls for a while; return whether this thread still has the loop then."""
-        self._begun += 1  # before it looks whether it is watched: see _watch
+        self._begun += 1  # before it checks whether it is watched: see _watch
         if not self._is_watched:
             self._is_watched = True
             self._to_watch.put(None)
@@ -318,11 +318,11 @@ class UserLoop:
                 begun = self._begun
                 time.sleep(WATCH_S)
                 self._is_watched = False
-                if begun != self._begun:  # what begins after this look finds that it is unwatched
+                if begun != self._begun:  # what begins after this check finds that it is unwatched
                     self._is_watched = True
             if self._is_taken.acquire(blocking=False):
                 self._watcher = None
-                self._is_watched = False  # it may have been asked to look once more meanwhile
+                self._is_watched = False  # it may have been asked to check once more meanwhile
                 self.threads.take_results()
                 self.threads.hand_over_short_calls()
                 self._have_loop()

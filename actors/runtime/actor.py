@@ -48,7 +48,7 @@ FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SI
 def be_as_usual() -> None:
     """Undo what Thespian does with signals: this process ends at its first fault, forks by SIGTERM.
 
-    Thespian has a handler in Python for each signal of an actor, which only notes that it came.
+    Thespian has a handler in Python for each signal of an actor, which only records that it came.
     """
     _die_of_faults()
     os.register_at_fork(before=_block, after_in_child=_be_nobodys_actor, after_in_parent=_unblock)
@@ -166,7 +166,7 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
         """Prepare, before the first message is handled."""
 
     def survives(self, message: Any, sender: Address, error: Exception) -> bool:
-        """Return whether a failed message has changed nothing here, once its sender is told."""
+        """Return whether a failed message has changed nothing here, once its sender is informed."""
         del message, sender, error
         return False
 

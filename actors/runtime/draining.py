@@ -1,7 +1,7 @@
 """How long a host may take to stop: one limit, from which all others follow.
 
 What is in flight may take as long as the longest ``graceful_shutdown_timeout_s`` of all deployments
-says, and no longer. The controller tells every host that limit. The host process keeps it in a
+says, and no longer. The controller sends every host that limit. The host process keeps it in a
 file, because the HTTP front, the gRPC server and the command that stops the host need it when there
 may be no controller any more.
 """

@@ -29,7 +29,7 @@ _REPLICA = "replica-"
 ACCESS_LOG = "access.log"
 _PIECE = 1024 * 1024
 MAX_END_BYTES = 128 * 1024
-LAST_BYTES = 16 * 1024  # of which the reason of an end is told
+LAST_BYTES = 16 * 1024  # in which the reason of an end is sought
 MAX_NAMES = 500
 
 # Characters that end a line, control a terminal or cannot be encoded; not tabs and line feeds.

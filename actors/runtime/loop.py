@@ -328,7 +328,7 @@ class Outbox:
     """Items for one target; those that gather in a turn, or while enough is under way, are joined.
 
     ``pack`` makes a message of a list of items. ``on_sent`` and ``on_failed`` get the items of each
-    delivery. Items put in the same turn travel together, as far as their bytes, told by ``weigh``,
+    delivery. Items put in the same turn travel together, as far as their bytes (``weigh``)
     keep the message at a size that the transport is good at; while ``most_under_way`` of them are
     under way, the rest waits. An outbox that ``is_loose`` counts what it has sent as delivered: for
     a target of this host whose death something else notices, and items that something else bounds.

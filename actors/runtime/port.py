@@ -340,7 +340,7 @@ class Finder:
         self._unwatch: Callback = nothing
         self._retry: Callback = nothing  # cancels the next attempt
         self.found: tuple[Address, Process] | None = None
-        self.epoch = 0  # of the controller that was found, where it told one
+        self.epoch = 0  # of the controller that was found, where it sent one
 
     def start(self) -> None:
         """Look for the actor, again and again until it answers."""

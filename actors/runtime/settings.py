@@ -394,7 +394,7 @@ class HostSettings(Settings):
 
     @property
     def drain_file(self) -> Path:
-        """What the controller told last of the time that a stop takes."""
+        """What the controller sent last of the time that a stop takes."""
         return self.run_dir / "drain_s"
 
     @property

@@ -8,7 +8,7 @@ context user code runs: spans of its own and calls that it makes are children of
 
 It is on where the standard variables name an exporter: OTEL_EXPORTER_OTLP_ENDPOINT,
 OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_TRACES_EXPORTER. Everywhere else :data:`active` is None,
-nothing is imported, and a request costs one look at it in each process.
+nothing is imported, and a request costs one check of it in each process.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class Admission:
         self._say("gave up", target, Trouble(reason))
 
     def trouble_with(self, gate: ProcessAddress) -> Trouble:
-        """Return why a gate was given up, or refused us, the last time."""
+        """Return why a gate was abandoned, or refused us, the last time."""
         return self._troubles.get(f"{gate.host}:{gate.port}", Trouble())
 
     def _say(self, what: str, address: str, trouble: Trouble) -> None:

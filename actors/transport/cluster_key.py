@@ -6,7 +6,7 @@ and linked to its own. It is never logged, and reaches child processes as a path
 
 While the key is being replaced, the file also holds the next one, or the last one
 (core/cluster/key_rotation.py). A process presents the current certificate, which comes first, and
-takes peers with any of them. It looks at the file whenever it dials, is dialed or beats: so what is
+takes peers with any of them. It reads the file whenever it dials, is dialed or beats: so what is
 on a host's disk is in use on all of the host, and each step is one rename. The names of keys that
 were replaced are kept, so that a host which is started with the file of its first start is not
 taken for one of another cluster.

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 class Envelope(ReceiveEnvelope):  # type: ignore[misc]  # Thespian ships no types
     """A message with its sender's address; its description costs nothing until it is printed.
 
-    ``size`` is what came for it, in bytes; nothing came for what this process tells itself.
+    ``size`` is what came for it, in bytes; nothing came for what this process sends itself.
     """
 
     __slots__ = ("message", "sender", "size")

@@ -131,7 +131,7 @@ class FrameReader:
     def __init__(self) -> None:
         self.assembly: Assembly | None = None
         self._rest = bytearray()  # the beginning of a frame
-        self._need = _HEADER_SIZE  # how long it must be before it can be looked at
+        self._need = _HEADER_SIZE  # how long it must be before it can be read
         self.chunk: Assembly | None = None  # where the bytes of the chunk under way go
         self._chunk_left = 0
         self._chunk_done: Frame = (CHUNK, 0, 0, 0, b"")

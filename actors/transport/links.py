@@ -91,7 +91,7 @@ KEY_CHECK_S = 1.0
 
 
 class Cancelable(Protocol):
-    """Something under way that can be given up."""
+    """Something under way that can be abandoned."""
 
     def cancel(self) -> object:
         """Give it up."""
@@ -826,7 +826,7 @@ class Remote:
         self._retry(peer, "" if is_refusal else reason)
 
     def ended_early(self, peer: Peer) -> None:
-        """Dial a peer again whose connection ended before a message came, or give it up."""
+        """Dial a peer again whose connection ended before a message came, or abandon it."""
         is_reported = self._admission.trouble_with(peer.address).is_refusal
         self._retry(peer, "" if is_reported else "it ended the connection before it said anything")
 

@@ -243,7 +243,7 @@ class Mailbox:
         if on_failed is not None:
             self.loop.call_soon(on_failed)
 
-    # --- What the links tell: a Shell ---------------------------------------------------------
+    # --- What the links report: a Shell -------------------------------------------------------
 
     def received(self, sender: Peer, buffers: list[Buffer]) -> None:
         """See :class:`~greenroom.actors.transport.links.Shell`."""
@@ -266,7 +266,7 @@ class Mailbox:
             self.inbox.append(envelope)
 
     def arrive(self, message: Any) -> None:
-        """Take what this process tells itself."""
+        """Take what this process sends itself."""
         self.inbox.append(Envelope(self.address, message))
         self.deliver()
 

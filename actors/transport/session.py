@@ -3,9 +3,9 @@
 Theory of operation. Each process numbers its messages to another one from 1 as it first writes
 them, and keeps each until the other acknowledges it. When a connection to another host is cut, the
 next one writes again what was not acknowledged. The receiver drops what it has already, by the
-numbers. So nothing is lost, repeated or reordered while both processes live and neither has given
-the other up, whatever number of connections there are between them: when both dial at once each
-may write over another one.
+numbers. So nothing is lost, repeated or reordered while both processes live and neither has
+abandoned the other, whatever number of connections there are between them: when both dial at once
+each may write over another one.
 
 A process that gives the other up forgets the session, and has a new one with a new number if they
 meet again. HELLO carries that number, so the other end starts again from 1, too, and reports what

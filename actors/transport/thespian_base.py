@@ -23,7 +23,7 @@ processes are an admin and, around each actor, a manager.
                                                    each message for a log that is off
     _send_intent_to_transport    both processes    what it does when a send raises
     _addrManager, _sCBStats      both processes    what it looks up and counts when it sends
-    _childExited, _child_procs   both processes    to tell of each child's death once
+    _childExited, _child_procs   both processes    to report each child's death once
     _checkChildLiveness          both processes    whether a child's process has ended
     childProc                    a child           its process, for the exit code
     _not_compatible              an admin          to remove what made later calls for a name hang
@@ -368,7 +368,7 @@ class Transport(Naming):
             self._stop(Thespian__Run_Terminated() if self._was_aborted else None)
 
     def _peer_down(self, address: ProcessAddress) -> None:
-        """Tell of a lost host."""
+        """Report a host that is gone."""
         if address.is_admin and self.on_host_gone is not None:
             self.loop.call_soon(self.on_host_gone, ActorAddress(address))
 
@@ -523,17 +523,17 @@ class _Repaired:
             self._sCBStats.inc("Actor.Message Send.Transmit Started")
 
     def _childExited(self, address: Any) -> None:
-        """Note that a child's exit was told; its process is reaped when it has ended.
+        """Record that a child's exit was reported; its process is reaped when it has ended.
 
-        Thespian told it a second time when the process outlived its farewell, and of two children
-        that died at once it forgot the second untold.
+        Thespian reported it a second time when the process outlived its farewell, and of two
+        children that died at once it never reported the second.
         """
         for child in getattr(self, "_child_procs", []):
             if getattr(child, "childRealAddr", child.childAddr) == address:
                 child.is_reported = True
 
     def childDied(self) -> bool:
-        """Reap dead children, and tell of each once."""
+        """Reap dead children, and report each once."""
         alive = []
         for child in getattr(self, "_child_procs", []):
             if self._checkChildLiveness(child):

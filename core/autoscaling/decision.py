@@ -383,7 +383,7 @@ class Scaling:
     def _at_zero(self, step: _Step, load: Load) -> Decision:
         self._pending = None
         if load.total == 0:
-            self.due_at = NEVER  # a query is told of at once
+            self.due_at = NEVER  # a query is reported at once
             return step.ended(Outcome.STEADY, "no query and no replica")
         factor = self.config.upscaling_factor or 1.0
         target = self.config.bounded(max(1, math.ceil(factor - ROUNDING)))

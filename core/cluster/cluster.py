@@ -122,7 +122,7 @@ class Cluster:
         return True
 
     def replica_exited(self, tag: str, now: float, cause: str = "") -> None:
-        """Take note that a replica's process is gone, and of how it ended where that is known."""
+        """Record that a replica's process is gone, and how it ended where that is known."""
         backend = self.backend_of(tag)
         if backend is not None:
             backend.exited(tag, now, cause)

@@ -4,11 +4,11 @@ Theory of operation. The record (hard state) names the replicas that may have a 
 before a process is asked for, so that no restart of the controller can lose one. Each replica's
 state (soft) follows the table in core/lifecycle/replicas.py. A new controller has to learn these
 states: it sends Start to every recorded replica, and a running one answers that it runs. A recorded
-replica that has not answered yet, nor failed as silent, is *recovering*. It is not told to
+replica that has not answered yet, nor failed as silent, is *recovering*. It is not asked to
 stop, because it is not known yet which replicas are surplus.
 
 :meth:`Backend.reconcile` compares and takes the next steps. It is cheap to call, and safe at any
-time. To stop a replica, it first removes it from the published table, and tells it to stop only
+time. To stop a replica, it first removes it from the published table, and asks it to stop only
 when every proxy holds the table without it.
 
 Each replica is placed on a host and stays there. A replica whose host is lost does not count, and
@@ -115,7 +115,7 @@ class Backend:
 
     @property
     def target(self) -> int:
-        """How many replicas there should be, were it not deleted or given up."""
+        """How many replicas there should be, were it not deleted or failed."""
         return self.config.num_replicas or self.record.target or 0
 
     @property
@@ -185,7 +185,7 @@ class Backend:
         return True
 
     def try_again(self) -> None:
-        """Start anew after it was given up or was to be deleted, as if it had never run."""
+        """Start anew after it failed or was to be deleted, as if it had never run."""
         self.retries = Retries(self.retries.earlier)
         self.record = releases.as_never_run(self.record)  # nor is there anything to go back to
         self.update(deleting=False, force=False, failure="", update_failure="", exception=None)
@@ -262,7 +262,7 @@ class Backend:
     def reported(self, report: Report, now: float) -> float:
         """Take a replica's report of itself; return when to reconcile, at the latest.
 
-        That is the time of the next check after a check that tells nothing new. To reconcile all
+        That is the time of the next check after a check that says nothing new. To reconcile all
         replicas for each of those would cost the square of their number.
         """
         replica = self.replicas.get(report.replica)
@@ -299,7 +299,7 @@ class Backend:
         replica.worn_at = replica.worn_at if replica.worn else now
         replica.stats, replica.worn = report.stats, report.worn
         if replica.state is ReplicaState.RUNNING and report.state == "draining":
-            replica.move(ReplicaEvent.RETIRE, now)  # told to stop by a controller that died
+            replica.move(ReplicaEvent.RETIRE, now)  # asked to stop by a controller that died
         if report.check_id:
             self._checked(replica, report, now)
             return
@@ -352,7 +352,7 @@ class Backend:
         replica.check_sent_at = None
         replica.ask_at = now + self.config.health_check_period_s
         replica.config_id = max(replica.config_id, report.config_id)  # its report may be lost
-        replica.sent_config_id = min(replica.sent_config_id, report.config_id)  # or it is told anew
+        replica.sent_config_id = min(replica.sent_config_id, report.config_id)  # or it is sent anew
         replica.check_error = report.error
         if report.error:
             replica.missed_checks += 1
@@ -400,7 +400,7 @@ class Backend:
         *,
         lasts: bool = False,
     ) -> None:
-        """Count a failed start; give up a release that has failed too often and never ran."""
+        """Count a failed start; fail a release that has failed too often and never ran."""
         has_run = replica.may_have_served  # under an earlier controller
         reason = RestartReason.CRASHED if has_run else RestartReason.FAILED_START
         self._count_restart(replica, reason)
@@ -495,7 +495,7 @@ class Backend:
         elif replica.state is ReplicaState.SHOULD_START:
             replica.move(ReplicaEvent.RETIRE, now)
         elif replica.state is not ReplicaState.STOPPED:
-            replica.move(ReplicaEvent.EXITED, now)  # if it lives, it is told to go when back
+            replica.move(ReplicaEvent.EXITED, now)  # if it lives, it is asked to go when back
         replica.recovering = False
         replica.check_sent_at, replica.missed_checks = None, 0
 
@@ -697,8 +697,8 @@ class Backend:
     def _retire_surplus(self, live: list[Replica], surplus: int, now: float) -> None:
         """Retire so many: those that do not run, then from the most crowded hosts."""
         if any(replica.recovering for replica in live):
-            # Their reports will tell which of them run, and which were told to stop already.
-            # And a process that this controller has never told to start cannot be told to stop.
+            # Their reports will tell which of them run, and which were asked to stop already.
+            # And a process that this controller has never asked to start cannot be asked to stop.
             live = [] if self.wanted else [r for r in live if not r.recovering]
         crowded = Counter(replica.host for replica in live)
         for _ in range(min(surplus, len(live))):

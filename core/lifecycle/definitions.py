@@ -170,7 +170,7 @@ def _without_parts(state: State, name: str) -> Wanted:
 
 
 def advance_application(state: State, name: str) -> None:
-    """Forget an application that is deleted when all its backends are gone; note that it ran."""
+    """Forget an application that is deleted when all its backends are gone; record that it ran."""
     application = state.applications.get(name)
     if application is None:
         return

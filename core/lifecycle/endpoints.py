@@ -181,7 +181,7 @@ def describe_uses(endpoints: Iterable[EndpointRecord], backend: str) -> str:
 
 
 def table_of(record: EndpointRecord) -> EndpointTable:
-    """Return what routers are told of an endpoint."""
+    """Return what routers get of an endpoint."""
     return EndpointTable(
         name=record.name,
         route=record.route,

@@ -1,4 +1,4 @@
-"""What each replica of a backend is told, and until when it may take.
+"""What each replica of a backend is sent, and until when it may take.
 
 Theory of operation. Each state has a limit, and something that happens when it is over:
 
@@ -42,7 +42,7 @@ class Orders(NamedTuple):
         return NEVER if limit is None else limit(self, replica)
 
     def due_at(self, replica: Replica) -> float:
-        """Return when there is something to tell a replica, if nothing happens before."""
+        """Return when there is something to send a replica, if nothing happens before."""
         if replica.state is S.STARTING:
             return min(replica.ask_at, self.ends_at(replica))
         is_checked = replica.state is S.RUNNING and replica.check_sent_at is not None
@@ -51,7 +51,7 @@ class Orders(NamedTuple):
         return NEVER if replica.state is S.LOST else replica.ask_at
 
     def next(self, replica: Replica, now: float, *, released: bool) -> list[Effect]:
-        """Return what to tell a replica; ``released`` once no router sends to those that go."""
+        """Return what to send a replica; ``released`` once no router sends to those that go."""
         order = _ORDERS.get(replica.state)
         if order is not None:
             return order(self, replica, now)
@@ -63,7 +63,7 @@ class Orders(NamedTuple):
             return self._stop(replica, now)
         is_wanted = is_newest(self.record, replica) and not self.record.deleting
         if replica.state is S.LOST and not is_wanted:
-            replica.move(ReplicaEvent.EXITED, now)  # if it lives, it is told to go when back
+            replica.move(ReplicaEvent.EXITED, now)  # if it lives, it is asked to go when back
         return []
 
     def _await_start(self, replica: Replica, now: float) -> list[Effect]:
@@ -103,7 +103,7 @@ class Orders(NamedTuple):
         if now < kill_at:
             return self._stop(replica, now) if now >= replica.ask_at else []
         if replica.process is None and now >= kill_at + SILENT_EXIT_S:
-            replica.move(ReplicaEvent.EXITED, now)  # if it does come up, it is told to go
+            replica.move(ReplicaEvent.EXITED, now)  # if it does come up, it is asked to go
             return []
         replica.ask_at = now + RESEND_S
         return [Kill(replica.tag)]

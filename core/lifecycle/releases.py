@@ -154,7 +154,7 @@ class Counts(NamedTuple):
     running: int  # of these
     old_live: int
     old_running: int
-    leaving: int  # told to go, or about to be
+    leaving: int  # asked to go, or about to be
     can_start_old: bool
     max_surge_percent: int = 20  # of those that are wanted
 

@@ -41,18 +41,18 @@ class ReplicaState(StrEnum):
 class ReplicaEvent(StrEnum):
     """The events in the life of a replica."""
 
-    START = "START"  # its process is being made and told to start
+    START = "START"  # its process is being made and asked to start
     STARTED = "STARTED"  # its constructor returned
     FAILED = "FAILED"  # its constructor raised
     RETIRE = "RETIRE"  # it is no longer wanted
-    STOP = "STOP"  # it has been told to stop
+    STOP = "STOP"  # it has been asked to stop
     EXITED = "EXITED"  # its process is gone
     LOSE = "LOSE"  # its host is lost
     FIND = "FIND"  # its host is back, and says that its process is there
 
 
 class RestartReason(StrEnum):
-    """Why a replica is replaced that was to go on; what tells of it begins with these words."""
+    """Why a replica is replaced that was to go on; a text about it begins with these words."""
 
     FAILED_START = "failed start"
     CRASHED = "crashed"
@@ -172,7 +172,7 @@ class Replica:
 
     @property
     def known_rank(self) -> Rank | None:
-        """The rank to tell it; None while only the record is known."""
+        """The rank to send it; None while only the record is known."""
         return self.rank if self.rank is not None and self.rank.world_size else None
 
     def move(self, event: ReplicaEvent, now: float) -> float:
@@ -215,7 +215,7 @@ MAX_FAILURE = 64 * 1024  # bytes of a pickled exception, and characters of an er
 def bounded(error: str, exception: bytes | None) -> tuple[str, bytes | None]:
     """Return a failure's text, and its pickled exception, as they may be reported and kept."""
     if exception is not None and len(exception) > MAX_FAILURE:
-        exception = None  # its text tells of it
+        exception = None  # its text says so
     if len(error) > MAX_FAILURE:
         half = MAX_FAILURE // 2 - 50  # the frames stand before the message, the cause after both
         left_out = f"... {len(error) - 2 * half} characters are left out ..."
@@ -234,7 +234,7 @@ class Report:
     ``queries_at`` is where it takes queries, once it has code.
     ``state`` is "idle" (no StartReplica yet), "starting", "running", "failed" (the constructor
     raised), "draining"; ``error`` is the constructor's, reconfigure's or check_health's, with its
-    traceback; ``exception`` that exception, cloudpickled where it can be; ``lasts`` tells whether
+    traceback; ``exception`` that exception, cloudpickled where it can be; ``lasts`` says whether
     to start it again would end in the same way; ``trouble`` is for status to show, ``stats`` what
     ``record_autoscaling_stats`` returned last. ``worn`` says why it is to be replaced, and begins
     with the :class:`RestartReason`.
@@ -264,7 +264,7 @@ class Report:
 #
 # A dependency that is down for some seconds should cost nothing, and a typo no more than seconds:
 # what has never run is tried for at least PATIENCE_S after it first failed, and MIN_TRIES times,
-# then given up. The last of the growing pauses ends with PATIENCE_S.
+# then failed. The last of the growing pauses ends with PATIENCE_S.
 #
 # The death of a replica that ran says less about the code, because the code had started. The first
 # such replica is replaced at once, and later ones wait for SERVED_BACKOFF_S at most. Only replicas

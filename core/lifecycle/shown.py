@@ -10,7 +10,7 @@ from greenroom.core.lifecycle.backend import MAX_MISSED_CHECKS, Backend
 from greenroom.core.lifecycle.replicas import ReplicaState
 from greenroom.core.routing.tables import BackendTable, ReplicaTable
 
-SLOW_START_S = 10.0  # from then on the status tells of a constructor
+SLOW_START_S = 10.0  # from then on the status names a constructor
 # Those that a table has under the same name and as they are.
 SETTINGS_OF_ROUTERS = BackendConfig.model_fields.keys() & {
     each.name for each in fields(BackendTable) if each.name != "session_affinity"
@@ -32,7 +32,7 @@ def trouble(backend: Backend) -> str:
 def sickness(backend: Backend) -> tuple[bool, str]:
     """Return whether a running replica fails its checks, or where others do not, and what of it.
 
-    What failed in a health check is told until it passes.
+    What failed in a health check is shown until it passes.
     """
     running = backend.in_state(ReplicaState.RUNNING)
     is_sick = any(r.missed_checks >= MAX_MISSED_CHECKS or r.ejections for r in running)
@@ -51,13 +51,13 @@ def slow_starts(backend: Backend, now: float) -> str:
     for replica in backend.in_state(ReplicaState.STARTING):
         if replica.reported and now - replica.since >= SLOW_START_S:
             took_s = now - replica.since
-            told = f"the constructor of {replica.tag} has been running for {took_s:.0f} s"
-            return f"{replica.tag}: {replica.trouble}" if replica.trouble else told
+            text = f"the constructor of {replica.tag} has been running for {took_s:.0f} s"
+            return f"{replica.tag}: {replica.trouble}" if replica.trouble else text
     return ""
 
 
 def table_of(backend: Backend) -> BackendTable:
-    """Return what routers are told of a backend."""
+    """Return what routers get of a backend."""
     record, config, affinity = backend.record, backend.config, backend.config.session_affinity
     request_router = config.request_router_config
     has_run = _has_run(backend)

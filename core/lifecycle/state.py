@@ -61,7 +61,7 @@ DAMAGED = "its record in the store is damaged; deploy it again"
 
 
 class Gone(list[Callable[[str], None]]):
-    """Who forgets a proxy, host, replica or endpoint by its name: told when it is gone."""
+    """Who forgets a proxy, host, replica or endpoint by its name: called when it is gone."""
 
     def __call__(self, name: str) -> None:
         """Have it forgotten everywhere."""

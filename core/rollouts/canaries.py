@@ -305,7 +305,7 @@ class Canaries:
     # --- How they are shown ---------------------------------------------------------------------
 
     def progress(self, name: str) -> Progress | None:
-        """Tell how far an application's canary is; None where the application itself tells."""
+        """Describe how far an application's canary is; None where the application itself says."""
         record = self._records.get(name)
         if record is None:
             return None

@@ -4,12 +4,12 @@ Each rule is a hypothesis about the new backend. Every step of the rollout begin
 so that a backend which fails only under more load is found as quickly as one that fails at once.
 The evidence of a rollout is the mean over all rules and judged steps; those not begun count
 nothing. A mean of e-processes is one. So the chance that it ever says "go back" of a backend that
-keeps all rules is at most ``alpha``, over all rules, steps and looks together.
+keeps all rules is at most ``alpha``, over all rules, steps and checks together.
 
 Theory of operation. An ordinary significance test that is repeated as data come in finds a
 difference sooner or later where there is none. These are *e-processes*: the capital of a gambler
 who bets against the hypothesis, beginning with 1, at odds that the hypothesis itself makes fair. If
-it is true, the chance that the capital ever reaches 1/alpha is at most alpha, whenever one looks
+it is true, the chance that the capital ever reaches 1/alpha is at most alpha, whenever one checks
 and whenever one stops (Ville, "Étude critique de la notion de collectif", 1939). So the capital is
 the evidence.
 
@@ -302,7 +302,7 @@ def _wrong(name: object, value: Any) -> str:
 
 @travels
 class Slowness(NamedTuple):
-    """What counts as slow in a step, and what was counted before that was settled.
+    """What counts as slow in a step, and what was counted before that was decided.
 
     Old queries are slow past the bound of ``old_bucket``, new ones past that of ``new_bucket``: the
     old ones' p95 when the step began, and the allowed multiple of it, which is :data:`SLACK_S` more
@@ -317,7 +317,7 @@ class Slowness(NamedTuple):
 
 
 def calibrate(old: Tally, new: Tally, ratio: float) -> Slowness | None:
-    """Settle what is slow; None while there are too few queries to tell."""
+    """Decide what is slow; None while there are too few queries to tell."""
     if old.timed() < CALIBRATION:
         return None
     old_bucket = old.percentile(P95) or 0

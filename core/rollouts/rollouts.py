@@ -20,7 +20,7 @@ A rollout lies over its endpoint: routers get the endpoint's definition with the
 takes the overlay away; the promotion is one change of the definition. So the history and its undo
 know nothing of steps. The overlay is worked out from the rollout's record.
 
-Proxies count from the moment they hold a step's weights, which the long poll tells them together
+Proxies count from the moment they hold a step's weights, which the long poll brings them together
 with the step's name, and what they report is all that they have counted in it. So a controller that
 restarts hears it again, from all proxies that live; of those that have died it knows what was saved
 last, at a tenth of ``hold_s`` or :data:`SAVE_S` ago. Evidence so lost is missing, but not biased.

@@ -7,7 +7,7 @@ it first. The next ticket goes to the first replica of the lowest level, which t
 end of the next level. So every step takes the same short time, however many replicas there are. A
 replica that cannot get tickets at present (it rejected one, drains, or its host is silent) stands
 nowhere. Whatever changes any of this has the replica placed anew. A ticket's slot is free again
-when its replica reports the outcome, rejects it or dies, but not when the caller gives up, because
+when its replica reports the outcome, rejects it or dies, but not when the caller cancels, because
 the replica may still be busy with it.
 
 Replicas on the router's own host are taken first, while they have room. A replica becomes *suspect*
@@ -39,7 +39,7 @@ from greenroom.core.routing.weights import ENOUGH, EVEN, LEVELS, Pace, Paces, Su
 
 UNHEARD_S = 1.0
 SUSPECT_LOAD = 1
-GIVEN_UP_S = 0.1  # a caller that gives up after that, with nothing heard, counts as a silence
+GIVEN_UP_S = 0.1  # a caller that cancels after that, with nothing heard, counts as a silence
 SATURATED_S = 0.02  # how long a replica that rejected a ticket is left alone
 MAX_MIRRORED_QUEUED = 100
 BAD = 400  # how long queries take that end with this status or a higher one says nothing
@@ -99,7 +99,7 @@ class RoutedReplica:
             self.backend.order.put(self, self.level)
 
     def is_silent_on(self, ticket: Ticket, now: float) -> bool:
-        """Return whether it has said nothing since it got a ticket that is given up now."""
+        """Return whether it has said nothing since it got a ticket that is cancelled now."""
         return self.heard_at < ticket.assigned_at < now - GIVEN_UP_S
 
 
@@ -393,7 +393,7 @@ class RoutedBackend:
         """Queue a ticket, unless it would wait for too long, or too many wait already.
 
         Return which tickets are to be refused, and why. Where the queue is full, the longest line
-        gives one up for a line that is clearly shorter: otherwise a flood of one endpoint would
+        drops one for a line that is clearly shorter: otherwise a flood of one endpoint would
         have others refused.
         """
         ahead = self.queue.ahead(ticket.line)

@@ -229,7 +229,7 @@ class Dispatch:
     # --- What waits -----------------------------------------------------------------------------
 
     def wait(self, backend: RoutedBackend, now: float) -> None:
-        """Assign what is queued; where some of it has to wait, look at the leases soon."""
+        """Assign what is queued; where some of it has to wait, check the leases soon."""
         if backend.queue.size:
             self.fill(backend, now)
             if backend.queue.size:
@@ -270,7 +270,7 @@ class Dispatch:
         self.fill(backend, now)
 
     def revoke(self, leases: Iterable[Lease]) -> None:
-        """Have leases returned, but those whose callers have been told to, or did."""
+        """Have leases returned, but those whose callers have been asked to, or did."""
         for lease in leases:
             if lease.state is LeaseState.GRANTED:
                 lease.state = LeaseState.REVOKED
@@ -330,7 +330,7 @@ class Dispatch:
     def fail(
         self, ticket: Ticket, kind: type[GreenroomError], text: str, now: float, died: str = ""
     ) -> None:
-        """End a ticket with an error, of which its caller is told."""
+        """End a ticket with an error, which its caller gets."""
         if not ticket.is_mirrored:
             after_s = None
             if kind is BackPressureError:

@@ -13,11 +13,11 @@ traffic, the caller chooses one as the router would (traffic.py), and what it ha
 to the router, which chooses the same.
 
     GRANTED   the caller may use the slots, or return them
-    REVOKED   the caller is told to return them
+    REVOKED   the caller is asked to return them
     RETURNED  no query may begin; slots count until those in them have ended
 
 The caller shows its lease to the replicas, before the first query on the same link. One that does
-not return a revoked lease within FENCE_S is *fenced*: the replicas are told to refuse the lease.
+not return a revoked lease within FENCE_S is *fenced*: the replicas are asked to refuse the lease.
 
 A lease is revoked when a query has waited for its backend for WAIT_S, when the tables of its
 endpoint or backend change, when any path may lead elsewhere than before, while a replica is on

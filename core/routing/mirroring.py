@@ -8,7 +8,7 @@ that cannot keep up misses some queries, which count as *dropped*.
 
 If a shadow's answers are compared, the answers to a query and to its mirrored query meet at one
 replica of the shadow. That replica is chosen as soon as the mirrored query is made, and both
-replicas that run the two are told. It may not be the one that runs the mirrored query, which may
+replicas that run the two hear of it. It may not be the one that runs the mirrored query, which may
 have to wait for room.
 """
 

@@ -21,7 +21,7 @@ The evidence against that is the capital of a gambler who begins with 1 and bets
 half of it on "kept" each time, as of a replica that alone fails, and half evenly over all chances
 (a mixture, as in Robbins, "Statistical methods related to the law of the iterated logarithm",
 Annals of Mathematical Statistics 41, 1970). The chance that it ever reaches EVIDENCE is at most
-1/EVIDENCE in each trial, whenever one looks.
+1/EVIDENCE in each trial, whenever it is checked.
 
 None is ejected where half of those that could serve would be out, and where queries wait, some are
 let in again until no more are. What a failure is, is for :func:`has_failed`. Queries that had no

@@ -2,7 +2,7 @@
 
 Theory of operation. What the shell hears is a call here: of tables, of queries, and of what has
 become of them at their replicas. The state and the steps of tickets are :class:`.Dispatch`'s;
-:attr:`Router.leases` is told what callers do by themselves. Every method takes the time and returns
+:attr:`Router.leases` hears what callers do by themselves. Every method takes the time and returns
 effects, in the order in which to perform them; :meth:`Router.expire` does what is due.
 
 What follows queries without deciding on them observes the router (``Observer`` in tickets.py):

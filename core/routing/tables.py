@@ -1,4 +1,4 @@
-"""What routers are told: plain values, one per endpoint and one per backend.
+"""What routers get: plain values, one per endpoint and one per backend.
 
 The controller publishes them under long-poll keys ``endpoint/<name>`` and ``backend/<tag>``; a
 router holds the newest of each. Addresses and processes are opaque here. While an endpoint has a
@@ -39,7 +39,7 @@ class BackendTable:
     without any it is missed.
     ``has_run``: a replica of it has run, or a query is to wake the first; only then do HTTP
     requests wait for one. ``trouble``: why none has run yet, as far as it is known.
-    ``retryable``: whether queries may be run again, by its author's word; None if that is not said.
+    ``retryable``: whether queries may be run again, as its author says; None if that is not said.
     """
 
     tag: str

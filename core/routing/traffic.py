@@ -10,7 +10,7 @@ leases (leases.py) decides as its proxy would.
 
 A key goes from one backend to another only if the other's weight has grown in relation to the first
 one's. So no key moves between backends that keep their relation. A backend that is new, or gone, or
-changed while all others keep theirs, takes or gives up exactly the keys of its difference, and
+changed while all others keep theirs, gains or loses exactly the keys of its difference, and
 between two backends no rule could move fewer. Where several relations change at once it moves at
 most 2d / (1 + d) of the keys, d being what the weights differ by. No rule that looks at the present
 weights alone guarantees less (Bavarian et al., "On the optimality of correlated sampling

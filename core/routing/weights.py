@@ -155,7 +155,7 @@ class Paces:
         self._windows += 1
         share = max(1.0 / self._windows, 1.0 - KEPT)  # of the newest window
         measured = [(pace, taken) for pace in paces if (taken := pace.taken.take()).queries]
-        # What this window has in common is told by those that were there before.
+        # What this window has in common is measured by those that were there before.
         known = [each for each in measured if each[0].seen] or measured
         common = sum(taken.total - taken.queries * pace.mean for pace, taken in known)
         common /= sum(taken.queries for _, taken in known)

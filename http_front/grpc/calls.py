@@ -363,7 +363,7 @@ class _Call:
         return await self._link.ask(query, self._upload if streams_in else None)
 
     def _upload(self, upload: Upload) -> None:
-        if self._sending is None:  # else another replica gets what was sent, from the feed itself
+        if self._sending is None:  # else another replica gets what was sent, from the upload itself
             self._sending = asyncio.create_task(self._send(upload))
 
     async def _send(self, upload: Upload) -> None:

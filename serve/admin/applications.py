@@ -42,7 +42,7 @@ def deploy(
 ) -> DeploymentHandle:
     """Bring an application up and wait for it; raises what its constructor raised.
 
-    ``logging_config`` is for the deployments without one. ``on_wait`` is told what it still waits
+    ``logging_config`` is for the deployments without one. ``on_wait`` gets what it still waits
     for, when that is another thing than before. ``runtime_env`` is what deployments have where they
     give nothing else.
     """
@@ -100,7 +100,7 @@ def wait(
 ) -> None:
     """Wait for an application's goal, ``timeout_s`` from now or ``began_at`` on.
 
-    ``on_wait`` is told what it waits for, when that is another thing than before. TimeoutError says
+    ``on_wait`` gets what it waits for, when that is another thing than before. TimeoutError says
     that too; what made the change fail is raised as it is.
     """
     if goal is None:
@@ -125,7 +125,7 @@ def wait(
 
 
 def _until_check(checks: int, deadline: float) -> float:
-    """Return how long to wait for the next look: errors are seen soon, and a long wait is cheap."""
+    """Return how long to wait for the next check: errors are seen soon, a long wait is cheap."""
     left_s = max(deadline - time.monotonic(), 0.1)
     return min(pause_s(checks + 1, FIRST_CHECK_S, CHECK_EVERY_S), left_s)
 

@@ -1,4 +1,4 @@
-"""The commands that look at a system that runs, and what all commands on one use."""
+"""The commands that read a system that runs, and what all commands on one use."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _short(value: Any) -> str:
 
 
 def _watch_status(settings: HostSettings, name: str | None, *, as_json: bool) -> None:
-    """Print the state again and again, until Ctrl-C; what cannot be asked is told."""
+    """Print the state again and again, until Ctrl-C; what cannot be asked is shown."""
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             click.clear()  # does nothing where the output is no terminal

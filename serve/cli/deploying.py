@@ -231,7 +231,7 @@ def _wait_for_all(
     *,
     is_canary: bool = False,
 ) -> None:
-    """Wait for every application; the errors of all that fail are told."""
+    """Wait for every application; the errors of all that fail are shown."""
     began_at = time.monotonic()
     routes = {spec.name: spec.route_prefix for spec in built.applications}
     url = front_url(reports.read_report(connection, commands.STATUS_TIMEOUT_S)) or ""

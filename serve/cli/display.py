@@ -1,4 +1,4 @@
-"""What commands tell while they wait."""
+"""What commands show while they wait."""
 
 from __future__ import annotations
 

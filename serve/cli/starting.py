@@ -133,7 +133,7 @@ def _stop(settings: HostSettings) -> str:
 
 
 def notifier() -> Callable[[str], None]:
-    """Return what tells systemd of this command's state; see sd_notify(3).
+    """Return what notifies systemd of this command's state; see sd_notify(3).
 
     The variable is for this process alone: gunicorn's master would take it for its own.
     """

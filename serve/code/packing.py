@@ -77,7 +77,7 @@ def pack_code(
     if wrong := _resolve_annotations(func_or_class):
         raise InvalidRequestError(f"{what}: {wrong}")
     try:
-        mark = fingerprint(value)  # first: it settles the ids that the pickle will have
+        mark = fingerprint(value)  # first: it assigns the ids that the pickle will have
         pickler = _CodePickler()
         alone = pickler.dumps(value)
         modules = modules_of(pickler.names, pickler.codes, there)

@@ -4,7 +4,7 @@ Theory of operation. Each replica starts the engine's command, waits until it is
 HTTP requests and WebSockets on to it as they are. The engine is part of the replica: where it ends
 by itself the replica ends at once, with its exit code, so that all that is done about replicas that
 die is done about engines: what was under way is retried where that may be, another one starts, and
-the status tells the end of the log, in which is what the engine prints. A keeper (keeper.py) sees
+the status shows the end of the log, in which is what the engine prints. A keeper (keeper.py) sees
 to it that no engine outlives its replica.
 
 Each request has a connection of its own. On one that was kept, a request might cross the engine's
@@ -217,7 +217,7 @@ class EngineReplica:
             await self._read_load()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return its load, as it told it at the last health check."""
+        """Return its load, as it reported it at the last health check."""
         return self._load
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -231,7 +231,7 @@ class EngineReplica:
                         await send(event)
 
     async def _watch(self, keeper: asyncio.StreamReader) -> None:
-        """Return when the engine has ended; if it was not told to, end as it did."""
+        """Return when the engine has ended; if it was not asked to, end as it did."""
         code = int(await keeper.read() or KILLED)
         if self._is_stopping:
             return
@@ -452,7 +452,7 @@ async def _refuse(send: Send, status: int, headers: Headers, body: bytes) -> Non
 
 
 async def _send_request(scope: Scope, receive: Receive, writer: asyncio.StreamWriter) -> None:
-    """Send a request; where it breaks off, the answer, or its end, tells why."""
+    """Send a request; where it breaks off, the answer, or its end, says why."""
     headers = _without_hops(scope["headers"])
     if not any(name == b"host" for name, _ in headers):  # of HTTP/1.0
         headers.append((b"host", LOOPBACK.encode()))

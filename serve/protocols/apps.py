@@ -57,7 +57,7 @@ async def read_body(request: Request, limit: float = math.inf) -> bytes:
 
 
 def log_failure(error: BaseException) -> None:
-    """Log what user code raised, with the request's id; the client is not told."""
+    """Log what user code raised, with the request's id; the client is not informed."""
     query = user_context.running.get()
     if query is not None:
         user_logging.log_failure(query.assignment.query, error)

@@ -161,7 +161,7 @@ async def _refused(_request: Request, error: Exception) -> Response:
 
 
 def _error_response(error: Exception) -> Response:
-    """Return what a client is told of an error; one of user code's is logged."""
+    """Return what a client gets of an error; one of user code's is logged."""
     headers = None
     if isinstance(error, HTTPException):
         status, text, headers = error.status_code, error.detail, error.headers

@@ -368,7 +368,7 @@ def _base64(vector: array[float]) -> str:
 
 
 def _described(error: Exception) -> OpenAIError:
-    """Return what a client is told of an error; one of user code's is logged."""
+    """Return what a client gets of an error; one of user code's is logged."""
     if isinstance(error, OpenAIError):
         return error
     if isinstance(error, HTTPException):

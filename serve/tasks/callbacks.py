@@ -1,4 +1,4 @@
-"""Webhooks: tell a URL that a job has ended, signed as https://www.standardwebhooks.com has it.
+"""Webhooks: notify a URL that a job has ended, signed as https://www.standardwebhooks.com has it.
 
 A URL that a client names is a request that this host makes for a stranger. So none is called unless
 ``callback_hosts`` allows its host. ``*`` allows every host of the Internet, by HTTPS: its name is

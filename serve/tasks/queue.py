@@ -60,7 +60,7 @@ from greenroom.serve.tasks.log import CALL, RESULT, JobLog, values_of
 
 logger = logging.getLogger(__name__)
 SHOWN = 100  # jobs in a list
-MOST_PROBLEMS = 20  # of a call that are told one by one
+MOST_PROBLEMS = 20  # of a call that are listed one by one
 OPEN_TIMEOUT_S = 20.0  # that a request waits for the store
 CALLBACKS_AT_ONCE = 8
 RETRY_AFTER = {"retry-after": "1"}
@@ -295,7 +295,7 @@ class TaskQueue:
             given = self._tasks[task].bind(*args, **kwargs).arguments
             self._types[task].validate_python(given, strict=True)
         except ValidationError as error:
-            count = error.error_count()  # as many as there are values: to tell all takes long
+            count = error.error_count()  # as many as there are values: to list all takes long
             few = "; ".join(problems_in(error)) if count <= MOST_PROBLEMS else ""
             problems = few or f"{count} values are of other types than its handler says"
             raise InvalidRequestError(f"task {task!r} cannot be called so: {problems}") from None
@@ -337,7 +337,7 @@ class TaskQueue:
         return result
 
     def _change(self) -> None:
-        """Write what has changed, and look for what there is to do."""
+        """Write what has changed, and check for what there is to do."""
         self._log.change(values_of(self._jobs.take_changes()))
         self._woken.set()
 
@@ -371,7 +371,7 @@ class TaskQueue:
             self._woken.clear()
 
     async def _run(self, job: Job) -> None:
-        """Run a job once, and note what came of it."""
+        """Run a job once, and record what came of it."""
         ended: Callable[[], object] = partial(self._jobs.failed, job.id, "")
         result = None
         try:
@@ -400,7 +400,7 @@ class TaskQueue:
         self._change()
 
     async def _call_back(self, job: Job) -> None:
-        """Try a callback, once what it tells is durable."""
+        """Try a callback, once what it says is durable."""
         was_taken = is_final = False
         async with self._callbacks:
             try:

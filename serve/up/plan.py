@@ -76,7 +76,7 @@ class Found(NamedTuple):
 
     @property
     def had(self) -> dict[str, Any]:
-        """The hosts that the last run had, as `note` of on_host.py keeps them."""
+        """The hosts that the last run had, as `record` of on_host.py keeps them."""
         return {name: had for host in self.hosts.values() for name, had in host.hosts.items()}
 
     @property

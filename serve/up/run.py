@@ -180,7 +180,7 @@ class Run:
         return dict(self._on(self._leads, "report") or {})
 
     def _first_report(self, found: Mapping[str, FoundHost]) -> dict[str, Any]:
-        """Return what the cluster says of itself: the first host most likely can tell."""
+        """Return what the cluster says of itself: the first host most likely knows."""
         names = [name for name, has in found.items() if has.generation]
         for group in (names[:1], names[1:]):
             reports = self._on_each(group, lambda name: self._on(name, "report"))
