@@ -125,9 +125,9 @@ def prune(folders: Path, in_use: Callable[[], Collection[str]]) -> None:
 
 
 def remove_unused(
-    path: Path, what: str, in_use: Callable[[], Collection[str]], *beside: Path
+    path: Path, what: str, in_use: Callable[[], Collection[str]], *companions: Path
 ) -> None:
-    """Remove what no replica uses, with its lock and the files ``beside`` it, unless it is locked.
+    """Remove what no replica uses, with its lock and ``companions``, unless it is locked.
 
     ``in_use`` is asked with the lock, for a replica that begins says first that it uses it.
     """
@@ -139,7 +139,7 @@ def remove_unused(
             logger.info("removing the %s %s, which no replica uses", what, path.name)
             if path.exists():  # else it was never made, and left what is beside it
                 shutil.rmtree(path)
-            for left in (*beside, lock_file(path)):
+            for left in (*companions, lock_file(path)):
                 left.unlink(missing_ok=True)
     finally:
         os.close(lock)

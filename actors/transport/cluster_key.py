@@ -166,7 +166,7 @@ def key_id(text: bytes) -> str:
 def create_key(path: Path, text: bytes) -> bool:
     """Write a cluster file and return True, unless there is one; ClusterKeyError if it cannot."""
     try:
-        temporary = _write_beside(path, text)
+        temporary = _write_temporary(path, text)
         try:
             os.link(temporary, path)  # unlike a rename it does not replace what is there
         except FileExistsError:
@@ -182,7 +182,7 @@ def create_key(path: Path, text: bytes) -> bool:
 def write_key(path: Path, text: bytes) -> None:
     """Write this to a file, whatever it held; ClusterKeyError when that fails."""
     try:
-        _write_beside(path, text).replace(path)
+        _write_temporary(path, text).replace(path)
         _sync_folder(path.parent)
     except OSError as error:
         raise ClusterKeyError(
@@ -190,7 +190,7 @@ def write_key(path: Path, text: bytes) -> None:
         ) from None
 
 
-def _write_beside(path: Path, content: bytes) -> Path:
+def _write_temporary(path: Path, content: bytes) -> Path:
     """Return a new file in the same folder, private and on the disk."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

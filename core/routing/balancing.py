@@ -39,7 +39,7 @@ from greenroom.core.routing.weights import ENOUGH, EVEN, LEVELS, Pace, Paces, Su
 
 UNHEARD_S = 1.0
 SUSPECT_LOAD = 1
-GIVEN_UP_S = 0.1  # a caller that cancels after that, with nothing heard, counts as a silence
+CANCELLED_S = 0.1  # a caller that cancels after that, with nothing heard, counts as a silence
 SATURATED_S = 0.02  # how long a replica that rejected a ticket is left alone
 MAX_MIRRORED_QUEUED = 100
 BAD = 400  # how long queries take that end with this status or a higher one says nothing
@@ -100,7 +100,7 @@ class RoutedReplica:
 
     def is_silent_on(self, ticket: Ticket, now: float) -> bool:
         """Return whether it has said nothing since it got a ticket that is cancelled now."""
-        return self.heard_at < ticket.assigned_at < now - GIVEN_UP_S
+        return self.heard_at < ticket.assigned_at < now - CANCELLED_S
 
 
 class Order:

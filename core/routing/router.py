@@ -215,7 +215,7 @@ class Router:
         """
         known = self.state.replicas
         if table.tag in known and known[table.tag].table != table:
-            self._lose(table.tag, set(), now)  # another process has its tag by now
+            self._forget_replica(table.tag, set(), now)  # another process has its tag by now
         replica = known.get(table.tag)
         if replica is None:
             is_near = table.host in {"", self._own_host}
@@ -482,10 +482,10 @@ class Router:
         ignore a second one. Mirrored queries are not retried once they left: one that kills a
         replica must not kill the next.
         """
-        self._lose(tag, set(unsent), now)
+        self._forget_replica(tag, set(unsent), now)
         return self.state.taken()
 
-    def _lose(self, tag: str, unsent: set[int], now: float) -> None:
+    def _forget_replica(self, tag: str, unsent: set[int], now: float) -> None:
         replica = self.state.replicas.pop(tag, None)
         if replica is None:
             return
@@ -535,7 +535,7 @@ class Router:
         """
         for replica in self._at(host):
             if replica.is_silent and replica.retired:
-                self._lose(replica.table.tag, set(), now)
+                self._forget_replica(replica.table.tag, set(), now)
         return self.state.taken()
 
     def host_answers(self, host: str, now: float) -> Effects:

@@ -124,16 +124,16 @@ class Target(NamedTuple):
     arguments: Mapping[str, str]
 
 
-def read_targets(words: Sequence[str]) -> list[Target]:
-    """Read import paths, each with the ``key=value`` words that follow it."""
+def read_targets(arguments: Sequence[str]) -> list[Target]:
+    """Read import paths, each with the ``key=value`` arguments that follow it."""
     targets: list[tuple[str, list[str]]] = []
-    for word in words:
-        if "=" not in word:
-            targets.append((word, []))
+    for each in arguments:
+        if "=" not in each:
+            targets.append((each, []))
         elif targets:
-            targets[-1][1].append(word)
+            targets[-1][1].append(each)
         else:
-            raise InvalidRequestError(f"{word!r}: expected MODULE:ATTRIBUTE before its arguments")
+            raise InvalidRequestError(f"{each!r}: expected MODULE:ATTRIBUTE before its arguments")
     return [Target(path, read_arguments(pairs)) for path, pairs in targets]
 
 

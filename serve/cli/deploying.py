@@ -424,15 +424,15 @@ class Watcher:
 
 
 @click.command()
-@click.argument("words", metavar="MODULE[:ATTRIBUTE] [KEY=VALUE]...", nargs=-1, required=True)
+@click.argument("arguments", metavar="MODULE[:ATTRIBUTE] [KEY=VALUE]...", nargs=-1, required=True)
 @click.option(
     "--output", "-o", type=PATH, metavar="FILE", help="Where to write it [standard output]."
 )
 @click.option("--app-dir", type=PATH, default=".", metavar="DIR", help="Where to import from [.].")
-def build(words: tuple[str, ...], output: Path | None, app_dir: Path) -> None:
+def build(arguments: tuple[str, ...], output: Path | None, app_dir: Path) -> None:
     """Write a configuration file of applications, for greenroom deploy FILE."""
     with reading():
-        targets = declarative.read_targets(words)
+        targets = declarative.read_targets(arguments)
         if output is not None and output.exists():
             raise InvalidRequestError(f"-o {output}: it exists; remove it, or name another file")
         if output is not None and not output.parent.is_dir():

@@ -136,8 +136,8 @@ def application(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def gathered(*args: Any, engine: str | None, **given: Any) -> None:
         if engine is not None:
-            words = filter(None, (given["target"], *given["arguments"], f"command={engine}"))
-            given |= {"target": ENGINE, "arguments": tuple(words)}
+            arguments = filter(None, (given["target"], *given["arguments"], f"command={engine}"))
+            given |= {"target": ENGINE, "arguments": tuple(arguments)}
         elif given["target"] is None:
             raise click.UsageError("name a MODULE[:ATTRIBUTE] or a FILE, or give --command")
         function(*args, named={name: given.pop(name) for name in _NAMING}, **given)

@@ -86,8 +86,8 @@ class Logs:
                 return
 
     def _paths(self) -> list[Path]:
-        wanted = _words(self._name or "")
-        return [p for p in sorted(self._folder.glob(self._pattern)) if wanted in _words(p.stem)]
+        wanted = _slug(self._name or "")
+        return [p for p in sorted(self._folder.glob(self._pattern)) if wanted in _slug(p.stem)]
 
     def _new_lines(self, path: Path) -> Iterator[Line]:
         try:
@@ -109,7 +109,7 @@ class Logs:
             yield Line(path.stem, line.decode("utf-8", "replace"))
 
 
-def _words(name: str) -> str:
+def _slug(name: str) -> str:
     return re.sub(r"[^0-9a-z]+", "-", name.lower())
 
 

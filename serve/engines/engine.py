@@ -164,9 +164,9 @@ def build(arguments: dict[str, Any]) -> Application:
 
     given: dict[str, Any] = {}
     for name, value in arguments.items():
-        is_word = isinstance(value, str) and name not in TEXTS
+        is_scalar = isinstance(value, str) and name not in TEXTS
         try:
-            given[name] = yaml.safe_load(value) if is_word else value
+            given[name] = yaml.safe_load(value) if is_scalar else value
         except yaml.YAMLError as error:
             raise InvalidRequestError(f"{name}={value!r}: is no YAML: {error}") from None
     return Engine(**given).bind()

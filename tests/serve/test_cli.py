@@ -130,11 +130,11 @@ def test_start_with_other_flags_than_those_of_a_system_that_runs_fails(
     invoke, system, flag, same, other
 ):
     assert invoke("start", flag, same).exit_code == 0
-    for words in (["start"], ["start", flag, same]):
-        again = invoke(*words)
+    for arguments in (["start"], ["start", flag, same]):
+        again = invoke(*arguments)
         assert (again.exit_code, again.output) == (0, "already running\n")
-    for words in (["start", flag, other], ["run", "demo", "--non-blocking", flag, other]):
-        result = invoke(*words)
+    for arguments in (["start", flag, other], ["run", "demo", "--non-blocking", flag, other]):
+        result = invoke(*arguments)
         assert result.exit_code == 1
         name = flag[2:].replace("-", "_")
         assert f"already running with other settings: {name} is " in result.stderr
@@ -171,7 +171,7 @@ def test_what_belongs_to_another_user_is_an_error_that_tells_so(invoke, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         ("nonsense", "No such command 'nonsense'"),
         ("logs -n -1", "-1 is not in the range"),
@@ -195,8 +195,10 @@ def test_what_belongs_to_another_user_is_an_error_that_tells_so(invoke, monkeypa
         ("run demo --reload --non-blocking", "--reload watches until Ctrl-C"),
     ],
 )
-def test_bad_usage_is_told_with_the_value_before_anything_starts(invoke, system, words, message):
-    result = invoke(*shlex.split(words))
+def test_bad_usage_is_told_with_the_value_before_anything_starts(
+    invoke, system, arguments, message
+):
+    result = invoke(*shlex.split(arguments))
     assert (result.exit_code, system.calls) == (2, [])
     assert message in result.stderr
 
@@ -485,8 +487,8 @@ def test_names_of_applications_complete_by_tab(invoke, running, system):
     invoke("deploy", "demo", "--name", "shop")
     invoke("deploy", "demo", "--name", "sales", "--route-prefix", "/sales")
     complete = ShellComplete(main, {}, "greenroom", "_GREENROOM_COMPLETE").get_completions
-    for words in (["delete"], ["status"], ["logs", "-f"]):
-        assert [each.value for each in complete(words, "s")] == ["sales", "shop"]
+    for arguments in (["delete"], ["status"], ["logs", "-f"]):
+        assert [each.value for each in complete(arguments, "s")] == ["sales", "shop"]
     assert [each.value for each in complete(["delete"], "sh")] == ["shop"]
     invoke("stop")
     assert complete(["delete"], "") == [], "nothing runs"
@@ -517,8 +519,8 @@ def test_status_says_in_one_line_that_nothing_runs_or_answers(invoke, system):
     late = TimeoutError("GetStatus was not answered within 10 s")
     system.controller.failing["GetStatus"] = late
     for system.running in (False, True):
-        for words in (["status"], ["status", "--json"]):
-            result = invoke(*words)
+        for arguments in (["status"], ["status", "--json"]):
+            result = invoke(*arguments)
             assert (result.exit_code, result.stdout) == (1, "")
             assert result.stderr.count("\n") == 1
 

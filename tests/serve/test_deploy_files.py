@@ -135,7 +135,7 @@ def test_a_constructors_own_oserror_is_told_as_any_other(invoke, running, app_di
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["none.yaml"], "none.yaml: cannot be read: No such file or directory"),
         (["two.yaml", "--name", "x"], "--name: a configuration file says that itself"),
@@ -152,9 +152,9 @@ def test_a_constructors_own_oserror_is_told_as_any_other(invoke, running, app_di
         (["two.yaml", "--hold-s", "3"], "hold_s: must come with canary"),
     ],
 )
-def test_bad_usage_is_told_and_deploys_nothing(invoke, running, app_dir, words, message):
+def test_bad_usage_is_told_and_deploys_nothing(invoke, running, app_dir, arguments, message):
     (app_dir / "bad.json").write_text("{")
-    result = invoke("deploy", *words)
+    result = invoke("deploy", *arguments)
     assert (result.exit_code, running.controller.applications) == (2, {})
     assert message in result.stderr.replace("Invalid value for ", "")
 
@@ -223,8 +223,8 @@ def test_the_schema_is_json(invoke):
 
 
 def test_a_canary_is_asked_for_with_its_steps_and_rules(invoke, running):
-    words = "--canary 0.05 --compare json --hold-s 9 --abort-if error_rate=0.1"
-    assert invoke("deploy", "two.yaml", *words.split()).exit_code == 0
+    arguments = "--canary 0.05 --compare json --hold-s 9 --abort-if error_rate=0.1"
+    assert invoke("deploy", "two.yaml", *arguments.split()).exit_code == 0
     canary = running.controller.of("DeployApplications")[0].canary
     assert (canary.steps, canary.hold_s) == ((0.05, 0.1, 0.5, 1.0), 9.0)
     assert (canary.abort_if, canary.compare.how) == ({"error_rate": 0.1}, "json")

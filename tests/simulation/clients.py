@@ -114,7 +114,7 @@ class Client:
     # --- What it asks for -------------------------------------------------------------------------
 
     def _work(self) -> Script:
-        ways: list[Callable[[], Script]] = [
+        steps: list[Callable[[], Script]] = [
             self._create,
             self._create,
             self._update,
@@ -140,10 +140,10 @@ class Client:
             self._await_goal,
             self._await_goal,
         ]
-        for way in (self._create, self._create, self._name, self._deploy):
-            yield from way()
+        for step in (self._create, self._create, self._name, self._deploy):
+            yield from step()
         while not self.simulation.quiet:
-            yield from self.rng.choice(ways)()
+            yield from self.rng.choice(steps)()
             if self.rng.random() < 0.5:
                 yield self.rng.expovariate(1.0)
         if self.rng.random() < 0.3:

@@ -250,7 +250,7 @@ class Database:
         self._run(call)
         if chance > 1.5 or call.is_over:
             return
-        self.world.note("database", "a connection breaks, and an answer is lost")
+        self.world.log("database", "a connection breaks, and an answer is lost")
         self._end(call.session)
 
     def _run(self, call: Call) -> None:

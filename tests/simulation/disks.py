@@ -81,18 +81,18 @@ class Store:
             raise NothingSavedError("the disk is full. Nothing was changed")
         mishap = world.rng.random() / disk.trouble if disk.trouble else 9.0
         if mishap < 1.0:
-            world.note(self._owner, "dies before it has saved")
+            world.log(self._owner, "dies before it has saved")
             raise Killed
         if mishap < 2.0:
             disk.full_until = world.now + world.rng.choice([0.0, world.rng.uniform(0.0, 5.0)])
             raise NothingSavedError("the disk is full. Nothing was changed")
         if disk.lies and world.rng.random() < disk.lies:
-            world.note(self._owner, "loses a save")
+            world.log(self._owner, "loses a save")
             return
         disk.kept.apply(puts, deletes)
         disk.on_applied(puts, deletes)
         if mishap < 3.0:
-            world.note(self._owner, "dies after it has saved")
+            world.log(self._owner, "dies after it has saved")
             raise Killed
         if mishap < 4.0:
             raise StoreNotWritableError("the disk took it, perhaps")

@@ -111,15 +111,15 @@ class Faults:
 
     def _pause(self) -> None:
         victim = self._victim()
-        self._world.note(victim, "is stopped for a while")
+        self._world.log(victim, "is stopped for a while")
         victim.stop(self._rng.uniform(0.05, 8.0))
 
     def _slow_messages(self) -> None:
-        self._world.note("faults", "messages are slow")
+        self._world.log("faults", "messages are slow")
         self._world.slow_until = self._world.now + self._rng.uniform(0.5, 5.0)
 
     def _slow_disk(self) -> None:
-        self._world.note("faults", "the disk is slow")
+        self._world.log("faults", "the disk is slow")
         self._simulation.disk.slow_until = self._world.now + self._rng.uniform(0.5, 5.0)
 
     def _clock_jumps(self) -> None:
@@ -127,7 +127,7 @@ class Faults:
 
     def _everything_late(self) -> None:
         """Let the whole machine stand still, as a suspended one does."""
-        self._world.note("faults", "everything stands still")
+        self._world.log("faults", "everything stands still")
         self._world.now += self._rng.uniform(0.5, 10.0)
 
     def _kill_admin(self) -> None:
@@ -140,7 +140,7 @@ class Faults:
         replicas = [p for p in self._world.processes.values() if p.role == "replica"]
         if replicas:
             victim, how = self._rng.choice(replicas), self._rng.choice(BAD)
-            self._world.note(victim, f"is bad: {how}")
+            self._world.log(victim, f"is bad: {how}")
             bad = self._simulation.bad_replicas
             bad[victim] = how
             self._world.after(self._rng.uniform(1.0, 60.0), lambda: bad.pop(victim, None))
@@ -150,7 +150,7 @@ class Faults:
         replicas = [p for p in self._world.processes.values() if p.role == "replica"]
         if replicas:
             victim, rate = self._rng.choice(replicas), self._rng.choice([10, 40, 400]) * MIB
-            self._world.note(victim, f"leaks {rate} bytes a second")
+            self._world.log(victim, f"leaks {rate} bytes a second")
             self._simulation.leaks.setdefault(victim, (self._world.now, rate))
 
     def _crash_host(self) -> None:
@@ -159,7 +159,7 @@ class Faults:
     def crash(self, number: int) -> None:
         """End all processes of a host."""
         simulation = self._simulation
-        self._world.note("faults", f"host {number} crashes")
+        self._world.log("faults", f"host {number} crashes")
         callers = [each for each in simulation.callers if each is not None]
         for process in [
             *simulation.actors_of(number),

@@ -68,29 +68,29 @@ class HostFaults:
     def _duration_s(self) -> float:
         return self._rng.uniform(*self._rng.choice([BRIEF_S, LONG_S]))
 
-    def _cut(self, ways: set[tuple[int, int]]) -> None:
+    def _cut(self, directions: set[tuple[int, int]]) -> None:
         duration_s = self._duration_s()
-        self._world.note("faults", f"cut for {duration_s:.1f} s: {sorted(ways)}")
+        self._world.log("faults", f"cut for {duration_s:.1f} s: {sorted(directions)}")
         self._simulation.checks.counts["link cut"] += 1
-        self._world.links.cut(ways)
-        for host in {host for way in ways for host in way}:
+        self._world.links.cut(directions)
+        for host in {host for direction in directions for host in direction}:
             self.trouble(host, duration_s)
-        self._world.after(duration_s, lambda: self._heal(ways))
+        self._world.after(duration_s, lambda: self._heal(directions))
 
-    def _heal(self, ways: set[tuple[int, int]]) -> None:
-        self._world.note("faults", f"healed: {sorted(ways)}")
-        self._world.links.heal(ways)
+    def _heal(self, directions: set[tuple[int, int]]) -> None:
+        self._world.log("faults", f"healed: {sorted(directions)}")
+        self._world.links.heal(directions)
 
     def _ways(self, host: int) -> set[tuple[int, int]]:
         others = [each for each in range(self._simulation.size) if each != host]
-        ways = self._rng.choice(["in", "out", "both", "both", "both"])
+        directions = self._rng.choice(["in", "out", "both", "both", "both"])
         to, back = {(host, each) for each in others}, {(each, host) for each in others}
-        return to | back if ways == "both" else to if ways == "out" else back
+        return to | back if directions == "both" else to if directions == "out" else back
 
     def _cut_link(self) -> None:
         one, other = self._rng.sample(range(self._simulation.size), 2)
-        is_one_way = self._rng.random() < 0.4
-        self._cut({(one, other)} if is_one_way else {(one, other), (other, one)})
+        is_one_direction = self._rng.random() < 0.4
+        self._cut({(one, other)} if is_one_direction else {(one, other), (other, one)})
 
     def _cut_off(self) -> None:
         self._cut(self._ways(self._host()))
@@ -98,10 +98,10 @@ class HostFaults:
     def _lose_packets(self) -> None:
         host = self._host()
         others = range(self._simulation.size)
-        ways = {(host, each) for each in others} | {(each, host) for each in others}
+        directions = {(host, each) for each in others} | {(each, host) for each in others}
         until = self._world.now + self._rng.uniform(1.0, 6.0)
-        self._world.note("faults", f"host {host} loses packets")
-        self._world.links.lose(ways, until)
+        self._world.log("faults", f"host {host} loses packets")
+        self._world.links.lose(directions, until)
 
     def _vanish(self) -> None:
         """Cut a host's power: nothing is heard of it, and it starts anew."""
@@ -114,7 +114,7 @@ class HostFaults:
         duration_s = self._duration_s()
         until = self._world.now + duration_s
         self.trouble(host, duration_s)
-        self._world.note("faults", f"host {host} is stopped until {until - 1000.0:.1f}")
+        self._world.log("faults", f"host {host} is stopped until {until - 1000.0:.1f}")
         for process in self._world.processes.values():
             if process.host == host:
                 process.stop(duration_s)
@@ -128,12 +128,12 @@ class HostFaults:
     def _lose_disk(self) -> None:
         disk, host = self._simulation.disk, self._host()
         if isinstance(disk, SharedDisk | Database):
-            self._world.note("faults", f"host {host} does not reach the store")
+            self._world.log("faults", f"host {host} does not reach the store")
             disk.out_of_reach.add(host)
             self._world.after(self._duration_s(), lambda: disk.out_of_reach.discard(host))
 
     def _restart_database(self) -> None:
         disk, duration_s = self._simulation.disk, self._duration_s()
         if isinstance(disk, Database):
-            self._world.note("faults", f"the database is away for {duration_s:.1f} s")
+            self._world.log("faults", f"the database is away for {duration_s:.1f} s")
             disk.restart(duration_s)

@@ -72,17 +72,17 @@ class Links:
 
     # --- What goes wrong --------------------------------------------------------------------------
 
-    def cut(self, ways: set[tuple[int, int]]) -> None:
+    def cut(self, directions: set[tuple[int, int]]) -> None:
         """Let nothing through from the first host of each pair to the second."""
-        self._cut |= ways
+        self._cut |= directions
         for process in list(self._world.processes.values()):
             for number in process.watches:
                 if self._is_hindered(process.host, host_of(number)):
                     self._abandon_later(process, number)
 
-    def heal(self, ways: set[tuple[int, int]]) -> None:
+    def heal(self, directions: set[tuple[int, int]]) -> None:
         """Let things through again."""
-        self._cut -= ways
+        self._cut -= directions
         for process in list(self._world.processes.values()):
             for channel in process.channels.values():
                 if channel.stalled or channel.untold:
@@ -98,9 +98,9 @@ class Links:
         self._lossy_until.clear()
         self.heal(set(self._cut))
 
-    def lose(self, ways: set[tuple[int, int]], until: float) -> None:
+    def lose(self, directions: set[tuple[int, int]], until: float) -> None:
         """Lose some of what goes this way, until then."""
-        self._lossy_until.update(dict.fromkeys(ways, until))
+        self._lossy_until.update(dict.fromkeys(directions, until))
 
     def is_cut(self, source: int, target: int) -> bool:
         """Return whether nothing gets from one host to another."""
@@ -250,7 +250,7 @@ class Links:
         if not process.alive:
             return
         kind = "is dead" if is_certain else "cannot be reached"
-        self._world.note(process, f"notices that {number} {kind}")
+        self._world.log(process, f"notices that {number} {kind}")
         channel = process.channels.get(number)
         if channel is not None:
             lost = [each for each in (*channel.stalled, *channel.under_way) if not each.dropped]

@@ -318,7 +318,7 @@ def _library(world: World) -> list[tuple[Any, str, Any]]:
         return f"{world.rng.getrandbits(8 * count):0{2 * count}x}"
 
     def end(code: int) -> None:
-        world.note(world.current, f"exits with {code}")
+        world.log(world.current, f"exits with {code}")
         raise Killed
 
     def kill(_pid: int, _number: int) -> None:

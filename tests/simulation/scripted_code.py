@@ -224,5 +224,5 @@ class ScriptedCode:
             self.loop.call_later(0.0, ended)
 
     def _die(self) -> None:
-        self._simulation.world.note(self.process, "is killed by its user code")
+        self._simulation.world.log(self.process, "is killed by its user code")
         raise Killed

@@ -79,7 +79,7 @@ class SharedDisk:
             name = self.rot.choice(sound)
             self._damages += 1
             self.rotten = self._damages
-            self.world.note("faults", f"{name} rots")
+            self.world.log("faults", f"{name} rots")
             if self.rot.random() < 0.3:
                 del self.files[name]
             else:

@@ -175,7 +175,7 @@ class Simulation(logging.Handler):
         if isinstance(error, InvariantError):
             self.checks.failed(error)
         elif not self.checks.is_expected(error):
-            self.world.note(self.world.current, f"{type(error).__name__}: {error}")
+            self.world.log(self.world.current, f"{type(error).__name__}: {error}")
             self.checks.failed(InvariantError(f"{record.getMessage()}: {error!r}"), error)
 
     # --- Hosts, admins, actors --------------------------------------------------------------------

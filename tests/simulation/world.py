@@ -172,14 +172,14 @@ class SimProcess:
         """Mix what gathered of all connections; the order within each stays."""
         if len(self.queue) < 2:
             return
-        ways: dict[Channel | None, deque[Message | Step]] = {}
+        queues: dict[Channel | None, deque[Message | Step]] = {}
         for what in self.queue:
-            way = what.channel if isinstance(what, Message) else None
-            ways.setdefault(way, deque()).append(what)
-        if len(ways) == 1:
+            channel = what.channel if isinstance(what, Message) else None
+            queues.setdefault(channel, deque()).append(what)
+        if len(queues) == 1:
             return
         self.queue.clear()
-        left = list(ways.values())
+        left = list(queues.values())
         while left:
             chosen = self.world.rng.choice(left)
             self.queue.append(chosen.popleft())
@@ -239,7 +239,7 @@ class SimProcess:
                 self.raise_here()
 
     def raise_here(self) -> None:
-        self.world.note(self, "raises in a turn")
+        self.world.log(self, "raises in a turn")
         self.world.raised += 1
         raise InjectedError
 
@@ -305,7 +305,7 @@ class World:
             call()
         self.now = max(self.now, until)
 
-    def note(self, who: Any, what: Any) -> None:
+    def log(self, who: Any, what: Any) -> None:
         """Keep for the trace."""
         self._trace.append((self.now, repr(who), what))
 
@@ -341,7 +341,7 @@ class World:
         It stands for longer where another one does too by then: that one goes on first.
         """
         if seconds:
-            self.note(process, f"is stopped in the midst of a turn, for {seconds:.3f} s")
+            self.log(process, f"is stopped in the midst of a turn, for {seconds:.3f} s")
             process.was_stopped = True
             process.stopped = (self.now, self.clock() + seconds)  # its turn has just begun
         process.stands = True
@@ -385,7 +385,7 @@ class World:
         if entry is None or entry[0] is not process:
             self.fail(what)
             return
-        self.note(process, what.body)
+        self.log(process, what.body)
         if what.on_sent is not None or what.on_failed is not None:
             self.after(self.delay(), lambda: self._acknowledged(process, what))
         if getattr(what.body, "epoch", 0):
@@ -397,7 +397,7 @@ class World:
         """End a process, as by SIGKILL."""
         if not process.alive:
             return
-        self.note(process, "DIES")
+        self.log(process, "DIES")
         process.alive = False
         process.died_at = self.now
         del self.processes[process.pid]

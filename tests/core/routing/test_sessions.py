@@ -194,7 +194,7 @@ def test_a_session_is_never_at_two_replicas_that_both_run(
     number = 0
     last: dict[str, str] = {}
 
-    def note(effects: list[Any]) -> None:
+    def record(effects: list[Any]) -> None:
         for effect in effects:
             if isinstance(effect, Assign):
                 session = effect.ticket.query.session_id
@@ -209,14 +209,14 @@ def test_a_session_is_never_at_two_replicas_that_both_run(
         if kind < 0.5:
             number += 1
             session = chance.choice(["", "s1", "s2", "s3"])
-            note(made.submit("c", Query(number, session_id=session), 0.0))
+            record(made.submit("c", Query(number, session_id=session), 0.0))
         elif kind < 0.8 and running:
             replica, ticket = running.pop(chance.randrange(len(running)))
-            note(made.finished(replica, [(ticket, 200)], 0.0))
+            record(made.finished(replica, [(ticket, 200)], 0.0))
         elif len(present) > 1 and kind < 0.9:
             present.remove(chance.choice(present))
-            note(made.set_backend("b", backend(*present, limit=limit), 0.0))
+            record(made.set_backend("b", backend(*present, limit=limit), 0.0))
     while running:
         replica, ticket = running.pop()
-        note(made.finished(replica, [(ticket, 200)], 0.0))
+        record(made.finished(replica, [(ticket, 200)], 0.0))
     assert made.is_empty
