@@ -98,6 +98,9 @@ class Taken:
     __slots__ = Sums._fields
 
     def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
         self.queries = self.loads = self.load_squares = 0
         self.total = self.squares = self.products = 0.0
 
@@ -119,7 +122,7 @@ class Taken:
     def take(self) -> Sums:
         """Return the sums, and begin anew."""
         taken = Sums(*(getattr(self, name) for name in Sums._fields))
-        self.__init__()  # type: ignore[misc]
+        self._begin()
         return taken
 
 
