@@ -23,6 +23,9 @@ of them, as measured at their ends.
   letting queries wait. A like power in the first case would crowd the quick ones until they are
   slower than the slow ones, and the learned pace would swing.
 
+A caller with a lease knows of its own queries alone. Where many callers share a replica, each sees
+queries delay each other less than they do.
+
 What queries take varies much more than replicas do, so a difference counts only beyond noise.
 Time is cut into windows of about ten service times. In each, a replica's mean is that of its
 queries' *logarithms*, so that a few that take long do not decide it, less what all replicas have in
@@ -46,7 +49,8 @@ LEAST_ELASTICITY = 0.1  # with which the power is 1
 LEAST = 0.1  # weight of one that is new
 
 WINDOW, WINDOW_S = 10.0, 0.5  # service times, but no shorter than that
-QUERIES, ENOUGH = 20, 100  # of each replica in a window: on average at least, and at most
+# Of each replica in a window: on average at least, and at most, so that loads differ in it.
+QUERIES, ENOUGH = 20, 1_000
 KEPT = 0.95  # of what was known before a window
 WINDOWS = 4  # before anything is decided
 FIRM = 5.0  # standard deviations
