@@ -137,8 +137,7 @@ def remove_unused(
     try:
         if path.name not in in_use():
             logger.info("removing the %s %s, which no replica uses", what, path.name)
-            if path.exists():  # else it was never made, and left what is beside it
-                shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)  # what stays must not keep the others
             for left in (*companions, lock_file(path)):
                 left.unlink(missing_ok=True)
     finally:

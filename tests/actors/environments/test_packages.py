@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -311,3 +312,28 @@ def test_unused_environments_go_but_for_the_last(tmp_path: Path) -> None:
     assert left == ["e1", "e3", "e4", "e5"], "one in use, and the three that were used last"
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["e1.lock"]
     packages.prune(tmp_path / "nothing", list)
+
+
+def test_what_cannot_be_removed_does_not_keep_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = shutil.rmtree
+
+    def fails_for_one(path: Path, ignore_errors: bool = False) -> None:
+        if path.name != "e1":
+            remove(path)
+        elif not ignore_errors:
+            raise OSError("a file is in use")
+
+    monkeypatch.setattr(shutil, "rmtree", fails_for_one)
+    for number in range(6):
+        (tmp_path / f"e{number}").mkdir()
+        (tmp_path / f"e{number}" / COMPLETE).touch()
+        os.utime(tmp_path / f"e{number}", (number, time.time() - 100 + number))
+    packages.prune(tmp_path, list)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [
+        "e1",
+        "e3",
+        "e4",
+        "e5",
+    ]
