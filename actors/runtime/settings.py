@@ -538,7 +538,7 @@ def _check_names(environ: Mapping[str, str]) -> None:
         field = name.upper().removeprefix(PREFIX).lower()
         if value and field != name.lower() and field not in FIELDS:
             meant = nearest(field, FIELDS)
-            if meant or field.startswith(_HTTP):
+            if meant or f"{field}_".startswith(_HTTP):
                 hint = f"; did you mean {variable(meant)}?" if meant else ""
                 problems.append(f"{name}: no such setting{hint}")
     if problems:

@@ -133,6 +133,7 @@ def test_the_environment_of_the_process_counts(monkeypatch: pytest.MonkeyPatch) 
         ("http_port", "99999", "http.port='99999': must be less than or equal to 65535"),
         ("http_prot", "1", "GREENROOM_HTTP_PROT: no such setting; did you mean GREENROOM_HTTP_PO"),
         ("http_x", "1", "GREENROOM_HTTP_X: no such setting"),
+        ("http", '{"port": 1}', "GREENROOM_HTTP: no such setting"),
         ("sate_dir", "/x", "GREENROOM_SATE_DIR: no such setting; did you mean GREENROOM_STATE"),
         ("http_request_timeout_s", "soon", "http.request_timeout_s='soon'"),
         ("http_keep_alive_timeout_s", "-1", "http.keep_alive_timeout_s='-1'"),
