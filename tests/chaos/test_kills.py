@@ -58,7 +58,7 @@ def kill_any(running: RunningSystem, role: str) -> None:
 def test_a_killed_process_costs_no_response(running: RunningSystem, role: str) -> None:
     before = dict(running.pids())
     for tally in under_load(
-        running, role, lambda: kill_any(running, role), BACK_WITHIN_S[role], pause_s=0.0
+        running, role, lambda: kill_any(running, role), BACK_WITHIN_S[role], pause_s=0.005
     ):
         assert not tally.failures, tally.summary()
     if role != "thespian admin":  # its actors are started anew

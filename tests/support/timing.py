@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
+from typing import Any
 
 ATTEMPTS = 5
+DEADLINE_S = 20.0
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait on a loop for what something else there, or a thread, is about to bring about."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        await asyncio.sleep(0.001)
 
 
 def check_within(limit_s: float, attempt: Callable[[], float]) -> None:

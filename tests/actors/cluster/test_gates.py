@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,17 +13,13 @@ from greenroom.actors.cluster import membership
 from greenroom.actors.cluster.membership import Gates
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core.errors import StartError
+from tests.support.timing import until
 
 BY_NAME, ADDRESS = "leader.example:1900", "10.0.0.1:1900"
 
 
 def joining(gate: str) -> HostSettings:
     return read_settings({}, bind="10.0.0.3", join=gate)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
 
 
 def test_a_name_is_looked_up_on_a_thread_until_it_is_known_and_again_after_that(

@@ -14,6 +14,7 @@ import pytest
 
 from greenroom.actors.environments.folders import Arrival
 from greenroom.core.errors import DeployFailedError
+from tests.support.timing import until
 
 pytestmark = pytest.mark.anyio
 
@@ -59,9 +60,8 @@ async def test_what_came_is_not_kept_in_memory(tmp_path: Path) -> None:
 
     arrival = Arrival(tmp_path, digest, answer)
     await asyncio.wait_for(arrival.end(), 10)
-    gc.collect()
     assert (tmp_path / digest / "a.py").exists()
-    assert [each() for each in kept] == [None]
+    await until(lambda: gc.collect() >= 0 and kept[0]() is None)  # the thread lets go of it last
     arrival.arrived(None, "a repeat is ignored")
 
 

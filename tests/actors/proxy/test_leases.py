@@ -19,6 +19,7 @@ from greenroom.core.routing.leases import FENCE_S
 from greenroom.core.routing.tables import ENDPOINT_PREFIX, EndpointTable
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess, Place
+from tests.support.timing import until
 
 DEADLINE_S = 10.0
 ELSEWHERE = (f"{ENDPOINT_PREFIX}e", EndpointTable(name="e", traffic={"other": 1.0}))
@@ -30,13 +31,6 @@ class Model:
     async def __call__(self, seconds: float = 0.0) -> float:
         await asyncio.sleep(seconds)
         return seconds
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come"
-        await asyncio.sleep(0.001)
 
 
 class Leased:

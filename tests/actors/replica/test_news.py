@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from greenroom.actors.messages.control import MeetProxy
 from greenroom.actors.runtime.loop import Outbox
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess, Place
+from tests.support.timing import until
 
 
 async def quick(number: int) -> int:
@@ -78,13 +78,8 @@ def test_news_of_a_query_reach_its_router_however_many_others_there_are() -> Non
 
         assert one.loop.run_until_complete(ask()) == 7
         busy = one.proxy.dispatcher.router.busy
-        one.loop.run_until_complete(asyncio.wait_for(until(lambda: not busy()), 10))
+        one.loop.run_until_complete(until(lambda: not busy()))
         for each in others:
             each.loop.close()
     finally:
         one.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
