@@ -46,7 +46,7 @@ def reap() -> bool:
     return True
 
 
-def serve_until_told() -> None:
+def serve_until_stopped() -> None:
     while True:
         readable, _, _ = select.select([sys.stdin], [], [], 0.02)
         if readable and not os.read(sys.stdin.fileno(), 1024):
@@ -99,7 +99,7 @@ def main() -> None:
     )
     print(json.dumps({"started_at": started_at}), flush=True)
     try:
-        serve_until_told()
+        serve_until_stopped()
     finally:
         end_all(command.pid)
 

@@ -388,10 +388,10 @@ class Dispatcher:
         first: list[NewQuery] = []
         others: list[NewQuery] = []
         for query in message.queries:
-            resent, lost = query.id in message.resent, attempts.get(query.id, 0)
+            resent, deaths = query.id in message.resent, attempts.get(query.id, 0)
             is_refused = query.id in refused
             died = all_died.get(query.id, "")
-            new = NewQuery(caller, query, resent, lost, is_refused, failed.get(query.id), died)
+            new = NewQuery(caller, query, resent, deaths, is_refused, failed.get(query.id), died)
             (first if new.is_refused else others).append(new)
         # To the front of the queue one by one, so the last comes first; then all have their turns.
         self._submit_unasked(reversed(first), now)

@@ -172,7 +172,7 @@ class Admission:
         """Say that the connection with ``source``, an address, was refused; or only count it."""
         self._say("refused the connection with", source, Trouble(reason, is_refusal=True))
 
-    def lost(self, source: str, reason: str) -> None:
+    def disconnected(self, source: str, reason: str) -> None:
         """Say that the connection with ``source`` broke off before it proved itself; or count."""
         self._say("lost the connection, not yet authenticated, with", source, Trouble(reason))
 

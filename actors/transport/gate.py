@@ -91,7 +91,7 @@ class Arrivals:
             await welcome(stream, source)
         except (ssl.SSLEOFError, ConnectionError) as error:  # as of a process that is ended
             self._drop(stream)
-            self._admission.lost(source, describe(error))
+            self._admission.disconnected(source, describe(error))
         except OSError as error:
             self._turn_away(stream, source, describe(error))
         else:

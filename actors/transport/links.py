@@ -591,9 +591,9 @@ class Links:
         for older, has_greeted in list(peer.connections.items()):
             if has_greeted and older is not connection:
                 self._forget(older)
-        lost = peer.session.restart(keep_unwritten=is_same_process)
-        if lost:
-            self._shell.undeliverable(lost)
+        unsent = peer.session.restart(keep_unwritten=is_same_process)
+        if unsent:
+            self._shell.undeliverable(unsent)
         self._shell.peer_reset(peer.address)
 
     def turned_away(self, connection: Connection, reason: str) -> None:

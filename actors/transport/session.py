@@ -149,10 +149,10 @@ class Session:
         """
         self.rewind()
         count = self._highest - self.acknowledged if keep_unwritten else len(self.waiting)
-        lost = [self.waiting.popleft() for _ in range(count)]
-        self.kept_bytes -= sum(each.size + MESSAGE_COST for each in lost)
+        unsent = [self.waiting.popleft() for _ in range(count)]
+        self.kept_bytes -= sum(each.size + MESSAGE_COST for each in unsent)
         self.received = self.own_ack = self.acknowledged = self.sent_up_to = self._highest = 0
-        return [Unsent(each.buffers, each.tag) for each in lost]
+        return [Unsent(each.buffers, each.tag) for each in unsent]
 
     def unsent(self) -> list[Unsent]:
         """Return all that is not acknowledged."""

@@ -628,10 +628,10 @@ class RepairedMultiProcManager(_Repaired, MultiProcManager):  # type: ignore[mis
 
     def _host_gone(self, admin: Any) -> None:
         """Tell the actor that its children there have exited, which Thespian does not."""
-        lost = admin.addressDetails
+        gone = admin.addressDetails
         for child in list(self.childAddresses):
             details = child.addressDetails
-            if isinstance(details, ProcessAddress) and details.is_of(lost):
+            if isinstance(details, ProcessAddress) and details.is_of(gone):
                 self._notify_exited(child)
 
     def _once(self, receive: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -146,10 +146,10 @@ def application_status(cluster: Cluster, application: ApplicationRecord) -> dict
 def _deployment(cluster: Cluster, tag: str) -> dict[str, Any]:
     backend = cluster.state.backends.get(tag)
     if backend is None:
-        is_lost = (BACKEND, tag) in cluster.state.lost
+        is_damaged = (BACKEND, tag) in cluster.state.lost
         return {
-            "status": "UNHEALTHY" if is_lost else "UPDATING",
-            "message": DAMAGED if is_lost else "",
+            "status": "UNHEALTHY" if is_damaged else "UPDATING",
+            "message": DAMAGED if is_damaged else "",
             "version": None,
             "target_replicas": 0,
             "replicas": [],

@@ -171,7 +171,7 @@ def test_a_folder_reaches_every_host_once_and_a_module_it_lacks_is_named_with_th
     a.check("delete", "given")
 
 
-def test_a_host_that_cannot_join_is_told_why_and_joins_when_it_can(serving: Cluster) -> None:
+def test_a_host_that_cannot_join_hears_why_and_joins_when_it_can(serving: Cluster) -> None:
     a, _, c = serving.hosts
     key = str(a.state_dir / "cluster.key")
     old = serving.folder / "old"

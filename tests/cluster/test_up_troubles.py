@@ -59,7 +59,7 @@ def test_a_host_that_cannot_be_used_is_named_with_what_to_do(
     assert not bare.home("a").exists()
 
 
-def test_a_wrong_key_is_told_with_the_command_to_try(bare: Machines) -> None:
+def test_a_wrong_key_is_reported_with_the_command_to_try(bare: Machines) -> None:
     bare.write("a")
     keys = bare.folder / "authorized_keys"
     own = keys.read_text()
@@ -71,7 +71,7 @@ def test_a_wrong_key_is_told_with_the_command_to_try(bare: Machines) -> None:
     assert "see that `ssh 10.77.0.1 true` works and asks nothing" in error
 
 
-def test_wheels_that_do_not_fit_are_told_in_the_installers_words(bare: Machines) -> None:
+def test_wheels_that_do_not_fit_are_reported_in_the_installers_words(bare: Machines) -> None:
     parrot = wheels.write_wheel(bare.folder / "wheels", "parrot", "1.0", "", requires="grain")
     bare.write("a")
     code, _, error = bare.run("up")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from greenroom.core.agenda import NEVER, Agenda
 
 
-def test_what_is_touched_is_looked_at_once_and_kinds_in_their_order() -> None:
+def test_what_is_touched_is_reconciled_once_and_kinds_in_their_order() -> None:
     agenda = Agenda()
     assert agenda.next_at() == NEVER
     agenda.touch("goal", "g")

@@ -125,7 +125,7 @@ def test_replicas_get_devices_of_their_own_and_shares_of_one() -> None:
     assert "a replica needs 1 num_gpus, and 0.5 num_gpus of 4 num_gpus is free" in found
 
 
-def test_what_is_free_in_parts_of_several_devices_is_told() -> None:
+def test_what_is_free_in_parts_of_several_devices_is_reported() -> None:
     world = world_with(num_gpus=2.0)
     world.complete(deploy("a", 2, num_gpus=0.6))
     world.request(deploy("b", 1, num_gpus=0.5))
@@ -196,7 +196,7 @@ def test_ranks_are_unique_at_each_moment_of_an_update() -> None:
     assert sorted(ranks(world)) == [0, 1, 2]
 
 
-def test_a_changed_rank_is_told_at_once() -> None:
+def test_a_changed_rank_is_sent_at_once() -> None:
     world = World()
     world.complete(deploy("a", 2))
     world.effects.clear()

@@ -153,7 +153,7 @@ def test_an_unknown_or_forgotten_job_is_an_error_that_says_what_it_may_be() -> N
         queue().get("a")
 
 
-def test_callbacks_are_tried_with_growing_pauses_and_given_up() -> None:
+def test_callbacks_are_tried_with_growing_pauses_and_abandoned() -> None:
     jobs = queue()
     jobs.submit(job("a", callback="https://x"))
     jobs.cancel("a", 100)

@@ -49,7 +49,7 @@ def test_a_first_listen_is_answered_even_with_nothing() -> None:
     assert update == Update({}, IDS_PER_EPOCH, complete=True)
 
 
-def test_a_listener_that_lacks_nothing_waits_for_news() -> None:
+def test_a_listener_that_lacks_nothing_waits_for_updates() -> None:
     poll, listener = LongPoll(1), Listener()
     poll.publish("a", 1)
     listener.listen(poll)
@@ -62,7 +62,7 @@ def test_a_listener_that_lacks_nothing_waits_for_news() -> None:
     assert not update.complete
 
 
-def test_news_go_once_and_only_to_listeners_that_wait() -> None:
+def test_updates_go_once_and_only_to_listeners_that_wait() -> None:
     poll, waiting, busy = LongPoll(1), Listener("p"), Listener("busy")
     waiting.listen(poll)
     busy.take(poll.listen("busy", NOTHING_SEEN) or pytest.fail("a first listen is answered"))
@@ -81,7 +81,7 @@ def test_a_repeat_takes_the_place_of_the_earlier_call() -> None:
     assert poll.take_updates() == {}, "it has been answered"
 
 
-def test_publishing_the_same_value_is_no_news() -> None:
+def test_publishing_the_same_value_is_no_update() -> None:
     poll, listener = LongPoll(1), Listener()
     poll.publish("a", [1])
     listener.listen(poll)
@@ -91,7 +91,7 @@ def test_publishing_the_same_value_is_no_news() -> None:
     assert poll.held_by_all("a")
 
 
-def test_a_deleted_key_is_told_to_listeners_that_have_it() -> None:
+def test_a_deleted_key_is_sent_to_listeners_that_have_it() -> None:
     poll, listener = LongPoll(1), Listener()
     poll.publish("a", 1)
     listener.listen(poll)
@@ -102,7 +102,7 @@ def test_a_deleted_key_is_told_to_listeners_that_have_it() -> None:
     assert poll.listen("new", NOTHING_SEEN) == Update({}, update.upto, complete=True)
 
 
-def test_a_listener_of_an_earlier_epoch_is_told_all_there_is() -> None:
+def test_a_listener_of_an_earlier_epoch_gets_all_there_is() -> None:
     """It cannot know what was deleted while no controller could tell it."""
     earlier, later, listener = LongPoll(1), LongPoll(2), Listener()
     earlier.publish("a", 1)
@@ -118,7 +118,7 @@ def test_a_listener_of_an_earlier_epoch_is_told_all_there_is() -> None:
 
 
 @pytest.mark.parametrize("seen", [-1, 1, IDS_PER_EPOCH - 1, IDS_PER_EPOCH + 2, 2**70])
-def test_a_listener_that_claims_an_id_that_was_never_given_is_told_all(seen: int) -> None:
+def test_a_listener_that_claims_an_id_that_was_never_given_gets_all(seen: int) -> None:
     poll = LongPoll(1)
     poll.publish("a", 1)
     assert poll.listen("p", seen) == Update(
@@ -166,7 +166,7 @@ def test_a_closed_long_poll_answers_when_it_is_opened() -> None:
     assert poll.take_updates() == {}
 
 
-def test_old_deletions_are_forgotten_and_a_listener_that_missed_them_is_told_all() -> None:
+def test_old_deletions_are_forgotten_and_a_listener_that_missed_them_gets_all() -> None:
     poll, listener = LongPoll(1), Listener()
     poll.publish("kept", 1)
     listener.listen(poll)

@@ -72,7 +72,7 @@ def test_the_cluster_is_the_sum_of_all_deployments(series: Series) -> None:
     assert cluster["errors_5xx_per_s"] == [1]
 
 
-def test_what_a_controller_has_not_seen_is_not_told_as_zero() -> None:
+def test_what_a_controller_has_not_seen_is_not_reported_as_zero() -> None:
     series = Series(lambda _: True)
     series.advance(NOON)
     series.scaled("shop:v1", 2, NOON + 0.5)

@@ -35,11 +35,11 @@ class Watched:
         return 0
 
 
-def test_what_stands_still_is_given_up_after_the_limit() -> None:
+def test_what_stands_still_is_abandoned_after_the_limit() -> None:
     assert Watched().ticks_until_due() == LIMIT_S / TICK_S
 
 
-def test_what_beats_is_never_given_up() -> None:
+def test_what_beats_is_never_abandoned() -> None:
     watched = Watched()
     for _ in range(100):
         watched.now += TICK_S

@@ -203,7 +203,7 @@ WITH_THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=
         (("POST", "/v1/create_token", {}), 404, "no operation is named 'create_token'"),
     ],
 )
-def test_what_is_wrong_is_told_as_a_problem(
+def test_what_is_wrong_is_reported_as_a_problem(
     api: Api, call: tuple[Any, ...], status: int, message: str
 ) -> None:
     answered, detail = api.problem(*call)
@@ -212,7 +212,7 @@ def test_what_is_wrong_is_told_as_a_problem(
     assert not api.link.cluster.state.backends
 
 
-def test_json_that_is_none_is_told(api: Api) -> None:
+def test_json_that_is_none_is_reported(api: Api) -> None:
     answer = api.front.ask("POST", "/-/api/v1/set_traffic", headers=ADMIN, body=b"{'a': 1}")
     assert answer.status == 400
     assert "Invalid JSON" in answer.json["detail"]
@@ -226,7 +226,7 @@ def test_json_that_is_none_is_told(api: Api) -> None:
         (StateNotSavedError("the disk is full"), 507),
     ],
 )
-def test_a_controller_that_cannot_is_told(api: Api, failure: Exception, status: int) -> None:
+def test_a_controller_that_cannot_is_reported(api: Api, failure: Exception, status: int) -> None:
     assert api.ask("GET", "/v1/list_backends").status == 200
     api.link.failure = failure
     answer = api.ask("GET", "/v1/list_backends")
@@ -286,7 +286,7 @@ def test_a_document_that_is_none_starts_no_process(api: Api) -> None:
         (WITH_THREAD, 60, "module 'rude_shop' has no attribute 'app'", False),
     ],
 )
-def test_an_import_that_takes_too_long_or_dies_is_told_and_ends_with_what_it_started(
+def test_an_import_that_takes_too_long_or_dies_is_reported_and_ends_with_what_it_started(
     tmp_path: Path, source: str, timeout_s: float, message: str, may_fork: bool
 ) -> None:
     pid = tmp_path / "pid"

@@ -238,7 +238,7 @@ async def test_what_is_left_of_a_body_behind_its_answer_is_dropped_and_the_next_
 
 
 @pytest.mark.parametrize("came", [0, LARGE])
-async def test_a_client_that_leaves_amid_it_is_told_of(came):
+async def test_a_client_that_leaves_amid_it_is_reported(came):
     server = Server()
     head, _, body = request(b"/", b"x" * (4 * AHEAD)).partition(b"\r\n\r\n")
     server.connection.say(head + b"\r\n\r\n" + body[:came])

@@ -34,7 +34,7 @@ def test_fifty_waiting_queries_wait_together_not_in_turn(front):
         (b"GET /behind HTTP/1.1\r\nHost: x\r\n\r\n", 1.2),
     ],
 )
-def test_a_client_that_leaves_cancels_its_query_at_once_or_at_the_next_look(
+def test_a_client_that_leaves_cancels_its_query_at_once_or_at_the_next_check(
     front, until, behind, limit_s
 ):
     def attempt():

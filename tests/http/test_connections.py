@@ -308,7 +308,7 @@ BODY_TIMEOUT_S = OPTIONS.body_timeout_s
 POST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2000000\r\n\r\n"
 
 
-def test_a_body_that_lags_behind_500_bytes_a_second_is_given_up(server):
+def test_a_body_that_lags_behind_500_bytes_a_second_is_abandoned(server):
     server.let_answer()
     server.say(POST)
     assert not server.is_closed_after(BODY_TIMEOUT_S - 1)
@@ -554,7 +554,7 @@ def test_the_client_is_the_last_hop_that_is_no_proxy(value, client):
     assert client_and_scheme(hops(value))[0] == client
 
 
-def test_no_more_hops_are_looked_at_than_the_limit():
+def test_no_more_hops_are_read_than_the_limit():
     proxies = b", 10.0.0.1" * (MAX_HOPS - 1)
     assert client_and_scheme(hops(b"9.9.9.9" + proxies))[0] == ("9.9.9.9", 0)
     assert client_and_scheme(hops(b"9.9.9.9, 10.0.0.2" + proxies))[0] == PROXY

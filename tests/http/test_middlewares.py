@@ -108,7 +108,7 @@ def test_what_breaks_inside_of_one_that_keeps_the_answer_back_is_500(app):
     assert app.log()[0]["status"] == 500
 
 
-def test_an_answer_that_a_middleware_does_not_end_is_told_of(app, caplog):
+def test_an_answer_that_a_middleware_does_not_end_is_reported(app, caplog):
     app.rebuild(middlewares=[a("breaking", how="end")]).ask()
     assert "was cut off: its response has no end" in caplog.text
 

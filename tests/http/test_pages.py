@@ -42,7 +42,7 @@ def statuses(address: tuple[str, int], *targets: str) -> dict[str, int]:
     return {target: status(address, target) for target in targets}
 
 
-def test_all_pages_are_where_requests_are_unless_told_otherwise(front):
+def test_all_pages_are_where_requests_are_unless_set_otherwise(front):
     assert statuses(("127.0.0.1", front.port), *PAGES) == dict.fromkeys(PAGES, 200)
 
 

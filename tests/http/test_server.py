@@ -114,7 +114,7 @@ def test_a_killed_worker_is_replaced_at_once(start_front):
     assert answer.json["pid"] != worker
 
 
-def test_the_workers_of_a_dead_master_serve_on_until_they_are_told(start_front, until):
+def test_the_workers_of_a_dead_master_serve_on_until_they_are_asked_to_end(start_front, until):
     front = start_front()
     workers = front.workers()
     front.signal(signal.SIGKILL)

@@ -62,7 +62,7 @@ def test_requests_bodies_and_openings_are_served(https):
     assert received.endswith(b"x" * 3_000_000)
 
 
-def test_a_handshake_that_never_comes_is_given_up(https):
+def test_a_handshake_that_never_comes_is_abandoned(https):
     with https.front.connect() as silent:
         assert silent.recv(100) == b""
     with https.front.connect() as plain:

@@ -385,7 +385,7 @@ async def test_a_client_whose_messages_nobody_takes_stays(hasty):
         assert got == (BYTES, b"message")
 
 
-async def test_a_message_that_never_ends_is_given_up(patient):
+async def test_a_message_that_never_ends_is_abandoned(patient):
     async with talking() as client:
         assert await client.open() == 101
         message = frame(b"x" * 10_000)

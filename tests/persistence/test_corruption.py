@@ -314,7 +314,7 @@ def test_what_is_damaged_twice_while_the_store_is_open_is_named(tmp_path: Path) 
     store.close()
 
 
-def test_a_head_that_is_damaged_twice_loses_its_own_change_and_is_told_until_a_person_has_read_it(
+def test_a_head_that_is_damaged_twice_loses_its_own_change_and_is_named_until_a_person_has_read_it(
     store: FileStore, root: Path, tmp_path: Path
 ) -> None:
     store.apply({"c": b"c value"})
@@ -334,7 +334,7 @@ def test_a_head_that_is_damaged_twice_loses_its_own_change_and_is_told_until_a_p
     store.close()
 
 
-def test_a_lost_key_that_is_given_up_is_told_until_a_person_has_read_it(
+def test_a_lost_key_that_is_discarded_is_reported_until_a_person_has_read_it(
     store: FileStore, root: Path, tmp_path: Path
 ) -> None:
     store.close()

@@ -69,7 +69,7 @@ def test_namespaces_do_not_share_keys(tmp_path: Path) -> None:
     two.close()
 
 
-def test_a_change_of_any_size_is_one_fsync_and_a_look_at_the_claim(tmp_path: Path) -> None:
+def test_a_change_of_any_size_is_one_fsync_and_a_check_of_the_claim(tmp_path: Path) -> None:
     calls: list[str] = []
 
     class RecordingDisk(UnsyncedDisk):
@@ -218,7 +218,7 @@ def test_a_change_whose_copy_cannot_be_written_is_made_and_the_next_one_makes_bo
     assert state_of(open_store(tmp_path, read_only=True)) == {"a": b"1", "b": b"1"}
 
 
-def test_a_second_writer_is_told_who_holds_the_store(tmp_path: Path) -> None:
+def test_a_second_writer_hears_who_holds_the_store(tmp_path: Path) -> None:
     store = open_store(tmp_path)
 
     def check() -> None:
@@ -395,7 +395,7 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
         (folder / "taken").chmod(0o700)
 
 
-def test_a_reader_of_no_store_is_told_so(tmp_path: Path) -> None:
+def test_a_reader_of_no_store_hears_so(tmp_path: Path) -> None:
     with pytest.raises(StoreMissingError, match="there is no store at"):
         open_store(tmp_path / "nowhere", read_only=True)
     assert not [*tmp_path.iterdir()]

@@ -107,7 +107,7 @@ def test_of_two_who_would_succeed_the_same_writer_one_does(location: StoreLocati
         location.open(after=1)
 
 
-def test_a_writer_that_has_renewed_since_it_was_looked_at_is_not_superseded(
+def test_a_writer_that_has_renewed_since_it_was_read_is_not_superseded(
     location: StoreLocation,
 ) -> None:
     first = location.open(after=0, lease=b"")

@@ -86,7 +86,7 @@ Change = Callable[[str], str]
         (lambda url: url.replace("127.0.0.1", "127.0.0.9"), "see whether the database runs"),
     ],
 )
-def test_what_is_wrong_with_a_url_is_told_without_its_password(
+def test_what_is_wrong_with_a_url_is_reported_without_its_password(
     postgres: PostgresServer, change: Change, message: str
 ) -> None:
     url = change(postgres.new_database())

@@ -86,7 +86,7 @@ def test_an_application_without_a_route_can_be_run(controller):
     assert controller.of("DeployApplications")[0].applications[0].route_prefix is None
 
 
-def test_all_that_is_wrong_with_a_run_is_told_at_once(system):
+def test_all_that_is_wrong_with_a_run_is_reported_at_once(system):
     with pytest.raises(InvalidRequestError, match=r"name='a#b'.*route_prefix='x'"):
         serve.run(Adder.bind(), name="a#b", route_prefix="x")
     with pytest.raises(InvalidRequestError, match=r"forget \.bind\(\)"):

@@ -195,7 +195,7 @@ def test_what_belongs_to_another_user_is_an_error_that_tells_so(invoke, monkeypa
         ("run demo --reload --non-blocking", "--reload watches until Ctrl-C"),
     ],
 )
-def test_bad_usage_is_told_with_the_value_before_anything_starts(
+def test_bad_usage_is_reported_with_the_value_before_anything_starts(
     invoke, system, arguments, message
 ):
     result = invoke(*shlex.split(arguments))
@@ -364,7 +364,9 @@ def test_deploy_needs_a_system_that_runs(invoke, system):
     )
 
 
-def test_deploy_finds_modules_in_the_app_dir_only_when_told(invoke, running, monkeypatch, tmp_path):
+def test_deploy_finds_modules_in_the_app_dir_only_when_asked(
+    invoke, running, monkeypatch, tmp_path
+):
     monkeypatch.chdir(tmp_path)
     result = invoke("deploy", "demo")
     assert result.exit_code == 1

@@ -149,7 +149,7 @@ def test_json_files_have_lines_too(read, refused):
     assert refused('{"a": 1, "a": 2}', "a.json") == ["a.json: not JSON: the key 'a' stands twice"]
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path):
+def test_a_file_that_cannot_be_read_is_reported(tmp_path):
     with pytest.raises(InvalidRequestError, match=r"none\.yaml: cannot be read: No such file"):
         ConfigFile(tmp_path / "none.yaml")
 

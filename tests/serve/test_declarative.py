@@ -58,7 +58,7 @@ def test_options_of_the_document_go_before_those_of_the_code(folder):
     assert shop.config.autoscaling_config.max_replicas == 4
 
 
-def test_what_is_wrong_with_the_code_is_told_with_its_place(folder):
+def test_what_is_wrong_with_the_code_is_reported_with_its_place(folder):
     (folder / "broken_shop.py").write_text("raise LookupError('no file')\n")
     document = {
         "applications": [

@@ -21,7 +21,7 @@ def _filed(running, app_dir, monkeypatch):
     monkeypatch.setenv("PW", "secret")
 
 
-def test_options_that_the_system_runs_without_are_told_with_what_applies_them(
+def test_options_that_the_system_runs_without_are_reported_with_what_applies_them(
     invoke, system, app_dir
 ):
     with (app_dir / "two.yaml").open("a") as file:
@@ -103,7 +103,7 @@ def test_a_plan_changes_nothing_and_its_exit_code_tells_of_changes(invoke, runni
     )
 
 
-def test_every_application_that_fails_is_told_and_the_others_come_up(invoke, running, app_dir):
+def test_every_application_that_fails_is_reported_and_the_others_come_up(invoke, running, app_dir):
     text = TWO + '- {name: c, route_prefix: /c, import_path: "filed:broken"}\n'
     (app_dir / "three.yaml").write_text(text)
     result = invoke("deploy", "three.yaml")
@@ -114,7 +114,7 @@ def test_every_application_that_fails_is_told_and_the_others_come_up(invoke, run
 
 
 @pytest.mark.parametrize("kind", ["FileNotFoundError", "PermissionError", "TimeoutError"])
-def test_a_constructors_own_oserror_is_told_as_any_other(invoke, running, app_dir, kind):
+def test_a_constructors_own_oserror_is_reported_as_any_other(invoke, running, app_dir, kind):
     (app_dir / "rude.py").write_text(
         "from greenroom import serve\n\n@serve.deployment\nclass Rude:\n    def __init__(self):\n"
         f"        raise {kind}(2, 'not mine')\n\n    def __call__(self):\n        return 1\n\n"
@@ -152,7 +152,7 @@ def test_a_constructors_own_oserror_is_told_as_any_other(invoke, running, app_di
         (["two.yaml", "--hold-s", "3"], "hold_s: must come with canary"),
     ],
 )
-def test_bad_usage_is_told_and_deploys_nothing(invoke, running, app_dir, arguments, message):
+def test_bad_usage_is_reported_and_deploys_nothing(invoke, running, app_dir, arguments, message):
     (app_dir / "bad.json").write_text("{")
     result = invoke("deploy", *arguments)
     assert (result.exit_code, running.controller.applications) == (2, {})

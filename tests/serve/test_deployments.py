@@ -154,7 +154,7 @@ def test_all_bad_options_are_named_in_one_error():
         (lambda _: serve.deployment(Plain()), TypeError, "for functions and classes"),
     ],
 )
-def test_misuse_is_told_with_what_to_do_instead(misuse, error, message):
+def test_misuse_is_reported_with_what_to_do_instead(misuse, error, message):
     with pytest.raises(error, match=message):
         misuse(serve.deployment(Plain))
 

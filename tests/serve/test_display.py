@@ -116,6 +116,6 @@ TROUBLED = {"status": "HEALTHY", "replicas": [{"tag": "b#1", "trouble": "32 thre
         ),
     ],
 )
-def test_what_is_not_healthy_is_told_in_a_line(report: dict[str, Any], message: str) -> None:
+def test_what_is_not_healthy_is_reported_in_a_line(report: dict[str, Any], message: str) -> None:
     assert problems_of({"hosts": [HOST], **report}) == [message]
     assert problems_of({"hosts": [HOST]}) == []

@@ -181,7 +181,7 @@ def test_deployments_find_those_of_their_own_application_by_name() -> None:
     assert found == DeploymentHandle("Adder", "first")
 
 
-def test_a_deployment_that_is_not_there_is_told_when_the_application_is_brought_up() -> None:
+def test_a_deployment_that_is_not_there_is_reported_when_the_application_is_brought_up() -> None:
     with pytest.raises(UnknownNameError, match="is named 'Adders'; there are: Adder, Finds"):
         run(Finds.bind(Adder.bind(1), "Adders"))
     with pytest.raises(UnknownNameError, match="no deployment 'other#Adder' runs"):
@@ -207,7 +207,7 @@ class Told:
         return here + (await self.following.remote() if self.following else [])
 
 
-def test_code_is_told_what_it_runs_as_and_calls_keep_the_request_id() -> None:
+def test_code_knows_what_it_runs_as_and_calls_keep_the_request_id() -> None:
     handle = run(Told.options(name="First").bind(Told.bind(None)), name="a")
     response = handle.remote()
     context = ("a", "a", "3", False)

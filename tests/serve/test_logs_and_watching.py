@@ -60,7 +60,7 @@ def test_long_logs_are_read_in_pieces(tmp_path):
     assert len(list(Logs(tmp_path).read())) == 50_000
 
 
-def test_following_ends_when_told_with_what_was_written_last(tmp_path):
+def test_following_ends_when_asked_with_what_was_written_last(tmp_path):
     path = tmp_path / "a.log"
     path.write_text("1\n")
 
@@ -105,7 +105,7 @@ def nothing():
     pass
 
 
-def test_a_change_is_told_once_after_the_files_are_still(tmp_path):
+def test_a_change_is_reported_once_after_the_files_are_still(tmp_path):
     path = tmp_path / "package" / "a.py"
     script = Script(
         nothing,

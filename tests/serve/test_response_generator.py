@@ -265,7 +265,7 @@ def test_streams_pass_through_deployments(handle: Any) -> None:
     assert list(passes.tripled.remote(300)) == [3 * number for number in range(300)]
 
 
-def test_misuse_is_told(handle: Any) -> None:
+def test_misuse_is_reported(handle: Any) -> None:
     response = handle.count.remote(1)
     with pytest.raises(InvalidRequestError, match="is a stream, which cannot be passed on"):
         handle.count.remote(response)
@@ -285,7 +285,7 @@ def test_misuse_is_told(handle: Any) -> None:
     assert "over" in repr(response)
 
 
-def test_an_unknown_deployment_is_told_by_the_first_value(handle: Any) -> None:
+def test_an_unknown_deployment_is_reported_by_the_first_value(handle: Any) -> None:
     del handle
     other = DeploymentHandle("Other").options(stream=True)
     with pytest.raises(GreenroomError, match="no endpoint"):

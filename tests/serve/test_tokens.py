@@ -43,7 +43,7 @@ def test_two_tokens_differ_and_get_names_by_their_role(invoke, controller):
 
 
 @pytest.mark.parametrize("expires", ["", "30", "0d", "-1d", "1y", "99999d", "nan"])
-def test_a_bad_time_is_told(invoke, controller, expires):
+def test_a_bad_time_is_reported(invoke, controller, expires):
     answer = invoke("create", "--role", "viewer", "--expires", expires)
     assert answer.exit_code == 1
     assert "expected hours, days or weeks, such as 12h, 30d or 8w" in answer.stderr
@@ -56,7 +56,7 @@ def test_a_role_that_there_is_not_is_a_usage_error(invoke):
     assert "'viewer', 'deployer', 'admin'" in answer.stderr
 
 
-def test_revoking_what_is_not_there_is_told(invoke):
+def test_revoking_what_is_not_there_is_reported(invoke):
     answer = invoke("revoke", "ci")
     assert (answer.exit_code, answer.stderr) == (
         1,

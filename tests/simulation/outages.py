@@ -72,7 +72,7 @@ class Outage(Simulation):
         super().__init__(KINDS.index(kind), hosts=1)
         self.kind = kind
         self.hours = hours
-        self.settle_s = 4 * LONGEST_PAUSE_S
+        self.converge_s = 4 * LONGEST_PAUSE_S
         for number, settings in self.settings.items():
             self.settings[number] = settings.model_copy(update={"silence_timeout_s": 0.0})
 

@@ -99,7 +99,7 @@ class Simulation(logging.Handler):
         self.bad_replicas: dict[SimProcess, str] = {}  # and how: see faults.BAD
         self.leaks: dict[SimProcess, tuple[float, int]] = {}  # since when, and bytes a second
         self.tries = 0  # what was begun, or looked for, while it was
-        self.settle_s = SETTLE_S
+        self.converge_s = SETTLE_S
         self.quiet = False  # nothing is made to go wrong any more
         self.duration_s = rng.uniform(3.0, 12.0) if self.size == 1 else rng.uniform(6.0, 18.0)
         self.clients: list[Client] = []
@@ -153,7 +153,7 @@ class Simulation(logging.Handler):
 
     def _converge(self) -> None:
         world = self.world
-        deadline = world.now + self.settle_s
+        deadline = world.now + self.converge_s
         while True:
             world.run(world.now + 1.0)
             unsettled = self.checks.unsettled()

@@ -77,7 +77,7 @@ def test_a_seed_replays_exactly_in_whatever_process(options: tuple[str, ...]) ->
 
 
 @pytest.mark.slow
-def test_a_save_that_is_lost_is_noticed_and_told_with_how_to_replay_it() -> None:
+def test_a_save_that_is_lost_is_noticed_and_reported_with_how_to_replay_it() -> None:
     output = simulate("--lying-disk", "--seeds", "20", fails=True)
     (options,) = re.findall(r"replay: python -m tests.simulation (.+)", output)
     replayed = simulate(*options.split(), fails=True)

@@ -62,7 +62,7 @@ def test_a_drawn_address_ends_in_the_port_of_its_admin():
     assert (ProcessAddress("10.0.0.1", 1900).port, ProcessAddress("h", 1900).is_admin) == (1900, 1)
 
 
-def test_an_admin_is_found_without_being_told_to_which_address_it_is_bound(monkeypatch):
+def test_an_admin_is_found_without_knowing_to_which_address_it_is_bound(monkeypatch):
     monkeypatch.delenv("GREENROOM_BIND", raising=False)
     port = free_port()
     assert host_of_admin(port) == "127.0.0.1"

@@ -119,7 +119,7 @@ def test_a_file_that_becomes_unusable_leaves_what_was_read_in_use(
     assert files.tls().own not in before.taken
 
 
-def test_a_file_holds_what_it_is_told_to_and_remembers_what_was_replaced(path: Path) -> None:
+def test_a_file_holds_what_it_is_asked_to_and_remembers_what_was_replaced(path: Path) -> None:
     first = ensure_key(path).rstrip()  # as an editor may leave it
     path.write_bytes(first)
     files = KeyFiles(path)

@@ -409,7 +409,7 @@ def test_a_process_whose_backlog_is_full_delays_no_other_and_is_reached_later(wo
     world.until(lambda: sender.dead, "nothing listens there any more")
 
 
-def test_a_process_that_was_given_up_is_told_and_what_was_never_written_still_arrives(world):
+def test_a_process_that_was_abandoned_hears_of_it_and_what_was_never_written_still_arrives(world):
     process = world.process()
     with closing(Raw(process)) as first, closing(Raw(process)) as later:
         later.address = first.address

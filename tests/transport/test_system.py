@@ -95,7 +95,7 @@ def test_a_system_that_is_killed_leaves_its_convention_at_once_and_joins_again_w
 
 
 @pytest.mark.parametrize("number", [1, 5])
-def test_each_child_that_is_killed_is_told_once(system, worker, number):
+def test_each_child_that_is_killed_is_reported_once(system, worker, number):
     children = [new_child(system, worker) for _ in range(number)]
     for _, pid in children:
         os.kill(pid, signal.SIGKILL)
@@ -103,7 +103,7 @@ def test_each_child_that_is_killed_is_told_once(system, worker, number):
     assert system.ask(worker, ("exits",), ASK_S) == (number, True)
 
 
-def test_a_child_that_exits_is_told_once(system, worker):
+def test_a_child_that_exits_is_reported_once(system, worker):
     child, pid = new_child(system, worker)
     system.tell(child, ActorExitRequest())
     wait_until(lambda: not alive(pid), 5, "the child is gone")

@@ -158,7 +158,7 @@ def test_sending_only_handles_nothing_and_counts_what_is_left(transport, echo):
 @pytest.mark.parametrize(
     "details", [drawn_address("127.0.0.1"), None], ids=["nobody", "no address"]
 )
-def test_a_dead_target_is_told_to_the_intent(transport, details):
+def test_a_dead_target_is_reported_to_the_intent(transport, details):
     sent = Sent(transport, ActorAddress(details))
     assert transport.run(TransmitOnly, DEADLINE) == 0
     assert sent.results == [SendStatus.DeadTarget]
@@ -338,7 +338,7 @@ def test_no_wakeup_is_lost_under_load(transport, echo):
     assert woken
 
 
-def test_a_watched_descriptor_is_told_until_it_is_no_longer_watched(transport):
+def test_a_watched_descriptor_is_reported_until_it_is_no_longer_watched(transport):
     read_fd, write_fd = os.pipe()
     transport.set_watch([read_fd])
     os.write(write_fd, b"x")

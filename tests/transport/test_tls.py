@@ -266,7 +266,7 @@ def test_the_gate_says_whether_there_is_such_a_process(world, hosts, port):
 
 
 @pytest.mark.parametrize("wants", ["nothing yet", "a process", "the gate's own"])
-def test_a_member_that_gives_up_at_the_gate_is_lost_and_not_refused(
+def test_a_member_that_leaves_at_the_gate_is_lost_and_not_refused(
     world, hosts, port, caplog, wants
 ):
     _, _, there, other = hosts
@@ -383,7 +383,7 @@ def test_connections_go_on_over_a_new_cluster_file_and_nothing_is_lost(world, po
     world.until(lambda: late.dead)
 
 
-def test_a_process_that_does_not_shake_hands_is_given_up(world, monkeypatch):
+def test_a_process_that_does_not_shake_hands_is_abandoned(world, monkeypatch):
     """The gate says that it is there, and then nothing comes."""
     monkeypatch.setattr(gate, "SECURE_TIMEOUT_S", 0.2)
     loop, keys = asyncio.new_event_loop(), KeyFiles(world.key_file())

@@ -20,7 +20,7 @@ def target(system, worker):
     return new_child(system, worker)
 
 
-def all_noted(system, actor, number):
+def all_arrived(system, actor, number):
     """Wait until that many are noted; tell whether each came once and in order."""
     wait_until(lambda: system.ask(actor, ("noted",), ASK_S)[0] >= number, 30, "all have come")
     return system.ask(actor, ("noted",), ASK_S) == (number, True)
@@ -35,12 +35,12 @@ def test_a_stopped_process_delays_nobody_and_gets_all_when_it_goes_on(system, wo
         system.tell(worker, ("flood", stopped, 0, number, 1000))  # more than its window
         begun = time.monotonic()
         system.tell(worker, ("flood", prompt, 0, 100, 10))
-        assert all_noted(system, prompt, 100)
+        assert all_arrived(system, prompt, 100)
         assert system.ask(worker, ("echo", 1), ASK_S) == (1,)
         assert time.monotonic() - begun < ASK_S, "and not when the stopped one goes on"
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert all_noted(system, stopped, number)
+    assert all_arrived(system, stopped, number)
 
 
 def test_answers_leave_while_other_messages_wait_to_be_handled(system, target):
@@ -71,7 +71,7 @@ def test_nothing_governs_how_fast_an_actor_may_send(system, worker, target):
     receiver, _ = target
     assert system.ask(worker, ("forbid_governor",), ASK_S)
     system.tell(worker, ("flood", receiver, 0, 100, 10))
-    assert all_noted(system, receiver, 100)
+    assert all_arrived(system, receiver, 100)
 
 
 def test_100_megabytes_come_back_and_take_little_more_than_twice_that(system, worker):

@@ -47,7 +47,7 @@ def begun(by: m.Process) -> m.StreamBegun:
     return m.StreamBegun(1, 200, (), by)
 
 
-def test_a_replica_that_begins_an_answer_which_nobody_waits_for_is_told_to_end_it() -> None:
+def test_a_replica_that_begins_an_answer_which_nobody_waits_for_is_asked_to_end_it() -> None:
     caller, loop, answers = asked()
     deliver(caller, "second", m.ValueAnswer(1, b""))  # a new proxy had it run there
     deliver(caller, "first", begun(FIRST), m.StreamPart(1, b"part"))
@@ -55,7 +55,7 @@ def test_a_replica_that_begins_an_answer_which_nobody_waits_for_is_told_to_end_i
     assert stopped(loop) == [("first", 1)]
 
 
-def test_of_two_replicas_that_begin_the_same_answer_both_are_told_to_end_it() -> None:
+def test_of_two_replicas_that_begin_the_same_answer_both_are_asked_to_end_it() -> None:
     caller, loop, answers = asked()
     deliver(caller, "first", begun(FIRST))
     deliver(caller, "second", begun(SECOND))
@@ -154,7 +154,7 @@ def test_a_query_waits_for_its_answer_once_a_proxy_with_tables_is_there() -> Non
     assert not answers
 
 
-def test_a_query_that_kills_every_proxy_is_given_up() -> None:
+def test_a_query_that_kills_every_proxy_is_abandoned() -> None:
     caller, loop, answers = asked(None)
     for number in range(2 * FIRST_REPEATS):
         caller.proxy_gone()

@@ -116,7 +116,7 @@ def test_a_leader_that_cannot_write_acts_no_more_says_why_and_goes_on_when_it_ca
     assert reign.trouble() == ""
 
 
-def test_a_leader_that_gives_up_names_its_heir_and_never_acts_again(
+def test_a_leader_that_steps_down_names_its_heir_and_never_acts_again(
     reign: LeaderLease, loop: LoneLoop, settings: HostSettings
 ) -> None:
     reign.release("two", leaves=True)

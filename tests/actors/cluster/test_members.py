@@ -201,7 +201,7 @@ def stopped(tmp_path: Path, host: str, epoch: int) -> list[str]:
     return [at for at, message in sent if isinstance(message, cm.StopReplica)]
 
 
-def test_a_host_that_may_not_lead_is_told_of_those_that_may(tmp_path: Path) -> None:
+def test_a_host_that_may_not_lead_hears_of_those_that_may(tmp_path: Path) -> None:
     sent = reported(tmp_path, "c", 1)
     (found,) = [message for _, message in sent if isinstance(message, cm.HostAnswered)]
     assert found.hosts == ("127.0.0.1:1900",)
@@ -242,7 +242,7 @@ def test_a_leader_that_hears_no_other_any_more_gives_way_to_the_next_by_name(
     hosts.close()
 
 
-def test_a_host_is_told_the_longest_time_that_any_deployment_has_to_finish(tmp_path: Path) -> None:
+def test_a_host_gets_the_longest_time_that_any_deployment_has_to_finish(tmp_path: Path) -> None:
     sent = reported(tmp_path, "c", 1)
     assert [m.drain_s for _, m in sent if isinstance(m, cm.HostAnswered)] == [20.0]
     sent = reported(tmp_path, "c", 1, drain_s=(20.0, 90.0, 5.0))

@@ -88,7 +88,7 @@ def test_the_store_is_let_go_after_each_reading(
     assert opened == []
 
 
-def test_where_nothing_can_be_read_a_question_is_told_so_and_nothing_of_changes(
+def test_where_nothing_can_be_read_a_question_is_answered_so_and_nothing_of_changes(
     tmp_path: Path,
 ) -> None:
     settings = read_settings({}, state_dir=str(tmp_path))

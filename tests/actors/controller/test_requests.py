@@ -153,7 +153,7 @@ def test_a_change_of_an_endpoint_is_answered_when_every_proxy_holds_it() -> None
         assert (found, error) == (str(number), "")
 
 
-def test_a_proxy_that_is_silent_is_told_as_the_reason_after_a_while(
+def test_a_proxy_that_is_silent_is_reported_as_the_reason_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0

@@ -50,7 +50,7 @@ def test_many_changes_are_one_write_and_the_next_waits(loop: LoneLoop, tmp_path:
     assert [each.name for each in tmp_path.iterdir()] == ["status.json"]
 
 
-def test_a_large_cluster_is_told_of_less_often(loop: LoneLoop, tmp_path: Path) -> None:
+def test_a_large_cluster_is_reported_less_often(loop: LoneLoop, tmp_path: Path) -> None:
     def read() -> dict[str, Any]:
         loop.stand_still(0.1)
         return {}

@@ -109,7 +109,7 @@ def test_a_replica_that_is_gone_is_forgotten_and_not_made_anew_by_a_late_order()
     assert found == [TAG, TAG]
 
 
-def test_a_replica_of_another_host_is_told_itself_as_well_when_it_is_killed() -> None:
+def test_a_replica_of_another_host_is_asked_itself_as_well_when_it_is_killed() -> None:
     """Its end may have come while its host was cut off, and then no watch has told of it."""
     loop = LoneLoop()
     killed: list[m.Process] = []

@@ -58,7 +58,7 @@ LAST = "one\ntwo\n\n  three\nbad magic number\n"
     ],
     ids=["a code", "a signal", "a crash of Python", "a long line", "no log"],
 )
-def test_an_end_is_told_by_code_or_signal_and_the_last_lines(
+def test_an_end_is_reported_by_code_or_signal_and_the_last_lines(
     settings: HostSettings, status: int, logged: str | None, message: str
 ) -> None:
     if logged is not None:
@@ -98,7 +98,7 @@ def test_a_kill_is_not_laid_to_the_kernel_that_has_killed_another_long_ago(
         assert cause_of_kill(settings, ends) == expected
 
 
-def test_a_kill_for_the_limit_of_its_own_control_group_is_told(
+def test_a_kill_for_the_limit_of_its_own_control_group_is_reported(
     settings: HostSettings, tmp_path: Path
 ) -> None:
     group = tmp_path / "groups" / replica_log(TAG)
@@ -111,7 +111,7 @@ def test_a_kill_for_the_limit_of_its_own_control_group_is_told(
 
 
 @pytest.mark.parametrize("noted", [None, "", "three"])
-def test_an_end_that_nobody_recorded_is_not_explained_and_soon_given_up(
+def test_an_end_that_nobody_recorded_is_not_explained_and_soon_abandoned(
     settings: HostSettings, noted: str | None
 ) -> None:
     if noted is not None:
@@ -150,6 +150,6 @@ def test_notes_that_nobody_asks_for_are_removed_after_a_while(settings: HostSett
     assert not new.exists()
 
 
-def test_what_cannot_be_noted_is_no_error(tmp_path: Path) -> None:
+def test_what_cannot_be_recorded_is_no_error(tmp_path: Path) -> None:
     record_end(tmp_path / "gone", ADDRESS, 3)
     assert not (tmp_path / "gone").exists()

@@ -31,7 +31,7 @@ from tests.support.systems import RunningSystem, alive, running_system, wait_unt
 ONE, TWO = Process(1, 10, ""), Process(2, 20, "")
 
 
-def test_only_what_is_unknown_at_two_looks_in_a_row_is_to_go() -> None:
+def test_only_what_is_unknown_at_two_checks_in_a_row_is_to_go() -> None:
     unasked = Unasked()
     assert unasked.find([ONE, TWO], {2}) == []
     assert unasked.find([ONE, TWO], {1, 2}) == []  # it was told something meanwhile

@@ -94,7 +94,7 @@ def test_without_a_token_it_shows_what_the_pages_do(page: Browser) -> None:
     assert not page.run("return document.querySelector('nav').checkVisibility()")
 
 
-def test_a_token_that_is_none_is_told_and_not_kept(page: Browser) -> None:
+def test_a_token_that_is_none_is_reported_and_not_kept(page: Browser) -> None:
     page.click("#sign")
     page.type("#token", "nonsense")
     page.click("#token-ok")

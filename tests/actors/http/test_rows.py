@@ -161,7 +161,7 @@ def test_no_header_goes_past_an_app_and_what_guards_it(wire: Wire, name: str) ->
 @pytest.mark.parametrize(
     "name", ["keys", "clear", "fromkeys", "secret_tool", "__class__", "größe\xad", "gr", "x" * 4000]
 )
-def test_a_request_reaches_no_inherited_method_or_attribute_and_is_told_of_none(
+def test_a_request_reaches_no_inherited_method_or_attribute_and_hears_of_none(
     wire: Wire, name: str
 ) -> None:
     reply = wire.ask("/dict", f"X-Serve-Call-Method: {name}")

@@ -81,7 +81,7 @@ def test_many_are_sent_a_few_at_a_time(replica: Replica) -> None:
     assert [len(each) for each in replica.sent] == [AT_ONCE, AT_ONCE, 1]
 
 
-def test_the_place_may_be_told_before_the_answer_is_there_or_after(replica: Replica) -> None:
+def test_the_place_may_be_known_before_the_answer_is_there_or_after(replica: Replica) -> None:
     replica.copies.meet(("proxy", 1), (PLACE,), has_answer=False)
     replica.answered(1, compare=None)
     replica.answered(2, compare=None)
@@ -102,7 +102,7 @@ def test_answers_whose_router_has_died_are_forgotten(replica: Replica) -> None:
     assert replica.copies.is_empty
 
 
-def test_what_is_kept_is_bounded_and_what_is_dropped_is_told(replica: Replica) -> None:
+def test_what_is_kept_is_bounded_and_what_is_dropped_is_reported(replica: Replica) -> None:
     part = bytes(200 * 1024)
     kept = MAX_GATHERED_BYTES // len(part)
     for number in range(kept + 1):

@@ -69,7 +69,7 @@ def test_a_callable_is_called_as_what_it_is(function: Any, traits: set[str]) -> 
     assert Manners().of("name", function) == manner
 
 
-def test_what_user_code_puts_in_a_methods_place_is_looked_at_again() -> None:
+def test_what_user_code_puts_in_a_methods_place_is_read_again() -> None:
     manners, instance = Manners(), Methods()
     first = manners.of("plain", instance.plain)
     assert manners.of("plain", instance.plain) is first

@@ -336,7 +336,7 @@ def test_one_that_cannot_start_says_why(deployed: Any, command: str, message: st
         deployed(command, max_constructor_retry_count=1)
 
 
-def test_one_that_is_never_healthy_is_given_up_in_time(deployed: Any) -> None:
+def test_one_that_is_never_healthy_fails_in_time(deployed: Any) -> None:
     with pytest.raises(DeployFailedError, match=r"did not return within constructor_timeout_s=2"):
         deployed(PLAIN, ready_timeout_s=2, max_constructor_retry_count=1)
 
@@ -411,7 +411,7 @@ def test_a_command_or_a_file_deploys_one(running: RunningSystem, name: str, tmp_
         serve.delete(name)
 
 
-def test_a_word_that_cannot_be_read_is_told(running: RunningSystem) -> None:
+def test_a_word_that_cannot_be_read_is_reported(running: RunningSystem) -> None:
     made = running.greenroom("deploy", "--command", PLAIN, "actor_options={num_gpus: 1")
     assert (made.returncode, "actor_options='{num_gpus: 1': is no YAML" in made.stderr) == (1, True)
 
@@ -460,7 +460,7 @@ def test_variables_are_added_to_those_of_its_environment() -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_one_is_told(given: dict[str, Any], message: str) -> None:
+def test_what_is_wrong_with_one_is_reported(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         Engine(**given)
     assert message in str(refused.value)

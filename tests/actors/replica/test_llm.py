@@ -137,7 +137,7 @@ def models(*names: str, **more: Any) -> dict[str, Any]:
         (models("m", ready_timeout_s=0), "ready_timeout_s"),
     ],
 )
-def test_what_is_wrong_is_told(given: dict[str, Any], message: str) -> None:
+def test_what_is_wrong_is_reported(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         build_openai_app(given)
     assert message in str(refused.value)
@@ -174,7 +174,7 @@ def test_an_engines_error_is_the_clients(client: openai.OpenAI) -> None:
         say(client, "org/small", max_tokens=11)
 
 
-def test_a_model_that_is_not_there_is_told_with_those_that_are(client: openai.OpenAI) -> None:
+def test_a_model_that_is_not_there_is_reported_with_those_that_are(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="org/small, org/large") as refused:
         say(client, "org/medium")
     assert refused.value.code == "model_not_found"

@@ -21,7 +21,7 @@ async def quick(number: int) -> int:
 @pytest.mark.parametrize(
     ("limit", "waits"), [(1, False), (2, True), (3, True)], ids=["one slot", "two", "three"]
 )
-def test_the_news_of_a_full_replica_do_not_wait_for_others(
+def test_the_reports_of_a_full_replica_do_not_wait_for_others(
     monkeypatch: pytest.MonkeyPatch, limit: int, waits: bool
 ) -> None:
     """With one slot the router can send nothing before it knows: 2 ms of waiting for each query."""
@@ -57,7 +57,7 @@ async def held(number: int) -> int:
     return number
 
 
-def test_news_of_a_query_reach_its_router_however_many_others_there_are() -> None:
+def test_reports_of_a_query_reach_its_router_however_many_others_there_are() -> None:
     """Its slot would stay taken for good."""
     one = OneProcess(held, limit=1)
     try:

@@ -192,7 +192,7 @@ def test_arguments_of_a_module_that_the_deployment_lacks_are_refused_by_its_name
     assert replica.value(method="quick") == 0
 
 
-def test_who_takes_parts_is_told_that_a_router_which_lost_it_has_ended_the_answer(
+def test_who_takes_parts_hears_that_a_router_which_lost_it_has_ended_the_answer(
     replica_of: MakeReplica, gate: Path
 ) -> None:
     replica = replica_of(Gate, str(gate))
@@ -412,7 +412,7 @@ def test_user_config_and_health_are_the_users_methods(replica_of: MakeReplica) -
     assert "RuntimeError: I feel unwell" in replica.check(2)[0].error
 
 
-def test_threads_that_are_all_busy_while_calls_wait_are_told_of(
+def test_threads_that_are_all_busy_while_calls_wait_are_reported(
     replica_of: MakeReplica, gate: Path
 ) -> None:
     replica = replica_of(Gate, str(gate), health_check_timeout_s=0.6)

@@ -513,7 +513,7 @@ class Refuses:
         raise ValueError("no model here")
 
 
-def test_what_a_constructor_raises_on_its_thread_is_told() -> None:
+def test_what_a_constructor_raises_on_its_thread_is_reported() -> None:
     failure = load(Refuses, limit=1)
     assert failure is not None
     assert failure.text == "ValueError: no model here"

@@ -80,7 +80,7 @@ class LacksPackages(Replica):
         self.found = failure
 
 
-def test_what_keeps_a_replica_from_loading_is_told_in_one_line():
+def test_what_keeps_a_replica_from_loading_is_reported_in_one_line():
     replica = LacksPackages()
     asyncio.run(replica._load(SimpleNamespace(runtime_env={"pip": ["missing"]})))
     expected = "greenroom.core.errors.DeployFailedError: pip failed: no such package"

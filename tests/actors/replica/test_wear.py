@@ -211,7 +211,7 @@ def _ask_often(running: RunningSystem, name: str) -> None:
 
 
 @EITHER_WAY
-def test_clients_are_told_that_their_replica_ran_out_of_memory_and_of_no_other_end(
+def test_clients_hear_that_their_replica_ran_out_of_memory_and_of_no_other_end(
     running: RunningSystem, dying: Any, name: str, way: dict[str, Any]
 ) -> None:
     dying(max_memory_bytes=memory_bytes() + 100 * MIB, **way)
@@ -239,7 +239,7 @@ def test_clients_are_told_that_their_replica_ran_out_of_memory_and_of_no_other_e
 MEMORY = Path("/sys/fs/cgroup/memory")
 
 
-def test_clients_are_told_that_the_kernel_killed_their_replica_for_memory(
+def test_clients_hear_that_the_kernel_killed_their_replica_for_memory(
     running: RunningSystem, dying: Any, name: str
 ) -> None:
     """By a control group of the test's own: that of a replica is tested with systemd."""

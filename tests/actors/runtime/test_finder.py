@@ -98,7 +98,7 @@ def test_who_doubts_goes_on_to_a_later_controller_and_never_to_an_earlier_one() 
     assert finder.found == ("there", NEW)
 
 
-def test_a_host_that_joined_by_one_leader_asks_those_too_that_it_was_told_of(
+def test_a_host_that_joined_by_one_leader_asks_those_too_that_it_has_heard_of(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(membership_module, "resolved_gates", lambda settings: settings.gates)

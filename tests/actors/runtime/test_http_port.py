@@ -146,7 +146,9 @@ def all_of(client: socket.socket) -> bytes:
     return b"".join(iter(lambda: client.recv(65536), b""))
 
 
-def test_who_waits_when_the_port_is_closed_is_told_and_not_reset(listener: socket.socket) -> None:
+def test_who_waits_when_the_port_is_closed_hears_so_and_is_not_reset(
+    listener: socket.socket,
+) -> None:
     address = listener.getsockname()
     post = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n" + bytes(300_000)
     clients = [waiting_at(listener, sent) for sent in (post, b"", post)]

@@ -181,7 +181,7 @@ def test_a_watcher_lets_go_of_whom_it_watches_no_more(child: Callable[..., Proce
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_a_pulse_is_found_by_others_and_told_from_another_process_of_its_pid() -> None:
+def test_a_pulse_is_found_by_others_and_distinguished_from_another_process_of_its_pid() -> None:
     pulse = Pulse()
     pulse.beat()
     own = identify(os.getpid())
@@ -216,7 +216,7 @@ def test_status_shows_what_is_silent_and_is_not_healthy() -> None:
 
 
 @pytest.mark.parametrize("name", ["notify", "@greenroom-test-{pid}"])
-def test_systemd_is_told_by_the_command_alone(
+def test_systemd_is_notified_by_the_command_alone(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = name.format(pid=os.getpid()) if name[0] == "@" else str(tmp_path / name)

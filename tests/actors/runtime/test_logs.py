@@ -242,7 +242,7 @@ class Talker:
 
 
 @pytest.mark.slow
-def test_a_host_rotates_logs_of_the_size_that_it_is_told(tmp_path: Path) -> None:
+def test_a_host_rotates_logs_of_the_size_that_is_set(tmp_path: Path) -> None:
     running = RunningSystem(
         tmp_path / "state", GREENROOM_LOG_MAX_BYTES="5000", GREENROOM_LOG_FILES="1"
     )

@@ -161,7 +161,7 @@ def test_spared_roles_and_what_they_have_started_are_left_alone(tmp_path: Path) 
         ("sleep", ""),
     ],
 )
-def test_a_role_is_told_by_the_title(title: str, role: str) -> None:
+def test_a_role_is_known_by_the_title(title: str, role: str) -> None:
     with subprocess.Popen([title, "600"], executable=shutil.which("sleep")) as process:
         try:
             wait_until(lambda: title in _command(process.pid), 5, "its start")

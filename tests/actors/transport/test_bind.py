@@ -156,7 +156,7 @@ def test_a_key_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "mode"), [(b"short", 0o600), (None, 0o644), (b"", 0o600)])
-def test_a_client_is_told_that_its_key_cannot_be_used(
+def test_a_client_hears_that_its_key_cannot_be_used(
     tmp_path: Path, text: bytes | None, mode: int
 ) -> None:
     key = tmp_path / "given.key"
@@ -169,7 +169,7 @@ def test_a_client_is_told_that_its_key_cannot_be_used(
         Connection.open(asked)
 
 
-def test_a_key_that_may_not_be_looked_at_is_named(
+def test_a_key_that_may_not_be_read_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: Path) -> bool:

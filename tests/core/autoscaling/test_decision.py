@@ -106,7 +106,7 @@ def test_a_load_that_fits_exactly_wants_no_replica_more(per_replica):
 # --- Delays and what is not known yet -----------------------------------------------------------
 
 
-def test_nothing_shrinks_before_every_proxy_has_told_but_it_may_grow():
+def test_nothing_shrinks_before_every_proxy_has_reported_but_it_may_grow():
     run = Run(config(upscale_delay_s=0, downscale_delay_s=0), target=5)
     for now in range(100):
         assert run.step(now, 0, complete=False).outcome is Outcome.WAITING

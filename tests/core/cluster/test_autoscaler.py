@@ -33,16 +33,16 @@ class Scaled(World):
 
     def boot(self) -> None:
         super().boot()
-        self.tell_load()
+        self.report_load()
 
-    def tell_load(self) -> None:
+    def report_load(self) -> None:
         for proxy in self.proxies:
             self.cluster.loads.expect(proxy.name, self.now)
             self.cluster.autoscaler.load_reported(proxy.name, self.load, self.now)
 
     def set_load(self, backend: str, queued: int, ongoing: int = 0) -> None:
         self.load[backend] = (queued, ongoing)
-        self.tell_load()
+        self.report_load()
         self.flush()
 
     def run(self, seconds: float) -> None:
@@ -50,7 +50,7 @@ class Scaled(World):
         end = self.now + seconds
         while self.now < end:
             self.now += 0.5
-            self.tell_load()
+            self.report_load()
             self.flush()
             self.work()
             self.flush()
@@ -407,7 +407,7 @@ def test_one_question_is_open_at_a_time_and_a_lost_one_is_asked_again() -> None:
         ({"replicas": -3}, "it returned -3, which is no number of replicas"),
     ],
 )
-def test_a_policy_that_fails_is_told_until_it_answers_and_the_target_stays(
+def test_a_policy_that_fails_is_reported_until_it_answers_and_the_target_stays(
     given: Any, failure: str
 ) -> None:
     world, question = custom_world()
@@ -439,7 +439,7 @@ def test_status_says_upscaling_and_downscaling_while_replicas_come_and_go() -> N
     world.set_load("a", 8)
     while world.target() == 1:
         world.now += 0.5
-        world.tell_load()
+        world.report_load()
         world.flush()
     found = status.backends(world.cluster)["a"]
     assert (found["status"], found["message"]) == ("UPSCALING", "1 of 4 replicas run")
@@ -448,7 +448,7 @@ def test_status_says_upscaling_and_downscaling_while_replicas_come_and_go() -> N
     world.set_load("a", 0)
     while world.target() == 4:
         world.now += 0.5
-        world.tell_load()
+        world.report_load()
         world.flush()
     assert status.backends(world.cluster)["a"]["status"] == "DOWNSCALING"
     world.run(1)

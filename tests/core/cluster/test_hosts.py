@@ -673,7 +673,7 @@ def test_an_idle_proxy_of_a_lost_host_counts_no_more_and_counts_again_when_it_is
     assert sorted(loads.queues("a#d")) == [0, 20]
 
 
-def test_each_replica_and_host_that_is_gone_is_told_of_once(three: Hosts) -> None:
+def test_each_replica_and_host_that_is_gone_is_reported_once(three: Hosts) -> None:
     replicas: list[str] = []
     hosts: list[str] = []
     three.cluster.state.replica_gone.append(replicas.append)

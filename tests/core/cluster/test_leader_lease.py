@@ -95,7 +95,7 @@ def released(heir: str, leaves: bool = False) -> Lease:
     return Lease(1, "a", 9, heir=heir, leaves=leaves)
 
 
-def test_a_lease_that_is_given_up_goes_to_its_heir_at_once_and_to_others_if_that_is_gone() -> None:
+def test_a_lease_that_is_released_goes_to_its_heir_at_once_and_to_others_if_that_is_gone() -> None:
     assert Succession("b").check(released("b"), 0.0, LONG)
     world = World()
     world.lease = released("c")
@@ -129,7 +129,7 @@ def test_a_host_that_holds_the_lease_leads_on_at_once() -> None:
     assert Succession("b").check(Lease(4, "b", 17), 0.0, LONG)
 
 
-def test_a_tenure_counts_from_before_its_renewal_until_it_is_given_up() -> None:
+def test_a_tenure_counts_from_before_its_renewal_until_it_is_released() -> None:
     tenure = Tenure()
     assert tenure.is_over(0.0)
     tenure.renewed(10.0)

@@ -80,7 +80,7 @@ def test_time_in_which_the_judge_did_not_listen_does_not_count() -> None:
     assert judge.judged == []
 
 
-def test_a_host_that_is_given_up_is_lost_at_once_and_can_come_back() -> None:
+def test_a_host_that_is_abandoned_is_lost_at_once_and_can_come_back() -> None:
     judge = Judge()
     assert judge.beats.abandon()
     assert not judge.beats.abandon()

@@ -53,7 +53,7 @@ def running_world(**config: object) -> World:
 # --- Settings -----------------------------------------------------------------------------------
 
 
-def test_new_settings_try_a_backend_again_that_was_given_up() -> None:
+def test_new_settings_try_a_backend_again_that_had_failed() -> None:
     world = World()
     goal = world.complete(ask.create("b", BROKEN, max_constructor_retry_count=1))
     assert world.goal_state(goal) == "failed"
@@ -144,7 +144,7 @@ def test_a_replica_that_dies_is_replaced_at_once() -> None:
     assert world.running("b")[0].tag != first
 
 
-def test_how_a_process_died_is_told_where_it_is_known() -> None:
+def test_how_a_process_died_is_reported_where_it_is_known() -> None:
     world = running_world()
     first = world.running("b")[0].tag
     world.cluster.replica_exited(first, world.now, "SIGSEGV")
@@ -197,7 +197,7 @@ def test_code_that_dies_as_soon_as_it_runs_waits_for_longer_in_the_end() -> None
     ("replicas", "retries", "expected"),
     [(1, 20, 9), (2, 20, 9), (50, 20, 9), (1, 5, 5), (1, 2, 2), (3, 1, 1)],
 )
-def test_code_that_cannot_start_is_given_up_after_some_tries_and_seconds(
+def test_code_that_cannot_start_fails_after_some_tries_and_seconds(
     replicas: int, retries: int, expected: int
 ) -> None:
     world = World()
@@ -264,7 +264,7 @@ def test_a_deployment_whose_dependency_is_down_for_seconds_comes_up() -> None:
     assert len(world.running("b")) == 30
 
 
-def test_what_has_served_is_not_given_up_though_it_never_came_up_in_full() -> None:
+def test_what_has_served_does_not_fail_though_it_never_came_up_in_full() -> None:
     world = world_with(num_replicas=2, max_constructor_retry_count=2)
     world.flush()
     one, other = world.processes.values()
@@ -279,7 +279,7 @@ def test_what_has_served_is_not_given_up_though_it_never_came_up_in_full() -> No
     assert "tries to start it have failed, the last one: boom" in trouble(backend(world))
 
 
-def test_code_that_a_host_cannot_load_is_given_up_though_another_runs_it() -> None:
+def test_code_that_a_host_cannot_load_fails_though_another_runs_it() -> None:
     world = world_with(num_replicas=2)
     world.flush()
     one, other = world.processes.values()
@@ -327,7 +327,7 @@ def test_scaling_down_takes_those_first_that_do_not_run_then_the_newest() -> Non
     assert oldest == world.running("b")
 
 
-def test_a_replica_is_told_to_stop_only_when_proxies_have_let_go_of_it() -> None:
+def test_a_replica_is_asked_to_stop_only_when_proxies_have_let_go_of_it() -> None:
     world = running_world(num_replicas=2)
     world.request(ask.update("b", num_replicas=1))
     assert sorted(states(world)) == ["RUNNING", "SHOULD_STOP"]
@@ -348,7 +348,7 @@ def test_a_silent_proxy_holds_a_stop_up_for_a_while_only() -> None:
     assert len(world.sent(Stop)) == 1
 
 
-def test_a_replica_that_does_not_stop_is_told_again_and_killed_in_the_end() -> None:
+def test_a_replica_that_does_not_stop_is_asked_again_and_killed_in_the_end() -> None:
     world = running_world(graceful_shutdown_timeout_s=3.5)
     process = world.running("b")[0]
     world.request(ask.delete("b"))
@@ -424,7 +424,7 @@ def test_a_lowered_period_holds_for_the_check_that_was_planned_before() -> None:
     assert world.sent(Check) == [Check(world.running("b")[0].tag, 1)]
 
 
-def test_a_check_that_tells_nothing_new_takes_no_look_at_the_other_replicas() -> None:
+def test_a_check_that_tells_nothing_new_checks_none_of_the_other_replicas() -> None:
     world = running_world(num_replicas=3, health_check_period_s=10)
     well, sick, _ = world.running("b")
     agenda = world.cluster.state.agenda
@@ -519,7 +519,7 @@ def test_the_status_tells_what_a_health_check_raised_until_one_passes() -> None:
     assert shown()[1].endswith("the last time: boom")
 
 
-def test_a_constructor_without_end_is_told_and_ended() -> None:
+def test_a_constructor_without_end_is_reported_and_ended() -> None:
     world = world_with(constructor_timeout_s=100)
     world.flush()
     first = next(iter(world.processes))
@@ -723,7 +723,7 @@ def test_a_new_config_reaches_each_replica_once() -> None:
     assert world.goal_state(goal) == "succeeded"
 
 
-def test_a_config_that_got_lost_is_told_again_after_the_next_check() -> None:
+def test_a_config_that_got_lost_is_sent_again_after_the_next_check() -> None:
     world = running_world(health_check_period_s=2)
     process = world.running("b")[0]
     process.stuck = True
@@ -789,7 +789,7 @@ def test_only_deaths_in_quick_succession_are_a_crash_loop() -> None:
     assert failures.start_at == began_at + 29.0 + 0.2
 
 
-def test_routers_are_told_why_nothing_has_run_yet_until_something_has() -> None:
+def test_routers_hear_why_nothing_has_run_yet_until_something_has() -> None:
     world = world_with(code=BROKEN)
     world.go_on(3, 5.0)
     table = world.table("backend/b")

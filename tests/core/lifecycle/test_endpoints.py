@@ -89,7 +89,7 @@ def test_weights_need_to_sum_to_one_only_nearly(world: World, total: float) -> N
     assert world.table("endpoint/e").traffic == {"v1": 0.5, "v2": total - 0.5}
 
 
-def test_a_split_is_told_to_proxies_and_survives_a_crash(world: World) -> None:
+def test_a_split_is_sent_to_proxies_and_survives_a_crash(world: World) -> None:
     weights = {"v1": 0.9, "v2": 0.1, "v3": 0}
     world.complete(ask.traffic("e", weights))
     assert world.table("endpoint/e") == EndpointTable(
@@ -255,7 +255,7 @@ def record(name: str, route: str | None, traffic: set[str], shadows: set[str]) -
 
 
 @given(st.lists(st.tuples(NAMES, ROUTES, TAGS, TAGS, st.booleans())))
-def test_what_is_found_is_what_a_look_at_each_finds(changes: list) -> None:
+def test_what_is_found_is_what_a_check_of_each_finds(changes: list) -> None:
     made = Endpoints({}, Changes())
     for name, route, traffic, shadows, is_removed in changes:
         if is_removed:

@@ -53,7 +53,7 @@ def test_one_replica_each_of_many_backends_is_spread_too() -> None:
     assert Counter(hosts) == {"a": 5, "b": 5}
 
 
-def test_what_does_not_fit_anywhere_waits_and_is_told_why_for_each_host() -> None:
+def test_what_does_not_fit_anywhere_waits_and_says_why_for_each_host() -> None:
     placement = placement_of(a={"num_cpus": 2.0}, b={"num_gpus": 1.0})
     request = Request(needs={"num_cpus": 1})
     assert place(placement, 5, request) == ["a", "a"]
@@ -210,7 +210,7 @@ def test_tenths_add_up() -> None:
     assert capacity.has_room({"num_cpus": 1})
 
 
-def test_many_holders_are_told_the_largest_first() -> None:
+def test_many_holders_are_reported_the_largest_first() -> None:
     capacity = PlacedHost("", {"gpu": 10})
     for number in range(5):
         capacity.take(f"b{number}#r", {"gpu": 2.0})

@@ -134,7 +134,9 @@ def test_clients_have_the_new_version_while_it_takes_over(world: World) -> None:
     assert traffic(world) == {INGRESS: 1.0}
 
 
-def test_what_was_different_stays_with_it_and_is_told_loudly_where_most_was(world: World) -> None:
+def test_what_was_different_stays_with_it_and_is_reported_loudly_where_most_was(
+    world: World,
+) -> None:
     begin(world)
     wait(world)
     compare = world.cluster.state.endpoints.served(INGRESS).compares[NEW]

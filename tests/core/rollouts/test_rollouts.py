@@ -311,7 +311,7 @@ def test_answers_that_are_not_compared_cannot_be_judged(world: World) -> None:
 # --- A new backend that does not run --------------------------------------------------------------
 
 
-def test_it_waits_for_the_new_backend_and_gives_up_past_the_deadline(world: World) -> None:
+def test_it_waits_for_the_new_backend_and_ends_past_the_deadline(world: World) -> None:
     world.request(ask.create("v4", num_replicas=2))
     goal = world.request(start(to="v4"))
     world.flush()

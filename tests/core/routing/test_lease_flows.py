@@ -88,7 +88,7 @@ class Flow:
     def _leased_ended(self, caller: str, share: HeldShare) -> None:
         share.lease.free(share, self.now)
         if share.lease.is_returned:
-            self._tell_returned(caller, share.lease)
+            self._report_returned(caller, share.lease)
         self.leased[caller] += 1
         self._answer(caller)
 
@@ -136,9 +136,9 @@ class Flow:
     def _return(self, caller: str) -> None:
         lease = self._held.pop(caller)
         lease.is_returned = True
-        self._tell_returned(caller, lease)
+        self._report_returned(caller, lease)
 
-    def _tell_returned(self, caller: str, lease: HeldLease) -> None:
+    def _report_returned(self, caller: str, lease: HeldLease) -> None:
         in_use = lease.in_use()
         self._after(
             MESSAGE_S,

@@ -267,7 +267,7 @@ def test_a_lease_beside_which_a_query_waits_is_revoked_unless_the_wait_is_short(
     assert router.next_due_at() is None
 
 
-def test_a_backend_that_goes_while_queries_wait_beside_its_leases_is_looked_at_in_vain() -> None:
+def test_a_backend_that_goes_while_queries_wait_beside_its_leases_is_checked_in_vain() -> None:
     router = leasing(4)
     lease = granted(router)
     for number in (1, 2):

@@ -263,7 +263,7 @@ def test_mirrored_queries_are_dropped_with_an_original_that_is_not_wanted(how: s
     assert ends(made.finished("s1", [(number, 499)], 2.0)) == [("s", 499, True)]
 
 
-def test_a_mirrored_query_past_its_time_is_cancelled_and_no_caller_is_told() -> None:
+def test_a_mirrored_query_past_its_time_is_cancelled_and_no_caller_hears() -> None:
     made = shadowed(backend("r1"), backend("s1", tag="s", limit=1, request_timeout_s=5.0))
     effects = submit(made, 1, 2)
     assert made.next_due_at() == 5.0
@@ -293,7 +293,7 @@ def test_no_mirrored_query_gets_the_slots_that_are_free_once_its_endpoint_is_gon
     assert only(Dropped, effects) == [Dropped("e", "s")]
 
 
-def test_load_is_told_by_endpoint_with_mirrored_queries_apart() -> None:
+def test_load_is_reported_by_endpoint_with_mirrored_queries_apart() -> None:
     made = shadowed(backend("r1", limit=1), backend("s1", tag="s", limit=1))
     made.set_endpoint("idle", endpoint("idle", shadows={"s": 0.1}), 0.0)
     submit(made, 1, 2, 3)
@@ -421,7 +421,7 @@ def test_a_query_and_its_mirrored_one_are_paired_at_one_of_the_shadows_replicas(
     assert places == {"s1", "s2"}
 
 
-def test_where_an_answer_is_compared_is_told_once_it_is_mirrored() -> None:
+def test_where_an_answer_is_compared_is_sent_once_it_is_mirrored() -> None:
     made = shadowed(backend("r1", limit=1), S1, compares=COMPARES)
     (runs,) = only(Assign, made.submit("c", Query(1), 0.0))
     made.submit("c", Query(2), 0.0)  # waits

@@ -110,7 +110,7 @@ def test_what_is_taken_out_leaves_as_it_came() -> None:
     assert lines.size == 0
 
 
-def test_the_longest_line_gives_up_its_newest_for_one_that_stays_shorter() -> None:
+def test_the_longest_line_drops_its_newest_for_one_that_stays_shorter() -> None:
     lines = waiting(*"aaab")
     evicted = lines.longest_other("b")
     assert evicted is not None

@@ -415,7 +415,7 @@ def test_an_answered_query_is_not_made_again_for_a_caller_that_is_gone(
     assert made.is_empty
 
 
-def test_an_answered_query_does_not_expire_and_ends_with_its_answer_when_it_is_given_up() -> None:
+def test_an_answered_query_does_not_expire_and_ends_with_its_answer_when_it_is_abandoned() -> None:
     made = router(backend("r1"))
     (number,) = numbers(submit(made, 1, timeout_s=1.0))
     made.answered("r1", [(number, 200)], 0.5)
@@ -768,7 +768,7 @@ def test_a_silent_host_that_is_lost_ends_what_may_not_be_retried() -> None:
     assert refused(made.replica_gone("r1", (), 3.0))[0][:2] == (1, "ReplicaUnavailableError")
 
 
-def test_what_a_lost_host_has_is_given_up_once_the_controller_has_replaced_its_replicas() -> None:
+def test_what_a_lost_host_has_is_abandoned_once_the_controller_has_replaced_its_replicas() -> None:
     """Its processes stand still, and their kernel keeps the connections."""
     made = on_two_hosts()
     submit(made, 1, retryable=False)

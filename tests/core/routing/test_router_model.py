@@ -282,7 +282,7 @@ class RouterModel(RuleBasedStateMachine):
         self.run(self.router.host_answers(host, self.now))
 
     @rule(index=INDEX, answered=st.booleans())
-    def tell_of_withdrawn(self, index: int, answered: bool) -> None:
+    def report_withdrawn(self, index: int, answered: bool) -> None:
         tags = list(self.withdrawn)
         if tags:
             tag = tags[index % len(tags)]
@@ -368,7 +368,7 @@ class RouterModel(RuleBasedStateMachine):
         for host in list(self.silent):
             self.hear(host)
         while self.withdrawn:
-            self.tell_of_withdrawn(0, False)
+            self.report_withdrawn(0, False)
         for tag in BACKENDS:
             self.add_replica(tag)
         for _ in range(200):

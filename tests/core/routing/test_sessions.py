@@ -86,7 +86,7 @@ def test_what_waits_for_a_replica_that_dies_goes_elsewhere_after_what_it_had() -
     assert [query for _, query in assigned(effects)] == [1, 2]
 
 
-def test_without_a_replica_sessions_wait_and_then_settle() -> None:
+def test_without_a_replica_sessions_wait_and_then_find_homes() -> None:
     made = router(backend(limit=1, is_wanted=True))
     for number in range(4):
         made.submit("c", Query(number, session_id=f"s{number}"), 0.0)

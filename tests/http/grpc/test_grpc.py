@@ -567,7 +567,7 @@ def test_a_start_says_which_servicer_cannot_be_imported(tmp_path):
         system.start()
 
 
-def test_a_port_in_use_is_told_before_anything_is_started(tmp_path):
+def test_a_port_in_use_is_reported_before_anything_is_started(tmp_path):
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()

@@ -69,7 +69,7 @@ def test_an_answer_that_is_none_of_the_recorders_is_left_alone() -> None:
 HEAD = b'{"greenroom": "recording", "format": 1, "endpoint": "a"}\n'
 
 
-def test_a_torn_last_line_is_left_out_and_a_damaged_one_is_told(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_left_out_and_a_damaged_one_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "rows"
     file.write_bytes(HEAD + b'{"at": 1}\n{"at"')
     assert list(read(file)) == [{"at": 1}]

@@ -153,7 +153,7 @@ def test_a_rollout_with_a_replay_begins_only_where_answers_agree(
         (("--to", "v2", "--ignore", "id"), "JSON pointer"),
     ],
 )
-def test_bad_flags_are_told(
+def test_bad_flags_are_reported(
     system: RunningSystem, recorded: Path, flags: tuple[str, ...], message: str
 ) -> None:
     done = system.greenroom("replay", str(recorded), *flags)

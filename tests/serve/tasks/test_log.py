@@ -64,7 +64,7 @@ async def test_changes_that_come_during_a_write_share_the_next_one() -> None:
     await log.durable()  # there is nothing to wait for
 
 
-async def test_a_refused_write_is_told_and_repeated_with_what_came_since() -> None:
+async def test_a_refused_write_is_reported_and_repeated_with_what_came_since() -> None:
     store = Store()
     log = await opened(store)
     store.errors = [NothingSavedError("the disk is full")]

@@ -225,7 +225,7 @@ def test_the_queue_has_the_secret_of_its_consumer_wherever_that_is_given() -> No
         assert before.actor_options.label_selector
 
 
-def test_mistakes_of_decorating_are_told() -> None:
+def test_mistakes_of_decorating_are_reported() -> None:
     class Plain:
         def method(self) -> None: ...
 
@@ -234,7 +234,7 @@ def test_mistakes_of_decorating_are_told() -> None:
     with pytest.raises(TypeError, match="TaskProcessorConfig"):
         serve.task_consumer(task_processor_config={})
     with pytest.raises(TypeError, match="for classes"):
-        serve.task_consumer(test_mistakes_of_decorating_are_told)
+        serve.task_consumer(test_mistakes_of_decorating_are_reported)
     with pytest.raises(TypeError, match="for methods"):
         serve.task_handler(Plain)
     with pytest.raises(ValueError, match="Python name"):
@@ -316,7 +316,7 @@ def ask(
         return answer.status, json.loads(content) if is_json else content.decode(), answer.headers
 
 
-def test_a_job_is_accepted_told_about_and_cancelled_by_http(
+def test_a_job_is_accepted_reported_and_cancelled_by_http(
     system: RunningSystem, tmp_path: Path
 ) -> None:
     status, job, headers = ask(system, "POST", "/wait", {"folder": str(tmp_path)})
@@ -345,7 +345,7 @@ def test_a_job_is_accepted_told_about_and_cancelled_by_http(
         ("PUT", "/none", {}, 405, "PUT"),
     ],
 )
-def test_bad_requests_are_told_what_is_wrong(
+def test_bad_requests_hear_what_is_wrong(
     system: RunningSystem, method: str, path: str, body: Any, status: int, message: str
 ) -> None:
     answer = ask(system, method, path, body)

@@ -30,7 +30,7 @@ def write_file(tmp_path: Path) -> str:
     ],
     ids=["no wheels", "no file", "no time", "a question that nobody can answer"],
 )
-def test_bad_use_is_told_with_exit_code_2(file: str, args: list[str], message: str) -> None:
+def test_bad_use_is_reported_with_exit_code_2(file: str, args: list[str], message: str) -> None:
     done = CliRunner().invoke(main, [file if arg == "FILE" else arg for arg in args])
     assert done.exit_code == 2, done.output
     assert re.search(message, " ".join(done.output.split())), done.output

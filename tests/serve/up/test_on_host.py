@@ -111,7 +111,7 @@ def test_systemd_starts_the_unit_and_accepts_it(home: Path, systemd: Path) -> No
     assert not unit.exists()
 
 
-def test_a_unit_that_does_not_start_is_told_with_its_log(home: Path, systemd: Path) -> None:
+def test_a_unit_that_does_not_start_is_reported_with_its_log(home: Path, systemd: Path) -> None:
     (systemd.parent / "fails").touch()
     with pytest.raises(on_host.FailedError, match="exit code 1\nwhat went wrong"):
         start(home)
