@@ -3,7 +3,7 @@
 ``python -m benchmarks.comparing`` starts a system of its own, sends a steady load to an endpoint
 that has a shadow for all queries, and switches the comparison on and off in turn, round by round,
 so that whatever else the machine does falls on both alike: in many short rounds, whose order turns
-too. The change of the p99 is told with the interval that a bootstrap over the rounds gives it.
+too. The change of the p99 is reported with the interval that a bootstrap over the rounds gives it.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def measure(client: serve.Client, port: int, arguments: argparse.Namespace) -> N
     for number in range(arguments.rounds + 1):
         modes = list(MODES.items())
         if number % 2 != arguments.rounds % 2:
-            modes.reverse()  # the last round ends with the comparison, of which is told
+            modes.reverse()  # the last round ends with the comparison, which is reported
         for mode, (proportion, compare) in modes:
             client.shadow_traffic(ENDPOINT, NEW, proportion, compare)
             before = {name: cpu_s(process) for name, process in processes.items()}

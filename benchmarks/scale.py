@@ -2,7 +2,7 @@
 
 The controller's own code (its requests, its core, its checkpoints) in one process, with replicas
 and proxies that answer at once: ``python -m benchmarks.scale --svg docs/scale.svg``. The store is
-in memory unless ``--disk`` gives a folder. What is told is CPU time, for nothing is waited for and
+in memory unless ``--disk`` gives a folder. It reports CPU time, for nothing is waited for and
 other work on the machine is not in it; with ``--disk`` it is wall time.
 """
 

@@ -3,7 +3,7 @@
 The real controller, proxies and host processes in the simulator of tests/simulation, where nothing
 goes wrong but this: ``python -m benchmarks.scale_simulated --hosts 10 100 300 1000``. Two or three
 hosts may lead. Seconds are the world's: nine of ten messages take 0.1 to 2 ms, and a turn takes
-none, whatever it costs. So the CPU time of the busiest controller's turns is told besides, with
+none, whatever it costs. So the CPU time of the busiest controller's turns is reported too, with
 what the simulator does in them, and without the transport: above the seconds, a real cluster is
 later.
 """

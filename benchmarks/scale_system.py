@@ -46,7 +46,7 @@ REPEAT_S = 2.0
 class Crowd:
     """So many listeners in one process; all on its port's thread.
 
-    The first one is told everything; the others begin where it is then, as hosts that hold it all.
+    The first one is sent everything; the others begin where it is then, as hosts that hold it all.
     """
 
     def __init__(self, settings: HostSettings, count: int) -> None:
@@ -64,7 +64,7 @@ class Crowd:
         port.loop.post(self._finder.start)
 
     def wait(self) -> None:
-        """Wait until every listener has been told, or has told, what it holds."""
+        """Wait until every listener has been sent, or has reported, what it holds."""
         self._held.result(timeout=120)
 
     def _found(self, address: Any, _process: Process) -> None:

@@ -90,7 +90,7 @@ class Sink(Actor):
 
 
 class BodySource(Actor):
-    """Sends a body as long as it is told to."""
+    """Sends a body as long as it is asked to."""
 
     def receiveMessage(self, message: Any, sender: Any) -> None:
         if isinstance(message, tuple):

@@ -189,7 +189,7 @@ def test_a_deployment_that_is_not_there_is_reported_when_the_application_is_brou
 
 
 @serve.deployment(version="3")
-class Told:
+class Describing:
     """Says who it is, and for whom it works."""
 
     def __init__(self, following: Any) -> None:
@@ -208,10 +208,10 @@ class Told:
 
 
 def test_code_knows_what_it_runs_as_and_calls_keep_the_request_id() -> None:
-    handle = run(Told.options(name="First").bind(Told.bind(None)), name="a")
+    handle = run(Describing.options(name="First").bind(Describing.bind(None)), name="a")
     response = handle.remote()
     context = ("a", "a", "3", False)
     assert response.result(timeout_s=10) == [
         *("First", True, context, response.request_id),
-        *("Told", True, context, response.request_id),
+        *("Describing", True, context, response.request_id),
     ]

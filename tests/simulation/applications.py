@@ -133,7 +133,7 @@ class ApplicationChecks:
                 )
 
     def answered(self, request: ops.Operation, reply: am.RequestReply) -> None:
-        """The deployer has its answer: what it was told is on disk."""
+        """The deployer has its answer: what it was answered is on disk."""
         if not isinstance(request, ops.DeployApplications) or reply.error_kind:
             return
         canary = self._checks.on_disk.get(("canary", APP))

@@ -88,7 +88,7 @@ class Channel:
     def __init__(self, owner: SimProcess) -> None:
         self.owner = owner
         self.arrives = 0.0  # the last message
-        self.outcome = 0.0  # the last one told
+        self.outcome = 0.0  # the last one reported
         self.under_way: deque[Message] = deque()
         self.stalled: deque[Message] = deque()  # by a cut of the link
         self.untold: deque[tuple[Message, Step]] = deque()  # outcomes, by a cut of the way back

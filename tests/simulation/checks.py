@@ -152,7 +152,7 @@ class Checks:
         )
 
     def owned(self, client: int) -> Owned:
-        """Return what a client has by what it was told."""
+        """Return what a client has by what it was answered."""
         return self._owned.setdefault(client, Owned())
 
     def asked(self, client: int, request_id: str, request: ops.Operation) -> None:

@@ -1,8 +1,8 @@
 """Clients: each makes changes to things of its own, and to one that all share.
 
 A client repeats a request, with its id, until it is answered, by the same way as a connection;
-it keeps what it was told has happened, and :mod:`tests.simulation.checks` compares that with the
-disk.
+it keeps what the answers say has happened, and :mod:`tests.simulation.checks` compares that
+with the disk.
 """
 
 from __future__ import annotations

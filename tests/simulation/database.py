@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import SimProcess
 
 URL = "postgresql://greenroom@database/greenroom"
-CONNECT_S = 2.0  # as libpq is told
+CONNECT_S = 2.0  # as libpq is set
 IDLE_S = 5.0  # as PostgresStore asks, for a transaction
 RESENT_S = 0.3
 DELAY_S = (0.0002, 0.003)
@@ -68,7 +68,7 @@ class Session:
         self.process = database.world.current
         self.fd = next(database.fds)
         self.closed = False  # by its client
-        self.is_ended = False  # by the server, which has told it
+        self.is_ended = False  # by the server, which has said so
         self.row: Row | None = None  # as changed by its transaction
         self.in_transaction = False
         self.statements = 0

@@ -1,4 +1,4 @@
-"""What a client may rely on: a model of its own things, by what it asked and was told.
+"""What a client may rely on: a model of its own things, by what it asked and was answered.
 
 Each request leads from one :class:`Owned` to the next, or is to be refused. A deployment that was
 updated may have been rolled back, to any version that it had, if its record says so.

@@ -55,7 +55,7 @@ class HistoryChecks:
         return _definition(key, self._checks.on_disk.get(key))
 
     def is_not_made(self, request: ops.Operation, request_id: str) -> None:
-        """A client was told that its change was not made."""
+        """A client was answered that its change was not made."""
         entry = self._by_request.get(request_id)
         self._checks.expect(entry is None, f"{request} was not made, it is said, and is: {entry}")
 

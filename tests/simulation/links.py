@@ -1,12 +1,13 @@
 """The links between hosts: messages that are late, cuts that heal, packets that are lost.
 
 Theory of operation. A link leads one way, from one host to another. What a process sends over one
-that is cut waits, as with TCP, and arrives after the heal. Unless its sender gives up before: then
-it never arrives, the sender hears that it failed, and whoever watches the other end that it cannot
-be reached. A cut of the way back alone holds up what tells of arrivals, so what has arrived may
-have failed for its sender. Which of two ends gives up first, and whether any does before the heal,
-the seed decides; the other one is told when it can be. On a link that loses, messages and beats are
-late. Of the beats that meet a cut, some arrive after it, when they mean nothing any more.
+that is cut waits, as with TCP, and arrives after the heal. Unless its sender abandons it before:
+then it never arrives, the sender hears that it failed, and whoever watches the other end that it
+cannot be reached. A cut of the way back alone holds up what tells of arrivals, so what has arrived
+may have failed for its sender. Which of two ends abandons the other first, and whether any does
+before the heal, the seed decides; the other one hears of it when it can. On a link that loses,
+messages and beats are late. Of the beats that meet a cut, some arrive after it, when
+they mean nothing any more.
 
 Who has sent to a process that died on another host, or watches one, hears of it over these links.
 """
@@ -50,7 +51,7 @@ def host_at(ip: str) -> int:
 class Watch:
     """What a process knows of one on another host.
 
-    It is *open* while they are connected, or this one dials: whatever ends that is told, and
+    It is *open* while they are connected, or this one dials: whatever ends that is reported, and
     nothing after that until it sends something again, or the other one does.
     """
 
@@ -137,7 +138,7 @@ class Links:
         return True
 
     def holds_outcome(self, message: Message, call: Step) -> bool:
-        """Return whether the way back is cut; then the outcome is told after a heal."""
+        """Return whether the way back is cut; then the outcome is reported after a heal."""
         channel = message.channel
         source, target = channel.owner.host, host_of(message.to)
         if source == target or not (channel.untold or self.is_cut(target, source)):
@@ -200,7 +201,7 @@ class Links:
             self._connected(process, number)
 
     def _connected(self, process: SimProcess, number: int) -> None:
-        """Let both ends notice if the other goes; one that was given up hears of that first."""
+        """Let both ends notice if the other goes; one that was abandoned hears of that first."""
         if (watch := process.watches.get(number)) is not None:
             watch.is_open = True
         entry = self._world.handlers.get(number)

@@ -169,7 +169,7 @@ class RolloutChecks(Observer):
         return isinstance(request, ops.SetTraffic)
 
     def answered(self, request: Any, reply: am.RequestReply) -> None:
-        """A client was told that its rollout was ended, or that there is none to end."""
+        """A client was answered that its rollout was ended, or that there is none to end."""
         record = self._checks.on_disk.get(("rollout", request.endpoint))
         has_ended_so = record is not None and record.state == _STATES[type(request)]
         self._expect(

@@ -235,7 +235,7 @@ class Files(Disk):
 
 
 class Store:
-    """The real store, whose changes are told of."""
+    """The real store, whose changes are reported."""
 
     def __init__(self, store: FileStore, files: Files) -> None:
         self._store = store

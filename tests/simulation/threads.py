@@ -53,7 +53,7 @@ class SimThread:
         self._wakes += 1  # what was to wake it is of before
 
     def check(self) -> None:
-        """Have the thread look whether what it waits for has come about."""
+        """Have the thread check whether what it waits for has come about."""
         self._wake_in(0.0)
 
     def end(self) -> None:

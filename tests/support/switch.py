@@ -29,7 +29,7 @@ ETHTOOL_OFF = (0x17, 0x1F, 0x24, 0x2C)  # checksums, TSO, GSO, GRO
 
 
 @dataclass
-class Way:
+class Direction:
     """One direction of one link."""
 
     is_cut: bool = False
@@ -44,8 +44,8 @@ class Port:
     sock: socket.socket
     number: int
     parted: set[int] = field(default_factory=set)  # from ports that get nothing of this one
-    sent: Way = field(default_factory=Way)
-    received: Way = field(default_factory=Way)
+    sent: Direction = field(default_factory=Direction)
+    received: Direction = field(default_factory=Direction)
     bytes: int = 0  # that have passed, both ways
 
 

@@ -34,7 +34,7 @@ def asked(retryable: bool | None = True, follows: str = "") -> tuple[Caller, Lon
     caller = Caller(loop, HERE)
     caller.met_proxy("proxy", m.Process(9, 9, "proxy"))
     sent = query(1, http_method="GET", retryable=retryable, follows=follows)
-    caller.submit(sent, answers.append, lambda _feed: None)
+    caller.submit(sent, answers.append, lambda _upload: None)
     loop.pass_time(0)
     return caller, loop, answers
 

@@ -54,7 +54,7 @@ def test_a_table_that_still_has_a_dead_replica_costs_a_query_no_attempt(one: One
     assert one.loop.run_until_complete(asyncio.wait_for(ask(), 30)) == "hello"
 
 
-class Told:
+class Pushing:
     """A controller of the proxy's; each numbers its tables on its own."""
 
     def __init__(self, one: OneProcess, upto: int = 0, *routes: str) -> None:
@@ -79,14 +79,14 @@ class Told:
 
 
 def test_tables_come_bit_by_bit_and_go(one: OneProcess) -> None:
-    controller = Told(one)
+    controller = Pushing(one)
     controller.push(5, "/a", "/b")
     assert controller.push(6, "/c") == {"/a", "/b", "/c"}
     assert controller.push(7, gone=("/a", "/never there")) == {"/b", "/c"}
 
 
 def test_what_is_not_in_a_complete_set_is_gone(one: OneProcess) -> None:
-    first = Told(one, 5, "/a", "/b")
+    first = Pushing(one, 5, "/a", "/b")
     heard: list[Any] = []
     place = Place(one.loop)
     place.on(cm.Listen, lambda message, _sender: heard.append(message.seen))
