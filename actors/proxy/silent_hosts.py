@@ -5,7 +5,7 @@ actors/transport/beats.py). A host from which no answer has come for ``SILENT_S`
 need not be lost: that is for the controller to judge, which takes its time, and only then are the
 host's replicas replaced. Silence costs little where it is wrong: until the host answers again the
 router sends its queries elsewhere, and connections with it are tried, of which those are lost that
-do not work. After ``LOST_S`` the controller has judged the host, too.
+do not work. After ``GONE_AFTER_S`` the controller has judged the host, too.
 
 Each beat says when it was sent, and so does its answer. So an answer that waited in a cut link, or
 in a host that was stopped, speaks of then and not of now. A proxy that was late itself judges
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 BEAT_S = 0.15
 SILENT_S = 0.5
-LOST_S = 3.0
+GONE_AFTER_S = 3.0
 FIRST_S = 0.8  # for the first answer, which takes some handshakes
 LATE_S = 0.2  # between two beats, beyond BEAT_S: this process was late
 
@@ -49,8 +49,8 @@ class _Host:
 class SilentHosts:
     """Calls ``changed(host, is_silent)``, by the host's name.
 
-    Calls ``gone(host)`` with each beat to one that has been silent for ``LOST_S``: its replicas
-    leave the tables one by one.
+    Calls ``gone(host)`` with each beat to one that has been silent for ``GONE_AFTER_S``: its
+    replicas leave the tables one by one.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class SilentHosts:
             if host.link is not None:
                 host.link.send(beat)
             if host.is_silent:
-                if not was_late and now - host.answered_at > LOST_S:
+                if not was_late and now - host.answered_at > GONE_AFTER_S:
                     self._gone(name)
             elif was_late:
                 host.answered_at = max(host.answered_at, now - BEAT_S)

@@ -27,7 +27,7 @@ from greenroom.core.autoscaling.config import AutoscalingConfig
 from greenroom.core.validation import is_number
 
 EXPIRE_S = 10.0  # without a report, of a proxy that has queries or has not reported yet
-SETTLE_S = 5.0  # after which proxies have found a new controller
+FOUND_AFTER_S = 5.0  # after which proxies have found a new controller
 
 
 class Load(NamedTuple):
@@ -59,7 +59,7 @@ class Loads:
 
     def __init__(self, now: float) -> None:
         self.check_at = math.inf  # when :meth:`expire` may have something to do
-        self._complete_at = now + SETTLE_S
+        self._complete_at = now + FOUND_AFTER_S
         self._silent: dict[Hashable, float] = {}  # those yet to report, since when
         self._reports: dict[Hashable, dict[str, Load]] = {}
         self._reported_at: dict[Hashable, float] = {}

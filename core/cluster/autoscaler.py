@@ -25,7 +25,7 @@ SCALING, LOADS = "scaling", "loads"  # kinds of keys: by backend, and the only o
 KEPT_DECISIONS = 20
 MIN_STEP_S = 0.01  # between two steps, whatever happens
 MAX_STATS = 1000  # numbers of replicas in a question
-LOST_S = 120.0  # a question this old is asked again; the shell answers within its time limit
+ASK_AGAIN_S = 120.0  # a question this old is asked again; the shell answers within its time limit
 
 
 class Kept(NamedTuple):
@@ -94,7 +94,7 @@ class Autoscaler:
         entry = self._entries.get(tag)
         if entry is None or self._step(tag, entry, now):
             return []
-        if entry.asked_at is not None and now < entry.asked_at + LOST_S:
+        if entry.asked_at is not None and now < entry.asked_at + ASK_AGAIN_S:
             return []
         entry.ask_id += 1
         entry.asked_at = now

@@ -378,7 +378,7 @@ def _file_name(name: Any) -> str:
 
 
 SCAN_INTERVAL_S = 0.5
-SETTLE_S = 0.2  # how long files must have been still
+STILL_S = 0.2  # how long files must have been still
 _SKIPPED = {"__pycache__", "node_modules", "site-packages", "venv"}
 
 
@@ -400,7 +400,7 @@ class Watcher:
             if now == seen:
                 continue
             # An editor or a checkout writes several files, or one file in several steps.
-            while not self._wait(SETTLE_S) and (newer := self._scan()) != now:
+            while not self._wait(STILL_S) and (newer := self._scan()) != now:
                 now = newer
             seen = now
             yield

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.kills import SETTLED_WITHIN_S, converged, footprint_in_use
+from tests.support.kills import CONVERGED_WITHIN_S, converged, footprint_in_use
 from tests.support.systems import RunningSystem, wait_until
 
 
 @pytest.fixture
 def running(started: RunningSystem) -> RunningSystem:
     """The system, with everything as it should be."""
-    wait_until(lambda: converged(started), SETTLED_WITHIN_S, "all as it should be")
+    wait_until(lambda: converged(started), CONVERGED_WITHIN_S, "all as it should be")
     return started
 
 

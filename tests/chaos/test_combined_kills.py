@@ -15,9 +15,9 @@ from greenroom.actors.runtime.records import records_of
 from tests.support import footprint
 from tests.support.kept import Kept
 from tests.support.kills import (
+    CONVERGED_WITHIN_S,
     REPLICAS,
     SETTLED_ROLES,
-    SETTLED_WITHIN_S,
     assert_nothing_leaked,
     converged,
     footprint_in_use,
@@ -67,7 +67,7 @@ def restore(lent: Lent) -> None:
     running, _ = lent
     if not running.pids():
         running.start()  # a test has stopped it
-    wait_until(lambda: converged(running), SETTLED_WITHIN_S, "all as it was")
+    wait_until(lambda: converged(running), CONVERGED_WITHIN_S, "all as it was")
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_requests_are_served_without_the_host_process_too(
             if "http master" in others:
                 assert "its HTTP front does not run" in output.stdout
             assert system.start(running.settings)
-            wait_until(lambda: converged(running), SETTLED_WITHIN_S, "all as before")
+            wait_until(lambda: converged(running), CONVERGED_WITHIN_S, "all as before")
             tally = load.stop()
         print(f"host and {others}: {tally.summary()}")
         assert not tally.failures, tally.summary()
@@ -186,7 +186,7 @@ def test_replicas_that_were_being_made_when_the_admin_died_are_not_left_behind(
     kill_roles(running, ("replica",))
     time.sleep(delay_s)  # the point of the test
     kill_roles(running, ("thespian admin",))
-    wait_until(lambda: converged(running), SETTLED_WITHIN_S, "all as before")
+    wait_until(lambda: converged(running), CONVERGED_WITHIN_S, "all as before")
     assert_nothing_leaked(running, before)
     records = records_of(running.settings)
     wait_until(lambda: len(records.found()) == len(SETTLED_ROLES), 5, "none but those on record")

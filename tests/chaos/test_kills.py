@@ -15,7 +15,7 @@ import pytest
 from greenroom import serve
 from greenroom.actors.host import launcher as system
 from tests.support.kills import (
-    SETTLED_WITHIN_S,
+    CONVERGED_WITHIN_S,
     assert_nothing_leaked,
     converged,
     first,
@@ -76,7 +76,7 @@ def test_a_killed_proxy_costs_no_pause_where_callers_have_leases(running: Runnin
         at_once = load.tally.ok
         time.sleep(AT_ONCE_S)  # the point of the test
         went_on = load.tally.ok - at_once
-        wait_until(lambda: converged(running), SETTLED_WITHIN_S, "all as before")
+        wait_until(lambda: converged(running), CONVERGED_WITHIN_S, "all as before")
     client.delete_endpoint("plain")
     assert not load.tally.failures, load.tally.summary()
     assert went_on > 20, f"{went_on} answers within {AT_ONCE_S:g} s"
@@ -102,7 +102,7 @@ def test_a_killed_host_process_costs_nothing_and_start_takes_over(running: Runni
         tally = load.stop()
     print(f"host: {tally.summary()}")
     assert not tally.failures, tally.summary()
-    wait_until(lambda: converged(running), SETTLED_WITHIN_S, "all as before")
+    wait_until(lambda: converged(running), CONVERGED_WITHIN_S, "all as before")
     assert {pid for role, pid in running.pids() if role != "host"} == before
 
 

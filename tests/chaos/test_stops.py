@@ -18,7 +18,7 @@ from greenroom.actors.host import launcher as system
 from greenroom.actors.runtime.liveness import silent_among
 from greenroom.actors.runtime.processes import identify
 from tests.support.kills import (
-    SETTLED_WITHIN_S,
+    CONVERGED_WITHIN_S,
     assert_nothing_leaked,
     converged,
     first,
@@ -58,7 +58,7 @@ def stop(running: RunningSystem, roles: tuple[str, ...]) -> float:
     send(pids, signal.SIGSTOP)
     wait_until(lambda: not any(map(alive, pids)), KILLED_WITHIN_S, f"the end of {pids}")
     killed_s = time.monotonic() - stopped_at
-    wait_until(lambda: converged(running), SETTLED_WITHIN_S, "all as before")
+    wait_until(lambda: converged(running), CONVERGED_WITHIN_S, "all as before")
     send(pids, signal.SIGCONT)
     return killed_s
 
@@ -102,7 +102,7 @@ def test_a_host_process_that_stands_still_is_ended_and_start_takes_over(
         tally = load.stop()
     assert not alive(host)
     assert not tally.failures, tally.summary()
-    wait_until(lambda: converged(running), SETTLED_WITHIN_S, "all as before")
+    wait_until(lambda: converged(running), CONVERGED_WITHIN_S, "all as before")
     assert {pid for role, pid in running.pids() if role != "host"} == before
 
 
@@ -132,6 +132,6 @@ def test_a_stop_that_ends_in_time_changes_nothing(running: RunningSystem) -> Non
     time.sleep(LIMIT_S / 2)  # the point of the test: less than it may be silent
     os.kill(controller, signal.SIGCONT)
     assert sorted(running.pids()) == before
-    wait_until(lambda: converged(running), SETTLED_WITHIN_S, "all as before")
+    wait_until(lambda: converged(running), CONVERGED_WITHIN_S, "all as before")
     time.sleep(LIMIT_S)  # nor is it killed later
     assert sorted(running.pids()) == before

@@ -49,7 +49,7 @@ from tests.simulation.world import InvariantError, SimProcess, World
 SIZES = (*[1] * 8, 2, 3, *[1] * 6)  # several hosts take twice the time
 EACH_WITH_DATABASE = 5  # of the runs with several hosts, every fifth
 EACH_WITH_APPLICATION = 4
-SETTLE_S = 200.0  # how long coming to rest may take
+CONVERGE_S = 200.0  # how long coming to rest may take
 MOST_FRAMES = 10_000  # processes that stand still do so within each other, see World.stand_still
 _CLASSES = {
     CONTROLLER[0]: Controller,
@@ -99,7 +99,7 @@ class Simulation(logging.Handler):
         self.bad_replicas: dict[SimProcess, str] = {}  # and how: see faults.BAD
         self.leaks: dict[SimProcess, tuple[float, int]] = {}  # since when, and bytes a second
         self.tries = 0  # what was begun, or looked for, while it was
-        self.converge_s = SETTLE_S
+        self.converge_s = CONVERGE_S
         self.quiet = False  # nothing is made to go wrong any more
         self.duration_s = rng.uniform(3.0, 12.0) if self.size == 1 else rng.uniform(6.0, 18.0)
         self.clients: list[Client] = []

@@ -22,7 +22,7 @@ from tests.support.timing import check_within
 WORKERS = 2
 REPLICAS = len(policies.BACKENDS)
 ONCE = ("host", "http master", "thespian admin", "controller", "proxy")
-SETTLED_WITHIN_S = 15
+CONVERGED_WITHIN_S = 15
 SETTLED_ROLES = sorted([*ONCE, *["http worker"] * WORKERS, *["replica"] * REPLICAS])
 
 
@@ -32,7 +32,7 @@ def system_to_kill(folder: Path, **environ: str) -> Iterator[RunningSystem]:
     environ = {"GREENROOM_HTTP_WORKERS": str(WORKERS), **environ}
     with running_system(folder / "state", **environ) as started:
         policies.put_in_force(serve.Client(started.connection, started.settings))
-        wait_until(lambda: converged(started), SETTLED_WITHIN_S, "the rollout's first step")
+        wait_until(lambda: converged(started), CONVERGED_WITHIN_S, "the rollout's first step")
         yield started
 
 
@@ -86,12 +86,12 @@ def under_load(
     tallies = []
 
     def attempt() -> float:
-        wait_until(lambda: converged(running), SETTLED_WITHIN_S, "all as it should be")
+        wait_until(lambda: converged(running), CONVERGED_WITHIN_S, "all as it should be")
         with GetLoad(running.settings.http.port, pause_s=pause_s) as load:
             wait_until(lambda: load.tally.ok > 300, 15, "load on its way")
             harmed_at = time.monotonic()
             took_s = harm()
-            wait_until(lambda: converged(running), SETTLED_WITHIN_S, f"all as before {what}")
+            wait_until(lambda: converged(running), CONVERGED_WITHIN_S, f"all as before {what}")
             back_s = time.monotonic() - harmed_at
             enough = load.tally.ok + 300
             wait_until(lambda: load.tally.ok > enough, 15, f"load after {what}")
@@ -105,7 +105,7 @@ def under_load(
 
 def footprint_in_use(running: RunningSystem) -> dict[str, int]:
     """Return how many descriptors each role has once every worker and replica is in use."""
-    wait_until(lambda: converged(running), SETTLED_WITHIN_S, "all as it should be")
+    wait_until(lambda: converged(running), CONVERGED_WITHIN_S, "all as it should be")
     with GetLoad(running.settings.http.port, pause_s=0.0) as load:
         wait_until(lambda: load.tally.ok > 300, 15, "load on its way")
     return footprint.descriptors(running)
@@ -124,7 +124,7 @@ def leaks(running: RunningSystem, before: dict[str, int]) -> dict[str, Any]:
 
 def assert_nothing_leaked(running: RunningSystem, before: dict[str, int]) -> None:
     """Wait until the system has settled and has nothing that it should not have."""
-    wait_until(lambda: converged(running), SETTLED_WITHIN_S, "all as it should be")
+    wait_until(lambda: converged(running), CONVERGED_WITHIN_S, "all as it should be")
     try:
         wait_until(lambda: not leaks(running, before), 5, "nothing leaked")
     except AssertionError as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors.proxy.silent_hosts import BEAT_S, FIRST_S, LOST_S, SILENT_S, SilentHosts
+from greenroom.actors.proxy.silent_hosts import BEAT_S, FIRST_S, GONE_AFTER_S, SILENT_S, SilentHosts
 from tests.support.lone_loop import LoneLoop
 
 
@@ -60,14 +60,14 @@ def test_a_host_that_is_silent_for_long_is_called_lost_until_it_answers(watched:
     watched.loop.pass_time(1)
     (link,) = watched.loop.links
     link.is_cut = True
-    watched.loop.pass_time(LOST_S - BEAT_S)
+    watched.loop.pass_time(GONE_AFTER_S - BEAT_S)
     assert (watched.heard, watched.lost) == ([("b", True)], [])
     watched.loop.pass_time(3 * BEAT_S)
     assert set(watched.lost) == {"b"}
     link.is_cut = False
     watched.loop.pass_time(2 * BEAT_S)
     watched.lost.clear()
-    watched.loop.pass_time(2 * LOST_S)
+    watched.loop.pass_time(2 * GONE_AFTER_S)
     assert watched.lost == []
 
 

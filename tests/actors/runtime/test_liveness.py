@@ -29,8 +29,8 @@ from greenroom.serve.admin.problems import problems_of, show_silent
 from greenroom.serve.cli.starting import notifier
 from tests.support.systems import wait_until
 
-LIMIT_S = 0.3  # here, where beats and looks come every LOOK_S
-LOOK_S = 0.05
+LIMIT_S = 0.3  # here, where beats and checks come every CHECK_S
+CHECK_S = 0.05
 BEATING = """
 import os, sys, time
 from greenroom.actors.runtime.liveness import Pulse
@@ -82,7 +82,7 @@ def check_until(
     ends_at = time.monotonic() + most_s
     while not is_over() and time.monotonic() < ends_at:
         watch.check([process])
-        time.sleep(LOOK_S)
+        time.sleep(CHECK_S)
     watch.close()
     return is_over()
 

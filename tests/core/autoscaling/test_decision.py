@@ -13,8 +13,8 @@ from hypothesis import given, settings, strategies as st
 from greenroom.core.autoscaling.config import AutoscalingConfig
 from greenroom.core.autoscaling.decision import (
     EXPIRE_S,
+    FOUND_AFTER_S,
     NEVER,
-    SETTLE_S,
     Decision,
     Load,
     Loads,
@@ -396,7 +396,7 @@ def test_a_proxy_that_has_queries_and_falls_silent_counts_no_more() -> None:
 
 def test_what_is_known_is_complete_when_every_proxy_has_reported_or_had_its_time() -> None:
     loads = Loads(100.0)
-    now = 100.0 + SETTLE_S
+    now = 100.0 + FOUND_AFTER_S
     assert not loads.is_complete(now - 0.1), "a new controller may not know of all yet"
     assert loads.is_complete(now)
     loads.expect("p", now)

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from greenroom.core.autoscaling.decision import Outcome
 from greenroom.core.cluster import status
-from greenroom.core.cluster.autoscaler import LOST_S
+from greenroom.core.cluster.autoscaler import ASK_AGAIN_S
 from greenroom.core.effects import AskPolicy, Start
 from greenroom.core.records import BACKEND, differences
 from tests.core import requests as ask
@@ -391,7 +391,7 @@ def test_one_question_is_open_at_a_time_and_a_lost_one_is_asked_again() -> None:
     world, first = custom_world()
     world.run(30)
     assert not world.sent(AskPolicy)
-    world.run(LOST_S)
+    world.run(ASK_AGAIN_S)
     again = world.sent(AskPolicy)
     assert [q.ask_id for q in again] == [first.ask_id + 1]
     answer(world, first, replicas=5)
