@@ -77,8 +77,8 @@ class Policies:
         if runner.question is not None:
             runner.question.timer.cancel()
         limit_s = runner.limit_s
-        problem = f"no answer within {limit_s:g} s; it was killed"
-        timer = self._loop.call_later(limit_s, lambda: runner.child.fail(problem))
+        late = f"no answer within {limit_s:g} s; it was killed"
+        timer = self._loop.call_later(limit_s, lambda: runner.child.fail(late))
         runner.question = _Question(effect.ask_id, timer)
         question = {
             "context": {**effect.question, "current_time": time.time()},
