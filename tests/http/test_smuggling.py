@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from tests.http.test_bodies import BROKEN
+from tests.http.broken_chunks import BROKEN
 
 SECOND = b"GET /second HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 ABC = b"3\r\nabc\r\n"
