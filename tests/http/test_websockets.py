@@ -168,7 +168,6 @@ async def test_its_status_and_what_it_was_sent_are_logged_with_the_id_of_its_ans
     if drain:
         app.front.drain()
     connection = connected(app.front)
-    connection.wire.set_protocol = lambda taken: setattr(connection, "protocol", taken)
     connection.say(opening(**{"X-Request-ID": "mine"}))
     await turn_over()
     written = connection.wire.written
@@ -674,7 +673,6 @@ async def test_who_breaks_the_protocol_has_no_more_time_by_taking_nothing(monkey
     cut = asyncio.Event()
     connection = Conversation(echo, HTTPOptions())
     connection.wire.abort = cut.set
-    connection.wire.set_protocol = lambda socket: setattr(connection, "protocol", socket)
     connection.say(opening())
     await turn_over()
     connection.protocol.data_received(frame(b"x", opcode=3))

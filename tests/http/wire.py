@@ -83,9 +83,15 @@ class Conversation:
     ) -> None:
         self.wire = Wire()
         self.connections = connections or Connections(app, options, 100)
-        self.protocol = FrontProtocol(self.connections, begin)
+        self.protocol: Any = FrontProtocol(self.connections, begin)
+        self.wire.set_protocol = self._become  # type: ignore[method-assign]
         self.protocol.connection_made(self.wire)
-        self.say = self.protocol.data_received
+
+    def _become(self, protocol: Any) -> None:
+        self.protocol = protocol  # a WebSocket's
+
+    def say(self, data: bytes) -> None:
+        self.protocol.data_received(data)
 
     async def end(self) -> None:
         self.protocol.connection_lost(None)
