@@ -211,7 +211,8 @@ class Dispatcher:
             weigh=lambda item: len(item.query.call) if isinstance(item, Assignment) else 0,
         )
         gone = lambda: self._replica_gone(replica)  # noqa: E731
-        unwatch_process = self._loop.watch_process(process, gone, replica.address)
+        cut_off = lambda: self._replica_gone(replica, is_certain=False)  # noqa: E731
+        unwatch_process = self._loop.watch_process(process, gone, replica.address, cut_off)
         is_near, host = self._is_near(replica), replica.host
         unfollow = nothing if is_near else self._silent.follow(host, replica.address)
 
@@ -251,8 +252,11 @@ class Dispatcher:
             return self._loop.machine.is_alive(process)
         return process not in self._unreachable
 
-    def _replica_gone(self, replica: ReplicaTable) -> None:
-        """Give up a replica's process, unless another one has its tag by now."""
+    def _replica_gone(self, replica: ReplicaTable, *, is_certain: bool = True) -> None:
+        """Give up a replica's process, unless another one has its tag by now.
+
+        Nobody is asked how one has ended that may only be out of reach.
+        """
         tag = replica.tag
         link = self._links.get(tag)
         if link is None or link.table != replica:
@@ -260,7 +264,10 @@ class Dispatcher:
         del self._links[tag]
         link.unwatch()
         unsent = [item.ticket for item in link.outbox.drop() if isinstance(item, Assignment)]
-        self._run(self.router.replica_gone(tag, unsent, time.monotonic()))
+        effects = self.router.replica_gone(tag, unsent, time.monotonic())
+        if not is_certain:
+            effects = [e._replace(died="") if type(e) is tickets.Refuse else e for e in effects]
+        self._run(effects)
         if self._is_near(replica):
             process: Any = replica.process
             self._send(ReplicaLost(replica=tag, incarnation=process.incarnation))
