@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Never, TypeVar
+from typing import Any, TypeVar
 
 from greenroom.actors.replica import context as user_context
 from greenroom.actors.runtime.settings import grpc_names
 from greenroom.core.config import GrpcOptions, HTTPOptions, LoggingConfig, RuntimeEnv
 from greenroom.core.errors import InvalidRequestError, NotRunningError
 from greenroom.core.operations import DeleteApplication
-from greenroom.core.validation import suggestion
 from greenroom.serve import local_testing
 from greenroom.serve.admin import applications, reports, session
 from greenroom.serve.admin.checks import check_name, settings_of
@@ -40,7 +38,6 @@ def run(
     runtime_env: RuntimeEnv | Mapping[str, Any] | None = None,
     logging_config: LoggingConfig | Mapping[str, Any] | None = None,
     _local_testing_mode: bool = False,
-    **others: Never,
 ) -> DeploymentHandle[R]:
     """Bring up an application, wait until it serves, and return its ingress's handle.
 
@@ -55,7 +52,6 @@ def run(
 
     With ``_local_testing_mode`` it runs in this process, without a system: see local_testing.
     """
-    _refuse_arguments(run, others)
     if not isinstance(target, Application):
         raise InvalidRequestError(not_an_application(target))
     applications.check_target(name, route_prefix)
@@ -90,11 +86,8 @@ class RunTarget:
     logging_config: LoggingConfig | Mapping[str, Any] | None = None
 
 
-def run_many(
-    targets: Sequence[RunTarget], *, blocking: bool = False, **others: Never
-) -> list[DeploymentHandle]:
+def run_many(targets: Sequence[RunTarget], *, blocking: bool = False) -> list[DeploymentHandle]:
     """Bring up applications one after the other, and return the handles of their ingresses."""
-    _refuse_arguments(run_many, others)
     handles: list[DeploymentHandle] = [
         run(
             each.target,
@@ -112,7 +105,6 @@ def run_many(
 def start(
     http_options: HTTPOptions | Mapping[str, Any] | None = None,
     grpc_options: GrpcOptions | Mapping[str, Any] | None = None,
-    **others: Never,
 ) -> None:
     """Start a system on this host, unless one runs; it is stopped when this process ends.
 
@@ -120,7 +112,6 @@ def start(
     and a warning names those that it was not started with here. gRPC is served where
     ``grpc_options`` name functions that add servicers.
     """
-    _refuse_arguments(start, others)
     ours = session.current()
     wanted, names = ours.settings, []
     if http_options is not None:
@@ -159,9 +150,8 @@ async def shutdown_async() -> list[str]:
     return await asyncio.to_thread(shutdown)
 
 
-def delete(name: str, **others: Never) -> None:
+def delete(name: str) -> None:
     """Delete an application and wait until it is gone; nothing if there is none."""
-    _refuse_arguments(delete, others)
     check_name("name", name)
     if not local_testing.delete(name):
         applications.delete(session.current().connect(), name)
@@ -208,15 +198,6 @@ def _given(
     parameter: str, model: type[Options], given: Options | Mapping[str, Any] | None
 ) -> Options | None:
     return None if given is None else settings_of(model, given, parameter)
-
-
-def _refuse_arguments(function: Callable[..., Any], names: Iterable[str]) -> None:
-    texts = [
-        f"unexpected argument {name!r}{suggestion(name, inspect.signature(function).parameters)}"
-        for name in names
-    ]
-    if texts:
-        raise TypeError(f"serve.{function.__name__}: {'; '.join(texts)}")
 
 
 def _wait_for_interrupt(*names: str) -> None:

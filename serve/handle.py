@@ -114,25 +114,51 @@ def _described(answer: FailedAnswer) -> GreenroomError:
 R_co = TypeVar("R_co", covariant=True, default=Any)  # what the call returns
 
 
-class DeploymentResponse(Generic[R_co]):
-    """The result of a handle's call; await it, or wait for it with :meth:`result`.
+class _Response:
+    """What is known of a call whether its answer is one value or many."""
 
-    Given as an argument to another handle's call, its value is what arrives there; the caller does
-    not wait. Safe to use from several threads and event loops.
-    """
-
-    __slots__ = ("_cancelled", "_outcome", "_pending", "_what")
+    __slots__ = ("_cancelled", "_pending", "_what")
 
     def __init__(self, what: str, pending: PendingQuery) -> None:
         self._what = what
         self._pending = pending
-        self._outcome: Outcome | None = None
         self._cancelled = False
 
     @property
     def request_id(self) -> str:
         """The request id of the call, which its logs show."""
         return self._pending.request_id
+
+    def cancel(self) -> None:
+        """Cancel the call, wherever it is; it does nothing when the answer is here already.
+
+        Async code on the replica gets asyncio.CancelledError; sync code runs on unheard. Waiting
+        for a value then raises RequestCancelledError.
+        """
+        self._cancelled = True
+        self._pending.cancel()
+
+    def cancelled(self) -> bool:
+        """Return whether :meth:`cancel` was called, even if it came too late."""
+        return self._cancelled
+
+    def _cancelled_error(self) -> RequestCancelledError:
+        text = f"the call to {self._what} was cancelled (request {self.request_id})"
+        return RequestCancelledError(text)
+
+
+class DeploymentResponse(_Response, Generic[R_co]):
+    """The result of a handle's call; await it, or wait for it with :meth:`result`.
+
+    Given as an argument to another handle's call, its value is what arrives there; the caller does
+    not wait. Safe to use from several threads and event loops.
+    """
+
+    __slots__ = ("_outcome",)
+
+    def __init__(self, what: str, pending: PendingQuery) -> None:
+        super().__init__(what, pending)
+        self._outcome: Outcome | None = None
 
     def result(self, timeout_s: float | None = None) -> R_co:
         """Wait for the value; raises what user code raised, or TimeoutError after ``timeout_s``.
@@ -158,19 +184,6 @@ class DeploymentResponse(Generic[R_co]):
             yield from self._wait().__await__()
         return self._take()
 
-    def cancel(self) -> None:
-        """Cancel the call, wherever it is; it does nothing when the answer is here already.
-
-        Async code on the replica gets asyncio.CancelledError; sync code runs on unheard. Waiting
-        for the response then raises RequestCancelledError.
-        """
-        self._cancelled = True
-        self._pending.cancel()
-
-    def cancelled(self) -> bool:
-        """Return whether :meth:`cancel` was called, even if it came too late."""
-        return self._cancelled
-
     def __reduce__(self) -> Any:
         raise TypeError(
             f"the response of {self._what} must be an argument of its own, not inside another "
@@ -195,8 +208,7 @@ class DeploymentResponse(Generic[R_co]):
             try:
                 self._outcome = decode(self._pending.future.result(), self._what)
             except CancelledError:
-                text = f"the call to {self._what} was cancelled (request {self.request_id})"
-                self._outcome = Outcome(error=RequestCancelledError(text))
+                self._outcome = Outcome(error=self._cancelled_error())
             except _InputFailedError as failure:
                 self._outcome = failure.response._resolve()
             except Exception as error:  # it could not be sent when its arguments had come
@@ -306,7 +318,7 @@ def in_event_loop() -> bool:
 V_co = TypeVar("V_co", covariant=True, default=Any)  # what the generator yields
 
 
-class DeploymentResponseGenerator(Generic[V_co]):
+class DeploymentResponseGenerator(_Response, Generic[V_co]):
     """The values of a generator in a replica, as they are made: for ``for`` and ``async for``.
 
     The generator is at most 768 KiB ahead of what was taken. It ends when this is closed, or
@@ -314,19 +326,12 @@ class DeploymentResponseGenerator(Generic[V_co]):
     raised here, after the values before. For one thread or task at a time.
     """
 
-    __slots__ = ("_cancelled", "_is_over", "_pending", "_stream", "_what")
+    __slots__ = ("_is_over", "_stream")
 
     def __init__(self, what: str, pending: PendingQuery) -> None:
-        self._what = what
-        self._pending = pending
+        super().__init__(what, pending)
         self._stream: Stream | None = None  # once it has begun
         self._is_over = False
-        self._cancelled = False
-
-    @property
-    def request_id(self) -> str:
-        """The request id of the call, which its logs show."""
-        return self._pending.request_id
 
     def __iter__(self) -> Self:
         return self
@@ -372,15 +377,6 @@ class DeploymentResponseGenerator(Generic[V_co]):
     async def aclose(self) -> None:
         """Do what :meth:`close` does."""
         self.close()
-
-    def cancel(self) -> None:
-        """End the generator; a wait for its next value gets RequestCancelledError."""
-        self._cancelled = True
-        self._pending.cancel()
-
-    def cancelled(self) -> bool:
-        """Return whether :meth:`cancel` was called, even if it came too late."""
-        return self._cancelled
 
     def __del__(self) -> None:
         self.close()  # else it would wait for its reader, and keep its slot
@@ -435,8 +431,7 @@ class DeploymentResponseGenerator(Generic[V_co]):
         """Stop here; raise what has ended the stream, unless that was its end."""
         self._is_over = True
         if self._cancelled or getattr(end, "kind", "") == "RequestCancelledError":
-            text = f"the call to {self._what} was cancelled (request {self.request_id})"
-            raise RequestCancelledError(text)
+            raise self._cancelled_error()
         if isinstance(end, FailedAnswer):
             error = decode(end, self._what).error
             raise error or GreenroomError(f"{self._what} has failed")

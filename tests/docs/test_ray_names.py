@@ -34,16 +34,14 @@ def test_an_unknown_name_is_an_error_as_ever() -> None:
         _ = serve.nonesuch
     with pytest.raises(ImportError, match="cannot import name 'Nonesuch'"):
         from greenroom.serve.config import Nonesuch  # noqa: F401, PLC0415
-    with pytest.raises(TypeError, match=r"serve\.start: unexpected argument 'nonesuch'$"):
+    with pytest.raises(TypeError, match=r"start\(\) got an unexpected .*'nonesuch'"):
         serve.start(nonesuch=1)
-    with pytest.raises(TypeError, match=r"unexpected argument 'nmae'; did you mean name\?"):
-        serve.run(None, nmae="x")
 
 
 @pytest.mark.parametrize(
     ("use", "kind", "text"),
     [
-        ("serve.start(logging_config={})", TypeError, "unexpected argument 'logging_config'$"),
+        ("serve.start(logging_config={})", TypeError, "argument 'logging_config'"),
         ("serve.connect", AttributeError, "is in docs/migrating-from-ray-serve.md"),
         ("handle.broadcast('reset')", TypeError, r"App.broadcast with .remote\(...\), not"),
         ("handle.options(_prefer_local_routing=True)", ValueError, "no such option; there are m"),
