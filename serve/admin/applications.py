@@ -1,24 +1,20 @@
-"""Applications over a connection: deploy, wait, delete."""
+"""Applications over a connection: deploy, delete."""
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable
 from typing import Any
 
 from greenroom.actors.caller.connection import Connection
 from greenroom.core import operations as ops
-from greenroom.core.backoff import pause_s
 from greenroom.core.config import LoggingConfig, RuntimeEnv
 from greenroom.core.errors import InvalidRequestError
-from greenroom.serve.admin.reports import check_there, missing_of, read_report
-from greenroom.serve.admin.session import has_reached, raising_users_own, wait_for_goal
+from greenroom.serve.admin.reports import check_there, missing_of
+from greenroom.serve.admin.session import raising_users_own, wait_for_goal
 from greenroom.serve.build import Built, build
 from greenroom.serve.deployments import Application, name_problem
 from greenroom.serve.handle import DeploymentHandle
 
-FIRST_CHECK_S, CHECK_EVERY_S = 1.0, 3.0
 _DEFAULT_FLAGS = ops.DeployFlags()
 
 
@@ -51,7 +47,7 @@ def deploy(
     )
     goal = apply(connection, built)["goals"].get(name)
     with raising_users_own():
-        wait(connection, goal, name, on_wait)
+        wait_for_goal(connection, goal, on_wait=on_wait)
     return DeploymentHandle(built.applications[0].ingress, name, client=connection.queries)
 
 
@@ -88,46 +84,6 @@ def apply(
         operation = ops.DeployApplications(**which, **how)
     answer: dict[str, Any] = connection.request(operation)
     return answer
-
-
-def wait(
-    connection: Connection,
-    goal: str | None,
-    name: str,
-    on_wait: Callable[[str], None] | None,
-    timeout_s: float | None = None,
-    began_at: float | None = None,
-) -> None:
-    """Wait for an application's goal, ``timeout_s`` from now or ``began_at`` on.
-
-    ``on_wait`` gets what it waits for, when that is another thing than before. TimeoutError says
-    that too; what made the change fail is raised as it is.
-    """
-    if goal is None:
-        return
-    began_at = time.monotonic() if began_at is None else began_at
-    deadline = math.inf if timeout_s is None else began_at + timeout_s
-    message, checks = "", 0
-    while not has_reached(connection, goal, _until_check(checks, deadline)):
-        checks += 1
-        application = read_report(connection)["applications"].get(name) or {}
-        before, message = message, str(application.get("message") or "")
-        if message and message != before and on_wait is not None:
-            on_wait(message)
-        if time.monotonic() >= deadline:
-            is_leaving = application.get("status") == "DELETING"
-            does = "is not gone" if is_leaving else "does not run as asked for"
-            why = f": {message}" if message else ""
-            raise TimeoutError(
-                f"application {name!r} {does} after {timeout_s:g} s{why}; it goes on, "
-                "`greenroom status` shows how far it is"
-            )
-
-
-def _until_check(checks: int, deadline: float) -> float:
-    """Return how long to wait for the next check: errors are seen soon, a long wait is cheap."""
-    left_s = max(deadline - time.monotonic(), 0.1)
-    return min(pause_s(checks + 1, FIRST_CHECK_S, CHECK_EVERY_S), left_s)
 
 
 def delete(connection: Connection, name: str) -> bool:

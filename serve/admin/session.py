@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import threading
 import time
@@ -31,6 +32,7 @@ from greenroom.core.operations import (
 
 _UNDO_TIMEOUT_S = 10.0
 _STATUS_TIMEOUT_S = 30.0
+CHECK_EVERY_S = 2.0  # what a goal waits for
 _lock = threading.Lock()
 _current: Session | None = None
 
@@ -126,39 +128,55 @@ class Session:
         self._connection.request(request, timeout_s=_UNDO_TIMEOUT_S)
 
 
-def wait_for_goal(connection: Connection, goal: str | None, timeout_s: float | None = None) -> None:
-    """Wait until a change is done; None is the goal of a change that was none.
+def wait_for_goal(
+    connection: Connection,
+    goal: str | None,
+    timeout_s: float | None = None,
+    on_wait: Callable[[str], None] | None = None,
+    began_at: float | None = None,
+) -> None:
+    """Wait until a change is done, ``timeout_s`` from now or ``began_at`` on.
 
-    Raises DeployFailedError, with what a constructor raised as its cause: a TimeoutError or OSError
-    of the user's code is not one of ours.
+    None is the goal of a change that was none. ``on_wait`` gets what is waited for, when that is
+    another thing than before; the TimeoutError says it, too. Raises DeployFailedError, with what a
+    constructor raised as its cause: a TimeoutError or OSError of the user's code is not one of
+    ours.
     """
-    if goal is None or has_reached(connection, goal, timeout_s):
+    if goal is None:
         return
-    raise TimeoutError(
-        f"goal {goal}{_goal(connection, goal)} was not reached within {timeout_s:g} s; it goes on, "
-        "`greenroom status` shows how far it is"
-    )
+    began_at = time.monotonic() if began_at is None else began_at
+    deadline = math.inf if timeout_s is None else began_at + timeout_s
+    reason = ""
+    while True:
+        left_s = max(deadline - time.monotonic(), 0.0)
+        wait_s = left_s if on_wait is None else min(left_s, CHECK_EVERY_S)
+        try:
+            operation = WaitForGoal(goal_id=goal)
+            connection.request(operation, timeout_s=None if wait_s == math.inf else wait_s)
+        except TimeoutError:
+            what, message = _goal(connection, goal)
+        else:
+            return
+        if message and message != reason and on_wait is not None:
+            on_wait(message)
+        reason = message
+        if time.monotonic() >= deadline:
+            shown = f" ({': '.join(filter(None, (what, reason)))})" if what else ""
+            raise TimeoutError(
+                f"goal {goal}{shown} was not reached within {timeout_s:g} s; it goes on, "
+                "`greenroom status` shows how far it is"
+            )
 
 
-def _goal(connection: Connection, goal: str) -> str:
-    """Return what a goal is, and what it waits for."""
+def _goal(connection: Connection, goal: str) -> tuple[str, str]:
+    """Return what a goal is, and what it waits for; nothing of one that is not kept."""
     report = connection.request(GetStatus())
     for each in report.get("goals") or []:
         if each["id"] == goal:
             kind, _, name = each["subject"].partition(" ")
             subject = (report.get(f"{kind}s") or {}).get(name) or {}
-            text = f"{each['what']}, {each['subject']}"
-            return f" ({': '.join(filter(None, (text, subject.get('message'))))})"
-    return ""
-
-
-def has_reached(connection: Connection, goal: str, timeout_s: float | None) -> bool:
-    """Wait until a change is done, or for so long; return whether it is, or raise why it failed."""
-    try:
-        connection.request(WaitForGoal(goal_id=goal), timeout_s=timeout_s)
-    except TimeoutError:
-        return False
-    return True
+            return f"{each['what']}, {each['subject']}", str(subject.get("message") or "")
+    return "", ""
 
 
 @contextlib.contextmanager

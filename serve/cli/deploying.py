@@ -26,6 +26,7 @@ from greenroom.core.validation import problems_in
 from greenroom.serve import config_file
 from greenroom.serve.admin import applications, declarative, reports
 from greenroom.serve.admin.problems import front_url
+from greenroom.serve.admin.session import wait_for_goal
 from greenroom.serve.build import Built, build as built_of
 from greenroom.serve.cli import commands
 from greenroom.serve.cli.display import Progress
@@ -242,7 +243,7 @@ def _wait_for_all(
         try:
             with commands.constructor_errors(problem), Progress(text) as progress:
                 on_wait = _notifier(progress, text)
-                applications.wait(connection, goal, name, on_wait, timeout_s, began_at)
+                wait_for_goal(connection, goal, timeout_s, on_wait, began_at)
         except (GreenroomError, TimeoutError) as error:
             failed.append(str(error))
         else:
