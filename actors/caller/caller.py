@@ -381,6 +381,7 @@ class Caller:
 
     def _wait(self, entry: _Entry) -> None:
         """Let a query wait for a proxy with tables, for a limited time."""
+        entry.be_patient()
         entry.patience = self.loop.call_later(NO_PROXY_S, partial(self._abandon, entry))
 
     def _abandon(self, entry: _Entry) -> None:

@@ -12,6 +12,7 @@ in which to do it; whoever is called from outside hands that over at the end (:m
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from functools import partial
 
 from greenroom.core.config import SessionAffinity
 from greenroom.core.errors import (
@@ -153,9 +154,7 @@ class Dispatch:
             self.fail(each, BackPressureError, text, now)
         if starved and not refused:
             self.observers.starved(table.tag)
-        if table.max_queue_wait_s is not None and ticket.state is QUEUED:
-            over_at = ticket.submitted_at + table.max_queue_wait_s
-            self.tickets.at(over_at, ticket, self._wait_over)
+        self.limit_wait(ticket, backend, now)
         self.wait(backend, now)
 
     def route_anew(self, tickets: Iterable[Ticket], now: float) -> None:
@@ -185,6 +184,7 @@ class Dispatch:
                 back.append((ticket, backend))
         for ticket, backend in reversed(back):
             backend.enqueue(ticket, now, first=True)
+            self.limit_wait(ticket, backend, now)
         for backend in dict.fromkeys(backend for _, backend in back):
             self.wait(backend, now)
 
@@ -227,6 +227,17 @@ class Dispatch:
         return ""
 
     # --- What waits -----------------------------------------------------------------------------
+
+    def limit_wait(self, ticket: Ticket, backend: RoutedBackend, now: float) -> None:
+        """Let a ticket wait no longer than its backend allows, and as long again after a death.
+
+        For one that a replica had no room for, the time goes on.
+        """
+        wait_s, attempts = backend.table.max_queue_wait_s, ticket.attempts
+        if wait_s is not None and ticket.state is QUEUED and ticket.waits_as != attempts:
+            ticket.waits_as = attempts
+            since = now if attempts else ticket.submitted_at
+            self.tickets.at(since + wait_s, ticket, partial(self._wait_over, attempts, since))
 
     def wait(self, backend: RoutedBackend, now: float) -> None:
         """Assign what is queued; where some of it has to wait, check the leases soon."""
@@ -306,11 +317,11 @@ class Dispatch:
                 self.effects.append(refusal(ticket.caller, ticket.query, QueryTimeoutError, text))
             self.drop(ticket, QueryTimeoutError.http_status, now)
 
-    def _wait_over(self, ticket: Ticket, now: float) -> None:
-        """Refuse a ticket that still waits for a replica."""
-        if ticket.state is QUEUED:
+    def _wait_over(self, attempts: int, since: float, ticket: Ticket, now: float) -> None:
+        """Refuse a ticket that still waits for a replica, since that time."""
+        if ticket.state is QUEUED and ticket.attempts == attempts:
             self.backends[ticket.backend].queue_of(ticket).remove(ticket)
-            waited = f"{now - ticket.submitted_at:.3g} s, max_queue_wait_s"
+            waited = f"{now - since:.3g} s, max_queue_wait_s"
             text = f"no replica of {ticket.endpoint} had room within {waited}"
             self.fail(ticket, BackPressureError, text, now)
 

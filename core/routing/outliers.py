@@ -37,6 +37,8 @@ from enum import Enum, auto
 from math import exp, inf, lgamma
 from typing import NamedTuple
 
+from greenroom.core.backoff import pause_s
+
 FAILURES = 3
 WINDOW_S = 30.0
 TRIAL_S = 300.0
@@ -227,13 +229,13 @@ class Outliers:
         return None
 
     def _eject(self, tag: str, record: _Record, now: float) -> None:
-        lasts_s = min(FIRST_S * 2.0**record.ejections, LONGEST_S)
         record.ejections += 1
+        lasts_s = pause_s(record.ejections, FIRST_S, LONGEST_S)
         self._becomes(tag, OutlierState.EJECTED, now, lasts_s)
 
     def _acquit(self, tag: str, record: _Record, now: float) -> None:
-        rest_s = min(FIRST_S * 2.0**record.in_vain, LONGEST_S)
         record.in_vain += 1
+        rest_s = pause_s(record.in_vain, FIRST_S, LONGEST_S)
         self._becomes(tag, OutlierState.WELL, now, rest_s + FORGIVEN_S)
         record.rests_until = now + rest_s
 

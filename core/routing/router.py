@@ -263,6 +263,7 @@ class Router:
             state.fail(ticket, ReplicaUnavailableError, why, now, died)
         elif is_refused and backend is not None:
             backend.enqueue(ticket, now, first=True)
+            state.limit_wait(ticket, backend, now)
         else:
             state.dispatch(ticket, endpoint, backend, now)
         if ticket.state is not ENDED:

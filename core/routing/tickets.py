@@ -151,6 +151,7 @@ class Ticket:
     assigned_at: float = -1.0  # the last time; below 0 is never
     budget: RetryBudget | None = None  # shared with all queries like it; None for a mirrored query
     attempts: int = 0  # replicas that may have begun to run it
+    waits_as: int = -1  # how many those were when it was last queued for a limited time
     failed_at: str = ""  # one that did, and it is to be tried at another
     begun: bool = False  # a part of its answer has left, so it cannot be retried
     status: int = 0  # that it ends with, once that is known, which is not until it is DROPPED

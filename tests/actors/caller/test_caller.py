@@ -154,6 +154,18 @@ def test_a_query_waits_for_its_answer_once_a_proxy_with_tables_is_there() -> Non
     assert not answers
 
 
+def test_one_that_fails_without_a_proxy_waits_no_longer_once_the_next_has_tables() -> None:
+    caller, loop, answers = asked(True)
+    caller.proxy_gone()
+    failure = m.FailedAnswer(1, "UserCodeError", "it failed")
+    deliver(caller, "first", m.MayTryAgain(1, "r#1"), failure)
+    caller.met_proxy("next", m.Process(8, 8, "next"))
+    caller.attached(m.AttachCallerReply(proxy=m.Process(8, 8, "next"), ready=True))
+    assert submitted(loop, "next") == [(-1, 1)]
+    loop.pass_time(10 * NO_PROXY_S)
+    assert not answers
+
+
 def test_a_query_that_kills_every_proxy_is_abandoned() -> None:
     caller, loop, answers = asked(None)
     for number in range(2 * FIRST_REPEATS):

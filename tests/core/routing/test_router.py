@@ -125,6 +125,26 @@ def test_a_wait_that_takes_too_long_is_ended_and_what_runs_goes_on() -> None:
     assert made.next_due_at() is None
 
 
+@pytest.mark.parametrize("how", ["died", "had no room", "refused under a lease"])
+def test_what_is_put_back_waits_no_longer_than_it_may_either(how: str) -> None:
+    made = router(backend("r1", limit=1, max_queue_wait_s=2.0))
+    began_at = 1.5 if how == "died" else 0.0  # from when the time counts
+    if how == "refused under a lease":
+        made.submit("c", Query(1), 0.0, is_refused=True)
+    else:
+        (number,) = numbers(submit(made, 1))
+    if how == "died":
+        made.replica_gone("r1", (), 1.5)
+    elif how == "had no room":
+        made.rejected("r1", [number], 0.0, draining=False)
+        assert assigned(made.expire(SATURATED_S)) == [("r1", 1)]
+        made.rejected("r1", [number], 1.9, draining=True)
+    assert refused(made.expire(began_at + 1.95)) == []
+    text = "no replica of e had room within 2 s, max_queue_wait_s"
+    assert refused(made.expire(began_at + 2.0)) == [(1, "BackPressureError", text)]
+    assert made.busy() == {}
+
+
 def test_a_wait_that_ends_in_time_is_forgotten() -> None:
     made = router(backend("r1", limit=1, max_queue_wait_s=2.0))
     (first,) = numbers(submit(made, 1, 2))
