@@ -267,6 +267,10 @@ class FrontProtocol(ClientConnection):
         if transport.get_extra_info("sslcontext"):
             self._scheme = "https"
 
+    def eof_received(self) -> None:
+        """See asyncio: the client has left, though what it never takes may keep the transport."""
+        self._drop_cycle()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio; the response is not wanted any more."""
         self.shared.remove(self)

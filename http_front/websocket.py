@@ -306,8 +306,12 @@ class FrontSocket(ClientConnection):
         self._queue.put_nowait({"type": "websocket.connect"})
         self._task = self.shared.run(self._run())
 
+    def eof_received(self) -> None:
+        """Tell the app now: what the client never takes may keep the transport."""
+        self._client_left()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the app; cancel it where the opening is not answered."""
+        """See asyncio."""
         self.shared.remove(self)
         self._is_disconnected = self._is_closing = True
         for timer in (self._ping_timer, self._close_timer):
@@ -318,10 +322,14 @@ class FrontSocket(ClientConnection):
         self._count()
         self._conn.parser.close()  # it and its owner hold each other, with all that has come, and
         self._conn.parser_exc = None  # so does an error, by its frames: until a full collection
+        self._client_left()
+
+    def _client_left(self) -> None:
+        """Tell the app; cancel it where the opening is not answered."""
         if self._is_open:
             self._queue.put_nowait(_disconnect(ABNORMAL))
-        elif self._task is not None:
-            self._task.cancel()
+        else:
+            self._cancel()
 
     def data_received(self, data: bytes) -> None:
         """Take frames."""

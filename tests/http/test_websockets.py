@@ -593,6 +593,26 @@ async def test_an_opening_whose_client_leaves_is_cancelled():
         await cancelled.wait()
 
 
+async def test_a_client_that_leaves_is_gone_though_it_never_took_what_was_sent():
+    events = []
+
+    async def app(_scope, receive, send):
+        events.append(await receive())
+        await send({"type": "websocket.accept"})
+        events.append(await receive())
+
+    connection = Conversation(app, HTTPOptions())
+    connection.say(REQUEST)
+    await turn_over()
+    connection.protocol.eof_received()
+    await turn_over()
+    assert [(each["type"], each.get("code")) for each in events] == [
+        ("websocket.connect", None),
+        ("websocket.disconnect", 1006),
+    ]
+    await connection.end()
+
+
 async def test_a_refusal_of_the_apps_own_is_a_whole_response():
     async def refusing(_scope, _receive, send):
         headers = [(b"x-why", b"1")]
