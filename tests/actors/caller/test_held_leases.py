@@ -26,6 +26,7 @@ from greenroom.actors.messages import queries as m
 from greenroom.actors.proxy import leases as desks
 from greenroom.core.rollouts.judging import OVERDUE_S
 from greenroom.core.routing import tickets
+from greenroom.core.routing.dispatching import WAIT_S
 from greenroom.core.routing.leases import ORPHAN_S
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable, backend_of
@@ -409,11 +410,21 @@ class LeaseModel(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Let all come to its end; nothing may be left of it then."""
         try:
+            self._assert_nothing_waits_for_ever()
             self.converge()
             self._assert_empty()
         finally:
             for patch in self._patches:
                 patch.stop()
+
+    def _assert_nothing_waits_for_ever(self) -> None:
+        """Where queries wait, all leases beside them are revoked, though nothing ends meanwhile."""
+        for _ in range(3):
+            self.deliver_all()
+            self.sleep(2 * WAIT_S)
+        waiting = {tag for tag, (queued, _) in self.router.busy().items() if queued}
+        held = {tag for caller in self.callers.values() for _, tag in caller.leases.held}
+        assert not waiting & held
 
     def converge(self) -> None:
         while len({backend_of(each.table) for each in self.replicas.values()}) < len(self.traffic):

@@ -1,14 +1,11 @@
-"""Dispatch leases: random lives of a router with callers that hold some, and single cases."""
+"""Dispatch leases, case by case; their random lives are in tests/actors/caller."""
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
-
-from hypothesis import settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from greenroom.core.routing.dispatching import PAUSE_S, WAIT_S
 from greenroom.core.routing.leases import ASK_WITHIN_S, IDLE_S, HeldLease, HeldShare, Used, share_of
@@ -29,7 +26,6 @@ from greenroom.core.routing.traffic import Split, key_of
 from tests.core.routing.queries import Query, endpoint, finished, replica
 
 SOON_S = ASK_WITHIN_S / 10
-CALLERS = ("c1", "c2", "c3")
 LIMIT = 8
 
 
@@ -410,140 +406,3 @@ def test_it_is_returned_when_it_is_idle_or_a_replica_is_silent() -> None:
     assert lease.is_to_be_returned(6.1, 1.0)
     lease.free(share, 6.1)
     assert not lease.is_to_be_returned(6.1 + IDLE_S / 2, 1.0)
-
-
-# --- Random lives ---------------------------------------------------------------------------------
-
-
-class LeasesModel(RuleBasedStateMachine):
-    """A router, its callers and replicas, with messages on their way between each two."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
-        self.ids = iter(range(1, 10**6))
-        self.router = leasing(LIMIT, *CALLERS)
-        self.held: dict[str, HeldLease | None] = dict.fromkeys(CALLERS)
-        self.returned: dict[str, list[HeldLease]] = {caller: [] for caller in CALLERS}
-        self.to_caller: dict[str, deque[Any]] = {caller: deque() for caller in CALLERS}
-        self.to_router: dict[str, deque[Any]] = {caller: deque() for caller in CALLERS}
-        self.tickets: dict[int, Any] = {}  # that the replica has
-        self.leased: list[tuple[str, HeldShare]] = []  # queries that it has under leases
-        self.newest = dict.fromkeys(CALLERS, 0)
-
-    def perform(self, effects: list[Any]) -> None:
-        for effect in effects:
-            if isinstance(effect, Assign):
-                self.tickets[effect.ticket.number] = effect.ticket
-            elif isinstance(effect, Grant):
-                slots = dict(effect.lease.slots)
-                self.to_caller[effect.lease.caller].append(("granted", effect.lease.number, slots))
-            elif isinstance(effect, Revoke):
-                self.to_caller[effect.lease.caller].append(("revoked", effect.lease.number, {}))
-
-    def give_back(self, caller: str) -> None:
-        lease = self.held[caller]
-        if lease is not None:
-            self.held[caller] = None
-            lease.is_returned = True
-            self.returned[caller].append(lease)
-            self.to_router[caller].append((lease.number, lease.in_use()))
-
-    @rule(caller=st.sampled_from(CALLERS), count=st.integers(1, 6))
-    def send(self, caller: str, count: int) -> None:
-        for _ in range(count):
-            lease = self.held[caller]
-            share = None if lease is None else lease.take(self.now)
-            if share is not None:
-                self.leased.append((caller, share))
-            else:
-                self.perform(self.router.submit(caller, Query(next(self.ids)), self.now))
-
-    @rule(index=st.integers(0, 50), count=st.integers(1, 4))
-    def end_some(self, index: int, count: int) -> None:
-        for _ in range(count):
-            if self.leased:
-                caller, share = self.leased.pop(index % len(self.leased))
-                share.lease.free(share, self.now)
-                if share.lease.is_returned:
-                    self.to_router[caller].append((share.lease.number, share.lease.in_use()))
-            if self.tickets:
-                number = sorted(self.tickets)[index % len(self.tickets)]
-                del self.tickets[number]
-                self.perform(finished(self.router, "b#1", [(number, 200)], self.now))
-
-    @rule(caller=st.sampled_from(CALLERS))
-    def caller_hears(self, caller: str) -> None:
-        if not self.to_caller[caller]:
-            return
-        what, number, slots = self.to_caller[caller].popleft()
-        lease = self.held[caller]
-        if what == "revoked":
-            if lease is not None and lease.number == number:
-                self.give_back(caller)
-        elif number > self.newest[caller]:
-            assert lease is None, "one lease at a time"
-            self.newest[caller] = number
-            shares = [HeldShare(tag, count) for tag, count in slots.items()]
-            self.held[caller] = HeldLease(number, "", "e", "b", (), None, shares, self.now)
-        elif lease is not None and lease.number == number:
-            lease.extend(slots)
-
-    @rule(caller=st.sampled_from(CALLERS))
-    def router_hears(self, caller: str) -> None:
-        if self.to_router[caller]:
-            number, in_use = self.to_router[caller].popleft()
-            self.perform(self.router.leases.returned(caller, number, in_use, self.now))
-
-    @rule(seconds=st.sampled_from([0.001, WAIT_S, PAUSE_S, 2.0]))
-    def time_passes(self, seconds: float) -> None:
-        self.now += seconds
-        self.perform(self.router.expire(self.now))
-        for caller, lease in self.held.items():
-            if lease is not None and lease.is_to_be_returned(self.now, 100.0):
-                self.give_back(caller)
-
-    @rule(is_on=st.booleans())
-    def change(self, is_on: bool) -> None:
-        shadows = {"gone": 1.0} if is_on else {}  # so that nothing is mirrored
-        made = endpoint("e", shadows=shadows, to="b")
-        self.perform(self.router.set_endpoint("e", made, self.now))
-        if not self.router.leases.unconfirmed:
-            usable = [lease for lease in self.held.values() if lease is not None]
-            assert not (is_on and usable), "acknowledged, and something may begin against it"
-
-    @invariant()
-    def no_limit_is_exceeded(self) -> None:
-        assert len(self.tickets) + len(self.leased) <= LIMIT
-        assert self.router.ongoing()["b#1"] <= LIMIT
-
-    @invariant()
-    def nothing_waits_for_ever(self) -> None:
-        queued = self.router.busy().get("b", (0, 0))[0]
-        if self.router.next_due_at() is not None:
-            return
-        if queued and not any(self.to_caller.values()) and not any(self.to_router.values()):
-            assert all(lease is None for lease in self.held.values()), "all were revoked"
-            assert len(self.tickets) + len(self.leased) == LIMIT
-
-    def teardown(self) -> None:
-        for _ in range(400):
-            if not (self.leased or self.tickets):
-                break
-            self.end_some(0, 4)
-            self.converge()
-        self.converge()
-        self.time_passes(2.0)
-        self.converge()
-        assert self.router.ongoing() == {"b#1": 0}, "idle systems hold no lease"
-        assert not self.router.busy()
-
-    def converge(self) -> None:
-        for _ in range(50):
-            for caller in CALLERS:
-                self.caller_hears(caller)
-                self.router_hears(caller)
-
-
-TestLeases = LeasesModel.TestCase
-TestLeases.settings = settings(max_examples=60, stateful_step_count=40)
