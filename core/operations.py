@@ -142,16 +142,9 @@ def _packed(options: ActorOptions) -> ActorOptions:
 PackedOptions = Annotated[ActorOptions, AfterValidator(_packed)]
 
 
-def application_problem(name: str) -> str | None:
-    """Return what is wrong with an application's name beside its letters, or None."""
-    if name == served_as(name):
-        return None
-    return f"name={name!r}: must not end with {CANDIDATE!r}, as new versions of applications do"
-
-
 def _not_reserved(name: str) -> str:
-    if problem := application_problem(name):
-        raise ValueError(problem.partition(": ")[2])
+    if name != served_as(name):
+        raise ValueError(f"must not end with {CANDIDATE!r}, as new versions of applications do")
     return name
 
 

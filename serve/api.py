@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from greenroom.actors.replica import context as user_context
-from greenroom.actors.runtime.settings import grpc_names
 from greenroom.core.config import GrpcOptions, HTTPOptions, LoggingConfig, RuntimeEnv
-from greenroom.core.errors import InvalidRequestError, NotRunningError
+from greenroom.core.errors import NotRunningError
 from greenroom.core.operations import DeleteApplication
+from greenroom.core.validation import Settings
 from greenroom.serve import local_testing
 from greenroom.serve.admin import applications, reports, session
 from greenroom.serve.admin.checks import check_name, settings_of
-from greenroom.serve.build import not_an_application
+from greenroom.serve.build import build
 from greenroom.serve.deployments import Application
 from greenroom.serve.handle import DeploymentHandle
 from greenroom.serve.schema import ServeStatus
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R")
-Options = TypeVar("Options", LoggingConfig, RuntimeEnv)
+Options = TypeVar("Options", bound=Settings)
 
 
 def run(
@@ -52,25 +52,23 @@ def run(
 
     With ``_local_testing_mode`` it runs in this process, without a system: see local_testing.
     """
-    if not isinstance(target, Application):
-        raise InvalidRequestError(not_an_application(target))
-    applications.check_target(name, route_prefix)
-    logging = _given("logging_config", LoggingConfig, logging_config)
-    if _local_testing_mode:
-        return local_testing.run(target, name)
-    ours = session.current()
-    connection = ours.ensure_running()
-    ours.deployed(DeleteApplication(application=name))
-    env = _given("runtime_env", RuntimeEnv, runtime_env)
-    handle = applications.deploy(
-        connection,
+    built = build(
         target,
         name,
         route_prefix,
-        logging,
-        on_wait=lambda reason: logger.warning("waiting for %r: %s", name, reason),
-        runtime_env=env,
+        runtime_env=_given("runtime_env", RuntimeEnv, runtime_env),
+        logging_config=_given("logging_config", LoggingConfig, logging_config),
     )
+    if _local_testing_mode:
+        return local_testing.run(built)
+    ours = session.current()
+    connection = ours.ensure_running()
+    ours.deployed(DeleteApplication(application=name))
+
+    def warn(reason: str) -> None:
+        logger.warning("waiting for %r: %s", name, reason)
+
+    handle = applications.deploy(connection, built, on_wait=warn)
     if blocking:
         _wait_for_interrupt(name)
     return handle
@@ -113,17 +111,10 @@ def start(
     ``grpc_options`` name functions that add servicers.
     """
     ours = session.current()
-    wanted, names = ours.settings, []
-    if http_options is not None:
-        http = settings_of(HTTPOptions, http_options, "http_options", wanted.http.model_dump())
-        wanted = wanted.with_http(http)
-        given = http_options
-        named = given.model_fields_set if isinstance(given, HTTPOptions) else given
-        names += [f"http_{name}" for name in named]
-    if grpc_options is not None:
-        grpc = settings_of(GrpcOptions, grpc_options, "grpc_options")
-        wanted = wanted.with_grpc(grpc)
-        names += grpc_names(grpc)
+    wanted, names = ours.settings.with_options(
+        _given("http_options", HTTPOptions, http_options),
+        _given("grpc_options", GrpcOptions, grpc_options),
+    )
     if wanted != ours.settings and not ours.is_running:
         ours = session.use(wanted)
     ours.ensure_running()

@@ -8,14 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
 from greenroom.core.config import CALLBACK_SECRET, ActorOptions, LoggingConfig, RuntimeEnv
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.operations import ApplicationSpec, DeploymentSpec
+from greenroom.core.validation import problems_in
 from greenroom.serve.admin.checks import check_answers_http
 from greenroom.serve.code.modules import Modules
 from greenroom.serve.code.packing import Code, pack_code, packed
 from greenroom.serve.code.runtime_env import PackedEnv, pack_env
-from greenroom.serve.deployments import Application, Deployment, name_problem
+from greenroom.serve.deployments import Application, Deployment
 from greenroom.serve.handle import DeploymentHandle
 from greenroom.serve.tasks.consumers import Consumer
 
@@ -78,8 +81,6 @@ def build(
     """
     if not isinstance(application, Application):
         raise InvalidRequestError(not_an_application(application))
-    if problem := name_problem("name", name):
-        raise InvalidRequestError(problem)
     builder = _Builder(name, runtime_env, options, logging_config)
     ingress = builder.add(application).deployment_name
     deployments = builder.deployments()
@@ -89,9 +90,13 @@ def build(
             application.deployment.func_or_class,
             deployments[-1].config.http_call_methods,
         )
-    spec = ApplicationSpec(
-        name=name, ingress=ingress, route_prefix=route_prefix, deployments=deployments
-    )
+    try:
+        spec = ApplicationSpec(
+            name=name, ingress=ingress, route_prefix=route_prefix, deployments=deployments
+        )
+    except ValidationError as error:
+        problems = "; ".join(problems_in(error))
+        raise InvalidRequestError(f"bad application: {problems}") from None
     return Built((spec,), builder.folders, tuple(builder.needs()))
 
 

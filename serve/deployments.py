@@ -24,8 +24,8 @@ from typing_extensions import TypeVar
 
 from greenroom.core.config import ActorOptions, BackendConfig, GivenSettings
 from greenroom.core.errors import InvalidRequestError
-from greenroom.core.operations import DeleteDeployment
-from greenroom.core.validation import problems_in, wrong_with
+from greenroom.core.operations import DeleteDeployment, NewName
+from greenroom.core.validation import problems_in
 from greenroom.serve.admin.checks import HINTS, check_arguments
 from greenroom.serve.tasks.consumers import QUEUE_OPTIONS, TASKS
 
@@ -60,22 +60,6 @@ class DeploymentOptions:
     alone: Mapping[str, Any] = field(default_factory=dict)
 
 
-def name_problem(what: str, name: object) -> str | None:
-    """Say what is wrong with a deployment's or application's name, or None."""
-    if not isinstance(name, str) or not name:
-        return f"{what}={name!r}: must be a non-empty string"
-    if "#" in name:
-        return f"{what}={name!r}: must not contain '#', which separates application and deployment"
-    wrong = wrong_with(name)
-    return f"{what}={name!r}: {wrong}" if wrong else None
-
-
-def _checked_name(name: object) -> object:
-    if problem := name_problem("name", name):
-        raise ValueError(problem.partition(": ")[2])
-    return name
-
-
 class _Given(BackendConfig):
     """All that a user may give: the settings of replicas, and what a deployment has beside them."""
 
@@ -85,7 +69,7 @@ class _Given(BackendConfig):
         "ray_actor_options": "actor_options",
     }
 
-    name: Annotated[str, BeforeValidator(_checked_name)]
+    name: NewName
     version: str | None = Field(default=None, strict=True)
     actor_options: Annotated[
         ActorOptions, BeforeValidator(lambda given: {} if given is None else given)

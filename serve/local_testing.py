@@ -36,8 +36,7 @@ from greenroom.actors.runtime.processes import this_process
 from greenroom.core.errors import DeployFailedError, UnknownNameError
 from greenroom.core.operations import DeploymentSpec
 from greenroom.core.validation import unknown_name
-from greenroom.serve.build import Built, build
-from greenroom.serve.deployments import Application
+from greenroom.serve.build import Built
 from greenroom.serve.handle import DeploymentHandle
 
 STOP_TIMEOUT_S = 5.0
@@ -182,14 +181,15 @@ class _LocalReply(Reply):
 _client: LocalClient | None = None
 
 
-def run(target: Application, name: str) -> DeploymentHandle:
-    """Bring an application up here, in place of an earlier one of its name."""
+def run(built: Built) -> DeploymentHandle:
+    """Bring one application up here, in place of an earlier one of its name."""
     global _client  # noqa: PLW0603  # one per process, as the connection is
     if _client is None:
         _client = LocalClient()
         query_client.install(_client)
     client = _client
-    built = build(target, name)
+    (application,) = built.applications
+    name = application.name
     client.check(built)
     client.remove_all(name)
     client.names[name] = tuple(spec.name for spec in built.deployments)
@@ -199,7 +199,7 @@ def run(target: Application, name: str) -> DeploymentHandle:
     except BaseException:
         client.remove_all(name)
         raise
-    client.ingresses[name] = built.applications[0].ingress
+    client.ingresses[name] = application.ingress
     return DeploymentHandle(client.ingresses[name], name, client=client)
 
 

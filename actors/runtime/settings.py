@@ -322,19 +322,29 @@ class HostSettings(Settings):
             _check_place_in_cluster(self)
         return self
 
-    def with_http(self, options: HTTPOptions) -> HostSettings:
-        """Return a copy with other HTTP options."""
-        return self.model_copy(update={"http": _with_absolute_paths(options)})
+    def with_options(
+        self, http: HTTPOptions | None = None, grpc: GrpcOptions | None = None
+    ) -> tuple[HostSettings, list[str]]:
+        """Return a copy with the options that are given, and the names of these settings.
 
-    def with_grpc(self, options: GrpcOptions) -> HostSettings:
-        """Return a copy with other options of gRPC; its servicers are in the current folder."""
-        changes = {_grpc(name): getattr(options, name) for name in GrpcOptions.model_fields}
-        if options.ssl_ca_certs is not None:
-            changes["grpc_ssl_ca_certs"] = os.path.abspath(options.ssl_ca_certs)
-        has_servicers = bool(options.grpc_servicer_functions)
-        changes["grpc_port"] = options.port if has_servicers else None
-        changes["grpc_dir"] = os.getcwd() if has_servicers else None
-        return self.model_copy(update=changes)
+        gRPC's servicers are looked for in the current folder.
+        """
+        changes: dict[str, Any] = {}
+        names: list[str] = []
+        if http is not None:
+            given = {name: value for name, value in http if name in http.model_fields_set}
+            changes["http"] = _with_absolute_paths(self.http.model_copy(update=given))
+            names += [f"{_HTTP}{name}" for name in given]
+        if grpc is not None:
+            changes |= {_grpc(name): value for name, value in grpc}
+            if grpc.ssl_ca_certs is not None:
+                changes["grpc_ssl_ca_certs"] = os.path.abspath(grpc.ssl_ca_certs)
+            has_servicers = bool(grpc.grpc_servicer_functions)
+            changes["grpc_port"] = grpc.port if has_servicers else None
+            changes["grpc_dir"] = os.getcwd() if has_servicers else None
+            if has_servicers:
+                names += [_grpc(name) for name, _ in grpc if name in grpc.model_fields_set]
+        return self.model_copy(update=changes), names
 
     @property
     def custom_resources(self) -> dict[str, float]:
@@ -548,11 +558,6 @@ def _check_names(environ: Mapping[str, str]) -> None:
 # The state dir says which system is meant, the key is copied at the start, and the others are
 # settings of the command, not of the system.
 _OF_NO_SYSTEM = ("state_dir", "address", "key_file", "log_format")
-
-
-def grpc_names(options: GrpcOptions) -> list[str]:
-    """Return the names of fields to which the options that were given belong."""
-    return [_grpc(name) for name in GrpcOptions.model_fields if name in options.model_fields_set]
 
 
 def _grpc(name: str) -> str:

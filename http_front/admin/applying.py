@@ -35,7 +35,7 @@ def applied(asked: Mapping[str, Any]) -> dict[str, Any]:
         # Modules are installed, or in a working_dir.
         with tempfile.TemporaryDirectory() as nothing, file.located():
             document, folder = read_document(file.document), Path(nothing)
-            built = declarative.build_document(document, folder, folder)
+            built = declarative.build_document(document, folder, None, folder)
         with contextlib.closing(Connection.open(read_settings(), user=asked["user"])) as connection:
             flags = DeployFlags(**asked["flags"])
             return {"answer": applications.apply(connection, built, flags, from_file=True)}

@@ -7,48 +7,26 @@ from typing import Any
 
 from greenroom.actors.caller.connection import Connection
 from greenroom.core import operations as ops
-from greenroom.core.config import LoggingConfig, RuntimeEnv
-from greenroom.core.errors import InvalidRequestError
 from greenroom.serve.admin.reports import check_there, missing_of
 from greenroom.serve.admin.session import raising_users_own, wait_for_goal
-from greenroom.serve.build import Built, build
-from greenroom.serve.deployments import Application, name_problem
+from greenroom.serve.build import Built
 from greenroom.serve.handle import DeploymentHandle
 
 _DEFAULT_FLAGS = ops.DeployFlags()
 
 
-def check_target(name: str, route_prefix: str | None) -> None:
-    """Raise InvalidRequestError unless an application may have this name and prefix."""
-    problems = [name_problem("name", name) or ops.application_problem(name)]
-    if wrong := ops.route_problem(route_prefix):
-        problems.append(f"route_prefix={route_prefix!r}: {wrong}")
-    if found := [problem for problem in problems if problem]:
-        raise InvalidRequestError("; ".join(found))
-
-
 def deploy(
-    connection: Connection,
-    application: Application,
-    name: str,
-    route_prefix: str | None,
-    logging_config: LoggingConfig | None = None,
-    on_wait: Callable[[str], None] | None = None,
-    runtime_env: RuntimeEnv | None = None,
+    connection: Connection, built: Built, on_wait: Callable[[str], None] | None = None
 ) -> DeploymentHandle:
-    """Bring an application up and wait for it; raises what its constructor raised.
+    """Bring one application up and wait for it; raises what its constructor raised.
 
-    ``logging_config`` is for the deployments without one. ``on_wait`` gets what it still waits
-    for, when that is another thing than before. ``runtime_env`` is what deployments have where they
-    give nothing else.
+    ``on_wait`` gets what it still waits for, when that is another thing than before.
     """
-    built = build(
-        application, name, route_prefix, runtime_env=runtime_env, logging_config=logging_config
-    )
-    goal = apply(connection, built)["goals"].get(name)
+    (application,) = built.applications
+    goal = apply(connection, built)["goals"].get(application.name)
     with raising_users_own():
         wait_for_goal(connection, goal, on_wait=on_wait)
-    return DeploymentHandle(built.applications[0].ingress, name, client=connection.queries)
+    return DeploymentHandle(application.ingress, application.name, client=connection.queries)
 
 
 def apply(

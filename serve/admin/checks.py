@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from greenroom.actors.replica.callables import http_methods
@@ -40,19 +39,14 @@ def check_mapping(parameter: str, value: object) -> None:
     _expect(isinstance(value, Mapping), parameter, value, "a dict")
 
 
-def settings_of(
-    model: type[S],
-    given: S | Mapping[str, Any] | None,
-    parameter: str = "",
-    defaults: Mapping[str, Any] = MappingProxyType({}),
-) -> S:
-    """Return settings that are given as such, as a dict over ``defaults``, or not at all."""
+def settings_of(model: type[S], given: S | Mapping[str, Any] | None, parameter: str = "") -> S:
+    """Return settings that are given as such, as a dict, or not at all."""
     if isinstance(given, model):
         return given
     values = {} if given is None else given
     name = PUBLIC_NAMES.get(model.__name__, model.__name__)
     _expect(isinstance(values, Mapping), parameter or name, given, f"{name} or a dict")
-    return validated(model, {**defaults, **values})  # type: ignore[dict-item]  # a dict, as checked
+    return validated(model, values)  # type: ignore[arg-type]  # a dict, as checked
 
 
 def check_list(parameter: str, value: object) -> None:

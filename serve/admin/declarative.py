@@ -33,11 +33,13 @@ _CODE = {"code", "code_hash"}
 _NOT_WRITTEN: Any = {"autoscaling_config": {"policy": _CODE}, "request_router_config": _CODE}
 
 
-def build_document(document: ServeDeploySchema, app_dir: Path, base: Path) -> Built:
+def build_document(
+    document: ServeDeploySchema, base: Path, app_dir: Path | None, otherwise: Path = Path()
+) -> Built:
     """Import and build a document's applications; InvalidDocumentError names all that failed.
 
-    Modules are looked for in an application's ``working_dir``, or else in ``app_dir``. Paths of a
-    ``runtime_env`` are relative to ``base``.
+    Modules are looked for in ``app_dir``, or in an application's ``working_dir``, or ``otherwise``.
+    Paths of a ``runtime_env`` are relative to ``base``.
     """
     found: list[Built] = []
     problems: list[tuple[Place, str]] = []
@@ -45,8 +47,9 @@ def build_document(document: ServeDeploySchema, app_dir: Path, base: Path) -> Bu
     last_dir: Path | None = None
     for number, schema in enumerate(document.applications):
         env = None if schema.runtime_env is None else _from(base, schema.runtime_env)
-        working_dir = None if env is None or env.working_dir is None else Path(env.working_dir)
-        import_dir = working_dir if working_dir is not None and working_dir.is_dir() else app_dir
+        import_dir = app_dir or otherwise
+        if app_dir is None and env is not None and Path(env.working_dir or "-").is_dir():
+            import_dir = Path(str(env.working_dir))
         if last_dir is not None and import_dir != last_dir:
             forget_modules(last_dir)  # modules of two folders may have one name
         last_dir = import_dir

@@ -14,7 +14,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 from greenroom.actors.caller.connection import Connection
@@ -58,14 +58,14 @@ class Session:
         """Whether the system runs; one at an address is never this process's to start."""
         return self.settings.address is not None or system.is_running(self.settings)
 
-    def lacks(self, wanted: HostSettings, names: Iterable[str]) -> list[str]:
+    def lacks(self, wanted: HostSettings, names: Collection[str]) -> list[str]:
         """Say which of these, named as in FIELDS, the system lacks, as far as is known here."""
         address = self.settings.address
         running = None if address is not None else system.running_environ(self.settings)
         if running is None:
             environ = wanted.to_environ()
             return [f"{name.removeprefix('http_')}={environ.get(variable(name))}" for name in names]
-        return differences(wanted, running, set(names))
+        return differences(wanted, running, names)
 
     def connect(self) -> Connection:
         """Return the connection, opened if need be; NotRunningError when nothing runs."""

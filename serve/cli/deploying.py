@@ -18,8 +18,8 @@ from pydantic import ValidationError
 
 from greenroom.actors.caller.connection import Connection
 from greenroom.actors.host import launcher as system
-from greenroom.actors.runtime.settings import HostSettings, grpc_names, unlike
-from greenroom.core.config import GrpcOptions, HTTPOptions, RuntimeEnv
+from greenroom.actors.runtime.settings import HostSettings, unlike
+from greenroom.core.config import GrpcOptions
 from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.core.operations import EXIT_CHANGES, DeployFlags
 from greenroom.core.validation import problems_in
@@ -27,99 +27,77 @@ from greenroom.serve import config_file
 from greenroom.serve.admin import applications, declarative, reports
 from greenroom.serve.admin.problems import front_url
 from greenroom.serve.admin.session import wait_for_goal
-from greenroom.serve.build import Built, build as built_of
+from greenroom.serve.build import Built
 from greenroom.serve.cli import commands
 from greenroom.serve.cli.display import Progress
-from greenroom.serve.cli.flags import ANYWHERE, PATH, application, command, fields_of, reading
+from greenroom.serve.cli.flags import (
+    ANYWHERE,
+    FOLDER,
+    PATH,
+    application,
+    command,
+    fields_of,
+    reading,
+)
 from greenroom.serve.cli.logs import Logs
 from greenroom.serve.cli.starting import Starting, interrupt_on_terminate
 from greenroom.serve.code import importing
-from greenroom.serve.deployments import Application
-from greenroom.serve.schema import ServeDeploySchema, read_document
+from greenroom.serve.schema import (
+    InvalidDocumentError,
+    ServeDeploySchema,
+    read_document,
+    with_place,
+)
 
 
 class Source:
-    """An application as a command names it, with its name and the route that it is served at."""
+    """What a command deploys: the applications of a configuration file, or the one it names."""
 
     def __init__(
         self,
         target: str,
         *,
         arguments: Sequence[str],
-        app_dir: str | None,
-        working_dir: str | None,
+        app_dir: Path | None,
+        working_dir: Path | None,
         name: str,
         route_prefix: str,
     ) -> None:
-        self.target = target
-        self.runtime_env = None if working_dir is None else RuntimeEnv(working_dir=working_dir)
-        self.app_dir = Path(app_dir or working_dir or ".")
-        self.name = name
-        self.route_prefix = None if route_prefix.lower() in ("", "none") else route_prefix
+        self.file = Path(target) if is_file(target) else None
+        self.watched = app_dir or working_dir or Path()
+        self._app_dir = app_dir
+        self._name = name
+        if self.file is None:
+            importing.check_module(target, self.watched)  # before run starts a system for it
         with reading():
-            self.arguments = importing.read_arguments(arguments)
-            applications.check_target(name, self.route_prefix)
-            if working_dir is not None and not Path(working_dir).is_dir():
-                raise InvalidRequestError(f"--working-dir {working_dir!r}: no such folder")
-            if is_file(target):
-                raise InvalidRequestError(f"{target!r}: only greenroom deploy and run take files")
-        importing.check_module(target, self.app_dir)  # before run starts a system for it
-
-    def load(self) -> Application:
-        """Import it; where the user's code fails, its traceback is shown."""
-        try:
-            return importing.load_application(self.target, self.app_dir, self.arguments)
-        except importing.ImportFailedError as error:
-            click.echo(error.traceback, err=True)
-            raise
-
-    def build(self) -> Built:
-        """Import and build it, as the only application of a document."""
-        application = self.load()
-        return built_of(application, self.name, self.route_prefix, runtime_env=self.runtime_env)
-
-    def __str__(self) -> str:
-        return repr(self.name)
-
-    def options_over(self, settings: HostSettings) -> HostSettings:
-        """Return the settings of a system that is started for it."""
-        return settings
-
-    def read_again(self) -> None:
-        """See FileSource; a module is imported anew each time."""
-
-
-class FileSource:
-    """The applications of a configuration file."""
-
-    def __init__(self, path: Path, app_dir: Path) -> None:
-        self.path = path
-        self.app_dir = app_dir
-        with reading():
+            module, _, attribute = target.partition(":")
+            self._named = {
+                "name": name,
+                "route_prefix": None if route_prefix.lower() in ("", "none") else route_prefix,
+                "import_path": f"{module}:{attribute or importing.DEFAULT_ATTRIBUTE}",
+                "args": importing.read_arguments(arguments),
+                "runtime_env": None if working_dir is None else {"working_dir": working_dir},
+            }
             self.read_again()
 
     def read_again(self) -> None:
-        """Read the file, which may have changed."""
-        self._file = config_file.ConfigFile(self.path)
-        with self._file.located():
-            self.document = read_document(self._file.document)
+        """Read the file, which may have changed; a module is imported anew each time."""
+        if self.file is None:
+            document, self._located = {"applications": [self._named]}, _without_places
+        else:
+            file = config_file.ConfigFile(self.file)
+            document, self._located = file.document, file.located
+        with self._located():
+            self.document = read_document(document)
 
     def build(self) -> Built:
-        """Import and build what the file names; tracebacks of user code are shown."""
-        try:
-            with self._file.located():
-                return declarative.build_document(self.document, self.app_dir, self.path.parent)
-        except InvalidRequestError as error:
-            if isinstance(error.__cause__, importing.ImportFailedError):
-                click.echo(error.__cause__.traceback, err=True)
-            raise
-
-    def options_over(self, settings: HostSettings) -> HostSettings:
-        """Return the settings of a system that is started for it: with the file's options."""
-        return _with_options(settings, self.document)[0]
+        """Import and build it; tracebacks of the user's code are shown."""
+        base = Path() if self.file is None else self.file.parent
+        with _showing_tracebacks(), self._located():
+            return declarative.build_document(self.document, base, self._app_dir)
 
     def __str__(self) -> str:
-        return str(self.path)
+        return repr(self._name) if self.file is None else str(self.file)
 
 
 def is_file(target: str) -> bool:
@@ -127,16 +105,39 @@ def is_file(target: str) -> bool:
     return target.endswith(config_file.SUFFIXES)
 
 
-def _source(ctx: click.Context, named: Mapping[str, Any]) -> Source | FileSource:
+@contextlib.contextmanager
+def _without_places() -> Iterator[None]:
+    """Name what is wrong with the one application that a command names, and no place of it."""
+    try:
+        yield
+    except InvalidDocumentError as error:
+        texts = (
+            with_place(place[-1:], text) if text.startswith("=") else text
+            for place, text in error.problems
+        )
+        raise InvalidRequestError("; ".join(texts)) from error.__cause__
+
+
+@contextlib.contextmanager
+def _showing_tracebacks() -> Iterator[None]:
+    """Show the traceback of the user's code where its import has failed."""
+    try:
+        yield
+    except GreenroomError as error:
+        for failed in (error, error.__cause__):
+            if isinstance(failed, importing.ImportFailedError):
+                click.echo(failed.traceback, err=True)
+        raise
+
+
+def _source(ctx: click.Context, named: Mapping[str, Any]) -> Source:
     """Return what a command deploys; UsageError for flags that a configuration file says itself."""
-    if not is_file(named["target"]):
-        return Source(**named)
     for name in ("name", "route_prefix", "working_dir", "arguments"):
         given = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-        if given and named[name]:
+        if given and named[name] and is_file(named["target"]):
             what = "KEY=VALUE" if name == "arguments" else f"--{name.replace('_', '-')}"
             raise click.UsageError(f"{what}: a configuration file says that itself")
-    return FileSource(Path(named["target"]), Path(named["app_dir"] or "."))
+    return Source(**named)
 
 
 @command(*ANYWHERE)
@@ -164,11 +165,9 @@ def deploy(
         raise click.UsageError("; ".join(problems_in(error))) from None
     source = _source(ctx, named)
     built = source.build()
-    is_from_file = isinstance(source, FileSource)
-    if isinstance(source, FileSource):
-        _show_options(settings, source.document)
+    _show_options(settings, source.document)
     with commands.connected(settings) as connection:
-        answer = applications.apply(connection, built, flags, from_file=is_from_file)
+        answer = applications.apply(connection, built, flags, from_file=source.file is not None)
         if flags.plan:
             changes, version = answer["changes"], answer["version"]
             commands.print_lines(commands.lines_of(changes))
@@ -188,7 +187,7 @@ def _show_options(settings: HostSettings, document: ServeDeploySchema) -> None:
     running = None if settings.address is not None else system.running_environ(settings)
     if running is None:
         return
-    wanted, names = _with_options(settings, document)
+    wanted, names = settings.with_options(document.http_options, document.grpc_options)
     if found := unlike(wanted, running, names):
         lines = ["options of the file are not taken, for the system runs already with others:"]
         flags = []
@@ -203,25 +202,6 @@ def _show_options(settings: HostSettings, document: ServeDeploySchema) -> None:
         command = shlex.join(["greenroom", "start", *flags])
         lines.append(f"to take them, end it and start it again: greenroom stop && {command}")
         click.echo("\n".join(lines), err=True)
-
-
-def _with_options(
-    settings: HostSettings, document: ServeDeploySchema
-) -> tuple[HostSettings, set[str]]:
-    """Return the settings with those that a file has, and their names."""
-    wanted, names = settings, set()
-    if document.http_options is not None:
-        given = _given(document.http_options)
-        wanted = wanted.with_http(settings.http.model_copy(update=given))
-        names |= {f"http_{name}" for name in given}
-    if document.grpc_options is not None and document.grpc_options.grpc_servicer_functions:
-        wanted = wanted.with_grpc(document.grpc_options)
-        names.update(grpc_names(document.grpc_options))
-    return wanted, names
-
-
-def _given(options: HTTPOptions) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in options.model_fields_set}
 
 
 def _wait_for_all(
@@ -303,14 +283,14 @@ def run(
     source = _source(ctx, named)
     interrupt_on_terminate()
     with contextlib.ExitStack() as undo:
-        starting = Starting(source.options_over(settings))
+        options = source.document.http_options, source.document.grpc_options
+        starting = Starting(settings.with_options(*options)[0])
         undo.callback(starting.undo)
         if reload:
             sys.dont_write_bytecode = True  # two edits within a second would look the same to it
         built = source.build()
         starting.wait(given)
-        if isinstance(source, FileSource):
-            _show_options(settings, source.document)
+        _show_options(settings, source.document)
         connection = Connection.open(settings)
         undo.callback(connection.close)
         names = [spec.name for spec in built.applications]
@@ -329,16 +309,14 @@ def run(
         _follow(connection, source, logs, reload=reload)
 
 
-def _follow(
-    connection: Connection, source: Source | FileSource, logs: Logs, *, reload: bool
-) -> None:
+def _follow(connection: Connection, source: Source, logs: Logs, *, reload: bool) -> None:
     over = threading.Event()
     printer = threading.Thread(target=_print, args=(logs, over), name="logs", daemon=True)
     printer.start()
     click.echo("Ctrl-C ends it")
     try:
         if reload:
-            for _ in Watcher(source.app_dir, over.wait).changes():
+            for _ in Watcher(source.watched, over.wait).changes():
                 redeploy(connection, source)
         else:
             _wait_for_interrupt()
@@ -349,10 +327,10 @@ def _follow(
         printer.join()
 
 
-def redeploy(connection: Connection, source: Source | FileSource) -> None:
+def redeploy(connection: Connection, source: Source) -> None:
     """Import and deploy again; what fails is shown, and the earlier version serves on."""
     click.echo("files have changed; deploying again")
-    importing.forget_modules(source.app_dir)
+    importing.forget_modules(source.watched)
     try:
         source.read_again()
         bring_up(connection, source.build())
@@ -429,7 +407,9 @@ class Watcher:
 @click.option(
     "--output", "-o", type=PATH, metavar="FILE", help="Where to write it [standard output]."
 )
-@click.option("--app-dir", type=PATH, default=".", metavar="DIR", help="Where to import from [.].")
+@click.option(
+    "--app-dir", type=FOLDER, default=".", metavar="DIR", help="Where to import from [.]."
+)
 def build(arguments: tuple[str, ...], output: Path | None, app_dir: Path) -> None:
     """Write a configuration file of applications, for greenroom deploy FILE."""
     with reading():
@@ -438,11 +418,8 @@ def build(arguments: tuple[str, ...], output: Path | None, app_dir: Path) -> Non
             raise InvalidRequestError(f"-o {output}: it exists; remove it, or name another file")
         if output is not None and not output.parent.is_dir():
             raise InvalidRequestError(f"-o {output}: there is no folder {output.parent}; make it")
-    try:
+    with _showing_tracebacks():
         text = config_file.written(declarative.described(targets, app_dir))
-    except importing.ImportFailedError as error:
-        click.echo(error.traceback, err=True)
-        raise
     if output is None:
         click.echo(text, nl=False)
         return

@@ -25,6 +25,7 @@ from greenroom.core.errors import InvalidRequestError
 HERE = ("state_dir", "admin_port")  # either of them says which system of this host is meant
 ANYWHERE = (*HERE, "address", "key_file")
 PATH = click.Path(path_type=Path)
+FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
 EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, with every field.")
 
@@ -153,10 +154,16 @@ def application(function: Callable[..., None]) -> Callable[..., None]:
             help="Instead of a MODULE: an engine that listens at {port}, with options KEY=VALUE.",
         ),
         click.option(
-            "--working-dir", metavar="DIR", help="A folder that replicas get a copy of [none]."
+            "--working-dir",
+            type=FOLDER,
+            metavar="DIR",
+            help="A folder that replicas get a copy of [none].",
         ),
         click.option(
-            "--app-dir", metavar="DIR", help="Where to import from [--working-dir, else .]."
+            "--app-dir",
+            type=FOLDER,
+            metavar="DIR",
+            help="Where to import from [--working-dir, else .].",
         ),
         click.option("--route-prefix", default="/", help="Its URL path, or 'none' [/]."),
         click.option("--name", default="default", help="The application's name [default]."),

@@ -52,8 +52,6 @@ def check_module(target: str, app_dir: Path) -> None:
     name = target.partition(":")[0]
     if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
         raise InvalidRequestError(f"{target!r}: expected MODULE or MODULE:ATTRIBUTE{_hint(name)}")
-    if not app_dir.is_dir():
-        raise InvalidRequestError(f"--app-dir {str(app_dir)!r}: no such folder")
     folder, first = str(app_dir.resolve()), name.partition(".")[0]
     sys.path.insert(0, folder)
     try:

@@ -48,7 +48,7 @@ from greenroom.core.errors import (
     UnknownNameError,
 )
 from greenroom.core.jobs import MAX_KEY_CHARACTERS, Job, Jobs, Status
-from greenroom.core.operations import application_problem
+from greenroom.core.records import served_as
 from greenroom.core.validation import problems_in
 from greenroom.persistence.kv import StoreError
 from greenroom.persistence.locations import location_at
@@ -87,10 +87,11 @@ class TaskQueue:
     def __init__(self, consumer: DeploymentHandle, known: Consumer) -> None:
         replica = user_context.replica_context()
         assert replica is not None, "a queue is a deployment"
-        if problem := application_problem(replica.backend.partition("#")[0]):
+        application = replica.backend.partition("#")[0]
+        if application != served_as(application):
             raise RuntimeError(
-                f"an application with a task consumer cannot run beside itself: {problem}; deploy "
-                "it without --canary"
+                "an application with a task consumer cannot run beside its new version; deploy it "
+                "without --canary"
             )
         self._consumer, self._tasks, self._config = consumer, known.tasks, known.config
         self._types = {name: types_of(signature) for name, signature in known.tasks.items()}

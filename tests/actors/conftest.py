@@ -13,6 +13,7 @@ import pytest
 from greenroom import serve
 from greenroom.actors.messages.control import StopReplica
 from greenroom.serve.admin import applications
+from greenroom.serve.build import build
 from greenroom.serve.deployments import Application
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.by_hand import Hand
@@ -63,7 +64,7 @@ def deploy(
     running: RunningSystem, application: Application, name: str = "default", route: str | None = "/"
 ) -> DeploymentHandle:
     """Do what ``serve.run`` does, on this system."""
-    return applications.deploy(running.connection, application, name, route)
+    return applications.deploy(running.connection, build(application, name, route))
 
 
 @pytest.fixture

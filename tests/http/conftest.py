@@ -74,7 +74,7 @@ class AppClient:
 
     def rebuild(self, **http: Any) -> "AppClient":
         options = validated(HTTPOptions, {**self.settings.http.model_dump(), **http})
-        self.settings = self.settings.with_http(options)
+        self.settings, _ = self.settings.with_options(options)
         self.front = Front(self.settings, self.link)
         return self
 

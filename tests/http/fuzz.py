@@ -119,7 +119,7 @@ class Fronts:
         for short_way in (True, False):
             http = {**settings.http.model_dump(), "short_way": short_way}
             link = FakeLink()
-            front = Front(settings.with_http(validated(HTTPOptions, http)), link)
+            front = Front(settings.with_options(validated(HTTPOptions, http))[0], link)
             self._fronts.append((front, link))
 
     def check(self, data: bytes) -> None:

@@ -253,7 +253,7 @@ def test_cors_is_off_unless_asked_for(given):
 
 def test_the_settings_reach_other_processes_by_environment(tmp_path):
     given = HTTPOptions(middlewares=[a("Tag", word="x")], cors=[ORIGIN])
-    settings = read_settings({}, state_dir=tmp_path).with_http(given)
+    settings = read_settings({}, state_dir=tmp_path).with_options(given)[0]
     again = read_settings(settings.to_environ())
     assert again.http.middlewares == settings.http.middlewares
     assert again.http.cors == settings.http.cors

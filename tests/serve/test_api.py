@@ -205,7 +205,7 @@ def test_grpc_options_are_those_of_the_system_that_is_started(system):
     settings = session.current().settings
     assert (settings.grpc_port, settings.grpc_dir) == (9001, os.getcwd())
     assert settings.grpc_servicer_functions == ("shop_pb2_grpc.add_shop",)
-    assert settings.with_grpc(gRPCOptions()).grpc_port is None, "without a servicer"
+    assert settings.with_options(grpc=gRPCOptions())[0].grpc_port is None, "without a servicer"
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_two_deployments_of_one_name_get_suffixes_as_in_ray_serve(caplog):
         (Leaf, "a", r"forget \.bind\(\)"),
         (Node.bind([Leaf]), "a", r"bad argument of deployment 'Node'.*\.bind\(\)"),
         *((value, "a", "expected an Application") for value in (3, None, "app")),
-        (Leaf.bind(), "a#b", "must not contain '#'"),
+        (Leaf.bind(), "a#b", "name='a#b': expected a name without '#'"),
     ],
 )
 def test_what_is_no_application_is_refused_with_what_to_do(app, name, message):

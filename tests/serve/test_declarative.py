@@ -45,7 +45,7 @@ def one(import_path="declared_shop:app", **fields):
 
 
 def built_of(document, folder):
-    return build_document(read_document(document), folder, folder)
+    return build_document(read_document(document), folder, None, folder)
 
 
 def test_options_of_the_document_go_before_those_of_the_code(folder):

@@ -134,11 +134,6 @@ def test_a_module_without_an_application_lists_what_it_has(load, app_dir):
         load("functions")
 
 
-def test_a_folder_that_does_not_exist_is_refused(app_dir):
-    with pytest.raises(InvalidRequestError, match=r"--app-dir .*no such folder"):
-        load_application("demo", app_dir / "missing", {})
-
-
 @pytest.mark.parametrize(
     ("source", "message"),
     [

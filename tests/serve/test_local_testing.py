@@ -131,6 +131,8 @@ def test_a_constructor_that_fails_raises_here_and_leaves_nothing() -> None:
         def __init__(self, _other: Any) -> None:
             raise ZeroDivisionError("broken on purpose")
 
+        def __call__(self) -> None: ...
+
     before = set(threading.enumerate())
     with pytest.raises(ZeroDivisionError, match="broken on purpose"):
         run(Broken.bind(Adder.bind(1)))

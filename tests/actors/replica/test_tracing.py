@@ -18,6 +18,7 @@ from starlette.requests import Request
 
 from greenroom import serve
 from greenroom.serve.admin import applications
+from greenroom.serve.build import build
 from greenroom.serve.handle import DeploymentHandle
 from tests.support.systems import RunningSystem, running_system, wait_until
 
@@ -136,7 +137,7 @@ def traced(receiver: Receiver, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def deploy(running: RunningSystem) -> None:
-    applications.deploy(running.connection, Shop.bind(Tax.bind()), "shop", "/")
+    applications.deploy(running.connection, build(Shop.bind(Tax.bind()), "shop", "/"))
 
 
 def ask(running: RunningSystem, trace: str, flags: str = SAMPLED, path: str = "/") -> int:
