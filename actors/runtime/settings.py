@@ -639,15 +639,6 @@ def _try_address(bind: str) -> None:
             ) from None
 
 
-def convention_of(settings: HostSettings) -> dict[str, str]:
-    """Return Thespian's capability that makes a bound host join another, or lead."""
-    if not is_bound(settings) or settings.may_lead or len(settings.gates) > 1:
-        return {}  # where leaders take turns, each host looks for them itself (membership.py)
-    # Once: the admin would look it up again and again, and wait for it.
-    address = resolved_gates(settings)[0] if settings.join else settings.own_address
-    return {"Convention Address.IPv4": address}
-
-
 def is_bound(settings: HostSettings) -> bool:
     """Return whether other hosts can reach this one."""
     return settings.bind is not None and settings.bind != LOOPBACK
@@ -679,7 +670,6 @@ def capabilities_of(settings: HostSettings) -> dict[str, Any]:
         "Admin Port": settings.admin_port,
         LEADS: settings.join is None and not settings.may_lead,
         MAY_LEAD: settings.may_lead,
-        **convention_of(settings),
     }
 
 

@@ -67,10 +67,6 @@ class ProcessAddress:
         """Return the TCP port of the host that leads to this process."""
         return self.number & LAST_PORT
 
-    def is_of(self, admin: ProcessAddress) -> bool:
-        """Return whether this process belongs to the actor system of ``admin``."""
-        return self.host == admin.host and self.port == admin.number
-
     @property
     def socket_name(self) -> bytes:
         """Return the name in Linux's abstract namespace, which leaves nothing on disk.

@@ -135,7 +135,6 @@ class Mailbox:
         self.handle: Callable[[Envelope], object] | None = None
         self.unfinished: dict[Any, None] = {}  # copied to be iterated: threads add to it
         self.on_finished: Callback | None = None
-        self.on_peer_down: Callable[[ProcessAddress], None] | None = None
         # Takes what ``send`` is given for an address that only Thespian knows.
         self.forward: Callable[[Any, Any, Callback | None, Callback | None], None] = self._forget
         self._own = own
@@ -309,8 +308,6 @@ class Mailbox:
     def peer_down(self, address: ProcessAddress, *, is_certain: bool) -> None:
         """See Shell."""
         self._notify_watchers(address, is_certain=is_certain)
-        if self.on_peer_down is not None:
-            self.on_peer_down(address)
 
     def peer_reset(self, address: ProcessAddress) -> None:
         """See Shell; what the other end could not send is lost, as if it had not been reached."""

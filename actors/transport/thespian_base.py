@@ -1,7 +1,7 @@
 """Thespian's system base, over our links: what of an actor's life is Thespian's, on one page.
 
 Thespian starts and ends processes: an admin on each host, and actors, which it forks.
-It knows global names, capabilities, and which hosts form a convention. It runs each of these
+It knows global names, capabilities and conventions. It runs each of these
 processes by :meth:`Transport.run` with a handler, which gets one envelope at a time. Names in
 camelCase are those that it calls.
 
@@ -28,10 +28,6 @@ processes are an admin and, around each actor, a manager.
     childProc                    a child           its process, for the exit code
     _not_compatible              an admin          to remove what made later calls for a name hang
     _pendingChildren             an admin          the same
-    _activate                    an admin          to hear of lost hosts once it is up
-    _cstate, _conventionMembers  an admin          to remove a lost host at once
-    _remote_system_cleanup       an admin          the same
-    _performIO                   an admin          the same
     _createInstance, _actorClass a manager         to run handlers once, and name who failed
 """
 
@@ -61,7 +57,6 @@ from thespian.actors import (
 )
 from thespian.system import multiprocCommon
 from thespian.system.addressManager import ActorLocalAddress, CannotPickleAddress
-from thespian.system.admin import convention
 from thespian.system.messages.multiproc import ChildMayHaveDied, EndpointConnected
 from thespian.system.multiprocCommon import (
     MultiProcAdmin,
@@ -218,7 +213,7 @@ class Naming:
 
     @staticmethod
     def getConventionAddress(capabilities: dict[str, Any]) -> Any:
-        """Return the addresses of the convention's leaders; None without a convention."""
+        """Return the addresses of a convention's leaders; None without one, as in Greenroom."""
         named = capabilities.get("Convention Address.IPv4")
         if not named:
             return None
@@ -241,8 +236,6 @@ class Transport(Naming):
 
     # Called in an admin's process with its loop; actors see to all of theirs by themselves.
     on_admin: ClassVar[Callable[[asyncio.AbstractEventLoop], None] | None] = None
-    # Called with the address of another host's admin that is dead, by then outside of a turn.
-    on_host_gone: Callable[[Any], None] | None = None
 
     def __init__(self, init: TransportInit__Base, *args: Any) -> None:
         is_child = isinstance(init, Endpoint)
@@ -263,7 +256,7 @@ class Transport(Naming):
         except BaseException:
             descriptors.close_loop(self.loop)
             raise
-        self.mailbox.on_finished, self.mailbox.on_peer_down = self._finished, self._peer_down
+        self.mailbox.on_finished = self._finished
         self.myAddress = self.mailbox.address
         self._interrupts = Interrupts(self.loop, self.mailbox.arrive)
         self._is_watching = self._expiry_due = False
@@ -366,11 +359,6 @@ class Transport(Naming):
         """Note that the outcome of something that was sent is known."""
         if self._is_draining and not (self._was_aborted and self.mailbox.unfinished):
             self._stop(Thespian__Run_Terminated() if self._was_aborted else None)
-
-    def _peer_down(self, address: ProcessAddress) -> None:
-        """Report a host that is gone."""
-        if address.is_admin and self.on_host_gone is not None:
-            self.loop.call_soon(self.on_host_gone, ActorAddress(address))
 
     # --- Wake-ups, watches, signals -----------------------------------------------------------
 
@@ -490,15 +478,6 @@ class Transport(Naming):
 # Each repair names the fault that it removes; all of these faults were measured. A class of actors
 # sets ``runs_handlers_once = True`` if its handlers must not run a second time after an exception.
 
-# A member checks every second that it is registered, so that it is back a second after its leader
-# or the network is; in Thespian that takes minutes. A member counts as dead when its transport says
-# so, not when it was too busy to register in time. Environment variables override these values.
-_CONVENTION = {
-    "CONVENTION_REREGISTRATION_PERIOD": timedelta(seconds=1),
-    "CONVENTION_RESTART_PERIOD": timedelta(seconds=1),
-    "CONVENTION_REGISTRATION_MISS_MAX": 60,
-}
-
 OnEnd = Callable[[ProcessAddress, int], None]
 
 
@@ -590,16 +569,6 @@ class RepairedMultiProcAdmin(_Repaired, MultiProcAdmin):  # type: ignore[misc]  
                 if waiting and waiting[0] is envelope:
                     del self._pendingChildren[instance]
 
-    def _activate(self) -> None:
-        super()._activate()
-        self.transport.on_host_gone = self._host_gone
-
-    def _host_gone(self, admin: Any) -> None:
-        """Remove a host whose admin is dead from the convention at once, not after minutes."""
-        if self._cstate._conventionMembers.find(admin) is not None and not self.isShuttingDown():
-            logger.warning("lost the actor system at %s", admin)
-            self._performIO(self._cstate._remote_system_cleanup(admin))
-
 
 class RepairedMultiProcManager(_Repaired, MultiProcManager):  # type: ignore[misc]  # Thespian ships no types
     """What runs one actor."""
@@ -607,7 +576,6 @@ class RepairedMultiProcManager(_Repaired, MultiProcManager):  # type: ignore[mis
     def _createInstance(self) -> None:
         self.transport.mailbox.forward = self._forward
         super()._createInstance()
-        self.transport.on_host_gone = self._host_gone
         actor = self.actorInst
         if getattr(actor, "runs_handlers_once", False):
             actor.receiveMessage = self._once(actor.receiveMessage)
@@ -625,14 +593,6 @@ class RepairedMultiProcManager(_Repaired, MultiProcManager):  # type: ignore[mis
                 maxPeriod=timedelta(seconds=DELIVERY_TIMEOUT_S),
             )
         )
-
-    def _host_gone(self, admin: Any) -> None:
-        """Tell the actor that its children there have exited, which Thespian does not."""
-        gone = admin.addressDetails
-        for child in list(self.childAddresses):
-            details = child.addressDetails
-            if isinstance(details, ProcessAddress) and details.is_of(gone):
-                self._notify_exited(child)
 
     def _once(self, receive: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         def receive_once(message: Any, sender: Any) -> Any:
@@ -660,9 +620,6 @@ def _start_no_logger(
 
 def take_over() -> None:
     """Have this process, which runs on our transport, use these classes."""
-    for name, value in _CONVENTION.items():
-        if name not in os.environ:
-            setattr(convention, name, value)
     multiprocCommon.MultiProcAdmin = RepairedMultiProcAdmin
     multiprocCommon._startLogger = _start_no_logger
     multiprocCommon.MultiProcManager = RepairedMultiProcManager

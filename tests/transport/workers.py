@@ -9,7 +9,6 @@ from datetime import timedelta
 
 from thespian.actors import (
     Actor,
-    ActorSystemConventionUpdate,
     ActorSystemMessage,
     ChildActorExited,
     DeadEnvelope,
@@ -28,7 +27,7 @@ class Worker(Actor):
 
     def __init__(self):
         self.children, self.exits, self.dead, self.calls = [], [], [], 0
-        self.noted, self.notices = [], []
+        self.noted = []
 
     @staticmethod
     def actorSystemCapabilityCheck(capabilities, requirements):
@@ -38,8 +37,6 @@ class Worker(Actor):
     def receiveMessage(self, message, sender):
         if isinstance(message, ChildActorExited):
             self.exits.append(message.childAddress)
-        elif isinstance(message, ActorSystemConventionUpdate):
-            self.notices.append((message.remoteAdminAddress, message.remoteAdded))
         elif isinstance(message, DeadEnvelope):
             self.dead.append(message.deadMessage)
         elif isinstance(message, WakeupMessage):
@@ -68,13 +65,6 @@ class Worker(Actor):
 
     def do_exits(self, sender):
         return len(self.exits), all(each in self.children for each in self.exits)
-
-    def do_watch_convention(self, sender):
-        self.notifyOnSystemRegistrationChanges(True)
-        return True
-
-    def do_notices(self, sender):
-        return (self.notices,)
 
     def do_wake(self, seconds, sender):
         self.wakeupAfter(timedelta(seconds=seconds), sender)

@@ -131,21 +131,12 @@ def test_a_host_that_is_not_bound_starts_over_without_a_cluster_file(tmp_path: P
     assert not (tmp_path / "cluster.key").exists()
 
 
-def test_a_bound_host_leads_unless_it_joins(tmp_path: Path) -> None:
-    name = "Convention Address.IPv4"
-    assert binding.convention_of(settings(tmp_path)) == {}
-    bound = {"GREENROOM_BIND": "127.0.0.9", "GREENROOM_ADMIN_PORT": "1901"}
-    assert binding.convention_of(settings(tmp_path, **bound)) == {name: "127.0.0.9:1901"}
-    joined = settings(tmp_path, **bound, GREENROOM_JOIN="127.0.0.8:1900")
-    assert binding.convention_of(joined) == {name: "127.0.0.8:1900"}
-
-
 def test_a_host_that_cannot_be_found_is_named(tmp_path: Path) -> None:
     joined = settings(
         tmp_path, GREENROOM_BIND="127.0.0.9", GREENROOM_JOIN="no.such.host.invalid:1900"
     )
     with pytest.raises(StartError, match=r"cannot join no.such.host.invalid:1900"):
-        binding.convention_of(joined)
+        binding.resolved_gates(joined)
 
 
 def test_a_key_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
