@@ -52,7 +52,6 @@ from greenroom.persistence.locations import location_at
 logger = logging.getLogger(__name__)
 
 LEADING_CONTROLLER = ("greenroom.actors.controller.actor.LeadingController", CONTROLLER[1])
-ELSEWHERE_S = 0.5  # how often to ask the hosts for a later controller
 NOBODY_ELSE_S = 10.0  # longer than another host would take to lead
 STEPPED_DOWN = 0  # the exit status: nothing is wrong with this process
 RELEASE_S = 2.0  # that releasing the lease may take
@@ -125,7 +124,6 @@ class LeaderElection:
         self._seen = SeenLease(Lease(), b"")
         self._leader: tuple[str, ...] = ()  # its address, as the lease says
         self._finder: Finder | None = None
-        self._elsewhere: Finder | None = None  # of a later controller, while this host is to lead
         self._stopped = threading.Event()
         self._ended_at = float("-inf")  # when the last controller here did
         self._trouble = ""  # why the lease to follow on could not be written
@@ -160,9 +158,8 @@ class LeaderElection:
     def stop(self) -> None:
         """Decide nothing any more; from any thread."""
         self._stopped.set()
-        for finder in (self._finder, self._elsewhere):
-            if finder is not None:
-                finder.stop()
+        if self._finder is not None:
+            self._finder.stop()
 
     def doubt(self) -> None:
         """Check whether others know of a later controller than the one that was found."""
@@ -209,38 +206,20 @@ class LeaderElection:
         self.refusal = refusal
 
     def _could_not_check(self) -> None:
-        """Start a controller that says why nothing can be done where the leading one has ended."""
+        """Look for a later controller anywhere, where this host led.
+
+        Where the one here has ended, start another, which says why nothing can be done.
+        """
         if self._stopped.is_set() or not self.leads:
             return
         if self._finder is None:
             self._begin(self._seen)
-        if self._elsewhere is None:
-            self._elsewhere = Finder(
-                self._port, CONTROLLER, self._found_elsewhere, gates=self._may_know
-            )
-            self._elsewhere.start()
-            self._search_elsewhere()
-
-    def _search_elsewhere(self) -> None:
-        if self._elsewhere is not None:
-            self._elsewhere.doubt()
-            self._port.loop.call_later(ELSEWHERE_S, self._search_elsewhere)
-
-    def _found_elsewhere(self, *_: object) -> None:
-        """Follow a later controller."""
-        if self._elsewhere is not None and self._elsewhere.epoch > self._seen.lease.epoch:
-            self._turn(leads=False)
-            self._begin(self._seen)
-
-    def _end_search(self) -> None:
-        if self._elsewhere is not None:
-            self._elsewhere.stop()
-            self._elsewhere = None
+        if self._finder is not None:
+            self._finder.doubt(self._may_know())
 
     def _checked(self, seen: SeenLease, begun_at: float, at: float) -> None:
         if self._stopped.is_set() or begun_at < self._ended_at:
             return  # it may have been read before the controller here released the lease
-        self._end_search()
         lease, self._seen = seen.lease, seen
         if lease.address and lease.address != self._settings.own_address:
             self._leader = (lease.address,)
@@ -257,7 +236,6 @@ class LeaderElection:
         if leads != self.leads:
             logger.warning("this host leads" if leads else "this host leads no more")
         self.leads = leads
-        self._end_search()
         self._let_go()
 
     def _let_go(self) -> None:
@@ -269,10 +247,19 @@ class LeaderElection:
         if self.leads:
             if not self._let_lead(seen):
                 return  # the next check tries again
-            self._finder = Finder(self._port, LEADING_CONTROLLER, self._on_found, self._ended)
+            self._finder = Finder(
+                self._port, LEADING_CONTROLLER, self._found, self._ended, after=seen.lease.epoch
+            )
         else:
             self._finder = Finder(self._port, CONTROLLER, self._on_found, gates=self._may_know)
         self._finder.start()
+
+    def _found(self, address: Address, process: Process) -> None:
+        if self._port.loop.is_here(address):
+            self._on_found(address, process)
+        else:  # a later one, while the lease cannot be seen
+            self._turn(leads=False)
+            self._begin(self._seen)
 
     def _may_know(self) -> list[Address]:
         """Return where the controller may be: anywhere, as long as the lease is not seen."""

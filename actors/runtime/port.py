@@ -318,7 +318,8 @@ class Finder:
     ``on_found(address, process)`` is called for each new incarnation, ``on_gone()`` at its death.
     No incarnation needs to be announced: asking for the name makes one. ``gates`` are the admins to
     ask in turn, by default those that the port knows. Where hosts take turns in leading, an admin
-    makes no controller on request; then its host's proxy says which one it obeys.
+    makes no controller on request; then its host's proxy says which one it obeys. A controller of
+    an epoch up to ``after`` is none to follow.
     """
 
     def __init__(
@@ -328,12 +329,14 @@ class Finder:
         on_found: Callable[[Address, Process], None],
         on_gone: Callable[[], None] = lambda: None,
         gates: Callable[[], Sequence[Address]] = tuple,
+        after: int = 0,
     ) -> None:
         self._port = port
         self._names = names
         self._on_found = on_found
         self._on_gone = on_gone
         self._own_gates = gates
+        self._after = after
         self._attempt = 0
         self._under_way: set[tuple[str, str]] = set()  # searches, and where
         self._stopped = False
@@ -383,9 +386,9 @@ class Finder:
         """Return whether ``sender`` is the controller that was found, and of no earlier epoch."""
         return self.found is not None and self.found[0] == sender and self.epoch >= epoch
 
-    def doubt(self) -> None:
-        """Look whether any proxy obeys a later controller than the one that was found."""
-        for gate in self._gates:
+    def doubt(self, gates: Sequence[Address] = ()) -> None:
+        """Check whether any proxy, of these hosts, obeys a later controller than the one found."""
+        for gate in gates or self._gates:
             self._begin(self._ask_proxy, gate)
 
     async def _find_at(self, gate: Address) -> None:
@@ -410,7 +413,6 @@ class Finder:
         process, epoch = identified
         if self.found is not None:
             self._unwatch()
-            self._on_gone()
         self.found, self.epoch = (address, process), epoch
         self._unwatch = self._port.loop.watch_process(process, self._exited, address)
         self._port.ask_again()
@@ -418,9 +420,9 @@ class Finder:
 
     def _is_later(self, process: Process, epoch: int) -> bool:
         """Return whether to go on to this incarnation: any, or of a later epoch than the one."""
-        if self._stopped or self.found is None:
-            return not self._stopped
-        return process != self.found[1] and epoch > self.epoch
+        if self._stopped or 0 < epoch <= self._after:
+            return False
+        return self.found is None or (process != self.found[1] and epoch > self.epoch)
 
     def _exited(self) -> None:
         self.found = None
