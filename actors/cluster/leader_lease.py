@@ -146,11 +146,6 @@ class LeaderElection:
         """Why this host cannot see who leads, and so could not lead; "" where it can."""
         return self._unseen or self.refusal
 
-    @property
-    def never_led(self) -> bool:
-        """Whether there never was a leader in this store, as far as is known."""
-        return self._succession.seen.epoch == 0
-
     def start(self) -> None:
         """Begin to check."""
         threading.Thread(target=self._watch, name="greenroom-lease", daemon=True).start()

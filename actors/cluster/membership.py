@@ -30,7 +30,6 @@ from greenroom.persistence.locations import location_at
 logger = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 2.0
-REACH_AGAIN_S = 0.5
 RESOLVE_EVERY_S = 1.0
 ASK_TIMEOUT_S = 1.0
 LISTEN_S = 0.5  # how often to see whether beats are answered
@@ -48,9 +47,7 @@ class Membership:
         on_found: Callback,
     ) -> None:
         self.has_joined = False
-        self.trouble = ""  # why this host has not joined
-        self.is_refused = False  # by the controller; else the trouble is to reach one
-        self.is_hopeless = False  # another host has refused to talk, and will again
+        self.refusal = ""  # why the controller does not let this host join
         self.hosts: tuple[str, ...] = ()  # addresses of all where this host may lead, else of those
         self._settings = settings
         self._records = records
@@ -79,8 +76,6 @@ class Membership:
     def begin(self) -> None:
         """Look for the controller, and go on reporting to it and listening."""
         self.controller.start()
-        for gate in resolved_gates(self._settings)[:1]:
-            self._reach(self._port.loop.machine.address_of(gate))
         self._report_again()
         self._listen()
 
@@ -96,12 +91,14 @@ class Membership:
 
     def obstacle(self) -> tuple[str, bool]:
         """Return why this host will not join or lead, "" while it may; and whether that lasts."""
-        trouble = self.trouble and f"cannot join {self.others}: {self.trouble}"
-        if self._election is None:
-            return trouble, self.is_hopeless and len(self._settings.gates) == 1
-        if not (self.is_refused or self._election.never_led):
-            trouble = ""  # it will lead itself, if no other host does
-        return self._election.refusal or trouble, bool(self._election.refusal)
+        if self._election is not None and self._election.refusal:
+            return self._election.refusal, True
+        reason, lasts = self.refusal, False
+        gates = self._may_know()
+        if gates and self._address is None:
+            reason, is_refusal = self._port.trouble(gates[0])
+            lasts = is_refusal and len(self._settings.gates) == 1
+        return reason and f"cannot join {self.others}: {reason}", lasts
 
     @property
     def others(self) -> str:
@@ -169,7 +166,7 @@ class Membership:
 
         Nothing happens where no controller is known, or where this host's name is another's.
         """
-        if self._address is None or self.is_refused:
+        if self._address is None or self.refusal:
             return False
         self.report()  # that it is stopping, so that this counts until then alone
         request_id = f"{self._port.process.incarnation}-{'leave' if leave else 'drain'}"
@@ -182,26 +179,12 @@ class Membership:
         self.report()
         self._port.loop.call_later(REPORT_EVERY_S, self._report_again)
 
-    def _reach(self, leader: Address) -> None:
-        """See why the leader cannot be reached, while the controller has not been found."""
-
-        def gone() -> None:
-            if self._address is None:
-                reason, self.is_hopeless = self._port.trouble(leader)
-                if reason and reason != self.trouble:
-                    logger.warning("cannot join %s: %s", ", ".join(self._settings.gates), reason)
-                self.trouble = reason
-                self._port.loop.call_later(REACH_AGAIN_S, lambda: self._reach(leader))
-
-        self._port.reach(leader, gone)
-
     def _answered(self, message: HostAnswered, sender: Address) -> None:
-        refusal = message.refusal
         if not self.obeys(message.epoch, sender):
             return
-        if refusal and refusal != self.trouble:
-            logger.error("cannot join %s: %s", ", ".join(self._settings.gates), refusal)
-        self.trouble, self.is_refused, self.has_joined = refusal, bool(refusal), not refusal
+        if message.refusal and message.refusal != self.refusal:
+            logger.error("cannot join %s: %s", self.others, message.refusal)
+        self.refusal, self.has_joined = message.refusal, not message.refusal
         self.hosts = message.hosts
         self._answer_arrived.set()
         try:

@@ -109,19 +109,6 @@ class Port:
         """Return why an admin, by default the system's, was not reached last."""
         return self._mailbox.trouble_with(gate or self._mailbox.admin_address)
 
-    def reach(self, gate: Address, on_gone: Callback) -> None:
-        """Connect to another host's admin; ``on_gone``, once, when it cannot be reached, or ends.
-
-        So a caller that repeats this from there has one such call under way.
-        """
-
-        def gone(_is_certain: bool) -> None:
-            if cancel is not None:
-                cancel()
-            self.loop.guarded(on_gone)
-
-        cancel = self._mailbox.watch_remote(gate, gone)
-
     async def ask(
         self,
         target: Target,
