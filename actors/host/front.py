@@ -22,9 +22,8 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
-from typing import NoReturn
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from typing import ClassVar, NoReturn
 
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime import forking, settings as binding
@@ -52,105 +51,127 @@ BIND_TIMEOUT_S = 5.0
 BIND_POLL_S = 0.02
 BORROW_RETRY_S = 1.0
 WORKERS_POLL_S = 0.05
-_PROGRAM = """
-import sys
-from greenroom.actors.host.front import be_front
-be_front(int(sys.argv[1]))
-"""
-_GRPC_PROGRAM = "from greenroom.http_front.grpc.server import main; main()"
+_MASTER, _FD = "greenroom.http_front.server:main", "GREENROOM_FRONT_FD"
 
 
-async def keep_up(
-    what: str,
-    log: str,
-    start: Callable[[], Awaitable[Process | None]],
-    ended: Callable[[Process], Awaitable[None]],
-) -> NoReturn:
-    """Start a process, and another whenever one has ended: later, where they end soon.
+class Service:
+    """A process that the host process keeps up, and whose output goes to a log of its own."""
 
-    ``start`` returns the one that runs, where there is one, and None for one that has ended
-    already. ``ended`` returns with the end of a process.
-    """
-    failures = 0  # in a row
-    while True:
-        started_at, how = time.monotonic(), "died"
-        try:
-            process = await start()
-            if process is not None:
-                await ended(process)
-        except StartError as error:
-            how = f"cannot start: {error}"
-        failures = 1 if time.monotonic() - started_at > STABLE_S else failures + 1
-        delay_s = pause_s(failures - 1, FIRST_PAUSE_S, MAX_PAUSE_S) if failures > 1 else 0.0
-        text = "the %s %s (failure %d in a row, see %s.log); starting another in %g s"
-        logger.error(text, what, how, failures, log, delay_s)
-        await asyncio.sleep(delay_s)
-
-
-class Front:
-    """The front's master process and listening socket, in the host process."""
+    role: ClassVar[str]
+    name: ClassVar[str]
+    log: ClassVar[str]
 
     def __init__(self, settings: HostSettings, records: RunRecords) -> None:
         self._settings = settings
         self._records = records
-        self.listener: socket.socket | None = None  # None while only the workers have it
         self.process: Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Its pid while it lives."""
+        return self.process.pid if self.process is not None and is_alive(self.process) else None
+
+    async def ensure(self) -> None:
+        """Start it unless it runs; StartError."""
+        raise NotImplementedError
+
+    async def take_over(self) -> None:
+        """Take what there was before it, once it has been started; it may end meanwhile."""
+
+    def _launch(
+        self, entry: str, environ: Mapping[str, str], keep: Collection[int], *, by_fork: bool
+    ) -> None:
+        output = open_log_or_stderr(self._settings, self.log)
+        try:
+            pid = forking.launch(entry, output=output, keep=keep, environ=environ, by_fork=by_fork)
+        finally:
+            os.close(output)
+        self.process = identify(pid)
+        if self.process is not None:  # else it has ended already
+            self._records.add(self.process, self.role)
+
+    async def keep_up(self, ended: Callable[[Process], Awaitable[None]]) -> NoReturn:
+        """Start it, and another whenever one has ended: later, where they end soon.
+
+        ``ended`` returns with the end of a process.
+        """
+        failures = 0  # in a row
+        while True:
+            started_at, how = time.monotonic(), "died"
+            try:
+                await self.ensure()
+                if self.process is not None:
+                    taking_over = asyncio.ensure_future(self.take_over())
+                    try:
+                        await ended(self.process)
+                    finally:
+                        taking_over.cancel()
+            except StartError as error:
+                how = f"cannot start: {error}"
+            failures = 1 if time.monotonic() - started_at > STABLE_S else failures + 1
+            delay_s = pause_s(failures - 1, FIRST_PAUSE_S, MAX_PAUSE_S) if failures > 1 else 0.0
+            text = "the %s %s (failure %d in a row, see %s.log); starting another in %g s"
+            logger.error(text, self.name, how, failures, self.log, delay_s)
+            await asyncio.sleep(delay_s)
+
+    def stop(self, limit_s: float) -> None:
+        """Let it finish what it has, and end. Blocks."""
+        end_within(limit_s, [] if self.process is None else [self.process])
+
+
+def end_within(limit_s: float, processes: Iterable[Process]) -> None:
+    """Let processes finish what they have, and end. Blocks."""
+    for process in processes:
+        send_signal(process, signal.SIGTERM)
+    wait_gone(processes, limit_s)
+
+
+class Front(Service):
+    """The front's master process and listening socket, in the host process.
+
+    ``changed`` is called once a master has workers.
+    """
+
+    role, name, log = FRONT_ROLE, "HTTP front", "front"
+
+    def __init__(self, settings: HostSettings, records: RunRecords) -> None:
+        super().__init__(settings, records)
+        self.changed: Callable[[], None] = lambda: None
+        self.listener: socket.socket | None = None  # None while only the workers have it
 
     @property
     def workers(self) -> list[int]:
         """The pids of the master's workers that are ready."""
-        if self.process is None or not is_alive(self.process):
-            return []
-        children = child_pids(self.process.pid)
+        children = [] if self.pid is None else child_pids(self.pid)
         return sorted(pid for pid in children if role_of(pid) == WORKER_ROLE)
 
-    def hold(self, listener: socket.socket) -> None:
+    def hold(self, listener: socket.socket) -> socket.socket:
         """Keep the listening socket, but not in actors: it would outlive this process there."""
         self.listener = listener
         os.set_inheritable(listener.fileno(), False)
         os.register_at_fork(after_in_child=listener.close)
+        return listener
 
-    def start(self) -> None:
+    def start(self, *, by_fork: bool) -> None:
         """Start a master on the listening socket, after getting that. Blocks; StartError."""
-        if self.listener is None:
-            self.hold(self._bind())
-        self._launch(_fork if forking.can_fork() else _spawn)
-
-    async def keep_up(
-        self, ended: Callable[[Process], Awaitable[None]], changed: Callable[[], None]
-    ) -> NoReturn:
-        """Start another master whenever one has ended; call ``changed`` once it has workers."""
-
-        async def serve(process: Process) -> None:
-            taking_over = asyncio.ensure_future(self._take_over(changed))
-            try:
-                await ended(process)
-            finally:
-                taking_over.cancel()
-
-        await keep_up("HTTP front", "front", self._ensure, serve)
-
-    async def _ensure(self) -> Process | None:
-        if self.process is None or not is_alive(self.process):
-            if self.listener is None:
-                # On a thread, for it may wait; but only this loop starts anything, so that nothing
-                # starts once this is cancelled.
-                self.hold(await asyncio.to_thread(self._bind))
-            self._launch(_spawn)  # a fork would close what this loop has, by its present number
-        return self.process
-
-    def _launch(self, launch: Callable[[int, int], int]) -> None:
-        assert self.listener is not None, "bound before"
-        output, held = open_log_or_stderr(self._settings, "front"), os.dup(self.listener.fileno())
+        listener = self.listener or self.hold(self._bind())
+        held = os.dup(listener.fileno())
         try:
-            self.process = identify(launch(output, held))
+            self._launch(_MASTER, {_FD: str(held)}, [held], by_fork=by_fork)
         finally:
-            os.close(output)
             os.close(held)
-        if self.process is not None:  # else it has ended already
-            self._records.add(self.process, FRONT_ROLE)
 
-    async def _take_over(self, changed: Callable[[], None]) -> None:
+    async def ensure(self) -> None:
+        """See Service; by a program, as a fork would close what the loop has, by its number."""
+        if self.pid is not None:
+            return
+        if self.listener is None:
+            # On a thread, for it may wait; but only this loop starts anything, so that nothing
+            # starts once this is cancelled.
+            self.hold(await asyncio.to_thread(self._bind))
+        self.start(by_fork=False)
+
+    async def take_over(self) -> None:
         """Get the socket of a front that was there before, and end workers of dead masters."""
         while self.listener is None:
             listener = borrow(self._records.find(WORKER_ROLE), self._settings)
@@ -162,14 +183,11 @@ class Front:
             await asyncio.sleep(WORKERS_POLL_S)
         for worker in self._old_workers():
             send_signal(worker, signal.SIGTERM)  # they finish what they have
-        changed()
+        self.changed()
 
     def stop(self, limit_s: float) -> None:
         """Let the master and all workers finish what they have, and end. Blocks."""
-        processes = [*self._old_workers(), *([] if self.process is None else [self.process])]
-        for process in processes:
-            send_signal(process, signal.SIGTERM)
-        wait_gone(processes, limit_s)
+        end_within(limit_s, [*self._old_workers(), *filter(None, [self.process])])
         if self.listener is not None:
             turn_away(self.listener, is_tls=self._settings.http.ssl_certfile is not None)
             self.listener = None
@@ -197,22 +215,6 @@ class Front:
                 kill_all(workers)
             time.sleep(BIND_POLL_S)
         return bind_http(self._settings)
-
-
-def be_front(listener: int) -> None:
-    """Be the front, on this listening socket."""
-    with forking.uncollected():
-        from greenroom.http_front import server  # noqa: PLC0415  # only here
-    os.environ[server.FD_VARIABLE] = str(listener)
-    server.main()
-
-
-def _fork(output: int, listener: int) -> int:
-    return forking.fork(partial(be_front, listener), output, keep=[listener])
-
-
-def _spawn(output: int, listener: int) -> int:
-    return forking.spawn(_PROGRAM, str(listener), output=output, keep=[listener]).pid
 
 
 def url_of(settings: HostSettings) -> str:
@@ -254,13 +256,14 @@ def answers_http(settings: HostSettings) -> bool:
         connection.close()
 
 
-class GrpcServer:
+class GrpcServer(Service):
     """The gRPC server's process, in the host process; does nothing where none is asked for."""
 
+    role, name, log = GRPC_ROLE, "gRPC server", "grpc"
+
     def __init__(self, settings: HostSettings, records: RunRecords) -> None:
-        self._settings = settings
-        self._records = records
-        self.process: Process | None = next(iter(records.find(GRPC_ROLE)), None)
+        super().__init__(settings, records)
+        self.process = next(iter(records.find(GRPC_ROLE)), None)
 
     @property
     def is_wanted(self) -> bool:
@@ -277,35 +280,14 @@ class GrpcServer:
     @property
     def has_ended(self) -> bool:
         """Return whether it should be there and is not."""
-        return self.is_wanted and (self.process is None or not is_alive(self.process))
+        return self.is_wanted and self.pid is None
 
-    def start(self) -> None:
-        """Start it unless it runs; StartError where the extra is missing."""
-        if not self.has_ended:
+    async def ensure(self) -> None:
+        """See Service; StartError where the extra is missing. Waits for ever if none is wanted."""
+        if not self.is_wanted:
+            await asyncio.Event().wait()
+        if self.pid is not None:
             return
         if importlib.util.find_spec("grpc_health") is None:
             raise StartError("gRPC needs the extra 'grpc': pip install 'greenroom[grpc]'")
-        output = open_log_or_stderr(self._settings, "grpc")
-        try:
-            child = forking.spawn(_GRPC_PROGRAM, output=output)
-        finally:
-            os.close(output)
-        self.process = identify(child.pid)
-        if self.process is not None:  # else it has ended already
-            self._records.add(self.process, GRPC_ROLE)
-
-    async def keep_up(self, ended: Callable[[Process], Awaitable[None]]) -> NoReturn:
-        """Start another whenever one has ended; wait for ever where none is wanted."""
-        if not self.is_wanted:
-            await asyncio.Event().wait()
-        await keep_up("gRPC server", "grpc", self._ensure, ended)
-
-    async def _ensure(self) -> Process | None:
-        self.start()
-        return self.process
-
-    def stop(self, limit_s: float) -> None:
-        """Let it finish what it has, and end. Blocks."""
-        if self.process is not None:
-            send_signal(self.process, signal.SIGTERM)
-            wait_gone([self.process], limit_s)
+        self._launch("greenroom.http_front.grpc.server:main", {}, (), by_fork=False)

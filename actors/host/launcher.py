@@ -36,18 +36,9 @@ from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.kv import OtherFormatError, StoreError, StoreMissingError
 from greenroom.persistence.locations import location_at
 
-Launch = Callable[[dict[str, str], int, int], None]  # environment, output, ready: see _start_host
-
 START_TIMEOUT_S = 30.0
 CHECK_EVERY_S = 1.0
-# The fork makes it a child of init: it may outlive the caller, and is never its zombie.
-_HOST_PROGRAM = """
-import os, sys
-if os.fork():
-    os._exit(0)
-from greenroom.actors.host.launcher import be_host
-sys.exit(be_host())
-"""
+HOST_PROCESS = "greenroom.actors.host.process:main"
 
 
 def start(
@@ -105,7 +96,7 @@ def _attempt(
         return None
     _prepare_folders(settings)
     may_fork = is_command and forking.can_fork() and can_mark(settings.state_dir)
-    return _start_host(settings, _fork if may_fork else _spawn, on_progress)
+    return _start_host(settings, on_progress, by_fork=may_fork)
 
 
 def _check_state(settings: HostSettings) -> None:
@@ -124,14 +115,23 @@ def _check_state(settings: HostSettings) -> None:
         return  # there is none yet, or its damage is reported where it can be set aside
 
 
-def _start_host(settings: HostSettings, launch: Launch, on_progress: Callable[[str], None]) -> int:
+def _start_host(
+    settings: HostSettings, on_progress: Callable[[str], None], *, by_fork: bool
+) -> int:
     """Start a host process; return the descriptor that its line comes by: see _read_outcome."""
     read_fd, write_fd = os.pipe()
     output = open_log(settings, "host")
     try:
         environ = {**settings.to_environ(), "GREENROOM_READY_FD": str(write_fd)}
         environ[MARK] = mark_of(settings.state_dir)  # last, where no long title reaches
-        launch(environ, output, write_fd)
+        forking.launch(
+            HOST_PROCESS,
+            output=output,
+            keep=[write_fd],
+            environ=environ,
+            by_fork=by_fork,
+            detached=True,
+        )
     finally:
         os.close(output)
         os.close(write_fd)
@@ -233,33 +233,6 @@ def _prepare_folders(settings: HostSettings) -> None:
                 f"the state dir {settings.state_dir} cannot be used: {folder}: {error.strerror}; "
                 "choose another with --state-dir or GREENROOM_STATE_DIR"
             ) from None
-
-
-def be_host() -> int:
-    """Be the host process that the environment describes; return its exit status."""
-    with forking.uncollected():
-        from greenroom.actors.host import process as host  # noqa: PLC0415  # only there
-    return host.main()
-
-
-def _fork(environ: dict[str, str], output: int, ready_fd: int) -> None:
-    def main() -> int:
-        os.environ.update(environ)
-        return be_host()
-
-    forking.fork(main, output, keep=[ready_fd], detached=True)
-
-
-def _spawn(environ: dict[str, str], output: int, ready_fd: int) -> None:
-    child = forking.spawn(
-        _HOST_PROGRAM,
-        output=output,
-        keep=(ready_fd,),
-        env={**os.environ, **environ},
-        cwd="/",
-        start_new_session=True,
-    )
-    child.wait()  # it has forked the host process by then
 
 
 def _read_outcome(fd: int) -> str:

@@ -32,7 +32,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, NoReturn
 
@@ -59,12 +59,10 @@ from greenroom.actors.runtime.logs import (
 from greenroom.actors.runtime.port import PROXY, Finder, Port
 from greenroom.actors.runtime.processes import (
     child_pids,
-    command_line,
     describe_process,
     identify,
     is_alive,
     require_open_files,
-    send_signal,
     this_process,
 )
 from greenroom.actors.runtime.records import (
@@ -102,7 +100,7 @@ PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 # What starting over hands on to the next program of this process.
 _LOCK_FD, _SOCKET_FD = "GREENROOM_HOST_LOCK_FD", "GREENROOM_HOST_SOCKET_FD"
 _STARTS_OVER = "GREENROOM_HOST_STARTS_OVER"
-_PROGRAM = "import sys; from greenroom.actors.host.process import main; sys.exit(main())"
+_ENTRY = "greenroom.actors.host.process:main"
 _KEPT = (HOST_ROLE, FRONT_ROLE, WORKER_ROLE, GRPC_ROLE)
 
 
@@ -219,7 +217,7 @@ def bring_up(
     if GRPC_ROLE not in by_role:
         check_grpc(settings)  # before anything is started, though it is the last to be
     if front.process is None:
-        front.start()
+        front.start(by_fork=forking.can_fork())
     if admin is not None:
         return admin
     admin = _start_actor_system(settings, process)
@@ -306,7 +304,7 @@ def start_over(records: RunRecords, front: Front | None, lock_fd: int) -> NoRetu
         os.set_inheritable(fd, True)
         os.environ[variable] = str(fd)
     records.kill(spare=_KEPT)
-    os.execv(sys.executable, [sys.executable, "-c", _PROGRAM])
+    os.execv(sys.executable, [sys.executable, "-c", forking.PROGRAM, _ENTRY])
 
 
 # --- Running: everything on one loop ----------------------------------------------------------
@@ -328,6 +326,7 @@ class Host:
         self._settings = settings
         self._records = records
         self._front = front
+        self._front.changed = self._report
         self._grpc = GrpcServer(settings, records)
         self._admin = admin
         self._lock_fd = lock_fd
@@ -335,7 +334,6 @@ class Host:
         self._forgets = False  # the state on disk goes too
         self._is_stopping = False
         self._supervision: list[asyncio.Future[None]] = []
-        self._unasked = Unasked()
         self._port = port
         self._membership = Membership(settings, records, port, self._describe, self._introduce)
         self._proxy = Finder(port, PROXY, self._found_proxy)
@@ -349,8 +347,8 @@ class Host:
         self._port.loop.keep_beating(Pulse(), settings.silence_timeout_s)
         if starts_over:
             self._supervise()
-        else:
-            self._grpc.start()
+        elif self._grpc.is_wanted:
+            await self._grpc.ensure()
         while not await self._port.answers():
             if time.monotonic() - begun_at > READY_TIMEOUT_S:
                 raise StartError("the actor system's admin does not answer; see logs/host.log")
@@ -385,7 +383,7 @@ class Host:
 
     def _check_progress(self, passed_s: float) -> None:
         """Raise StartError where waiting is no use: the front has ended, or we cannot join."""
-        if self._front.process is None or not is_alive(self._front.process):
+        if self._front.pid is None:
             raise StartError(f"the HTTP front ended: {self._last_line('front')}")
         if self._grpc.has_ended:
             raise StartError(f"the gRPC server ended: {self._last_line('grpc')}")
@@ -410,7 +408,7 @@ class Host:
     def _supervise(self) -> None:
         """Begin all that goes on until the stop; whatever of it fails starts the system over."""
         for work in (
-            self._front.keep_up(self._end_of, self._report),
+            self._front.keep_up(self._end_of),
             self._grpc.keep_up(self._end_of),
             self._follow_admin(),
             every(PRUNE_EVERY_S, self._tidy, "what is left of dead replicas cannot be removed"),
@@ -458,8 +456,6 @@ class Host:
         if len(replicas) == len(self._records.with_role("replica")):
             # On a thread: a loop that is silent for long, as on a slow disk, is killed.
             await asyncio.to_thread(_prune_folders, self._settings)
-        for process in self._unasked.end(self._admin, self._records):
-            logger.warning("killed process %d: a replica that was never told which", process.pid)
 
     async def _rotate_logs(self) -> None:
         settings = self._settings
@@ -501,7 +497,7 @@ class Host:
             "release": own_release(),
             "takes_replicas": not self._settings.no_replicas,
             "store_trouble": self._membership.store_trouble,
-            "admin_pid": _living_pid(self._admin),
+            "admin_pid": self._admin.pid if is_alive(self._admin) else None,
             "logger_pid": None,  # Thespian's logger is no process any more
             "host_pid": self._port.process.pid,
             "proxy": {
@@ -509,12 +505,12 @@ class Host:
                 "state": "RUNNING" if proxy is not None else "STARTING",
             },
             "front": {
-                "pid": _living_pid(self._front.process),
+                "pid": self._front.pid,
                 "url": shown_url(self._settings),
                 "workers": self._front.workers,
             },
             **(
-                {"grpc": {"pid": _living_pid(self._grpc.process), "port": self._settings.grpc_port}}
+                {"grpc": {"pid": self._grpc.pid, "port": self._settings.grpc_port}}
                 if self._grpc.is_wanted
                 else {}
             ),
@@ -599,43 +595,8 @@ def _prune_folders(settings: HostSettings) -> None:
     packages.prune(settings.environments_dir, lambda: in_use("environment"))
 
 
-class Unasked:
-    """Finds replicas that were never sent anything: nothing could reach them any more.
-
-    An actor of ours is on record from its first message on. A replica may never get a message, if
-    its controller was cut off or died just after asking this host's admin for it. The controller
-    then starts another replica elsewhere, and no record shows the first one's process. So a child
-    of the admin that is on no record at two checks in a row is such a replica.
-    """
-
-    def __init__(self) -> None:
-        self._suspected: frozenset[Process] = frozenset()
-
-    def find(self, children: Collection[Process], known: Collection[int]) -> list[Process]:
-        """Return the children that are to go; ``known`` are the pids of processes on record."""
-        unknown = frozenset(child for child in children if child.pid not in known)
-        found = sorted(unknown & self._suspected)
-        self._suspected = unknown
-        return found
-
-    def end(self, admin: Process, records: RunRecords) -> list[Process]:
-        """Kill what a check finds; return what was killed."""
-        known = {process.pid for process in records.alive()}
-        if os.getpid() not in known:
-            return []  # the records are gone, as with an unmounted volume: they say nothing
-        # Their title is Thespian's until they give themselves another.
-        pids = [pid for pid in child_pids(admin.pid) if command_line(pid).startswith("Replica ")]
-        children = [child for child in map(identify, pids) if child is not None]
-        unasked = self.find(children, known)
-        return [child for child in unasked if send_signal(child, signal.SIGKILL)]
-
-
 def reap_children() -> None:
     """Collect all children that have ended, also the orphans that came to us."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-
-
-def _living_pid(process: Process | None) -> int | None:
-    return process.pid if process is not None and is_alive(process) else None

@@ -35,7 +35,6 @@ LOAD_TIMEOUT_S = 30.0  # for the first answer: it imports what the code needs
 BACKOFF_S = 1.0
 MAX_BACKOFF_S = 60.0
 REAP_POLL_S = 0.01
-_PROGRAM = "import sys; from greenroom.actors.plugins.{} import main; sys.exit(main())"
 _MODULES = {POLICY: "policy", REQUEST_ROUTER: "routing"}
 MAX_UNSENT_BYTES = 4 * 1024 * 1024  # of what it does not read
 
@@ -142,8 +141,7 @@ class Child:
             with os.fdopen(open_log(self._settings, f"{self._role}-{file_name}"), "ab") as output:
                 fds = (theirs.fileno(), code_fd)
                 self._popen = forking.spawn(
-                    _PROGRAM.format(_MODULES[self._role]),
-                    self._role,
+                    f"greenroom.actors.plugins.{_MODULES[self._role]}:main",
                     *map(str, (*fds, os.getpid())),
                     output=output.fileno(),
                     keep=fds,

@@ -12,9 +12,9 @@ from greenroom.actors.plugins.program import HEADER, MAX_FRAME_BYTES, begin, fra
 from greenroom.core.autoscaling.config import AutoscalingContext
 
 
-def main() -> int:
+def main(*given: str) -> int:
     """Answer until the other end closes."""
-    begun = begin()
+    begun = begin(*given)
     if begun is None:
         return 1
     connection, load = begun

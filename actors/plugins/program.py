@@ -31,12 +31,12 @@ def frame(body: bytes) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
-def begin() -> tuple[socket.socket, Callable[[], Any]] | None:
+def begin(*given: str) -> tuple[socket.socket, Callable[[], Any]] | None:
     """Return the connection, and what loads the code; None where the parent has gone.
 
-    argv has the role, both descriptors and the parent's pid.
+    ``given`` are both descriptors and the parent's pid.
     """
-    connection_fd, code_fd, parent = map(int, sys.argv[2:])
+    connection_fd, code_fd, parent = map(int, given)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         return None  # it went before it could be said that we go with it

@@ -203,9 +203,9 @@ class MultiplexMixin:
 # --- In the child process -------------------------------------------------------------------------
 
 
-def main() -> int:
+def main(*given: str) -> int:
     """Answer questions until the other end closes; return the exit code."""
-    begun = begin()
+    begun = begin(*given)
     if begun is None:
         return 1
     connection, load = begun

@@ -67,6 +67,7 @@ class Replica(LoopActor):
     role = "replica"
     carries_bodies = True
     runs_user_code = True
+    ends_unasked = True
 
     def started(self) -> None:
         """See :meth:`LoopActor.started`."""

@@ -16,6 +16,7 @@ The module also prepares the process of an actor for native code, forks and larg
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import faulthandler
@@ -131,6 +132,7 @@ class CrashLoop:
             return 0
 
 
+UNASKED_S = 60.0
 ANSWER_S = 0.2  # for the last answers of an actor that failed to leave
 
 
@@ -148,6 +150,7 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
     carries_bodies = False  # of requests and answers, megabytes at a time
     runs_user_code = False
     is_paced = True  # whether the next one of its name has to wait where one after the other fails
+    ends_unasked = False  # where it is sent nothing at first
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,6 +164,20 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
         """The loop of this process."""
         assert self._loop is not None, "set with the first message"
         return self._loop
+
+    def created(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take the process's loop, before any message; with ``ends_unasked``, wait not for ever.
+
+        A controller that is cut off, or dies, just after it has asked for a replica's process has
+        another started elsewhere. Nothing would ever reach this one.
+        """
+        if self.ends_unasked:
+            loop.call_later(UNASKED_S, self._end_unasked)
+
+    def _end_unasked(self) -> None:
+        if self._loop is None:
+            logger.warning("a %s ends that was never told which it is to be", self.role)
+            os._exit(1)
 
     def started(self) -> None:
         """Prepare, before the first message is handled."""

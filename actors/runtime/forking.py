@@ -1,6 +1,7 @@
-"""Child processes that share this one's imported modules, because importing takes most of a start.
+"""Child processes, which begin with a function of ours: ``launch`` starts them.
 
-A child inherits nothing else: no descriptors, no handlers of signals and logs, no main module. It
+A child that is forked shares this process's imported modules, because importing takes most of a
+start. It inherits nothing else: no descriptors, no handlers of signals and logs, no main module. It
 never returns into the code that forked it. Only a process without other threads may fork like this,
 because locks that other threads hold would stay locked. Any other one spawns a program.
 """
@@ -15,10 +16,18 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+PROGRAM = """
+import sys
+from greenroom.actors.runtime.forking import run
+sys.exit(run(*sys.argv[1:]))
+"""
+# The fork makes it a child of init: it may outlive the caller, and is never its zombie.
+_DETACHED = f"import os\nif os.fork(): os._exit(0)\n{PROGRAM}"
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
@@ -46,6 +55,43 @@ def share_memory() -> None:
     A collection writes to every object that it looks at, and so would copy their shared memory.
     """
     gc.freeze()
+
+
+def run(entry: str, *arguments: str) -> Any:
+    """Import the function that ``entry`` names, as module:function, and return what it returns."""
+    module, _, name = entry.partition(":")
+    with uncollected():
+        function = getattr(import_module(module), name)
+    return function(*arguments)
+
+
+def launch(
+    entry: str,
+    *,
+    output: int,
+    keep: Collection[int] = (),
+    environ: Mapping[str, str],
+    by_fork: bool,
+    detached: bool = False,
+) -> int:
+    """Have a child process :func:`run` this, with more variables; the rest is as in :func:`fork`.
+
+    ``by_fork`` is the caller's choice, where :func:`can_fork` says that it may.
+    """
+    if by_fork:
+
+        def main() -> Any:
+            os.environ.update(environ)
+            return run(entry)
+
+        return fork(main, output, keep=keep, detached=detached)
+    env = {**os.environ, **environ}
+    if not detached:
+        return spawn(entry, output=output, keep=keep, env=env).pid
+    apart: Any = {"program": _DETACHED, "cwd": "/", "start_new_session": True}
+    child = spawn(entry, output=output, keep=keep, env=env, **apart)
+    child.wait()  # it has forked by then
+    return child.pid
 
 
 def fork(
@@ -76,11 +122,16 @@ def fork(
 
 
 def spawn(
-    program: str, *arguments: str, output: int, keep: Collection[int] = (), **more: Any
+    entry: str,
+    *arguments: str,
+    output: int,
+    keep: Collection[int] = (),
+    program: str = PROGRAM,
+    **more: Any,
 ) -> subprocess.Popen[bytes]:
-    """Start a Python program, which writes to the descriptor ``output``; ``more`` is Popen's."""
+    """Start a program that is to :func:`run` this, as in :func:`fork`; ``more`` is Popen's."""
     return subprocess.Popen(
-        [sys.executable, "-c", program, *arguments],
+        [sys.executable, "-c", program, entry, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,

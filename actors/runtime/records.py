@@ -64,9 +64,8 @@ _BEGINNINGS = (  # of command lines: our titles, then Thespian's
     ("Replica ", "replica"),
 )
 _PROGRAMS = (  # of ``python -c``, before the process has a title
-    ("import be_host", HOST_ROLE),
-    ("greenroom.actors.host.process import main", HOST_ROLE),
-    ("import be_front", FRONT_ROLE),
+    ("greenroom.actors.host.process:main", HOST_ROLE),
+    ("greenroom.http_front.server:main", FRONT_ROLE),
     ("greenroom.actors.transport.handover import", "replica"),
 )
 

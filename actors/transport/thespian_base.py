@@ -579,6 +579,8 @@ class RepairedMultiProcManager(_Repaired, MultiProcManager):  # type: ignore[mis
         actor = self.actorInst
         if getattr(actor, "runs_handlers_once", False):
             actor.receiveMessage = self._once(actor.receiveMessage)
+        if hasattr(actor, "created"):
+            actor.created(self.transport.loop)
 
     def _forward(
         self, target: Any, message: Any, on_sent: Callback | None, on_failed: Callback | None

@@ -46,7 +46,6 @@ _KINDS = {
 }
 # By name: it imports what runs users' code and starts systems, which no worker has.
 _APPLYING = "greenroom.http_front.admin.applying"
-_PROGRAM = f"from {_APPLYING} import main; main()"
 _PROXY_STATES = {"LOST": "UNHEALTHY", "RUNNING": "HEALTHY"}
 
 
@@ -143,7 +142,8 @@ def _spawn(asked_for: Mapping[str, Any], file: IO[str]) -> int:
     file.flush()
     file.seek(0)
     fd, output = file.fileno(), sys.stderr.fileno()
-    child = forking.spawn(_PROGRAM, str(fd), output=output, keep=[fd], start_new_session=True)
+    entry = f"{_APPLYING}:main"
+    child = forking.spawn(entry, str(fd), output=output, keep=[fd], start_new_session=True)
     child.returncode = 0  # _ended() waits for it
     return child.pid
 

@@ -51,13 +51,13 @@ def answer(asked: Mapping[str, Any], to: int) -> None:
         json.dump(applied(asked), file)
 
 
-def main() -> None:
+def main(fd: str) -> None:
     """Answer what is asked in a file, in place of that, as a program of its own."""
-    with os.fdopen(int(sys.argv[1]), "r+", closefd=False) as file:
+    with os.fdopen(int(fd), "r+", closefd=False) as file:
         asked = json.load(file)
         file.seek(0)
         file.truncate()
-    answer(asked, int(sys.argv[1]))
+    answer(asked, int(fd))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # threads of user code may never end

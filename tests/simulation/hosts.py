@@ -6,13 +6,11 @@ membership, finders and leader election. Only the election's thread is a timer h
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from greenroom.actors.cluster import leader_lease
 from greenroom.actors.cluster.membership import Membership
-from greenroom.actors.host.process import PRUNE_EVERY_S, Unasked
 from greenroom.actors.messages import control as cm
 from greenroom.actors.runtime.port import PROXY, Finder, Port
 from greenroom.actors.runtime.settings import HostSettings
@@ -148,15 +146,6 @@ class HostProcess:
         self._proxy = Finder(port, PROXY, lambda *_: self._introduce())
         self.membership.begin()
         self._proxy.start()
-        self._simulation, self._number, self._unasked = simulation, number, Unasked()
-        self._prune()
-
-    def _prune(self) -> None:
-        here = [p for p in self._simulation.replicas() if p.host == self._number]
-        known = {p.pid for p in here if p.record}
-        for process in self._unasked.find([p.identity for p in here], known):
-            self._port.loop.machine.send_signal(process, signal.SIGKILL)
-        self._port.loop.call_later(PRUNE_EVERY_S, self._prune)
 
     def _introduce(self) -> None:
         controller, proxy = self.membership.controller, self._proxy.found

@@ -21,7 +21,7 @@ from greenroom.actors.runtime import actor as crash_loop, loop, port
 from greenroom.core import operations as ops
 from greenroom.core.config import BackendConfig
 from greenroom.core.lifecycle import replicas as retries
-from tests.simulation import hosts, processes
+from tests.simulation import processes
 from tests.simulation.clients import Client, Script
 from tests.simulation.scripted_code import DEPENDENT
 from tests.simulation.simulation import Simulation
@@ -42,7 +42,6 @@ _STRETCHED: list[tuple[Any, str, float]] = [
     (membership, "LISTEN_S", 600.0),
     (unsaved, "CHECK_S", 600.0),
     (port, "FIND_RETRY_S", 60.0),
-    (hosts, "PRUNE_EVERY_S", 3600.0),
 ]
 
 

@@ -266,6 +266,7 @@ class Simulation(logging.Handler):
             known = self.names[host, name] = self.spawn(actor_class.role, host)
             actor = known.actor = actor_class()
             actor.machine = self.machine
+            actor.created(known)
             address = self.world.listen(known, actor.receiveMessage)
             actor._myRef = Manager(self, known, address)
         return Address(known.numbers[0])

@@ -8,15 +8,21 @@ import os
 import re
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from greenroom.actors.host import front
-from greenroom.actors.host.front import Front, keep_up
+from greenroom.actors.host.front import Front, Service
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime.records import records_of
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import StartError
+
+
+def service(kind: type[Service]) -> Service:
+    settings = read_settings({})
+    return kind(settings, records_of(settings))
 
 
 def kept_up(monkeypatch: pytest.MonkeyPatch, outcomes: list[str]) -> None:
@@ -26,23 +32,25 @@ def kept_up(monkeypatch: pytest.MonkeyPatch, outcomes: list[str]) -> None:
     monkeypatch.setattr(front, "STABLE_S", 0.05)
     over = asyncio.Event()
 
-    async def start() -> Process | None:
-        if not outcomes:
-            over.set()
-            await asyncio.Event().wait()
-        if outcomes[0] == "no port":
-            raise StartError(outcomes.pop(0))
-        if outcomes[0] == "gone":
-            outcomes.pop(0)
-            return None
-        return Process(1, 1, "")
+    class Part(Service):
+        name, log = "part", "log"
+
+        async def ensure(self) -> None:
+            if not outcomes:
+                over.set()
+                await asyncio.Event().wait()
+            if outcomes[0] == "no port":
+                raise StartError(outcomes.pop(0))
+            self.process = None if outcomes[0] == "gone" else Process(1, 1, "")
+            if self.process is None:
+                outcomes.pop(0)
 
     async def ended(_process: Process) -> None:
         if outcomes.pop(0) == "lives":
             await asyncio.sleep(0.06)
 
     async def keep() -> None:
-        keeping = asyncio.ensure_future(keep_up("part", "log", start, ended))
+        keeping = asyncio.ensure_future(service(Part).keep_up(ended))
         await asyncio.wait_for(over.wait(), 20)
         keeping.cancel()
         await asyncio.wait({keeping})
@@ -60,32 +68,28 @@ def test_the_first_death_costs_no_time_and_later_ones_ever_more_up_to_a_limit(
 
 
 def test_what_is_no_failure_to_start_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def start() -> Process | None:
-        raise ValueError("a bug")
+    class Part(Service):
+        async def ensure(self) -> None:
+            raise ValueError("a bug")
 
     async def ended(_process: Process) -> None:
         """Nothing is started."""
 
     with pytest.raises(ValueError, match="a bug"):
-        asyncio.run(keep_up("part", "log", start, ended))
+        asyncio.run(service(Part).keep_up(ended))
 
 
 def test_a_front_is_forked_at_the_start_alone_not_by_a_loop_that_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A child of the loop lost its listening socket when an object of the loop's was freed."""
-    launched: list[str] = []
+    launched: list[bool] = []
 
-    def launch_by(way: str) -> None:
-        def launch(_output: int, _listener: int) -> int:
-            launched.append(way)
-            return os.getpid()
+    def launch(_entry: str, *, by_fork: bool, **_: Any) -> int:
+        launched.append(by_fork)
+        return os.getpid()
 
-        monkeypatch.setattr(front, f"_{way}", launch)
-
-    launch_by("fork")
-    launch_by("spawn")
-    monkeypatch.setattr(front.forking, "can_fork", lambda: True)
+    monkeypatch.setattr(front.forking, "launch", launch)
     settings = read_settings({}, state_dir=str(tmp_path))
 
     async def ended(_process: Process) -> None:
@@ -94,8 +98,8 @@ def test_a_front_is_forked_at_the_start_alone_not_by_a_loop_that_runs(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         kept = Front(settings, records_of(settings))
         kept.listener = listener
-        kept.start()
+        kept.start(by_fork=True)
         kept.process = None
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(kept.keep_up(ended, lambda: None))
-    assert launched == ["fork", "spawn"]
+            asyncio.run(kept.keep_up(ended))
+    assert launched == [True, False]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,51 +17,12 @@ import pytest
 
 from greenroom import serve
 from greenroom.actors.host import process
-from greenroom.actors.host.process import Unasked
-from greenroom.actors.messages.queries import Process
-from greenroom.actors.runtime.processes import identify, is_alive, this_process
 from greenroom.actors.runtime.records import HOST_ROLE, RunRecords, is_ready
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.serve.deployments import Application
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.conftest import deploy
 from tests.support.systems import RunningSystem, alive, running_system, wait_until
-
-ONE, TWO = Process(1, 10, ""), Process(2, 20, "")
-
-
-def test_only_what_is_unknown_at_two_checks_in_a_row_is_to_go() -> None:
-    unasked = Unasked()
-    assert unasked.find([ONE, TWO], {2}) == []
-    assert unasked.find([ONE, TWO], {1, 2}) == []  # it was told something meanwhile
-    assert unasked.find([ONE, TWO], {2}) == []
-    assert unasked.find([Process(1, 11, "")], set()) == []  # another process of that pid
-    assert unasked.find([Process(1, 11, ""), TWO], set()) == [Process(1, 11, "")]
-    assert unasked.find([], set()) == []
-
-
-def test_a_child_of_the_admin_that_is_on_no_record_is_killed(tmp_path: Path) -> None:
-    """This process stands for the admin, and its children for actors, one of them another's."""
-    records, unasked, admin = RunRecords(tmp_path), Unasked(), this_process()
-    with named("Replica a") as known, named("Replica b") as unknown, named("Theirs c") as theirs:
-        process, other = identify(known.pid), identify(unknown.pid)
-        assert process is not None
-        records.add(process, "replica")
-        for _ in range(2):  # it is on no record itself
-            assert unasked.end(admin, records) == []
-        records.add(admin, "host")
-        assert unasked.end(admin, records) == []
-        assert unasked.end(admin, records) == [other]
-        wait_until(lambda: unknown.poll() is not None, 5, "its end")
-        assert is_alive(process)
-        assert theirs.poll() is None
-        known.kill()
-        theirs.kill()
-
-
-def named(title: str) -> subprocess.Popen[bytes]:
-    """Start a process that has this title."""
-    return subprocess.Popen([title, "600"], executable=shutil.which("sleep"))
 
 
 def test_folders_that_nobody_needs_are_removed_on_a_thread(
@@ -78,8 +38,6 @@ def test_folders_that_nobody_needs_are_removed_on_a_thread(
         _records=RunRecords(tmp_path),
         _settings=settings,
         _ends=nothing,
-        _unasked=nothing,
-        _admin=this_process(),
     )
     asyncio.run(process.Host._tidy(host))
     assert len(on) == 1

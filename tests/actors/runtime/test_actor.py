@@ -19,6 +19,7 @@ from greenroom.actors.runtime.actor import (
     FIRST_S,
     MOST_S,
     STABLE_S,
+    UNASKED_S,
     UNKNOWN_S,
     CrashLoop,
     LoopActor,
@@ -177,6 +178,26 @@ def test_while_it_waits_it_goes_when_the_system_ends(make: Any) -> None:
     actor.receiveMessage(Asked(), "somebody")
     with pytest.raises(Ends):
         actor.receiveMessage(ActorExitRequest(), "the admin")
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_a_replica_ends_that_is_never_told_which_it_is(
+    make: Any, exits: list[int], is_asked: bool
+) -> None:
+    class Replica(Actor):
+        ends_unasked = True
+
+    actor, _ = make(Replica)
+    due: list[tuple[float, Callable[[], None]]] = []
+    actor.created(SimpleNamespace(call_later=lambda *each: due.append(each)))
+    ((after_s, end),) = due
+    if is_asked:
+        actor.receiveMessage(ActorStarts(), "somebody")
+        end()
+    else:
+        with pytest.raises(Ends):
+            end()
+    assert (after_s, exits) == (UNASKED_S, [] if is_asked else [1])
 
 
 def test_failures_in_a_row_are_counted_as_far_as_they_can_be(tmp_path: Path) -> None:
