@@ -265,6 +265,9 @@ class Supervisor:
         try:
             content = m.LargeBytes(self._checkpoints.load_code(message.digest))
             answer = cm.FolderFetched(digest=message.digest, content=content)
+        except StoreNotReadableError as error:  # the replica asks again
+            logger.warning("replica %s has to wait for its folder: %s", message.replica, error)
+            return
         except StoreError as error:
             logger.exception("a folder is lost")
             self._cluster.state.code_use.lost.add(message.digest)

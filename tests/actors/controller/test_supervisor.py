@@ -15,7 +15,7 @@ from greenroom.core import effects as fx
 from greenroom.core.config import BackendConfig
 from greenroom.core.lifecycle.replicas import Replica, ReplicaState
 from greenroom.core.lifecycle.state import Gone
-from greenroom.persistence.kv import StoreNotReadableError
+from greenroom.persistence.kv import CorruptValueError, StoreNotReadableError
 from tests.support.lone_loop import LoneLoop
 
 TAG, BACKEND = "model#1", "model"
@@ -92,6 +92,19 @@ def test_code_that_cannot_be_read_at_present_is_read_again_and_not_taken_for_los
     (delay_s,) = loop.due()
     loop.pass_time(delay_s)
     assert kinds(loop) == [cm.StartReplica]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_folder_that_cannot_be_read_at_present_is_not_taken_for_lost(is_lost: bool) -> None:
+    def load_code(_digest: str) -> bytes:
+        raise CorruptValueError("damaged") if is_lost else StoreNotReadableError("no answer")
+
+    loop, lost = LoneLoop(), set[str]()
+    supervisor, cluster = supervisor_of(loop, load_code)
+    cluster.state.code_use = SimpleNamespace(lost=lost)
+    supervisor.fetch(cm.FetchFolder(replica=TAG, digest="d"), "there")
+    answers = [message.error for _, message in loop.sent]
+    assert (answers, lost) == ((["damaged"], {"d"}) if is_lost else ([], set())), "it asks again"
 
 
 def test_a_replica_that_is_gone_is_forgotten_and_not_made_anew_by_a_late_order() -> None:
