@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from types import FunctionType, MappingProxyType, MethodType, ModuleType
+from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -16,17 +15,16 @@ from greenroom.core.operations import ApplicationSpec, DeploymentSpec
 from greenroom.core.validation import problems_in
 from greenroom.serve.admin.checks import check_answers_http
 from greenroom.serve.code.modules import Modules
-from greenroom.serve.code.packing import Code, pack_code, packed
+from greenroom.serve.code.packing import Code, CodePickler, pack_code, packed
 from greenroom.serve.code.runtime_env import PackedEnv, pack_env
-from greenroom.serve.deployments import Application, Deployment
+from greenroom.serve.deployments import Application, Deployment, handles
 from greenroom.serve.handle import DeploymentHandle
 from greenroom.serve.tasks.consumers import Consumer
 
 logger = logging.getLogger(__name__)
 
 
-_CONTAINERS = (list, tuple, set, frozenset)
-_CODE = (type, ModuleType, FunctionType, MethodType)  # travels as it is
+_CODE = (type, ModuleType, FunctionType)
 
 
 class Built(NamedTuple):
@@ -127,8 +125,8 @@ class _Builder:
         self._logging_config = logging_config
         self._packed: dict[str, PackedEnv] = {}  # by the environment as JSON
         self._handles: dict[int, DeploymentHandle] = {}  # by id of the Application
-        self._path: list[Any] = []  # Applications and containers, from the ingress to here
-        self._given: list[tuple[str, DeploymentHandle]] = []  # in arguments, with whose these are
+        self._path: list[Application] = []  # from the ingress to here
+        self.given: list[tuple[str, DeploymentHandle]] = []  # in arguments, with whose these are
 
     def add(self, application: Application) -> DeploymentHandle:
         """Add a bound deployment, after those among its arguments; return what replaces it."""
@@ -141,9 +139,7 @@ class _Builder:
                 f"deployment {deployment.name!r} has options for its deploy() only: {alone}; call "
                 "that, or leave them out: serve.run takes a route_prefix, and bind the arguments"
             )
-        self._enter(application, deployment.name)
-        args, kwargs = self._resolved((application.args, application.kwargs), deployment.name)
-        self._path.pop()
+        held = self._handles_in(application)
         name = self._free_name(deployment.name)
         deployment = deployment.options(**self._options.get(name, {}))
         if deployment.config.logging_config is None:
@@ -152,7 +148,11 @@ class _Builder:
         actor_options = self._with_secret(application, deployment.actor_options)
         env = self._packed_env(actor_options)
         target, version = deployment.func_or_class, deployment.version
-        code = pack_code(what, target, args, kwargs, version, env.names)
+        token = handles.set(held)
+        try:
+            code = pack_code(what, target, application.args, application.kwargs, version, env.names)
+        finally:
+            handles.reset(token)
         self.folders |= env.folders
         self.codes.append(code)
         self.specs.append(
@@ -196,61 +196,30 @@ class _Builder:
         packed = self._packed[key] = self._packed.get(key) or pack_env(env)
         return packed
 
-    def _resolved(self, value: Any, owner: str) -> Any:
-        """Return ``value`` with handles for Applications, in new containers where any was."""
-        if isinstance(value, Application):
-            return self.add(value)
-        if isinstance(value, Deployment):
-            problem = not_an_application(value)
-            raise InvalidRequestError(f"bad argument of deployment {owner!r}: {problem}")
-        if isinstance(value, DeploymentHandle):
-            self._given.append((owner, value))
-        elif _has_deployments(value):
-            self._enter(value, owner)
-            value = self._with_handles(value, owner)
-            self._path.pop()
-        return value
-
-    def _with_handles(self, value: Any, owner: str) -> Any:
-        if isinstance(value, dict):
-            return {key: self._resolved(part, owner) for key, part in value.items()}
-        if isinstance(value, list | tuple | set | frozenset):
-            parts = [self._resolved(part, owner) for part in value]
-            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-        changed = {n: self._resolved(part, owner) for n, part in _attributes(value).items()}
-        try:
-            copied = copy.copy(value)
-            for name, part in changed.items():
-                object.__setattr__(copied, name, part)  # those of a frozen dataclass, too
-        except Exception as error:  # the user's type may refuse in any way
+    def _handles_in(self, application: Application) -> dict[int, DeploymentHandle]:
+        """Return what replaces the applications among the arguments of one, by their ids."""
+        begun = [each is application for each in self._path]
+        self._path.append(application)
+        if any(begun):
+            names = " -> ".join(each.deployment.name for each in self._path[begun.index(True) :])
             raise InvalidRequestError(
-                f"bad argument of deployment {owner!r}: a {type(value).__name__} that has an "
-                f"application cannot be copied, to hold a handle instead ({error}); give the "
-                "application as an argument of its own, or in a list or dict"
-            ) from error
-        return copied
-
-    def _enter(self, value: Any, owner: str) -> None:
-        """Go on to what ``value`` is made of; InvalidRequestError where it is made of itself."""
-        if not any(each is value for each in self._path):
-            self._path.append(value)
-            return
-        if not isinstance(value, Application):
-            kind = type(value).__name__
-            text = f"bad argument of deployment {owner!r}: a {kind} that contains itself"
-            raise InvalidRequestError(text)
-        begin = next(place for place, each in enumerate(self._path) if each is value)
-        circle = [each for each in self._path[begin:] if isinstance(each, Application)]
-        names = " -> ".join(each.deployment.name for each in (*circle, value))
-        raise InvalidRequestError(
-            f"deployments are bound to each other in a circle: {names}; have one of them ask for "
-            "the other with serve.get_deployment_handle, when it first calls it"
-        )
+                f"deployments are bound to each other in a circle: {names}; have one of them ask "
+                "for the other with serve.get_deployment_handle, when it first calls it"
+            )
+        finder = _Finder(self, application.deployment.name)
+        try:
+            finder.dumps((application.args, application.kwargs))
+        except InvalidRequestError:
+            raise
+        except Exception:  # pack_code() says what it is that cannot be pickled
+            logger.debug("arguments of %r", application, exc_info=True)
+        self._path.pop()
+        return finder.found
 
     def needs(self) -> Iterator[tuple[str | None, str]]:
         """Return what handles in arguments are of, that is no deployment of this application."""
         names = {spec.name for spec in self.specs}
-        for owner, handle in self._given:
+        for owner, handle in self.given:
             if handle.app_name != self._application_name:
                 yield handle.app_name, handle.deployment_name
             elif handle.deployment_name not in names:
@@ -270,30 +239,24 @@ class _Builder:
         return name
 
 
-def _has_deployments(value: Any) -> bool:
-    """Return whether ``value`` contains, at any depth, what is to be resolved."""
-    seen: set[int] = set()
-    left = [value]
-    while left:  # without recursion: the user's objects may be a long chain
-        value = left.pop()
-        if isinstance(value, Application | Deployment | DeploymentHandle):
-            return True
-        if id(value) not in seen:
-            seen.add(id(value))
-            left += _parts_of(value)
-    return False
+class _Finder(CodePickler):
+    """Finds what arguments hold by pickle's own way through them, but not what their code names."""
 
+    def __init__(self, builder: _Builder, owner: str) -> None:
+        super().__init__()
+        self.found: dict[int, DeploymentHandle] = {}
+        self._builder = builder
+        self._owner = owner
 
-def _parts_of(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, _CONTAINERS) else _attributes(value).values()
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object itself, those in slots included."""
-    if isinstance(value, _CODE):
-        return {}
-    slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
-    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    return found | getattr(value, "__dict__", {})
+    def persistent_id(self, obj: Any) -> Any:
+        """Return what is written in the place of ``obj``; None for the object itself."""
+        if isinstance(obj, Application):
+            self.found[id(obj)] = self._builder.add(obj)
+        elif isinstance(obj, DeploymentHandle):
+            self._builder.given.append((self._owner, obj))
+        elif isinstance(obj, Deployment):
+            problem = not_an_application(obj)
+            raise InvalidRequestError(f"bad argument of deployment {self._owner!r}: {problem}")
+        elif not isinstance(obj, _CODE):
+            return None
+        return 0

@@ -6,18 +6,9 @@ import inspect
 import pickle
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    Generic,
-    NoReturn,
-    Protocol,
-    Unpack,
-    overload,
-)
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Protocol, Unpack, overload
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator
 from typing_extensions import TypeVar
@@ -151,12 +142,18 @@ class Application(Generic[R_co]):
     def __repr__(self) -> str:
         return f"Application(deployment={self.deployment.name!r})"
 
-    def __reduce__(self) -> NoReturn:
-        # It is not sent: build() has put handles in the place of those that it can replace.
-        raise pickle.PicklingError(
-            "no handle can replace an application there; give it as an argument of bind, or in a "
-            "list, a value of a dict or an attribute of an object"
-        )
+    def __reduce__(self) -> Any:
+        handle = (handles.get() or {}).get(id(self))
+        if handle is None:  # one that no argument holds, but a function's variables say
+            raise pickle.PicklingError(
+                "no handle can replace an application there; give it as an argument of bind, or in "
+                "one"
+            )
+        return handle.__reduce__()
+
+
+handles: ContextVar[Mapping[int, DeploymentHandle] | None] = ContextVar("handles", default=None)
+"""What is pickled in place of applications, by their ids, while build() packs what is bound."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -78,7 +78,7 @@ def pack_code(
         raise InvalidRequestError(f"{what}: {wrong}")
     try:
         mark = fingerprint(value)  # first: it assigns the ids that the pickle will have
-        pickler = _CodePickler()
+        pickler = CodePickler()
         alone = pickler.dumps(value)
         modules = modules_of(pickler.names, pickler.codes, there)
     except Exception as error:  # any object may refuse in any way
@@ -170,7 +170,9 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".{name}", part) for name, part in attributes.items() if name not in skip)
 
 
-class _CodePickler(ByValuePickler):
+class CodePickler(ByValuePickler):
+    """Pickles code with all that travels with it; knows afterwards which modules that needs."""
+
     has_source = True
 
     def __init__(self) -> None:
@@ -179,6 +181,7 @@ class _CodePickler(ByValuePickler):
         self.codes: list[CodeType] = []  # what travels by value
 
     def reducer_override(self, obj: Any) -> Any:
+        """Return how to pickle ``obj``; NotImplemented for pickle's own way."""
         if isinstance(obj, CodeType):
             self.codes.append(obj)
         elif isinstance(obj, ModuleType):
@@ -191,7 +194,7 @@ class _CodePickler(ByValuePickler):
 
 def _can_be_pickled(value: Any) -> bool:
     try:
-        _CodePickler().dumps(value)
+        CodePickler().dumps(value)
     except Exception:  # any object may refuse in any way
         return False
     return True
