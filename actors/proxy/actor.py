@@ -25,6 +25,7 @@ from greenroom.actors.proxy.host_metrics import HostMetrics
 from greenroom.actors.runtime.actor import LoopActor
 from greenroom.actors.runtime.logs import end_of_log
 from greenroom.core.metrics import Group
+from greenroom.core.routing import load
 
 
 class Proxy(LoopActor):
@@ -122,8 +123,8 @@ class Proxy(LoopActor):
             return
         answers: dict[str, Callable[[], Any]] = {
             "routes": self.dispatcher.router.state.routes.all,
-            "unready": self.dispatcher.router.unready,
-            "lacking": self.dispatcher.router.lacking,
+            "unready": lambda: load.unready(self.dispatcher.router.state),
+            "lacking": lambda: load.lacking(self.dispatcher.router.state),
             "controller": lambda: self.link.known,
             "metrics": self._metrics,
         }

@@ -38,14 +38,14 @@ from greenroom.actors.proxy.reports import (
     TallyReports,
     TrafficReports,
 )
-from greenroom.actors.proxy.request_routers import NewQuery, RequestRouters
+from greenroom.actors.proxy.request_routers import RequestRouters
 from greenroom.actors.proxy.silent_hosts import SilentHosts
 from greenroom.actors.runtime.loop import Loop, Outbox, Timer, nothing
 from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.lifecycle.replicas import RestartReason
 from greenroom.core.metrics import Family
-from greenroom.core.routing import tickets
+from greenroom.core.routing import load, tickets
 from greenroom.core.routing.mirroring import MIRROR_S
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import (
@@ -56,6 +56,7 @@ from greenroom.core.routing.tables import (
     ReplicaTable,
     backend_of,
 )
+from greenroom.core.routing.tickets import NewQuery
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ class Dispatcher:
 
     def metrics(self) -> list[Family]:
         """Return all metrics of the router."""
-        return self._metrics.families(*self.router.load_by_endpoint())
+        return self._metrics.families(*load.by_endpoint(self.router.state))
 
     # --- Tables ---------------------------------------------------------------------------------
 
@@ -264,10 +265,8 @@ class Dispatcher:
         del self._links[tag]
         link.unwatch()
         unsent = [item.ticket for item in link.outbox.drop() if isinstance(item, Assignment)]
-        effects = self.router.replica_gone(tag, unsent, time.monotonic())
-        if not is_certain:
-            effects = [e._replace(died="") if type(e) is tickets.Refuse else e for e in effects]
-        self._run(effects)
+        now = time.monotonic()
+        self._run(self.router.replica_gone(tag, unsent, now, is_certain=is_certain))
         if self._is_near(replica):
             process: Any = replica.process
             self._send(ReplicaLost(replica=tag, incarnation=process.incarnation))
@@ -277,12 +276,12 @@ class Dispatcher:
 
     def _host_changed(self, host: str, is_silent: bool) -> None:
         """Keep the router from using the replicas of a host while it does not answer."""
-        change = self.router.host_silent if is_silent else self.router.host_answers
+        change = self.router.hosts.silent if is_silent else self.router.hosts.answers
         self._run(change(host, time.monotonic()))
 
     def _host_gone(self, host: str) -> None:
         """Wait no more for what is left there."""
-        self._run(self.router.host_gone(host, time.monotonic()))
+        self._run(self.router.hosts.gone(host, time.monotonic()))
 
     def _try_later(self, replica: ReplicaTable) -> None:
         self._loop.call_later(TRY_AGAIN_S, lambda: self._try(replica))
@@ -390,15 +389,14 @@ class Dispatcher:
             logger.warning("ignored queries of a caller that is not attached")
             return
         now, refused, attempts = time.monotonic(), message.refused, dict(message.lost)
-        all_died = dict(message.died)
+        died, resent = dict(message.died), message.resent
         failed = {query_id: (replica, s) for query_id, replica, s in message.failed}
         first: list[NewQuery] = []
         others: list[NewQuery] = []
         for query in message.queries:
-            resent, deaths = query.id in message.resent, attempts.get(query.id, 0)
-            is_refused = query.id in refused
-            died = all_died.get(query.id, "")
-            new = NewQuery(caller, query, resent, deaths, is_refused, failed.get(query.id), died)
+            n = query.id
+            before = n in resent, attempts.get(n, 0), died.get(n, ""), n in refused, failed.get(n)
+            new = NewQuery(caller, query, *before)
             (first if new.is_refused else others).append(new)
         # To the front of the queue one by one, so the last comes first; then all have their turns.
         self._submit_unasked(reversed(first), now)
@@ -418,20 +416,10 @@ class Dispatcher:
     def _submit_one(
         self, new: NewQuery, now: float, preference: tickets.Preference | None = None
     ) -> None:
-        caller, query, resent, attempts, is_refused, failed, died = new
         try:
-            effects = self.router.submit(
-                *(caller, query, now),
-                resent=resent,
-                attempts=attempts,
-                died=died,
-                is_refused=is_refused,
-                failed=failed,
-                preference=preference,
-            )
-            self._run(effects)
+            self._run(self.router.submit(new, now, preference))
         except Exception as error:
-            raise QueryFailedError(caller, query.id, error) from error
+            raise QueryFailedError(str(new.caller), new.query.id, error) from error
 
     def _submit_asked(self, new: NewQuery, preference: tickets.Preference) -> None:
         """Dispatch a query of which a request router was asked."""

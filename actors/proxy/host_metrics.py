@@ -16,15 +16,8 @@ from greenroom.actors.runtime.processes import stat_fields
 from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.shared_metrics import OtherMetrics
 from greenroom.core.metrics import Family, Group, Kind, Registry
-from greenroom.core.routing.tickets import (
-    Dropped,
-    Ejected,
-    Leased,
-    LoadByEndpoint,
-    Observer,
-    Retried,
-    Ticket,
-)
+from greenroom.core.routing.load import LoadByEndpoint
+from greenroom.core.routing.tickets import Dropped, Ejected, Leased, Observer, Retried, Ticket
 
 _PAIR = ("endpoint", "backend")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

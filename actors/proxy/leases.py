@@ -69,9 +69,9 @@ class LeaseDesk:
             routes = state.routes.all()
         slots = []
         for tag, count in lease.slots.items():
-            if (replica := self._replica(tag)) is not None:
+            if (replica := self._replica(tag)) is not None and tag in state.replicas:
                 process: Any = replica.process
-                weight = self._router.weight(tag)
+                weight = state.replicas[tag].weight
                 warming = weight.warm_in_s(time.monotonic()), weight.warms_s
                 slots.append(
                     LeasedSlots(tag, process, replica.address, count, *warming, weight.pace)

@@ -15,6 +15,7 @@ from greenroom.actors.messages.control import (
 from greenroom.actors.messages.queries import Message, Process
 from greenroom.actors.runtime.loop import Loop, Timer
 from greenroom.core.rollouts.judging import OVERDUE_S, Tallies
+from greenroom.core.routing import load
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tickets import Ejected, Leased, Observer, Ticket
 from greenroom.core.series import REPORT_S, Pair, Traffic
@@ -62,9 +63,9 @@ class LoadReports(Observer):
         self._timer = self._loop.call_later(0, self._report)
 
     def _report(self) -> None:
-        load = self._router.busy()
-        is_sent = self._send(LoadReported(proxy=self._process, load=load))
-        again = load or not is_sent
+        busy = load.busy(self._router.state)
+        is_sent = self._send(LoadReported(proxy=self._process, load=busy))
+        again = busy or not is_sent
         self._timer = self._loop.call_later(LOAD_REPORT_S, self._report) if again else None
 
 
@@ -111,7 +112,7 @@ class TrafficReports(Observer):
 
     def _report(self) -> None:
         self._timer = None
-        for pair, (queued, ongoing) in self._router.load_by_endpoint()[0].items():
+        for pair, (queued, ongoing) in load.by_endpoint(self._router.state)[0].items():
             if queued or ongoing:
                 traffic = self._traffic.setdefault(pair, Traffic())
                 traffic.queued, traffic.ongoing = queued, ongoing
@@ -167,5 +168,6 @@ class TallyReports:
         self._timer = None
         if self._tallies:
             self._timer = self._loop.call_later(TALLIES_REPORT_S, self._report)
-            tallies = self._tallies.plain(self._router.overdue(time.monotonic() - OVERDUE_S))
+            overdue = load.overdue(self._router.state, time.monotonic() - OVERDUE_S)
+            tallies = self._tallies.plain(overdue)
             self._send(TalliesReported(proxy=self._process, tallies=tallies))

@@ -15,10 +15,9 @@ import json
 import logging
 import pickle
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
-from greenroom.actors.messages.queries import Query
 from greenroom.actors.plugins.child import LOAD_TIMEOUT_S, Child
 from greenroom.actors.plugins.program import ASKED, BEGUN, REQUEST_ROUTER, ROUTED
 from greenroom.actors.proxy.host_metrics import Metrics
@@ -28,25 +27,13 @@ from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.config import RequestRouterConfig
 from greenroom.core.routing.balancing import RoutedBackend
 from greenroom.core.routing.router import Router
-from greenroom.core.routing.tickets import Preference
+from greenroom.core.routing.tickets import NewQuery, Preference
 
 logger = logging.getLogger(__name__)
 
 SILENT_S = 5.0
 LOG_S = 10.0
 MAX_OPEN = 1_000  # questions to one process
-
-
-class NewQuery(NamedTuple):
-    """A query that has come, as :meth:`Router.submit` takes it."""
-
-    caller: str
-    query: Query
-    resent: bool
-    attempts: int
-    is_refused: bool
-    failed: tuple[str, float] | None = None
-    died: str = ""
 
 
 class _Question(NamedTuple):
@@ -91,7 +78,7 @@ class RequestRouters:
         self._asked: dict[str, _Asked] = {}  # by backend
         self._numbers = itertools.count(1)
         self._questions: dict[int, _Question] = {}
-        self._by_query: dict[tuple[str, int], int] = {}  # (caller, query id) -> question
+        self._by_query: dict[tuple[Hashable, int], int] = {}  # (caller, query id) -> question
 
     def take(self, backend: str, settings: Mapping[str, Any] | None) -> None:
         """Follow a backend's newest table: its request router's settings, None for none."""

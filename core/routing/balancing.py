@@ -175,11 +175,6 @@ class RoutedBackend:
             self.rate.resized(slots / self.slots)
         self.slots = slots
 
-    @property
-    def is_missed(self) -> bool:
-        """Whether it was in full service once, should be, and has no replica."""
-        return self.table.is_expected and not self.replicas
-
     # --- Replicas -------------------------------------------------------------------------------
 
     def choose(self, ticket: Ticket, slots: int) -> RoutedReplica | None:
@@ -245,7 +240,7 @@ class RoutedBackend:
     def _serving(self) -> list[str]:
         return [tag for tag, r in self.replicas.items() if not (r.draining or r.is_silent)]
 
-    def _reassign_homes(self, now: float) -> None:
+    def reassign_homes(self, now: float) -> None:
         """Find other homes for what waits for replicas that are none any more."""
         for queue in (self.queue, self.mirrored):
             if queue.has_homes and (homes := self.inhabitable()):
@@ -273,29 +268,24 @@ class RoutedBackend:
                 replica.weight = EVEN
         self.order.put(replica, level)
 
-    def first_weight(self, now: float) -> Weight:
-        """Return how a replica that is new begins: as long as the oldest has been there."""
-        oldest_at = min((each.came_at for each in self.replicas.values()), default=now)
-        warms_s = min(self.table.slow_start_s, now - oldest_at)
-        return Weight(1.0, now + warms_s, warms_s) if warms_s > 0 else EVEN
-
-    def took(self, replica: RoutedReplica, ticket: Ticket, now: float) -> bool:
-        """Learn what an answered ticket took; return whether replicas' weights have changed."""
+    def took(self, replica: RoutedReplica, ticket: Ticket, now: float) -> None:
+        """Learn what an answered ticket took."""
         seconds, taken = now - ticket.assigned_at, replica.pace.taken
         self.rate.ran(seconds)
-        if not self.table.learn_weights:
-            return False
-        if taken.queries < ENOUGH and ticket.status < BAD and _has_a_choice(ticket):
+        if not self.table.learn_weights or taken.queries >= ENOUGH:
+            return
+        if ticket.status < BAD and _has_a_choice(ticket):
             taken.add(seconds, len(replica.ongoing))
-        return now >= self.paces.due_at and self._compare(now)
 
-    def took_leased(self, taken: Mapping[str, tuple[Any, ...]], now: float) -> bool:
-        """Learn by replica what queries under a lease took, like :meth:`took`."""
+    def took_leased(self, taken: Mapping[str, tuple[Any, ...]]) -> None:
+        """Learn by replica what queries under a lease took."""
         for tag in taken.keys() & self.replicas.keys():
             self.replicas[tag].pace.taken.join(fit(Sums, taken[tag]))
-        return self.table.learn_weights and now >= self.paces.due_at and self._compare(now)
 
-    def _compare(self, now: float) -> bool:
+    def compare(self, now: float) -> bool:
+        """Compare what replicas take, if it is time; return whether their weights have changed."""
+        if not self.table.learn_weights or now < self.paces.due_at:
+            return False
         paces = [replica.pace for replica in self.replicas.values()]
         has_changed = self.paces.compare(paces, self.rate.run_s, now)
         if has_changed:
@@ -362,7 +352,7 @@ class RoutedBackend:
             ticket.replica, ticket.trial, failed=failed, replicas=len(self._serving()), now=now
         )
         if changed is not None:
-            self._place_again([changed], now)
+            self.place(self.replicas[changed], now)
         return changed
 
     def failed(self, failures: Mapping[str, int], now: float) -> None:
@@ -376,11 +366,7 @@ class RoutedBackend:
         """Leave no more replicas out than half of those that could serve."""
         if self.outliers:
             most_out = len(self._serving()) // 2 if self.table.outlier_ejection else 0
-            self._place_again(self.outliers.let_in(most_out, now), now)
-
-    def _place_again(self, tags: Iterable[str], now: float) -> None:
-        for tag in tags:
-            if tag in self.replicas:
+            for tag in self.outliers.let_in(most_out, now):
                 self.place(self.replicas[tag], now)
 
     # --- What waits -----------------------------------------------------------------------------
@@ -388,31 +374,6 @@ class RoutedBackend:
     def queue_of(self, ticket: Ticket) -> FairQueue:
         """Return the queue that a ticket waits in, or would."""
         return self.mirrored if ticket.is_mirrored else self.queue
-
-    def let_wait(self, ticket: Ticket, now: float) -> list[tuple[Ticket, str]]:
-        """Queue a ticket, unless it would wait for too long, or too many wait already.
-
-        Return which tickets are to be refused, and why. Where the queue is full, the longest line
-        drops one for a line that is clearly shorter: otherwise a flood of one endpoint would
-        have others refused.
-        """
-        ahead = self.queue.ahead(ticket.line)
-        left_s = ticket.left_s(now)
-        if wait_s := self.rate.too_slow_for(ahead, left_s, now):
-            text = (
-                f"{ticket.endpoint} could begin with this query in about {wait_s:.3g} s only, "
-                f"of the {left_s:.3g} s that it has in all"
-            )
-            return [(ticket, text)]
-        refused = []
-        if 0 <= self.table.max_queued_requests <= self.queue.size:
-            evicted = self.queue.longest_other(ticket.line)
-            if evicted is None:
-                return [(ticket, _full(self.queue, ticket))]
-            refused.append((evicted, _full(self.queue, evicted)))
-            self.queue.remove(evicted)
-        self.enqueue(ticket, now)
-        return refused
 
     def enqueue(self, ticket: Ticket, now: float, *, first: bool = False) -> None:
         """Queue a ticket, after all others of its line or before all of its queue."""
@@ -424,36 +385,6 @@ class RoutedBackend:
     def take_waiting(self) -> list[Ticket]:
         """Remove and return all that waits."""
         return self.queue.take_all() + self.mirrored.take_all()
-
-    def assign_waiting(self, now: float) -> tuple[list[Assign], list[Ticket]]:
-        """Give what waits to replicas, as far as they have room.
-
-        Return that, and the tickets that had their turn too late: the time that they have left is
-        shorter than queries take here, so that running them would only keep others waiting.
-        """
-        assigned: list[Assign] = []
-        late: list[Ticket] = []
-        self.outliers.check(now)
-        if self.queue.size or self.mirrored.size:
-            self.let_in(now)
-        self._reassign_homes(now)
-        while self.queue.size or self.mirrored.size:
-            waiting = self.queue if self.queue.size else self.mirrored
-            slots = self.slots_for(is_mirrored=waiting is self.mirrored)
-            ticket = waiting.first()
-            replica = None if ticket is None else self.choose(ticket, slots)
-            if replica is None and waiting.has_homes:
-                for ticket in waiting.heads():
-                    if (replica := self.choose(ticket, slots)) is not None:
-                        break
-            if ticket is None or replica is None:
-                break
-            waiting.remove(ticket, had_turn=True)
-            if ticket.deadline_at is not None and now + self.rate.run_s >= ticket.deadline_at:
-                late.append(ticket)
-            else:
-                assigned.append(self.assign(ticket, replica, now))
-        return assigned, late
 
     def slots_for(self, *, is_mirrored: bool) -> int:
         """Return how many tickets a replica may have before it gets one more of a kind.
@@ -471,12 +402,6 @@ class RoutedBackend:
         if self.mirrored.size < limit:
             return True  # and where anything waits, no replica has room
         return self.order.first(self.slots_for(is_mirrored=True)) is not None
-
-
-def _full(queue: FairQueue, ticket: Ticket) -> str:
-    own, every = queue.length(ticket.line), queue.size
-    text = f"{ticket.endpoint} has {own} queries queued, "
-    return text + ("its limit" if own == every else f"of {every} in all, the limit")
 
 
 def _has_a_choice(ticket: Ticket) -> bool:

@@ -23,6 +23,7 @@ from greenroom.core.errors import (
     ReplicaUnavailableError,
 )
 from greenroom.core.routing.balancing import RoutedBackend, RoutedReplica
+from greenroom.core.routing.queues import FairQueue
 from greenroom.core.routing.retries import MAX_ATTEMPTS, may_retry
 from greenroom.core.routing.sessions import session_of
 from greenroom.core.routing.tables import BackendTable
@@ -141,20 +142,14 @@ class Dispatch:
             self.effects.append(backend.assign(ticket, replica, now))
             return
         if table.unavailable and not backend.replicas:
-            self._fail_unavailable(ticket, table, now)
+            self.fail(ticket, DeploymentUnavailableError, _unavailable(ticket, table), now)
             return
         if not (table.has_run or backend.replicas) and ticket.query.http_method:
             # Why is for operators: /-/readyz has it.
             text = f"{ticket.endpoint} is unavailable: none of its replicas has run yet"
             self.fail(ticket, DeploymentUnavailableError, text, now)
             return
-        starved = not (backend.queue.size or backend.replicas)
-        refused = backend.let_wait(ticket, now)
-        for each, text in refused:
-            self.fail(each, BackPressureError, text, now)
-        if starved and not refused:
-            self.observers.starved(table.tag)
-        self.limit_wait(ticket, backend, now)
+        self._let_wait(ticket, backend, now)
         self.wait(backend, now)
 
     def route_anew(self, tickets: Iterable[Ticket], now: float) -> None:
@@ -202,18 +197,35 @@ class Dispatch:
             again.append(ticket)
         self.put_back(sorted(again, key=lambda ticket: ticket.number), now)
 
+    def forget_replica(
+        self, tag: str, unsent: set[int], now: float, *, is_certain: bool = True
+    ) -> None:
+        """Send what a dead replica had to others where it may be retried; see Router."""
+        replica = self.replicas.pop(tag, None)
+        if replica is None:
+            return
+        if not replica.retired:
+            replica.backend.retire(replica, now)
+        # Those that are surely not answered first, as far as the budget goes.
+        had = [*replica.ongoing.values(), *replica.unconfirmed.values()]
+        replica.ongoing, replica.unconfirmed = {}, {}
+        for lease in list(self.leases.values()):
+            if lease.slots.pop(tag, None) is not None and not lease.slots:
+                if lease.state is LeaseState.RETURNED:
+                    del self.leases[lease.number]
+                else:
+                    self.revoke([lease])
+        self.retry_or_fail(had, unsent, now, tag if is_certain else "")
+
     def charge_retry(self, ticket: Ticket, reason: str) -> str:
         """Charge a query's retry to its budget; return why that cannot be, "" where it is."""
         endpoint = self.endpoints.get(ticket.endpoint)
         backend = self.backends.get(ticket.backend)
-        said = (
-            ticket.query.retryable,
-            None if endpoint is None else endpoint.table.retryable,
-            None if backend is None else backend.table.retryable,
-        )
         died = f"{ticket.endpoint}: the replica died with this query under way"
+        said = [each.table.retryable for each in (endpoint, backend) if each is not None]
+        may = may_retry(ticket.query.http_method, (ticket.query.retryable, *said))
         budget = ticket.budget
-        if budget is None or ticket.begun or not may_retry(ticket.query.http_method, said):
+        if budget is None or ticket.begun or not may:
             return f"{died}; it may have run"
         if ticket.attempts >= MAX_ATTEMPTS:
             return f"{ticket.endpoint}: {ticket.attempts} replicas died with this query under way"
@@ -239,6 +251,35 @@ class Dispatch:
             since = now if attempts else ticket.submitted_at
             self.tickets.at(since + wait_s, ticket, partial(self._wait_over, attempts, since))
 
+    def _let_wait(self, ticket: Ticket, backend: RoutedBackend, now: float) -> None:
+        """Queue a ticket, unless it would wait for too long, or too many wait already.
+
+        Where the queue is full, the longest line drops one for a line that is clearly shorter:
+        otherwise a flood of one endpoint would have others refused.
+        """
+        table, queue, left_s = backend.table, backend.queue, ticket.left_s(now)
+        if wait_s := backend.rate.too_slow_for(queue.ahead(ticket.line), left_s, now):
+            text = (
+                f"{ticket.endpoint} could begin with this query in about {wait_s:.3g} s only, "
+                f"of the {left_s:.3g} s that it has in all"
+            )
+            self.fail(ticket, BackPressureError, text, now)
+            return
+        evicted, text, is_starved = None, "", not (queue.size or backend.replicas)
+        if 0 <= table.max_queued_requests <= queue.size:
+            evicted = queue.longest_other(ticket.line)
+            text = _full(queue, evicted or ticket)
+            if evicted is None:
+                self.fail(ticket, BackPressureError, text, now)
+                return
+            queue.remove(evicted)
+        backend.enqueue(ticket, now)
+        if evicted is not None:
+            self.fail(evicted, BackPressureError, text, now)
+        if is_starved:
+            self.observers.starved(table.tag)
+        self.limit_wait(ticket, backend, now)
+
     def wait(self, backend: RoutedBackend, now: float) -> None:
         """Assign what is queued; where some of it has to wait, check the leases soon."""
         if backend.queue.size:
@@ -247,20 +288,35 @@ class Dispatch:
                 self._watch(backend, now)
 
     def fill(self, backend: RoutedBackend, now: float) -> None:
-        """Give what waits at a backend to its replicas, as far as they have room."""
-        assigned, too_late = backend.assign_waiting(now)
-        self.effects += assigned
-        for ticket in too_late:
-            left_s, text = ticket.left_s(now), _no_answer(ticket)
-            if left_s > 0:
-                text += (
-                    f": when its turn came {left_s:.3g} s were left, and a query takes about "
-                    f"{backend.rate.run_s:.3g} s"
-                )
-            self.fail(ticket, QueryTimeoutError, text, now)
-        if backend.table.unavailable and not backend.replicas:
+        """Give what waits at a backend to its replicas, as far as they have room.
+
+        A ticket that has less time left than queries take here has its turn too late: running it
+        would only keep others waiting.
+        """
+        table = backend.table
+        backend.outliers.check(now)
+        if backend.queue.size or backend.mirrored.size:
+            backend.let_in(now)
+        backend.reassign_homes(now)
+        while backend.queue.size or backend.mirrored.size:
+            waiting = backend.queue if backend.queue.size else backend.mirrored
+            slots = backend.slots_for(is_mirrored=waiting is backend.mirrored)
+            ticket = waiting.first()
+            replica = None if ticket is None else backend.choose(ticket, slots)
+            if replica is None and waiting.has_homes:
+                for ticket in waiting.heads():
+                    if (replica := backend.choose(ticket, slots)) is not None:
+                        break
+            if ticket is None or replica is None:
+                break
+            waiting.remove(ticket, had_turn=True)
+            if ticket.deadline_at is not None and now + backend.rate.run_s >= ticket.deadline_at:
+                self.fail(ticket, QueryTimeoutError, _too_late(ticket, backend, now), now)
+            else:
+                self.effects.append(backend.assign(ticket, replica, now))
+        if table.unavailable and not backend.replicas:
             for ticket in backend.take_waiting():
-                self._fail_unavailable(ticket, backend.table, now)
+                self.fail(ticket, DeploymentUnavailableError, _unavailable(ticket, table), now)
 
     def release(self, replica: RoutedReplica, now: float, freed: int = 0) -> None:
         """Use a replica's room, if it may be used; forget it if it is retired and done.
@@ -351,15 +407,17 @@ class Dispatch:
             self.effects.append(refused)
         self.end(ticket, kind.http_status, now)
 
-    def _fail_unavailable(self, ticket: Ticket, table: BackendTable, now: float) -> None:
-        text = f"{ticket.endpoint} is unavailable: {table.unavailable}"
-        self.fail(ticket, DeploymentUnavailableError, text, now)
-
     def end(self, ticket: Ticket, status: int, at: float) -> None:
         """End a ticket."""
         ticket.status, ticket.status_at = status, at
         self.tickets.end(ticket)
         self.observers.finished(ticket)
+
+
+def backends_of(state: Dispatch, endpoint: RoutedEndpoint) -> list[RoutedBackend]:
+    """Return the backends that an endpoint's traffic goes to."""
+    known = state.backends
+    return [known[tag] for tag in endpoint.split.tags if tag in known]
 
 
 def refusal(
@@ -379,3 +437,21 @@ def refusal(
 
 def _no_answer(ticket: Ticket) -> str:
     return f"no answer within {ticket.time_limit_s:.6g} s"
+
+
+def _too_late(ticket: Ticket, backend: RoutedBackend, now: float) -> str:
+    text, left_s, takes_s = _no_answer(ticket), ticket.left_s(now), backend.rate.run_s
+    if left_s <= 0:
+        return text
+    left = f"when its turn came {left_s:.3g} s were left, and a query takes about {takes_s:.3g} s"
+    return f"{text}: {left}"
+
+
+def _unavailable(ticket: Ticket, table: BackendTable) -> str:
+    return f"{ticket.endpoint} is unavailable: {table.unavailable}"
+
+
+def _full(queue: FairQueue, ticket: Ticket) -> str:
+    own, every = queue.length(ticket.line), queue.size
+    text = f"{ticket.endpoint} has {own} queries queued, "
+    return text + ("its limit" if own == every else f"of {every} in all, the limit")

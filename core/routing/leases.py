@@ -313,7 +313,8 @@ class Leases:
             backend.lending.used_at[caller] = now
             backend.failed(used.failed, now)
             backend.outliers.check(now)
-            if backend.took_leased(used.took, now) or backend.outliers.decide:
+            backend.took_leased(used.took)
+            if backend.compare(now) or backend.outliers.decide:
                 state.revoke(backend.lending.leases.values())
         return state.taken()
 
@@ -368,15 +369,6 @@ class Leases:
             self._state.routes.version += moved
             leases = self._state.leases.values()
             self._state.revoke(each for each in leases if moved or each.endpoint == old.name)
-
-    def replica_gone(self, tag: str) -> None:
-        """Forget what was leased of a dead replica; revoke what is nothing without it."""
-        for lease in list(self._state.leases.values()):
-            if lease.slots.pop(tag, None) is not None and not lease.slots:
-                if lease.state is LeaseState.RETURNED:
-                    del self._state.leases[lease.number]
-                else:
-                    self._state.revoke([lease])
 
     def caller_gone(self, caller: Hashable, now: float) -> None:
         """Free what a caller had that has died or left, and forget it."""

@@ -2,8 +2,9 @@
 
 Theory of operation. What the shell hears is a call here: of tables, of queries, and of what has
 become of them at their replicas. The state and the steps of tickets are :class:`.Dispatch`'s;
-:attr:`Router.leases` hears what callers do by themselves. Every method takes the time and returns
-effects, in the order in which to perform them; :meth:`Router.expire` does what is due.
+:attr:`Router.leases` hears what callers do by themselves, and :attr:`Router.hosts` of hosts that do
+not answer. Every method takes the time and returns effects, in the order in which to perform them;
+:meth:`Router.expire` does what is due.
 
 What follows queries without deciding on them observes the router (``Observer`` in tickets.py):
 metrics, load reports, tallies for rollouts.
@@ -11,7 +12,6 @@ metrics, load reports, tallies for rollouts.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 
 from greenroom.core.errors import (
@@ -21,30 +21,28 @@ from greenroom.core.errors import (
     RouteNotFoundError,
 )
 from greenroom.core.routing.balancing import SATURATED_S, RoutedBackend, RoutedReplica
-from greenroom.core.routing.dispatching import Dispatch, refusal
+from greenroom.core.routing.dispatching import Dispatch, backends_of, refusal
 from greenroom.core.routing.leases import Leases
 from greenroom.core.routing.mirroring import Mirroring
 from greenroom.core.routing.outliers import Outliers
 from greenroom.core.routing.retries import may_retry
+from greenroom.core.routing.routed_hosts import RoutedHosts
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
 from greenroom.core.routing.tickets import (
     ANSWERED,
     CANCELLED_STATUS,
     DROPPED,
     ENDED,
-    QUEUED,
-    Cancel,
     Effects,
     Ejected,
-    LoadByBackend,
-    LoadByEndpoint,
+    NewQuery,
     Preference,
     QueryLike,
     Refuse,
     Ticket,
 )
 from greenroom.core.routing.traffic import RoutedEndpoint, key_of
-from greenroom.core.routing.weights import EVEN, Weight
+from greenroom.core.routing.weights import first_weight
 
 
 class Router:
@@ -58,94 +56,8 @@ class Router:
         self.observers = self.state.observers
         self.leases = Leases(self.state)
         self.mirroring = Mirroring(self.state, draw)
+        self.hosts = RoutedHosts(self.state, own_host)
         self._draw = draw
-        self._own_host = own_host
-        self._silent: set[str] = set()  # hosts
-
-    # --- What it knows --------------------------------------------------------------------------
-
-    def weight(self, replica: str) -> Weight:
-        """Return by how much a replica's load counts, at present."""
-        found = self.state.replicas.get(replica)
-        return EVEN if found is None else found.weight
-
-    def unready(self) -> dict[str, tuple[str, ...]]:
-        """Return endpoint -> its backends that had replicas and have none; () if it is lost."""
-        unready: dict[str, tuple[str, ...]] = {}
-        for name, endpoint in sorted(self.state.endpoints.items()):
-            missed = tuple(b.table.tag for b in self._backends_of(endpoint) if b.is_missed)
-            if missed or endpoint.table.unavailable:
-                unready[name] = missed
-        return unready
-
-    def lacking(self) -> dict[str, dict[str, str] | None]:
-        """Return each endpoint -> its backends that are to have replicas and have none, and why.
-
-        None for an endpoint that is lost. Unlike :meth:`unready`, whatever has not come up counts.
-        """
-        lacking: dict[str, dict[str, str] | None] = {}
-        for name, endpoint in self.state.endpoints.items():
-            found = self._backends_of(endpoint)
-            tables = [b.table for b in found if b.table.is_wanted and not b.replicas]
-            reasons = {table.tag: table.trouble for table in tables}
-            lacking[name] = None if endpoint.table.unavailable else reasons
-        return lacking
-
-    def _backends_of(self, endpoint: RoutedEndpoint) -> list[RoutedBackend]:
-        known = self.state.backends
-        return [known[tag] for tag in endpoint.split.tags if tag in known]
-
-    def ongoing(self, among: Iterable[str] | None = None) -> dict[str, int]:
-        """Return replica -> slots taken, of all that it knows or of those among these."""
-        replicas = self.state.replicas
-        tags = replicas if among is None else replicas.keys() & set(among)
-        return {tag: replicas[tag].load for tag in tags}
-
-    def busy(self) -> LoadByBackend:
-        """Return backend -> (queued, ongoing) of those that have any, mirrored queries included."""
-        load: LoadByBackend = {}
-        for by_endpoint in self.load_by_endpoint():
-            for (_, tag), (queued, ongoing) in by_endpoint.items():
-                if queued or ongoing:
-                    others = load.get(tag, (0, 0))
-                    load[tag] = (others[0] + queued, others[1] + ongoing)
-        return load
-
-    def load_by_endpoint(self) -> tuple[LoadByEndpoint, LoadByEndpoint]:
-        """Return (endpoint, backend) -> (queued, ongoing), of queries and of mirrored queries.
-
-        All pairs that may have any are there, also those that have none.
-        """
-        queries: LoadByEndpoint = {}
-        mirrored: LoadByEndpoint = {}
-        for name, endpoint in self.state.endpoints.items():
-            queries.update({(name, tag): (0, 0) for tag in endpoint.split.tags})
-            mirrored.update({(name, tag): (0, 0) for tag in endpoint.table.shadows})
-        for ticket in self.state.tickets.unanswered():
-            load = mirrored if ticket.is_mirrored else queries
-            pair = (ticket.endpoint, ticket.backend)
-            queued, ongoing = load.get(pair, (0, 0))
-            waits = ticket.state is QUEUED
-            load[pair] = (queued + waits, ongoing + (not waits))
-        for lease in self.state.leases.values():
-            queued, ongoing = queries.get((lease.endpoint, lease.backend), (0, 0))
-            queries[lease.endpoint, lease.backend] = (queued, ongoing + lease.ongoing)
-        return queries, mirrored
-
-    def overdue(self, before: float) -> Counter[tuple[str, str]]:
-        """Return how many queries of each (endpoint, backend) are open since before that time.
-
-        Open WebSockets do not count: they are not slow. Of those under leases the callers say.
-        """
-        overdue = Counter(
-            (ticket.endpoint, ticket.backend)
-            for ticket in self.state.tickets.unanswered()
-            if ticket.submitted_at < before and not (ticket.is_mirrored or ticket.is_open_socket)
-        )
-        for lease in self.state.leases.values():
-            if lease.overdue:
-                overdue[lease.endpoint, lease.backend] += lease.overdue
-        return overdue
 
     # --- Tables ---------------------------------------------------------------------------------
 
@@ -215,89 +127,71 @@ class Router:
         """
         known = self.state.replicas
         if table.tag in known and known[table.tag].table != table:
-            self._forget_replica(table.tag, set(), now)  # another process has its tag by now
+            self.state.forget_replica(table.tag, set(), now)  # another process has its tag by now
         replica = known.get(table.tag)
         if replica is None:
-            is_near = table.host in {"", self._own_host}
+            is_near = self.hosts.is_near(table.host)
             replica = RoutedReplica(table, backend, is_near=is_near, came_at=now)
-            replica.weight = backend.first_weight(now)
+            there_since = (each.came_at for each in backend.replicas.values())
+            replica.weight = first_weight(backend.table.slow_start_s, there_since, now)
             known[table.tag] = replica
-        replica.is_silent = table.host in self._silent
+        replica.is_silent = self.hosts.is_silent(table.host)
         backend.add(replica, now)
 
     # --- Queries --------------------------------------------------------------------------------
 
-    def submit(
-        self,
-        caller: Hashable,
-        query: QueryLike,
-        now: float,
-        *,
-        resent: bool = False,
-        attempts: int = 0,
-        died: str = "",
-        is_refused: bool = False,
-        failed: tuple[str, float] | None = None,
-        preference: Preference | None = None,
-    ) -> Effects:
+    def submit(self, new: NewQuery, now: float, preference: Preference | None = None) -> Effects:
         """Route a new query. A query that is still here is ignored when it comes again.
 
-        One that is ``resent`` was another router's, now dead, and may have run: it is refused
-        unless it may be retried wherever it could have been. With one that was sent under a lease
-        ``attempts`` replicas have died, the last of them ``died``; if it ``is_refused``, a replica
-        had no room for it, and it goes before all others, with :meth:`fill`. One that ``failed`` at
-        a replica, after so many seconds, is tried at another. ``preference`` is what came of
+        After those that were refused comes :meth:`fill`. ``preference`` is what came of
         :meth:`to_ask`.
         """
-        state = self.state
-        endpoint = self._admit(caller, query, resent=resent)
+        state, failed = self.state, new.failed
+        endpoint = self._admit(new)
         if endpoint is None:
             return state.taken()
         began_at = now if failed is None else now - failed[1]
-        ticket = state.tickets.open(caller, query, endpoint.table, began_at)
-        ticket.preference, ticket.attempts = preference, attempts
+        ticket = state.tickets.open(new.caller, new.query, endpoint.table, began_at)
+        ticket.preference, ticket.attempts = preference, new.attempts
         if failed is not None:
-            ticket.attempts, ticket.failed_at = attempts + 1, failed[0]
+            ticket.attempts, ticket.failed_at = new.attempts + 1, failed[0]
         backend = state.place(ticket, endpoint)
         if ticket.attempts and (why := self._why_not_again(ticket, endpoint, backend, now)):
-            state.fail(ticket, ReplicaUnavailableError, why, now, died)
-        elif is_refused and backend is not None:
+            state.fail(ticket, ReplicaUnavailableError, why, now, new.died)
+        elif new.is_refused and backend is not None:
             backend.enqueue(ticket, now, first=True)
             state.limit_wait(ticket, backend, now)
         else:
             state.dispatch(ticket, endpoint, backend, now)
         if ticket.state is not ENDED:
             state.observers.accepted(ticket)
-            if caller in self.leases.lessees:
+            if new.caller in self.leases.lessees:
                 self.leases.offer(ticket, endpoint, now)
         return state.taken()
 
-    def _admit(
-        self, caller: Hashable, query: QueryLike, *, resent: bool = False
-    ) -> RoutedEndpoint | None:
+    def _admit(self, new: NewQuery) -> RoutedEndpoint | None:
         """Return the endpoint of a new query; refuse one that is let in nowhere."""
-        if self.state.tickets.find(caller, query.id) is not None:
+        state, caller, query = self.state, new.caller, new.query
+        if state.tickets.find(caller, query.id) is not None:
             return None
-        endpoint = self.state.endpoint_of(query)
+        endpoint = state.endpoint_of(query)
         if endpoint is None:
-            self.state.effects.append(_not_found(caller, query))
+            state.effects.append(_not_found(caller, query))
             return None
         table = endpoint.table
         if query.http_method and table.methods and query.http_method not in table.methods:
             text = f"{query.http_method} is not allowed; allowed are {', '.join(table.methods)}"
             kind = MethodNotAllowedError
-            self.state.effects.append(refusal(caller, query, kind, text, allowed=table.methods))
+            state.effects.append(refusal(caller, query, kind, text, allowed=table.methods))
             return None
-        if resent and not self._may_be_resent(query, endpoint):
-            text = f"{table.name}: the proxy died with this query under way; it may have run"
-            self.state.effects.append(refusal(caller, query, ReplicaUnavailableError, text))
-            return None
+        if new.resent:
+            nearer = (query.retryable, table.retryable)
+            given = {each.table.retryable for each in backends_of(state, endpoint)} or {None}
+            if not all(may_retry(query.http_method, (*nearer, own)) for own in given):
+                text = f"{table.name}: the proxy died with this query under way; it may have run"
+                state.effects.append(refusal(caller, query, ReplicaUnavailableError, text))
+                return None
         return endpoint
-
-    def _may_be_resent(self, query: QueryLike, endpoint: RoutedEndpoint) -> bool:
-        given = {backend.table.retryable for backend in self._backends_of(endpoint)} or {None}
-        nearer = (query.retryable, endpoint.table.retryable)
-        return all(may_retry(query.http_method, (*nearer, own)) for own in given)
 
     def _why_not_again(
         self, ticket: Ticket, endpoint: RoutedEndpoint, backend: RoutedBackend | None, now: float
@@ -307,7 +201,7 @@ class Router:
             ticket.budget.pay_in(backend.slots)
             ticket.assigned_at = now  # it has paid
         if ticket.failed_at:
-            there = {tag for each in self._backends_of(endpoint) for tag in each.replicas}
+            there = {tag for each in backends_of(self.state, endpoint) for tag in each.replicas}
             if not there - {ticket.failed_at}:
                 return "there is no other replica"
         return self.state.charge_retry(ticket, "failed" if ticket.failed_at else "died")
@@ -421,9 +315,10 @@ class Router:
             replica.unconfirmed[number] = ticket
         replica.saturated_until = 0.0
         # One of those that came together will do; how long a WebSocket is open says nothing.
-        is_measured = is_awaited and ticket and not ticket.is_open_socket
-        if is_measured and ticket and backend and backend.took(replica, ticket, now):
-            state.revoke(backend.lending.leases.values())
+        if is_awaited and ticket and backend and not ticket.is_open_socket:
+            backend.took(replica, ticket, now)
+            if backend.compare(now):
+                state.revoke(backend.lending.leases.values())
         state.release(replica, now, before - len(replica.ongoing))
         return state.taken()
 
@@ -461,7 +356,7 @@ class Router:
         replica.draining |= draining
         replica.withdrawn.difference_update(numbers)
         replica.saturated_until = now + SATURATED_S
-        state.tickets.once(replica.saturated_until, replica, self._rested)
+        state.tickets.once(replica.saturated_until, replica, state.release)
         tickets = [t for n in numbers if (t := replica.ongoing.pop(n, None)) is not None]
         for ticket in tickets:
             ticket.attempts -= 1
@@ -469,34 +364,20 @@ class Router:
         state.put_back(tickets, now)
         return state.taken()
 
-    def _rested(self, replica: RoutedReplica, now: float) -> None:
-        if replica.saturated_until <= now:
-            self.state.release(replica, now)
-
     # --- A replica dies -------------------------------------------------------------------------
 
-    def replica_gone(self, tag: str, unsent: Iterable[int], now: float) -> Effects:
+    def replica_gone(
+        self, tag: str, unsent: Iterable[int], now: float, *, is_certain: bool = True
+    ) -> Effects:
         """Send what a dead replica had to others where it may be retried; fail the rest.
 
         ``unsent`` are tickets that never left for the replica; any of them may be sent again. So
         may retryable ones that it answered when it is not known whether the answer arrived: callers
         ignore a second one. Mirrored queries are not retried once they left: one that kills a
-        replica must not kill the next.
+        replica must not kill the next. One that may only be out of reach is not ``is_certain``.
         """
-        self._forget_replica(tag, set(unsent), now)
+        self.state.forget_replica(tag, set(unsent), now, is_certain=is_certain)
         return self.state.taken()
-
-    def _forget_replica(self, tag: str, unsent: set[int], now: float) -> None:
-        replica = self.state.replicas.pop(tag, None)
-        if replica is None:
-            return
-        if not replica.retired:
-            replica.backend.retire(replica, now)
-        # Those that are surely not answered first, as far as the budget goes.
-        had = [*replica.ongoing.values(), *replica.unconfirmed.values()]
-        replica.ongoing, replica.unconfirmed = {}, {}
-        self.leases.replica_gone(tag)
-        self.state.retry_or_fail(had, unsent, now, tag)
 
     def undelivered(self, tag: str, numbers: Iterable[int], now: float) -> Effects:
         """Treat answers that a broken link kept from callers as if the replica had died."""
@@ -509,69 +390,6 @@ class Router:
         self.state.release(replica, now)
         self.state.retry_or_fail([ticket for ticket in found if ticket is not None], set(), now)
         return self.state.taken()
-
-    # --- A host does not answer -----------------------------------------------------------------
-
-    def host_silent(self, host: str, now: float) -> Effects:
-        """Give the replicas of a host that does not answer no new queries.
-
-        What they have goes to others where it may be retried. The rest waits for them: they may
-        answer yet, or be lost. Where there are no others, all of it waits.
-        """
-        self._silent.add(host)
-        silent = self._at(host)
-        for replica in silent:
-            replica.is_silent = True
-            if not replica.retired:
-                replica.backend.place(replica, now)
-        for replica in silent:
-            self._move(replica, now)
-        return self.state.taken()
-
-    def host_gone(self, host: str, now: float) -> Effects:
-        """Treat replicas of a host that has been silent for long as dead, but for those in tables.
-
-        The controller has replaced these, and nothing says more certainly that they are gone: the
-        kernel of a host whose processes stand still keeps their connections.
-        """
-        for replica in self._at(host):
-            if replica.is_silent and replica.retired:
-                self._forget_replica(replica.table.tag, set(), now)
-        return self.state.taken()
-
-    def host_answers(self, host: str, now: float) -> Effects:
-        """Use the replicas of a host again."""
-        self._silent.discard(host)
-        again = self._at(host)
-        for replica in again:
-            replica.is_silent = False
-        for replica in again:
-            self.state.release(replica, now)
-        return self.state.taken()
-
-    def _at(self, host: str) -> list[RoutedReplica]:
-        return [each for each in self.state.replicas.values() if each.table.host == host]
-
-    def _move(self, replica: RoutedReplica, now: float) -> None:
-        """Send to others what a replica has, where there are others and it may be retried."""
-        state = self.state
-        backend = state.backends.get(replica.backend.table.tag)
-        if backend is None or all(each.is_silent for each in backend.replicas.values()):
-            return
-        moved: list[Ticket] = []
-        for ticket in [*replica.ongoing.values(), *replica.unconfirmed.values()]:
-            if ticket.is_mirrored or ticket.state is DROPPED:
-                continue
-            if state.charge_retry(ticket, "silent"):
-                continue
-            if replica.ongoing.pop(ticket.number, None) is not None:
-                replica.withdrawn.add(ticket.number)
-                state.effects.append(Cancel(replica.table.tag, ticket.number))
-            else:
-                del replica.unconfirmed[ticket.number]
-            state.tickets.renumber(ticket)
-            moved.append(ticket)
-        state.put_back(moved, now)
 
 
 def _not_found(caller: Hashable, query: QueryLike) -> Refuse:

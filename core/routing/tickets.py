@@ -100,6 +100,25 @@ class QueryLike(Protocol):
         """The pickled call; only its length matters here."""
 
 
+class NewQuery(NamedTuple):
+    """A query that has come, and what has become of it before.
+
+    One that is ``resent`` was another router's, now dead, and may have run: it is refused unless it
+    may be retried wherever it could have been. With one that was sent under a lease ``attempts``
+    replicas have died, the last of them ``died``; if it ``is_refused``, a replica had no room for
+    it, and it goes before all others. One that ``failed`` at a replica, after so many seconds, is
+    tried at another.
+    """
+
+    caller: Hashable
+    query: Any  # QueryLike
+    resent: bool = False
+    attempts: int = 0
+    died: str = ""
+    is_refused: bool = False
+    failed: tuple[str, float] | None = None
+
+
 class Pairing(NamedTuple):
     """The answers of a query and of its mirrored query meet at this replica of the shadow.
 
@@ -390,9 +409,6 @@ class Observers:
 # What is to happen to a ticket that has ended leaves the heap when its time comes, or when most of
 # the heap is of such: thousands of cancelled queries may have hours left.
 SPARE = 100  # entries that are not worth cleaning up after
-
-LoadByBackend = dict[str, tuple[int, int]]
-LoadByEndpoint = dict[tuple[str, str], tuple[int, int]]
 
 
 Happening = Callable[[Any, float], None]

@@ -38,7 +38,7 @@ LEAST_FACTOR; then it stays so until it differs by less than that.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from math import exp, inf, log
 from typing import NamedTuple
@@ -83,6 +83,12 @@ class Weight(NamedTuple):
 
 
 EVEN = Weight()
+
+
+def first_weight(slow_start_s: float, came_at: Iterable[float], now: float) -> Weight:
+    """Return how a new replica begins, beside those that came at these times."""
+    warms_s = min(slow_start_s, now - min(came_at, default=now))
+    return Weight(1.0, now + warms_s, warms_s) if warms_s > 0 else EVEN
 
 
 class Sums(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from greenroom.core.routing.load import busy
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
 from greenroom.core.routing.tickets import Assign, Grant
 
@@ -61,10 +62,10 @@ class CheckedRouter:
         def call(*args: Any, **kwargs: Any) -> Any:
             self._take(name, args)
             # What a replica under a lease had no room for was admitted before, and waits first.
-            is_new = name == "submit" and not kwargs.get("is_refused", False)
+            is_new = name == "submit" and not args[0].is_refused
             queued = self._queued() if is_new else None
             self._who.may_raise()
-            if name == "submit" and args[1].request_id in self._checks.queries.poisoned:
+            if name == "submit" and args[0].query.request_id in self._checks.queries.poisoned:
                 self._who.raise_here()
             effects = method(*args, **kwargs)
             self._who.may_raise()
@@ -143,12 +144,14 @@ class CheckedRouter:
     def _check_slots(self, backend: str, replicas: Iterable[str]) -> None:
         """Check that no replica has more tickets and leased slots than it may have queries."""
         limit = self.backends[backend].max_ongoing_requests
-        for tag, load in self._router.ongoing(replicas).items():
+        known = self._router.state.replicas
+        for tag in known.keys() & set(replicas):
+            load = known[tag].load
             message = f"{self._who} has given away {load} slots of {tag}, above {limit}"
             self._checks.expect(load <= limit, message)
 
     def _queued(self) -> dict[str, int]:
-        return {tag: queued for tag, (queued, _) in self._router.busy().items()}
+        return {tag: queued for tag, (queued, _) in busy(self._router.state).items()}
 
     def _check_queues(self, before: dict[str, int]) -> None:
         shadows = {tag for endpoint in self.endpoints.values() for tag in endpoint.shadows}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from greenroom.core.routing.load import busy
+from tests.core.routing.queries import ongoing
+
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
     from tests.simulation.world import SimProcess
@@ -118,9 +121,9 @@ def _queries(simulation: Simulation) -> str:
         return f"streams are read: {unread}"
     for process in simulation.proxies():
         router = simulation.routers[process.pid]
-        if left := router.busy():
+        if left := busy(router.state):
             return f"{process} has queries: {left}"
-        if left := {tag: count for tag, count in router.ongoing().items() if count}:
+        if left := {tag: count for tag, count in ongoing(router).items() if count}:
             return f"{process} has given away queries: {left}"
     return ""
 

@@ -28,10 +28,12 @@ from greenroom.core.rollouts.judging import OVERDUE_S
 from greenroom.core.routing import tickets
 from greenroom.core.routing.dispatching import WAIT_S
 from greenroom.core.routing.leases import ORPHAN_S
+from greenroom.core.routing.load import busy, overdue
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable, backend_of
+from greenroom.core.routing.tickets import NewQuery
 from greenroom.core.routing.traffic import Split, key_of
-from tests.core.routing.queries import finished
+from tests.core.routing.queries import finished, ongoing
 from tests.support.leftovers import where_named
 from tests.support.queries import query
 
@@ -320,7 +322,7 @@ class LeaseModel(RuleBasedStateMachine):
             if isinstance(message, m.LeasesUsed):
                 self.desk.used(message)
             else:
-                self.perform(self.router.submit(sender, message, self.wires.now))
+                self.perform(self.router.submit(NewQuery(sender, message), self.wires.now))
 
     @rule(which=INDEX, number=INDEX)
     def end_query(self, which: int, number: int) -> None:
@@ -422,7 +424,7 @@ class LeaseModel(RuleBasedStateMachine):
         for _ in range(3):
             self.deliver_all()
             self.sleep(2 * WAIT_S)
-        waiting = {tag for tag, (queued, _) in self.router.busy().items() if queued}
+        waiting = {tag for tag, (queued, _) in busy(self.router.state).items() if queued}
         held = {tag for caller in self.callers.values() for _, tag in caller.leases.held}
         assert not waiting & held
 
@@ -468,7 +470,7 @@ class LeaseModel(RuleBasedStateMachine):
         kept_by = [self.router, self.desk, *(each.leases for each in self.callers.values())]
         assert not [where for each in kept_by for where in where_named(each, self.gone)]
         assert not self.router.leases.unconfirmed
-        assert not any(self.router.ongoing().values())
+        assert not any(ongoing(self.router).values())
 
 
 def _pick(things: dict[Any, Any], which: int) -> Any:
@@ -581,7 +583,7 @@ def test_a_new_replica_comes_to_its_share_of_a_lease_as_of_the_routers_queries(
     assert old.weight.warm_in_s(now) == 0
     assert new.weight.warm_in_s(now) == pytest.approx(SLOW_START_S - 4.0, abs=0.1)
     assert new.weight.warms_s == SLOW_START_S
-    assert new.weight is not model.router.weight(new.replica)  # its clock is another
+    assert new.weight is not model.router.state.replicas[new.replica].weight  # its clock is another
 
 
 def test_what_a_replica_refuses_after_a_fence_goes_to_the_router(model: LeaseModel) -> None:
@@ -658,12 +660,12 @@ def test_a_caller_says_how_many_of_its_queries_are_overdue_also_under_returned_l
         model.deliver_all()
     assert held.is_returned, "the replica has said nothing"
     assert held.ongoing == 2
-    assert model.router.overdue(model.wires.now - OVERDUE_S) == {("e", "b"): 2}
+    assert overdue(model.router.state, model.wires.now - OVERDUE_S) == {("e", "b"): 2}
     model.cancel(0, 0)  # which the replica has not heard of
     caller.leases.report()
     ways = [way for way, under_way in model.wires.under_way.items() if under_way]
     model.deliver(ways.index((caller.name, "proxy")), 1)
     assert held.ongoing == 2
-    assert model.router.overdue(model.wires.now - OVERDUE_S) == {("e", "b"): 1}
+    assert overdue(model.router.state, model.wires.now - OVERDUE_S) == {("e", "b"): 1}
     model.converge()
-    assert not model.router.overdue(model.wires.now - OVERDUE_S)
+    assert not overdue(model.router.state, model.wires.now - OVERDUE_S)

@@ -19,6 +19,7 @@ from greenroom.core.routing.leases import FENCE_S
 from greenroom.core.routing.tables import ENDPOINT_PREFIX, EndpointTable
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess, Place
+from tests.core.routing.queries import ongoing
 from tests.support.timing import until
 
 DEADLINE_S = 10.0
@@ -61,7 +62,7 @@ class Leased:
         return sum(families["greenroom_requests_total"].samples.values())  # type: ignore[arg-type]
 
     def load(self) -> dict[str, int]:
-        return self.one.proxy.dispatcher.router.ongoing()
+        return ongoing(self.one.proxy.dispatcher.router)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from greenroom.actors.runtime.processes import identify
 from greenroom.core.routing.tables import BACKEND_PREFIX, BackendTable, EndpointTable, ReplicaTable
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess, Place
+from tests.core.routing.queries import ongoing
 
 
 async def echo(text: str) -> str:
@@ -46,7 +47,7 @@ def test_a_table_that_still_has_a_dead_replica_costs_a_query_no_attempt(one: One
         answer = DeploymentHandle("e", None, client=one.client).remote("hello")
         for _ in range(5):
             publish(dead)  # as a controller does that has not heard of its death
-            assert "dead" not in one.proxy.dispatcher.router.ongoing()
+            assert "dead" not in ongoing(one.proxy.dispatcher.router)
             await asyncio.sleep(0.02)
         publish(dead, lives)
         return await answer

@@ -23,6 +23,7 @@ from greenroom.actors.caller.streams import Stream
 from greenroom.actors.messages.queries import Assignment, Query
 from greenroom.actors.replica.context import RunningQuery
 from greenroom.actors.replica.data_plane import Run
+from greenroom.core.routing.load import busy
 from greenroom.core.routing.tickets import Ticket
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess
@@ -140,7 +141,7 @@ def test_nothing_is_left_of_thirty_thousand_cancelled_calls(
     router.observers.add(recorder)
 
     async def converge() -> None:
-        while router.busy() or one.queries.running or one.queries.undelivered or recorder.open:
+        while busy(router.state) or one.queries.running or one.queries.undelivered or recorder.open:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)  # for what is put off, such as the news of deliveries
 

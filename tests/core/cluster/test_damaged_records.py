@@ -12,7 +12,7 @@ from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.lifecycle.state import KINDS
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, order_of_taking
-from greenroom.core.routing.tickets import Refuse
+from greenroom.core.routing.tickets import NewQuery, Refuse
 from greenroom.persistence.checkpoints import CODE, Checkpoints
 from greenroom.persistence.memory import MemoryStore
 from tests.core import requests as ask
@@ -73,7 +73,9 @@ def answer(cluster: Cluster, path: str) -> Any:
             router.set_endpoint(name, table, 0.0)
         elif kind + "/" == BACKEND_PREFIX:
             router.set_backend(name, table, 0.0)
-    return router.submit("caller", Query(1, endpoint=None, path=path, http_method="GET"), 0.0)
+    return router.submit(
+        NewQuery("caller", Query(1, endpoint=None, path=path, http_method="GET")), 0.0
+    )
 
 
 def refused(cluster: Cluster, path: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BackendTable
-from greenroom.core.routing.tickets import Assign, Refuse, Ticket
+from greenroom.core.routing.tickets import Assign, NewQuery, Refuse, Ticket
 from tests.core.routing.queries import Query, endpoint, replica
 
 
@@ -75,7 +75,7 @@ class Crowd:
         def come() -> None:
             query = Query(next(self._order), name, timeout_s=timeout_s)
             self._asked[query.id] = (name, self.now)
-            self._take(self.router.submit("c", query, self.now))
+            self._take(self.router.submit(NewQuery("c", query), self.now))
             self.at(self.now + self.random.expovariate(rate), come)
 
         self.at(self.now, come)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+from greenroom.core.routing.load import busy
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
 from greenroom.core.routing.tickets import Assign, Dropped, Observer, Retried as Retry, Ticket
@@ -89,6 +90,23 @@ class Recorder(Observer):
         self.events.append(event)
 
 
+class _Watched:
+    def __init__(self, of: Any, with_events: Callable[[list[Any] | None], list[Any]]) -> None:
+        self._of = of
+        self._with_events = with_events
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._of, name)
+        if not callable(attribute):
+            return attribute
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = attribute(*args, **kwargs)
+            return self._with_events(result) if isinstance(result, list | None) else result
+
+        return call
+
+
 class WatchedRouter:
     """A router whose methods return the effects, and after them what observers hear."""
 
@@ -96,6 +114,11 @@ class WatchedRouter:
         self.router = Router(draw, own_host)
         self._recorder = Recorder()
         self.router.observers.add(self._recorder)
+
+    @property
+    def hosts(self) -> Any:
+        """What hears of hosts; like the router's methods."""
+        return _Watched(self.router.hosts, self._with_events)
 
     def next_due_at(self) -> float | None:
         return self.router.next_due_at()
@@ -117,26 +140,23 @@ class WatchedRouter:
     def is_empty(self) -> bool:
         """Whether nothing is left of any query."""
         return not (
-            self.router.busy()
+            busy(self.router.state)
             or self.open_tickets
             or self.router.next_due_at()
-            or any(self.router.ongoing().values())
+            or any(ongoing(self.router).values())
         )
 
     def __getattr__(self, name: str) -> Any:
-        attribute = getattr(self.router, name)
-        if not callable(attribute):
-            return attribute
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result = attribute(*args, **kwargs)
-            return self._with_events(result) if isinstance(result, list | None) else result
-
-        return call
+        return getattr(_Watched(self.router, self._with_events), name)
 
     def _with_events(self, effects: list[Any] | None) -> list[Any]:
         events, self._recorder.events = self._recorder.events, []
         return [*(effects or []), *events]
+
+
+def ongoing(router: Any) -> dict[str, int]:
+    """Return replica -> slots taken, of all that a router knows."""
+    return {tag: each.load for tag, each in router.state.replicas.items()}
 
 
 def finished(router: Router, tag: str, outcomes: list[tuple[int, int]], now: float) -> list[Any]:

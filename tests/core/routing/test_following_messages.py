@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from greenroom.core.routing.tickets import BODY, SOCKET, Effect, Refuse
+from greenroom.core.routing.load import overdue
+from greenroom.core.routing.tickets import BODY, SOCKET, Effect, NewQuery, Refuse
 from tests.core.routing.queries import (
     Dropped,
     Ended,
@@ -21,7 +22,7 @@ from tests.core.routing.queries import (
 
 def submit(made: WatchedRouter, follows: str, timeout_s: float | None = None) -> list[Effect]:
     query = Query(1, http_method="GET", follows=follows, timeout_s=timeout_s)
-    return made.submit("c", query, 0.0) + made.mirror(0.0)
+    return made.submit(NewQuery("c", query), 0.0) + made.mirror(0.0)
 
 
 @pytest.mark.parametrize("follows", [BODY, SOCKET])
@@ -57,12 +58,12 @@ def test_the_opening_itself_is_limited_and_so_is_a_body() -> None:
 def test_an_open_websocket_takes_a_slot_and_is_not_slow() -> None:
     made = router(backend("r1", limit=1))
     (number,) = numbers(submit(made, SOCKET))
-    assert made.overdue(10.0) == {("e", "b"): 1}, "it is being opened for long"
+    assert overdue(made.state, 10.0) == {("e", "b"): 1}, "it is being opened for long"
     made.begun("r1", [number], 10.0)
-    assert made.overdue(20.0) == {}
-    assert assigned(made.submit("c", Query(2), 20.0)) == []
+    assert overdue(made.state, 20.0) == {}
+    assert assigned(made.submit(NewQuery("c", Query(2)), 20.0)) == []
     assert assigned(made.answered("r1", [(number, 101)], 3600.0)) == [("r1", 2)]
-    soon = made.submit("c", Query(3, timeout_s=2.0), 3600.0)
+    soon = made.submit(NewQuery("c", Query(3, timeout_s=2.0)), 3600.0)
     assert assigned(soon + made.finished("r1", [(2, 200)], 3600.0)) == [("r1", 3)], (
         "how long it was open says nothing"
     )

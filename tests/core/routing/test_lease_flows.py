@@ -14,7 +14,7 @@ import pytest
 from greenroom.core.routing.leases import IDLE_S, HeldLease, HeldShare
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BackendTable
-from greenroom.core.routing.tickets import Assign, Grant, Revoke
+from greenroom.core.routing.tickets import Assign, Grant, NewQuery, Revoke
 from tests.core.routing.queries import Query, endpoint, finished, replica
 
 MESSAGE_S = 0.0003  # from one process to another
@@ -73,7 +73,8 @@ class Flow:
         else:
             query = Query(next(self._order))
             self._after(
-                MESSAGE_S, lambda: self._perform(self._router.submit(caller, query, self.now))
+                MESSAGE_S,
+                lambda: self._perform(self._router.submit(NewQuery(caller, query), self.now)),
             )
 
     def _begin(self, ended: Callable[[], None]) -> None:

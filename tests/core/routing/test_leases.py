@@ -9,6 +9,7 @@ from typing import Any
 
 from greenroom.core.routing.dispatching import PAUSE_S, WAIT_S
 from greenroom.core.routing.leases import ASK_WITHIN_S, IDLE_S, HeldLease, HeldShare, Used, share_of
+from greenroom.core.routing.load import busy, by_endpoint, overdue
 from greenroom.core.routing.retries import MAX_ATTEMPTS
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BackendTable, EndpointTable
@@ -17,13 +18,14 @@ from greenroom.core.routing.tickets import (
     Grant,
     Lease,
     Leased,
+    NewQuery,
     Observer,
     Refuse,
     Retried,
     Revoke,
 )
 from greenroom.core.routing.traffic import Split, key_of
-from tests.core.routing.queries import Query, endpoint, finished, replica
+from tests.core.routing.queries import Query, endpoint, finished, ongoing, replica
 
 SOON_S = ASK_WITHIN_S / 10
 LIMIT = 8
@@ -46,7 +48,7 @@ def leasing(limit: int = LIMIT, *callers: str, **more: Any) -> Router:
 
 def run(router: Router, caller: str, number: int, now: float) -> list[Any]:
     """Let a query pass the router, from its beginning to its end; return the effects."""
-    effects = router.submit(caller, Query(number), now)
+    effects = router.submit(NewQuery(caller, Query(number)), now)
     assigned = [each for each in effects if isinstance(each, Assign)]
     for each in assigned:
         effects += finished(router, each.replica, [(each.ticket.number, 200)], now)
@@ -66,7 +68,7 @@ def granted(router: Router, caller: str = "c1", now: float = 0.0) -> Lease:
 def test_a_caller_that_sends_one_query_after_the_other_gets_a_lease() -> None:
     router = leasing()
     assert [type(each) for each in run(router, "c1", 1, 0.0)] == [Assign]
-    (*_, grant) = router.submit("c1", Query(2), SOON_S)
+    (*_, grant) = router.submit(NewQuery("c1", Query(2)), SOON_S)
     assert isinstance(grant, Grant)
     assert grant.lease.slots == {"b#1": 6}, "a quarter stays with the router"
 
@@ -95,8 +97,8 @@ def test_leased_slots_count_as_taken() -> None:
     router = leasing()
     granted(router)
     for number in (10, 11):
-        assert any(isinstance(e, Assign) for e in router.submit("c2", Query(number), 1.0))
-    assert router.submit("c2", Query(12), 1.0) == []
+        assert any(isinstance(e, Assign) for e in router.submit(NewQuery("c2", Query(number)), 1.0))
+    assert router.submit(NewQuery("c2", Query(12)), 1.0) == []
     assert router.next_due_at() == 1.0 + WAIT_S, "a query that waits needs them"
 
 
@@ -181,7 +183,9 @@ def test_a_query_lost_under_a_lease_pays_and_is_retried_at_the_backend_that_had_
     router.observers.add(Heard())
     for tag in ("d", "b"):
         run(router, "c1", number(tag, 0), 0.0)
-        effects = router.submit("c1", Query(number(tag, 1), http_method="GET"), 0.0, attempts=1)
+        effects = router.submit(
+            NewQuery("c1", Query(number(tag, 1), http_method="GET"), attempts=1), 0.0
+        )
         assert [each.replica for each in effects if isinstance(each, Assign)] == [f"{tag}#1"]
     assert heard == ["d", "b"]
 
@@ -190,12 +194,12 @@ def test_what_is_overdue_under_leases_counts_by_their_backends_until_it_has_ende
     router = leasing()
     lease = granted(router)
     router.leases.used("c1", lease.number, Used(3, {}, overdue=2), 40.0)
-    assert router.overdue(7.0) == {("e", "b"): 2}
+    assert overdue(router.state, 7.0) == {("e", "b"): 2}
     router.leases.returned("c1", lease.number, {"b#1": 1}, 41.0)
     router.leases.used("c1", lease.number, Used(1, {408: [33.0]}, overdue=1), 41.0)
-    assert router.overdue(8.0) == {("e", "b"): 1}
+    assert overdue(router.state, 8.0) == {("e", "b"): 1}
     router.leases.returned("c1", lease.number, {}, 42.0)
-    assert not router.overdue(9.0)
+    assert not overdue(router.state, 9.0)
 
 
 # --- Ends -----------------------------------------------------------------------------------------
@@ -217,9 +221,9 @@ def test_what_a_change_of_tables_revokes_is_unconfirmed_until_it_is_returned() -
         assert router.leases.unconfirmed == {lease.number}
         router.leases.returned("c1", lease.number, {"b#1": 2}, 1.0)
         assert not router.leases.unconfirmed, "nothing begins; what has begun runs on"
-        assert router.ongoing()["b#1"] == 2
+        assert ongoing(router)["b#1"] == 2
         assert router.leases.returned("c1", lease.number, {}, 1.0) == []
-        assert router.ongoing().get("b#1", 0) == 0
+        assert ongoing(router).get("b#1", 0) == 0
 
 
 def test_the_same_table_again_revokes_nothing() -> None:
@@ -233,7 +237,7 @@ def test_a_lease_is_gone_with_its_caller_and_when_its_replicas_refuse_it() -> No
     router = leasing()
     lease = granted(router)
     assert router.caller_gone("c1", 1.0) == []
-    assert router.ongoing() == {"b#1": 0}
+    assert ongoing(router) == {"b#1": 0}
 
     router = leasing()
     lease = granted(router)
@@ -241,23 +245,27 @@ def test_a_lease_is_gone_with_its_caller_and_when_its_replicas_refuse_it() -> No
     assert router.leases.unconfirmed
     assert router.leases.fenced(lease.number, 1.0) == []
     assert not router.leases.unconfirmed
-    assert router.ongoing() == {"b#1": 0}
+    assert ongoing(router) == {"b#1": 0}
     assert router.leases.returned("c1", lease.number, {}, 2.0) == [], "it may come after all"
 
 
 def test_a_lease_beside_which_a_query_waits_is_revoked_unless_the_wait_is_short() -> None:
     router = leasing(4)
     lease = granted(router)
-    (assigned,) = router.submit("c2", Query(1), 1.0)
-    assert router.submit("c2", Query(2), 1.0) == router.submit("c2", Query(3), 1.0) == []
+    (assigned,) = router.submit(NewQuery("c2", Query(1)), 1.0)
+    assert (
+        router.submit(NewQuery("c2", Query(2)), 1.0)
+        == router.submit(NewQuery("c2", Query(3)), 1.0)
+        == []
+    )
     assert router.expire(1.0 + WAIT_S / 2) == [], "not yet"
     (second,) = finished(router, "b#1", [(assigned.ticket.number, 200)], 1.0 + WAIT_S / 2)
     (third,) = finished(router, "b#1", [(second.ticket.number, 200)], 1.0 + WAIT_S / 2)
-    assert router.submit("c2", Query(4), 1.0 + WAIT_S / 2) == []
+    assert router.submit(NewQuery("c2", Query(4)), 1.0 + WAIT_S / 2) == []
     assert router.expire(1.0 + WAIT_S) == [], "the first that waits has not for long"
     finished(router, "b#1", [(third.ticket.number, 200)], 1.0 + WAIT_S)
     assert router.expire(1.0 + 2 * WAIT_S) == [], "nothing waits any more"
-    assert router.submit("c2", Query(5), 2.0) == []
+    assert router.submit(NewQuery("c2", Query(5)), 2.0) == []
     assert router.next_due_at() == 2.0 + WAIT_S
     assert router.expire(2.0 + WAIT_S) == [Revoke(lease)]
     assert router.next_due_at() is None
@@ -267,7 +275,7 @@ def test_a_backend_that_goes_while_queries_wait_beside_its_leases_is_checked_in_
     router = leasing(4)
     lease = granted(router)
     for number in (1, 2):
-        router.submit("c2", Query(number), 1.0)
+        router.submit(NewQuery("c2", Query(number)), 1.0)
     assert Revoke(lease) in router.set_backend("b", None, 1.0)
     assert router.expire(2.0) == []
 
@@ -275,7 +283,7 @@ def test_a_backend_that_goes_while_queries_wait_beside_its_leases_is_checked_in_
 def test_what_waits_gets_the_slots_that_are_returned() -> None:
     router = leasing(4)
     lease = granted(router)
-    submitted = [router.submit("c2", Query(number), 1.0) for number in range(5)]
+    submitted = [router.submit(NewQuery("c2", Query(number)), 1.0) for number in range(5)]
     assert [type(each) for effects in submitted for each in effects] == [Assign]
     assert router.expire(1.0 + WAIT_S) == [Revoke(lease)]
     effects = router.leases.returned("c1", lease.number, {"b#1": 2}, 1.0)
@@ -289,7 +297,9 @@ def test_after_queries_had_to_wait_leases_pause() -> None:
     lease = granted(router)
     tickets = []
     for number in range(5):
-        tickets += [e.ticket for e in router.submit("c2", Query(number), 1.0) if type(e) is Assign]
+        tickets += [
+            e.ticket for e in router.submit(NewQuery("c2", Query(number)), 1.0) if type(e) is Assign
+        ]
     assert router.expire(1.0 + WAIT_S) == [Revoke(lease)]
     effects = router.leases.returned("c1", lease.number, {}, 1.0)
     tickets += [e.ticket for e in effects if type(e) is Assign]
@@ -306,8 +316,8 @@ def test_after_queries_had_to_wait_leases_pause() -> None:
 
 def test_a_wait_beside_no_lease_keeps_none_away() -> None:
     router = leasing(4)
-    router.submit("c1", Query(1), 0.0)
-    assigned = [e for n in range(2, 7) for e in router.submit("c2", Query(n), 0.0)]
+    router.submit(NewQuery("c1", Query(1)), 0.0)
+    assigned = [e for n in range(2, 7) for e in router.submit(NewQuery("c2", Query(n)), 0.0)]
     assert [type(each) for each in assigned] == [Assign] * 3, "two wait"
     done = [(number, 200) for number in range(1, 5)]
     effects = finished(router, "b#1", done, 0.0)
@@ -318,20 +328,26 @@ def test_a_wait_beside_no_lease_keeps_none_away() -> None:
 def test_a_lease_beside_many_queries_of_the_router_leaves_it_room_for_more() -> None:
     router = leasing(100)
     for number in range(60):
-        router.submit("has none", Query(number), 0.0)
-    effects = [e for number in range(60, 62) for e in router.submit("c1", Query(number), SOON_S)]
+        router.submit(NewQuery("has none", Query(number)), 0.0)
+    effects = [
+        e for number in range(60, 62) for e in router.submit(NewQuery("c1", Query(number)), SOON_S)
+    ]
     (lease,) = [each.lease for each in effects if isinstance(each, Grant)]
     assert lease.slots == {"b#1": 13}, "of 100 beside 62 there, with 25 kept for others"
-    effects = [e for number in range(62, 87) for e in router.submit("has none", Query(number), 0.1)]
+    effects = [
+        e
+        for number in range(62, 87)
+        for e in router.submit(NewQuery("has none", Query(number)), 0.1)
+    ]
     assert {type(each) for each in effects} == {Assign}, "nothing waits"
 
 
 def test_queries_that_a_replica_refused_go_before_all_others_in_their_order() -> None:
     router = leasing(2)
-    first = [router.submit("c2", Query(number), 0.0) for number in (1, 2)]
-    router.submit("c2", Query(3), 0.0)
+    first = [router.submit(NewQuery("c2", Query(number)), 0.0) for number in (1, 2)]
+    router.submit(NewQuery("c2", Query(3)), 0.0)
     for number in (2, 1):
-        assert router.submit("c1", Query(number), 0.1, is_refused=True) == []
+        assert router.submit(NewQuery("c1", Query(number), is_refused=True), 0.1) == []
     order = []
     running = [effects[0].ticket for effects in first]
     while running:
@@ -344,21 +360,21 @@ def test_queries_that_a_replica_refused_go_before_all_others_in_their_order() ->
 
 def test_the_first_of_those_that_were_refused_gets_the_only_free_slot() -> None:
     router = leasing(2)
-    router.submit("c2", Query(1), 0.0)
+    router.submit(NewQuery("c2", Query(1)), 0.0)
     for number in (4, 3, 2):
-        assert router.submit("c1", Query(number), 0.1, is_refused=True) == []
+        assert router.submit(NewQuery("c1", Query(number), is_refused=True), 0.1) == []
     (assigned,) = [each for each in router.fill(0.1) if isinstance(each, Assign)]
     assert assigned.ticket.query.id == 2
 
 
 def test_a_query_that_was_lost_under_a_lease_is_retried_by_the_rules_of_all() -> None:
     router = leasing()
-    (assigned,) = router.submit("c1", Query(1), 0.0, attempts=1)
+    (assigned,) = router.submit(NewQuery("c1", Query(1), attempts=1), 0.0)
     assert assigned.ticket.attempts == 2
-    (refused,) = router.submit("c1", Query(2, retryable=False), 0.0, attempts=1)
+    (refused,) = router.submit(NewQuery("c1", Query(2, retryable=False), attempts=1), 0.0)
     assert isinstance(refused, Refuse)
     assert "it may have run" in refused.text
-    (refused,) = router.submit("c1", Query(3), 0.0, attempts=MAX_ATTEMPTS)
+    (refused,) = router.submit(NewQuery("c1", Query(3), attempts=MAX_ATTEMPTS), 0.0)
     assert isinstance(refused, Refuse)
     assert "3 replicas died" in refused.text
 
@@ -375,8 +391,8 @@ def test_observers_hear_of_queries_under_leases() -> None:
     lease = granted(router)
     router.leases.used("c1", lease.number, Used(3, {200: [0.1, 0.2], 500: [0.3]}), 1.0)
     assert heard == [("e", "b", 200, [0.1, 0.2]), ("e", "b", 500, [0.3])]
-    assert router.busy() == {"b": (0, 3)}
-    assert router.load_by_endpoint()[0] == {("e", "b"): (0, 3)}
+    assert busy(router.state) == {"b": (0, 3)}
+    assert by_endpoint(router.state)[0] == {("e", "b"): (0, 3)}
 
 
 # --- The caller's side ----------------------------------------------------------------------------

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from greenroom.core.routing.load import busy, by_endpoint
 from greenroom.core.routing.mirroring import MIRROR_S
 from greenroom.core.routing.tables import BackendTable, EndpointTable
-from greenroom.core.routing.tickets import Assign, Cancel, Compare, Pairing, Refuse
+from greenroom.core.routing.tickets import Assign, Cancel, Compare, NewQuery, Pairing, Refuse
 from tests.core.routing.queries import (
     Dropped,
     Ended,
@@ -20,6 +21,7 @@ from tests.core.routing.queries import (
     WatchedRouter,
     backend,
     endpoint,
+    ongoing,
     only,
 )
 
@@ -36,7 +38,7 @@ def shadowed(*tables: BackendTable, proportion: float = 1.0, **settings: Any) ->
 def submit(made: WatchedRouter, *ids: int, now: float = 0.0, **query: Any) -> list[Any]:
     effects = []
     for i in ids:
-        effects += made.submit("c", Query(i, **query), now)
+        effects += made.submit(NewQuery("c", Query(i, **query)), now)
         effects += made.mirror(now)
     return effects
 
@@ -101,7 +103,7 @@ def test_a_shadow_that_has_traffic_keeps_half_of_its_slots_for_it() -> None:
     assert mirrored(effects) == [("r1", 1)]
     assert originals(submit(made, 3)) == [("r1", 3)], "whatever mirrored queries wait"
     made.set_endpoint("e", endpoint(to="other"), 1.0)
-    assert made.busy()["b"] == (0, 4), "its mirrored queries were dropped"
+    assert busy(made.state)["b"] == (0, 4), "its mirrored queries were dropped"
 
 
 def test_a_shadow_that_loses_its_traffic_may_use_all_its_slots() -> None:
@@ -121,7 +123,7 @@ def test_queries_go_before_mirrored_ones_that_wait() -> None:
     made.set_endpoint("e", endpoint(shadows={"b": 1.0}), 0.0)
     first = submit(made, 1)
     submit(made, 2, 3)
-    assert made.busy() == {"b": (5, 1)}
+    assert busy(made.state) == {"b": (5, 1)}
     order = []
     effects = first
     for _ in range(6):
@@ -136,7 +138,7 @@ def test_queries_go_before_mirrored_ones_that_wait() -> None:
 
 def test_a_query_leaves_before_it_is_mirrored() -> None:
     made = shadowed(backend("r1"), S1)
-    effects = made.submit("c", Query(1), 0.0)
+    effects = made.submit(NewQuery("c", Query(1)), 0.0)
     assert originals(effects) == [("r1", 1)]
     assert mirrored(effects) == []
     assert made.next_due_at() == MIRROR_S
@@ -150,9 +152,9 @@ def test_a_query_leaves_before_it_is_mirrored() -> None:
 def test_nothing_is_mirrored_that_is_not_wanted_any_more(becomes: str) -> None:
     limit = 1 if becomes == "cancelled in the queue" else 2
     made = shadowed(backend("r1", limit=limit), S1)
-    first = made.submit("d", Query(0), 0.0)
+    first = made.submit(NewQuery("d", Query(0)), 0.0)
     made.mirror(0.0)
-    made.submit("c", Query(1), 0.0)
+    made.submit(NewQuery("c", Query(1)), 0.0)
     if becomes == "no shadow":
         made.set_endpoint("e", endpoint(), 0.0)
     elif becomes == "gone":
@@ -166,7 +168,7 @@ def test_nothing_is_mirrored_that_is_not_wanted_any_more(becomes: str) -> None:
 def test_of_many_mirrored_queries_some_are_made_at_a_time() -> None:
     made = shadowed(backend("r1", limit=99), backend("s1", tag="s", limit=99))
     for number in range(40):
-        made.submit("c", Query(number), 0.0)
+        made.submit(NewQuery("c", Query(number)), 0.0)
     made_at_once = []
     while made.next_due_at() is not None:
         made_at_once.append(len(mirrored(made.mirror(1.0))))
@@ -182,7 +184,7 @@ def test_a_full_shadow_queues_a_bounded_number_and_drops_the_rest() -> None:
     assert len(originals(effects)) == 200
     assert mirrored(effects) == [("s1", 1)]
     assert only(Dropped, effects) == [Dropped("e", "s")] * 99
-    assert made.busy()["s"] == (100, 1)
+    assert busy(made.state)["s"] == (100, 1)
     assert only(Refuse, effects) == []
 
 
@@ -191,7 +193,7 @@ def test_mirrored_queries_hold_a_bounded_number_of_bytes_queued_or_not() -> None
     body = bytes(8 * MIB)
     effects = submit(made, *range(1, 10), call=body)
     assert len(mirrored(effects)) == 3
-    assert made.busy()["s"] == (1, 3)
+    assert busy(made.state)["s"] == (1, 3)
     assert len(only(Dropped, effects)) == 5
     finish(made, effects, "s1")
     assert len(mirrored(submit(made, 11, call=body))) == 1
@@ -216,7 +218,7 @@ def test_mirrored_queries_wait_for_a_first_replica_and_say_that_there_is_none() 
     made = shadowed(backend("r1"), backend(tag="s"))
     effects = submit(made, 1, 2)
     assert only(Starved, effects) == [Starved("s")]
-    assert made.busy() == {"b": (0, 2), "s": (2, 0)}
+    assert busy(made.state) == {"b": (0, 2), "s": (2, 0)}
     assert mirrored(made.set_backend("s", S1, 1.0)) == [("s1", 1), ("s1", 2)]
 
 
@@ -227,7 +229,7 @@ def test_an_unavailable_or_unknown_shadow_drops_mirrored_queries() -> None:
     effects = submit(made, 2)
     assert only(Dropped, effects) == [Dropped("e", "s")]
     assert originals(effects) == [("r1", 2)]
-    assert "s" not in made.busy()
+    assert "s" not in busy(made.state)
 
 
 # --- A shadow that hangs, dies or goes ------------------------------------------------------------
@@ -277,7 +279,7 @@ def test_mirrored_queries_that_wait_are_dropped_when_the_shadow_is_taken_away() 
     submit(made, 1, 2, 3)
     effects = made.set_endpoint("e", endpoint(), 1.0)
     assert effects == [Dropped("e", "s"), Dropped("e", "s")]
-    assert made.ongoing() == {"r1": 3, "s1": 1}, "what runs, runs on"
+    assert ongoing(made) == {"r1": 3, "s1": 1}, "what runs, runs on"
     assert mirrored(submit(made, 4)) == []
 
 
@@ -297,7 +299,7 @@ def test_load_is_reported_by_endpoint_with_mirrored_queries_apart() -> None:
     made = shadowed(backend("r1", limit=1), backend("s1", tag="s", limit=1))
     made.set_endpoint("idle", endpoint("idle", shadows={"s": 0.1}), 0.0)
     submit(made, 1, 2, 3)
-    assert made.load_by_endpoint() == (
+    assert by_endpoint(made.state) == (
         {("e", "b"): (2, 1), ("idle", "b"): (0, 0)},
         {("e", "s"): (2, 1), ("idle", "s"): (0, 0)},
     )
@@ -350,7 +352,9 @@ class Play:
         replica = ("r1", "r2")[index % 2]
         if what == "submit":
             self.run(
-                self.router.submit("c", Query(number, timeout_s=None if index else 1.0), self.now)
+                self.router.submit(
+                    NewQuery("c", Query(number, timeout_s=None if index else 1.0)), self.now
+                )
             )
             if index < 5:
                 self.run(self.router.mirror(self.now))
@@ -423,8 +427,8 @@ def test_a_query_and_its_mirrored_one_are_paired_at_one_of_the_shadows_replicas(
 
 def test_where_an_answer_is_compared_is_sent_once_it_is_mirrored() -> None:
     made = shadowed(backend("r1", limit=1), S1, compares=COMPARES)
-    (runs,) = only(Assign, made.submit("c", Query(1), 0.0))
-    made.submit("c", Query(2), 0.0)  # waits
+    (runs,) = only(Assign, made.submit(NewQuery("c", Query(1)), 0.0))
+    made.submit(NewQuery("c", Query(2)), 0.0)  # waits
     assert runs.ticket.compare is None, "that it is compared is known, and not where"
     effects = made.mirror(0.0)
     assert [(e.replica, e.ticket) for e in only(Compare, effects)] == [("r1", runs.ticket)]
@@ -435,7 +439,7 @@ def test_where_an_answer_is_compared_is_sent_once_it_is_mirrored() -> None:
 
 def test_an_answer_is_compared_nowhere_where_its_mirrored_query_was_dropped() -> None:
     made = shadowed(backend("r1"), backend("s1", tag="s", limit=1), compares=COMPARES)
-    (assigned,) = only(Assign, made.submit("c", Query(1), 0.0))
+    (assigned,) = only(Assign, made.submit(NewQuery("c", Query(1)), 0.0))
     made.set_backend("s", None, 0.0)
     assert only(Compare, made.mirror(0.0)) == [Compare("r1", assigned.ticket)]
     assert assigned.ticket.compare == ()

@@ -22,7 +22,7 @@ from greenroom.core.routing.outliers import (
     has_failed,
 )
 from greenroom.core.routing.router import Router
-from greenroom.core.routing.tickets import Assign, Grant, Observer, Revoke
+from greenroom.core.routing.tickets import Assign, Grant, NewQuery, Observer, Revoke
 from tests.core.routing.queries import Query, backend, endpoint
 
 REPLICAS = ["a", "b", "c"]
@@ -266,7 +266,7 @@ class Hole:
     def query(self, status=500, **fields):
         """Send a query; the oldest ones of good replicas end, so that ten run; return its place."""
         self.now += 0.01
-        effects = self.router.submit("c", Query(next(self.ids), **fields), self.now)
+        effects = self.router.submit(NewQuery("c", Query(next(self.ids), **fields)), self.now)
         return self.take(effects, status)
 
     def take(self, effects, status=500):
@@ -433,11 +433,11 @@ def test_a_session_leaves_a_replica_that_is_out():
 def test_a_part_of_an_answer_and_a_cancelled_query_say_nothing():
     hole = Hole(failing=())
     for _ in range(50):
-        effects = hole.router.submit("c", Query(next(hole.ids)), hole.now)
+        effects = hole.router.submit(NewQuery("c", Query(next(hole.ids))), hole.now)
         (assign,) = [each for each in effects if isinstance(each, Assign)]
         hole.router.begun(assign.replica, [assign.ticket.number], hole.now)
         hole.end(assign.replica, assign.ticket, 500)
-        effects = hole.router.submit("c", Query(next(hole.ids)), hole.now)
+        effects = hole.router.submit(NewQuery("c", Query(next(hole.ids))), hole.now)
         (assign,) = [each for each in effects if isinstance(each, Assign)]
         hole.router.cancel("c", assign.ticket.query.id, hole.now)
         hole.end(assign.replica, assign.ticket, 500)
@@ -449,7 +449,7 @@ def test_failures_under_leases_begin_a_trial_that_the_router_decides_on():
     hole.router.leases.lessees["c"] = True
     effects = []
     for _ in range(2):
-        effects += hole.router.submit("c", Query(next(hole.ids)), hole.now)
+        effects += hole.router.submit(NewQuery("c", Query(next(hole.ids))), hole.now)
     (lease,) = [each.lease for each in effects if isinstance(each, Grant)]
     few = Used(0, {500: (0.001,) * 2}, {"b#1": 2})
     assert hole.router.leases.used("c", lease.number, few, hole.now) == []
@@ -457,7 +457,7 @@ def test_failures_under_leases_begin_a_trial_that_the_router_decides_on():
     assert hole.router.leases.used("c", lease.number, more, hole.now) == [Revoke(lease)]
     hole.router.leases.returned("c", lease.number, {}, hole.now)
     for _ in range(3):
-        effects = hole.router.submit("c", Query(next(hole.ids)), hole.now)
+        effects = hole.router.submit(NewQuery("c", Query(next(hole.ids))), hole.now)
         assert not [each for each in effects if isinstance(each, Grant)]
         hole.take(effects)
     hole.places(200)

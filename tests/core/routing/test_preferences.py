@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from greenroom.core.routing.tables import EndpointTable
-from greenroom.core.routing.tickets import Grant, Preference
+from greenroom.core.routing.tickets import Grant, NewQuery, Preference
 from tests.core.routing.queries import (
     Query,
     WatchedRouter,
@@ -27,7 +27,7 @@ def made(*replicas: str, limit: int = 1, **settings: Any) -> WatchedRouter:
 
 def send(to: WatchedRouter, query_id: int, *ranks: tuple[str, ...], of: str = "b") -> Any:
     preference = Preference(of, query_id, ranks)
-    return to.submit("c", Query(query_id), 1.0, preference=preference)
+    return to.submit(NewQuery("c", Query(query_id)), 1.0, preference)
 
 
 def test_the_first_rank_with_room_is_taken_and_there_the_least_loaded() -> None:

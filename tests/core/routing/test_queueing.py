@@ -8,8 +8,9 @@ from typing import Any
 from hypothesis import given, settings, strategies as st
 
 from greenroom.core.routing.balancing import SATURATED_S
+from greenroom.core.routing.load import busy
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
-from greenroom.core.routing.tickets import Assign, Ticket
+from greenroom.core.routing.tickets import Assign, NewQuery, Ticket
 from tests.core.routing.queries import Query, WatchedRouter, assigned, backend, endpoint, only
 
 STEPS = st.lists(
@@ -60,7 +61,7 @@ def test_queries_of_an_endpoint_reach_a_backend_in_their_order(
         now = number * SATURATED_S
         replicas.take(made.expire(now))
         if what == "submit":
-            replicas.take(made.submit("c", Query(number, first, shard_key=second), now))
+            replicas.take(made.submit(NewQuery("c", Query(number, first, shard_key=second)), now))
             continue
         replica, numbers = replicas.give(first, second)
         if what == "finish":
@@ -82,14 +83,16 @@ def test_replicas_of_the_routers_own_host_are_taken_while_they_have_room() -> No
     made.set_backend("b", table, 0.0)
     made.set_endpoint("e", endpoint(), 0.0)
     places = [
-        place for number in range(9) for place, _ in assigned(made.submit("c", Query(number), 0.0))
+        place
+        for number in range(9)
+        for place, _ in assigned(made.submit(NewQuery("c", Query(number)), 0.0))
     ]
     assert sorted(places[:4]) == ["here1", "here1", "here2", "here2"]
     assert sorted(places[4:]) == ["there1", "there1", "there2", "there2"]
-    assert made.busy()["b"] == (1, 8)
+    assert busy(made.state)["b"] == (1, 8)
     freed = made.finished("there1", [(5, 200)], 1.0)
     assert [place for place, _ in assigned(freed)] == ["there1"]
     made.finished("here1", [(1, 200)], 1.0)
     made.finished("there1", [(7, 200)], 1.0)
-    next_one = made.submit("c", Query(20), 2.0)
+    next_one = made.submit(NewQuery("c", Query(20)), 2.0)
     assert [place for place, _ in assigned(next_one)] == ["here1"]

@@ -8,7 +8,7 @@ import pytest
 
 from greenroom.core.routing.retries import MAX_ATTEMPTS, SPARE, RetryBudget, may_retry
 from greenroom.core.routing.tables import BackendTable
-from greenroom.core.routing.tickets import Assign, Effects, Refuse
+from greenroom.core.routing.tickets import Assign, Effects, NewQuery, Refuse
 from tests.core.routing.queries import (
     Query,
     Retried,
@@ -18,6 +18,7 @@ from tests.core.routing.queries import (
     backend,
     endpoint,
     numbers,
+    ongoing,
     only,
     replica,
     router,
@@ -51,15 +52,17 @@ def test_the_nearest_setting_decides(
     assert may_retry(method, (handle, of_endpoint, deployment)) is may
     made = router(backend("r1", "r2", retryable=deployment))
     made.set_endpoint("e", endpoint(retryable=of_endpoint), 0.0)
-    made.submit("c", query, 0.0)
+    made.submit(NewQuery("c", query), 0.0)
     assert bool(assigned(made.replica_gone("r1", (), 1.0))) is may
     sent_elsewhere = Query(2, retryable=handle, http_method=method)
-    assert bool(assigned(made.submit("c", sent_elsewhere, 1.0, resent=True))) is may
+    assert bool(assigned(made.submit(NewQuery("c", sent_elsewhere, resent=True), 1.0))) is may
 
 
 def test_what_may_have_run_by_a_router_that_died_is_refused_where_it_may_not_be_retried() -> None:
     made = router(backend("r1"))
-    (refusal,) = only(Refuse, made.submit("c", Query(1, retryable=None), 0.0, resent=True))
+    (refusal,) = only(
+        Refuse, made.submit(NewQuery("c", Query(1, retryable=None), resent=True), 0.0)
+    )
     assert refusal.kind == "ReplicaUnavailableError"
     assert refusal.text == "e: the proxy died with this query under way; it may have run"
     assert made.is_empty
@@ -69,11 +72,11 @@ def test_it_may_be_retried_only_if_it_may_at_every_backend_where_it_could_have_b
     made = router(backend("r1", retryable=True), backend("s1", tag="other"))
     query = Query(1, retryable=None)
     made.set_endpoint("e", endpoint(), 0.0)
-    assert assigned(made.submit("c", query, 0.0, resent=True)) == [("r1", 1)]
+    assert assigned(made.submit(NewQuery("c", query, resent=True), 0.0)) == [("r1", 1)]
     split = endpoint()
     split.traffic.update({"b": 0.5, "other": 0.5})  # type: ignore[attr-defined]
     made.set_endpoint("e", split, 0.0)
-    assert only(Refuse, made.submit("c", Query(2, retryable=None), 0.0, resent=True))
+    assert only(Refuse, made.submit(NewQuery("c", Query(2, retryable=None), resent=True), 0.0))
 
 
 def deadly(made: WatchedRouter, effects: Effects, lives: itertools.count[int]) -> int:
@@ -95,7 +98,7 @@ def dies(made: WatchedRouter, tag: str, lives: itertools.count[int]) -> Effects:
 @pytest.mark.parametrize("queries", [1, 7, 100, 1000])
 def test_where_every_query_kills_its_replica_the_load_is_at_most_doubled(queries: int) -> None:
     made, lives = router(backend("r0", "r1", "r2", "r3", limit=25)), itertools.count(2)
-    effects = [e for i in range(queries) for e in made.submit("c", Query(i), 0.0)]
+    effects = [e for i in range(queries) for e in made.submit(NewQuery("c", Query(i)), 0.0)]
     runs = deadly(made, effects, lives)
     assert queries <= runs <= 2 * queries
     assert made.is_empty
@@ -103,7 +106,7 @@ def test_where_every_query_kills_its_replica_the_load_is_at_most_doubled(queries
 
 def test_what_is_retried_too_often_hears_why_and_is_counted() -> None:
     made = router(backend("r1", "r2", "r3", limit=9))
-    effects = made.submit("c", Query(1), 0.0)
+    effects = made.submit(NewQuery("c", Query(1)), 0.0)
     effects = made.replica_gone(effects[0].replica, (), 1.0)
     assert only(Retried, effects) == [Retried("e", "b")]
     effects = made.replica_gone(only(Assign, effects)[0].replica, (), 1.0)
@@ -120,20 +123,20 @@ def test_one_endpoint_does_not_spend_what_another_has_paid_in() -> None:
     made = router(backend("r1", "r2", "r3", limit=9))
     made.set_endpoint("other", endpoint("other"), 0.0)
     for i in range(5):
-        effects = made.submit("d", Query(i, "other"), 0.0)
+        effects = made.submit(NewQuery("d", Query(i, "other")), 0.0)
         made.finished(effects[0].replica, [(numbers(effects)[0], 200)], 0.0)
-    effects = made.submit("c", Query(1), 0.0)
+    effects = made.submit(NewQuery("c", Query(1)), 0.0)
     effects = made.replica_gone(effects[0].replica, (), 1.0)
     effects = made.replica_gone(only(Assign, effects)[0].replica, (), 1.0)
     assert only(Refuse, effects)
-    effects = made.submit("d", Query(9, "other"), 2.0)
+    effects = made.submit(NewQuery("d", Query(9, "other")), 2.0)
     effects = made.replica_gone(effects[0].replica, (), 3.0)
     assert only(Retried, effects) == [Retried("other", "b")]
 
 
 def test_what_has_not_run_is_sent_again_without_any_budget() -> None:
     made = router(backend("r1", limit=1))
-    effects = made.submit("c", Query(1), 0.0)
+    effects = made.submit(NewQuery("c", Query(1)), 0.0)
     for second in range(1, 2 * MAX_ATTEMPTS):
         made.rejected("r1", numbers(effects), float(second), draining=False)
         effects = made.expire(second + 0.5)
@@ -161,13 +164,13 @@ def test_answers_that_are_not_confirmed_leave_the_budget_to_what_is_not_answered
     made = router(backend("r1", limit=2))
     for number in range(1, 2 * SPARE, 2):
         for each in (number, number + 1):
-            made.submit("c", Query(each), 0.0)
+            made.submit(NewQuery("c", Query(each)), 0.0)
         made.answered("r1", [(number - 1, 200), (number, 200)], 0.0)
     made.set_backend("b", backend("r1", "r2", limit=2), 0.5)
-    for each in made.submit("d", Query(0), 0.5):
+    for each in made.submit(NewQuery("d", Query(0)), 0.5):
         made.answered("r2", [(each.ticket.number, 200)], 0.5)
-    made.submit("c", Query(1001), 1.0)
-    made.submit("c", Query(1002), 1.0)
+    made.submit(NewQuery("c", Query(1001)), 1.0)
+    made.submit(NewQuery("c", Query(1002)), 1.0)
     effects = made.replica_gone("r1", (), 1.0)
     refused = {effect.query_id for effect in only(Refuse, effects)}
     assert not refused & {1001, 1002}
@@ -179,15 +182,15 @@ def again(
 ) -> Effects:
     """Have a query come that has failed at r1."""
     query = Query(number, http_method=method, retryable=None, **more)  # type: ignore[arg-type]
-    return made.submit("c", query, 1.0, failed=("r1", took_s))
+    return made.submit(NewQuery("c", query, failed=("r1", took_s)), 1.0)
 
 
 def test_what_has_failed_is_tried_at_another_replica_though_that_has_more_to_do() -> None:
     made = router(backend("r1", "r2", limit=9))
     for number in range(4):
-        made.submit("c", Query(number), 0.0)
+        made.submit(NewQuery("c", Query(number)), 0.0)
     made.finished("r1", [(ticket, 200) for ticket in (1, 3)], 0.5)
-    assert made.ongoing() == {"r1": 0, "r2": 2}
+    assert ongoing(made) == {"r1": 0, "r2": 2}
     effects = again(made, 9)
     (sent,) = only(Assign, effects)
     assert only(Retried, effects) == [Retried("e", "b", "failed")]
@@ -228,7 +231,7 @@ def test_what_is_tried_elsewhere_has_the_time_that_is_left() -> None:
 
 def test_where_no_other_has_room_it_is_not_kept_waiting() -> None:
     made = router(backend("r1", "r2", limit=1))
-    made.submit("c", Query(1), 0.0)
-    made.submit("c", Query(2), 0.0)
+    made.submit(NewQuery("c", Query(1)), 0.0)
+    made.submit(NewQuery("c", Query(2)), 0.0)
     made.finished("r1", [(1, 500)], 0.5)
     assert assigned(again(made, 9)) == [("r1", 9)]

@@ -1,9 +1,10 @@
 import pytest
 
 from greenroom.core.routing.balancing import SATURATED_S
+from greenroom.core.routing.load import busy, lacking, unready
 from greenroom.core.routing.retries import MAX_ATTEMPTS
 from greenroom.core.routing.tables import BackendTable, EndpointTable
-from greenroom.core.routing.tickets import Assign, Cancel, Refuse
+from greenroom.core.routing.tickets import Assign, Cancel, NewQuery, Refuse
 from tests.core.routing.queries import (
     Ended,
     Query,
@@ -14,6 +15,7 @@ from tests.core.routing.queries import (
     backend,
     endpoint,
     numbers,
+    ongoing,
     only,
     replica,
     router,
@@ -22,7 +24,7 @@ from tests.support.memory import growth
 
 
 def submit(made: WatchedRouter, *ids: int, now: float = 0.0, **query: object) -> list:
-    return [e for i in ids for e in made.submit("c", Query(i, **query), now)]
+    return [e for i in ids for e in made.submit(NewQuery("c", Query(i, **query)), now)]
 
 
 def statuses(effects: list) -> list[int]:
@@ -103,7 +105,7 @@ def test_the_longest_line_of_a_full_queue_makes_room_for_a_shorter_one() -> None
     text = "f has 2 queries queued, of 4 in all, the limit"
     assert refused(submit(made, 8, endpoint="f")) == [(8, "BackPressureError", text)]
     assert refused(submit(made, 9))[0][0] == 9
-    assert made.busy() == {"b": (4, 1)}
+    assert busy(made.state) == {"b": (4, 1)}
 
 
 def test_a_wait_that_takes_too_long_is_ended_and_what_runs_goes_on() -> None:
@@ -118,10 +120,10 @@ def test_a_wait_that_takes_too_long_is_ended_and_what_runs_goes_on() -> None:
         (2, "BackPressureError", text),
         (3, "BackPressureError", text),
     ]
-    assert made.busy() == {"b": (0, 1)}
+    assert busy(made.state) == {"b": (0, 1)}
     assert made.next_due_at() == 60.0, "of the one that runs"
     made.finished("r1", [(running, 200)], 3.0)
-    assert made.busy() == {}
+    assert busy(made.state) == {}
     assert made.next_due_at() is None
 
 
@@ -130,7 +132,7 @@ def test_what_is_put_back_waits_no_longer_than_it_may_either(how: str) -> None:
     made = router(backend("r1", limit=1, max_queue_wait_s=2.0))
     began_at = 1.5 if how == "died" else 0.0  # from when the time counts
     if how == "refused under a lease":
-        made.submit("c", Query(1), 0.0, is_refused=True)
+        made.submit(NewQuery("c", Query(1), is_refused=True), 0.0)
     else:
         (number,) = numbers(submit(made, 1))
     if how == "died":
@@ -142,7 +144,7 @@ def test_what_is_put_back_waits_no_longer_than_it_may_either(how: str) -> None:
     assert refused(made.expire(began_at + 1.95)) == []
     text = "no replica of e had room within 2 s, max_queue_wait_s"
     assert refused(made.expire(began_at + 2.0)) == [(1, "BackPressureError", text)]
-    assert made.busy() == {}
+    assert busy(made.state) == {}
 
 
 def test_a_wait_that_ends_in_time_is_forgotten() -> None:
@@ -217,8 +219,8 @@ def test_a_repeat_of_a_query_that_is_here_is_ignored() -> None:
     made = router(backend("r1", limit=1))
     submit(made, 1, 2)
     assert submit(made, 1, 2) == []
-    assert assigned(made.submit("another", Query(1), 0.0)) == []
-    assert made.busy() == {"b": (2, 1)}
+    assert assigned(made.submit(NewQuery("another", Query(1)), 0.0)) == []
+    assert busy(made.state) == {"b": (2, 1)}
 
 
 # --- Time limits and cancelling -----------------------------------------------------------------
@@ -241,7 +243,7 @@ def test_a_running_query_past_its_time_is_cancelled_and_keeps_its_slot() -> None
     effects = made.expire(1.0)
     assert [type(effect) for effect in effects] == [Refuse, Cancel]
     submit(made, 2, now=2.5)
-    assert made.busy() == {"b": (1, 1)}
+    assert busy(made.state) == {"b": (1, 1)}
     effects = made.finished("r1", [(ticket.number, 499)], 3.0)
     assert only(Ended, effects) == [Ended("e", "b", 408, 3.0)]
     assert assigned(effects) == [("r1", 2)]
@@ -265,7 +267,7 @@ def test_a_cancelled_running_query_keeps_its_slot_until_its_outcome() -> None:
     submit(made, 2)
     assert made.cancel("c", 1, 1.0) == [Cancel("r1", ticket.number)]
     assert made.cancel("c", 1, 1.0) == [], "once is enough"
-    assert made.ongoing() == {"r1": 1}
+    assert ongoing(made) == {"r1": 1}
     effects = made.finished("r1", [(ticket.number, 200)], 2.0)
     assert statuses(effects) == [499]
     assert assigned(effects) == [("r1", 2)]
@@ -274,7 +276,7 @@ def test_a_cancelled_running_query_keeps_its_slot_until_its_outcome() -> None:
 def test_a_lost_caller_takes_its_queries_along_and_no_others() -> None:
     made = router(backend("r1", limit=1))
     effects = submit(made, 1, 2)
-    made.submit("other", Query(1), 0.0)
+    made.submit(NewQuery("other", Query(1)), 0.0)
     lost = made.caller_gone("c", 1.0)
     assert [type(effect) for effect in lost] == [Cancel, Ended]
     assert made.caller_gone("stranger", 1.0) == []
@@ -314,7 +316,7 @@ def test_what_a_dead_replica_had_goes_to_another_where_it_may_be_retried() -> No
 def test_what_was_lost_under_a_lease_and_may_not_be_retried_names_the_replica_that_died() -> None:
     made = router(backend("r1", "r2"))
     query = Query(1, http_method="POST", retryable=None)
-    (refusal,) = only(Refuse, made.submit("c", query, 1.0, attempts=1, died="r3"))
+    (refusal,) = only(Refuse, made.submit(NewQuery("c", query, attempts=1, died="r3"), 1.0))
     assert (refusal.kind, refusal.died) == ("ReplicaUnavailableError", "r3")
     assert made.is_empty
 
@@ -470,7 +472,7 @@ def test_what_waits_follows_the_traffic_to_another_backend() -> None:
     submit(made, 1, 2)
     effects = made.set_endpoint("e", endpoint(to="other"), 1.0)
     assert assigned(effects) == [("s1", 2)]
-    assert made.ongoing() == {"r1": 1, "s1": 1}, "what runs, runs on"
+    assert ongoing(made) == {"r1": 1, "s1": 1}, "what runs, runs on"
 
 
 def test_what_waits_for_a_deleted_endpoint_is_refused() -> None:
@@ -564,17 +566,17 @@ def test_endpoints_that_had_replicas_and_have_none_are_unready() -> None:
     made = router(backend("r1", is_expected=True), backend(tag="new"), backend(tag="shadow"))
     made.set_endpoint("e", endpoint(shadows={"shadow": 1.0}), 0.0)
     made.set_endpoint("other", endpoint("other", to="new"), 0.0)
-    assert made.unready() == {}
+    assert unready(made.state) == {}
     made.replica_gone("r1", [], 1.0)
-    assert made.unready() == {"e": ("b",)}
+    assert unready(made.state) == {"e": ("b",)}
     made.set_backend("shadow", backend(tag="shadow", is_expected=True), 2.0)
     made.set_backend("b", backend("r2", is_expected=True), 2.0)
-    assert made.unready() == {}
+    assert unready(made.state) == {}
     made.set_backend("b", backend(is_expected=False), 3.0)
-    assert made.unready() == {}, "it wants none"
+    assert unready(made.state) == {}, "it wants none"
     lost = EndpointTable(name="lost", route="/lost", unavailable="its record is damaged")
     made.set_endpoint("lost", lost, 3.0)
-    assert made.unready() == {"lost": ()}
+    assert unready(made.state) == {"lost": ()}
 
 
 def test_what_is_wanted_and_has_no_replica_is_lacking_also_where_it_is_new() -> None:
@@ -583,11 +585,11 @@ def test_what_is_wanted_and_has_no_replica_is_lacking_also_where_it_is_new() -> 
     for name, to in (("e", "b"), ("new", "new"), ("idle", "idle")):
         made.set_endpoint(name, endpoint(name, to=to), 0.0)
     made.set_endpoint("lost", EndpointTable(name="lost", unavailable="damaged"), 0.0)
-    assert made.lacking() == {"e": {}, "new": {"new": ""}, "idle": {}, "lost": None}
+    assert lacking(made.state) == {"e": {}, "new": {"new": ""}, "idle": {}, "lost": None}
     made.replica_gone("r1", [], 1.0)
-    assert made.lacking()["e"] == {"b": ""}
+    assert lacking(made.state)["e"] == {"b": ""}
     made.set_backend("new", backend(tag="new", is_wanted=True, has_run=False, trouble="boom"), 1.0)
-    assert made.lacking()["new"] == {"new": "boom"}
+    assert lacking(made.state)["new"] == {"new": "boom"}
 
 
 def test_an_http_request_does_not_wait_for_what_has_never_run_and_a_call_of_a_handle_does() -> None:
@@ -666,25 +668,25 @@ def test_a_replica_that_answers_others_meanwhile_is_not_suspect() -> None:
 
 def test_only_backends_with_queries_are_busy() -> None:
     made = router(backend("r1", limit=1), backend("r2", tag="idle"))
-    assert made.busy() == {}
-    first = numbers([e for i in (1, 2, 3) for e in made.submit("c", Query(i), 0.0)])
-    made.submit("another", Query(1), 0.0)
-    assert made.busy() == {"b": (3, 1)}
+    assert busy(made.state) == {}
+    first = numbers([e for i in (1, 2, 3) for e in made.submit(NewQuery("c", Query(i)), 0.0)])
+    made.submit(NewQuery("another", Query(1)), 0.0)
+    assert busy(made.state) == {"b": (3, 1)}
     made.finished("r1", [(first[0], 200)], 1.0)
-    assert made.busy() == {"b": (2, 1)}
+    assert busy(made.state) == {"b": (2, 1)}
 
 
 def test_what_a_replica_of_an_older_table_runs_is_load_of_its_backend() -> None:
     made = router(backend("r1", limit=1))
-    made.submit("c", Query(1), 0.0)
+    made.submit(NewQuery("c", Query(1)), 0.0)
     made.set_backend("b", backend("r2", limit=1), 1.0)
     made.cancel("c", 1, 1.0)
-    assert made.busy() == {"b": (0, 1)}, "its slot is taken until its outcome comes"
+    assert busy(made.state) == {"b": (0, 1)}, "its slot is taken until its outcome comes"
 
 
 def test_the_first_query_that_waits_where_no_replica_is_says_so_once() -> None:
     made = router(backend())
-    effects = [e for i in (1, 2, 3) for e in made.submit("c", Query(i), 0.0)]
+    effects = [e for i in (1, 2, 3) for e in made.submit(NewQuery("c", Query(i)), 0.0)]
     assert only(Starved, effects) == [Starved("b")]
 
 
@@ -701,7 +703,7 @@ def test_a_silent_host_gets_nothing_new_and_others_get_what_may_be_retried() -> 
     submit(made, 1)
     submit(made, 2)
     submit(made, 3, retryable=False)  # at r1, as query 1
-    effects = made.host_silent("h1", 1.0)
+    effects = made.hosts.silent("h1", 1.0)
     (withdrawn,) = only(Cancel, effects)
     assert (withdrawn.replica, assigned(effects)) == ("r1", [("r2", 1)])
     assert withdrawn.number not in numbers(effects)
@@ -709,15 +711,15 @@ def test_a_silent_host_gets_nothing_new_and_others_get_what_may_be_retried() -> 
     assert only(Retried, effects) == [Retried("e", "b", "silent")]
     assert assigned(submit(made, 4, now=1.0)) == [("r2", 4)]
     assert submit(made, 5, now=1.0) == [], "r2 is full, and r1 gets none"
-    assert made.host_silent("h1", 1.1) == []
+    assert made.hosts.silent("h1", 1.1) == []
 
 
 def test_a_host_that_answers_again_is_used_as_far_as_it_has_room() -> None:
     made = on_two_hosts(limit=1)
     (first,) = numbers(submit(made, 1))
-    made.host_silent("h1", 1.0)
+    made.hosts.silent("h1", 1.0)
     submit(made, 2, 3, now=1.0)
-    assert made.host_answers("h1", 2.0) == [], "it may still run the first query"
+    assert made.hosts.answers("h1", 2.0) == [], "it may still run the first query"
     effects = made.finished("r1", [(first, 499)], 2.1)
     assert [replica for replica, _ in assigned(effects)] == ["r1"]
 
@@ -725,8 +727,8 @@ def test_a_host_that_answers_again_is_used_as_far_as_it_has_room() -> None:
 def test_what_a_silent_host_says_late_of_a_query_that_moved_counts_for_nothing() -> None:
     made = on_two_hosts()
     (first,) = numbers(submit(made, 1))
-    (moved,) = numbers(made.host_silent("h1", 1.0))
-    made.host_answers("h1", 2.0)
+    (moved,) = numbers(made.hosts.silent("h1", 1.0))
+    made.hosts.answers("h1", 2.0)
     assert made.answered("r1", [(first, 200)], 2.1) == []
     made.delivered("r1", [first])
     assert made.open_tickets == 1
@@ -738,23 +740,23 @@ def test_an_answer_that_may_be_stuck_in_a_silent_host_is_asked_for_again() -> No
     made = on_two_hosts()
     (first,) = numbers(submit(made, 1))
     made.answered("r1", [(first, 200)], 0.5)
-    assert assigned(made.host_silent("h1", 1.0)) == [("r2", 1)]
+    assert assigned(made.hosts.silent("h1", 1.0)) == [("r2", 1)]
 
 
 def test_all_waits_where_every_host_is_silent() -> None:
     made = on_two_hosts()
     submit(made, 1, 2)
-    made.host_silent("h1", 1.0)
-    assert made.host_silent("h2", 1.0) == []
+    made.hosts.silent("h1", 1.0)
+    assert made.hosts.silent("h2", 1.0) == []
     assert submit(made, 3, now=1.0) == []
-    assert made.busy() == {"b": (1, 2)}
-    assert assigned(made.host_answers("h1", 2.0)) == [("r1", 3)]
+    assert busy(made.state) == {"b": (1, 2)}
+    assert assigned(made.hosts.answers("h1", 2.0)) == [("r1", 3)]
 
 
 def test_a_query_that_moved_keeps_its_deadline() -> None:
     made = on_two_hosts()
     submit(made, 1, timeout_s=3.0)
-    made.host_silent("h1", 1.0)
+    made.hosts.silent("h1", 1.0)
     assert refused(made.expire(2.9)) == []
     assert refused(made.expire(3.1))[0][:2] == (1, "QueryTimeoutError")
 
@@ -762,29 +764,29 @@ def test_a_query_that_moved_keeps_its_deadline() -> None:
 def test_retries_from_a_silent_host_are_within_the_budget() -> None:
     made = on_two_hosts(limit=100)
     submit(made, *range(100))
-    moved = len(only(Cancel, made.host_silent("h1", 1.0)))
-    made.host_answers("h1", 2.0)
+    moved = len(only(Cancel, made.hosts.silent("h1", 1.0)))
+    made.hosts.answers("h1", 2.0)
     for _ in range(10):
         for host in ("h2", "h1"):
-            moved += len(only(Cancel, made.host_silent(host, 3.0)))
-            made.host_answers(host, 3.0)
+            moved += len(only(Cancel, made.hosts.silent(host, 3.0)))
+            made.hosts.answers(host, 3.0)
     assert moved <= 100
     assert made.open_tickets == 100
 
 
 def test_a_replica_that_comes_to_a_silent_host_gets_nothing() -> None:
     made = router(backend())
-    made.host_silent("h1", 0.0)
+    made.hosts.silent("h1", 0.0)
     table = BackendTable(tag="b", replicas=(replica("r1", host="h1"),), max_ongoing_requests=1)
     submit(made, 1)
     assert assigned(made.set_backend("b", table, 1.0)) == []
-    assert assigned(made.host_answers("h1", 2.0)) == [("r1", 1)]
+    assert assigned(made.hosts.answers("h1", 2.0)) == [("r1", 1)]
 
 
 def test_a_silent_host_that_is_lost_ends_what_may_not_be_retried() -> None:
     made = on_two_hosts()
     submit(made, 1, retryable=False)
-    assert made.host_silent("h1", 1.0) == []
+    assert made.hosts.silent("h1", 1.0) == []
     assert refused(made.replica_gone("r1", (), 3.0))[0][:2] == (1, "ReplicaUnavailableError")
 
 
@@ -792,12 +794,12 @@ def test_what_a_lost_host_has_is_abandoned_once_the_controller_has_replaced_its_
     """Its processes stand still, and their kernel keeps the connections."""
     made = on_two_hosts()
     submit(made, 1, retryable=False)
-    made.host_silent("h1", 1.0)
-    assert made.host_gone("h1", 4.0) == [], "the controller has not judged it"
+    made.hosts.silent("h1", 1.0)
+    assert made.hosts.gone("h1", 4.0) == [], "the controller has not judged it"
     made.set_backend("b", BackendTable(tag="b", replicas=(replica("r2", host="h2"),)), 4.0)
-    assert refused(made.host_gone("h1", 4.1))[0][:2] == (1, "ReplicaUnavailableError")
+    assert refused(made.hosts.gone("h1", 4.1))[0][:2] == (1, "ReplicaUnavailableError")
     assert made.is_empty
-    made.host_answers("h1", 5.0)
+    made.hosts.answers("h1", 5.0)
     assert made.answered("r1", [(1, 200)], 5.0) == []
 
 
@@ -805,8 +807,8 @@ def test_a_replica_that_leaves_a_host_that_answers_is_waited_for() -> None:
     made = on_two_hosts()
     submit(made, 1, retryable=False)
     made.set_backend("b", BackendTable(tag="b", replicas=(replica("r2", host="h2"),)), 1.0)
-    assert made.host_gone("h1", 4.0) == []
-    made.host_silent("h1", 4.0)
-    made.host_answers("h1", 4.5)
-    assert made.host_gone("h1", 9.0) == []
+    assert made.hosts.gone("h1", 4.0) == []
+    made.hosts.silent("h1", 4.0)
+    made.hosts.answers("h1", 4.5)
+    assert made.hosts.gone("h1", 9.0) == []
     assert made.open_tickets == 1

@@ -10,9 +10,10 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from greenroom.core.routing.balancing import SATURATED_S
+from greenroom.core.routing.load import busy, by_endpoint
 from greenroom.core.routing.retries import MAX_ATTEMPTS, may_retry
 from greenroom.core.routing.tables import BackendTable
-from greenroom.core.routing.tickets import DROPPED, ENDED, Assign, Cancel, Refuse, Ticket
+from greenroom.core.routing.tickets import DROPPED, ENDED, Assign, Cancel, NewQuery, Refuse, Ticket
 from tests.core.routing.queries import (
     Dropped,
     Ended,
@@ -22,6 +23,7 @@ from tests.core.routing.queries import (
     Starved,
     WatchedRouter,
     endpoint,
+    ongoing,
     only,
     replica,
 )
@@ -165,7 +167,7 @@ class RouterModel(RuleBasedStateMachine):
         query = Query(next(self.ids), f"e-{tag}", **options)
         self.queries[caller, query.id] = query
         self.outcomes[caller, query.id] = []
-        self.run(self.router.submit(caller, query, self.now))
+        self.run(self.router.submit(NewQuery(caller, query), self.now))
 
     @rule()
     def mirror(self) -> None:
@@ -177,7 +179,9 @@ class RouterModel(RuleBasedStateMachine):
         if open_ones:
             caller, query_id = open_ones[index % len(open_ones)]
             if (caller, query_id) not in self.cancelled:
-                effects = self.router.submit(caller, self.queries[caller, query_id], self.now)
+                effects = self.router.submit(
+                    NewQuery(caller, self.queries[caller, query_id]), self.now
+                )
                 assert effects == []
 
     @rule(index=INDEX)
@@ -269,7 +273,7 @@ class RouterModel(RuleBasedStateMachine):
     @rule(host=st.sampled_from(["even", "odd"]))
     def silence(self, host: str) -> None:
         self.silent.add(host)
-        effects = self.router.host_silent(host, self.now)
+        effects = self.router.hosts.silent(host, self.now)
         for unconfirmed in self.unconfirmed.values():  # those sent to others have other numbers
             for number in [n for n, ticket in unconfirmed.items() if ticket.number != n]:
                 del unconfirmed[number]
@@ -279,7 +283,7 @@ class RouterModel(RuleBasedStateMachine):
     @rule(host=st.sampled_from(["even", "odd"]))
     def hear(self, host: str) -> None:
         self.silent.discard(host)
-        self.run(self.router.host_answers(host, self.now))
+        self.run(self.router.hosts.answers(host, self.now))
 
     @rule(index=INDEX, answered=st.booleans())
     def report_withdrawn(self, index: int, answered: bool) -> None:
@@ -326,13 +330,13 @@ class RouterModel(RuleBasedStateMachine):
     @invariant()
     def router_and_replicas_agree(self) -> None:
         loads = {tag: self.load(tag) for tag in {*self.held, *self.withdrawn} if self.load(tag)}
-        assert {tag: n for tag, n in self.router.ongoing().items() if n} == loads
+        assert {tag: n for tag, n in ongoing(self.router).items() if n} == loads
 
     @invariant()
     def what_is_busy_is_what_is_open(self) -> None:
         ongoing = Counter(t.backend for held in self.held.values() for t in held.values())
-        assert {tag: n for tag, (_, n) in self.router.busy().items() if n} == dict(ongoing)
-        unanswered = sum(map(sum, self.router.load_by_endpoint()[0].values()))
+        assert {tag: n for tag, (_, n) in busy(self.router.state).items() if n} == dict(ongoing)
+        unanswered = sum(map(sum, by_endpoint(self.router.state)[0].values()))
         answered = sum(map(len, self.unconfirmed.values()))
         assert self.router.open_tickets == unanswered + answered
 
@@ -347,7 +351,7 @@ class RouterModel(RuleBasedStateMachine):
 
     @invariant()
     def nothing_waits_beside_a_free_replica(self) -> None:
-        queries, mirrored = self.router.load_by_endpoint()
+        queries, mirrored = by_endpoint(self.router.state)
         with_traffic = set(self.traffic.values())
         for load, is_mirrored in ((queries, False), (mirrored, True)):
             for (_, tag), (queued, _) in load.items():

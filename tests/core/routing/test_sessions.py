@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from greenroom.core.config import SessionAffinity
 from greenroom.core.routing.sessions import Session, new_cookie, session_of
 from greenroom.core.routing.tables import EndpointTable
-from greenroom.core.routing.tickets import Assign
+from greenroom.core.routing.tickets import Assign, NewQuery
 from tests.core.routing.queries import (
     Query,
     Retried,
@@ -38,7 +38,7 @@ def homes(made: WatchedRouter, sessions: range, first: int = 0) -> dict[str, str
 
 def sent(made: WatchedRouter, number: int, session: str) -> tuple[str, int]:
     """Submit a query that has room; return its replica and ticket."""
-    (effect,) = made.submit("c", Query(number, session_id=session), 0.0)
+    (effect,) = made.submit(NewQuery("c", Query(number, session_id=session)), 0.0)
     assert isinstance(effect, Assign)
     return effect.replica, effect.ticket.number
 
@@ -64,15 +64,15 @@ def test_a_query_waits_for_its_replica_and_lets_others_pass() -> None:
     made = router(backend("b#1", "b#2", limit=1))
     home, running = sent(made, 1, "s")
     other = {"b#1": "b#2", "b#2": "b#1"}[home]
-    assert assigned(made.submit("c", Query(2, session_id="s"), 0.0)) == []
-    assert assigned(made.submit("c", Query(3), 0.0)) == [(other, 3)]
+    assert assigned(made.submit(NewQuery("c", Query(2, session_id="s")), 0.0)) == []
+    assert assigned(made.submit(NewQuery("c", Query(3)), 0.0)) == [(other, 3)]
     assert assigned(made.finished(home, [(running, 200)], 0.0)) == [(home, 2)]
 
 
 def test_what_waits_for_a_replica_that_drains_goes_elsewhere() -> None:
     made = router(backend("b#1", "b#2", limit=1))
     home, _ = sent(made, 1, "s")
-    made.submit("c", Query(2, session_id="s"), 0.0)
+    made.submit(NewQuery("c", Query(2, session_id="s")), 0.0)
     other = {"b#1": "b#2", "b#2": "b#1"}[home]
     assert assigned(made.set_backend("b", backend(other, limit=1), 0.0)) == [(other, 2)]
 
@@ -81,7 +81,7 @@ def test_what_waits_for_a_replica_that_dies_goes_elsewhere_after_what_it_had() -
     made = router(backend("b#1", "b#2", limit=2))
     home, _ = sent(made, 1, "s")
     sent(made, 2, "s")
-    made.submit("c", Query(3, session_id="s"), 0.0)
+    made.submit(NewQuery("c", Query(3, session_id="s")), 0.0)
     effects = made.replica_gone(home, (), 0.0)
     assert [query for _, query in assigned(effects)] == [1, 2]
 
@@ -89,7 +89,7 @@ def test_what_waits_for_a_replica_that_dies_goes_elsewhere_after_what_it_had() -
 def test_without_a_replica_sessions_wait_and_then_find_homes() -> None:
     made = router(backend(limit=1, is_wanted=True))
     for number in range(4):
-        made.submit("c", Query(number, session_id=f"s{number}"), 0.0)
+        made.submit(NewQuery("c", Query(number, session_id=f"s{number}")), 0.0)
     given = assigned(made.set_backend("b", backend("b#1", limit=4), 0.0))
     assert sorted(given) == [("b#1", number) for number in range(4)]
 
@@ -110,7 +110,7 @@ def test_what_a_session_retries_is_charged_to_the_backend_where_it_stays() -> No
         home, ticket = sent(made, number, f"s{number}")
         made.finished(home, [(ticket, 500)], 0.0)
         again = Query(100 + number, session_id=f"s{number}")
-        effects = made.submit("c", again, 0.0, failed=(home, 0.1))
+        effects = made.submit(NewQuery("c", again, failed=(home, 0.1)), 0.0)
         ((replica, _),) = assigned(effects)
         (retried,) = only(Retried, effects)
         assert home[0] == replica[0] == retried.backend
@@ -121,7 +121,7 @@ def test_what_a_session_retries_is_charged_to_the_backend_where_it_stays() -> No
 def test_endpoints_with_sessions_have_no_leases() -> None:
     made = router(backend("b#1", limit=8, session_affinity=BY_HEADER.model_dump()))
     made.router.leases.lessees["c"] = True
-    effects = [e for n in range(6) for e in made.submit("c", Query(n), 0.0)]
+    effects = [e for n in range(6) for e in made.submit(NewQuery("c", Query(n)), 0.0)]
     assert all(isinstance(e, Assign) for e in effects)
 
 
@@ -179,7 +179,7 @@ def test_a_cookie_keeps_its_replica_when_others_come() -> None:
         )
         made.set_backend("b", many, 0.0)
         query = Query(number, http_method="GET", with_headers=key)
-        assert assigned(made.submit("c", query, 0.0)) == [("b#3", number)]
+        assert assigned(made.submit(NewQuery("c", query), 0.0)) == [("b#3", number)]
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 3))
@@ -209,7 +209,7 @@ def test_a_session_is_never_at_two_replicas_that_both_run(
         if kind < 0.5:
             number += 1
             session = chance.choice(["", "s1", "s2", "s3"])
-            record(made.submit("c", Query(number, session_id=session), 0.0))
+            record(made.submit(NewQuery("c", Query(number, session_id=session)), 0.0))
         elif kind < 0.8 and running:
             replica, ticket = running.pop(chance.randrange(len(running)))
             record(made.finished(replica, [(ticket, 200)], 0.0))

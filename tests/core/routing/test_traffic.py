@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from greenroom.core.routing.tables import BackendTable, EndpointTable
+from greenroom.core.routing.tickets import NewQuery
 from greenroom.core.routing.traffic import RoutedEndpoint, Routes, Split, key_of
 from tests.core.routing.queries import Ended, Query, WatchedRouter, only
 
@@ -111,7 +112,7 @@ def test_two_routers_agree_on_every_key_whatever_chance_and_order_they_have() ->
             made.set_backend(tag, BackendTable(tag=tag, unavailable="only counted here"), 0.0)
         made.set_endpoint("e", EndpointTable(name="e", traffic=dict.fromkeys(tags, 0.25)), 0.0)
         queries = (Query(number, shard_key=key) for number, key in enumerate(KEYS))
-        effects = [effect for query in queries for effect in made.submit("c", query, 0.0)]
+        effects = [effect for query in queries for effect in made.submit(NewQuery("c", query), 0.0)]
         return [ended.backend for ended in only(Ended, effects)]
 
     tags = ["v1", "v2", "v3", "v4"]

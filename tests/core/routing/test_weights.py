@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from greenroom.core.routing.leases import HeldLease, HeldShare, Used
+from greenroom.core.routing.load import busy
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BackendTable
-from greenroom.core.routing.tickets import Assign, Grant, Revoke
+from greenroom.core.routing.tickets import Assign, Grant, NewQuery, Revoke
 from greenroom.core.routing.weights import (
     EVEN,
     LEAST,
@@ -26,7 +27,7 @@ from greenroom.core.routing.weights import (
     Weight,
 )
 from tests.core.routing.crowds import Crowd
-from tests.core.routing.queries import Query, endpoint, replica
+from tests.core.routing.queries import Query, endpoint, ongoing, replica
 
 SLOW_S = 10.0
 
@@ -56,7 +57,10 @@ class Loaded:
 
     def begin(self, count: int) -> int:
         """Begin queries; return how many of them did not have to wait."""
-        begun = [self.router.submit("c", Query(next(self._ids)), self.now) for _ in range(count)]
+        begun = [
+            self.router.submit(NewQuery("c", Query(next(self._ids))), self.now)
+            for _ in range(count)
+        ]
         return sum(len(self.took(each)) for each in begun)
 
     def goes_on(self, seconds: float) -> Counter[str]:
@@ -84,7 +88,7 @@ def test_a_new_replica_comes_to_its_share_over_the_time_that_was_set() -> None:
     assert shares == sorted(shares)
     assert 10 <= shares[2] < 90 / 4 - 2
     assert set(loaded.goes_on(5).values()) <= {22, 23}
-    assert loaded.router.weight("b#4") is EVEN
+    assert loaded.router.state.replicas["b#4"].weight is EVEN
 
 
 def test_it_has_one_query_at_a_time_at_first() -> None:
@@ -93,7 +97,7 @@ def test_it_has_one_query_at_a_time_at_first() -> None:
     loaded.goes_on(20)
     loaded.has("b#1", "b#2", "b#3")
     assert loaded.begin(3) == 3
-    assert loaded.router.ongoing() == {"b#1": 5, "b#2": 5, "b#3": 1}
+    assert ongoing(loaded.router) == {"b#1": 5, "b#2": 5, "b#3": 1}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +112,7 @@ def test_it_takes_all_that_it_can_at_once_where(slow_start_s: float, waited_s: f
         loaded.goes_on(waited_s)
     loaded.has("b#1", "b#2", "b#3")
     loaded.begin(4)
-    assert loaded.router.ongoing() == {"b#1": 4, "b#2": 4, "b#3": 4}
+    assert ongoing(loaded.router) == {"b#1": 4, "b#2": 4, "b#3": 4}
 
 
 def test_it_takes_all_at_once_where_it_is_alone() -> None:
@@ -117,7 +121,7 @@ def test_it_takes_all_at_once_where_it_is_alone() -> None:
     loaded.goes_on(20)
     loaded.has("b#2")  # the other one is retired
     assert loaded.begin(50) == 50
-    assert loaded.router.ongoing()["b#2"] == 50
+    assert ongoing(loaded.router)["b#2"] == 50
 
 
 def test_those_that_follow_soon_after_one_another_share_alike_soon() -> None:
@@ -136,7 +140,7 @@ def test_no_query_waits_while_it_has_room() -> None:
     assert loaded.begin(1) == 0
     loaded.has("b#1", "b#2", "b#3")
     assert loaded.begin(4) == 3
-    assert loaded.router.ongoing() == {"b#1": 4, "b#2": 4, "b#3": 4}
+    assert ongoing(loaded.router) == {"b#1": 4, "b#2": 4, "b#3": 4}
 
 
 def test_one_that_was_gone_from_the_tables_is_as_warm_as_before() -> None:
@@ -145,7 +149,7 @@ def test_one_that_was_gone_from_the_tables_is_as_warm_as_before() -> None:
     loaded.goes_on(20)
     loaded.has("b#1")  # as a new controller begins
     loaded.has("b#1", "b#2")
-    assert loaded.router.weight("b#2") is EVEN
+    assert loaded.router.state.replicas["b#2"].weight is EVEN
 
 
 def test_a_lease_is_used_as_the_router_would() -> None:
@@ -216,8 +220,8 @@ def test_slow_ones_get_less_than_their_share_by_count(slots: int) -> None:
         shares.append(slow_share(each))
     assert 0.01 < shares[0] < shares[1] - 0.02
     for tag in ("r2", "r4"):
-        assert 2.0**MOST_POWER < learned.router.weight(tag).pace < 4.5**MOST_POWER
-    assert {learned.router.weight(tag) for tag in ("r1", "r3")} == {EVEN}
+        assert 2.0**MOST_POWER < learned.router.state.replicas[tag].weight.pace < 4.5**MOST_POWER
+    assert {learned.router.state.replicas[tag].weight for tag in ("r1", "r3")} == {EVEN}
 
 
 def test_where_queries_do_not_delay_each_other_slow_ones_get_hardly_any() -> None:
@@ -233,9 +237,9 @@ def test_where_they_share_a_processor_slow_ones_get_what_they_can_do(load: float
     made = crowd(HALF_SLOW, 30, load, processors=1)
     made.run(6_000)
     assert 0.18 < slow_share(made) < 0.26
-    assert {made.router.weight(tag) for tag in ("r1", "r3")} == {EVEN}
+    assert {made.router.state.replicas[tag].weight for tag in ("r1", "r3")} == {EVEN}
     for tag in ("r2", "r4"):
-        assert 1.0 < made.router.weight(tag).pace < 3.0
+        assert 1.0 < made.router.state.replicas[tag].weight.pace < 3.0
 
 
 def test_full_ones_of_the_slow_are_levelled() -> None:
@@ -244,9 +248,9 @@ def test_full_ones_of_the_slow_are_levelled() -> None:
     most = 0
     for _ in range(100):
         made.run(0.5)
-        ongoing = made.router.ongoing()
-        most = max(most, abs(ongoing["r2"] - ongoing["r4"]))
-    assert min(ongoing.values()) > 60
+        load = ongoing(made.router)
+        most = max(most, abs(load["r2"] - load["r4"]))
+    assert min(load.values()) > 60
     assert most < 20
 
 
@@ -254,13 +258,13 @@ def test_full_ones_of_the_slow_are_levelled() -> None:
 def test_limits_hold_and_no_replica_is_idle_while_queries_wait(slots: int) -> None:
     made = crowd(HALF_SLOW, slots, load=1.3, max_queued_requests=5)
     made.run(3_000 / slots)  # learned, and full
-    assert made.router.ongoing() == dict.fromkeys(made.paces, slots)
+    assert ongoing(made.router) == dict.fromkeys(made.paces, slots)
     most = 0
     for _ in range(300):
         made.run(0.05)
-        most = max(most, *made.router.ongoing().values())
-        is_waiting = made.router.busy()["b"][0] > 0
-        assert not is_waiting or set(made.router.ongoing().values()) == {slots}
+        most = max(most, *ongoing(made.router).values())
+        is_waiting = busy(made.router.state)["b"][0] > 0
+        assert not is_waiting or set(ongoing(made.router).values()) == {slots}
     assert most == slots
 
 
@@ -273,25 +277,25 @@ def test_an_idle_one_comes_first_if_it_is_quick_but_before_a_busy_one_if_it_is_s
 def test_one_that_is_slow_no_more_comes_to_its_share_again() -> None:
     made = crowd((1.0, 1.0, 8.0), 4)
     made.run(600)
-    assert made.router.weight("r3").pace > 4
+    assert made.router.state.replicas["r3"].weight.pace > 4
     made.paces["r3"] = 1.0
     made.run(2_000)
-    assert made.router.weight("r3") is EVEN
+    assert made.router.state.replicas["r3"].weight is EVEN
 
 
 def test_one_that_gets_nothing_while_others_are_idle_is_tried_again() -> None:
     made = crowd((1.0, 1.0, 8.0), 1, load=0.2)
     made.run(3_000)
-    assert made.router.weight("r3").pace > 2
+    assert made.router.state.replicas["r3"].weight.pace > 2
     made.paces["r3"] = 1.0
     made.run(20_000)
-    assert made.router.weight("r3") is EVEN
+    assert made.router.state.replicas["r3"].weight is EVEN
 
 
 def test_a_difference_has_its_limit() -> None:
     made = crowd((1.0, 30.0), 30, load=0.3)
     made.run(3_000)
-    assert made.router.weight("r2").pace == MOST_FACTOR**MOST_POWER
+    assert made.router.state.replicas["r2"].weight.pace == MOST_FACTOR**MOST_POWER
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -326,13 +330,13 @@ def test_what_gets_no_queries_any_more_is_unknown_after_a_while() -> None:
 def test_by_option_nothing_is_learned_and_what_was_is_forgotten() -> None:
     made = crowd((1.0, 3.0), 10, learn_weights=False)
     made.run(500)
-    assert made.router.weight("r2") is EVEN
+    assert made.router.state.replicas["r2"].weight is EVEN
     made = crowd((1.0, 3.0), 10)
     made.run(500)
-    assert made.router.weight("r2").pace > 2
+    assert made.router.state.replicas["r2"].weight.pace > 2
     tables = tuple(map(replica, made.paces))
     made.router.set_backend("b", BackendTable(tag="b", replicas=tables), made.now)
-    assert made.router.weight("r2").pace == 1.0
+    assert made.router.state.replicas["r2"].weight.pace == 1.0
 
 
 @pytest.mark.parametrize("status", [400, 429, 500, 503])
@@ -344,14 +348,14 @@ def test_what_fails_or_is_refused_does_not_count_as_quick(status: int) -> None:
     router.set_endpoint("e", endpoint("e", to="b"), 0.0)
     now = 0.0
     for number in range(2_000):
-        (assigned,) = router.submit("c", Query(number), now)
+        (assigned,) = router.submit(NewQuery("c", Query(number)), now)
         is_bad = assigned.replica == "b#1"
         now += 0.001 if is_bad else 1.0
         router.answered(
             assigned.replica, [(assigned.ticket.number, status if is_bad else 200)], now
         )
         router.delivered(assigned.replica, [assigned.ticket.number])
-    assert router.weight("b#2") is EVEN
+    assert router.state.replicas["b#2"].weight is EVEN
 
 
 # --- Slow replicas under leases -------------------------------------------------------------------
@@ -372,7 +376,9 @@ class LeasedRouter:
 
     def granted(self) -> Any:
         effects = [
-            e for _ in range(2) for e in self.router.submit("c", Query(next(self._ids)), self.now)
+            e
+            for _ in range(2)
+            for e in self.router.submit(NewQuery("c", Query(next(self._ids))), self.now)
         ]
         (grant,) = [each for each in effects if isinstance(each, Grant)]
         return grant.lease
@@ -402,7 +408,7 @@ def test_what_is_learned_under_a_lease_revokes_it_and_the_next_has_fewer_slots_t
     assert len(set(leased.lease.slots.values())) == 1
     effects = [each for _ in range(10) for each in leased.reports(r1=1.0, r2=3.0)]
     assert effects == [Revoke(leased.lease)]
-    assert leased.router.weight("b#2").pace == pytest.approx(times, rel=0.01)
+    assert leased.router.state.replicas["b#2"].weight.pace == pytest.approx(times, rel=0.01)
     leased.router.leases.returned("c", leased.lease.number, {}, leased.now)
     slots = leased.granted().slots
     assert abs(slots["b#2"] - slots["b#1"] / times) <= 1
