@@ -363,7 +363,8 @@ class Members:
     def shown(self) -> list[dict[str, Any]]:
         """Return all hosts for status, the controller's own first.
 
-        Another one is RUNNING once its proxy has called, too, which gets what it lacks then.
+        Another one is RUNNING once it has reported, and its proxy, which gets what it lacks then,
+        has called, too.
         """
         hosts, heard = self._cluster.hosts, self._cluster.listeners.heard_hosts()
         names = [name for name in self._hosts if name == self._own]
@@ -379,11 +380,12 @@ class Members:
         hosts = self._cluster.hosts
         record = hosts.record(name)
         known = {} if record is None else {"name": name, "address": record.address}
-        shown = {**known, **self._report(name)}
+        report = self._report(name)
+        shown = {**known, **report}
         if name == self._own:
             shown = _living(shown)
         state = hosts.state(name)
-        if state is HostState.RUNNING and name not in {self._own, *heard}:
+        if state is HostState.RUNNING and not (report and name in {self._own, *heard}):
             state = HostState.EXPECTED  # its front has the routes of before, or none
         if state is not HostState.RUNNING:
             shown["state"] = state.value

@@ -195,6 +195,24 @@ def test_a_host_that_was_lost_is_shown_as_running_once_its_proxy_has_called_too(
     members.close()
 
 
+def test_a_host_whose_proxy_is_heard_before_its_report_has_a_state_too(tmp_path: Path) -> None:
+    records: dict[str, Any] = {kind: {} for kind in KINDS}
+    records["host"]["b"] = HostRecord(
+        name="b", id="1", address="10.0.0.2:1900", capacity={"num_cpus": 1.0}, labels={}
+    )
+    cluster = Cluster(records, 1, 100.0, Placement(), own_host="a")
+    settings = read_settings({}, state_dir=str(tmp_path))
+    members = Members(LoneLoop(), cluster, settings, this_process(), lambda: None)
+    cluster.hosts.gone("b", 200.0)  # it was cut off when this controller began, and is back
+    for tenth in range(30):
+        cluster.hosts.beat("b", 201.0 + tenth / 10)
+        cluster.hosts.reconcile(201.0 + tenth / 10)
+    cluster.listeners.listen("its proxy", (1, 1, "its proxy"), 0, "there", "b")
+    assert cluster.hosts.state("b") is HostState.RUNNING
+    assert [each["state"] for each in members.shown()] == ["EXPECTED"]
+    members.close()
+
+
 def stopped(tmp_path: Path, host: str, epoch: int) -> list[str]:
     """Return where a replica that is nobody's is told to go, as its host reports it."""
     sent = reported(tmp_path, host, epoch)
