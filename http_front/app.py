@@ -61,6 +61,7 @@ from greenroom.http_front.responses import (
     error_reply,
     error_reply_for,
     reply_to,
+    send_reply,
     unexpected,
 )
 
@@ -133,7 +134,7 @@ class Front:
         app = self._answer if is_inside else self._app
         try:
             if request.reply is not None:
-                await send_reply(request.reply, send)
+                await send_reply(request.reply, request, send)
             else:
                 await app(scope, receive, send)
         except asyncio.CancelledError:
@@ -148,10 +149,10 @@ class Front:
                 reply = error_reply_for(error, request)
             else:
                 reply = unexpected(error, request)
-            if request.status or request.is_socket:
+            if request.status:
                 raise
             request.broken_by = None  # another layer has kept what was begun of it
-            await send_reply(reply, send)
+            await send_reply(reply, request, send)
         finally:
             request.end()
 
@@ -231,7 +232,7 @@ class Front:
                 body = request.body
                 if body is not None and body.is_begun and not body.is_complete:
                     request.reply.headers.append(CLOSE)  # else the client had to send the rest
-                await send_reply(request.reply, send)
+                await send_reply(request.reply, request, send)
         finally:
             # A connection keeps its last request until the next one comes.
             reply, request.reply = request.reply, None
@@ -248,7 +249,7 @@ class Front:
                 raise RouteNotFoundError
             await self.conversations.serve(request, receive, send)
         except GreenroomError as error:
-            await websocket.refuse(error_reply_for(error, request), request, send)
+            await send_reply(error_reply_for(error, request), request, send)
 
     def _below(self, request: Request) -> bytes:
         """Return the path below the root path, as it was sent.
@@ -354,21 +355,6 @@ def _serialize(req: Any, resp: falcon.Response, error: falcon.HTTPError) -> None
     assert isinstance(reply.body, bytes)
     resp.data = reply.body
     resp.content_type = reply.headers[0][1].decode()
-
-
-# --- Responses as ASGI events ---------------------------------------------------------------------
-
-
-async def send_reply(reply: Reply, send: Send) -> None:
-    """Send a response; each part leaves when the client has taken those before it."""
-    start = {"type": "http.response.start", "status": reply.status, "headers": reply.headers}
-    await send(start)
-    if isinstance(reply.body, bytes):
-        await send({"type": "http.response.body", "body": reply.body})
-        return
-    async for part in reply.body:
-        await send({"type": "http.response.body", "body": part, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
 
 
 # --- Requests that HTTP wants refused -------------------------------------------------------------

@@ -36,7 +36,7 @@ def around(app: App, options: HTTPOptions) -> App:
 
 async def _outermost(chain: App, scope: Scope, receive: Receive, send: Send) -> None:
     await chain(scope, receive, send)
-    if scope["type"] == "http" and not scope[REQUEST_KEY].status:
+    if not scope[REQUEST_KEY].status:
         raise RuntimeError("a middleware returned without a response")
 
 

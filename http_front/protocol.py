@@ -3,8 +3,8 @@
 One request at a time: its head (:mod:`.heads`), its body, its response, then the next one. What the
 client sends ahead waits as the bytes it is, and meanwhile the connection is not read. Each message
 ends where one Content-Length or the chunks (:mod:`.bodies`) say. An ``Upgrade`` changes nothing
-about that: a WebSocket's opening (:mod:`.websocket`) has no body, and any other request that would
-upgrade is served as the plain request that it is.
+about that: a WebSocket's opening has no body, and becomes one (:mod:`.websocket`) when the app
+accepts it; any other request that would upgrade is served as the plain request that it is.
 
 A request whose body is here is offered to the short way first; any other becomes an ASGI scope with
 a task. A request whose client leaves is cancelled wherever it waits, also while its body is not
@@ -18,9 +18,10 @@ import logging
 import socket
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from greenroom.actors.caller.streams import StreamFailedError
+from greenroom.actors.messages.closing import FAILED
 from greenroom.actors.runtime.loop import nothing
 from greenroom.core.errors import BodyIncompleteError
 from greenroom.http_front.asgi import App, Event, Headers
@@ -30,7 +31,14 @@ from greenroom.http_front.connections import NO_ROOM, ClientConnection, Connecti
 from greenroom.http_front.heads import MAX_HEAD_BYTES, HeadReader
 from greenroom.http_front.request import CLOSE, Reply, Request
 from greenroom.http_front.responses import TEXT, is_valid_header, response_head
-from greenroom.http_front.websocket import FrontSocket
+from greenroom.http_front.websocket import (
+    SUBPROTOCOL,
+    SWITCHING,
+    ClientGoneError,
+    FrontSocket,
+    disconnect,
+    handshake,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -222,9 +230,54 @@ class Cycle:
             headers = [*headers, (b"x-request-id", request.id.encode("ascii"))]
         if request.requests is not None and request.requests.are_last:
             request.keep_alive = False
-        if not request.keep_alive:
+        if not request.keep_alive and status != SWITCHING:
             headers = [*headers, CLOSE]
         return response_head(status, headers, self._protocol.shared.default_head)
+
+
+@dataclass(slots=True, eq=False)
+class Opening(Cycle):
+    """A WebSocket's opening: a request until the app accepts it, and then the WebSocket."""
+
+    accepting: Headers = field(default_factory=list)
+    socket: FrontSocket | None = None
+
+    async def _answer(self, app: App) -> None:
+        await Cycle._answer(self, app)
+        if self.socket is not None:
+            self.socket.send_close(FAILED)
+
+    async def receive(self) -> Event:
+        """Return the next event; the opening itself is a request without a body."""
+        if self.socket is None and (await Cycle.receive(self))["type"] == "http.request":
+            return {"type": "websocket.connect"}
+        return disconnect() if self.socket is None else await self.socket.receive()
+
+    async def send(self, event: Event) -> None:
+        """Take an event: that accepts, is a response, or is for the WebSocket."""
+        kind = event["type"]
+        if self.socket is None:
+            await self._protocol.drained()
+        if self.socket is not None:
+            await self.socket.send(event)
+        elif self.is_disconnected:
+            raise ClientGoneError
+        elif kind == "websocket.accept":
+            self._accept(event)
+        elif kind == "websocket.close":
+            self.reply(Reply(403, [(b"content-length", b"0")], b""))
+        else:
+            await Cycle.send(self, {**event, "type": kind.removeprefix("websocket.")})
+
+    def _accept(self, event: Event) -> None:
+        headers = [*self.accepting, *event.get("headers", ())]
+        if event.get("subprotocol"):
+            headers.append((SUBPROTOCOL, event["subprotocol"].encode("latin-1")))
+        self.request.status = SWITCHING
+        self.is_started = self.is_complete = True
+        self._protocol.write(self._head(SWITCHING, headers))
+        self.socket = self._protocol.become_socket(self.request)
+        self.wake()
 
 
 Begin = Callable[[Cycle, bytes], bool]
@@ -249,7 +302,6 @@ class FrontProtocol(ClientConnection):
         self._cycle: Cycle | None = None  # until its body is read and its response is sent
         self._is_begun = False  # an app or the short way answers it
         self._is_reading = False  # and so the next request's turn comes by itself
-        self._successor: FrontSocket | None = None
         self._server: tuple[str, int] | None = None
         self._scheme = "http"
         self._heads = HeadReader(shared.options)
@@ -397,8 +449,6 @@ class FrontProtocol(ClientConnection):
                     return data
         except RefusedRequestError as refusal:
             self._refuse(refusal)
-        if data and self._successor is not None:
-            self._successor.data_received(data)
         return b""
 
     def _take_request(self, request: Request) -> None:
@@ -411,24 +461,29 @@ class FrontProtocol(ClientConnection):
             found = self.shared.proxies.client_behind(request.client, request.headers)
             request.client, request.scheme = found[0], found[1] or request.scheme
         if request.is_socket:
-            self._open_socket(request)
-            return
-        cycle = Cycle(self, request)
+            request.scheme = {"http": "ws", "https": "wss"}.get(request.scheme, request.scheme)
+            request.keep_alive = False  # where it is refused
+            self._cycle = Opening(self, request, accepting=handshake(request))
+        else:
+            self._cycle = Cycle(self, request)
         if request.has_body:
-            self._expect_body(cycle)
-        self._cycle = cycle
+            self._expect_body(self._cycle)
         self._is_begun = False
 
-    def _open_socket(self, request: Request) -> None:
+    def become_socket(self, request: Request) -> FrontSocket:
         """Become a WebSocket: it takes over from here, with what lies behind its opening."""
-        request.scheme = {"http": "ws", "https": "wss"}.get(request.scheme, request.scheme)
+        ahead, self._ahead = self._ahead, b""
+        self._cycle = None
         self._is_closing = True
         self._heads.close()
         self.throttle()
         self.shared.remove(self)
-        self._successor = FrontSocket(self.shared, request)
-        self.transport.set_protocol(self._successor)
-        self._successor.connection_made(self.transport)
+        socket = FrontSocket(self.shared, request)
+        self.transport.set_protocol(socket)
+        socket.connection_made(self.transport)
+        if ahead:
+            socket.data_received(ahead)
+        return socket
 
     # --- Bodies ---------------------------------------------------------------------------------
 
@@ -497,7 +552,8 @@ class FrontProtocol(ClientConnection):
         if cycle is None or self._is_begun or self._is_closing:
             return
         self._is_begun = True
-        begin = None if cycle.more_body else self._begin_shortly
+        is_whole = not (cycle.more_body or cycle.request.is_socket)
+        begin = self._begin_shortly if is_whole else None
         if begin is not None and begin(cycle, bytes(cycle.body)):
             cycle.body = b""  # the query has it
         else:

@@ -149,9 +149,17 @@ class Request:
                 "query_string": self.query_string,
                 REQUEST_KEY: self,
             }
-            if not self.is_socket:
+            if self.is_socket:
+                self._scope["subprotocols"] = self._offered()
+                self._scope["extensions"] = {"websocket.http.response": {}}
+            else:
                 self._scope["method"] = self.method
         return self._scope
+
+    def _offered(self) -> list[str]:
+        values = [value for name, value in self.headers if name == b"sec-websocket-protocol"]
+        names = b",".join(values).decode("latin-1").split(",")
+        return [name.strip() for name in names if name.strip()]
 
     @classmethod
     def of(cls, scope: Scope, root_path: str, original: Request | None = None) -> Request:

@@ -22,7 +22,7 @@ from greenroom.core.errors import (
     MethodNotAllowedError,
     RouteNotFoundError,
 )
-from greenroom.http_front.asgi import Headers
+from greenroom.http_front.asgi import Headers, Send
 from greenroom.http_front.request import Reply, Request
 
 _logger = logging.getLogger(__name__)
@@ -164,6 +164,18 @@ class StreamedBody:
             self._stream.leave()
         else:
             self._stream.close()
+
+
+async def send_reply(reply: Reply, request: Request, send: Send) -> None:
+    """Send a response; each part leaves when the client has taken those before it."""
+    kind = "websocket.http.response" if request.is_socket else "http.response"
+    await send({"type": f"{kind}.start", "status": reply.status, "headers": reply.headers})
+    if isinstance(reply.body, bytes):
+        await send({"type": f"{kind}.body", "body": reply.body})
+        return
+    async for part in reply.body:
+        await send({"type": f"{kind}.body", "body": part, "more_body": True})
+    await send({"type": f"{kind}.body", "body": b""})
 
 
 def end_body(reply: Reply | None) -> None:
