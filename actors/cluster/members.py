@@ -245,10 +245,8 @@ class Members:
     def drain(self, request: DrainHost) -> None:
         """Begin to empty a host."""
         hosts, name = self._cluster.hosts, request.host
-        if request.leave:
-            hosts.leave(name, time.monotonic())
-        elif self._is_stopping(name):  # it asks itself, and that ends with its process
-            hosts.stop(name)
+        if request.leave or self._is_stopping(name):  # it asks itself, which ends with its process
+            hosts.stop(name, time.monotonic(), leaves=request.leave)
         else:
             hosts.drain(name, force=request.force)
 
@@ -264,7 +262,7 @@ class Members:
         hosts, name = self._cluster.hosts, request.host
         if hosts.state(name) is HostState.RUNNING:
             raise ConflictError(f"host {name!r} was told meanwhile to take replicas again")
-        may_stay = not request.leave and not hosts.can_take_over(name)
+        may_stay = not request.leave and not self._cluster.state.placement.can_take_over(name)
         if not (may_stay or hosts.is_empty(name)):
             return False
         if request.leave:
@@ -390,7 +388,11 @@ class Members:
         if state is not HostState.RUNNING:
             shown["state"] = state.value
         labels = self._settings.labels if record is None else record.labels
-        return {**shown, "labels": dict(labels), "resources": self._cluster.placement.shown(name)}
+        return {
+            **shown,
+            "labels": dict(labels),
+            "resources": self._cluster.state.placement.shown(name),
+        }
 
 
 def _living(shown: dict[str, Any]) -> dict[str, Any]:

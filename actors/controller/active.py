@@ -305,7 +305,7 @@ class ActiveController:
             "goals": status.goals(self.cluster),
             "pending_goals": len(self.cluster.state.goals.pending()),
             "rollouts": self.cluster.rollouts.status(time.monotonic()),
-            "resources": self.cluster.placement.shown(),
+            "resources": self.cluster.state.placement.shown(),
         }
 
     def _damaged(self) -> list[dict[str, str]]:

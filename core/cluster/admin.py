@@ -344,6 +344,20 @@ def _revoke_token(cluster: Cluster, asked: ops.RevokeToken, _now: Now) -> Change
     return Change(then=lambda: cluster.tokens.pop(asked.name), is_entered=True)
 
 
+# --- Hosts --------------------------------------------------------------------------------------
+
+
+def _rebalance_hosts(cluster: Cluster, _asked: ops.RebalanceHosts, now: Now) -> int:
+    """Have replicas moved to where there are fewer of their backend, or fewer in all."""
+    moved, held = 0, cluster.state.placement.held()
+    for tag, backend in cluster.state.backends.items():
+        moves = backend.rebalance(held, now.monotonic)
+        if moves:
+            moved += moves
+            cluster.state.agenda.touch(BACKEND, tag)
+    return moved
+
+
 # --- Code ---------------------------------------------------------------------------------------
 
 
@@ -403,5 +417,5 @@ CARRIED_OUT: dict[type[ops.Operation], Carry] = {
     ops.ListTokens: lambda c, _asked, _: [asdict(record) for record in c.tokens.values()],
     ops.UndrainHost: lambda c, asked, _: c.hosts.undrain(asked.host),
     ops.EvictHost: lambda c, asked, now: c.hosts.evict(asked.host, now.monotonic),
-    ops.RebalanceHosts: lambda c, _asked, now: c.hosts.rebalance(now.monotonic),
+    ops.RebalanceHosts: _rebalance_hosts,
 }

@@ -67,9 +67,9 @@ class Cluster:
     ) -> None:
         hosts = records.get(HOST, {})
         self.now = now  # of the last step
-        self.placement = placement or anywhere()
-        prepare(self.placement, hosts, own_host)
-        self.state = state = State(records, epoch, now, self.placement, lost)
+        placement = placement or anywhere()
+        prepare(placement, hosts, own_host)
+        self.state = state = State(records, epoch, now, placement, lost)
         self.listeners = Listeners(
             state.long_poll,
             state.changes,
@@ -90,9 +90,8 @@ class Cluster:
         self.tokens: Records[TokenRecord] = Records(TOKEN, records.get(TOKEN, {}), state.changes)
         self.canaries = Canaries(state, self.rollouts, self.differences, records.get(CANARY, {}))
         self._recovering = {tag for tag, b in state.backends.items() if not b.recovered}
-        self._agenda = state.agenda
         if state.long_poll.closed:
-            self._agenda.at(RECOVERY, "", now + (EXPECTED_S if hosts else RECOVERY_S))
+            self.state.agenda.at(RECOVERY, "", now + (EXPECTED_S if hosts else RECOVERY_S))
         self._held_upto: int | None = None  # at the last step
         self._reconcile: dict[str, Callable[[str], Iterable[Effect] | None]] = {
             LISTENER: self.listeners.reconcile,
@@ -116,9 +115,9 @@ class Cluster:
             return False
         due_at = backend.reported(report, now)
         if due_at <= now:
-            self._agenda.touch(BACKEND, backend.record.tag)
+            self.state.agenda.touch(BACKEND, backend.record.tag)
         else:
-            self._agenda.by(BACKEND, backend.record.tag, due_at)
+            self.state.agenda.by(BACKEND, backend.record.tag, due_at)
         return True
 
     def replica_exited(self, tag: str, now: float, cause: str = "") -> None:
@@ -126,13 +125,13 @@ class Cluster:
         backend = self.backend_of(tag)
         if backend is not None:
             backend.exited(tag, now, cause)
-            self._agenda.touch(BACKEND, backend.record.tag)
+            self.state.agenda.touch(BACKEND, backend.record.tag)
 
     def replica_ejected(self, tag: str, proxy: str, times: int) -> None:
         """Note how often in a row a proxy has sent a replica no queries, as they fail there."""
         backend = self.backend_of(tag)
         if backend is not None and backend.ejected(tag, proxy, times):
-            self._agenda.touch(BACKEND, backend.record.tag)
+            self.state.agenda.touch(BACKEND, backend.record.tag)
 
     def _forget_ejections(self, proxy: str) -> None:
         for backend in self.state.backends.values():
@@ -157,7 +156,7 @@ class Cluster:
     def compared(self, replica: str, found: Mapping[Place, Plain]) -> None:
         """Keep what a shadow's replica has found by comparing."""
         self.differences.reported(replica, found)
-        self._agenda.touch(ROLLOUT, *(endpoint for endpoint, _, _ in found))
+        self.state.agenda.touch(ROLLOUT, *(endpoint for endpoint, _, _ in found))
 
     # --- Reconciliation -------------------------------------------------------------------------
 
@@ -170,23 +169,23 @@ class Cluster:
         self.series.advance(wall_now)
         effects: list[Effect] = []
         while kind := self._next_kind():
-            for name in self._agenda.take(kind, now):
+            for name in self.state.agenda.take(kind, now):
                 effects += self._reconcile[kind](name) or ()
-                self._agenda.happened((kind, name))
+                self.state.agenda.happened((kind, name))
         return effects
 
     def _next_kind(self) -> str:
         """Return of which kind the next keys are to be reconciled; "" when there is none."""
         if self.state.long_poll.held_upto != self._held_upto:
             self._held_upto = self.state.long_poll.held_upto
-            self._agenda.happened(HELD)
-        if self.placement.take_freed():
-            self._agenda.happened(ROOM)
-        return self._agenda.first(self._reconcile, self.now)
+            self.state.agenda.happened(HELD)
+        if self.state.placement.take_freed():
+            self.state.agenda.happened(ROOM)
+        return self.state.agenda.first(self._reconcile, self.now)
 
     def next_due_at(self) -> float | None:
         """Return when :meth:`advance` has something to do, if nothing happens before."""
-        due_at = self._agenda.next_at()
+        due_at = self.state.agenda.next_at()
         return due_at if due_at < NEVER else None
 
     def take_changes(self) -> Changes:
@@ -204,23 +203,23 @@ class Cluster:
                 self.state.replica_gone(replica)
         if backend.recovered and tag in self._recovering:
             self._recovering.discard(tag)
-            self._agenda.by(RECOVERY, "", NEVER if self._recovering else now)
+            self.state.agenda.by(RECOVERY, "", NEVER if self._recovering else now)
         self.autoscaler.watch(tag, backend)
         self.series.scaled(tag, backend.running, self._wall_now)
         if backend.record.application:
-            self._agenda.touch(APPLICATION, backend.record.application)
+            self.state.agenda.touch(APPLICATION, backend.record.application)
         elif backend.wanted and backend.converged and backend.record_running():
-            self._agenda.touch(BACKEND, tag)  # routers are to know
+            self.state.agenda.touch(BACKEND, tag)  # routers are to know
         if backend.record.deleting and not backend.replicas:
             self.state.remove_backend(tag)
             self.series.removed(tag)
             return effects
         self.state.save_backend(backend)
-        self._agenda.at(BACKEND, tag, max(backend.due_at(), now + MIN_STEP_S))
+        self.state.agenda.at(BACKEND, tag, max(backend.due_at(), now + MIN_STEP_S))
         if backend.in_state(ReplicaState.SHOULD_STOP):
-            self._agenda.upon(HELD, BACKEND, tag)
+            self.state.agenda.upon(HELD, BACKEND, tag)
         if backend.waiting:
-            self._agenda.upon(ROOM, BACKEND, tag)
+            self.state.agenda.upon(ROOM, BACKEND, tag)
         return effects
 
     def _publish(self, backend: Backend) -> bool:
@@ -239,7 +238,7 @@ class Cluster:
         if kind == APPLICATION and candidate_of(name) in self.state.applications:
             events.append((APPLICATION, candidate_of(name)))
         for event in (*events, *[HELD] * progress.unheld):
-            self._agenda.upon(event, GOAL, goal_id)
+            self.state.agenda.upon(event, GOAL, goal_id)
 
     def _progress(self, goal: GoalRecord) -> Progress:
         kind, name = goal.subject

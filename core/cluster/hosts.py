@@ -131,6 +131,7 @@ class Host:
     since: float = float("inf")  # when that was heard of first
     was_stable: bool = False  # when it was lost
     is_stopping: bool = False
+    is_kept: bool = True  # its record, whether it drains or not
 
     @property
     def is_drained(self) -> bool:
@@ -167,8 +168,7 @@ class Hosts:
         self._agenda = state.agenda
         self._on_gone = state.host_gone
         self._listeners = listeners
-        self._own = Host(own, records.get(own), Beats(now), S.RUNNING)
-        self._keeps_own = False  # its record, whether it drains or not
+        self._own = Host(own, records.get(own), Beats(now), S.RUNNING, is_kept=False)
         self._hosts = {own: self._own}
         for name, record in records.items():
             if name != own:
@@ -179,13 +179,11 @@ class Hosts:
         if self._own.is_drained:
             self._close(self._own)
 
-    def _others(self) -> list[Host]:
-        return [host for host in self._hosts.values() if host is not self._own]
-
     @property
     def records(self) -> dict[str, HostRecord]:
         """The records of all hosts but the controller's own, by name."""
-        return {each.name: each.record for each in self._others() if each.record is not None}
+        others = (each for each in self._hosts.values() if each is not self._own)
+        return {each.name: each.record for each in others if each.record is not None}
 
     def record(self, name: str) -> HostRecord | None:
         """Return the record of a host other than the controller's own."""
@@ -201,21 +199,17 @@ class Hosts:
 
         With ``keeps`` it is recorded, for one that will lead from elsewhere.
         """
-        self._keeps_own = keeps
+        self._own.is_kept = keeps
         self._forget_other_names(record, now)
         self._put(self._own, replace(record, draining=self._own.is_drained))
 
     def _put(self, host: Host, record: HostRecord) -> None:
         if host.record != record:
-            was_kept = self._is_kept(host)
+            was_kept = host.is_kept or host.is_drained
             host.record = record
-            if self._is_kept(host):
-                self._changes.put(HOST, host.name, record)
-            elif was_kept:
-                self._changes.put(HOST, host.name, None)
-
-    def _is_kept(self, host: Host) -> bool:
-        return host is not self._own or self._keeps_own or host.is_drained
+            is_kept = host.is_kept or host.is_drained
+            if is_kept or was_kept:
+                self._changes.put(HOST, host.name, record if is_kept else None)
 
     def suspect(self, name: str, now: float) -> None:
         """Wait no longer for a host than for one that ran: a new controller leads because of it."""
@@ -291,13 +285,10 @@ class Hosts:
 
     def reconcile(self, now: float) -> None:
         """Judge all hosts by their beats."""
-        for host in self._others():
-            if not host.beats.check(now):
-                continue
-            if host.beats.is_lost:
-                self._missed(host, now)
-            else:
-                self._seen(host, now)
+        for host in self._hosts.values():
+            if host is not self._own and host.beats.check(now):
+                change = self._missed if host.beats.is_lost else self._seen
+                change(host, now)
         if len(self._hosts) > 1:
             self._agenda.at(HOST, "", now + CHECK_S)
 
@@ -334,7 +325,8 @@ class Hosts:
         host, record = self._known(name)
         if record.draining:
             return
-        if not force and self._placement.is_open(name) and not self.can_take_over(name):
+        placement = self._placement
+        if not force and placement.is_open(name) and not placement.can_take_over(name):
             raise ConflictError(
                 f"host {name!r} is the last that takes replicas: those on it would stay, and what "
                 "is deployed next would wait. Start or undrain another host first, or give force"
@@ -368,16 +360,16 @@ class Hosts:
             raise ConflictError(f"host {name!r} has not reported yet; ask again in a second")
         raise unknown_name("host", name, self._hosts)
 
-    def stop(self, name: str) -> None:
-        """Replace elsewhere what is on a host that is to stop; harmless for one that has left."""
+    def stop(self, name: str, now: float, *, leaves: bool = False) -> None:
+        """Replace elsewhere what is on a host that is to stop; harmless for one that has left.
+
+        If it ``leaves``, what is left there stops, finishing what it has, replaced or not.
+        """
         if name in self._hosts:
             self._hosts[name].is_stopping = True
             self._close(self._hosts[name])
-
-    def leave(self, name: str, now: float) -> None:
-        """Have what is left on a host stop, finishing what it has, replaced or not."""
-        self.stop(name)
-        self._empty(name, now)
+        if leaves:
+            self._empty(name, now)
 
     def _close(self, host: Host) -> None:
         """Place nothing on a host that drains, and replace elsewhere what is there."""
@@ -403,24 +395,10 @@ class Hosts:
                     self._agenda.touch(BACKEND, tag)
                     yield backend, replica
 
-    def rebalance(self, now: float) -> int:
-        """Have replicas moved to where there are fewer of their backend, or fewer in all."""
-        moved, held = 0, self._placement.held()
-        for tag, backend in self._backends.items():
-            moves = backend.rebalance(held, now)
-            if moves:
-                moved += moves
-                self._agenda.touch(BACKEND, tag)
-        return moved
-
     def is_empty(self, name: str) -> bool:
         """Return whether no replica is on a host any more."""
         backends = self._backends.values()
         return not any(each.host == name for b in backends for each in b.replicas.values())
-
-    def can_take_over(self, name: str) -> bool:
-        """Return whether there is any other host on which replicas may be placed."""
-        return any(self._placement.is_open(each) for each in self._hosts if each != name)
 
     def evict(self, name: str, now: float) -> None:
         """Forget a host that is lost and does not come back; UnknownNameError, ConflictError."""

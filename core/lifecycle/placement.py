@@ -256,6 +256,10 @@ class Placement:
         known = self._hosts.get(host)
         return known is not None and known.is_open and not known.is_gateway
 
+    def can_take_over(self, host: str) -> bool:
+        """Return whether replicas may be placed on any host but this one."""
+        return any(self.is_open(each) for each in self._hosts if each != host)
+
     def is_gateway(self, host: str) -> bool:
         """Return whether a host takes no replicas, whatever its state."""
         return host in self._hosts and self._hosts[host].is_gateway

@@ -71,11 +71,6 @@ class Dispatch:
         effects, self.effects = self.effects, []
         return effects
 
-    def endpoint_of(self, query: QueryLike) -> RoutedEndpoint | None:
-        """Return the endpoint that a query is for."""
-        name = query.endpoint if query.endpoint is not None else self.routes.find(query.path)
-        return None if name is None else self.endpoints.get(name)
-
     # --- Where a ticket goes --------------------------------------------------------------------
 
     def place(self, ticket: Ticket, endpoint: RoutedEndpoint) -> RoutedBackend | None:

@@ -174,7 +174,7 @@ class Router:
         state, caller, query = self.state, new.caller, new.query
         if state.tickets.find(caller, query.id) is not None:
             return None
-        endpoint = state.endpoint_of(query)
+        endpoint = self._endpoint_of(query)
         if endpoint is None:
             state.effects.append(_not_found(caller, query))
             return None
@@ -192,6 +192,11 @@ class Router:
                 state.effects.append(refusal(caller, query, ReplicaUnavailableError, text))
                 return None
         return endpoint
+
+    def _endpoint_of(self, query: QueryLike) -> RoutedEndpoint | None:
+        state = self.state
+        name = query.endpoint if query.endpoint is not None else state.routes.find(query.path)
+        return None if name is None else state.endpoints.get(name)
 
     def _why_not_again(
         self, ticket: Ticket, endpoint: RoutedEndpoint, backend: RoutedBackend | None, now: float
@@ -218,7 +223,7 @@ class Router:
         Sessions go before what request routers say, and where there is no replica they have no
         choice.
         """
-        endpoint = self.state.endpoint_of(query)
+        endpoint = self._endpoint_of(query)
         if endpoint is None or query.session_id:
             return None
         tag = endpoint.split.choose(key_of(query, caller))

@@ -117,7 +117,7 @@ def test_replicas_get_devices_of_their_own_and_shares_of_one() -> None:
     world.complete(deploy("shares", 3, num_gpus=0.5))
     assert devices(world, "whole") == [(0, 1)]
     assert devices(world, "shares") == [(2,), (2,), (3,)]
-    shown = world.cluster.placement.shown("")["num_gpus"]
+    shown = world.cluster.state.placement.shown("")["num_gpus"]
     assert shown == {"total": 4.0, "taken": 3.5, "devices": [1, 1, 1, 0.5]}
     world.request(deploy("more", 1, num_gpus=1))
     world.go_on(5)
@@ -149,7 +149,7 @@ def test_a_device_is_given_back_by_a_kill_and_the_next_controller_knows_the_rest
     world.converge()
     assert {each.tag for each in world.running("a#d")} == before
     world.complete(ask.undeploy("a"))
-    assert world.cluster.placement.shown("")["num_gpus"]["devices"] == [0, 0]
+    assert world.cluster.state.placement.shown("")["num_gpus"]["devices"] == [0, 0]
 
 
 # --- Ranks ----------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from greenroom.core.autoscaling.decision import EXPIRE_S
+from greenroom.core.cluster.admin import CARRIED_OUT, Now
+from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.hosts import EXPECTED_S, STABLE_S, STEADY_S, HostState
 from greenroom.core.effects import Start
 from greenroom.core.errors import ConflictError, UnknownNameError
@@ -18,6 +20,7 @@ from greenroom.core.lifecycle.replicas import (
     ReplicaState,
     RestartReason,
 )
+from greenroom.core.operations import RebalanceHosts
 from greenroom.core.records import HostRecord
 from tests.core import requests as ask
 from tests.core.worlds import BROKEN, UNLOADABLE, Spec, World
@@ -28,6 +31,10 @@ FULL = {"num_cpus": 4.0, "num_gpus": 0.0, "memory": 0.0}
 def record(name: str, **fields: Any) -> HostRecord:
     values = {"id": f"id of {name}", "address": f"{name}:1900", "capacity": FULL, "labels": {}}
     return HostRecord(name=name, **{**values, **fields})
+
+
+def rebalance(cluster: Cluster, now: float) -> Any:
+    return CARRIED_OUT[RebalanceHosts](cluster, RebalanceHosts(), Now(now, 0.0))
 
 
 class Hosts(World):
@@ -125,11 +132,11 @@ def test_a_gateway_takes_no_replicas_and_says_so() -> None:
     world.join("gate", capacity={})
     world.complete(deploy(6))
     assert world.spread() == world.routed() == {"": 3, "x": 3}
-    world.cluster.hosts.rebalance(world.now)
+    rebalance(world.cluster, world.now)
     world.wait(60)
     assert world.spread()["gate"] == 0
-    assert not world.cluster.placement.shown("gate")
-    world.cluster.hosts.stop("gate")  # there is nothing to move
+    assert not world.cluster.state.placement.shown("gate")
+    world.cluster.hosts.stop("gate", world.now)  # there is nothing to move
     world.converge()
     assert world.spread() == {"": 3, "x": 3}
     assert world.cluster.hosts.is_empty("gate")
@@ -142,14 +149,14 @@ def test_a_host_that_comes_back_as_a_gateway_gives_its_replicas_to_others(three:
     assert three.spread() == three.routed() == {"": 3, "y": 3}
     three.join("x", incarnation="third")  # and takes some again, when it is no gateway any more
     three.converge()
-    three.cluster.hosts.rebalance(three.now)
+    rebalance(three.cluster, three.now)
     three.go_on(30)
     assert three.spread() == {"": 2, "x": 2, "y": 2}
 
 
 def test_where_there_are_only_gateways_replicas_wait_for_another_host() -> None:
     world = Hosts("x")
-    world.cluster.placement.set_host("", {})
+    world.cluster.state.placement.set_host("", {})
     world.join("x", capacity={})
     world.request(deploy(2))
     world.go_on(5)
@@ -315,7 +322,7 @@ def test_a_drained_host_that_was_lost_and_is_back_is_emptied(three: Hosts) -> No
 
 
 def test_a_host_that_was_to_stop_and_did_not_takes_replicas_again(three: Hosts) -> None:
-    three.request(lambda cluster: cluster.hosts.stop("x"))
+    three.request(lambda cluster: cluster.hosts.stop("x", three.now))
     with pytest.raises(ConflictError, match="host 'x' is stopping; start it again"):
         undrain(three, "x")
     three.converge()
@@ -350,13 +357,13 @@ def test_an_unknown_host_is_not_drained_and_the_one_that_may_be_meant_is_named()
     for ask_for in (drain, undrain):
         with pytest.raises(UnknownNameError, match=r"'thre'; there are: .*did you mean three"):
             ask_for(world, "thre")
-    world.cluster.hosts.stop("thre")  # it has left, and repeats what it said
-    world.cluster.hosts.leave("thre", world.now)
+    world.cluster.hosts.stop("thre", world.now)  # it has left, and repeats what it said
+    world.cluster.hosts.stop("thre", world.now, leaves=True)
 
 
 def test_a_drained_host_that_left_takes_replicas_when_it_joins_again(three: Hosts) -> None:
     drain(three, "x")
-    three.request(lambda cluster: cluster.hosts.leave("x", three.now))
+    three.request(lambda cluster: cluster.hosts.stop("x", three.now, leaves=True))
     three.request(lambda cluster: cluster.hosts.forget("x", three.now))
     three.join("x")
     assert three.cluster.hosts.state("x") is HostState.RUNNING
@@ -441,12 +448,12 @@ def test_a_rebalance_moves_what_is_too_much_and_nothing_goes_before_its_replacem
     world.complete(deploy(6))
     world.join("x")
     world.join("y")
-    assert world.request(lambda cluster: cluster.hosts.rebalance(world.now)) == 4
+    assert world.request(lambda cluster: rebalance(cluster, world.now)) == 4
     world.flush()
     assert world.routed() == {"": 6}
     world.converge()
     assert world.spread() == {"": 2, "x": 2, "y": 2}
-    assert world.request(lambda cluster: cluster.hosts.rebalance(world.now)) == 0
+    assert world.request(lambda cluster: rebalance(cluster, world.now)) == 0
 
 
 def test_a_rebalance_fills_an_empty_host_with_backends_of_one_replica() -> None:
@@ -454,10 +461,10 @@ def test_a_rebalance_fills_an_empty_host_with_backends_of_one_replica() -> None:
     for name in "abcdef":
         world.complete(ask.deploy(name, Spec("d", b"one", {}), route=f"/{name}"))
     world.join("y")
-    assert world.request(lambda cluster: cluster.hosts.rebalance(world.now)) == 2
+    assert world.request(lambda cluster: rebalance(cluster, world.now)) == 2
     world.converge()
-    assert world.cluster.placement.held() == {"": 2, "x": 2, "y": 2}
-    assert world.request(lambda cluster: cluster.hosts.rebalance(world.now)) == 0
+    assert world.cluster.state.placement.held() == {"": 2, "x": 2, "y": 2}
+    assert world.request(lambda cluster: rebalance(cluster, world.now)) == 0
 
 
 @pytest.mark.parametrize("why", ["it is full", "it is smaller", "it lacks a label"])
@@ -466,14 +473,14 @@ def test_a_rebalance_moves_nothing_to_where_it_would_be_no_better_off(why: str) 
     options: dict[str, Any] = {"num_cpus": 0.5}
     if why == "it lacks a label":
         options["label_selector"] = {"disk": "fast"}
-        world.cluster.placement.set_host("", FULL, {"disk": "fast"})
+        world.cluster.state.placement.set_host("", FULL, {"disk": "fast"})
     for name in "abcd":
         world.complete(ask.deploy(name, Spec("d", b"one", {}, None, options), route=f"/{name}"))
     sizes = {"it is full": 0.4, "it is smaller": 0.9}
     world.join("x", capacity=FULL | {"num_cpus": sizes.get(why, 4.0)})
     if why == "it is smaller":
         world.complete(ask.deploy("e", Spec("d", b"one", {}, None, options), route="/e"))
-    assert world.request(lambda cluster: cluster.hosts.rebalance(world.now)) == 0
+    assert world.request(lambda cluster: rebalance(cluster, world.now)) == 0
 
 
 def test_an_update_goes_on_where_every_host_has_as_many_as_it_may() -> None:
@@ -492,7 +499,7 @@ def test_what_no_host_can_take_over_finishes_before_its_host_leaves() -> None:
     world = Hosts("x")
     world.complete(deploy(8, num_cpus=1))
     draining = world.on("x")
-    world.request(lambda cluster: cluster.hosts.leave("x", world.now))
+    world.request(lambda cluster: cluster.hosts.stop("x", world.now, leaves=True))
     world.flush()
     assert {world.processes[tag].state for tag in draining} == {"draining"}
     world.work()
@@ -570,7 +577,7 @@ def test_what_dies_with_its_host_is_no_crash_loop(three: Hosts, is_noticed_late:
         three.go_on(5)
         three.join(name, f"{number}")
         three.wait(3)
-        three.complete(lambda cluster: cluster.hosts.rebalance(three.now))
+        three.complete(lambda cluster: rebalance(cluster, three.now))
         assert three.spread() == {"": 2, "x": 2, "y": 2}
 
 
@@ -599,7 +606,7 @@ def test_a_host_that_is_lost_while_a_new_controller_has_it_leave_stops_nothing_e
         world.processes[tag].stuck = True
     world.boot()
     world.join("x")
-    world.request(lambda cluster: cluster.hosts.leave("x", world.now))
+    world.request(lambda cluster: cluster.hosts.stop("x", world.now, leaves=True))
     world.alive.remove("x")
     world.wait(5)
     world.go_on(5)
@@ -614,7 +621,7 @@ def test_what_keeps_failing_on_one_host_is_started_on_others(three: Hosts, code:
     assert three.spread() == three.routed() == {"": 3, "y": 3}
     tries = [e for e in three.effects if isinstance(e, Start) and three.host_of(e.replica) == "x"]
     assert len(tries) <= 4, "the two that were there, and two at once when these had died"
-    three.request(lambda cluster: cluster.hosts.rebalance(three.now))
+    three.request(lambda cluster: rebalance(cluster, three.now))
     three.go_on(10, 1.0)
     assert three.spread() == {"": 3, "y": 3}
 
@@ -625,11 +632,11 @@ def test_a_host_on_which_starts_have_failed_is_taken_where_no_other_can_be(three
     three.go_on(20, 1.0)
     three.broken.clear()
     for name in ("", "y"):
-        three.cluster.placement.close_host(name, "it is full")
+        three.cluster.state.placement.close_host(name, "it is full")
     three.complete(deploy(7))
     assert three.spread() == {"": 3, "x": 1, "y": 3}
     for name in ("", "y"):
-        three.cluster.placement.open_host(name)
+        three.cluster.state.placement.open_host(name)
     three.complete(deploy(8))
     assert three.spread() == {"": 3, "x": 2, "y": 3}, "it is as good as any, once one has started"
 

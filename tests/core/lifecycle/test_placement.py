@@ -139,7 +139,7 @@ def message(world: World, name: str) -> str:
 
 
 def taken(world: World, name: str = "num_cpus") -> float:
-    return world.cluster.placement.shown()[name]["taken"]
+    return world.cluster.state.placement.shown()[name]["taken"]
 
 
 def test_replicas_start_as_far_as_there_is_room_and_the_rest_when_there_is_more() -> None:
