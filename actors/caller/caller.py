@@ -183,17 +183,6 @@ class _Entry:
             self.patience.cancel()
             self.patience = None
 
-    def let_go(self) -> None:
-        """Free what it holds."""
-        if self.unwatch is not nothing:
-            self.unwatch()
-        if self.patience is not None:
-            self.patience.cancel()
-        if self.timer is not None:
-            self.timer.cancel()
-        if self.upload is not None:
-            self.upload.close()
-
 
 class Caller:
     """A caller's queries and its proxy. All methods run on the loop's thread."""
@@ -588,7 +577,14 @@ class Caller:
     def _forget(self, query_id: int) -> _Entry | None:
         entry = self._entries.pop(query_id, None)
         if entry is not None:
-            entry.let_go()
+            if entry.unwatch is not nothing:
+                entry.unwatch()
+            if entry.patience is not None:
+                entry.patience.cancel()
+            if entry.timer is not None:
+                entry.timer.cancel()
+            if entry.upload is not None:
+                entry.upload.close()
             for replica in entry.runs_at:
                 self._stop_at(replica, query_id)
         return entry

@@ -24,7 +24,7 @@ from greenroom.actors.messages.queries import (
     RevokeLeases,
     RunLeased,
 )
-from greenroom.actors.runtime.loop import Callback, Loop, Outbox, Timer
+from greenroom.actors.runtime.loop import Callback, Lane, Loop, Timer
 from greenroom.core.rollouts.judging import OVERDUE_S
 from greenroom.core.routing.balancing import UNHEARD_S
 from greenroom.core.routing.leases import IDLE_S, ORPHAN_S, REPORT_S, HeldLease, HeldShare
@@ -38,11 +38,11 @@ class Target:
     """A replica, as a caller sends to it."""
 
     def __init__(
-        self, incarnation: str, address: Address, outbox: Outbox, watch: Callable[[], Callback]
+        self, incarnation: str, address: Address, lane: Lane, watch: Callable[[], Callback]
     ) -> None:
         self.incarnation = incarnation
         self.address = address
-        self.outbox = outbox
+        self.lane = lane
         self.is_dead = False
         self.unwatch = watch()
 
@@ -116,7 +116,7 @@ class CallerLeases:
         if limit_s is not None and (query.timeout_s is None or limit_s < query.timeout_s):
             query = query._replace(timeout_s=limit_s)
         leased = self._leased[query.id] = Leased(query, share)
-        share.at.outbox.put(leased)
+        share.at.lane.put(leased)
         return query
 
     def ended(self, query_id: int, status: int) -> None:
@@ -141,7 +141,7 @@ class CallerLeases:
             leased.is_wanted = False
             took_s = time.monotonic() - leased.began_at
             leased.share.lease.count(leased.share, status, took_s)
-            leased.share.at.outbox.put(query_id)
+            leased.share.at.lane.put(query_id)
         return True
 
     def refused(self, query_id: int) -> None:
@@ -289,15 +289,10 @@ class CallerLeases:
         if target is not None:
             return target
         gone = partial(self._replica_gone, incarnation)
-        outbox = Outbox(
-            self._loop,
-            slots.address,
-            partial(self._pack, incarnation),
-            is_loose=True,  # there are slots for all of it, and the replica's end is watched
-            weigh=lambda item: 0 if isinstance(item, int) else len(item.query.call),
-        )
+        # There are slots for all that is sent, and the replica's end is watched.
+        lane = Lane(self._loop, slots.address, partial(self._pack, incarnation), _weigh)
         watch = partial(self._loop.watch_process, slots.process, gone)
-        target = Target(incarnation, slots.address, outbox, watch)
+        target = Target(incarnation, slots.address, lane, watch)
         self._targets[incarnation] = target
         return target
 
@@ -320,7 +315,7 @@ class CallerLeases:
             return
         target.is_dead = True
         target.unwatch()
-        target.outbox.drop()
+        target.lane.drop()
         for share in [share for share in self._shares() if share.at is target]:
             share.lease.drop(share)
         for query_id, leased in list(self._leased.items()):
@@ -373,3 +368,7 @@ class CallerLeases:
                 overdue=dict(overdue),
             )
             self._loop.send(self._proxy_address, message)
+
+
+def _weigh(item: Leased | int) -> int:
+    return 0 if isinstance(item, int) else len(item.query.call)

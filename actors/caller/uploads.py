@@ -39,7 +39,7 @@ class Outlets:
     def __init__(self, loop: Loop, process: Process) -> None:
         self._loop = loop
         self._process = process
-        self._outboxes = Outboxes()  # by the replica's incarnation
+        self._outboxes = Outboxes[Outbox]()  # by the replica's incarnation
 
     def put(self, replica: str, address: Address, part: StreamPart, upload: Upload) -> None:
         """Send a part."""

@@ -4,9 +4,9 @@ The controller's messages with its proxies, replicas and hosts are in :mod:`.con
 clients to the controller in :mod:`.admin`.
 
 Requests are imperative, facts past tense, answers end in ``Reply``. Every message that crosses a
-process boundary is a frozen, slotted dataclass of plain values; the records that travel in batches
-are NamedTuples, which pickle fastest. Each ``__str__`` is cheap, because Thespian formats every
-message it sends for a log that is off.
+process boundary is a frozen, slotted dataclass of plain values, with a cheap ``__str__``, because
+Thespian formats every message it sends for a log that is off. The messages that are sent for each
+query, and the records that travel in batches, are NamedTuples, which are made and pickled fastest.
 
 Addresses are Thespian's ActorAddress. Ports are reused, so whatever names a process carries its
 ``incarnation`` too: a random id made when the process started.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
@@ -74,6 +74,9 @@ class HttpCall(NamedTuple):
     server: tuple[str, int] | None
     root_path: str
     trace: tuple[str, str, float] | None = None  # tracing.Carried, where the front traces
+
+
+_HTTP_FIELDS = len(HttpCall._fields)
 
 
 @travels
@@ -402,8 +405,8 @@ class SubmitQueries(Message):
     died: tuple[tuple[int, str], ...] = ()
 
 
-@message
-class AnswerQueries(Message):
+@travels
+class AnswerQueries(NamedTuple):
     """Replica or proxy to the caller: answers, for the incarnation that asked, in their order."""
 
     incarnation: str
@@ -435,8 +438,8 @@ class FeedQueries(Message):
     stopped: tuple[int, ...] = ()
 
 
-@message
-class RunQueries(Message):
+@travels
+class RunQueries(NamedTuple):
     """Proxy to replica: run these, cancel those. Each ticket ends in one outcome.
 
     ``compared`` are tickets, running or answered, whose assignment did not say where their answers
@@ -450,8 +453,8 @@ class RunQueries(Message):
     compared: tuple[tuple[int, tuple[CompareAt, ...]], ...] = ()
 
 
-@message
-class QueriesFinished(Message):
+@travels
+class QueriesFinished(NamedTuple):
     """Replica to proxy: what became of tickets. Slots are free, but for the ``delivered``.
 
     A ticket is ``rejected`` when it was never run, because the replica was at max_ongoing_requests
@@ -553,8 +556,8 @@ class RevokeLeases(Message):
     numbers: tuple[int, ...]
 
 
-@message
-class RunLeased(Message):
+@travels
+class RunLeased(NamedTuple):
     """Caller to replica: run (lease, query), cancel those ids. Answers come as for any query."""
 
     incarnation: str  # the replica's
@@ -692,7 +695,9 @@ def call_of(query: Query) -> HttpCall | PythonCall:
         call = formats.read(pickled)
     if isinstance(call, PythonCall):
         return call
-    return HttpCall._make(call) if len(call) == len(HttpCall._fields) else fit(HttpCall, call)
+    if len(call) == _HTTP_FIELDS:
+        return tuple.__new__(HttpCall, call)
+    return fit(HttpCall, call)
 
 
 def arguments_of(call: PythonCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -768,21 +773,6 @@ Plain = tuple[Any, ...]  # begins with one of these numbers; then all fields, in
 ITSELF, SUBMIT, RUN, ANSWER, FINISHED, LEASED = range(6)
 
 
-def plain(message: Any) -> Any:
-    """Return what to pickle for ``message``: a tuple for those of queries, and for tuples."""
-    make_plain = _PLAIN.get(type(message))
-    return message if make_plain is None else make_plain(message)
-
-
-def restored(loaded: Any, *, is_exact: bool = True) -> Any:
-    """Return what ``plain`` was given; raises whatever a tuple that it did not make leads to.
-
-    It is not ``is_exact`` if another format made it, so that there may be more or fewer fields.
-    """
-    makers = _RESTORED if is_exact else _FITTED
-    return makers[loaded[0]](*loaded[1:]) if type(loaded) is tuple else loaded
-
-
 def _plain_submit(message: SubmitQueries) -> Plain | SubmitQueries:
     if message.failed or message.died:  # few have them; hosts of this format may not know them
         return message
@@ -807,82 +797,69 @@ def _plain_answer(message: AnswerQueries) -> Plain:
     return ANSWER, message.incarnation, answers
 
 
-def _plain_finished(message: QueriesFinished) -> Plain:
-    return FINISHED, *[getattr(message, name) for name in _FINISHED_FIELDS]
-
-
-_FINISHED_FIELDS = [each.name for each in fields(QueriesFinished)]
-
-
-def _exact_message(kind: type) -> Callable[..., Any]:
-    """Return what makes a message of the values of its fields, faster than its constructor.
-
-    The last ones may be left out, as far as they have defaults.
-    """
-    setters = [getattr(kind, each.name).__set__ for each in fields(kind)]
-    defaults = tuple(each.default for each in fields(kind) if each.default is not MISSING)
-    surplus = len(defaults) - len(setters)
-    new: Callable[[], Any] = partial(object.__new__, kind)
-
-    def make(*values: Any) -> Any:
-        message: Any = new()
-        for set_to, value in zip(setters, values + defaults[surplus + len(values) :], strict=True):
-            set_to(message, value)
-        return message
-
-    return make
-
-
-def _exact_record(kind: type) -> Callable[..., Any]:
+def _exact(kind: type) -> Callable[[Plain], Any]:
     return partial(tuple.__new__, kind)
 
 
-def _fitted_message(kind: type) -> Callable[..., Any]:
-    names = [each.name for each in fields(kind)]
-    return lambda *values: kind(**dict(zip(names, values, strict=False)))
+def _fitted(kind: type) -> Callable[[Plain], Any]:
+    return partial(fit, kind)
 
 
-def _makers(
-    record: Callable[[type], Callable[..., Any]], message: Callable[[type], Callable[..., Any]]
-) -> dict[int, Callable[..., Any]]:
+def _makers(made: Callable[[type], Callable[[Plain], Any]]) -> dict[int, Callable[..., Any]]:
     """Return what makes messages of plain tuples, by their numbers."""
-    query, assignment, http_answer = map(record, (Query, Assignment, HttpAnswer))
-    process = record(Process)
-    submit_queries, run_leased = message(SubmitQueries), message(RunLeased)
-    run_queries, answer_queries = message(RunQueries), message(AnswerQueries)
+    query, assignment, http_answer, process = map(made, (Query, Assignment, HttpAnswer, Process))
+    run_leased, run_queries = made(RunLeased), made(RunQueries)
+    answer_queries, queries_finished = made(AnswerQueries), made(QueriesFinished)
 
-    def submit(incarnation: str, queries: list[Plain], *others: Any) -> Any:
-        return submit_queries(incarnation, tuple(map(query, queries)), *others)
+    def submit(
+        incarnation: str,
+        queries: list[Plain],
+        cancelled: tuple[int, ...],
+        resent: tuple[int, ...],
+        lost: tuple[tuple[int, int], ...],
+        refused: tuple[int, ...],
+        *_: Any,
+    ) -> SubmitQueries:
+        return SubmitQueries(
+            incarnation=incarnation,
+            queries=tuple(map(query, queries)),
+            cancelled=cancelled,
+            resent=resent,
+            lost=lost,
+            refused=refused,
+        )
 
     def leased(incarnation: str, caller: str, queries: list[Plain], *others: Any) -> Any:
-        made = [(lease, query(each)) for lease, each in queries]
-        return run_leased(incarnation, caller, tuple(made), *others)
+        runs = tuple([(lease, query(each)) for lease, each in queries])
+        return run_leased((incarnation, caller, runs, *others))
 
     def run(incarnation: str, proxy: Plain, assignments: list[Plain], *others: Any) -> Any:
-        made = [assignment((each[0], query(each[1]), *each[2:])) for each in assignments]
-        return run_queries(incarnation, process(proxy), tuple(made), *others)
+        runs = tuple([assignment((each[0], query(each[1]), *each[2:])) for each in assignments])
+        return run_queries((incarnation, process(proxy), runs, *others))
 
     def answer(incarnation: str, answers: list[Any], *others: Any) -> Any:
-        made = [http_answer(each) if type(each) is tuple else each for each in answers]
-        return answer_queries(incarnation, tuple(made), *others)
+        each = [http_answer(each) if type(each) is tuple else each for each in answers]
+        return answer_queries((incarnation, tuple(each), *others))
 
     return {
         ITSELF: lambda message, *_: message,
         SUBMIT: submit,
         RUN: run,
         ANSWER: answer,
-        FINISHED: message(QueriesFinished),
+        FINISHED: lambda *values: queries_finished(values),
         LEASED: leased,
     }
 
 
-_PLAIN: dict[type, Callable[[Any], Any]] = {
+PLAIN: dict[type, Callable[[Any], Any]] = {
     tuple: lambda message: (ITSELF, message),
     SubmitQueries: _plain_submit,
     RunQueries: _plain_run,
     AnswerQueries: _plain_answer,
-    QueriesFinished: _plain_finished,
+    QueriesFinished: lambda message: (FINISHED, *message),
     RunLeased: _plain_leased,
 }
-_RESTORED = _makers(_exact_record, _exact_message)
-_FITTED = _makers(lambda kind: partial(fit, kind), _fitted_message)
+"""What makes the tuple to pickle, by the class of a message; others are pickled as they are."""
+
+RESTORED, FITTED = _makers(_exact), _makers(_fitted)
+"""What makes the message again, by the number in the tuple; FITTED of another format's fields."""

@@ -73,6 +73,7 @@ from greenroom.actors.runtime.loop import (
     GATHERED_PARTS,
     MAX_BYTES_UNDER_WAY,
     Callback,
+    Lane,
     Loop,
     Outbox,
     Outboxes,
@@ -210,9 +211,9 @@ class Queries:
             lambda: self.running > 0,
             comparisons.arrived,
         )
-        self._answers = Outboxes()  # by the caller's incarnation
-        self._leased = Outboxes()  # the same, for queries under leases
-        self._parted = Outboxes()  # the same, for large answers: others go in between
+        self._answers = Outboxes[Outbox]()  # by the caller's incarnation
+        self._leased = Outboxes[Lane]()  # the same, for queries under leases
+        self._parted = Outboxes[Outbox]()  # the same, for large answers: others go in between
         self._parted_numbers = itertools.count(int(secrets.token_hex(7), 16))
         # By the proxy's incarnation. An idle one is kept as long as its proxy lives, or has queries
         # here: what is not reported of them takes their slots for good.
@@ -490,7 +491,8 @@ class Queries:
         if run.assignment.caller is not None and not run.is_delivered:
             if run.sender is not None:
                 run.sender.flush()
-            self.undelivered += 1
+            if not run.is_leased:  # else it arrives, or its caller is dead
+                self.undelivered += 1
             if self.retries_failures and self._may_try_again(run):
                 self._put(MayTryAgain(run.assignment.query.id, self._tag), run)
             if size_of(answer) < LARGE:
@@ -596,10 +598,16 @@ class Queries:
     def _put(self, item: _Item, run: Run) -> None:
         self._outbox(run).put((item, run), _gathered(item))
 
-    def _outbox(self, run: Run) -> Outbox:
-        outboxes = self._leased if run.is_leased else self._answers
-        outbox = outboxes.get(run.assignment.caller_incarnation)
-        return outbox or self._make_answers(outboxes, run, MAX_BYTES_UNDER_WAY)
+    def _outbox(self, run: Run) -> Lane:
+        caller = run.assignment.caller_incarnation
+        if run.is_leased:
+            return self._leased.get(caller) or self._make_lane(caller, run)
+        return self._answers.get(caller) or self._make_answers(self._answers, run)
+
+    def _make_lane(self, caller: str, run: Run) -> Lane:
+        pack = partial(_pack_answers, caller)
+        lane = self._leased[caller] = Lane(self._loop, _caller_of(run), pack, _weigh)
+        return lane
 
     def _put_in_parts(self, answer: Any, run: Run) -> None:
         outbox = self._parted.get(run.assignment.caller_incarnation)
@@ -607,18 +615,18 @@ class Queries:
             outbox = self._make_answers(self._parted, run, PARTS_UNDER_WAY)
         outbox.put_all([(item, run) for item in in_parts(answer, next(self._parted_numbers))])
 
-    def _make_answers(self, outboxes: Outboxes, run: Run, most_under_way: int) -> Outbox:
-        caller, address = run.assignment.caller_incarnation, run.assignment.caller
-        assert address is not None, "a copy for a shadow has no answers"
+    def _make_answers(
+        self, outboxes: Outboxes[Outbox], run: Run, most_under_way: int = MAX_BYTES_UNDER_WAY
+    ) -> Outbox:
+        caller = run.assignment.caller_incarnation
         outbox = outboxes[caller] = Outbox(
             self._loop,
-            pickle.loads(address),
+            _caller_of(run),
             partial(_pack_answers, caller),
             on_sent=self._delivered,
             on_failed=partial(self._undeliverable, caller),
             weigh=_weigh,
             most_under_way=most_under_way,
-            is_loose=outboxes is self._leased,
         )
         return outbox
 
@@ -627,7 +635,7 @@ class Queries:
             if not isinstance(item, Piece):
                 self.undelivered -= 1
                 run.is_delivered = True
-                if run.has_ended and not run.is_leased:
+                if run.has_ended:
                     self._report_delivered(run)
 
     def _report_delivered(self, run: Run) -> None:
@@ -692,6 +700,12 @@ class Queries:
             draining=self.is_draining,
             **{field: tuple(values) for field, values in reports.items()},
         )
+
+
+def _caller_of(run: Run) -> Address:
+    address = run.assignment.caller
+    assert address is not None, "a copy for a shadow has no answers"
+    return pickle.loads(address)
 
 
 def _pack_answers(caller: str, items: list[tuple[_Item, Run]]) -> AnswerQueries:

@@ -20,7 +20,7 @@ import resource
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime.liveness import Pulse, SilenceWatch
@@ -32,6 +32,7 @@ from greenroom.core.silence import TICK_S
 logger = logging.getLogger(__name__)
 Callback = Callable[[], None]
 Timer = asyncio.TimerHandle
+L = TypeVar("L", bound="Lane")
 
 MAX_BATCH = 256
 # From so many items on, what a turn gathers is sent before its end: the receiver begins while the
@@ -76,6 +77,10 @@ class Loop:
         self._is_stopped = False
         self.deliveries_at_once = mailbox.deliveries_at_once
         self._mailbox = mailbox
+        mailbox.on_error = self._failed
+        # As the loop's own methods, and less than they do: what lanes are made of.
+        self.flush_at_turn_end = mailbox.at_turn_end
+        self.send_loosely = mailbox.send_loosely
         self._posted: deque[Callback] = deque()
         self._woken = False
         self._pidfds: dict[int, Process] = {}
@@ -112,9 +117,11 @@ class Loop:
     ) -> None:
         """Send without waiting; then one of the callbacks, once the receiver has taken it or not.
 
-        A message whose delivery failed may still have been processed. Without callbacks, it costs
-        least to a process of this host.
+        A message whose delivery failed may still have been processed.
         """
+        if on_sent is None and on_failed is None:
+            self.send_loosely(target, message)
+            return
         sent = None if on_sent is None else partial(self.guarded, on_sent)
         failed = None if on_failed is None else partial(self.guarded, on_failed)
         self._mailbox.send(target, message, sent, failed)
@@ -324,14 +331,12 @@ class Repeats:
         self._loop.send(target, message, lambda: self._under_way.discard(name), failed)
 
 
-class Outbox:
-    """Items for one target; those that gather in a turn, or while enough is under way, are joined.
+class Lane:
+    """Items for one process of this host; those that gather in a turn travel in one message.
 
-    ``pack`` makes a message of a list of items. ``on_sent`` and ``on_failed`` get the items of each
-    delivery. Items put in the same turn travel together, as far as their bytes (``weigh``)
-    keep the message at a size that the transport is good at; while ``most_under_way`` of them are
-    under way, the rest waits. An outbox that ``is_loose`` counts what it has sent as delivered: for
-    a target of this host whose death something else notices, and items that something else bounds.
+    ``pack`` makes a message of a list of items. Nobody hears whether they arrive, so something else
+    has to notice the death of the target, and to bound what is on the way. Items of many bytes
+    (``weigh``) are spread over several messages of a size that the transport is good at.
     """
 
     def __init__(
@@ -339,36 +344,21 @@ class Outbox:
         loop: Loop,
         target: Address,
         pack: Callable[[list[Any]], Any],
-        on_sent: Callable[[list[Any]], None] | None = None,
-        on_failed: Callable[[list[Any]], None] | None = None,
         weigh: Callable[[Any], int] = lambda _item: 0,
-        most_under_way: int = MAX_BYTES_UNDER_WAY,
-        *,
-        is_loose: bool = False,
     ) -> None:
         self._loop = loop
         self._target = target
-        self._most_under_way = most_under_way
         self._pack = pack
         self._weigh = weigh
-        self._on_sent = on_sent
-        self._on_failed = on_failed
-        self._is_loose = is_loose
         self._items: list[Any] = []
-        self._under_way = 0  # deliveries
-        self._bytes_under_way = 0
         self._flush_due = False
-        self._patience: Timer | None = None  # armed while what waits can wait
 
     def put(self, item: Any, gathered: int = GATHERED) -> None:
-        """Add an item; it leaves at the end of this turn, or when enough deliveries are done.
-
-        It leaves earlier once there are ``gathered`` items.
-        """
+        """Add an item; it leaves at the end of this turn, or earlier with ``gathered`` items."""
         self._items.append(item)
         if not self._flush_due:
             self._flush_due = True
-            self._loop.at_turn_end(self._flush)
+            self._loop.flush_at_turn_end(self._flush)
         if len(self._items) >= gathered:
             self._flush_now()
 
@@ -377,18 +367,12 @@ class Outbox:
         self._items += items
         if not self._flush_due:
             self._flush_due = True
-            self._loop.at_turn_end(self._flush)
-
-    def put_patiently(self, item: Any, within_s: float) -> None:
-        """Add an item that may wait so long for others; it leaves with the next that may not."""
-        self._items.append(item)
-        if not self._flush_due and self._patience is None:
-            self._patience = self._loop.call_later(within_s, self._flush)
+            self._loop.flush_at_turn_end(self._flush)
 
     @property
     def is_idle(self) -> bool:
-        """Return whether nothing waits or is under way."""
-        return not (self._items or self._under_way)
+        """Return whether nothing waits."""
+        return not self._items
 
     def drop(self) -> list[Any]:
         """Forget and return what has not been given to the transport; for a dead target."""
@@ -402,29 +386,10 @@ class Outbox:
 
     def _flush(self) -> None:
         self._flush_due = False
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
-        while (
-            self._items
-            and self._under_way < self._loop.deliveries_at_once
-            and self._bytes_under_way < self._most_under_way
-        ):
-            count, size = (1, 0) if self._is_loose and len(self._items) == 1 else self._next_batch()
+        while self._items:
+            count = 1 if len(self._items) == 1 else self._next_batch()[0]
             items, self._items = self._items[:count], self._items[count:]
-            if self._is_loose:
-                self._loop.send(self._target, self._pack(items))
-                if self._on_sent is not None:
-                    self._on_sent(items)
-                continue
-            self._under_way += 1
-            self._bytes_under_way += size
-            self._loop.send(
-                self._target,
-                self._pack(items),
-                partial(self._done, items, size, self._on_sent),
-                partial(self._done, items, size, self._on_failed),
-            )
+            self._loop.send_loosely(self._target, self._pack(items))
 
     def _next_batch(self) -> tuple[int, int]:
         size = 0
@@ -434,6 +399,64 @@ class Outbox:
                 return count, size
             size += weight
         return min(len(self._items), MAX_BATCH), size
+
+
+class Outbox(Lane):
+    """A lane to any process, whose items are delivered or fail.
+
+    ``on_sent`` and ``on_failed`` get the items of each delivery. While ``most_under_way`` bytes are
+    under way, the rest waits, so that it can be joined.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        target: Address,
+        pack: Callable[[list[Any]], Any],
+        on_sent: Callable[[list[Any]], None] | None = None,
+        on_failed: Callable[[list[Any]], None] | None = None,
+        weigh: Callable[[Any], int] = lambda _item: 0,
+        most_under_way: int = MAX_BYTES_UNDER_WAY,
+    ) -> None:
+        super().__init__(loop, target, pack, weigh)
+        self._most_under_way = most_under_way
+        self._on_sent = on_sent
+        self._on_failed = on_failed
+        self._under_way = 0  # deliveries
+        self._bytes_under_way = 0
+        self._patience: Timer | None = None  # armed while what waits can wait
+
+    def put_patiently(self, item: Any, within_s: float) -> None:
+        """Add an item that may wait so long for others; it leaves with the next that may not."""
+        self._items.append(item)
+        if not self._flush_due and self._patience is None:
+            self._patience = self._loop.call_later(within_s, self._flush)
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether nothing waits or is under way."""
+        return not (self._items or self._under_way)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        while (
+            self._items
+            and self._under_way < self._loop.deliveries_at_once
+            and self._bytes_under_way < self._most_under_way
+        ):
+            count, size = self._next_batch()
+            items, self._items = self._items[:count], self._items[count:]
+            self._under_way += 1
+            self._bytes_under_way += size
+            self._loop.send(
+                self._target,
+                self._pack(items),
+                partial(self._done, items, size, self._on_sent),
+                partial(self._done, items, size, self._on_failed),
+            )
 
     def _done(
         self, items: list[Any], size: int, callback: Callable[[list[Any]], None] | None
@@ -446,14 +469,14 @@ class Outbox:
             self._flush()
 
 
-class Outboxes(dict[str, Outbox]):
-    """Outboxes by the incarnation of their target, whose death may go unnoticed.
+class Outboxes(dict[str, L]):
+    """Lanes by the incarnation of their target, whose death may go unnoticed.
 
     So idle ones are dropped before there are more than MAX_OUTBOXES.
     """
 
-    def __setitem__(self, incarnation: str, outbox: Outbox) -> None:
+    def __setitem__(self, incarnation: str, lane: L) -> None:
         if len(self) >= MAX_OUTBOXES:
             for known in [each for each, old in self.items() if old.is_idle]:
                 del self[known]
-        super().__setitem__(incarnation, outbox)
+        super().__setitem__(incarnation, lane)

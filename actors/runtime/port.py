@@ -205,10 +205,8 @@ class Port:
         reply = await self.ask(proxy, request, timeout_s)
         return None if reply is None else reply.value
 
-    def _arrived(self, envelope: Any) -> None:
-        message = envelope.message
-        handler = self._handlers.get(type(message), self._answered)
-        self.loop.guarded(handler, message, envelope.sender)
+    def _arrived(self, message: Any, sender: Address) -> None:
+        self.loop.guarded(self._handlers.get(type(message), self._answered), message, sender)
 
     def _answered(self, message: Any, sender: Address) -> None:
         if (asked := _id_of(message)) is not None:

@@ -11,7 +11,7 @@ from typing import Any
 from thespian.actors import ActorSystemMessage, PoisonMessage
 from thespian.system.transport import ReceiveEnvelope
 
-from greenroom.actors.messages.queries import plain, restored
+from greenroom.actors.messages.queries import FITTED, PLAIN, RESTORED
 from greenroom.actors.transport.frames import MAX_BUFFERS, Buffer
 from greenroom.core import formats
 
@@ -57,7 +57,8 @@ def encode(message: Any) -> list[Buffer]:
 
     Whatever pickling raises passes through; Thespian waits on CannotPickleAddress.
     """
-    message = plain(message)
+    if make_plain := PLAIN.get(type(message)):
+        message = make_plain(message)
     pickled: list[pickle.PickleBuffer] = []
     first = pickle.dumps(message, protocol=5, buffer_callback=pickled.append)
     if not pickled:
@@ -73,10 +74,15 @@ def decode(buffers: list[Buffer], *, is_exact: bool = True) -> Any:
     It is not ``is_exact`` if a process of another format sent it.
     """
     if not is_exact:
-        return restored(formats.read(buffers[0], buffers[1:]), is_exact=False)
-    if len(buffers) == 1:
-        return restored(pickle.loads(buffers[0]))
-    return restored(pickle.loads(buffers[0], buffers=buffers[1:]))
+        loaded = formats.read(buffers[0], buffers[1:])
+    elif len(buffers) == 1:
+        loaded = pickle.loads(buffers[0])
+    else:
+        loaded = pickle.loads(buffers[0], buffers=buffers[1:])
+    if type(loaded) is not tuple:
+        return loaded
+    makers = RESTORED if is_exact else FITTED
+    return makers[loaded[0]](*loaded[1:])
 
 
 class Unreadable:

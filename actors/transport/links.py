@@ -82,6 +82,7 @@ from greenroom.core.backoff import pause_s
 logger = logging.getLogger(__name__)
 
 FLUSH_BYTES = 256 * 1024  # what may gather in a long turn before it is written
+MOST_AT_ONCE = 64  # messages that are handled as they come, before the loop goes on
 BACKLOG_RETRY_S = 0.005
 SHORTAGE_RETRY_S = 1.0
 ACK_DELAY_S = 0.01  # how long an acknowledgement that is not urgent waits for a message to ride on
@@ -136,8 +137,14 @@ class Shell(Protocol):
     def received(self, sender: Peer, buffers: list[Buffer]) -> None:
         """Take a message, to be handled in :meth:`deliver`."""
 
+    def take(self, sender: Peer, body: bytes) -> bool:
+        """Handle a message of this host now; False if others wait to be handled before it."""
+
     def deliver(self) -> None:
         """Handle what was received."""
+
+    def callback_failed(self, error: Exception, callback: object) -> None:
+        """Report what a callback at a turn's end has raised."""
 
     def sent(self, tags: Sequence[object]) -> None:
         """Note that these messages have arrived."""
@@ -350,7 +357,8 @@ class Links:
         """Call back, once, before what this turn sends is written."""
         self._at_end.append(callback)
         if not (self._in_turn or self._turn_due):
-            self._need_turn()
+            self._turn_due = True
+            self.loop.call_soon(self.end_turn)
 
     def end_turn(self) -> None:
         """Write what was sent, then acknowledge what no message acknowledged."""
@@ -359,7 +367,10 @@ class Links:
         while self._at_end:
             callbacks, self._at_end = self._at_end, []
             for callback in callbacks:
-                callback()
+                try:
+                    callback()
+                except Exception as error:
+                    self._shell.callback_failed(error, callback)
         dirty, self._dirty = self._dirty, {}
         for peer in dirty:
             if peer.connection is not None:
@@ -414,16 +425,16 @@ class Links:
     def _received(self, connection: Connection, received: bytes) -> None:
         """Take what a connection has read, nothing at its end: one turn."""
         self._in_turn = True
-        arrived = False
+        waits = False
         try:
             if received:
-                arrived = self._take(connection, received)
+                waits = self._take(connection, received)
             else:
                 self._ended(connection)
         except RefusedError as refusal:
-            arrived = True  # perhaps, before what was wrong
+            waits = True  # perhaps, before what was wrong
             self.turned_away(connection, str(refusal))
-        if arrived:
+        if waits:
             # Before handlers, which may take long; with what they send it was no faster: measured.
             if self._heard:
                 self._acknowledge()
@@ -431,13 +442,16 @@ class Links:
                 self._shell.deliver()
             finally:  # a handler may raise what ends the loop's run, and the loop may run again
                 self.end_turn()
-        else:
+        elif self._at_end or self._dirty or self._heard:
             self.end_turn()
+        else:
+            self._in_turn = False
 
     def _take(self, connection: Connection, received: bytes) -> bool:
-        """Do what frames ask for; return whether a message was among them."""
-        arrived = heard = False
+        """Do what frames ask for; return whether a message waits to be handled."""
+        waits = heard = False
         peer, reader = self._by_connection[connection], connection.reader
+        at_once = MOST_AT_ONCE
         for kind, buffers, number, acknowledged, body in reader.frames(received):
             if peer is None or not peer.connections[connection]:
                 if kind != HELLO:
@@ -446,8 +460,10 @@ class Links:
                 heard = True
                 continue
             if kind == LOOSE and not connection.source:
-                arrived = True
-                self._shell.received(peer, [body])
+                if waits or at_once == 0 or not self._shell.take(peer, body):
+                    waits = True
+                    self._shell.received(peer, [body])
+                at_once -= 1
                 continue
             heard = True
             if acknowledged > peer.session.acknowledged:
@@ -455,12 +471,12 @@ class Links:
             parts = _message_in(peer.session, reader, kind, buffers, number, body)
             if parts is None:
                 continue
-            arrived = peer.has_progressed = True
+            waits = peer.has_progressed = True
             peer.failures = 0
             self._shell.received(peer, parts)
         if heard and peer is not None and not connection.is_closed:
             self._heard[peer] = None
-        return arrived
+        return waits
 
     def _acknowledged(self, peer: Peer, up_to: int) -> None:
         tags = peer.session.acknowledge(up_to)

@@ -135,6 +135,9 @@ class Mailbox:
         self.handle: Callable[[Envelope], object] | None = None
         self.unfinished: dict[Any, None] = {}  # copied to be iterated: threads add to it
         self.on_finished: Callback | None = None
+        # The same, with the sender, for what came loosely and needs not wait.
+        self.handle_at_once: Callable[[Any, Any], object] | None = None
+        self.on_error: Callable[[Exception, object], None] = _log
         # Takes what ``send`` is given for an address that only Thespian knows.
         self.forward: Callable[[Any, Any, Callback | None, Callback | None], None] = self._forget
         self._own = own
@@ -158,7 +161,7 @@ class Mailbox:
     def close(self) -> None:
         """Fail what is unfinished, and let go of everything."""
         if not self._is_closed:
-            self.handle = None
+            self.handle = self.handle_at_once = None
             for tag in list(self.unfinished):
                 self.finish(tag, SendStatus.Failed)
             self.links.close()
@@ -189,14 +192,29 @@ class Mailbox:
 
         The acknowledgement is not urgent, so it may come with others.
         """
+        if type(target.addressDetails) is not ProcessAddress:
+            self.forward(target, message, on_sent, on_failed)
+        else:
+            self._deliver(target, message, encode(message), on_sent, on_failed)
+
+    def send_loosely(self, target: Any, message: Any) -> None:
+        """Send what nobody asks the outcome of: at once, where that is possible."""
         address = target.addressDetails
         if type(address) is not ProcessAddress:
-            self.forward(target, message, on_sent, on_failed)
+            self.forward(target, message, None, None)
             return
         buffers = encode(message)
-        is_loose = on_sent is None and on_failed is None
-        if is_loose and self.links.send_loosely(address, buffers):
-            return
+        if not self.links.send_loosely(address, buffers):
+            self._deliver(target, message, buffers, None, None)
+
+    def _deliver(
+        self,
+        target: Any,
+        message: Any,
+        buffers: list[Buffer],
+        on_sent: Callback | None,
+        on_failed: Callback | None,
+    ) -> None:
         delivery = Delivery(target, type(message), on_sent, on_failed)
         self.unfinished[delivery] = None
         self.put(delivery, message, buffers, delays_ack=True)
@@ -246,8 +264,7 @@ class Mailbox:
 
     def received(self, sender: Peer, buffers: list[Buffer]) -> None:
         """See :class:`~greenroom.actors.transport.links.Shell`."""
-        if sender.sender is None:
-            sender.sender = ActorAddress(sender.address)
+        address = sender.sender or _known(sender)
         try:
             message = decode(buffers, is_exact=sender.has_our_format)
         except Exception:
@@ -258,11 +275,22 @@ class Mailbox:
             message = envelopes.poison_from(message)
             if message is None:
                 return
-        envelope = Envelope(sender.sender, message, sum(map(len, buffers)))
+        envelope = Envelope(address, message, sum(map(len, buffers)))
         if type(message) is EndpointConnected:
             self.inbox.appendleft(envelope)  # what was sent to the child waits for its address
         else:
             self.inbox.append(envelope)
+
+    def take(self, sender: Peer, body: bytes) -> bool:
+        """See Shell."""
+        if self.handle_at_once is None or self.inbox:
+            return False
+        try:
+            message = decode([body], is_exact=sender.has_our_format)
+        except Exception:  # ``received`` says so to its sender
+            return False
+        self.handle_at_once(message, sender.sender or _known(sender))
+        return True
 
     def arrive(self, message: Any) -> None:
         """Take what this process sends itself."""
@@ -271,7 +299,7 @@ class Mailbox:
 
     def deliver(self) -> None:
         """Hand over what has arrived, in slices; see Shell and :class:`Inbox`."""
-        if self._delivery_is_due:
+        if self._delivery_is_due or not self.inbox:
             return
         self._delivery_is_due = True  # what a handler does begins no other one
         try:
@@ -298,6 +326,10 @@ class Mailbox:
         """See Shell."""
         for message in messages:
             self.finish(message.tag, SendStatus.DeadTarget)
+
+    def callback_failed(self, error: Exception, callback: object) -> None:
+        """See Shell."""
+        self.on_error(error, callback)
 
     def refused(self, tag: object, reason: str) -> None:
         """See Shell."""
@@ -367,13 +399,23 @@ class Mailbox:
             self.loop.call_soon(on_gone, is_certain)
 
 
+def _known(peer: Peer) -> Any:
+    """Return a peer's address, as its messages have it."""
+    peer.sender = ActorAddress(peer.address)
+    return peer.sender
+
+
+def _log(error: Exception, what: object) -> None:
+    logger.error("%r failed", what, exc_info=error)
+
+
 def attach(
     admin_port: int,
     loop: asyncio.AbstractEventLoop,
-    on_envelope: Callable[[Envelope], object],
+    take: Callable[[Any, Any], object],
     access: Access | None = None,
 ) -> Mailbox:
-    """Give this process, which is no actor, a mailbox on ``loop``; envelopes go to a callback.
+    """Give this process, which is no actor, a mailbox on ``loop``, with what handles messages.
 
     Without ``access`` it belongs to this host's system, and has all else by environment.
     """
@@ -389,5 +431,6 @@ def attach(
         gate = None if host == LOOPBACK else tcp_listener(host, 0)
         own = drawn_address(host, 0 if gate is None else gate.getsockname()[1])
         mailbox = Mailbox(loop, own, ActorAddress(admin), access.environ, gate)
-    mailbox.handle = on_envelope
+    mailbox.handle_at_once = take
+    mailbox.handle = lambda envelope: take(envelope.message, envelope.sender)
     return mailbox

@@ -55,6 +55,7 @@ class Mailbox:
     """What loops and ports need of a mailbox, for one address of a process."""
 
     starved_s = 0.0
+    on_error: Callable[[Exception, object], None]
 
     def __init__(
         self, simulation: Simulation, process: SimProcess, address: Address, admin: int
@@ -66,8 +67,14 @@ class Mailbox:
         self._world = simulation.world
 
     def at_turn_end(self, callback: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                callback()
+            except Exception as error:
+                self.on_error(error, callback)
+
         process = self.loop
-        process.turn_end.append(callback)
+        process.turn_end.append(run)
         if self._world.current is not process:
             process.enqueue(lambda: None)
 
@@ -77,6 +84,9 @@ class Mailbox:
         else:
             to = target.resolved()
             self._world.send(self.loop, self.address, to, message, on_sent, on_failed)
+
+    def send_loosely(self, target: Any, message: Any) -> None:
+        self.send(target, message, None, None)
 
     def is_here(self, target: Any) -> bool:
         return host_of(target.resolved()) == self.loop.host
@@ -304,7 +314,7 @@ class SimMachine(Machine):
         found = self._world.local(process)
         return None if found is None or found.pulse is None else OtherPulse(found)
 
-    def attach(self, _port: int, _loop: Any, arrived: Callable[[Any], None], _way: Any) -> Any:
+    def attach(self, _port: int, _loop: Any, arrived: Callable[[Any, Any], None], _way: Any) -> Any:
         return self._simulation.attach(arrived)
 
 

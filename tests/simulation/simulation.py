@@ -187,11 +187,11 @@ class Simulation(logging.Handler):
     def spawn(self, role: str, host: int = 0) -> SimProcess:
         return SimProcess(self.world, role, host)
 
-    def attach(self, arrived: Callable[[Any], None]) -> Mailbox:
+    def attach(self, arrived: Callable[[Any, Any], None]) -> Mailbox:
         """Give the running process another address, as a Port has it."""
         process = self.world.current
         assert process is not None
-        address = self.world.listen(process, lambda body, sender: arrived(_Envelope(body, sender)))
+        address = self.world.listen(process, arrived)
         admin = 0 if process.host == OUTSIDE else process.host
         return Mailbox(self, process, address, self.admin_number(admin))
 
@@ -345,11 +345,3 @@ class Simulation(logging.Handler):
     def pending(self) -> list[Message]:
         """Return the messages that no process has taken yet."""
         return [w for p in self.world.processes.values() for w in p.queue if isinstance(w, Message)]
-
-
-class _Envelope:
-    __slots__ = ("message", "sender")
-
-    def __init__(self, message: Any, sender: Address) -> None:
-        self.message = message
-        self.sender = sender

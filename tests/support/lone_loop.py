@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from greenroom.actors.messages.queries import Process
@@ -88,6 +87,9 @@ class LoneTransport:
         self.sent.append(Sent(target, message, on_sent or nothing, on_failed or nothing))
         self.takes(self.sent[-1])
 
+    def send_loosely(self, target: Any, message: Any) -> None:
+        self.send(target, message, None, None)
+
     def write(self, _target: Any) -> None:
         """Do nothing: what was sent is on its way."""
 
@@ -117,7 +119,7 @@ class LoneMachine(Machine):
         self.transport = transport
         self.monotonic = transport.loop.time  # type: ignore[method-assign]
         self.pidfds: dict[int, Process] = {}
-        self.arrived: Callable[[Any], None]
+        self.arrived: Callable[[Any, Any], None]
         self._numbers = itertools.count(1_000_000)
 
     def open_pidfd(self, process: Process) -> int:  # type: ignore[override]
@@ -128,7 +130,7 @@ class LoneMachine(Machine):
     def close_pidfd(self, number: int) -> None:  # type: ignore[override]
         del self.pidfds[number]
 
-    def attach(self, _port: int, _loop: Any, arrived: Callable[[Any], None], _way: Any) -> Any:  # type: ignore[override]
+    def attach(self, _port: int, _loop: Any, arrived: Callable[[Any, Any], None], _way: Any) -> Any:  # type: ignore[override]
         self.arrived = arrived
         return self.transport
 
@@ -159,7 +161,7 @@ class LoneLoop(Loop):
 
     def arrive(self, message: Any, sender: Any = None) -> None:
         """Have a message arrive at the port that is on this loop."""
-        self.machine.arrived(SimpleNamespace(message=message, sender=sender))  # type: ignore[attr-defined]
+        self.machine.arrived(message, sender)  # type: ignore[attr-defined]
 
     def pass_time(self, seconds: float) -> None:
         """Let everything happen that happens within so many seconds."""

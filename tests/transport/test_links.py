@@ -39,8 +39,10 @@ def test_messages_arrive_in_order_once_and_are_acknowledged(world):
     assert {address for address, _ in other.inbox} == {one.address}
 
 
-def test_what_is_sent_loosely_keeps_its_place_among_all_other_messages(world):
+@pytest.mark.parametrize("is_taken_at_once", [False, True])
+def test_what_is_sent_loosely_keeps_its_place_among_all_other_messages(world, is_taken_at_once):
     one, other = world.process(), world.process()
+    other.takes = lambda: is_taken_at_once
     assert not one.links.send_loosely(other.address, [b"no connection yet"])
     one.send(other, b"0")
     world.until(lambda: one.done)
@@ -57,6 +59,20 @@ def test_what_is_sent_loosely_keeps_its_place_among_all_other_messages(world):
     world.until(lambda: len(other.inbox) == 200)
     assert other.bodies == [b"%d" % number for number in range(200)]
     assert len(one.done) == 200 - loose, "the others alone are acknowledged"
+    assert bool(other.taken) == is_taken_at_once
+
+
+def test_no_more_than_some_loose_messages_are_handled_before_the_loop_goes_on(world):
+    one, other = world.pair()
+    other.takes = lambda: True
+    delivered = []
+    other.on_deliver = lambda: delivered.append(len(other.taken))
+    count = links.MOST_AT_ONCE + 2
+    for number in range(count):
+        assert one.links.send_loosely(other.address, [b"%d" % number])
+    world.until(lambda: len(other.bodies) == count + 1)
+    assert delivered == [links.MOST_AT_ONCE], "the others wait for the delivery"
+    assert other.bodies[1:] == [b"%d" % number for number in range(count)]
 
 
 def test_what_is_large_or_finds_the_socket_full_is_not_sent_loosely(world):
@@ -247,8 +263,11 @@ def test_a_callback_at_the_turns_end_still_sends_within_it(world):
 
 def test_a_callback_at_the_turns_end_runs_without_a_turn_too(world):
     ran = []
-    world.process().links.at_turn_end(lambda: ran.append(True))
+    process = world.process()
+    process.links.at_turn_end(lambda: 1 / 0)
+    process.links.at_turn_end(lambda: ran.append(True))
     world.until(lambda: ran)
+    assert [type(error) for error in process.raised] == [ZeroDivisionError]
 
 
 class Raw:

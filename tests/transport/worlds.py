@@ -43,6 +43,9 @@ class Process:
         self.done, self.dead, self.failed, self.gone, self.certain = [], [], [], [], []
         self.reset_by = []
         self.on_deliver = lambda: None
+        self.takes = lambda: False  # what came loosely, before the turn's end
+        self.taken = []
+        self.raised = []
         self.links = Links(loop, self.address, self, keys, gate)
         self._tags = itertools.count(1)
 
@@ -68,8 +71,18 @@ class Process:
     def received(self, sender, buffers):
         self.inbox.append((sender.address, buffers))
 
+    def take(self, sender, body):
+        takes = self.takes()
+        if takes:
+            self.received(sender, [body])
+            self.taken.append(body)
+        return takes
+
     def deliver(self):
         self.on_deliver()
+
+    def callback_failed(self, error, _callback):
+        self.raised.append(error)
 
     def sent(self, tags):
         self.done.extend(tags)

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,7 +37,7 @@ class Port(port_module.Port):
         return self.is_there
 
     def reply(self, reply: RequestReply) -> None:
-        arrived = partial(self.loop.machine.arrived, SimpleNamespace(message=reply, sender=None))  # type: ignore[attr-defined]
+        arrived = partial(self.loop.machine.arrived, reply, None)  # type: ignore[attr-defined]
         self.loop.asyncio.call_soon_threadsafe(arrived)
 
     def reply_to_next(self) -> None:

@@ -87,8 +87,12 @@ class WiredLoop:
         way = self._wires.under_way.setdefault((self._name, target), deque())
         way.append((message, on_sent))
 
+    send_loosely = send
+
     def at_turn_end(self, callback: Callable[[], None]) -> None:
         self._wires.turn.append(callback)
+
+    flush_at_turn_end = at_turn_end
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Any:
         timer = (self._wires.now + delay_s, next(self._wires.numbers), callback)

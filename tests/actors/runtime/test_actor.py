@@ -78,6 +78,9 @@ class Transport:
     def send(self, target: Any, message: Any, _on_sent: Any, _on_failed: Any) -> None:
         self.sent.append((target, message))
 
+    def send_loosely(self, target: Any, message: Any) -> None:
+        self.send(target, message, None, None)
+
     def at_turn_end(self, callback: Callable[[], None]) -> None:
         callback()
 

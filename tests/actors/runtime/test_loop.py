@@ -16,8 +16,10 @@ import pytest
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime.loop import (
     GATHERED,
+    MAX_BATCH_BYTES,
     MAX_BYTES_UNDER_WAY,
     MAX_OUTBOXES,
+    Lane,
     Loop,
     Outbox,
     Outboxes,
@@ -206,14 +208,32 @@ def test_an_outbox_sends_what_gathers_during_a_delivery_as_one_message(outbox, l
     assert messages(recorder) == [[1, 2], [3, 4]]
 
 
-def test_a_loose_outbox_waits_for_no_delivery_and_counts_what_has_left(loop, recorder):
-    sent = []
-    outbox = Outbox(loop, "target", list, on_sent=sent.append, is_loose=True)
+def test_a_lane_waits_for_no_delivery(loop, recorder):
+    lane = Lane(loop, "target", list)
     for number in range(3):
-        outbox.put(number)
+        lane.put(number)
         turn(loop)
-    assert messages(recorder) == sent == [[0], [1], [2]]
-    assert outbox.is_idle
+    assert messages(recorder) == [[0], [1], [2]]
+    assert lane.is_idle
+
+
+def test_a_lane_sends_what_gathers_in_a_turn_together_and_much_of_it_before_its_end(loop, recorder):
+    lane = Lane(loop, "target", list, weigh=lambda size: size)
+    lane.put_all([1, 2])
+    lane.put(3)
+    assert messages(recorder) == []
+    turn(loop)
+    assert messages(recorder) == [[1, 2, 3]]
+    for number in range(GATHERED):
+        lane.put(number)
+    assert messages(recorder)[1:] == [[*range(GATHERED)]]
+    lane.put_all([MAX_BATCH_BYTES, MAX_BATCH_BYTES])
+    turn(loop)
+    assert messages(recorder)[2:] == [[MAX_BATCH_BYTES], [MAX_BATCH_BYTES]]
+    lane.put(4)
+    assert lane.drop() == [4]
+    turn(loop)
+    assert len(messages(recorder)) == 4
 
 
 def test_idle_outboxes_are_dropped_when_there_are_too_many(loop, recorder):
