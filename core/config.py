@@ -13,7 +13,14 @@ from ipaddress import ip_network
 from pathlib import PurePath
 from typing import Annotated, Any, ClassVar, Literal, Self, TypedDict
 
-from pydantic import AfterValidator, Field, field_serializer, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    WithJsonSchema,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from greenroom.core.autoscaling.config import AUTO, MAX_REPLICAS, AutoscalingConfig
 from greenroom.core.devices import VARIABLES, amount_problem
@@ -515,7 +522,12 @@ class BackendConfig(Settings):
         "it is one of ray_actor_options",
     )
 
-    num_replicas: int | None = Field(default=1, ge=1, le=MAX_REPLICAS)
+    num_replicas: Annotated[
+        int | None,
+        WithJsonSchema(
+            {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}, {"type": "null"}]}
+        ),
+    ] = Field(default=1, ge=1, le=MAX_REPLICAS)
     autoscaling_config: AutoscalingConfig | None = None
     user_config: Any = None
     max_ongoing_requests: int = Field(default=100, ge=1)
@@ -546,6 +558,16 @@ class BackendConfig(Settings):
     served_by_header: bool = Field(default=False, strict=True)
 
     _is_jsonable = field_validator("user_config")(jsonable)
+
+    @field_validator("num_replicas", mode="before")
+    @classmethod
+    def _is_not_off(cls, number: Any) -> Any:
+        if number == 0:
+            raise ValueError(
+                "must be at least 1; to have none when idle, set min_replicas=0 in "
+                "autoscaling_config; else delete it"
+            )
+        return number
 
     @field_validator("http_call_methods")
     @classmethod
@@ -584,12 +606,13 @@ class BackendConfig(Settings):
         return validated(BackendConfig, self.merged(changes))
 
     def merged(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all fields with ``changes`` applied, not yet validated.
+        """Return the fields that were given with ``changes`` applied, not yet validated.
 
         Of a number of replicas and autoscaling, the one that is given replaces the other.
         """
         changes = self.renamed(changes)
-        values = {**self.model_dump(), **changes}
+        given = {name: value for name, value in self if name in self.model_fields_set}
+        values = {**given, **changes}
         if changes.get("num_replicas") is not None:
             values["autoscaling_config"] = changes.get("autoscaling_config")
         elif changes.get("autoscaling_config") is not None:

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Protocol, Unpack, overload
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, ValidationError
 from typing_extensions import TypeVar
 
 from greenroom.core.config import ActorOptions, BackendConfig, GivenSettings
@@ -40,18 +40,7 @@ class GivenOptions(GivenSettings, total=False):
     init_kwargs: Mapping[str, Any] | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeploymentOptions:
-    """What a deployment is called and how it is run; ``alone`` is for ``deploy()`` only."""
-
-    name: str
-    version: str | None = None
-    config: BackendConfig = field(default_factory=BackendConfig)
-    actor_options: ActorOptions = field(default_factory=ActorOptions)
-    alone: Mapping[str, Any] = field(default_factory=dict)
-
-
-class _Given(BackendConfig):
+class DeploymentOptions(BackendConfig):
     """All that a user may give: the settings of replicas, and what a deployment has beside them."""
 
     hints: ClassVar[Mapping[str, str]] = {**BackendConfig.hints, **HINTS}
@@ -64,48 +53,35 @@ class _Given(BackendConfig):
     version: str | None = Field(default=None, strict=True)
     actor_options: Annotated[
         ActorOptions, BeforeValidator(lambda given: {} if given is None else given)
-    ]
+    ] = Field(default_factory=ActorOptions)
     # What only a deployment of its own can have, which Deployment.deploy() makes and checks.
     prev_version: Any = None
     route_prefix: Any = None
     init_args: Any = None
     init_kwargs: Any = None
 
-    @field_validator("num_replicas", mode="before")
-    @classmethod
-    def _is_not_off(cls, number: Any) -> Any:
-        if number == 0:
-            raise ValueError(
-                "must be at least 1; to have none when idle, set min_replicas=0 in "
-                "autoscaling_config; else delete it"
-            )
-        return number
+    @property
+    def config(self) -> BackendConfig:
+        """How replicas are run."""
+        return BackendConfig(**{name: getattr(self, name) for name in BackendConfig.model_fields})
+
+    @property
+    def alone(self) -> dict[str, Any]:
+        """What is given for ``deploy()`` only."""
+        return {name: value for name, value in self if name in self.model_fields_set & _ALONE}
+
+    def changed(self, given: Mapping[str, Any]) -> DeploymentOptions:
+        """Return them with others; raise an InvalidRequestError naming each bad one."""
+        written = {self.aliases.get(name, name): name for name in given}
+        try:
+            return DeploymentOptions(**self.merged(given))
+        except ValidationError as error:
+            name = given.get("name", self.name)
+            problems = "; ".join(_as_written(problem, written) for problem in problems_in(error))
+            raise InvalidRequestError(f"bad options of deployment {name!r}: {problems}") from None
 
 
-_ALONE = ("prev_version", "route_prefix", "init_args", "init_kwargs")
-
-
-def read_options(base: DeploymentOptions, given: Mapping[str, Any]) -> DeploymentOptions:
-    """Return ``base`` with ``given`` options; raise an InvalidRequestError naming each bad one."""
-    written = {_Given.aliases.get(name, name): name for name in given}
-    given = _Given.renamed(given)
-    changes = {name: value for name, value in given.items() if name in BackendConfig.model_fields}
-    config = base.config.merged(changes)
-    own = {"name": base.name, "version": base.version, "actor_options": base.actor_options}
-    others = {name: value for name, value in given.items() if name not in changes}
-    try:
-        made = _Given(**{**config, **own, **base.alone, **others})
-    except ValidationError as error:
-        name = given.get("name", base.name)
-        problems = "; ".join(_as_written(problem, written) for problem in problems_in(error))
-        raise InvalidRequestError(f"bad options of deployment {name!r}: {problems}") from None
-    return DeploymentOptions(
-        name=made.name,
-        version=made.version,
-        config=BackendConfig(**config),
-        actor_options=made.actor_options,
-        alone={**base.alone, **{name: given[name] for name in _ALONE if name in given}},
-    )
+_ALONE = frozenset({"prev_version", "route_prefix", "init_args", "init_kwargs"})
 
 
 def _as_written(problem: str, written: Mapping[str, str]) -> str:
@@ -195,7 +171,7 @@ class Deployment(Generic[R_co]):
 
     def options(self, **changes: Unpack[GivenOptions]) -> Deployment[R_co]:
         """Return a copy with some options changed; the others stay as they are."""
-        return Deployment(self.func_or_class, read_options(self.settings, changes))
+        return Deployment(self.func_or_class, self.settings.changed(changes))
 
     def bind(self, *args: Any, **kwargs: Any) -> Application[R_co]:
         """Bind the class to its constructor's arguments, as an application to run.
@@ -215,8 +191,7 @@ class Deployment(Generic[R_co]):
             return application
         from greenroom.serve.tasks.queue import TaskQueue  # noqa: PLC0415  # few need it
 
-        options = DeploymentOptions(name=f"{self.name}-queue")
-        queue = Deployment(TaskQueue, read_options(options, QUEUE_OPTIONS))
+        queue = _deployed(TaskQueue, f"{self.name}-queue", QUEUE_OPTIONS)
         return Application(queue, (application, consumer))
 
     def deploy(self, *init_args: Any, _blocking: bool = True, **init_kwargs: Any) -> None:
@@ -231,7 +206,7 @@ class Deployment(Generic[R_co]):
         ours = session.current()
         ours.ensure_running()
         ours.deployed(DeleteDeployment(name=self.name))
-        options = dict(self.settings.alone)
+        options = self.settings.alone
         if init_args or init_kwargs:
             options |= {"init_args": init_args, "init_kwargs": init_kwargs}
         client = _client()
@@ -277,6 +252,11 @@ class Deployment(Generic[R_co]):
 
     def __repr__(self) -> str:
         return f"Deployment(name={self.name!r})"
+
+
+def _deployed(target: Callable[..., Any], name: str, options: Mapping[str, Any]) -> Deployment:
+    settings = DeploymentOptions.model_construct(name=name)  # which options may replace
+    return Deployment(target, settings.changed(options))
 
 
 def _client() -> Client:
@@ -329,6 +309,6 @@ def deployment(
             raise TypeError(f"{target.name!r} is a deployment already; change it with .options()")
         if not (inspect.isclass(target) or inspect.isroutine(target)):
             raise TypeError(f"@serve.deployment is for functions and classes, not for {target!r}")
-        return Deployment(target, read_options(DeploymentOptions(name=target.__name__), options))
+        return _deployed(target, target.__name__, options)
 
     return decorate if func_or_class is None else decorate(func_or_class)

@@ -19,7 +19,6 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    WithJsonSchema,
     field_validator,
 )
 
@@ -117,12 +116,6 @@ class DeploymentSchema(BackendConfig):
 
     name: NewName
     version: str | None = None
-    num_replicas: Annotated[
-        int | None,
-        WithJsonSchema(
-            {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}, {"type": "null"}]}
-        ),
-    ] = Field(default=1, ge=1)
     ray_actor_options: ActorOptions | None = None
     actor_options: ActorOptions | None = None
 

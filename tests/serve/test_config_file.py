@@ -12,6 +12,7 @@ from greenroom.serve.schema import InvalidDocumentError, ServeDeploySchema, read
 A = "applications[0].deployments"
 ROUTE = ": must start with '/', or be None for no route; for example '/predict'"
 MISSING = "u: no such setting; did you mean num_gpus?"
+OFF = "to have none when idle, set min_replicas=0 in autoscaling_config; else delete it"
 APP = "applications:\n  - import_path: mine:app\n"
 
 
@@ -95,7 +96,7 @@ def test_every_problem_has_its_line_and_column(refused):
 """
     ) == [
         "app.yaml:4:5: applications[0].route_prefix='nowhere'" + ROUTE,
-        f"app.yaml:7:9: {A}[0].num_replicas=0: must be greater than or equal to 1",
+        f"app.yaml:7:9: {A}[0].num_replicas=0: must be at least 1; {OFF}",
         f"app.yaml:8:9: {A}[1].num_replica: no such setting; did you mean num_replicas?",
         f"app.yaml:10:29: {A}[1].ray_actor_options.num_gp{MISSING}",
         f"app.yaml:11:9: {A}[2].max_replicas: no such setting; did you mean num_replicas?",

@@ -35,10 +35,10 @@ REFUSED: list[tuple[ask.Request, type[Exception], str]] = [
     (ask.create("b\udc80"), InvalidRequestError, "tag='b\\udc80': expected printable characters"),
     (ask.endpoint("e\0", "b"), InvalidRequestError, "name='e\\x00': expected printable characters"),
     (
-        ask.create("new", num_replicas=0, max_ongoing_requests="many", colour=1),
+        ask.create("new", num_replicas=-1, max_ongoing_requests="many", colour=1),
         InvalidRequestError,
         (
-            "config.num_replicas=0: must be greater than or equal to 1; "
+            "config.num_replicas=-1: must be greater than or equal to 1; "
             "config.max_ongoing_requests='many': must be a valid integer, unable to parse "
             "string as an integer; config.colour=1: no such setting"
         ),
@@ -145,7 +145,7 @@ REFUSED: list[tuple[ask.Request, type[Exception], str]] = [
     (
         ask.deploy("app", Spec("d", b"two", {}), Spec("f", b"y", {"num_replicas": 0})),
         InvalidRequestError,
-        "deploy applications: applications.0.deployments.1.config.num_replicas=0: must be greater",
+        "deploy applications: applications.0.deployments.1.config.num_replicas=0: must be",
     ),
     (
         ask.deploy("app", Spec("d", b"one", {}, None, {"num_cpus": -1})),
