@@ -19,6 +19,7 @@ from greenroom.core import effects as fx
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.config import config_of_replica
 from greenroom.core.errors import last_line
+from greenroom.core.lifecycle.releases import numbered
 from greenroom.core.lifecycle.replicas import LIVE
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.kv import StoreError, StoreNotReadableError
@@ -232,7 +233,8 @@ class Supervisor:
         backend = self._cluster.state.backends.get(effect.backend)
         if backend is None or effect.replica not in backend.replicas:
             return  # it is not wanted any more, since its code could not be read
-        record, release = backend.record, backend.release_of(effect.replica)
+        record = backend.record
+        release = numbered(record, backend.replicas[effect.replica].release)
         try:
             code = self._code_or_reason(release.code_digest)
         except StoreNotReadableError as error:

@@ -19,6 +19,7 @@ from greenroom.core.agenda import NEVER, Agenda
 from greenroom.core.autoscaling.decision import Decision, Loads, Scaling
 from greenroom.core.effects import AskPolicy, Effect
 from greenroom.core.lifecycle.backend import Backend
+from greenroom.core.lifecycle.replicas import ReplicaState
 from greenroom.core.records import BACKEND
 
 SCALING, LOADS = "scaling", "loads"  # kinds of keys: by backend, and the only one
@@ -165,6 +166,7 @@ class Autoscaler:
     def _question(self, tag: str, entry: _Entry) -> dict[str, Any]:
         backend, load, config = entry.backend, self._loads.of(tag), entry.scaling.config
         record = backend.record
+        stats = {each.tag: each.stats for each in backend.in_state(ReplicaState.RUNNING)}
         return {
             "backend": tag,
             "deployment_name": record.deployment,
@@ -178,8 +180,8 @@ class Autoscaler:
             "capacity_adjusted_min_replicas": config.min_replicas,
             "capacity_adjusted_max_replicas": config.max_replicas,
             "policy_state": entry.scaling.policy_state,
-            "aggregated_metrics": _by_name(backend.stats()),
-            "running_replicas": sorted(backend.stats())[:MAX_STATS],
+            "aggregated_metrics": _by_name(stats),
+            "running_replicas": sorted(stats)[:MAX_STATS],
             "config": config.model_dump(exclude={"policy"}),
         }
 

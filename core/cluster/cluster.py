@@ -130,7 +130,7 @@ class Cluster:
     def replica_ejected(self, tag: str, proxy: str, times: int) -> None:
         """Note how often in a row a proxy has sent a replica no queries, as they fail there."""
         backend = self.backend_of(tag)
-        if backend is not None and backend.ejected(tag, proxy, times):
+        if backend is not None and backend.replicas[tag].ejected(proxy, times):
             self.state.agenda.touch(BACKEND, backend.record.tag)
 
     def _forget_ejections(self, proxy: str) -> None:
@@ -208,8 +208,8 @@ class Cluster:
         self.series.scaled(tag, backend.running, self._wall_now)
         if backend.record.application:
             self.state.agenda.touch(APPLICATION, backend.record.application)
-        elif backend.wanted and backend.converged and backend.record_running():
-            self.state.agenda.touch(BACKEND, tag)  # routers are to know
+        elif backend.wanted and backend.converged:
+            self.state.record_running(tag)
         if backend.record.deleting and not backend.replicas:
             self.state.remove_backend(tag)
             self.series.removed(tag)

@@ -309,7 +309,7 @@ class Hosts:
         self._placement.close_host(name, _LOST)
         self._listeners.host_gone(name)
         for tag, backend in self._backends.items():
-            if backend.retries.host_gone(name, now):
+            if backend.failures.host_gone(name, now):
                 self._agenda.touch(BACKEND, tag)
         for backend, replica in self._at(name):
             backend.host_gone(replica, now)

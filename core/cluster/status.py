@@ -14,6 +14,7 @@ from greenroom.core.config import config_shown, options_shown, without_credentia
 from greenroom.core.errors import last_line
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.definitions import deployment_names, deployment_record, qualified
+from greenroom.core.lifecycle.releases import numbered
 from greenroom.core.lifecycle.replicas import LIVE, Replica
 from greenroom.core.lifecycle.shown import sickness, slow_starts, trouble
 from greenroom.core.lifecycle.state import DAMAGED
@@ -280,7 +281,7 @@ def _replica(backend: Backend, replica: Replica) -> Mapping[str, Any]:
         "tag": replica.tag,
         "pid": replica.process.pid if replica.process is not None else None,
         "host": replica.host,
-        "version": backend.release_of(replica.tag).version,
+        "version": numbered(backend.record, replica.release).version,
         "state": replica.state.value,
         "ongoing": replica.ongoing,
         "rank": replica.known_rank.rank if replica.known_rank and replica.state in LIVE else None,

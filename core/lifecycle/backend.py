@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -35,19 +35,18 @@ from greenroom.core.autoscaling.config import AutoscalingConfig
 from greenroom.core.config import BackendConfig
 from greenroom.core.effects import Effect, Kill
 from greenroom.core.errors import last_line
-from greenroom.core.lifecycle import releases
+from greenroom.core.lifecycle import failures, releases
+from greenroom.core.lifecycle.failures import Failures
 from greenroom.core.lifecycle.orders import NEVER, Orders
-from greenroom.core.lifecycle.placement import Placement, Request, anywhere, needs_of
+from greenroom.core.lifecycle.placement import Placement, anywhere, needs_of, request_of
 from greenroom.core.lifecycle.replicas import (
     LEAVING,
     LIVE,
-    Failures,
     Replica,
     ReplicaEvent,
     ReplicaState,
     Report,
     RestartReason,
-    Retries,
     bounded,
     rank,
     recorded_rank,
@@ -55,9 +54,10 @@ from greenroom.core.lifecycle.replicas import (
 from greenroom.core.records import BackendRecord, Release, ReplicaRecord
 
 MAX_UNUSABLE_TRIES = 3  # of code that cannot be loaded; max_constructor_retry_count is for the rest
-MAX_ENDS_PER_UPDATE = 3  # of replicas that ran, one after the other; then the update is taken back
+MAX_LOSSES_PER_UPDATE = 3  # of replicas that ran; then the update is taken back
 MAX_MISSED_CHECKS = 3
 MAX_EJECTIONS = 3  # of a replica, in a row
+OF_STARTS = (failures.START, failures.DEATH, failures.BRIEF_LIFE)  # after which starts wait
 
 
 class Backend:
@@ -69,9 +69,9 @@ class Backend:
         self.record = record
         self.config = BackendConfig.read(record.newest.config)
         self.placement = placement or anywhere()
-        self.retries = Retries()
+        self.failures = Failures()
         self.restarts = dict.fromkeys(RestartReason, 0)  # since this controller began
-        self.changed = False  # the record was replaced, and needs saving
+        self.saved = record
         self.proven = False  # all replicas have taken the newest settings, at some time
         self.rescaling = ""  # while replicas come or go for that alone: UPSCALING or DOWNSCALING
         self.waiting = ""  # why a wanted replica has no room, and what would make it fit
@@ -101,10 +101,7 @@ class Backend:
 
     def update(self, **changes: Any) -> None:
         """Replace fields of the record."""
-        self._set_record(replace(self.record, **changes))
-
-    def _set_record(self, record: BackendRecord) -> None:
-        self.record, self.changed = record, True
+        self.record = replace(self.record, **changes)
 
     # --- What is wanted -------------------------------------------------------------------------
 
@@ -142,10 +139,8 @@ class Backend:
         fallback = newest.config if self.proven else self.record.fallback_config
         self.update(target=self._target_with(config), fallback_config=fallback, update_failure="")
         self.config, self.proven = config, False
-        self._set_record(
-            releases.with_newest(
-                self.record, config=config.model_dump(), config_id=newest.config_id + 1
-            )
+        self.record = releases.with_newest(
+            self.record, config=config.model_dump(), config_id=newest.config_id + 1
         )
         self._record_rescaling(before)
         return True
@@ -169,7 +164,7 @@ class Backend:
                 self.update(update_failure="", exception=None)
                 changed = True
             return changed or again
-        self.retries = Retries(self.retries.earlier)
+        self.failures = Failures()
         self._take_release(releases.updated(self.record, release, wanted))
         self.update(target=target)
         return True
@@ -186,12 +181,12 @@ class Backend:
 
     def try_again(self) -> None:
         """Start anew after it failed or was to be deleted, as if it had never run."""
-        self.retries = Retries(self.retries.earlier)
+        self.failures = Failures()
         self.record = releases.as_never_run(self.record)  # nor is there anything to go back to
         self.update(deleting=False, force=False, failure="", update_failure="", exception=None)
 
     def _take_release(self, record: BackendRecord) -> None:
-        self._set_record(releases.pruned(record))
+        self.record = releases.pruned(record)
         self.config, self.proven = BackendConfig.read(self.record.newest.config), False
 
     def _target_with(self, config: BackendConfig, *, anew: bool = False) -> int | None:
@@ -208,18 +203,10 @@ class Backend:
 
     # --- How it is ------------------------------------------------------------------------------
 
-    def release_of(self, replica: str) -> Release:
-        """Return the release that a replica runs."""
-        return releases.numbered(self.record, self.replicas[replica].release)
-
     @property
     def running(self) -> int:
         """How many replicas run."""
         return _count_running(self.replicas.values())
-
-    def stats(self) -> dict[str, Mapping[str, float]]:
-        """Return what record_autoscaling_stats returned last in each running replica."""
-        return {replica.tag: replica.stats for replica in self.in_state(ReplicaState.RUNNING)}
 
     @property
     def converged(self) -> bool:
@@ -243,13 +230,6 @@ class Backend:
         """Whether the state of every recorded replica is known."""
         return not any(replica.recovering for replica in self.replicas.values())
 
-    def record_running(self) -> bool:
-        """Record that its application, or it by itself, has been RUNNING; False if it was."""
-        if self.record.was_running:
-            return False
-        self.update(was_running=True)
-        return True
-
     def _live(self) -> list[Replica]:
         return [replica for replica in self.replicas.values() if replica.state in LIVE]
 
@@ -271,26 +251,10 @@ class Backend:
         if report.error:  # older replicas report it whole
             error, exception = bounded(report.error, report.exception)
             report = replace(report, error=error, exception=exception)
-        before = self._facts(replica)
+        before = _facts(replica), self.failures.check_error
         self._take_report(replica, report, now)
-        is_routine = bool(report.check_id) and self._facts(replica) == before
-        return self._orders.due_at(replica) if is_routine else now
-
-    def _facts(self, replica: Replica) -> tuple[Any, ...]:
-        """Return all that a check may change and the next steps depend on."""
-        return (
-            replica.state,
-            replica.address,
-            replica.process,
-            replica.config_id,
-            replica.sent_config_id,
-            replica.missed_checks,
-            replica.check_error,
-            replica.worn,
-            replica.recovering,
-            self.retries.unhealthy.count,
-            self.retries.check_error,
-        )
+        after = _facts(replica), self.failures.check_error
+        return self._orders.due_at(replica) if report.check_id and after == before else now
 
     def _take_report(self, replica: Replica, report: Report, now: float) -> None:
         replica.reported, replica.recovering = True, False
@@ -328,22 +292,7 @@ class Backend:
             self._failed(replica, error, None, since, now)
         elif before is ReplicaState.RUNNING:
             error = ended if replica.worn else f"a replica's process died{why}"
-            self.retries.last_error = error
-            self._failures_of(replica).died(replica.host, since, now)
-            self._ended_amid_update(replica, error, since, now)
-
-    def ejected(self, tag: str, proxy: str, times: int) -> bool:
-        """Note how often in a row a proxy has left out a replica, as it fails where others do not.
-
-        It is replaced after MAX_EJECTIONS. Return whether that is new.
-        """
-        replica = self.replicas.get(tag)
-        if replica is None or replica.ejected_by.get(proxy, 0) == times:
-            return False
-        replica.ejected_by[proxy] = times
-        if not times:
-            del replica.ejected_by[proxy]
-        return True
+            self._lost(replica, error, since, now, failures.DEATH, failures.BRIEF_LIFE)
 
     def _checked(self, replica: Replica, report: Report, now: float) -> None:
         """Take the answer to a health check."""
@@ -356,10 +305,10 @@ class Backend:
         replica.check_error = report.error
         if report.error:
             replica.missed_checks += 1
-            self.retries.last_error = report.error
+            self.failures.last_error = report.error
         else:
             replica.missed_checks = 0
-            self.retries.passed(replica.since)
+            self.failures.passed(replica.since)
 
     def _refused(self, replica: Replica, report: Report) -> None:
         """Go back to the last settings that all replicas took: reconfigure raised on these."""
@@ -374,21 +323,14 @@ class Backend:
         replica.ask_at = now + self.config.health_check_period_s
         if report.state == "running":
             replica.move(ReplicaEvent.STARTED, now)
-            self._failures_of(replica).accept(replica.host)
+            self.failures.started(replica)
             if releases.is_newest(self.record, replica) and not self.record.newest.served:
-                self._set_record(releases.with_newest(self.record, served=True))
+                self.record = releases.with_newest(self.record, served=True)
         elif report.state in {"failed", "draining"}:
             since = replica.move(ReplicaEvent.FAILED, now)
             if report.state == "failed":
                 error, exception, lasts = report.error, report.exception, report.lasts
                 self._failed(replica, error, exception, since, now, lasts=lasts)
-
-    def _failures_of(self, replica: Replica) -> Failures:
-        return (
-            self.retries.newest
-            if releases.is_newest(self.record, replica)
-            else self.retries.earlier
-        )
 
     def _failed(
         self,
@@ -404,40 +346,36 @@ class Backend:
         has_run = replica.may_have_served  # under an earlier controller
         reason = RestartReason.CRASHED if has_run else RestartReason.FAILED_START
         self._count_restart(replica, reason)
-        self.retries.last_error = error = self.placement.with_host(replica.host, error)
-        starts = self._failures_of(replica).starts
-        starts.add(replica.host, began_at, now)
+        self.failures.last_error = error = self.placement.with_host(replica.host, error)
+        self.failures.add(failures.START, replica, began_at, now)
         # Code that a host cannot load is to be found out, unless it has been good once: where the
         # other hosts took it all, a missing package would show or not by chance.
         if not lasts or releases.numbered(self.record, replica.release).ran:
-            self._failures_of(replica).could_not_start(replica.host, now)
+            self.failures.add(failures.START_HERE, replica, began_at, now)
         if not releases.is_newest(self.record, replica):
             return
-        tries = min(self.tries, MAX_UNUSABLE_TRIES) if lasts else self.tries
+        most = self.config.max_constructor_retry_count
+        tries = min(most, MAX_UNUSABLE_TRIES) if lasts else most
         # What one host cannot load, though another runs it, no other try mends either.
         hopeless = lasts and not (self.record.failure or self.record.newest.ran)
-        if (hopeless or self.may_fail) and starts.is_spent(tries, now):
+        is_spent = self.failures.is_spent(replica.release, tries, now)
+        if (hopeless or releases.may_fail(self.record)) and is_spent:
             self._fail(error, exception)
 
-    @property
-    def tries(self) -> int:
-        """How often a start of code that never ran may fail."""
-        return self.config.max_constructor_retry_count
+    def _lost(
+        self, replica: Replica, error: str, since: float, now: float, *kinds: failures.Kind
+    ) -> None:
+        """Count the loss of a replica that ran since then.
 
-    @property
-    def may_fail(self) -> bool:
-        """Whether there is a release to go back to, or none of whose replicas has ever run."""
-        newest = self.record.newest
-        if self.record.failure or newest.ran:
-            return False
-        return not newest.served or releases.fallback(self.record) is not None
-
-    def _ended_amid_update(self, replica: Replica, error: str, since: float, now: float) -> None:
-        """Go back from a release whose replicas start, and are lost one after the other."""
+        Go back from a release whose replicas start, and are lost one after the other.
+        """
+        self.failures.last_error = error
+        for kind in (*kinds, failures.LOSS):
+            self.failures.add(kind, replica, since, now, now - since)
         if not releases.is_newest(self.record, replica) or releases.fallback(self.record) is None:
             return
-        self.retries.newest.ended.add(replica.host, since, now)
-        if self.retries.newest.ended.count >= min(self.tries, MAX_ENDS_PER_UPDATE):
+        losses = len(self.failures.row(failures.LOSS, replica.release))
+        if losses >= min(self.config.max_constructor_retry_count, MAX_LOSSES_PER_UPDATE):
             self._fail(self.placement.with_host(replica.host, error), None)
 
     def _fail(self, error: str, exception: bytes | None) -> None:
@@ -445,7 +383,6 @@ class Backend:
         if earlier is None:
             self.update(failure=error, exception=exception)
             return
-        self.retries.went_back()
         target = self._target_with(BackendConfig.read(earlier.config))
         self._take_release(releases.rolled_back(self.record, earlier, error))
         self.update(exception=exception, target=target)
@@ -462,9 +399,9 @@ class Backend:
         if self.updating:
             return 0
         live = [r for r in self.in_state(ReplicaState.RUNNING) if not r.moving]
-        avoided = self.retries.newest.avoided(now)
+        avoided = self.failures.avoided(self.record.newest.number, now)
         own = Counter(replica.host for replica in live if replica.host not in avoided)
-        request = self._request_of(self.record.newest)
+        request = request_of(self.record.newest.actor_options, self.config.max_replicas_per_host)
         hosts = [host for host in self.placement.fitting(request, own) if host not in avoided]
 
         def order(host: str) -> tuple[int, int]:
@@ -517,15 +454,14 @@ class Backend:
             effects += self._orders.next(replica, now, released=released)
         self._record_replicas()
         if self.wanted and self.converged:
-            self.retries.came_up()
+            self.failures.came_up(self.record.newest.number)
             self.proven = True
             if not self.record.newest.ran:
-                self._set_record(releases.with_newest(self.record, ran=True))
+                self.record = releases.with_newest(self.record, ran=True)
         lost = len(self.in_state(ReplicaState.LOST))
         if self.converged and len(self.replicas) - lost == self.wanted:
             self.rescaling = ""
-        if (pruned := releases.pruned(self.record)) is not self.record:
-            self._set_record(pruned)
+        self.record = releases.pruned(self.record)
         return effects
 
     def due_at(self) -> float:
@@ -567,22 +503,22 @@ class Backend:
                 replica.check_sent_at = None
                 replica.missed_checks += 1
                 replica.check_error = f"no answer within {timeout_s:g} s"
-            failures, reason = self.retries.unhealthy, RestartReason.UNHEALTHY
+            kind, reason = failures.HEALTH, RestartReason.UNHEALTHY
             if replica.missed_checks >= MAX_MISSED_CHECKS:
                 problem = f"{replica.tag} failed {MAX_MISSED_CHECKS} health checks"
                 error = f"{problem}, the last one: {last_line(replica.check_error)}"
             elif replica.ejections >= MAX_EJECTIONS:
-                failures, reason = self.retries.ejected, RestartReason.EJECTED
+                kind, reason = failures.EJECTION, RestartReason.EJECTED
                 error = replica.ejection
             else:
                 continue
-            if not (is_silent or self.updating) and now < failures.start_at:
+            is_early = now < self.failures.pause_ends_at(replica.release, kind)
+            if is_early and not (is_silent or self.updating):
                 continue  # one that answers may be better than the next that fails as well
             self._count_restart(replica, reason)
             since = replica.move(ReplicaEvent.RETIRE, now)
-            failures.add(replica.host, since, now)
-            self.retries.check_error = self.retries.last_error = error
-            self._ended_amid_update(replica, error, since, now)
+            self.failures.check_error = error
+            self._lost(replica, error, since, now, kind)
 
     def _replace_worn(self, now: float) -> None:
         """Have worn replicas replaced by fresh ones: as many at a time as an update may start."""
@@ -593,13 +529,15 @@ class Backend:
         room = most - sum(replica.moving for replica in running)
         if self.updating or not worn or room <= 0:
             return
-        if now < self.retries.worn.start_at:
-            self._replace_due_at = self.retries.worn.start_at
+        start_at = self.failures.pause_ends_at(self.record.newest.number, failures.WEAR)
+        if now < start_at:
+            self._replace_due_at = start_at
             return
         for replica in worn[:room]:
             replica.moving = True
             self._count_restart(replica, RestartReason.parse(replica.worn))
-            self.retries.wore(replica, now)
+            ran_s = replica.worn_at - replica.since
+            self.failures.add(failures.WEAR, replica, replica.since, now, ran_s)
 
     def _count_restart(self, replica: Replica, reason: RestartReason) -> None:
         """Count a replica that is replaced and was to go on: once, by the first reason."""
@@ -610,64 +548,44 @@ class Backend:
     # --- More and fewer -------------------------------------------------------------------------
 
     def _choose(self, now: float) -> None:
-        """Decide which replicas to add and which to retire."""
+        """Decide which replicas to add and which to retire, in favour of those that are to stay."""
         self._start_due_at, self.waiting = NEVER, ""
-        live = self._live()
         if not self.wanted and self.record.capacity:
             self.update(capacity=0)  # what autoscaling ended is not brought back by an update
-        if self.wanted and self.updating:
-            self._choose_for_update(live, now)
-            live = [r for r in self._live() if releases.is_newest(self.record, r)]
-        elif any(replica.moving for replica in live):
-            self._choose_moves(live, now)
-            return
-        else:
-            self._add_newest(self.wanted - len(live), now)
-        self._retire_surplus(live, len(live) - self.wanted, now)
-
-    def _choose_for_update(self, live: list[Replica], now: float) -> None:
-        if any(replica.recovering for replica in live):
-            return  # what runs is not known yet, so neither is what is missing
-        new = [r for r in live if releases.is_newest(self.record, r)]
-        old = [r for r in live if not releases.is_newest(self.record, r)]
-        earlier = releases.fallback(self.record)
-        steps = releases.next_steps(
-            releases.Counts(
-                wanted=self.wanted,
-                capacity=self.record.capacity,
-                live=len(new),
-                running=_count_running(new),
-                old_live=len(old),
-                old_running=_count_running(old),
-                leaving=sum(r.state in LEAVING for r in self.replicas.values()),
-                can_start_old=earlier is not None,
-                max_surge_percent=self.config.max_surge_percent,
-            )
+        is_update, live = bool(self.wanted) and self.updating, self._live()
+        newest = self.record.newest
+        old = [r for r in live if (r.release != newest.number if is_update else r.moving)]
+        new = [r for r in live if (r.release == newest.number if is_update else not r.moving)]
+        earlier = releases.fallback(self.record) if is_update else None
+        counts = releases.Counts(
+            wanted=self.wanted,
+            capacity=self.record.capacity if is_update else self.wanted,
+            live=len(new),
+            running=_count_running(new),
+            old_live=len(old),
+            old_useful=_count_running(old) if is_update else len(old),
+            leaving=sum(r.state in LEAVING for r in self.replicas.values()),
+            can_start_old=earlier is not None,
+            max_surge_percent=self.config.max_surge_percent if is_update else None,
         )
-        self._retire_surplus(old, steps.retire_old, now)
-        self._add_newest(steps.start, now)
-        if earlier is not None:
-            self._add(steps.start_old, earlier, self.retries.earlier, now)
+        # In an update, what runs has to be known first, and so what is missing.
+        if not (is_update and any(replica.recovering for replica in live)):
+            steps = releases.next_steps(counts)
+            self._retire_surplus(old, steps.retire_old, now)
+            self._add(steps.start, newest, now)
+            if earlier is not None:
+                self._add(steps.start_old, earlier, now)
+        self._retire_surplus(new, len(new) - self.wanted, now)
 
-    def _choose_moves(self, live: list[Replica], now: float) -> None:
-        """Start what is missing beside those to be moved; retire those that are replaced."""
-        moving = [replica for replica in live if replica.moving]
-        staying = [replica for replica in live if not replica.moving]
-        self._add_newest(self.wanted - len(staying), now)
-        surplus = _count_running(staying) + len(moving) - self.wanted
-        self._retire_surplus(moving, surplus, now)
-
-    def _add_newest(self, count: int, now: float) -> None:
-        self._add(count, self.record.newest, self.retries.newest, now)
-
-    def _add(self, count: int, release: Release, failures: Failures, now: float) -> None:
+    def _add(self, count: int, release: Release, now: float) -> None:
         if count <= 0:
             return
-        if now < failures.start_at:
-            self._start_due_at = min(self._start_due_at, failures.start_at)
+        start_at = self.failures.pause_ends_at(release.number, *OF_STARTS)
+        if now < start_at:
+            self._start_due_at = min(self._start_due_at, start_at)
             return
-        avoided = failures.avoided(now)
-        request = self._request_of(release)
+        avoided = self.failures.avoided(release.number, now)
+        request = request_of(release.actor_options, self.config.max_replicas_per_host)
         for _ in range(count):
             # Siblings are not those that leave: code that cannot start on a host would be moved
             # about, and found out or not by chance. Nor those of another release, which go as
@@ -680,14 +598,6 @@ class Backend:
             tag = f"{self.record.tag}#{secrets.token_hex(3)}"
             self.replicas[tag] = Replica(tag, release.number, host, since=now)
             self._take_room(self.replicas[tag])
-
-    def _request_of(self, release: Release) -> Request:
-        options = release.actor_options
-        return Request(
-            needs=needs_of(options),
-            labels=options.get("label_selector", {}),
-            max_per_host=self.config.max_replicas_per_host,
-        )
 
     def _take_room(self, replica: Replica) -> None:
         options = releases.numbered(self.record, replica.release).actor_options
@@ -725,6 +635,21 @@ class Backend:
         live = self._live()
         if not any(each.recovering for each in live) or any(each.rank is None for each in live):
             rank(live)
+
+
+def _facts(replica: Replica) -> tuple[Any, ...]:
+    """Return all that a check may change in a replica and the next steps depend on."""
+    return (
+        replica.state,
+        replica.address,
+        replica.process,
+        replica.config_id,
+        replica.sent_config_id,
+        replica.missed_checks,
+        replica.check_error,
+        replica.worn,
+        replica.recovering,
+    )
 
 
 def _record_of(replica: Replica) -> ReplicaRecord:

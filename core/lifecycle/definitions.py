@@ -186,8 +186,7 @@ def _record_running(state: State, application: ApplicationRecord) -> None:
     running = [each for each in backends if each.converged and not each.record.failure]
     if len(running) == len(tags):
         for tag in tags:
-            if state.backends[tag].record_running():
-                state.agenda.touch(BACKEND, tag)  # routers are to know
+            state.record_running(tag)
 
 
 def application_progress(state: State, name: str) -> Progress:

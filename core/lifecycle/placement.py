@@ -50,6 +50,12 @@ class Request:
     max_per_host: int | None = None
 
 
+def request_of(actor_options: Mapping[str, Any], max_per_host: int | None) -> Request:
+    """Return what a replica with these fields of ActorOptions needs of its host."""
+    labels = actor_options.get("label_selector", {})
+    return Request(needs=needs_of(actor_options), labels=labels, max_per_host=max_per_host)
+
+
 @dataclass(slots=True, eq=False)
 class PlacedHost:
     """A host as placement sees it, and what replicas have taken there."""

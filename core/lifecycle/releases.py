@@ -84,6 +84,13 @@ def fallback(record: BackendRecord) -> Release | None:
     return next((release for release in reversed(record.releases) if release.ran), None)
 
 
+def may_fail(record: BackendRecord) -> bool:
+    """Return whether there is a release to go back to, or none of whose replicas has ever run."""
+    if record.failure or record.newest.ran:
+        return False
+    return not record.newest.served or fallback(record) is not None
+
+
 def digests(record: BackendRecord) -> set[str]:
     """Return the names of all code that the record may have to start."""
     return set[str]().union(*(digests_of(release) for release in record.releases))
@@ -146,21 +153,21 @@ def _with_last(record: BackendRecord, release: Release) -> BackendRecord:
 
 
 class Counts(NamedTuple):
-    """The replicas of a backend in an update."""
+    """The replicas of a backend: new ones, and old ones that are to be replaced by them."""
 
-    wanted: int  # of the new release
-    capacity: int  # how many are to run at any time until it is up
-    live: int  # of the new release: there, and not about to go
+    wanted: int  # new ones
+    capacity: int  # how many are to run at any time until these are up
+    live: int  # new ones that are there, and not about to go
     running: int  # of these
     old_live: int
-    old_running: int
+    old_useful: int  # of these: worth to be waited for
     leaving: int  # asked to go, or about to be
     can_start_old: bool
-    max_surge_percent: int = 20  # of those that are wanted
+    max_surge_percent: int | None = 20  # of those that are wanted; None for no limit
 
 
 class Steps(NamedTuple):
-    """What to do next in an update."""
+    """What to do next with them."""
 
     start: int = 0
     start_old: int = 0  # in place of old ones that died
@@ -168,19 +175,21 @@ class Steps(NamedTuple):
 
 
 def next_steps(counts: Counts) -> Steps:
-    """Return the next steps of an update.
+    """Return the next steps until the wanted new replicas run and no old one is left.
 
-    At most :func:`surge` replicas more than wanted, or than were, have a process at any time,
-    those that drain among them.
+    In an update, at most :func:`surge` replicas more than wanted, or than were, have a process at
+    any time, those that drain among them.
     """
     c = counts
     if c.running >= c.wanted:
         return Steps(retire_old=c.old_live)
     keep = max(c.capacity - c.running, 0)
     if not c.can_start_old:  # what has never come up in full is not waited for
-        keep = min(keep, c.old_running)
-    most = max(c.wanted, c.capacity) + surge(c.wanted, c.max_surge_percent)
-    room = most - c.live - c.old_live - c.leaving
+        keep = min(keep, c.old_useful)
+    room = c.wanted
+    if c.max_surge_percent is not None:
+        most = max(c.wanted, c.capacity) + surge(c.wanted, c.max_surge_percent)
+        room = most - c.live - c.old_live - c.leaving
     start_old = max(min(keep - c.old_live, room), 0) if c.can_start_old else 0
     return Steps(
         start=max(min(c.wanted - c.live, room - start_old), 0),

@@ -1,4 +1,4 @@
-"""The life of a replica, and how failures delay the start of the next one.
+"""The life of a replica.
 
 The states are a table:
 
@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from greenroom.core.backoff import pause_s
 from greenroom.core.devices import Devices
 from greenroom.core.transitions import next_state
 
@@ -154,6 +153,15 @@ class Replica:
         problem = f"{self.tag} fails where other replicas do not: for a while it gets no queries"
         return f"{problem}{times}; its log says why"
 
+    def ejected(self, proxy: str, times: int) -> bool:
+        """Note how often in a row a proxy has left it out; return whether that is new."""
+        if self.ejected_by.get(proxy, 0) == times:
+            return False
+        self.ejected_by[proxy] = times
+        if not times:
+            del self.ejected_by[proxy]
+        return True
+
     def host_back(self, now: float, *, is_running: bool) -> None:
         """Ask a lost replica that still has a process, now that its host is back."""
         if self.state is S.LOST:
@@ -253,175 +261,3 @@ class Report:
     trouble: str = ""
     stats: dict[str, float] = field(default_factory=dict)
     worn: str = ""
-
-
-# --- Back-off: when to start a replica after failures ---------------------------------------------
-#
-# Failed starts are counted since the last success. Those of the newest release are counted apart
-# from those of earlier ones, so that old code which no longer starts does not delay the new. Starts
-# that began before another one failed count as one failure with it, because a missing dependency
-# makes all of them fail at once.
-#
-# A dependency that is down for some seconds should cost nothing, and a typo no more than seconds:
-# what has never run is tried for at least PATIENCE_S after it first failed, and MIN_TRIES times,
-# then failed. The last of the growing pauses ends with PATIENCE_S.
-#
-# The death of a replica that ran says less about the code, because the code had started. The first
-# such replica is replaced at once, and later ones wait for SERVED_BACKOFF_S at most. Only replicas
-# that die each time soon after they run wait as long as failed starts. A death together with the
-# host is not counted, because it says nothing about the code.
-
-BACKOFF_S = 0.1
-MAX_BACKOFF_S = 10.0
-PATIENCE_S, MIN_TRIES = 15.0, 3
-SERVED_BACKOFF_S = 1.0  # the longest pause of code that had started
-REPLACE_S, MAX_REPLACE_S = 60.0, 300.0  # between replacements that mend nothing
-STABLE_S = 30.0  # a replica that ran this long was no crash loop
-BRIEF_S = 1.0  # one that ran for less has hardly served
-BRIEF_LIVES = 20  # this many of them in a row are replaced without a pause
-WITH_HOST_S = 3.0  # a replica's end may be heard of this long before that of its host
-AVOID_S = 600.0  # after its last failed start, a host gets replicas only where no other takes them
-
-
-@dataclass(slots=True, eq=False)
-class FailureRow:
-    """Failures in a row; the first ``free`` ones are followed by a start at once.
-
-    A pause that begins within ``patience_s`` after the first failure also ends within it.
-    """
-
-    most_s: float  # of the pauses, which double
-    free: int = 0
-    first_s: float = BACKOFF_S
-    patience_s: float = 0.0
-    count: int = 0
-    first_at: float = 0.0
-    start_at: float = 0.0  # no new replica before
-    last_at: float = float("-inf")
-    _recent: list[tuple[float, set[str]]] = field(default_factory=list)  # when, and on which hosts
-
-    def add(self, host: str, began_at: float, now: float) -> None:
-        """Count a failure, unless what failed began before the last failure."""
-        self._recent = [each for each in self._recent if each[0] >= now - WITH_HOST_S]
-        if began_at < self.last_at:
-            if self._recent:
-                self._recent[-1][1].add(host)
-            return
-        self.first_at = self.first_at if self.count else now
-        self.count += 1
-        self.last_at = now
-        self._recent.append((now, {host}))
-        if self.count > self.free:
-            self.start_at = now + pause_s(self.count - self.free, self.first_s, self.most_s)
-        if now < self.first_at + self.patience_s:
-            self.start_at = min(self.start_at, self.first_at + self.patience_s)
-
-    def is_spent(self, most: int, now: float) -> bool:
-        """Return whether there were enough failures, and for long enough, or ``most`` of them."""
-        is_late = now >= self.first_at + self.patience_s
-        return self.count >= (min(most, MIN_TRIES) if is_late else most)
-
-    def forgive(self, host: str, now: float) -> bool:
-        """Uncount the latest failures on a lost host; return whether there were any."""
-        kept = []
-        for at, hosts in self._recent:
-            others = hosts - {host} if at >= now - WITH_HOST_S else hosts
-            if others:
-                kept.append((at, others))
-        forgiven, self._recent = len(self._recent) - len(kept), kept
-        if forgiven:
-            self.count = max(self.count - forgiven, 0)
-            self.start_at = min(self.start_at, now)
-        return forgiven > 0
-
-    def clear(self) -> None:
-        """Forget all failures."""
-        self.count, self.start_at, self._recent = 0, 0.0, []
-        self.last_at = float("-inf")
-
-
-class Failures:
-    """The failures of the newest release, or of those before it."""
-
-    def __init__(self) -> None:
-        self.starts = FailureRow(MAX_BACKOFF_S, patience_s=PATIENCE_S)
-        self.deaths = FailureRow(SERVED_BACKOFF_S, free=1)
-        self.brief_lives = FailureRow(MAX_BACKOFF_S, free=BRIEF_LIVES)
-        self.ended = FailureRow(MAX_BACKOFF_S)  # of replicas that ran, while it may be gone back
-        self._failed_on: dict[str, tuple[int, float]] = {}  # by host: how often, and when last
-
-    def could_not_start(self, host: str, now: float) -> None:
-        """Avoid a host, which may lack what the code needs."""
-        self._failed_on[host] = (self._failed_on.get(host, (0, 0.0))[0] + 1, now)
-
-    def accept(self, host: str) -> None:
-        """Avoid a host no more: a replica runs there, or the host is gone."""
-        self._failed_on.pop(host, None)
-
-    def avoided(self, now: float) -> dict[str, int]:
-        """Return how often starts have failed, by host; long ago does not count."""
-        lately = {host: each for host, each in self._failed_on.items() if now - each[1] < AVOID_S}
-        self._failed_on = lately
-        return {host: count for host, (count, _) in lately.items()}
-
-    @property
-    def start_at(self) -> float:
-        """The time before which no new replica may start."""
-        return max(row.start_at for row in (self.starts, self.deaths, self.brief_lives))
-
-    def host_gone(self, host: str, now: float) -> bool:
-        """Uncount what has just died with a host; return whether anything had."""
-        self.accept(host)  # what it lacked may be there when it is back
-        rows = (self.starts, self.deaths, self.brief_lives, self.ended)
-        return sum(row.forgive(host, now) for row in rows) > 0
-
-    def died(self, host: str, began_at: float, now: float) -> None:
-        """Count the death of a replica that had run since ``began_at``."""
-        for row, long_s in ((self.deaths, STABLE_S), (self.brief_lives, BRIEF_S)):
-            if now - began_at > long_s:
-                row.clear()
-            else:
-                row.add(host, began_at, now)
-
-
-class Retries:
-    """All failures of one backend since its newest release was asked for.
-
-    Those of releases before it are ``earlier``. Times are monotonic seconds.
-    """
-
-    def __init__(self, earlier: Failures | None = None) -> None:
-        self.newest, self.earlier = Failures(), earlier or Failures()
-        self.unhealthy = FailureRow(MAX_REPLACE_S, free=1, first_s=REPLACE_S)
-        self.ejected = FailureRow(MAX_REPLACE_S, free=1, first_s=REPLACE_S)
-        self.worn = FailureRow(MAX_REPLACE_S, free=1, first_s=REPLACE_S)  # soon after their start
-        self.last_error = ""
-        self.check_error = ""  # of the replica that was replaced last, until a fresh one passes
-
-    def wore(self, replica: Replica, now: float) -> None:
-        """Count one that was worn soon after its start: limits may be too low for the code."""
-        if replica.worn_at - replica.since > STABLE_S:
-            self.worn.clear()
-        else:
-            self.worn.add(replica.host, replica.since, now)
-
-    def went_back(self) -> None:
-        """Count an earlier release as the newest again."""
-        self.newest, self.earlier = self.earlier, Failures()
-
-    def came_up(self) -> None:
-        """Note that everything runs; a crash soon after coming up is still a crash loop."""
-        self.newest.starts.clear()
-        self.newest.ended.clear()
-        self.earlier = Failures()
-        self.last_error = ""
-
-    def passed(self, began_at: float) -> None:
-        """Note a good health check of a replica that has run since ``began_at``."""
-        if began_at >= self.unhealthy.last_at:
-            self.unhealthy.clear()
-            self.check_error = ""
-
-    def host_gone(self, host: str, now: float) -> bool:
-        """Uncount what has just died with a host; return whether anything had."""
-        return self.newest.host_gone(host, now) | self.earlier.host_gone(host, now)

@@ -7,6 +7,8 @@ from dataclasses import fields
 from greenroom.core.config import BackendConfig
 from greenroom.core.errors import last_line
 from greenroom.core.lifecycle.backend import MAX_MISSED_CHECKS, Backend
+from greenroom.core.lifecycle.failures import START
+from greenroom.core.lifecycle.releases import may_fail
 from greenroom.core.lifecycle.replicas import ReplicaState
 from greenroom.core.routing.tables import BackendTable, ReplicaTable
 
@@ -21,9 +23,11 @@ def trouble(backend: Backend) -> str:
     """Return why a replica has no room, and the last error, while they last; else ''."""
     if backend.record.failure or backend.converged:
         return backend.record.failure
-    error, failures = backend.retries.last_error, backend.retries.newest.starts.count
+    error = backend.failures.last_error
+    failures = len(backend.failures.row(START, backend.record.newest.number))
     if failures:
-        of_how_many = f" of at most {backend.tries}" if backend.may_fail else ""
+        most = backend.config.max_constructor_retry_count
+        of_how_many = f" of at most {most}" if may_fail(backend.record) else ""
         tries = "try to start it has" if failures == 1 else "tries to start it have"
         error = f"{failures}{of_how_many} {tries} failed, the last one: {last_line(error)}"
     return "; ".join(filter(None, (backend.waiting, error)))
@@ -43,7 +47,7 @@ def sickness(backend: Backend) -> tuple[bool, str]:
             count = f"{replica.missed_checks} of {MAX_MISSED_CHECKS} times"
             problem = f"the health check of {replica.tag} failed {count}"
             return is_sick, f"{problem}, the last time: {last_line(replica.check_error)}"
-    return is_sick, backend.retries.check_error
+    return is_sick, backend.failures.check_error
 
 
 def slow_starts(backend: Backend, now: float) -> str:

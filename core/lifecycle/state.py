@@ -346,10 +346,16 @@ class State:
 
     def save_backend(self, backend: Backend) -> None:
         """Save a backend's record, if it has changed."""
-        if backend.changed:
-            backend.changed = False
+        if backend.record is not backend.saved:
+            backend.saved = backend.record
             self.changes.put("backend", backend.record.tag, backend.record)
             self._count(backend.record)
+
+    def record_running(self, tag: str) -> None:
+        """Record that a backend, or its application as a whole, runs: routers are to know."""
+        if not self.backends[tag].record.was_running:
+            self.backends[tag].update(was_running=True)
+            self.agenda.touch(BACKEND, tag)
 
     def remove_backend(self, tag: str) -> None:
         """Forget a backend that has no replicas any more."""

@@ -20,7 +20,7 @@ from greenroom.actors.proxy import controller_link
 from greenroom.actors.runtime import actor as crash_loop, loop, port
 from greenroom.core import operations as ops
 from greenroom.core.config import BackendConfig
-from greenroom.core.lifecycle import replicas as retries
+from greenroom.core.lifecycle.backend import OF_STARTS
 from tests.simulation import processes
 from tests.simulation.clients import Client, Script
 from tests.simulation.scripted_code import DEPENDENT
@@ -32,8 +32,7 @@ LONGEST_PAUSE_S = 900.0  # 300 hours have 1,200 of them
 MOST_MORE = 100  # entries of one kind, which come and go; a leak has one for each try
 _BOUNDED = {"Port._unanswered"}  # by port.MAX_UNANSWERED
 _STRETCHED: list[tuple[Any, str, float]] = [
-    (retries, "MAX_BACKOFF_S", LONGEST_PAUSE_S),
-    (retries, "SERVED_BACKOFF_S", LONGEST_PAUSE_S),
+    *((kind, "most_s", LONGEST_PAUSE_S) for kind in OF_STARTS),
     (crash_loop, "MOST_S", LONGEST_PAUSE_S),
     (loop, "TICK_S", 600.0),
     (processes, "TICK_S", 600.0),

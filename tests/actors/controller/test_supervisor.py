@@ -15,6 +15,7 @@ from greenroom.core import effects as fx
 from greenroom.core.config import BackendConfig
 from greenroom.core.lifecycle.replicas import Replica, ReplicaState
 from greenroom.core.lifecycle.state import Gone
+from greenroom.core.records import BackendRecord, Release
 from greenroom.persistence.kv import CorruptValueError, StoreNotReadableError
 from tests.support.lone_loop import LoneLoop
 
@@ -35,14 +36,10 @@ def supervisor_of(
     cause_of_end: Callable[..., Coroutine[Any, Any, str]] | None = None,
 ) -> tuple[Supervisor, Any]:
     """Return one, and its cluster; all replicas are elsewhere with ``kill`` or ``locate``."""
-    release = SimpleNamespace(
-        version="1", code_digest="d", code_hash="h", config={}, config_id=1, actor_options={}
-    )
-    record = SimpleNamespace(tag=BACKEND, deployment="", application="")
+    release = Release(code_digest="d", code_hash="h", config={})
     backend = SimpleNamespace(
-        record=record,
-        release_of=lambda _tag: release,
-        replicas={TAG: SimpleNamespace(devices={}, known_rank=None, host="here")},
+        record=BackendRecord(tag=BACKEND, releases=(release,)),
+        replicas={TAG: SimpleNamespace(devices={}, known_rank=None, host="here", release=1)},
         config=BackendConfig(),
     )
     backends = {BACKEND: backend}

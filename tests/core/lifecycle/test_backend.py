@@ -7,21 +7,15 @@ import pytest
 
 from greenroom.core.cluster import status
 from greenroom.core.effects import Check, Kill, Reconfigure, Start, Stop
-from greenroom.core.lifecycle.backend import MAX_EJECTIONS, MAX_MISSED_CHECKS, Backend
+from greenroom.core.lifecycle.backend import MAX_EJECTIONS, MAX_MISSED_CHECKS, OF_STARTS, Backend
+from greenroom.core.lifecycle.failures import DEATH, MAX_REPLACE_S, PATIENCE_S, Failures
 from greenroom.core.lifecycle.orders import (
     KILL_MARGIN_S,
     RELEASE_TIMEOUT_S,
     SILENT_EXIT_S,
     SILENT_START_S,
 )
-from greenroom.core.lifecycle.replicas import (
-    MAX_FAILURE,
-    MAX_REPLACE_S,
-    PATIENCE_S,
-    Failures,
-    Report,
-    RestartReason,
-)
+from greenroom.core.lifecycle.replicas import MAX_FAILURE, Replica, Report, RestartReason
 from greenroom.core.lifecycle.shown import trouble
 from greenroom.core.long_poll import NOTHING_SEEN
 from greenroom.core.records import BACKEND
@@ -644,7 +638,7 @@ def test_one_that_dies_worn_has_died_of_that() -> None:
     world.flush()
     world.die(old.tag)
     world.flush()
-    assert backend(world).retries.last_error == "out of memory: it has 30 MiB"
+    assert backend(world).failures.last_error == "out of memory: it has 30 MiB"
     assert restarts(world) == {"out of memory": 1}, "once"
 
 
@@ -779,14 +773,19 @@ def test_a_new_controller_stops_the_surplus_and_keeps_what_runs() -> None:
 
 
 def test_only_deaths_in_quick_succession_are_a_crash_loop() -> None:
-    failures = Failures()
+    failures, replica = Failures(), Replica("b#1", release=1)
+
+    def starts_at(release: int) -> float:
+        return failures.pause_ends_at(release, *OF_STARTS)
+
     for number in range(10):
-        failures.died("x", began_at=32.0 * number, now=32.0 * number + 31.0)
-    assert failures.start_at == 0.0, "each one had run for long, and is replaced at once"
+        failures.add(DEATH, replica, 32.0 * number, 32.0 * number + 31.0, ran_s=31.0)
+    assert starts_at(1) == 0.0, "each one had run for long, and is replaced at once"
     for number in range(3):
         began_at = 400.0 + 30.0 * number
-        failures.died("x", began_at=began_at, now=began_at + 29.0)
-    assert failures.start_at == began_at + 29.0 + 0.2
+        failures.add(DEATH, replica, began_at, began_at + 29.0, ran_s=29.0)
+    assert starts_at(1) == began_at + 29.0 + 0.2
+    assert starts_at(2) == 0.0, "another release's failures say nothing of it"
 
 
 def test_routers_hear_why_nothing_has_run_yet_until_something_has() -> None:
