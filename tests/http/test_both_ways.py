@@ -22,7 +22,7 @@ from greenroom.actors.messages.queries import (
 )
 from greenroom.http_front import short_way
 from greenroom.http_front.responses import StreamedBody
-from tests.http.wire import connected, turn_over
+from tests.http.wire import connected, exchange, turn_over
 
 pytestmark = pytest.mark.anyio
 
@@ -119,11 +119,7 @@ def answer(asked):
 
 
 async def said(front, request):
-    connection = connected(front)
-    connection.say(request)
-    await turn_over()
-    await connection.end()
-    written = connection.wire.written
+    written = await exchange(front, request)
     responses = re.findall(rb"HTTP/1.1 [2-5]", written)
     assert len(re.findall(rb"\ndate: [^\r]* GMT\r", written)) == len(responses), "one each"
     return re.sub(rb"date: [^\r]* GMT", b"date: now", written)

@@ -2,13 +2,12 @@
 
 import contextlib
 import os
-import re
 import time
 
 import psutil
 import pytest
 
-from tests.http.test_upgrades import OPENING, head, statuses
+from tests.http.wire import OPENING, head, statuses
 
 MIB = 1024 * 1024
 GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -115,25 +114,3 @@ def test_pipelined_answers_that_are_not_read_hold_up_the_requests(start_front, u
         before = front.ask("/seen").json["asked"]
         assert front.ask("/seen").json["asked"] == before + 1
         assert rss(front) < 200 * MIB
-
-
-# --- trailers -------------------------------------------------------------------------------------
-
-CHUNKED = head(b"POST", b"/first", b"Transfer-Encoding: chunked") + b"3\r\nabc\r\n0\r\n"
-TRAILERS = (
-    b"X-Remote-User: root\r\nAuthorization: x\r\nX-Serve-Call-Method: wipe\r\n"
-    b"X-Request-Timeout-Seconds: nonsense\r\nExpect: 100-continue\r\nHost: other\r\n\r\n"
-)
-LAST = b"GET /second HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-
-
-@pytest.mark.parametrize("cut", [0, 1, len(TRAILERS) // 2, len(TRAILERS)])
-def test_trailers_never_become_headers(front, cut):
-    with front.connect() as connection:
-        connection.sendall(CHUNKED + TRAILERS[:cut])
-        front.ask("/-/healthz")
-        connection.sendall(TRAILERS[cut:] + LAST)
-        received = read_all(connection)
-    assert statuses(received) == [200, 200]
-    headers = re.findall(rb'"headers": \[(.*?)\]', received)
-    assert headers == [b'"host", "transfer-encoding"', b'"host", "connection"']

@@ -7,7 +7,7 @@ import pytest
 
 from tests.http.conftest import FrontProcess
 from tests.http.test_bounds import FILES, MANY
-from tests.http.test_upgrades import OPENING, head, statuses
+from tests.http.wire import OPENING, head, statuses
 from tests.support.certificates import certificate
 
 

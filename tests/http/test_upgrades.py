@@ -3,24 +3,20 @@
 Each is followed by a second request on the same connection, as an attacker would hide it in a body.
 """
 
-import contextlib
 import re
 import socket
 from pathlib import Path
 
 import pytest
 
+from tests.http.wire import OPENING, exchange, head, statuses
 from tests.support.programs import needed
 from tests.support.systems import free_port
 
+pytestmark = pytest.mark.anyio
+
 SECOND = b"GET /second HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 HIDDEN = b"GET /hidden HTTP/1.1\r\nHost: x\r\n\r\n"
-OPENING = (
-    b"Connection: Upgrade",
-    b"Upgrade: websocket",
-    b"Sec-WebSocket-Version: 13",
-    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
-)
 UPGRADES = {
     "foo": (b"Connection: upgrade", b"Upgrade: foo"),
     "h2c": (
@@ -33,79 +29,57 @@ UPGRADES = {
 }
 
 
-def head(method, path, *lines):
-    return b"\r\n".join([b"%s %s HTTP/1.1" % (method, path), b"Host: x", *lines, b"", b""])
-
-
 def framed(body, coding):
     if coding == "length":
         return b"Content-Length: %d" % len(body), body
     return b"Transfer-Encoding: chunked", b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
 
 
-def exchange(front, *segments):
-    """Send each segment when the one before it has surely been read; return all that comes."""
-    received = b""
-    with front.connect() as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for segment in segments:
-            if segment is not segments[0]:
-                front.ask("/-/healthz")  # by the same worker, after what came before
-            connection.sendall(segment)
-        with contextlib.suppress(ConnectionResetError):
-            while piece := connection.recv(65536):
-                received += piece
-    return received
-
-
-def statuses(received):
-    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", received)]
-
-
-def paths(received):
-    return re.findall(rb'"path": "(.*?)".*?"body_size": (\d+)', received)
+def asked(app):
+    """Return the bodies of all queries, by their paths."""
+    return {each.path: each.call.body for each in app.link.asked}
 
 
 @pytest.mark.parametrize("coding", ["length", "chunks"])
 @pytest.mark.parametrize("is_cut", [False, True], ids=["at once", "body in a second segment"])
 @pytest.mark.parametrize("lines", UPGRADES.values(), ids=UPGRADES)
-def test_one_with_a_body_is_served_as_the_plain_request_that_it_is(front, lines, is_cut, coding):
+async def test_one_with_a_body_is_served_as_the_plain_request_that_it_is(
+    app, lines, is_cut, coding
+):
     line, body = framed(HIDDEN, coding)
     first = head(b"POST", b"/first", *lines, line)
     segments = (first, body + SECOND) if is_cut else (first + body + SECOND,)
-    received = exchange(front, *segments)
-    assert statuses(received) == [200, 200]
-    assert paths(received) == [(b"/first", b"%d" % len(HIDDEN)), (b"/second", b"0")]
-    assert "/hidden" not in front.ask("/seen").json["asked_paths"]
+    assert statuses(await exchange(app.front, *segments)) == [200, 200]
+    assert asked(app) == {"/first": HIDDEN, "/second": b""}
 
 
 @pytest.mark.parametrize("lines", [UPGRADES["foo"], UPGRADES["h2c"]])
-def test_one_without_a_body_is_served_and_what_follows_is_not_lost(front, lines):
-    received = exchange(front, head(b"GET", b"/first", *lines) + SECOND)
-    assert paths(received) == [(b"/first", b"0"), (b"/second", b"0")]
+async def test_one_without_a_body_is_served_and_what_follows_is_not_lost(app, lines):
+    await exchange(app.front, head(b"GET", b"/first", *lines) + SECOND)
+    assert asked(app) == {"/first": b"", "/second": b""}
 
 
 @pytest.mark.parametrize("coding", ["length", "chunks"])
 @pytest.mark.parametrize("is_cut", [False, True], ids=["at once", "body in a second segment"])
-def test_a_websockets_opening_with_a_body_is_refused_and_closed(front, is_cut, coding):
+async def test_a_websockets_opening_with_a_body_is_refused_and_closed(app, is_cut, coding):
     line, body = framed(HIDDEN, coding)
     first = head(b"GET", b"/opening", *OPENING, line)
     segments = (first, body + SECOND) if is_cut else (first + body + SECOND,)
-    received = exchange(front, *segments)
+    received = await exchange(app.front, *segments)
     assert statuses(received) == [400]
     assert b"connection: close" in received
-    assert not {"/hidden", "/opening"} & set(front.ask("/seen").json["asked_paths"])
+    assert not asked(app)
 
 
-def test_an_opening_towards_a_plain_route_is_answered_as_that_and_closed(front):
-    received = exchange(front, head(b"GET", b"/plain", *OPENING) + HIDDEN)
+async def test_an_opening_towards_a_plain_route_is_answered_as_that_and_closed(app):
+    received = await exchange(app.front, head(b"GET", b"/plain", *OPENING) + HIDDEN)
     assert statuses(received) == [200]
     assert b"connection: close" in received
-    assert "/hidden" not in front.ask("/seen").json["asked_paths"]
+    assert "/hidden" not in asked(app)
 
 
-def test_an_empty_body_is_none(front):
-    received = exchange(front, head(b"GET", b"/plain", *OPENING, b"Content-Length: 0"))
+async def test_an_empty_body_is_none(app):
+    received = await exchange(app.front, head(b"GET", b"/plain", *OPENING, b"Content-Length: 0"))
     assert statuses(received) == [200]
 
 
@@ -121,16 +95,16 @@ FAILING = {
 
 
 @pytest.mark.parametrize("lines", FAILING.values(), ids=FAILING)
-def test_an_opening_whose_handshake_fails_is_answered_and_closed(front, lines):
-    (status,) = statuses(exchange(front, head(b"GET", b"/failing", *lines) + HIDDEN))
+async def test_an_opening_whose_handshake_fails_is_answered_and_closed(app, lines):
+    (status,) = statuses(await exchange(app.front, head(b"GET", b"/failing", *lines) + HIDDEN))
     assert status in {400, 426}
-    assert "/hidden" not in front.ask("/seen").json["asked_paths"]
+    assert "/hidden" not in asked(app)
 
 
-def test_a_tunnel_is_refused_and_closed(front):
+async def test_a_tunnel_is_refused_and_closed(app):
     request = b"CONNECT other:443 HTTP/1.1\r\nHost: other:443\r\n\r\n"
-    assert statuses(exchange(front, request + HIDDEN)) == [501]
-    assert "/hidden" not in front.ask("/seen").json["asked_paths"]
+    assert statuses(await exchange(app.front, request + HIDDEN)) == [501]
+    assert "/hidden" not in asked(app)
 
 
 # --- behind a proxy of another maker --------------------------------------------------------------
@@ -161,6 +135,10 @@ http {{
     }}
 }}
 """
+
+
+def paths(received):
+    return re.findall(rb'"path": "(.*?)".*?"body_size": (\d+)', received)
 
 
 def documented(port):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from typing import Any
 
 from greenroom.http_front import short_way
@@ -97,6 +98,34 @@ class Conversation:
         self.protocol.connection_lost(None)
         while self.connections.tasks:
             await asyncio.wait(self.connections.tasks)
+
+
+OPENING = (
+    b"Connection: Upgrade",
+    b"Upgrade: websocket",
+    b"Sec-WebSocket-Version: 13",
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+)
+
+
+def head(method: bytes, path: bytes, *lines: bytes) -> bytes:
+    return b"\r\n".join([b"%s %s HTTP/1.1" % (method, path), b"Host: x", *lines, b"", b""])
+
+
+def statuses(received: bytes) -> list[int]:
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", received)]
+
+
+async def exchange(front: Front, *segments: bytes) -> bytes:
+    """Send each segment when the one before it has been dealt with; return all that comes."""
+    connection = connected(front)
+    for segment in segments:
+        if not connection.wire.closed:
+            connection.say(segment)
+            await turn_over()
+    written = connection.wire.written
+    await connection.end()
+    return written
 
 
 def connected(front: Front) -> Conversation:
