@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
-import select
-import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -22,16 +19,13 @@ from greenroom.core.errors import InvalidRequestError
 from greenroom.http_front.asgi import App, Event, Headers, Receive, Scope, Send
 from greenroom.http_front.request import REQUEST_KEY
 
-CHECK_FAILED = 1
-CHECK_TIMEOUT_S = 15.0  # below what the host gives the front to answer
-
 
 def around(app: App, options: HTTPOptions) -> App:
     """Return ``app`` with the middlewares around it, and checks around each of them.
 
     Raises InvalidRequestError naming the one that cannot be imported or made, and the reason.
     """
-    return partial(_outermost, wrapped(options, partial(_innermost, app)))
+    return partial(_outermost, _wrapped(options, partial(_innermost, app)))
 
 
 async def _outermost(chain: App, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,7 +71,7 @@ class _Watched:
             raise
 
 
-def wrapped(options: HTTPOptions, app: App) -> App:
+def _wrapped(options: HTTPOptions, app: App) -> App:
     """Put the middlewares around ``app``, the first one outermost, and CORS around all."""
     folder = options.middlewares_dir
     if folder is not None and folder not in sys.path:
@@ -143,44 +137,3 @@ def _imported(path: str) -> Callable[..., App]:
             "a class or a function that takes the app to wrap"
         )
     return found  # type: ignore[no-any-return]
-
-
-def check(options: HTTPOptions) -> None:
-    """Make the middlewares once, in a process of its own; raises InvalidRequestError.
-
-    gunicorn would start a worker that fails at this again and again. It is a process of its own
-    because a middleware may start threads, or register what cannot be registered twice.
-    """
-    if not options.middlewares:
-        return
-    read_fd, write_fd = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.close(read_fd)
-        _check_and_exit(options, write_fd)
-    os.close(write_fd)
-    with os.fdopen(read_fd, "rb") as pipe:
-        is_late = not select.select([pipe], [], [], CHECK_TIMEOUT_S)[0]
-        if is_late:
-            os.kill(pid, signal.SIGKILL)
-        problem = pipe.read().decode()
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if problem or status:
-        what = f"took over {CHECK_TIMEOUT_S:g} s" if is_late else "ended the process"
-        paths = ", ".join(each.path for each in options.middlewares)
-        raise InvalidRequestError(problem or f"making the middlewares {paths} {what}")
-
-
-def _check_and_exit(options: HTTPOptions, fd: int) -> None:
-    status = CHECK_FAILED
-    with contextlib.suppress(BaseException):  # this process must never become another master
-        try:
-            wrapped(options, _nothing)
-            status = 0
-        except InvalidRequestError as error:
-            os.write(fd, " ".join(str(error).split()).encode())
-    os._exit(status)
-
-
-async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """Stand for the app while the middlewares are only tried."""

@@ -82,6 +82,14 @@ class FrontArbiter(Arbiter):  # type: ignore[misc]  # gunicorn ships no types
         with self._pulse.patience(limit_s + DRAIN_MARGIN_S):
             super().stop(graceful)
 
+    def halt(self, reason: str | None = None, exit_status: int = 0) -> None:
+        """End; what has kept a worker from starting comes last, for those who wait for us."""
+        try:
+            super().halt(reason, exit_status)
+        finally:
+            self.app.problems.seek(0)
+            sys.stderr.write(self.app.problems.read())
+
 
 def _begin_worker(worker: Any) -> None:
     for listener in worker.sockets:
@@ -96,6 +104,7 @@ class FrontServer(BaseApplication):  # type: ignore[misc]  # gunicorn ships no t
         self._settings = settings
         self._fd = fd
         self._make_link = make_link
+        self.problems = os.fdopen(os.memfd_create("problems"), "w+")  # of workers, for the master
         super().__init__()
 
     def load_config(self) -> None:
@@ -113,8 +122,12 @@ class FrontServer(BaseApplication):  # type: ignore[misc]  # gunicorn ships no t
             sys.exit(1)
 
     def load(self) -> Front:
-        """Make one worker's application; gunicorn calls it in the worker."""
-        return Front(self._settings, self._make_link(self._settings))
+        """Make one worker's application; gunicorn calls it in the worker, and ends if it cannot."""
+        try:
+            return Front(self._settings, self._make_link(self._settings))
+        except InvalidRequestError as error:
+            print(*str(error).split(), file=self.problems, flush=True)
+            sys.exit(Arbiter.APP_LOAD_ERROR)
 
 
 def inherited_fd(environ: dict[str, str] | os._Environ[str]) -> int | None:
@@ -136,10 +149,6 @@ def run(settings: HostSettings, make_link: MakeLink = Link) -> None:
     show_title(FRONT_ROLE)
     if logging.lastResort is not None:  # writes to logs/front.log, by way of stderr
         logging.lastResort.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
-    if settings.http.middlewares:
-        from greenroom.http_front import middlewares  # noqa: PLC0415  # few need it
-
-        middlewares.check(settings.http)
     keep_freed_memory()
     raise_limit()  # of the workers, too
     server = FrontServer(settings, inherited_fd(os.environ), make_link)

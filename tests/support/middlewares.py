@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from typing import Any
 
 from starlette.middleware.base import BaseHTTPMiddleware
@@ -117,16 +115,6 @@ def unfinished(app: Any) -> Any:
     return passing_on
 
 
-class DiesWhenMade:
-    def __init__(self, app: Any) -> None:
-        os._exit(3)
-
-
 class FailsWhenMade:
     def __init__(self, app: Any) -> None:
         raise ValueError("no licence\nfor this")
-
-
-class HangsWhenMade:
-    def __init__(self, app: Any) -> None:
-        threading.Event().wait()
