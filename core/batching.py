@@ -8,8 +8,8 @@ begin, the due head whose first item came first is the next batch. So items of a
 order in which they came, and none waits for longer than ``wait_s`` while a batch may begin.
 
 ``size_of`` is a function of the user's that returns the size of a list of items; without it, each
-item counts one. It is called for each new item, once for the item alone and once for the head that
-it may join.
+item counts one. It is called with each head that an item may join. An item that has no size, or is
+too large alone, is refused once it is the first.
 
 In a continuous batch, a stream *waits* until there is a place, then it is *live* until it is
 removed: finished, failed, left by its caller, or past its deadline. Places are given in the order
@@ -76,9 +76,6 @@ class Batches(Generic[T]):
         is_first = line is None
         if line is None:
             line = self._lines[group] = _Line()
-        elif self._size_of is not None and (problem := self._problem(item)):
-            self.refused.append((item, problem))
-            return True
         was_full = line.is_full
         line.items[item] = now
         self._grow(group, line)
@@ -135,46 +132,37 @@ class Batches(Generic[T]):
     def _grow(self, group: Hashable, line: _Line[T]) -> None:
         """Take into the head what fits."""
         if self._size_of is None:
-            line.fitting = min(len(line.items), int(self._max_size))
-            line.is_full = line.fitting == self._max_size
+            number = len(line.items)
+            line.is_full = number >= self._max_size
+            line.fitting = int(self._max_size) if line.is_full else number
         while self._size_of is not None and not line.is_full and line.fitting < len(line.items):
-            self._grow_by_one(line)
+            head = list(islice(line.items, line.fitting + 1))
+            problem: Exception | None = None
+            try:
+                size = self._size(head)
+            except Exception as error:  # it is the user's function
+                size, problem = math.inf, error
+            if size > self._max_size and len(head) == 1:
+                del line.items[head[0]]
+                self.refused.append((head[0], problem or _too_large(size, self._max_size)))
+                continue
+            line.fitting += size <= self._max_size
+            line.is_full = size >= self._max_size
         if not line.items:
             del self._lines[group]
-
-    def _grow_by_one(self, line: _Line[T]) -> None:
-        head = list(islice(line.items, line.fitting + 1))
-        problem = self._problem(head[-1]) if len(head) == 1 else None
-        try:
-            size = math.inf if problem else self._size(head)
-        except Exception as error:  # it is the user's function
-            problem = error
-        if problem is not None:
-            del line.items[head[-1]]
-            self.refused.append((head[-1], problem))
-            return
-        if size <= self._max_size:
-            line.fitting += 1
-        line.is_full = size >= self._max_size
-
-    def _problem(self, item: T) -> Exception | None:
-        """Return why an item fits in no batch, not even alone."""
-        try:
-            size = self._size([item])
-        except Exception as error:  # it is the user's function
-            return error
-        if size <= self._max_size:
-            return None
-        return InvalidRequestError(
-            f"an item of size {size:g} is larger than max_batch_size={self._max_size:g}; "
-            f"split it, raise max_batch_size, or look at batch_size_fn"
-        )
 
     def _size(self, items: list[T]) -> float:
         size = self._size_of(items) if self._size_of is not None else len(items)
         if not isinstance(size, Real) or math.isnan(size):
             raise TypeError(f"batch_size_fn returned {size!r}, which is no number")
         return float(size)
+
+
+def _too_large(size: float, max_size: float) -> Exception:
+    return InvalidRequestError(
+        f"an item of size {size:g} is larger than max_batch_size={max_size:g}; split it, raise "
+        "max_batch_size, or look at batch_size_fn"
+    )
 
 
 # --- Continuous batches ---------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from functools import partial
 from typing import Any, NamedTuple, ParamSpec, Protocol, Self, TypeVar, overload
 
@@ -36,11 +36,19 @@ from greenroom.actors.runtime import tracing
 from greenroom.core.batching import Batches
 from greenroom.core.errors import GreenroomError
 from greenroom.core.validation import is_number
-from greenroom.serve.decorators.per_instance import Outcome, PerInstance, check_whole
+from greenroom.serve.decorators.per_instance import (
+    MAX_AHEAD,
+    Args,
+    Decorated,
+    End,
+    Failure,
+    check_whole,
+    received,
+    streaming,
+)
 
 __all__ = ["batch"]
 
-MAX_AHEAD = 256  # values of a streaming batch that one item may be behind
 _ENDS = (StopIteration, StopAsyncIteration)
 
 
@@ -158,15 +166,10 @@ def batch(
 
     def decorate(target: Any) -> Any:
         _check_function(target)
-        limits = _Limits(max_batch_size, float(batch_wait_timeout_s))
-        return _wrapped(_Batching(target, limits, max_concurrent_batches, batch_size_fn))
+        limits = max_batch_size, float(batch_wait_timeout_s), max_concurrent_batches
+        return _Batching(target, _Settings(*limits, batch_size_fn)).wrapped()
 
     return decorate if function is None else decorate(function)
-
-
-class _Limits(NamedTuple):
-    max_size: int
-    wait_s: float
 
 
 def _check_wait(value: Any) -> None:
@@ -192,248 +195,209 @@ def _check_function(target: Any) -> None:
         raise TypeError(f"{target.__qualname__}: a batch function needs a parameter for the list")
 
 
-def _wrapped(batching: _Batching) -> Any:
-    """Return what users call in place of the batch function."""
-
-    @functools.wraps(batching.function)
-    async def returning(*args: Any, **kwargs: Any) -> Any:
-        item = batching.submit(_Call, returning, args, kwargs)
-        try:
-            return (await item.future).get()
-        finally:
-            item.leave()
-
-    @functools.wraps(batching.function)
-    async def streaming(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        item = batching.submit(_StreamCall, streaming, args, kwargs)
-        try:
-            while (outcome := await item.next()) is not None:
-                yield outcome.get()
-        finally:
-            item.leave()
-
-    wrapper: Any = streaming if inspect.isasyncgenfunction(batching.function) else returning
-    wrapper.set_max_batch_size = batching.set_max_batch_size
-    wrapper.set_batch_wait_timeout_s = batching.set_batch_wait_timeout_s
-    return wrapper
+class _Settings(NamedTuple):
+    max_size: int
+    wait_s: float
+    max_batches: int
+    size_fn: Callable[[list[Any]], float] | None
 
 
-class _Batching:
-    """A batch function, its settings, and the queues of its instances. Pickles without queues."""
+class _Batching(Decorated["_Queue", _Settings]):
+    """A batch function, its settings, and the queues of its instances."""
 
-    def __init__(
-        self, function: Any, limits: _Limits, max_batches: int, size_fn: Callable[..., float] | None
-    ) -> None:
-        self.function = function
-        self.limits = limits
-        self.max_batches = max_batches
-        self._size_fn = size_fn
-        self._queues: PerInstance[_Queue] = PerInstance("serve.batch", function)
-        self._signatures: dict[int, inspect.Signature] = {}  # without so many first parameters
+    decorator = "serve.batch"
 
-    def __getstate__(self) -> Any:
-        return self.function, self.limits, self.max_batches, self._size_fn
+    def wrapped(self) -> Any:
+        """Return what users call in place of the batch function."""
 
-    def __setstate__(self, state: Any) -> None:
-        self.__init__(*state)  # type: ignore[misc]  # a copy begins anew
+        @functools.wraps(self.function)
+        async def returning(*args: Any, **kwargs: Any) -> Any:
+            call = self._begin(_Call, *self.split(returning, args, kwargs))
+            try:
+                result = await call.future
+            except asyncio.CancelledError:  # the caller's own: a batch's is a GreenroomError
+                call.leave()
+                raise
+            return received(result)
 
-    def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Change the limit; ValueError below 1."""
-        check_whole("max_batch_size", max_batch_size, 1)
-        self._set(self.limits._replace(max_size=max_batch_size))
+        wrapper: Any = returning
+        if inspect.isasyncgenfunction(self.function):
+            wrapper = streaming(self, partial(self._begin, _StreamCall))
+        wrapper.set_max_batch_size = self._set_max_batch_size
+        wrapper.set_batch_wait_timeout_s = self._set_batch_wait_timeout_s
+        return wrapper
 
-    def set_batch_wait_timeout_s(self, batch_wait_timeout_s: float) -> None:
-        """Change how long the first item of a batch waits for others; ValueError below 0."""
-        _check_wait(batch_wait_timeout_s)
-        self._set(self.limits._replace(wait_s=float(batch_wait_timeout_s)))
+    def make(self, loop: asyncio.AbstractEventLoop) -> _Queue:
+        """Make an instance's queue."""
+        return _Queue(self, loop)
 
-    def _set(self, limits: _Limits) -> None:
-        self.limits = limits
-        for queue in self._queues.all():
-            queue.limits_changed()
-
-    def submit(
-        self, kind: type[I], wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> I:
-        """Put one call into the queue of its instance on the running loop."""
-        owner = self._queues.owner(wrapper, args)
-        values = self._values(self._signature(len(owner)), args[len(owner) :], kwargs)
-        queue = self._queues.get(owner, lambda loop: _Queue(self, loop))
-        item = kind(queue, owner, values)
-        queue.add(item)
-        return item
-
-    @staticmethod
-    def _values(
-        signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, ...]:
-        """Return what a call gives each parameter; TypeError as for any function."""
-        if len(args) == 1 == len(signature.parameters) and not kwargs:  # binding takes 8 us
-            (parameter,) = signature.parameters.values()
-            if parameter.kind is not parameter.KEYWORD_ONLY:
-                return args
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return tuple(bound.arguments.values())
-
-    def call(self, items: list[_Call]) -> Any:
+    def call(self, calls: list[_Call]) -> Any:
         """Call the batch function with a list for each parameter."""
-        owner = items[0].owner
+        owner = calls[0].owner
+        columns = zip(*[call.values for call in calls], strict=True)
         positional, named = [], {}
-        for number, parameter in enumerate(self._signature(len(owner)).parameters.values()):
-            column = [item.values[number] for item in items]
+        for parameter, column in zip(self.parameters(owner), columns, strict=True):
             if parameter.kind is parameter.KEYWORD_ONLY:
-                named[parameter.name] = column
+                named[parameter.name] = list(column)
             else:
-                positional.append(column)
+                positional.append(list(column))
         return self.function(*owner, *positional, **named)
-
-    def _signature(self, skipped: int) -> inspect.Signature:
-        """Return the parameters that become lists; TypeError where there is none."""
-        signature = self._signatures.get(skipped)
-        if signature is None:
-            signature = inspect.signature(self.function)
-            parameters = list(signature.parameters.values())[skipped:]
-            if not parameters:
-                raise TypeError(
-                    f"{self.function.__qualname__}: a batch function needs a parameter for the list"
-                )
-            self._signatures[skipped] = signature = signature.replace(parameters=parameters)
-        return signature
 
     @property
     def size_of(self) -> Callable[[list[_Call]], float] | None:
-        """What tells the size of some items; None to count them."""
-        size_fn = self._size_fn
+        """What returns the size of some calls; None to count them."""
+        size_fn = self.settings.size_fn
         if size_fn is None:
             return None
-        return lambda items: size_fn([item.values[0] for item in items])
+        return lambda calls: size_fn([call.values[0] for call in calls])
+
+    def _begin(self, kind: type[C], owner: Args, values: Args) -> C:
+        call = kind(self.state(owner), owner, values)
+        call.queue.add(call)
+        return call
+
+    def _set_max_batch_size(self, max_batch_size: int) -> None:
+        """Change the limit; ValueError below 1."""
+        check_whole("max_batch_size", max_batch_size, 1)
+        self._set(self.settings._replace(max_size=max_batch_size))
+
+    def _set_batch_wait_timeout_s(self, batch_wait_timeout_s: float) -> None:
+        """Change how long the first item of a batch waits for others; ValueError below 0."""
+        _check_wait(batch_wait_timeout_s)
+        self._set(self.settings._replace(wait_s=float(batch_wait_timeout_s)))
+
+    def _set(self, settings: _Settings) -> None:
+        self.settings = settings
+        for queue in self.states():
+            queue.limits_changed()
 
 
 class _Call:
-    """One call, and the future of its outcome."""
+    """One call, and the future of its result."""
 
-    __slots__ = ("added_at", "batch", "context", "future", "owner", "query", "queue", "values")
+    __slots__ = (
+        *("added_at", "batch", "context", "future", "group", "is_wanted"),
+        *("owner", "query", "queue", "values"),
+    )
 
-    def __init__(self, queue: _Queue, owner: tuple[Any, ...], values: tuple[Any, ...]) -> None:
+    def __init__(self, queue: _Queue, owner: Args, values: Args) -> None:
         self.queue = queue
         self.owner = owner  # the instance, in a tuple; empty for a function
         self.values = values  # of the parameters
-        self.context: Context = copy_context()
         self.query = user_context.running.get()
-        self.batch: _Running | None = None  # once it has begun
-        self.future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self.added_at = 0.0
-
-    @property
-    def group(self) -> Any:
-        """What the items of a batch have in common."""
-        return user_context.batching_group(self.query)
-
-    def put(self, outcome: Outcome | None) -> None:
-        """Give the caller its outcome."""
-        if not self.future.done() and outcome is not None:
-            self.future.set_result(outcome)
+        self.group = user_context.batching_group(self.query)  # what a batch's calls have in common
+        self.context = copy_context()
+        self.batch: _Batch | None = None  # once it has begun
+        self.is_wanted = True
+        self.added_at = queue.loop.time()
+        self.future: asyncio.Future[Any] = queue.loop.create_future()
 
     @property
     def is_behind(self) -> bool:
         """Whether the batch has to wait for the caller."""
         return False
 
+    def put(self, result: Any) -> None:
+        """Give the caller its result, or a Failure."""
+        if not self.future.done():
+            self.future.set_result(result)
+
+    def give(self, result: Any) -> None:
+        """Give the caller what the batch function made for it."""
+        self.put(Failure.of(result) if isinstance(result, Exception) else result)
+
     def leave(self) -> None:
-        """Want nothing more. A batch with no other item is cancelled."""
+        """Want nothing more. A batch in which nothing is wanted is cancelled."""
+        was_wanted, self.is_wanted = self.is_wanted, False
         if self.batch is None:
             self.queue.remove(self)
-        elif self.batch.drop(self) and not self.batch.wanted:
-            self.batch.cancel()
+        elif was_wanted:
+            self.batch.left()
 
 
 class _StreamCall(_Call):
-    """One call of a generator, and what arrives for its caller: outcomes, and None at the end."""
+    """One call of a generator, and what arrives for its caller."""
 
     __slots__ = ("arrived",)
 
-    def __init__(self, queue: _Queue, owner: tuple[Any, ...], values: tuple[Any, ...]) -> None:
+    def __init__(self, queue: _Queue, owner: Args, values: Args) -> None:
         super().__init__(queue, owner, values)
-        self.arrived: asyncio.Queue[Outcome | None] = asyncio.Queue()
+        self.arrived: asyncio.Queue[Any] = asyncio.Queue()
 
-    def put(self, outcome: Outcome | None) -> None:
-        """Give the caller another outcome."""
-        self.arrived.put_nowait(outcome)
+    def put(self, result: Any) -> None:
+        """Give the caller another value, a Failure or End."""
+        if self.is_wanted:
+            self.is_wanted = not (result is End or type(result) is Failure)
+            self.arrived.put_nowait(result)
+
+    def give(self, result: Any) -> None:
+        """Give the caller another value; StopIteration, or its class, ends the stream."""
+        is_end = result in _ENDS if isinstance(result, type) else isinstance(result, _ENDS)
+        self.put(End) if is_end else super().give(result)
 
     @property
     def is_behind(self) -> bool:
         """Whether the batch has to wait for the caller."""
-        return self.arrived.qsize() >= MAX_AHEAD
+        return self.is_wanted and self.arrived.qsize() >= MAX_AHEAD
 
-    async def next(self) -> Outcome | None:
-        """Wait for the next value; None at the end."""
-        outcome = await self.arrived.get()
+    def taken(self) -> None:
+        """Let a batch go on that has waited for the caller."""
         if self.batch is not None:
             self.batch.moved.set()
-        return outcome
 
 
-I = TypeVar("I", bound=_Call)  # noqa: E741  # the item
+C = TypeVar("C", bound=_Call)
 
 
-class _Running:
+class _Batch:
     """A batch that has begun."""
 
-    def __init__(self, batching: _Batching, items: list[_Call]) -> None:
+    def __init__(self, batching: _Batching, calls: list[_Call]) -> None:
         self._batching = batching
-        self._name = batching.function.__qualname__
-        self._items = items
-        self.wanted: dict[_Call, None] = dict.fromkeys(items)  # those whose callers still wait
+        self._calls = calls
         self.moved = asyncio.Event()  # set when a caller has taken a value, or left
-        self._task: asyncio.Task[None] | None = None
         self._query: RunningQuery | None = None  # what its calls through handles belong to
+        for call in calls:
+            call.batch = self
+        self.task = calls[0].context.run(asyncio.create_task, self._run())
 
-    def start(self) -> asyncio.Task[None]:
-        """Begin, in the context of the first item."""
-        for item in self._items:
-            item.batch = self
-        self._task = self._items[0].context.run(asyncio.create_task, self._run())
-        return self._task
+    @property
+    def is_wanted(self) -> bool:
+        """Whether any caller waits for more."""
+        return any(call.is_wanted for call in self._calls)
 
-    def cancel(self) -> None:
-        """End it: its callers have left; harmless when it is done."""
-        if self._task is not None:
-            self._task.cancel()
-        if self._query is not None:
-            self._query.cancel_calls()
-
-    def drop(self, item: _Call) -> bool:
-        """Give an item nothing any more; return whether there was anything to come."""
+    def left(self) -> None:
+        """End the batch once all callers have left; harmless when it is over."""
         self.moved.set()
-        return self.wanted.pop(item, self) is None
+        if not self.task.done() and not self.is_wanted:
+            self.task.cancel()
+            if self._query is not None:
+                self._query.cancel_calls()
 
     async def _run(self) -> None:
-        self._query = user_context.begin_batch(item.query for item in self._items)
+        self._query = user_context.begin_batch(call.query for call in self._calls)
         if tracing.active is None:
             await self._call()
             return
-        spans = [None if item.query is None else item.query.span for item in self._items]
-        with tracing.active.batch(self._name, spans):
+        spans = [None if call.query is None else call.query.span for call in self._calls]
+        with tracing.active.batch(self._batching.name, spans):
             await self._call()
 
     async def _call(self) -> None:
         try:
-            called = self._batching.call(self._items)
+            called = self._batching.call(self._calls)
             if isinstance(called, AsyncGenerator):
                 await self._stream(called)
             else:
-                for item, result in self._pairs(await called, "returned"):
-                    item.put(_outcome(result))
-                self.wanted.clear()
+                self._put(await called, "returned")
         except asyncio.CancelledError as error:
-            if not self.wanted:
+            if not self.is_wanted:
                 raise
-            failure = GreenroomError(f"{self._name} was cancelled with a batch under way")
+            failure = GreenroomError(f"{self._batching.name} was cancelled with a batch under way")
             failure.__cause__ = error
-            self._put_all(Outcome.failed(failure))
+            self._put_all(Failure.of(failure))
         except BaseException as error:  # SystemExit too ends its own queries, and nothing else
-            self._put_all(Outcome.failed(error))
+            self._put_all(Failure.of(error))
         finally:
             if self._query is not None:
                 self._query.has_ended = True
@@ -441,47 +405,34 @@ class _Running:
     async def _stream(self, called: AsyncGenerator[Any, None]) -> None:
         async with aclosing(called) as steps:
             async for step in steps:
-                for item, result in self._pairs(step, "yielded"):
-                    if item in self.wanted:
-                        self._put_step(item, result)
-                if not self.wanted:
-                    return
-                while any(item.is_behind for item in self.wanted):
+                self._put(step, "yielded")
+                while any(call.is_behind for call in self._calls):
                     self.moved.clear()
                     await self.moved.wait()
-        self._put_all(None)
+                if not self.is_wanted:
+                    return
+        self._put_all(End)
 
-    def _put_step(self, item: _Call, result: Any) -> None:
-        if result in _ENDS if isinstance(result, type) else isinstance(result, _ENDS):
-            item.put(None)
-            self.drop(item)
-        else:
-            item.put(_outcome(result))
-            if isinstance(result, Exception):
-                self.drop(item)
+    def _put_all(self, result: Any) -> None:
+        for call in self._calls:
+            call.put(result)
 
-    def _put_all(self, outcome: Outcome | None) -> None:
-        for item in self.wanted:
-            item.put(outcome)
-
-    def _pairs(self, results: Any, did: str) -> Any:
-        """Pair the items with their results; GreenroomError where that does not work out."""
+    def _put(self, results: Any, did: str) -> None:
+        """Give each caller its result; GreenroomError where that does not work out."""
+        name, number = self._batching.name, len(self._calls)
         is_list = hasattr(results, "__len__") and hasattr(results, "__getitem__")
         if not is_list or isinstance(results, str | bytes | Mapping):
             raise GreenroomError(
-                f"{self._name} {did} a {type(results).__name__}; a batch function gives a list "
-                "with one result per item"
+                f"{name} {did} a {type(results).__name__}; a batch function gives a list with one "
+                "result per item"
             )
-        if len(results) != len(self._items):
+        if len(results) != number:
             raise GreenroomError(
-                f"{self._name} {did} {len(results)} results for a batch of {len(self._items)} "
-                "items; it must give one per item, in their order"
+                f"{name} {did} {len(results)} results for a batch of {number} items; it must give "
+                "one per item, in their order"
             )
-        return zip(self._items, results, strict=True)
-
-
-def _outcome(result: Any) -> Outcome:
-    return Outcome.failed(result) if isinstance(result, Exception) else Outcome(result)
+        for call, result in zip(self._calls, results, strict=True):
+            call.give(result)
 
 
 class _Queue:
@@ -491,22 +442,26 @@ class _Queue:
         self._batching = batching
         # A strong reference would keep the loop, which is the key of this in a weak dict, for ever.
         self._loop = weakref.ref(loop)
-        self._batches: Batches[_Call] = Batches(
-            *batching.limits, batching.max_batches, batching.size_of
-        )
+        self._batches: Batches[_Call] = Batches(*batching.settings[:3], batching.size_of)
         self._timer: asyncio.Handle | None = None
         self._timer_at = 0.0
-        self._tasks: set[asyncio.Task[None]] = set()  # loops do not keep their tasks alive
+        self._running: set[_Batch] = set()  # loops do not keep their tasks alive
 
-    def add(self, item: _Call) -> None:
-        """Add an item that waits."""
-        item.added_at = asyncio.get_running_loop().time()
-        if self._batches.add(item, item.group, item.added_at):
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop; to ask asyncio for the running one takes a system call."""
+        loop = self._loop()
+        assert loop is not None, "it runs"
+        return loop
+
+    def add(self, call: _Call) -> None:
+        """Add a call that waits."""
+        if self._batches.add(call, call.group, call.added_at):
             self._arm()
 
-    def remove(self, item: _Call) -> None:
-        """Forget an item that waits."""
-        self._batches.remove(item, item.group)
+    def remove(self, call: _Call) -> None:
+        """Forget a call that waits."""
+        self._batches.remove(call, call.group)
         self._arm()
 
     def limits_changed(self) -> None:
@@ -520,16 +475,16 @@ class _Queue:
             loop.call_soon_threadsafe(self._take_limits)
 
     def _take_limits(self) -> None:
-        self._batches.set_limits(*self._batching.limits)
+        self._batches.set_limits(*self._batching.settings[:2])
         self._arm()
 
     def _arm(self) -> None:
-        """Set the timer for the next batch; fail items that fit in none.
+        """Set the timer for the next batch; fail calls that fit in none.
 
         No batch begins at once: calls made in the same pass of the loop belong in one batch.
         """
-        for item, error in self._batches.refused:
-            item.put(Outcome.failed(error))
+        for call, error in self._batches.refused:
+            call.put(Failure.of(error))
         self._batches.refused.clear()
         due = self._batches.due_at()
         if self._timer is not None:
@@ -546,16 +501,15 @@ class _Queue:
     def _begin(self) -> None:
         self._timer = None
         now = asyncio.get_running_loop().time()
-        while (items := self._batches.take(now)) is not None:
-            waits_s = [now - item.added_at for item in items]
-            metrics.batch_begun(self._batching.function.__qualname__, len(items), waits_s)
-            task = _Running(self._batching, items).start()
-            self._tasks.add(task)
-            task.add_done_callback(partial(self._ended, items[0].group))
+        while (calls := self._batches.take(now)) is not None:
+            metrics.batch_begun(self._batching.name, len(calls), [now - c.added_at for c in calls])
+            batch = _Batch(self._batching, calls)
+            self._running.add(batch)
+            batch.task.add_done_callback(partial(self._ended, batch, calls[0].group))
         self._arm()
 
-    def _ended(self, group: Hashable, task: asyncio.Task[None]) -> None:
+    def _ended(self, batch: _Batch, group: Hashable, _task: asyncio.Task[None]) -> None:
         """Free the place of a batch, even of one that was cancelled before it ran at all."""
-        self._tasks.discard(task)
+        self._running.discard(batch)
         self._batches.ended(group)
         self._arm()

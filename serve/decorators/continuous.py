@@ -13,21 +13,26 @@ caller has caught up: a slow client holds up no other one.
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import time
-from collections.abc import AsyncGenerator
 from contextvars import Context
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from greenroom.actors.replica import context as user_context, metrics
 from greenroom.core.batching import ContinuousBatch
 from greenroom.core.errors import BackPressureError, GreenroomError, QueryTimeoutError
-from greenroom.serve.decorators.per_instance import Outcome, PerInstance, check_whole
+from greenroom.serve.decorators.per_instance import (
+    MAX_AHEAD,
+    Args,
+    Decorated,
+    End,
+    Failure,
+    check_whole,
+    streaming,
+)
 
 __all__ = ["Stream", "continuous_batch"]
 
-MAX_AHEAD = 256  # values that a caller may be behind
 I = TypeVar("I")  # noqa: E741  # the item
 V = TypeVar("V")
 
@@ -48,39 +53,45 @@ class Stream(Generic[I, V]):
 
     def put(self, value: V) -> None:
         """Give the caller a value; a step may give none, or several."""
-        self._call.made.append(Outcome(value))
+        self._call.made.append(value)
 
     def end(self) -> None:
         """End the stream after the values given so far; it is not stepped again."""
-        self._call.made.append(None)
+        self._call.made.append(End)
 
     def fail(self, error: Exception) -> None:
         """End the stream with an exception, which its caller raises."""
-        self._call.made.append(Outcome.failed(error))
+        self._call.made.append(Failure.of(error))
 
 
 class Call:
-    """A stream's other side: what its step has made of it, and what is on its way to the caller.
+    """A stream's other side: what its step has made of it, and what is on its way to the caller."""
 
-    None is the end, and so is an outcome with an exception.
-    """
+    __slots__ = ("_batch", "added_at", "arrived", "made", "stream")
 
-    __slots__ = ("added_at", "arrived", "made", "stream")
-
-    def __init__(self, item: Any) -> None:
+    def __init__(self, batch: _Batch, item: Any) -> None:
         self.stream: Stream[Any, Any] = Stream(item, self)
         self.added_at = time.monotonic()
-        self.made: list[Outcome | None] = []
-        self.arrived: asyncio.Queue[Outcome | None] = asyncio.Queue()
+        self.made: list[Any] = []
+        self.arrived: asyncio.Queue[Any] = asyncio.Queue()
+        self._batch = batch
 
     def hand_out(self) -> bool:
         """Give the caller what was made; return whether that was the last of it."""
         made, self.made = self.made, []
-        for outcome in made:
-            self.arrived.put_nowait(outcome)
-            if outcome is None or outcome.error is not None:
+        for value in made:
+            self.arrived.put_nowait(value)
+            if value is End or type(value) is Failure:
                 return True
         return False
+
+    def taken(self) -> None:
+        """Let the batch go on that has waited for the caller."""
+        self._batch.wake()
+
+    def leave(self) -> None:
+        """Leave the batch."""
+        self._batch.leave(self)
 
 
 def continuous_batch(function: Any = None, /, *, max_size: int = 16, max_waiting: int = 100) -> Any:
@@ -101,7 +112,8 @@ def continuous_batch(function: Any = None, /, *, max_size: int = 16, max_waiting
 
     def decorate(target: Any) -> Any:
         _check_function(target)
-        return _wrapped(_Continuous(target, max_size, max_waiting))
+        decorated = _Continuous(target, _Settings(max_size, max_waiting))
+        return streaming(decorated, decorated.begin)
 
     return decorate if function is None else decorate(function)
 
@@ -116,41 +128,23 @@ def _check_function(target: Any) -> None:
         raise TypeError(f"{target.__qualname__}: a step function takes one argument, the streams")
 
 
-def _wrapped(continuous: _Continuous) -> Any:
-    @functools.wraps(continuous.function)
-    async def streaming(*args: Any) -> AsyncGenerator[Any, None]:
-        owner = continuous.batches.owner(streaming, args)
-        items = args[len(owner) :]
-        if len(items) != 1:
-            name = continuous.function.__qualname__
-            raise TypeError(f"{name} takes one item, and was called with {len(items)}")
-        batch = continuous.batches.get(owner, lambda _loop: _Batch(continuous))
-        call = batch.begin(owner, items[0])
-        try:
-            while (outcome := await call.arrived.get()) is not None:
-                batch.wake()
-                yield outcome.get()
-        finally:
-            batch.leave(call)
-
-    return streaming
+class _Settings(NamedTuple):
+    max_size: int
+    max_waiting: int
 
 
-class _Continuous:
-    """A step function, its settings, and the batches of its instances. Pickles without batches."""
+class _Continuous(Decorated["_Batch", _Settings]):
+    """A step function, its settings, and the batches of its instances."""
 
-    def __init__(self, function: Any, max_size: int, max_waiting: int) -> None:
-        self.function = function
-        self.max_size = max_size
-        self.max_waiting = max_waiting
-        self.is_async = inspect.iscoroutinefunction(function)
-        self.batches: PerInstance[_Batch] = PerInstance("serve.continuous_batch", function)
+    decorator = "serve.continuous_batch"
 
-    def __getstate__(self) -> Any:
-        return self.function, self.max_size, self.max_waiting
+    def make(self, _loop: asyncio.AbstractEventLoop) -> _Batch:
+        """Make an instance's batch."""
+        return _Batch(self)
 
-    def __setstate__(self, state: Any) -> None:
-        self.__init__(*state)  # type: ignore[misc]  # a copy begins anew
+    def begin(self, owner: Args, values: Args) -> Call:
+        """Begin a stream."""
+        return self.state(owner).begin(owner, values[0])
 
 
 class _Batch:
@@ -158,21 +152,17 @@ class _Batch:
 
     def __init__(self, continuous: _Continuous) -> None:
         self._function = continuous.function
-        self._is_async = continuous.is_async
-        self._max_waiting = continuous.max_waiting
-        self._streams: ContinuousBatch[Call] = ContinuousBatch(
-            continuous.max_size, continuous.max_waiting
-        )
+        self._name = continuous.name
+        self._max_waiting = continuous.settings.max_waiting
+        self._streams: ContinuousBatch[Call] = ContinuousBatch(*continuous.settings)
         self._task: asyncio.Task[None] | None = None
         self._waiter: asyncio.Future[None] | None = None  # an Event would keep the loop alive
 
     def begin(self, owner: tuple[Any, ...], item: Any) -> Call:
         """Begin a stream; BackPressureError where too many wait."""
-        call, query = Call(item), user_context.running.get()
+        call, query = Call(self, item), user_context.running.get()
         if not self._streams.add(call, None if query is None else query.deadline_at):
-            raise BackPressureError(
-                f"{self._function.__qualname__}: {self._max_waiting} streams wait for a place"
-            )
+            raise BackPressureError(f"{self._name}: {self._max_waiting} streams wait for a place")
         if self._task is None:
             # Of no query's context, except for what stands for the replica in tests.
             context = Context()
@@ -197,13 +187,13 @@ class _Batch:
             while streams.live or streams.waiting:
                 for call in streams.expire(time.monotonic()):
                     late = QueryTimeoutError("the deadline passed before the stream's end")
-                    call.arrived.put_nowait(Outcome.failed(late))
+                    call.arrived.put_nowait(Failure.of(late))
                 admitted = streams.admit()
                 ready = [call for call in streams.live if call.arrived.qsize() < MAX_AHEAD]
                 if ready:
                     now = time.monotonic()
                     waits_s = [now - call.added_at for call in admitted]
-                    metrics.batch_begun(self._function.__qualname__, len(ready), waits_s)
+                    metrics.batch_begun(self._name, len(ready), waits_s)
                     await self._step(owner, ready)
                     await asyncio.sleep(0)  # callers may leave and new ones join
                 elif streams.live:
@@ -213,22 +203,22 @@ class _Batch:
             self._task = self._waiter = None
 
     async def _step(self, owner: tuple[Any, ...], calls: list[Call]) -> None:
-        name = self._function.__qualname__
         arguments = (*owner, [call.stream for call in calls])
         try:
-            if self._is_async:
+            if inspect.iscoroutinefunction(self._function):
                 result = await self._function(*arguments)
             else:
                 result = await asyncio.to_thread(self._function, *arguments)
         except asyncio.CancelledError as error:  # by user code, or with the loop
-            failure = GreenroomError(f"{name} was cancelled with streams under way")
+            failure = GreenroomError(f"{self._name} was cancelled with streams under way")
             failure.__cause__ = error
             self._fail(calls, failure)
         except BaseException as error:  # SystemExit too ends its own streams, and nothing else
             self._fail(calls, error)
         else:
             if result is not None:
-                text = f"{name} returned a {type(result).__name__}: a step puts values into streams"
+                kind = type(result).__name__
+                text = f"{self._name} returned a {kind}: a step puts values into streams"
                 self._fail(calls, GreenroomError(text))
         for call in calls:
             if call.hand_out():
@@ -236,4 +226,4 @@ class _Batch:
 
     def _fail(self, calls: list[Call], error: BaseException) -> None:
         for call in calls:
-            call.made = [Outcome.failed(error)]
+            call.made = [Failure.of(error)]

@@ -21,7 +21,7 @@ from typing import Any, TypeVar, overload
 
 from greenroom.actors.replica import context as user_context, metrics
 from greenroom.actors.replica.callables import users_traceback
-from greenroom.serve.decorators.per_instance import Outcome, PerInstance
+from greenroom.serve.decorators.per_instance import Args, Decorated, Failure, received
 
 __all__ = ["get_multiplexed_model_id", "multiplexed"]
 
@@ -63,7 +63,7 @@ def multiplexed(function: Any = None, /, max_num_models_per_replica: int = 3) ->
 
     def decorate(target: Any) -> Any:
         _check_function(target)
-        return _wrapped(_Multiplexed(target, limit))
+        return _Multiplexed(target, limit).wrapped()
 
     return decorate if function is None else decorate(function)
 
@@ -78,43 +78,35 @@ def _check_function(target: Any) -> None:
         raise TypeError(f"{target.__qualname__}: a model loader takes one argument, the model's id")
 
 
-def _wrapped(multiplexing: _Multiplexed) -> Any:
-    @functools.wraps(multiplexing.function)
-    async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        owner = multiplexing.caches.owner(wrapper, args)
-        model_id = multiplexing.model_id(*owner, *args[len(owner) :], **kwargs)
-        cache = multiplexing.caches.get(owner, lambda loop: _Cache(multiplexing, loop))
-        return await cache.get(owner, model_id)
+class _Multiplexed(Decorated["_Cache", int]):
+    """A loader, its limit, and the caches of its instances."""
 
-    return wrapper
+    decorator = "serve.multiplexed"
+
+    def wrapped(self) -> Any:
+        """Return what users call in place of the loader."""
+
+        @functools.wraps(self.function)
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            owner, (model_id,) = self.split(wrapper, args, kwargs)
+            _check_id(model_id)
+            return await self.state(owner).get(owner, model_id)
+
+        return wrapper
+
+    def make(self, loop: asyncio.AbstractEventLoop) -> _Cache:
+        """Make an instance's cache."""
+        return _Cache(self, loop)
 
 
-class _Multiplexed:
-    """A loader, its limit, and the caches of its instances. Pickles without caches."""
-
-    def __init__(self, function: Any, limit: int) -> None:
-        self.function = function
-        self.limit = limit
-        self.caches: PerInstance[_Cache] = PerInstance("serve.multiplexed", function)
-
-    def __getstate__(self) -> Any:
-        return self.function, self.limit
-
-    def __setstate__(self, state: Any) -> None:
-        self.__init__(*state)  # type: ignore[misc]  # a copy begins anew
-
-    def model_id(self, *args: Any, **kwargs: Any) -> str:
-        """Return the id that a call names; TypeError or ValueError when it names none."""
-        bound = inspect.signature(self.function).bind(*args, **kwargs)
-        model_id = list(bound.arguments.values())[-1]
-        if not isinstance(model_id, str):
-            raise TypeError(f"the model id must be a string, not {model_id!r}")
-        if not model_id:
-            raise ValueError(
-                "the model id is empty; does the query have the header serve_multiplexed_model_id, "
-                "or the handle the option multiplexed_model_id?"
-            )
-        return model_id
+def _check_id(model_id: Any) -> None:
+    if not isinstance(model_id, str):
+        raise TypeError(f"the model id must be a string, not {model_id!r}")
+    if not model_id:
+        raise ValueError(
+            "the model id is empty; does the query have the header serve_multiplexed_model_id, "
+            "or the handle the option multiplexed_model_id?"
+        )
 
 
 class _Cache:
@@ -124,7 +116,7 @@ class _Cache:
         self._loop = weakref.ref(loop)
         self._multiplexing = multiplexing
         self._models: OrderedDict[str, Any] = OrderedDict()  # the one used longest ago is first
-        self._loads: dict[str, asyncio.Task[Outcome]] = {}
+        self._loads: dict[str, asyncio.Task[Any]] = {}
         self._one_at_a_time = asyncio.Lock()
 
     @property
@@ -137,7 +129,7 @@ class _Cache:
         """The event loop of this cache; None when it is gone."""
         return self._loop()
 
-    async def get(self, owner: tuple[Any, ...], model_id: str) -> Any:
+    async def get(self, owner: Args, model_id: str) -> Any:
         """Return a model, loaded if it was not; raises what loading it raises."""
         if model_id in self._models:
             self._models.move_to_end(model_id)
@@ -147,27 +139,25 @@ class _Cache:
             load = asyncio.create_task(self._load(owner, model_id))
             self._loads[model_id] = load
             user_context.models_changed(self)
-        return (await asyncio.shield(load)).get()
+        return received(await asyncio.shield(load))
 
-    async def _load(self, owner: tuple[Any, ...], model_id: str) -> Outcome:
+    async def _load(self, owner: Args, model_id: str) -> Any:
         user_context.detach()  # others may wait for it, too
-        began_at, ok = time.monotonic(), False
+        began_at = time.monotonic()
+        model: Any
         try:
             async with self._one_at_a_time:
-                limit = self._multiplexing.limit
+                limit = self._multiplexing.settings
                 while limit != UNLIMITED and len(self._models) >= limit:
                     await self._unload_first()
                 began_at = time.monotonic()
-                model = await self._multiplexing.function(*owner, model_id)
-                self._models[model_id] = model
-            ok = True
-            return Outcome(model)
+                model = self._models[model_id] = await self._multiplexing.function(*owner, model_id)
         except BaseException as error:  # SystemExit too ends its own queries, and nothing else
-            return Outcome.failed(error)
-        finally:
-            del self._loads[model_id]
-            metrics.model_loaded(time.monotonic() - began_at, ok=ok)
-            user_context.models_changed(self)
+            model = Failure.of(error)
+        del self._loads[model_id]
+        metrics.model_loaded(time.monotonic() - began_at, ok=type(model) is not Failure)
+        user_context.models_changed(self)
+        return model
 
     async def unload_all(self) -> None:
         """Unload all models, after the loads that are under way."""

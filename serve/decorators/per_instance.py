@@ -1,4 +1,4 @@
-"""What decorated functions and methods keep, per instance and event loop.
+"""What decorated functions and methods are made of: settings, and states by instance and loop.
 
 Theory of operation. A decorator is applied where the class is written, and the class is pickled on
 its way to replicas. So what calls need (queues, locks, tasks) is made at the first call, for the
@@ -9,35 +9,73 @@ instance and on the loop of that call, and none of it is pickled. An instance's 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import weakref
-from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
+MAX_AHEAD = 256  # values that the caller of a stream may be behind
+Args = tuple[Any, ...]
 S = TypeVar("S")
+Settings = TypeVar("Settings")
 
 
-class Outcome(NamedTuple):
-    """A result, or an exception that several callers raise.
+class Failure(NamedTuple):
+    """An exception on its way to callers, in the place of a result.
 
     The traceback is kept apart, because each ``raise`` of the same exception lengthens it. No
     future gets the exception itself: futures refuse StopIteration, and warn of those not asked for.
     """
 
-    value: Any
-    error: BaseException | None = None
-    traceback: Any = None
+    error: BaseException
+    traceback: Any
 
     @classmethod
-    def failed(cls, error: BaseException) -> Outcome:
-        """Return the outcome of what raised ``error``."""
-        return cls(None, error, error.__traceback__)
+    def of(cls, error: BaseException) -> Failure:
+        """Return what stands for ``error``."""
+        return cls(error, error.__traceback__)
 
-    def get(self) -> Any:
-        """Return the value, or raise."""
-        if self.error is not None:
-            raise self.error.with_traceback(self.traceback)
-        return self.value
+
+def received(result: Any) -> Any:
+    """Return a result, or raise what a Failure stands for."""
+    if type(result) is Failure:
+        raise result.error.with_traceback(result.traceback)
+    return result
+
+
+class End:
+    """The end of a stream: this class itself, which is one object in all pickles."""
+
+
+class StreamCall(Protocol):
+    """A call of a function that streams."""
+
+    @property
+    def arrived(self) -> asyncio.Queue[Any]:
+        """Values for its caller; End or a Failure is the last."""
+
+    def taken(self) -> None:
+        """Note that the caller has taken a value."""
+
+    def leave(self) -> None:
+        """Note that the caller wants nothing more."""
+
+
+def streaming(decorated: Decorated[Any, Any], begin: Callable[[Args, Args], StreamCall]) -> Any:
+    """Return what users call in place of a function whose calls are streams."""
+
+    @functools.wraps(decorated.function)
+    async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        call = begin(*decorated.split(wrapper, args, kwargs))
+        try:
+            while (value := await call.arrived.get()) is not End:
+                call.taken()
+                yield received(value)
+        finally:
+            call.leave()
+
+    return wrapper
 
 
 class _ByLoop(Generic[S]):
@@ -52,25 +90,78 @@ class _ByLoop(Generic[S]):
         return _ByLoop, ()
 
 
-class PerInstance(Generic[S]):
-    """The states of one decorated function; a state must not keep its loop alive."""
+class Decorated(Generic[S, Settings]):
+    """A decorated function or method, its settings, and its states. Pickles without states."""
 
-    def __init__(self, decorator: str, function: Any) -> None:
-        self._decorator = decorator
-        self._key = f"_greenroom {decorator} {function.__module__}.{function.__qualname__}"
+    decorator: ClassVar[str]
+
+    def __init__(self, function: Any, settings: Settings) -> None:
+        self.function = function
+        self.settings = settings
+        self.name = function.__qualname__
+        self._key = f"_greenroom {self.decorator} {function.__module__}.{self.name}"
         self._own: _ByLoop[S] = _ByLoop()
         self._states: weakref.WeakSet[S] = weakref.WeakSet()
         self._classes: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+        self._signatures: dict[int, tuple[inspect.Signature, bool]] = {}
 
-    def owner(self, wrapper: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the instance of a call, in a tuple; an empty tuple for a function.
+    def __getstate__(self) -> Any:
+        return self.function, self.settings
 
-        It is a method if the class holds ``wrapper``, or something that other decorators made of
-        it. Its name would not do: a class mangles private names.
+    def __setstate__(self, state: Any) -> None:
+        self.__init__(*state)  # type: ignore[misc]  # a copy begins anew
+
+    def make(self, loop: asyncio.AbstractEventLoop) -> S:
+        """Make a state, which must not keep its loop alive."""
+        raise NotImplementedError
+
+    def split(self, wrapper: Any, args: Args, kwargs: dict[str, Any]) -> tuple[Args, Args]:
+        """Return the instance of a call, in a tuple, and what the call gives each parameter.
+
+        A function has an empty tuple instead. TypeError where the arguments do not fit.
         """
-        if not args:
-            return ()
-        kind = type(args[0])
+        owner = args[:1] if args and self._is_method(wrapper, type(args[0])) else ()
+        values = args[len(owner) :]
+        signature, takes_one = self._signature(len(owner))
+        if kwargs or not takes_one or len(values) != 1:  # binding takes 8 us
+            bound = signature.bind(*values, **kwargs)
+            bound.apply_defaults()
+            values = tuple(bound.arguments.values())
+        return owner, values
+
+    def parameters(self, owner: Args) -> Iterable[inspect.Parameter]:
+        """Return the parameters after the instance's."""
+        return self._signature(len(owner))[0].parameters.values()
+
+    def state(self, owner: Args) -> S:
+        """Return an instance's state on the running loop; TypeError where it can have none."""
+        loop = asyncio.get_running_loop()
+        by_loop = self._own
+        if owner:
+            try:
+                kept = owner[0].__dict__
+            except AttributeError:
+                kind = type(owner[0]).__name__
+                raise TypeError(
+                    f"@{self.decorator} needs an instance with a __dict__: "
+                    f"remove __slots__ from {kind}"
+                ) from None
+            by_loop = kept.get(self._key) or kept.setdefault(self._key, _ByLoop())
+        state = by_loop.states.get(loop)
+        if state is None:
+            state = by_loop.states[loop] = self.make(loop)
+            self._states.add(state)
+        return state
+
+    def states(self) -> list[S]:
+        """Return all states in this process that are in use."""
+        return list(self._states)
+
+    def _is_method(self, wrapper: Any, kind: type) -> bool:
+        """Return whether the class holds ``wrapper``, or what other decorators made of it.
+
+        Its name would not do: a class mangles private names.
+        """
         is_method = self._classes.get(kind)
         if is_method is None:
             values = [value for base in kind.__mro__ for value in vars(base).values()]
@@ -79,31 +170,23 @@ class PerInstance(Generic[S]):
                 for value in values
                 if inspect.isfunction(value)
             )
-        return args[:1] if is_method else ()
+        return is_method
 
-    def get(self, owner: tuple[Any, ...], make: Callable[[asyncio.AbstractEventLoop], S]) -> S:
-        """Return an instance's state on the running loop; TypeError where it can have none."""
-        loop = asyncio.get_running_loop()
-        by_loop = self._own
-        if owner:
-            try:
-                kept = vars(owner[0])
-            except TypeError:
-                kind = type(owner[0]).__name__
-                raise TypeError(
-                    f"@{self._decorator} needs an instance with a __dict__: "
-                    f"remove __slots__ from {kind}"
-                ) from None
-            by_loop = kept.get(self._key) or kept.setdefault(self._key, _ByLoop())
-        state = by_loop.states.get(loop)
-        if state is None:
-            state = by_loop.states[loop] = make(loop)
-            self._states.add(state)
-        return state
+    def _signature(self, skipped: int) -> tuple[inspect.Signature, bool]:
+        """Return the signature without its first parameters, and whether one argument is all.
 
-    def all(self) -> list[S]:
-        """Return all states in this process that are in use."""
-        return list(self._states)
+        TypeError where no parameter is left.
+        """
+        known = self._signatures.get(skipped)
+        if known is None:
+            signature = inspect.signature(self.function)
+            parameters = list(signature.parameters.values())[skipped:]
+            if not parameters:
+                raise TypeError(f"{self.name}: @{self.decorator} needs a parameter for its items")
+            takes_one = len(parameters) == 1 and parameters[0].kind != parameters[0].KEYWORD_ONLY
+            known = signature.replace(parameters=parameters), takes_one
+            self._signatures[skipped] = known
+        return known
 
 
 def check_whole(name: str, value: Any, least: int) -> None:

@@ -154,7 +154,7 @@ async def test_functions_are_decorated_too_and_instances_pickle():
             stream.end()
 
     assert await read(echo("a")) == ["a", "a"]
-    with pytest.raises(TypeError, match="takes one item, and was called with 2"):
+    with pytest.raises(TypeError, match="too many positional arguments"):
         await read(echo("a", "b"))
     counter = Doubling()
     assert await read(counter.step(3)) == [6]
