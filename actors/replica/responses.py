@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
+from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -46,9 +48,34 @@ def make_scope(call: HttpCall, route: str) -> dict[str, Any]:
     }
 
 
+class WholeRequest(Request):
+    """A request whose body is here. Starlette's way to it and its JSON takes 8 % of a request."""
+
+    whole: bytes
+
+    async def body(self) -> bytes:
+        """Return the body."""
+        return self.whole
+
+    async def json(self) -> Any:
+        """Return what the body says; a ValueError where it is no JSON."""
+        if not hasattr(self, "content"):
+            try:
+                self.content: Any = from_json(self.whole)
+            except ValueError:  # Python's own takes UTF-16, too, or says what is wrong
+                self.content = json.loads(self.whole)
+        return self.content
+
+
 def make_request(call: HttpCall, reply: Reply) -> Request:
     """Make the request that a handler gets; its body is here, or comes in parts."""
-    return Request(make_scope(call, reply.assignment.route), Body(call.body, reply.upload).receive)
+    scope = make_scope(call, reply.assignment.route)
+    receive = Body(call.body, reply.upload).receive
+    if reply.upload is not None:
+        return Request(scope, receive)
+    request = WholeRequest(scope, receive)
+    request.whole = call.body
+    return request
 
 
 class Body:

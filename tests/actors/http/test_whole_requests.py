@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,8 +30,24 @@ async def test_its_body_can_be_read_again_in_every_way() -> None:
 
 async def test_json_comes_from_the_body() -> None:
     asked = request(b'{"a": 1}')
-    assert await asked.json() == await asked.json() == {"a": 1}
+    assert await asked.json() is await asked.json()
+    assert await asked.json() == {"a": 1}
     assert await asked.body() == b'{"a": 1}'
+
+
+@pytest.mark.parametrize(
+    "text", ["[NaN]", '"\\ud800"', "1e400", "123456789012345678901234567890", '{"a":1,"a":-0}']
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+async def test_json_is_what_pythons_own_makes_of_it(text: str, encoding: str) -> None:
+    found = await request(text.encode(encoding)).json()
+    assert repr(found) == repr(json.loads(text))
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1,]", b"\xff", b'"\n"', b"01"])
+async def test_what_is_no_json_is_an_error_of_pythons_own(body: bytes) -> None:
+    with pytest.raises(ValueError, match=r"line 1|decode"):
+        await request(body).json()
 
 
 async def test_it_can_be_read_as_a_stream() -> None:
