@@ -303,8 +303,8 @@ class Finder:
     ``on_found(address, process)`` is called for each new incarnation, ``on_gone()`` at its death.
     No incarnation needs to be announced: asking for the name makes one. ``gates`` are the admins to
     ask in turn, by default those that the port knows. Where hosts take turns in leading, an admin
-    makes no controller on request; then its host's proxy says which one it obeys. A controller of
-    an epoch up to ``after`` is none to follow.
+    makes no controller on request; then its host's proxy says which one it obeys. Those of an epoch
+    up to ``after`` are not followed by a proxy's word.
     """
 
     def __init__(
@@ -388,7 +388,7 @@ class Finder:
         known = None if proxy is None else await self._port.ask_proxy(proxy, "controller")
         if known is not None:
             address, process, epoch = known
-            if self._is_later(process, epoch):
+            if not 0 < epoch <= self._after and self._is_later(process, epoch):
                 self._begin(self._identify, address)  # which may be of a later epoch by now
 
     async def _identify(self, address: Address) -> None:
@@ -405,9 +405,9 @@ class Finder:
 
     def _is_later(self, process: Process, epoch: int) -> bool:
         """Return whether to go on to this incarnation: any, or of a later epoch than the one."""
-        if self._stopped or 0 < epoch <= self._after:
-            return False
-        return self.found is None or (process != self.found[1] and epoch > self.epoch)
+        if self._stopped or self.found is None:
+            return not self._stopped
+        return process != self.found[1] and epoch > self.epoch
 
     def _exited(self) -> None:
         self.found = None

@@ -35,6 +35,7 @@ class System:
         self.outside = self.loop.outside
         self.outside.takes, self.outside.is_remote = self.takes, True
         self.known, self.there = known, there
+        self.own: str | None = None  # the controller that the admin gives; no admin makes one
         self.located: list[str] = []
         self.asked: list[str] = []
 
@@ -42,7 +43,7 @@ class System:
         message: Any = sent.message
         if isinstance(message, PendingActor):
             self.located.append(str(sent.target))
-            found = "proxy" if message.globalName == PROXY[1] else None  # no admin makes one
+            found = "proxy" if message.globalName == PROXY[1] else self.own
             answer = PendingActorResponse(None, message.instanceNum, message.globalName, not found)
             answer.actualAddress = found
             self.answer(sent, answer)
@@ -67,10 +68,10 @@ class System:
         sent.arrived()
         self.loop.arrive(message, sender or sent.target)
 
-    def finder(self) -> tuple[Finder, list[tuple[Any, Process]]]:
+    def finder(self, after: int = 0) -> tuple[Finder, list[tuple[Any, Process]]]:
         """Return one that has begun, and what it has found."""
         found: list[tuple[Any, Process]] = []
-        made = Finder(self.port, CONTROLLER, lambda *each: found.append(each))
+        made = Finder(self.port, CONTROLLER, lambda *each: found.append(each), after=after)
         self.loop.asyncio.call_soon(made.start)
         self.loop.pass_time(0.01)
         return made, found
@@ -96,6 +97,17 @@ def test_who_doubts_goes_on_to_a_later_controller_and_never_to_an_earlier_one() 
     system.known = ("at", OLD, 2)
     system.doubt(finder)
     assert finder.found == ("there", NEW)
+
+
+def test_a_leader_that_goes_on_is_found_anew_and_none_of_an_epoch_before_elsewhere() -> None:
+    system = System(("there", NEW, 2), at=(OLD, 3), there=(NEW, 2))
+    finder, found = system.finder(after=3)
+    system.doubt(finder)
+    assert found == []
+    system.own = "at"
+    system.loop.pass_time(FIND_RETRY_S + 0.1)
+    assert found == [("at", OLD)]
+    finder.stop()
 
 
 def test_a_host_that_joined_by_one_leader_asks_those_too_that_it_has_heard_of(
