@@ -283,7 +283,30 @@ class Canary(BaseModel):
 EXIT_CHANGES = 3  # of a plan, a comparison or a replay with differences
 
 
-class DeployFlags(Settings):
+class CompareFlags(Settings):
+    """How answers are compared, as flags and queries say it."""
+
+    compare: Literal["status", "json"] | None = Field(
+        default=None, description="How answers are compared: status, or json."
+    )
+    tolerance: float | None = Field(
+        default=None, description="Relative difference of equal numbers in JSON [0]."
+    )
+    ignore: Annotated[tuple[str, ...], BeforeValidator(_split), _AS_TEXT] = Field(
+        default=(), description="What of JSON is not compared, such as /id or /items/*/at."
+    )
+
+    @property
+    def how(self) -> Compare | None:
+        """What to compare by; None where nothing is said of it."""
+        if self.tolerance is None and not self.ignore:
+            return None if self.compare is None else check_compare(self.compare)
+        # Which only answers in JSON have.
+        json = {"relative_tolerance": self.tolerance or 0.0, "ignore": self.ignore}
+        return check_compare({"how": self.compare or "json", **json})
+
+
+class DeployFlags(CompareFlags):
     """How to deploy applications: the flags of ``greenroom deploy``, and the query of a PUT."""
 
     plan: bool = Field(default=False, description="Show what would change, and change nothing.")
@@ -298,14 +321,8 @@ class DeployFlags(Settings):
         default=None,
         description="New versions take over step by step, from this share; or all: 0.05,0.5,1.",
     )
-    compare: str | None = Field(
+    compare: Literal["status", "json"] | None = Field(
         default=None, description="Also mirror queries, and compare answers: status or json."
-    )
-    tolerance: float | None = Field(
-        default=None, description="Relative difference of equal numbers in JSON [0]."
-    )
-    ignore: Annotated[tuple[str, ...], BeforeValidator(_split), _AS_TEXT] = Field(
-        default=(), description="What of JSON is not compared, such as /id or /items/*/at."
     )
     hold_s: float | None = Field(
         default=None, description=f"Seconds that a step stands at least [{DEFAULT_HOLD_S:g}]."
@@ -322,14 +339,10 @@ class DeployFlags(Settings):
         """How new versions take over; None for at once."""
         if self.canary is None:
             return None
-        how: Any = self.compare
-        if self.tolerance is not None or self.ignore:  # which only answers in JSON have
-            json = {"relative_tolerance": self.tolerance or 0.0, "ignore": self.ignore}
-            how = check_compare({"how": how or "json", **json})
         numbers = {"hold_s": self.hold_s, "min_samples": self.min_samples}
         given = {name: value for name, value in numbers.items() if value is not None}
-        rules = self.abort_if or None
-        return validated(Canary, {"steps": self.canary, "compare": how, "abort_if": rules, **given})
+        how = {"compare": self.how, "abort_if": self.abort_if or None}
+        return validated(Canary, {"steps": self.canary, **how, **given})
 
     @model_validator(mode="after")
     def _belongs_together(self) -> Self:

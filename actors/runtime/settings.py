@@ -499,14 +499,15 @@ FIELDS: Mapping[str, FieldInfo] = {
 }
 
 
-def described(name: str) -> str:
+def described(field: FieldInfo) -> str:
     """Return what a setting is, and its default; where the model has none, the text says it."""
-    field = FIELDS[name]
-    is_shown = field.default_factory is None and field.default not in (None, "", ())
-    default = ",".join(field.default) if isinstance(field.default, tuple) else field.default
-    shown = f" [{default}]" if is_shown else ""
-    shown = shown.lower() if isinstance(field.default, bool) else shown
-    return f"{str(field.description).removesuffix('.')}{shown}."
+    each = field.default if isinstance(field.default, tuple) else (field.default,)
+    texts = [f"{one:g}" if isinstance(one, float) else str(one) for one in each]
+    has_none = field.is_required() or field.default_factory is not None or field.default is False
+    is_shown = not has_none and field.default not in (None, "", (), {})
+    default = f" [{','.join(texts)}]" if is_shown else ""
+    default = default.lower() if field.default is True else default
+    return f"{str(field.description).removesuffix('.')}{default}."
 
 
 def read_settings(environ: Mapping[str, str] | None = None, /, **flags: Any) -> HostSettings:

@@ -87,9 +87,9 @@ def command(
 def _setting(name: str) -> click.Option:
     flag = name.replace("_", "-")
     if FIELDS[name].annotation is bool and FIELDS[name].default is False:
-        return click.Option([f"--{flag}", name], flag_value="true", help=described(name))
+        return click.Option([f"--{flag}", name], flag_value="true", help=described(FIELDS[name]))
     metavar = flag.rpartition("-")[2].upper()
-    return click.Option([f"--{flag}", name], metavar=metavar, help=described(name))
+    return click.Option([f"--{flag}", name], metavar=metavar, help=described(FIELDS[name]))
 
 
 def fields_of(model: type[BaseModel], *leaves_out: str) -> Callable[..., Callable[..., Any]]:
@@ -115,15 +115,12 @@ _KINDS: dict[Any, type] = {int: int, int | None: int, float: float, float | None
 
 
 def _field(name: str, field: FieldInfo) -> Callable[[Any], Any]:
-    is_shown = isinstance(field.default, int | float | tuple) and field.default not in (False, ())
-    default = field.default if isinstance(field.default, tuple) else (field.default,)
-    shown = f" [{','.join(f'{each:g}' for each in default)}]" if is_shown else ""
     return click.option(
         f"--{name.replace('_', '-')}",
         type=_KINDS.get(field.annotation, str),
         is_flag=field.annotation is bool,
         multiple=field.annotation in (tuple[str, ...], dict[str, float]),
-        help=f"{str(field.description).removesuffix('.')}{shown}.",
+        help=described(field),
     )
 
 

@@ -14,7 +14,7 @@ from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core import operations as ops
 from greenroom.core.comparing.comparing import check_compare
 from greenroom.core.comparing.latencies import MIN_PAIRS, Interval, percentile
-from greenroom.core.errors import InvalidRequestError
+from greenroom.core.validation import validated
 from greenroom.serve.admin import reports
 from greenroom.serve.admin.client import Client
 from greenroom.serve.admin.session import wait_for_goal
@@ -200,9 +200,7 @@ def record(
     metavar="BACKEND",
     help="Whose latencies are compared with; none for none [the recorded endpoint's].",
 )
-@click.option("--compare", default="json", help="How answers are compared: json or status [json].")
-@click.option("--tolerance", default=0.0, help="Relative difference of equal numbers [0].")
-@click.option("--ignore", multiple=True, metavar="POINTER", help="What is not compared.")
+@fields_of(ops.CompareFlags)
 @click.option("--speed", default=1.0, help="How many times as fast as recorded [1].")
 @click.option("--max-different", default=0.0, help="Share of answers that may differ [0].")
 @as_json
@@ -210,9 +208,7 @@ def replay(
     file: Path,
     to: str,
     baseline: str | None,
-    compare: str,
-    tolerance: float,
-    ignore: tuple[str, ...],
+    fields: dict[str, Any],
     speed: float,
     max_different: float,
     as_json: bool,
@@ -223,9 +219,7 @@ def replay(
     Exit code 3 when more answers differ than may, or none could be compared.
     """
     with reading():
-        if compare not in ("json", "status"):
-            raise InvalidRequestError(f"--compare {compare!r}: must be json or status")
-        how = check_compare({"how": compare, "relative_tolerance": tolerance, "ignore": ignore})
+        how = validated(ops.CompareFlags, fields).how or check_compare("json")
     with connected(settings) as connection:
         client = Client(connection, settings)
         to = reports.endpoint_named(connection, to)  # and of an application, its backend

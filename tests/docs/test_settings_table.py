@@ -13,7 +13,9 @@ PAGE = DOCS / "commands.md"
 
 
 def test_the_table_of_settings_is_that_of_the_model() -> None:
-    rows = [f"| `--{name.replace('_', '-')}` | {described(name)} |" for name in FIELDS]
+    rows = [
+        f"| `--{name.replace('_', '-')}` | {described(field)} |" for name, field in FIELDS.items()
+    ]
     table = "\n".join(["| setting | meaning [default] |", "|---|---|", *rows, ""])
     assert table in PAGE.read_text(), f"the table in {PAGE} should be:\n{table}"
 

@@ -149,7 +149,7 @@ def test_a_rollout_with_a_replay_begins_only_where_answers_agree(
     [
         (("--to", "v9"), "no backend is named 'v9'"),
         (("--to", "v2", "--speed", "0"), "speed=0"),
-        (("--to", "v2", "--compare", "no"), "json or status"),
+        (("--to", "v2", "--compare", "no"), "compare='no': must be 'status' or 'json'"),
         (("--to", "v2", "--ignore", "id"), "JSON pointer"),
     ],
 )
