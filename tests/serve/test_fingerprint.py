@@ -1,6 +1,7 @@
 """Equal code has an equal fingerprint in every process, and other code another one."""
 
 import copy
+import functools
 import importlib
 import importlib.util
 import json
@@ -376,6 +377,7 @@ class made:
         ],
     ),
 }
+FORWARDS, BACKWARDS = ("forwards", "1"), ("backwards", "2")  # order and hash seed
 FINGERPRINTS = """
 import importlib, json, pathlib, sys
 from greenroom.serve.code.packing import pack_code
@@ -399,7 +401,7 @@ print(json.dumps({name: mark(root / name) for name in names}))
 
 @pytest.fixture(scope="module")
 def marks(tmp_path_factory):
-    """Return the fingerprints of all cases and their changes, as two processes have made them."""
+    """Return what makes the fingerprints of all cases and their changes, in a process."""
     root = tmp_path_factory.mktemp("cases")
     for name, (source, changes) in CASES.items():
         for number, (old, new) in enumerate([("", ""), *changes]):
@@ -409,17 +411,20 @@ def marks(tmp_path_factory):
             changed = source.replace(old, new) if old else source
             text = f"{HEAD}{changed}\ndef deployed(*args): return args\n"
             (folder / "app.py").write_text(text)
-    return [
-        json.loads(python("-c", FINGERPRINTS, root, order, PYTHONHASHSEED=seed))
-        for order, seed in [("forwards", "1"), ("backwards", "2")]
-    ]
+
+    @functools.cache
+    def made(order, seed):
+        return json.loads(python("-c", FINGERPRINTS, root, order, PYTHONHASHSEED=seed))
+
+    return made
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_equal_code_has_an_equal_fingerprint_in_every_process(marks, name):
     first, second = (
-        {at: mark for at, mark in each.items() if at.startswith(f"{name}/")} for each in marks
+        {at: mark for at, mark in marks(*how).items() if at.startswith(f"{name}/")}
+        for how in (FORWARDS, BACKWARDS)
     )
     assert first == second
     assert all(len(mark) == 64 for mark in first.values()), first
@@ -427,7 +432,7 @@ def test_equal_code_has_an_equal_fingerprint_in_every_process(marks, name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_other_code_has_another_fingerprint(marks, name):
-    found = {at: mark for at, mark in marks[0].items() if at.startswith(f"{name}/")}
+    found = {at: mark for at, mark in marks(*FORWARDS).items() if at.startswith(f"{name}/")}
     assert len(set(found.values())) == len(CASES[name][1]) + 1, found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,19 +60,6 @@ def test_a_backend_and_an_endpoint_serve_until_they_are_deleted(
     client.wait_for_goal(client.delete_backend(tag), 20)
     assert tag not in client.list_backends()
     assert not any(map(alive, pids))
-
-
-def test_a_change_of_an_endpoint_holds_when_its_call_returns(
-    running: RunningSystem, client: serve.Client, serving: Callable[..., str], name: str
-) -> None:
-    one, two = serving(Tagged, "one"), serving(Tagged, "two")
-    for round_ in range(20):
-        client.delete_endpoint(name)
-        assert running.get(f"/{name}")[0] == 404, round_
-        client.create_endpoint(name, backend=one, route=f"/{name}")
-        assert running.get(f"/{name}") == (200, b"one"), round_
-        client.set_traffic(name, {two: 1.0})
-        assert running.get(f"/{name}") == (200, b"two"), round_
 
 
 def test_waiting_for_a_goal_can_time_out_and_go_on(

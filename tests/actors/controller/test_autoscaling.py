@@ -15,6 +15,8 @@ from greenroom import serve
 from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, alive, wait_until
 
+pytestmark = pytest.mark.slow
+
 QUICK: dict[str, Any] = {
     "min_replicas": 0,
     "max_replicas": 3,
@@ -46,7 +48,6 @@ def running_now(running: RunningSystem) -> int:
     return len(running.replica_pids())
 
 
-@pytest.mark.slow
 def test_up_down_to_zero_and_from_zero_without_a_failed_request(own_system: RunningSystem) -> None:
     own_system.deploy(Sleeper.bind())
     assert running_now(own_system) == 0
@@ -83,7 +84,6 @@ def test_up_down_to_zero_and_from_zero_without_a_failed_request(own_system: Runn
     assert own_system.get()[0] == 200, "though the controller is dead"
 
 
-@pytest.mark.slow
 def test_a_policy_of_ones_own_decides_and_may_fail_without_harm(own_system: RunningSystem) -> None:
     def by_queries(context: Any) -> Any:
         if context.total_num_requests > 50:

@@ -67,25 +67,6 @@ def test_lost_code_hurts_its_own_application_alone_until_it_is_deployed_again(da
     wait_until(lambda: running.get("/two") == (200, b"two"), 10, "two")
 
 
-def test_a_lost_endpoint_is_503_and_named_until_it_is_deployed_again(damaged) -> None:
-    running, damage = damaged
-    running.start()
-    running.deploy(application("root"), name="root", route_prefix="/")
-    running.stop()
-    damage("endpoint", lambda names: [name for name in names if "two" in name])
-    running.start()
-    assert running.get("/one") == (200, b"one")
-    assert running.get("/") == (200, b"root")
-    status, body = running.get("/two")
-    assert (status, b"its record in the store is damaged" in body) == (503, True), body
-    output = running.greenroom("status")
-    assert output.returncode == 1
-    assert "endpoint 'two#D' is lost from the store" in " ".join(output.stdout.split())
-    running.deploy(application("two"), name="two", route_prefix="/two")
-    wait_until(lambda: running.get("/two") == (200, b"two"), 10, "two")
-    assert running.greenroom("status").returncode == 0
-
-
 @pytest.fixture(name="vanishing")
 def make_vanishing(tmp_path: Path) -> Iterator[RunningSystem]:
     running = RunningSystem(tmp_path / "state")

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import time
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +17,7 @@ from greenroom import serve
 from greenroom.actors.proxy.host_metrics import Metrics
 from greenroom.serve import metrics
 from tests.support.metrics import scraped, total
-from tests.support.programs import needed
-from tests.support.systems import RunningSystem, free_port, wait_until
+from tests.support.systems import RunningSystem, wait_until
 
 
 def answering(request: Request) -> Response:
@@ -195,67 +189,3 @@ def test_a_replica_that_dies_is_counted_and_takes_its_samples_with_it(
     os.kill(replica["pid"], signal.SIGKILL)
     wait_until(lambda: crashed() == 1, 10, "its death")
     assert ended_by(replica["tag"]) == 0
-
-
-# --- A real Prometheus ----------------------------------------------------------------------------
-
-CONFIG = """
-global:
-  scrape_interval: 1s
-scrape_configs:
-  - job_name: greenroom
-    metrics_path: /-/metrics
-    params:
-      host: [self]
-    static_configs:
-      - targets: ["127.0.0.1:{port}"]
-"""
-Ask = Callable[[str], list[float]]
-
-
-@pytest.fixture
-def ask(running: RunningSystem, tmp_path: Path) -> Iterator[Ask]:
-    """Return what asks a Prometheus, which scrapes the system, for a query's values."""
-    config, port = tmp_path / "prometheus.yml", free_port()
-    config.write_text(CONFIG.format(port=running.settings.http.port))
-    command = [
-        needed("prometheus"),
-        f"--config.file={config}",
-        f"--storage.tsdb.path={tmp_path / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-    ]
-    with (tmp_path / "prometheus.log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-
-    def values(query: str) -> list[float]:
-        asked = urllib.parse.urlencode({"query": query})
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query?{asked}") as answer:
-                found = json.load(answer)["data"]["result"]
-        except OSError:
-            return []  # it does not listen yet
-        return [float(each["value"][1]) for each in found]
-
-    try:
-        yield values
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-@pytest.mark.slow
-def test_prometheus_takes_all_and_computes_rates_and_percentiles(
-    running: RunningSystem, name: str, route: str, ask: Ask
-) -> None:
-    def rate() -> float:
-        for _ in range(10):
-            assert running.get(route)[0] == 200
-        (value,) = ask(f'sum(rate(greenroom_requests_total{{endpoint="{name}"}}[10s]))') or [0.0]
-        return value
-
-    wait_until(lambda: ask("up") == [1], 30, "a scrape that went well")
-    wait_until(lambda: rate() > 0, 30, "a rate")
-    buckets = f'rate(greenroom_request_seconds_bucket{{endpoint="{name}"}}[30s])'
-    (seconds,) = ask(f"histogram_quantile(0.99, sum by (le) ({buckets}))")
-    assert 0 < seconds < 30
-    assert ask(f'count(greenroom_replica_start_seconds{{deployment="{name}:v1"}})') == [1]

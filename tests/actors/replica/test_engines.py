@@ -262,7 +262,10 @@ def test_what_an_engine_takes_no_connection_for_runs_at_another(
     assert alive(int(deaf))  # it was nobody's death that had them run elsewhere
 
 
-@pytest.mark.parametrize(("whom", "command"), [("replica", python(STUBBORN)), ("keeper", PLAIN)])
+@pytest.mark.parametrize(
+    ("whom", "command"),
+    [pytest.param("replica", python(STUBBORN), marks=pytest.mark.slow), ("keeper", PLAIN)],
+)
 def test_no_engine_outlives_its_replica_or_keeper(
     running: RunningSystem, deployed: Any, name: str, whom: str, command: str
 ) -> None:
@@ -310,6 +313,7 @@ def test_one_whose_requests_do_not_end_in_time_is_asked_to_end_all_the_same(
         wait_until(lambda: notes.read_text() == "SIGTERM", 20, "the engine is told")
 
 
+@pytest.mark.slow
 def test_one_that_answers_nothing_any_more_is_killed_and_replaced(
     running: RunningSystem, deployed: Any, name: str
 ) -> None:
@@ -384,6 +388,7 @@ def test_metrics_are_read_as_prometheus_writes_them(text: bytes, found: dict[str
 # --- How it is deployed ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_command_or_a_file_deploys_one(running: RunningSystem, name: str, tmp_path: Path) -> None:
     # Programs beside the replica's Python are found first.
     command = COMMAND.replace(f"{sys.executable} -m gunicorn", "gunicorn")

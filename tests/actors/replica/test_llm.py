@@ -214,6 +214,7 @@ def test_the_engines_load_is_in_the_metrics(client: openai.OpenAI, running: Runn
     wait_until(lambda: load() == there, 20, "all three have been read")
 
 
+@pytest.mark.slow
 def test_a_policy_scales_by_the_engines_load(
     running: RunningSystem, deployed: Any, vllm: dict[str, Any], name: str
 ) -> None:

@@ -132,6 +132,7 @@ app = build_openai_app(json.loads({args!r}))
 """
 
 
+@pytest.mark.slow
 def test_a_canary_of_a_quantization_that_says_something_else_goes_back(
     models: Path, client_of: Any, running: RunningSystem, name: str, tmp_path: Path
 ) -> None:

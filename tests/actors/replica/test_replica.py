@@ -463,6 +463,7 @@ class Full:
         return "here"
 
 
+@pytest.mark.slow
 def test_a_replica_that_can_make_no_link_for_lack_of_descriptors_ends(
     replica_of: MakeReplica, running: RunningSystem
 ) -> None:

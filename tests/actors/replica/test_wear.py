@@ -191,12 +191,6 @@ def test_without_nvml_one_warning_says_that_the_limit_is_none(
     assert [message in line for line in warnings if f" {pid} " in line] == [True]
 
 
-# With a queue's limit there are no leases: each query goes by the router.
-EITHER_WAY = pytest.mark.parametrize(
-    "way", [{}, {"max_queued_requests": 100}], ids=["under a lease", "by the router"]
-)
-
-
 @pytest.fixture
 def dying(deployed: Callable[..., Any]) -> Callable[..., Any]:
     return lambda **options: deployed(
@@ -210,7 +204,15 @@ def _ask_often(running: RunningSystem, name: str) -> None:
         assert running.get(f"/{name}?of=nothing", data=b"x")[0] == 200
 
 
-@EITHER_WAY
+@pytest.mark.parametrize(
+    "way",
+    [
+        {},
+        # With a queue's limit there are no leases: each query goes by the router.
+        pytest.param({"max_queued_requests": 100}, marks=pytest.mark.slow),
+    ],
+    ids=["under a lease", "by the router"],
+)
 def test_clients_hear_that_their_replica_ran_out_of_memory_and_of_no_other_end(
     running: RunningSystem, dying: Any, name: str, way: dict[str, Any]
 ) -> None:

@@ -113,6 +113,7 @@ def test_a_stop_waits_as_long_for_a_call_as_its_deployment_says(tmp_path: Path) 
     assert stopped_with_a_call(tmp_path, takes_s=CALL_S, limit_s=600.0)[1] == "done"
 
 
+@pytest.mark.slow
 def test_a_stop_waits_no_longer_for_a_call_than_its_deployment_says(tmp_path: Path) -> None:
     took_s, answer = stopped_with_a_call(tmp_path, takes_s=600.0, limit_s=1.0)
     assert answer == "cut"
