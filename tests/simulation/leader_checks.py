@@ -75,5 +75,5 @@ def _state(process: SimProcess) -> Any:
         known = actor.link.known
         return actor.link.seen, known and known[0].resolved()
     if process.role == "host":
-        return actor.membership.trouble, len(process.world.processes)
+        return actor.membership.refusal, len(process.world.processes)
     return None
