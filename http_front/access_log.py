@@ -1,4 +1,4 @@
-"""The access log: one JSON line per request, written a few times a second, rotated by its size.
+"""The access log: one JSON line per request, written a few times a second.
 
 A line costs the request an append to a list; formatting and writing happen for some lines at once,
 within FLUSH_S. Not for all of that time, as requests wait meanwhile: that was 8 ms at 16
@@ -12,7 +12,6 @@ is reported on stderr. A line that cannot be made costs no other.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
 import time
@@ -21,7 +20,6 @@ from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
 from typing import NamedTuple
 
-from greenroom.actors.runtime.logs import make_room
 from greenroom.actors.runtime.state_dir import make_private, open_private
 
 FLUSH_S = 0.2
@@ -47,9 +45,8 @@ class Entry(NamedTuple):
 class AccessLog:
     """Appends entries to ``path``; used from one event loop, opened at the first flush."""
 
-    def __init__(self, path: Path, *, max_bytes: int = 0, files: int = 0) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._max_bytes, self._files = max_bytes, files  # see rotate_logs; 0 bytes: no limit
         self._waiting: list[Entry] = []
         self._timer: asyncio.TimerHandle | None = None
         self._file: int | None = None
@@ -93,37 +90,18 @@ class AccessLog:
         if self._file is None:
             make_private(self._path.parent)
             self._file = open_private(self._path)
-        self._append(self._file, lines)
-        if self._max_bytes and os.fstat(self._file).st_size > self._max_bytes:
-            self._rotate(self._file)
+        rest = memoryview(b"\n" + lines if self._torn else lines)
+        while rest:
+            written = os.write(self._file, rest)
+            rest = rest[written:]
+            self._torn = bool(rest)
 
     def _is_current(self, file: int) -> bool:
-        """Return whether the file has its name still: another worker may have rotated it."""
+        """Return whether the file has its name still: the host process may have rotated it."""
         try:
             return os.path.samestat(os.fstat(file), os.lstat(self._path))
         except FileNotFoundError:
             return False
-
-    def _rotate(self, file: int) -> None:
-        """Give the file another name, and go on in a new one; nothing of it is lost.
-
-        The others go on when they check next. The lock, which ends with the descriptor, keeps two
-        from doing it one after the other.
-        """
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if self._is_current(file):
-            if self._files:
-                self._path.replace(make_room(self._path, self._files))
-            else:
-                self._path.unlink()
-        self._let_go()
-
-    def _append(self, file: int, lines: bytes) -> None:
-        rest = memoryview(b"\n" + lines if self._torn else lines)
-        while rest:
-            written = os.write(file, rest)
-            rest = rest[written:]
-            self._torn = bool(rest)
 
     def _lines(self, entries: list[Entry]) -> bytes:
         """Return the lines of entries; one that cannot be made costs no other."""

@@ -242,19 +242,25 @@ def rotate_logs(logs_dir: Path, max_bytes: int, files: int) -> None:
 
     Many processes may have such a log open, some of them only as their standard output: so it is
     copied, and then emptied. What is written in between is lost. The access log, which has the most
-    lines, is rotated by those who write it, and loses none.
+    lines, is moved, and loses none: those who write it look at its name before they do.
     """
     for path in logs_dir.glob("*.log"):
         try:
-            if path.name != ACCESS_LOG and path.lstat().st_size > max_bytes:
+            if path.lstat().st_size <= max_bytes:
+                continue
+            if path.name != ACCESS_LOG:
                 _copy_and_empty(path, files)
+            elif files:
+                path.replace(_make_room(path, files))
+            else:
+                path.unlink()
         except FileNotFoundError:
             continue
         except OSError as error:
             OUR_LOGGER.warning("the log %s cannot be rotated: %s", path, error)
 
 
-def make_room(path: Path, files: int) -> Path:
+def _make_room(path: Path, files: int) -> Path:
     """Move the earlier parts of a log to the next numbers, ``files`` at most; return the first."""
     parts = [path.with_name(f"{path.name}.{number}") for number in range(1, files + 1)]
     for older, newer in reversed(list(itertools.pairwise(parts))):
@@ -270,7 +276,7 @@ def _copy_and_empty(path: Path, files: int) -> None:
         try:
             with path.open("rb") as source, os.fdopen(open_private(copy), "ab") as target:
                 shutil.copyfileobj(source, target, _PIECE)
-                copy.replace(make_room(path, files))
+                copy.replace(_make_room(path, files))
         except OSError:
             copy.unlink(missing_ok=True)
             raise

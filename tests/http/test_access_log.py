@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from greenroom.actors.runtime.logs import rotate_logs
 from greenroom.http_front.access_log import AccessLog, Entry, line
 from tests.support.timing import check_within
 
@@ -153,15 +154,16 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-async def test_workers_rotate_their_log_and_lose_no_line(tmp_path):
+async def test_a_log_that_is_rotated_under_its_workers_loses_no_line(tmp_path):
     path = tmp_path / "access.log"
     ids = [f"request-{number}" for number in range(400)]
 
-    logs = [AccessLog(path, max_bytes=2000, files=100) for _ in range(3)]
+    logs = [AccessLog(path) for _ in range(3)]
     for number, request_id in enumerate(ids):
         log = logs[number % 3]
         log.add(entry(request_id))
         log.flush()
+        rotate_logs(tmp_path, 2000, 100)
     for log in logs:
         log.close()
     parts = [each.read_text() for each in tmp_path.iterdir()]
@@ -175,10 +177,11 @@ async def test_workers_rotate_their_log_and_lose_no_line(tmp_path):
 async def test_of_a_rotated_log_so_many_files_are_kept(tmp_path, files):
     path = tmp_path / "access.log"
 
-    log = AccessLog(path, max_bytes=1000, files=files)
+    log = AccessLog(path)
     for number in range(50):
         log.add(entry(str(number)))
         log.flush()
+        rotate_logs(tmp_path, 1000, files)
     log.add(entry("last"))
     log.close()
     assert names(tmp_path) == ["access.log", *(f"access.log.{n}" for n in range(1, files + 1))]
