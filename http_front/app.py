@@ -19,7 +19,7 @@ import json
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -92,11 +92,7 @@ class Front:
         self.options = options = settings.http
         self._host_name = settings.host_name
         self.link = link
-        self.access_log = AccessLog(
-            settings.logs_dir / ACCESS_LOG,
-            max_bytes=settings.log_max_bytes,
-            files=settings.log_files,
-        )
+        self.access_log = AccessLog(settings.logs_dir / ACCESS_LOG)
         self._root_path = options.root_path.rstrip("/")
         self._raw_root = self._root_path.encode()
         self.requests = Requests(self.access_log)
@@ -421,93 +417,66 @@ def _check_odd_target(request: Request, host: bytes | None) -> None:
 class Page:
     """A page under ``/-/``: its content type, and a function that makes its content.
 
-    The function gets the query's parameters.
+    The function gets the value of ``field``, the only one that the query may have, or "".
     """
 
     def __init__(
-        self, content_type: str, make: Callable[[dict[str, str]], Awaitable[bytes]]
+        self, content_type: str, make: Callable[[str], Awaitable[bytes]], field: str = ""
     ) -> None:
         self._content_type = content_type
         self._make = make
+        self._field = field
 
     async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
         """Answer with the content."""
-        resp.data = await self._make(req.scope[REQUEST_KEY].fields())
+        fields = req.scope[REQUEST_KEY].fields()
+        value = fields.pop(self._field, "")
+        if self._field and fields:
+            given = ", ".join(f"{name}={value!r}" for name, value in fields.items())[:200]
+            raise InvalidRequestError(f"{given}: expected {self._field}=... alone, or nothing")
+        resp.data = await self._make(value)
         resp.content_type = self._content_type
 
     on_head = on_get
 
 
-class MetricsPage:
-    """Prometheus' page: of all hosts, or of this one with ``?host=self``.
+def _pages(link: Link) -> dict[str, Page]:
+    # Anybody may ask for the metrics, and each scrape costs the router some milliseconds. So there
+    # is one at a time, and its text is kept for KEPT_S.
+    own = Kept(lambda: link.metrics(whole=False))
+    whole = Kept(lambda: link.metrics(whole=True))
 
-    Anybody may ask for it, and each scrape costs the router some milliseconds. So there is one at a
-    time, and its text is kept for KEPT_S.
-    """
-
-    def __init__(self, link: Link) -> None:
-        self._own = Kept(lambda: link.metrics(whole=False))
-        self._whole = Kept(lambda: link.metrics(whole=True))
-
-    async def on_get(self, req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
-        """Answer with the metrics; HTTP 400 for another host's name."""
-        host = req.scope[REQUEST_KEY].fields().get("host")
-        if host not in {None, "self"}:
-            raise InvalidRequestError(f"host={host!r}: must be 'self', or left out for all")
-        resp.data = await _within_patience((self._own if host else self._whole).get(KEPT_S))
-        resp.content_type = CONTENT_TYPE
-
-    on_head = on_get
-
-
-def _pages(link: Link) -> dict[str, Page | MetricsPage]:
-    async def health(_: object) -> bytes:
+    async def health(_: str) -> bytes:
         """Say whether this worker can take queries."""
         if not link.ready:
             raise NotRunningError(_UNHEALTHY)
         return b"success"
 
-    async def readiness(fields: dict[str, str]) -> bytes:
+    async def readiness(application: str) -> bytes:
         """Say whether every application that was RUNNING once can serve; or whether one can."""
-        application = _application_in(fields)
-        asked = _lacking_of(link, application) if application else link.unready()
-        unready = await _within_patience(asked)
-        if unready is None or not link.ready:
+        lacking = await _within_patience(link.lacking())
+        if lacking is None or not link.ready:
             raise NotRunningError(_UNHEALTHY)
-        if unready:
-            raise NotRunningError(_missing(unready))
+        if missing := _missing(lacking, application):
+            raise NotRunningError(f"cannot serve: {missing}")
         return b"ready"
 
-    async def routes(_: object) -> bytes:
+    async def routes(_: str) -> bytes:
         return json.dumps(await _within_patience(link.routes())).encode()
+
+    async def metrics(host: str) -> bytes:
+        """Return Prometheus' text: of all hosts, or of this one with ``?host=self``."""
+        if host not in {"", "self"}:
+            raise InvalidRequestError(f"host={host!r}: must be 'self', or left out for all")
+        return await _within_patience((own if host else whole).get(KEPT_S))
 
     text = "text/plain; charset=utf-8"
     return {
         "/-/healthz": Page(text, health),
-        "/-/readyz": Page(text, readiness),
+        "/-/readyz": Page(text, readiness, "application"),
         "/-/routes": Page("application/json", routes),
-        "/-/metrics": MetricsPage(link),
+        "/-/metrics": Page(CONTENT_TYPE, metrics, "host"),
     }
-
-
-def _application_in(fields: dict[str, str]) -> str:
-    """Return the application that is asked for, "" for all; InvalidRequestError for another key."""
-    for name, value in fields.items():
-        if name != "application":
-            given = f"{name}={value!r}"[:200]
-            raise InvalidRequestError(f"{given}: must be one application=NAME, or left out for all")
-    return fields.get("application", "")
-
-
-async def _lacking_of(link: Link, application: str) -> Mapping[str, Iterable[str]] | None:
-    """Return what an application lacks, as :meth:`Link.unready` does, also where it is new."""
-    lacking = await link.lacking()
-    if lacking is None:
-        return None
-    found = {name: tags for name, tags in lacking.items() if name.partition("#")[0] == application}
-    if not found:
-        raise NotRunningError(f"there is no application {application!r}")
-    return {name: why or () for name, why in found.items() if why is None or why}
 
 
 async def _within_patience(question: Awaitable[T]) -> T:
@@ -517,23 +486,27 @@ async def _within_patience(question: Awaitable[T]) -> T:
         raise NotRunningError(f"the router did not answer within {PAGE_TIMEOUT_S:g} s") from None
 
 
-def _missing(unready: Mapping[str, Iterable[str]]) -> str:
-    """Name the applications, and the endpoints that belong to none, with what they lack.
+def _missing(lacking: Mapping[str, Mapping[str, tuple[str, bool]] | None], application: str) -> str:
+    """Name the applications, and the endpoints that belong to none, with what they lack, and why.
 
-    The backends are by endpoint, and may be named with the reason.
+    "" for nothing. What has never run counts only where one application is asked for.
     """
-    lacking: dict[str, list[str]] = {}
-    for endpoint, backends in unready.items():
-        application, has_one, _ = endpoint.partition("#")
-        owner = f"application {application!r}" if has_one else f"endpoint {endpoint!r}"
-        reasons = backends if isinstance(backends, Mapping) else dict.fromkeys(backends, "")
+    if application:
+        lacking = {n: of for n, of in lacking.items() if n.partition("#")[0] == application}
+        if not lacking:
+            raise NotRunningError(f"there is no application {application!r}")
+    owners: dict[str, list[str]] = {}
+    for endpoint, backends in lacking.items():
         names = [
             (tag.partition("#")[2].partition("#")[0] or tag) + (f": {reason}" if reason else "")
-            for tag, reason in reasons.items()
+            for tag, (reason, has_run) in (backends or {}).items()
+            if application or has_run
         ]
-        lacking.setdefault(owner, []).extend(names)
-    each = [
+        if names or backends is None:
+            of, has_one, _ = endpoint.partition("#")
+            owner = f"application {of!r}" if has_one else f"endpoint {endpoint!r}"
+            owners.setdefault(owner, []).extend(names)
+    return "; ".join(
         f"{owner} ({'no replica of ' + ', '.join(names) if names else 'its record is damaged'})"
-        for owner, names in lacking.items()
-    ]
-    return f"cannot serve: {'; '.join(each)}"
+        for owner, names in owners.items()
+    )

@@ -124,22 +124,11 @@ class Link:
         """Return prefix -> endpoint, as the router has it now."""
         return await self._ask_proxy("routes") or {}
 
-    async def unready(self) -> dict[str, tuple[str, ...]] | None:
-        """Return endpoint -> backends without a replica, of those that have been in full service.
-
-        An endpoint whose own record is lost has an empty tuple. None where the router does not
-        answer.
-        """
-        answer: dict[str, tuple[str, ...]] | None = await self._ask_proxy("unready")
-        return answer
-
-    async def lacking(self) -> dict[str, dict[str, str] | None] | None:
-        """Return each endpoint -> backends that are to have replicas and have none, and why.
-
-        None for an endpoint whose own record is lost, and where the router does not answer.
-        """
-        answer: dict[str, dict[str, str] | None] | None = await self._ask_proxy("lacking")
-        return answer
+    async def lacking(self) -> dict[str, dict[str, tuple[str, bool]] | None] | None:
+        """Return what endpoints lack, as core.routing.load says; None without an answer."""
+        lacking: dict[str, dict[str, tuple[str, bool]] | None] | None
+        lacking = await self._ask_proxy("lacking")
+        return lacking
 
     async def metrics(self, *, whole: bool) -> bytes:
         """Return the metrics of this host, or of the whole cluster, as Prometheus' text."""

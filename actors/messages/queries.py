@@ -594,7 +594,7 @@ class CompareAnswers(Message):
 class AskProxy(Message):
     """Anyone to the proxy: what is known there; AskProxyReply answers.
 
-    ``what`` is "routes", "unready", "metrics" (of the host, as core.metrics.Group), "logs" (with
+    ``what`` is "routes", "lacking", "metrics" (of the host, as core.metrics.Group), "logs" (with
     the name of one and an offset: runtime.logs.end_of_log), or "controller": its address, process
     and epoch, if known.
     """

@@ -60,27 +60,18 @@ def overdue(state: Dispatch, before: float) -> Counter[tuple[str, str]]:
     return found
 
 
-def unready(state: Dispatch) -> dict[str, tuple[str, ...]]:
-    """Return endpoint -> its backends that had replicas and have none; () if it is lost."""
-    found: dict[str, tuple[str, ...]] = {}
-    for name, endpoint in sorted(state.endpoints.items()):
-        known = backends_of(state, endpoint)
-        missed = tuple(b.table.tag for b in known if b.table.is_expected and not b.replicas)
-        if missed or endpoint.table.unavailable:
-            found[name] = missed
-    return found
+def lacking(state: Dispatch) -> dict[str, dict[str, tuple[str, bool]] | None]:
+    """Return each endpoint -> its backends that are to have replicas and have none.
 
-
-def lacking(state: Dispatch) -> dict[str, dict[str, str] | None]:
-    """Return each endpoint -> its backends that are to have replicas and have none, and why.
-
-    None for an endpoint that is lost. Unlike :func:`unready`, whatever has not come up counts.
+    Of each: why, and whether it was in full service once. None for an endpoint that is lost.
     """
-    found: dict[str, dict[str, str] | None] = {}
-    for name, endpoint in state.endpoints.items():
-        known = backends_of(state, endpoint)
-        reasons = {
-            b.table.tag: b.table.trouble for b in known if b.table.is_wanted and not b.replicas
+    return {
+        name: None
+        if endpoint.table.unavailable
+        else {
+            each.table.tag: (each.table.trouble, each.table.is_expected)
+            for each in backends_of(state, endpoint)
+            if each.table.is_wanted and not each.replicas
         }
-        found[name] = None if endpoint.table.unavailable else reasons
-    return found
+        for name, endpoint in sorted(state.endpoints.items())
+    }

@@ -61,8 +61,7 @@ class FakeLink:
         self.started = self.stopped = False
         self.next_id = itertools.count(1).__next__
         self.route_table = {"/": "echo"}
-        self.missed: dict[str, tuple[str, ...]] | None = {}
-        self.lacks: dict[str, dict[str, str] | None] | None = {}
+        self.lacks: dict[str, dict[str, tuple[str, bool]] | None] | None = {}
         self.of_hosts: dict[tuple[Any, ...], Any] = {}  # answers by what they are asked
 
     async def start(self) -> None:
@@ -125,10 +124,7 @@ class FakeLink:
     async def routes(self) -> dict[str, str]:
         return self.route_table
 
-    async def unready(self) -> dict[str, tuple[str, ...]] | None:
-        return self.missed
-
-    async def lacking(self) -> dict[str, dict[str, str] | None] | None:
+    async def lacking(self) -> dict[str, dict[str, tuple[str, bool]] | None] | None:
         return self.lacks
 
     async def ask_host(self, address: str, what: str, *arguments: Any) -> Any:

@@ -444,32 +444,33 @@ def test_health_is_success_once_there_is_a_route_table(app, root_path):
 
 def test_readiness_names_the_applications_that_cannot_serve(app):
     assert (app.ask(target="/-/readyz").status, app.ask(target="/-/readyz").body) == (200, b"ready")
-    app.link.missed = {
-        "shop#Tax": ("shop#Tax#2c0ffee",),
-        "shop#Shop": ("shop#Shop",),
-        "plain": ("plain:v1", "plain:v2"),
-        "lost#Lost": (),
+    app.link.lacks = {
+        "shop#Tax": {"shop#Tax#2c0ffee": ("", True), "shop#Tax#new": ("", False)},
+        "shop#Shop": {"shop#Shop": ("boom", True)},
+        "new#New": {"new#New": ("", False)},
+        "plain": {"plain:v1": ("", True), "plain:v2": ("", True)},
+        "lost#Lost": None,
     }
     unready = app.ask(target="/-/readyz")
     assert (unready.status, unready["retry-after"]) == (503, "1")
     assert unready.text.startswith(
-        "cannot serve: application 'shop' (no replica of Tax, Shop); "
+        "cannot serve: application 'shop' (no replica of Tax, Shop: boom); "
         "endpoint 'plain' (no replica of plain:v1, plain:v2); "
         "application 'lost' (its record is damaged)\n"
     )
     assert app.ask(target="/-/healthz").status == 200, "this worker can take queries"
-    app.link.missed = None
+    app.link.lacks = None
     assert "no route table yet" in app.ask(target="/-/readyz").text
-    app.link.missed, app.link.ready = {}, False
+    app.link.lacks, app.link.ready = {}, False
     assert app.ask(target="/-/readyz").status == 503
 
 
 def test_readiness_of_one_application_is_its_own_and_new_ones_count(app):
-    app.link.missed = {"other#D": ("other#D",)}
     app.link.lacks = {
+        "other#D": {"other#D": ("", True)},
         "shop#Shop": {},
         "shop#Tax": {},
-        "new#Model": {"new#Model#2c0ffee": "boom"},
+        "new#Model": {"new#Model#2c0ffee": ("boom", False)},
         "plain": {},
         "lost#Lost": None,
     }
@@ -487,7 +488,7 @@ def test_readiness_of_one_application_is_its_own_and_new_ones_count(app):
     for query in ("app=shop", "application=shop&application=new", "application=shop&x"):
         refused = app.ask(target=f"/-/readyz?{query}")
         assert refused.status == 400, query
-        message = "give each field once" if "new" in query else "must be one application=NAME"
+        message = "give each field once" if "new" in query else "expected application=... alone"
         assert message in refused.text
     app.link.lacks = None
     assert "no route table yet" in asked("shop")[1]

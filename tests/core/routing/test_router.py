@@ -1,7 +1,7 @@
 import pytest
 
 from greenroom.core.routing.balancing import SATURATED_S
-from greenroom.core.routing.load import busy, lacking, unready
+from greenroom.core.routing.load import busy, lacking
 from greenroom.core.routing.retries import MAX_ATTEMPTS
 from greenroom.core.routing.tables import BackendTable, EndpointTable
 from greenroom.core.routing.tickets import Assign, Cancel, NewQuery, Refuse
@@ -562,34 +562,24 @@ def test_a_replica_that_has_the_model_no_more_or_takes_nothing_is_not_preferred(
 # --- Readiness ----------------------------------------------------------------------------------
 
 
-def test_endpoints_that_had_replicas_and_have_none_are_unready() -> None:
-    made = router(backend("r1", is_expected=True), backend(tag="new"), backend(tag="shadow"))
+def test_what_is_wanted_and_has_no_replica_is_lacking_and_whether_it_had_one() -> None:
+    made = router(
+        backend("r1", is_wanted=True, is_expected=True),
+        backend(tag="new", is_wanted=True),
+        backend(tag="idle"),
+        backend(tag="shadow", is_wanted=True, is_expected=True),
+    )
     made.set_endpoint("e", endpoint(shadows={"shadow": 1.0}), 0.0)
-    made.set_endpoint("other", endpoint("other", to="new"), 0.0)
-    assert unready(made.state) == {}
-    made.replica_gone("r1", [], 1.0)
-    assert unready(made.state) == {"e": ("b",)}
-    made.set_backend("shadow", backend(tag="shadow", is_expected=True), 2.0)
-    made.set_backend("b", backend("r2", is_expected=True), 2.0)
-    assert unready(made.state) == {}
-    made.set_backend("b", backend(is_expected=False), 3.0)
-    assert unready(made.state) == {}, "it wants none"
-    lost = EndpointTable(name="lost", route="/lost", unavailable="its record is damaged")
-    made.set_endpoint("lost", lost, 3.0)
-    assert unready(made.state) == {"lost": ()}
-
-
-def test_what_is_wanted_and_has_no_replica_is_lacking_also_where_it_is_new() -> None:
-    made = router(backend("r1", is_wanted=True), backend(tag="new", is_wanted=True))
-    made.set_backend("idle", backend(tag="idle"), 0.0)
-    for name, to in (("e", "b"), ("new", "new"), ("idle", "idle")):
-        made.set_endpoint(name, endpoint(name, to=to), 0.0)
+    for name in ("new", "idle"):
+        made.set_endpoint(name, endpoint(name, to=name), 0.0)
     made.set_endpoint("lost", EndpointTable(name="lost", unavailable="damaged"), 0.0)
-    assert lacking(made.state) == {"e": {}, "new": {"new": ""}, "idle": {}, "lost": None}
+    assert lacking(made.state) == {"e": {}, "idle": {}, "lost": None, "new": {"new": ("", False)}}
     made.replica_gone("r1", [], 1.0)
-    assert lacking(made.state)["e"] == {"b": ""}
+    assert lacking(made.state)["e"] == {"b": ("", True)}
     made.set_backend("new", backend(tag="new", is_wanted=True, has_run=False, trouble="boom"), 1.0)
-    assert lacking(made.state)["new"] == {"new": "boom"}
+    assert lacking(made.state)["new"] == {"new": ("boom", False)}
+    made.set_backend("b", backend(), 2.0)
+    assert lacking(made.state)["e"] == {}, "it wants none"
 
 
 def test_an_http_request_does_not_wait_for_what_has_never_run_and_a_call_of_a_handle_does() -> None:
