@@ -161,11 +161,7 @@ def status() -> ServeStatus:
 def get_app_handle(name: str) -> DeploymentHandle:
     """Return a handle of an application's ingress; UnknownNameError if there is none."""
     check_name("name", name)
-    ingress = local_testing.ingress_of(name)
-    if ingress is None:
-        report = reports.read_report(session.current().connect())
-        ingress = reports.ingress_of(report, name)
-    return DeploymentHandle(ingress, name)
+    return DeploymentHandle(reports.ingress_of(_report(), name), name)
 
 
 def get_deployment_handle(deployment_name: str, app_name: str | None = None) -> DeploymentHandle:
@@ -179,10 +175,12 @@ def get_deployment_handle(deployment_name: str, app_name: str | None = None) -> 
     else:
         replica = user_context.replica_context()
         app_name = (replica.app_name if replica is not None else "") or "default"
-    if not local_testing.has_deployment(app_name, deployment_name):
-        report = reports.read_report(session.current().connect())
-        reports.check_deployment(report, deployment_name, app_name)
+    reports.check_deployment(_report(), deployment_name, app_name)
     return DeploymentHandle(deployment_name, app_name)
+
+
+def _report() -> dict[str, Any]:
+    return local_testing.report() or reports.read_report(session.current().connect())
 
 
 def _given(

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextvars import Context, copy_context
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from greenroom.actors.caller import client as query_client
 from greenroom.actors.caller.client import PendingQuery, QueryClient
@@ -35,7 +35,6 @@ from greenroom.actors.replica.user_code import Failure, UserCode
 from greenroom.actors.runtime.processes import this_process
 from greenroom.core.errors import DeployFailedError, UnknownNameError
 from greenroom.core.operations import DeploymentSpec
-from greenroom.core.validation import unknown_name
 from greenroom.serve.build import Built
 from greenroom.serve.handle import DeploymentHandle
 
@@ -52,8 +51,7 @@ class LocalClient(QueryClient):
 
     def __init__(self) -> None:
         super().__init__(itertools.count(1).__next__)
-        self.ingresses: dict[str, str] = {}  # by application
-        self.names: dict[str, tuple[str, ...]] = {}  # of deployments, by application
+        self.applications: dict[str, Any] = {}  # as a report has them
         self._deployments: dict[str, _Local] = {}  # by endpoint
         self._lock = threading.Lock()
 
@@ -86,8 +84,7 @@ class LocalClient(QueryClient):
 
     def remove_all(self, application: str) -> None:
         """Close an application's deployments; those that call others first."""
-        self.ingresses.pop(application, None)
-        self.names.pop(application, None)
+        self.applications.pop(application, None)
         with self._lock:
             names = [name for name in self._deployments if name.startswith(f"{application}#")]
             gone = [self._deployments.pop(name).user_code for name in reversed(names)]
@@ -192,33 +189,27 @@ def run(built: Built) -> DeploymentHandle:
     name = application.name
     client.check(built)
     client.remove_all(name)
-    client.names[name] = tuple(spec.name for spec in built.deployments)
+    client.applications[name] = {
+        "ingress": application.ingress,
+        "deployments": {spec.name: {} for spec in built.deployments},
+    }
     try:
         for spec in built.deployments:
             client.add(name, spec)
     except BaseException:
         client.remove_all(name)
         raise
-    client.ingresses[name] = application.ingress
-    return DeploymentHandle(client.ingresses[name], name, client=client)
+    return DeploymentHandle(application.ingress, name, client=client)
 
 
-def ingress_of(application: str) -> str | None:
-    """Return the ingress of an application that runs here; None when none does."""
-    return None if _client is None else _client.ingresses.get(application)
-
-
-def has_deployment(application: str, name: str) -> bool:
-    """Return whether an application runs here; UnknownNameError when without this deployment."""
-    names = None if _client is None else _client.names.get(application)
-    if names is not None and name not in names:
-        raise unknown_name(f"deployment of application {application!r}", name, names)
-    return names is not None
+def report() -> dict[str, Any] | None:
+    """Return what runs here, as a system's report has it; None where nothing does."""
+    return {"applications": _client.applications} if _client and _client.applications else None
 
 
 def delete(name: str) -> bool:
     """Close an application that runs here; False when none does."""
-    if _client is None or name not in _client.ingresses:
+    if _client is None or name not in _client.applications:
         return False
     _client.remove_all(name)
     return True
@@ -231,7 +222,7 @@ def shutdown() -> None:
     if client is None:
         return
     query_client.install(None)
-    for name in list(client.ingresses):
+    for name in list(client.applications):
         client.remove_all(name)
 
 

@@ -565,32 +565,20 @@ def _grpc(name: str) -> str:
     return name if name.startswith("grpc_") else f"grpc_{name}"
 
 
-def unlike(
+def differences(
     settings: HostSettings, running: Mapping[str, str], fields: Iterable[str]
-) -> dict[str, tuple[str, str]]:
-    """Return those of ``fields`` in which the settings differ from those of a system that runs.
+) -> list[str]:
+    """Say in which of ``fields`` the settings differ from those of a system that runs.
 
-    ``running`` is what :meth:`HostSettings.to_environ` returned for that one. Each has its value
-    there, and the one in ``settings``; "" for none.
+    ``running`` is what :meth:`HostSettings.to_environ` returned for that one.
     """
     wanted, running = settings.to_environ(), dict(running)
     for environ in (wanted, running):
         if store := environ.get(variable("store")):
             environ[variable("store")] = str(location_at(store))  # without a password
     names = [name for name in FIELDS if name in fields and name not in _OF_NO_SYSTEM]
-    values = {name: tuple(e.get(variable(name), "") for e in (running, wanted)) for name in names}
-    return {name: (there, here) for name, (there, here) in values.items() if there != here}
-
-
-def differences(
-    settings: HostSettings, running: Mapping[str, str], fields: Iterable[str]
-) -> list[str]:
-    """Return what :func:`unlike` finds as texts."""
-    found = unlike(settings, running, fields)
-    return [
-        f"{name} is {there or 'not set'}, not {here or 'not set'}"
-        for name, (there, here) in found.items()
-    ]
+    values = {name: [e.get(variable(name), "not set") for e in (running, wanted)] for name in names}
+    return [f"{n} is {there}, not {here}" for n, (there, here) in values.items() if there != here]
 
 
 # --- Preparing the actor system -------------------------------------------------------------------

@@ -90,7 +90,6 @@ class Client:
         version: str | None = None,
     ) -> str | None:
         """Run code under a tag; returns the goal's id."""
-        check_name("tag", tag)
         what = f"backend {tag!r}"
         target = _code(func_or_class)
         code, folders = self._packed(what, target, init_args, {}, version, actor_options)
@@ -101,7 +100,6 @@ class Client:
         self, tag: str, config: BackendConfig | Mapping[str, Any]
     ) -> str | None:
         """Change the given settings of a backend and no others; returns the goal's id."""
-        check_name("tag", tag)
         if not isinstance(config, BackendConfig):
             check_mapping("config", config)
             config = BackendConfig.renamed(config)
@@ -276,10 +274,6 @@ class Client:
             version = given.version if version is None else version
             config = given.config if config is None else config
             actor_options = given.actor_options if actor_options is None else actor_options
-        check_name("name", name)
-        for field, value in (("version", version), ("prev_version", prev_version)):
-            if value is not None:
-                check_name(field, value)
         check_list("init_args", init_args)
         if init_kwargs is not None:
             check_mapping("init_kwargs", init_kwargs)
@@ -341,13 +335,11 @@ class Client:
         Returns when nothing is left there; TimeoutError before that leaves it draining. The last
         host that takes replicas is a ConflictError, unless with ``force``, which does not wait.
         """
-        check_name("host", host)
         check_timeout("timeout_s", timeout_s)
         self._connection.request(ops.DrainHost(host=host, force=force), timeout_s=timeout_s)
 
     def undrain_host(self, host: str) -> None:
         """Let a host that was drained take replicas again; those that have moved stay."""
-        check_name("host", host)
         self._connection.request(ops.UndrainHost(host=host))
 
     def status(self) -> ServeStatus:

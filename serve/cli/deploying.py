@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import sys
 import threading
 import time
@@ -18,8 +17,7 @@ from pydantic import ValidationError
 
 from greenroom.actors.caller.connection import Connection
 from greenroom.actors.host import launcher as system
-from greenroom.actors.runtime.settings import HostSettings, unlike
-from greenroom.core.config import GrpcOptions
+from greenroom.actors.runtime.settings import HostSettings, differences
 from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.core.operations import EXIT_CHANGES, DeployFlags
 from greenroom.core.validation import problems_in
@@ -183,25 +181,15 @@ def deploy(
 
 
 def _show_options(settings: HostSettings, document: ServeDeploySchema) -> None:
-    """Say which options of a file the system that runs does not have, and how it would."""
+    """Say which options of a file the system that runs does not have."""
     running = None if settings.address is not None else system.running_environ(settings)
-    if running is None:
-        return
     wanted, names = settings.with_options(document.http_options, document.grpc_options)
-    if found := unlike(wanted, running, names):
-        lines = ["options of the file are not taken, for the system runs already with others:"]
-        flags = []
-        for name, (there, here) in found.items():
-            kind, _, option = name.partition("_")
-            option = name if name in GrpcOptions.model_fields else option
-            lines.append(
-                f"  {kind}_options.{option}: {here or 'not set'} in the file, "
-                f"{there or 'not set'} in the system"
-            )
-            flags += [f"--{name.replace('_', '-')}", here] if here else []
-        command = shlex.join(["greenroom", "start", *flags])
-        lines.append(f"to take them, end it and start it again: greenroom stop && {command}")
-        click.echo("\n".join(lines), err=True)
+    if running is not None and (found := differences(wanted, running, names)):
+        click.echo(
+            f"options of the file are not taken, for the system runs already: {'; '.join(found)}. "
+            "To change them, stop it first with `greenroom stop`",
+            err=True,
+        )
 
 
 def _wait_for_all(
