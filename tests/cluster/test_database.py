@@ -12,8 +12,7 @@ import pytest
 from greenroom.core.errors import StateNotSavedError
 from greenroom.core.operations import CreateToken
 from tests.cluster.conftest import WHO
-from tests.cluster.test_takeover import controllers
-from tests.support.cluster import connection
+from tests.support.cluster import connection, controllers
 from tests.support.database import RUNNING, SharedDatabase, shared_database
 from tests.support.postgres import PASSWORD
 

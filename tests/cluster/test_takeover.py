@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors.runtime.processes import command_line
 from greenroom.actors.transport.cluster_key import read_key
 from greenroom.core.operations import RotateKey
 from tests.cluster.conftest import ALL, keep
-from tests.support.cluster import Cluster, ClusterHost, connection, read_status
+from tests.support.cluster import Cluster, ClusterHost, connection, controllers, read_status
 from tests.support.kept import Kept
 from tests.support.systems import wait_until
 
@@ -35,16 +34,6 @@ def roles(serving: Cluster) -> tuple[ClusterHost, ClusterHost, ClusterHost]:
     """The host that leads, the one that may, and the one that never does."""
     a, b, c = serving.hosts
     return (a, b, c) if c.status()["controller"]["host"] == "a" else (b, a, c)
-
-
-def controllers(cluster: Cluster) -> list[str]:
-    """Return the host of every process that is a controller."""
-    return [
-        host.label
-        for host in cluster.hosts
-        for pid in host.pids()
-        if command_line(pid).startswith("greenroom: controller")
-    ]
 
 
 def wait_for_leader(witness: ClusterHost, label: str, timeout_s: float) -> float:

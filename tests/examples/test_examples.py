@@ -150,7 +150,7 @@ def test_the_tests_of_hello_pass(tmp_path):
     assert "3 passed" in done.stdout
 
 
-def test_timing_tells_how_long_a_request_took(example):
+def test_timing_reports_how_long_a_request_took(example):
     timed_hello = example("hello")
     request = urllib.request.Request(timed_hello.url, headers={"Origin": "https://shop.example"})
     with urllib.request.urlopen(request, timeout=30) as response:

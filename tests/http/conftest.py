@@ -32,6 +32,7 @@ from tests.http.wire import HAS_SHORT_WAY, Conversation, connected
 from tests.support.systems import listens, wait_until
 
 DEADLINE_S = 30.0
+FILES, MANY = 256, 300  # that a worker may have open where they are few, and more than that
 
 
 @dataclass

@@ -3,7 +3,7 @@
 Each input is what one client sends, whole and cut in two. By the short way and without it the
 front has to write the same bytes. Cut or not, it has to ask the same queries, and these are among
 the requests that a plain reading of RFC 9112 finds, in their order: never two requests where it
-finds one. The cases of test_smuggling.py are the first inputs. The options are libFuzzer's.
+finds one. The cases of doubtful.py are the first inputs. The options are libFuzzer's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import atheris
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.config import HTTPOptions
 from greenroom.core.validation import validated
-from tests.http import test_smuggling as cases
+from tests.http import doubtful as cases
 
 with atheris.instrument_imports(include=["greenroom.http_front"]):
     from greenroom.http_front.app import Front

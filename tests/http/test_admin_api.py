@@ -15,99 +15,23 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from greenroom.actors.messages.admin import Request
-from greenroom.actors.runtime.settings import read_settings
 from greenroom.core import operations as ops
-from greenroom.core.cluster.admin import Now, carry_out
-from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.errors import (
     DeployFailedError,
     GreenroomError,
     NotRunningError,
     StateNotSavedError,
 )
-from greenroom.core.lifecycle.history import Author
-from greenroom.core.tokens import digest_of
 from greenroom.http_front.admin import applications
 from greenroom.http_front.admin.api import SMALL_BYTES, OperationResource
-from tests.http.conftest import Answer, AppClient
-from tests.http.fake_link import FakeLink
+from tests.http.admin import Api
 from tests.support.systems import alive, wait_until
 
 pytestmark = pytest.mark.anyio
 
-NOW = 1_000.0
 APPLICATIONS = "/api/serve/applications/"
 ADMIN = ((b"host", b"localhost"), (b"authorization", b"Bearer admin"))
 CODE = {"code": base64.b64encode(b"+/\xff?").decode(), "code_hash": "hash"}
-
-
-class ClusterLink(FakeLink):
-    """Asks a cluster in this process; ``failure`` is raised instead."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cluster = Cluster({}, 1, NOW)
-        self.requests: list[Request] = []
-        self.reached: dict[str, bool | Exception] = {}
-        self.failure: Exception | None = None
-        self.status: dict[str, Any] = {}  # in place of the cluster's
-
-    async def request(self, request: Request, timeout_s: float) -> Any:
-        operation = ops.read_operation(request.operation, request.fields)
-        if not isinstance(operation, ops.ListTokens):
-            self.requests.append(request)
-        if self.failure is not None:
-            raise self.failure
-        if self.status and isinstance(operation, ops.GetStatus):
-            return self.status
-        if isinstance(operation, ops.WaitForGoal):
-            reached = self.reached.get(operation.goal_id, False)
-            if isinstance(reached, Exception):
-                raise reached
-            if not reached:
-                raise TimeoutError
-            return True
-        author = Author(request.user, "127.0.0.1", request.request_id)
-        return carry_out(self.cluster, operation, author, Now(NOW, time.time()))
-
-
-class Api:
-    """A front in this process, with a token of each role."""
-
-    def __init__(self, folder: Path) -> None:
-        self.front = AppClient(read_settings({}, state_dir=folder))
-        self.link = ClusterLink()
-        self.rebuild()
-        for role in ("viewer", "deployer", "admin"):
-            self.create_token(role)
-
-    def rebuild(self, **http: Any) -> None:
-        self.front.link = self.link
-        self.front.rebuild(**http)
-
-    def create_token(self, role: str, token: str = "", expires_at: float | None = None) -> None:
-        token = token or role
-        digest = digest_of(token)
-        asked = ops.CreateToken(name=token, digest=digest, holder_role=role, expires_at=expires_at)
-        carry_out(self.link.cluster, asked, Author(), Now(NOW, NOW))
-
-    def ask(
-        self, method: str, path: str, body: Any = None, *, token: str = "admin", **headers: str
-    ) -> Answer:
-        head = {"host": "localhost", **{k.replace("_", "-"): v for k, v in headers.items()}}
-        if token:
-            head.setdefault("authorization", f"Bearer {token}")
-        content = b"" if body is None else json.dumps(body).encode()
-        pairs = tuple((name.encode(), value.encode()) for name, value in head.items())
-        return self.front.ask(method, "/-/api" + path, headers=pairs, body=content)
-
-    def problem(self, *args: Any, **options: Any) -> tuple[int, str]:
-        answer = self.ask(*args, **options)
-        assert answer["content-type"] == "application/problem+json"
-        found = answer.json
-        assert found["status"] == answer.status
-        assert found["type"] == f"urn:greenroom:problem:{found['title']}"
-        return answer.status, found["detail"]
 
 
 @pytest.fixture
@@ -423,7 +347,7 @@ def test_pages_of_other_sites_are_refused(api: Api, headers: dict[str, str], sta
 
 
 @pytest.mark.parametrize("name", ["x-forwarded-for", "X-Forwarded-Host", "forwarded", "Via"])
-def test_what_a_proxy_passed_on_is_refused_beside_requests(api: Api, name: str) -> None:
+def test_what_a_proxy_passed_on_is_refused_at_the_port_of_requests(api: Api, name: str) -> None:
     status, found = api.problem("GET", "/v1/list_backends", **{name: "for=10.0.0.1"})
     assert status == 403
     assert name.lower() in found
@@ -433,7 +357,7 @@ def test_what_a_proxy_passed_on_is_refused_beside_requests(api: Api, name: str) 
     assert api.front.ask("GET", "/shop", headers=head).text == "ok"
 
 
-def test_scripts_of_service_workers_are_refused_beside_the_dashboard(api: Api) -> None:
+def test_scripts_of_service_workers_are_refused_at_the_port_of_the_dashboard(api: Api) -> None:
     head = ((b"host", b"localhost"), (b"service-worker", b"script"))
     refused = api.front.ask("GET", "/shop/sw.js", headers=head)
     assert refused.status == 403
@@ -512,13 +436,13 @@ def test_no_other_file_is_read(api: Api, query: str, status: int) -> None:
 # --- Where it is ----------------------------------------------------------------------------------
 
 
-def test_it_is_not_beside_requests_of_other_hosts(api: Api) -> None:
+def test_it_is_not_at_the_port_of_requests_of_other_hosts(api: Api) -> None:
     for http in ({}, {"pages_port": 8001}):
         api.rebuild(host="0.0.0.0", **http)  # a front with pages of its own, at the other port
         assert api.ask("GET", "/v1/list_backends").text == "ok"  # as the router answers
 
 
-def test_below_api_are_the_users_own_endpoints_beside_requests(api: Api) -> None:
+def test_below_api_are_the_users_own_endpoints_at_the_port_of_requests(api: Api) -> None:
     assert api.front.ask("GET", "/api/v1/list_backends", headers=ADMIN).text == "ok"
     assert api.front.ask("GET", "/%2D/api/v1/list_backends", headers=ADMIN).text == "ok"
 

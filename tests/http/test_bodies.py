@@ -10,7 +10,7 @@ from greenroom.core.config import HTTPOptions
 from greenroom.http_front.bodies import ChunkedBody, RefusedRequestError
 from greenroom.http_front.connections import Connections
 from greenroom.http_front.protocol import AHEAD, LARGE, MOST_READ, READ
-from tests.http.broken_chunks import BROKEN
+from tests.http.doubtful import BROKEN
 from tests.http.wire import Conversation, respond, turn_over
 
 pytestmark = pytest.mark.anyio

@@ -7,6 +7,7 @@ import time
 import psutil
 import pytest
 
+from tests.http.conftest import FILES, MANY
 from tests.http.wire import OPENING, head, statuses
 
 MIB = 1024 * 1024
@@ -22,9 +23,6 @@ def read_all(connection):
 
 
 # --- connections ----------------------------------------------------------------------------------
-
-FILES = 256
-MANY = 300
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from greenroom.http_front.admin.openapi import openapi
+from tests.http.admin import Api
 from tests.http.conftest import Answer
-from tests.http.test_admin_api import Api
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,7 @@ import ssl
 
 import pytest
 
-from tests.http.conftest import FrontProcess
-from tests.http.test_bounds import FILES, MANY
+from tests.http.conftest import FILES, MANY, FrontProcess
 from tests.http.wire import OPENING, head, statuses
 from tests.support.certificates import certificate
 

@@ -552,7 +552,7 @@ async def test_a_path_that_is_no_ascii_is_refused():
     ("said", "scheme"),
     [({}, "ws"), ({"X-Forwarded-Proto": "https"}, "wss"), ({"X-Forwarded-Proto": "wss"}, "wss")],
 )
-async def test_the_scheme_is_a_websockets_also_where_a_proxy_tells_it(said, scheme):
+async def test_the_scheme_is_a_websockets_also_where_a_proxy_names_it(said, scheme):
     schemes = []
 
     async def accepting(scope, _receive, send):

@@ -140,7 +140,7 @@ def test_what_is_lost_keeps_the_rest_from_being_copied(
 
 
 @pytest.mark.parametrize("kind", ["files", "rows"])
-def test_a_backup_beside_a_writer_is_of_one_moment(
+def test_a_backup_while_a_writer_works_is_of_one_moment(
     request: pytest.FixtureRequest, kind: str
 ) -> None:
     location: StoreLocation = request.getfixturevalue(kind)

@@ -162,7 +162,7 @@ def test_damaged_code_is_written_anew(tmp_path: Path) -> None:
     store.close()
 
 
-def test_the_others_load_beside_a_damaged_record_which_is_named_until_it_is_saved_again(
+def test_a_damaged_record_keeps_no_other_from_loading_and_is_named_until_it_is_saved_again(
     tmp_path: Path,
 ) -> None:
     store = open_store(tmp_path)

@@ -421,7 +421,7 @@ def test_a_reader_sees_all_of_a_batch_or_nothing_at_every_step(
     store.close()
 
 
-def test_a_reader_beside_a_busy_writer_never_goes_back(
+def test_a_reader_never_goes_back_while_a_writer_is_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(filesystem, "SPARE", 10_000)  # logs are removed while they are read

@@ -28,6 +28,28 @@ from greenroom.serve.cli import deploying, starting
 from greenroom.serve.cli.main import main
 from tests.core.worlds import World
 
+SOURCE = """
+from greenroom import serve
+
+@serve.deployment
+class Model:
+    def __init__(self, args=None):
+        self.args = args
+    def __call__(self):
+        return self.args
+
+@serve.deployment
+class Broken:
+    def __init__(self):
+        raise LookupError("no weights")
+
+    def __call__(self): ...
+
+app = Model.bind(1)
+broken = Broken.bind()
+build = lambda args: Model.bind(args)
+"""
+
 
 class FakeQueries(QueryClient):
     """Runs queries at once, or keeps them in ``held`` while ``hold`` is set."""

@@ -16,29 +16,8 @@ from greenroom.actors.runtime.settings import FIELDS
 from greenroom.serve.cli import commands, deploying, display, starting
 from greenroom.serve.cli.main import main
 from greenroom.serve.exceptions import StartError
+from tests.serve.conftest import SOURCE
 from tests.support.programs import python
-
-SOURCE = """
-from greenroom import serve
-
-@serve.deployment
-class Model:
-    def __init__(self, args=None):
-        self.args = args
-    def __call__(self):
-        return self.args
-
-@serve.deployment
-class Broken:
-    def __init__(self):
-        raise LookupError("no weights")
-
-    def __call__(self): ...
-
-app = Model.bind(1)
-broken = Broken.bind()
-build = lambda args: Model.bind(args)
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -158,7 +137,7 @@ def test_start_says_what_stood_in_the_way(invoke, system):
     assert result.stderr == "Error: port 8000 is taken by process 7\n"
 
 
-def test_what_belongs_to_another_user_is_an_error_that_tells_so(invoke, monkeypatch, tmp_path):
+def test_what_belongs_to_another_user_is_an_error_that_says_so(invoke, monkeypatch, tmp_path):
     theirs = tmp_path / "status.json"
 
     def refuse(*_):
@@ -294,7 +273,7 @@ def test_run_of_a_module_that_is_not_there_starts_nothing(invoke, system):
     assert system.calls == []
 
 
-def test_run_tells_of_a_failed_start_and_of_a_failed_constructor(invoke, system):
+def test_run_reports_a_failed_start_and_a_failed_constructor(invoke, system):
     result = invoke("run", "demo:broken")
     assert result.exit_code == 1
     assert 'raise LookupError("no weights")' in result.stderr
@@ -554,9 +533,7 @@ def test_followed_logs_end_with_ctrl_c(invoke, logs, monkeypatch):
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_progress_is_silent_for_what_is_quick_and_tells_of_what_is_not(
-    capsys, monkeypatch, is_terminal
-):
+def test_progress_is_shown_of_what_takes_long_alone(capsys, monkeypatch, is_terminal):
     monkeypatch.setenv("TTY_COMPATIBLE", "1" if is_terminal else "0")  # Rich asks it
     with display.Progress("quick"):
         pass

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from greenroom.serve.cli import deploying
-from tests.serve.test_cli import SOURCE
+from tests.serve.conftest import SOURCE
 
 TWO = """
 applications:
@@ -73,7 +73,7 @@ def test_others_can_be_kept_and_the_version_is_asked_for(invoke, running):
     assert set(running.controller.applications) == {"old", "a", "b"}
 
 
-def test_a_plan_changes_nothing_and_its_exit_code_tells_of_changes(invoke, running):
+def test_a_plan_changes_nothing_and_its_exit_code_is_2_for_changes(invoke, running):
     result = invoke("deploy", "two.yaml", "--plan")
     assert result.exit_code == 3
     assert result.stdout.splitlines() == [

@@ -123,7 +123,7 @@ def test_a_handle_survives_pickling_and_copying(handle):
     assert not hasattr(handle, "__array__")
 
 
-def test_calling_a_handle_directly_tells_what_to_do(handle):
+def test_calling_a_handle_directly_is_an_error_that_says_what_to_do(handle):
     with pytest.raises(TypeError, match=r"a#Model with \.remote"):
         handle()
 
@@ -288,7 +288,7 @@ def test_arguments_are_those_of_the_time_of_the_call(handle, queries):
     assert response.result(timeout_s=5) == (([1], 2), {})
 
 
-def test_a_bad_argument_beside_a_response_is_refused_at_once(handle, queries):
+def test_a_bad_argument_is_refused_at_once_also_with_a_response(handle, queries):
     queries.hold = True
     with pytest.raises(InvalidRequestError, match="argument 2"):
         handle.remote(handle.double.remote(1), threading.Lock())

@@ -19,7 +19,7 @@ def test_the_last_lines_of_each_log_are_read(tmp_path):
     assert list(logs.read()) == []
 
 
-def test_a_name_picks_logs_however_its_words_are_separated(tmp_path):
+def test_a_name_picks_logs_however_its_parts_are_separated(tmp_path):
     for name in ("replica-default#Model:v1", "replica-other_Model", "controller"):
         (tmp_path / f"{name}.log").touch()
     assert Logs(tmp_path, name="default#model").names() == ["replica-default#Model:v1"]

@@ -132,7 +132,7 @@ class _Loaded(NamedTuple):
         return loaded, tuple(self)
 
 
-def test_what_lies_beside_a_file_can_be_read_on_its_host(tmp_path: Path) -> None:
+def test_what_is_in_a_files_folder_can_be_read_on_its_host(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("hello")
     source = b"from pathlib import Path\nsaid = Path(__file__).with_name('words.txt').read_text()\n"
     module = Module("beside_words", str(tmp_path / "beside_words.py"), False, source)

@@ -254,7 +254,7 @@ def test_an_environment_that_cannot_be_is_refused_by_field_and_value(
     assert message in str(caught.value), caught.value
 
 
-def test_a_working_dir_beside_the_environment_is_reported_where_it_belongs() -> None:
+def test_a_working_dir_outside_of_the_environment_is_reported_where_it_belongs() -> None:
     with pytest.raises(InvalidRequestError, match=r"working_dir=.*it is part of runtime_env"):
         serve.deployment(ray_actor_options={"working_dir": "."})(plain)
 

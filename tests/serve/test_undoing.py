@@ -58,7 +58,7 @@ def test_a_plan_says_how_it_would_change_what_runs(greenroom):
     assert "other code; replicas are replaced one after another" in planned
 
 
-def test_history_tells_who_and_undo_takes_back(greenroom, controller):
+def test_history_names_who_and_undo_takes_back(greenroom, controller):
     assert greenroom("history") == "nothing has been changed yet\n"
     for word in ("one", "two"):
         greenroom("deploy", "mine", f"word={word}")

@@ -1,11 +1,16 @@
-"""Requests whose answers are told with their status and headers, whatever they are."""
+"""Requests whose answers are returned with their status and headers, whatever they are."""
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+
+from tests.support.systems import RunningSystem
 
 
 class Got(NamedTuple):
@@ -38,3 +43,21 @@ def ask(url: str, data: Any = None, method: str | None = None, **head: str) -> G
     except urllib.error.HTTPError as error:
         with error:
             return Got(error.code, error.headers, error.read())
+
+
+Get = Callable[..., http.client.HTTPResponse]
+
+
+@contextlib.contextmanager
+def asking(running: RunningSystem, path: str) -> Iterator[Get]:
+    """Give what sends requests; its connections are closed at the end."""
+    with contextlib.ExitStack() as opened:
+
+        def ask(kind: str, count: int = 3, *, method: str = "GET", **headers: str) -> Any:
+            port = running.settings.http.port
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            opened.callback(connection.close)
+            connection.request(method, f"{path}?kind={kind}&count={count}", headers=headers)
+            return connection.getresponse()
+
+        yield ask

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from greenroom.actors.caller.connection import Connection
+from greenroom.actors.runtime.processes import command_line
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import GreenroomError
 from greenroom.core.operations import GetStatus
@@ -330,3 +331,13 @@ def cluster_of(count: int, folder: Path, leaders: int = 0) -> Iterator[Cluster]:
         yield cluster
     finally:
         cluster.delete()
+
+
+def controllers(cluster: Cluster) -> list[str]:
+    """Return the host of every process that is a controller."""
+    return [
+        host.label
+        for host in cluster.hosts
+        for pid in host.pids()
+        if command_line(pid).startswith("greenroom: controller")
+    ]

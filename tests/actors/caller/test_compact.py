@@ -92,7 +92,7 @@ def test_what_is_pickled_of_queries_is_plain(message: Any) -> None:
     assert b"greenroom" not in encode(message)[0]
 
 
-def test_large_bytes_still_travel_beside_the_pickle() -> None:
+def test_large_bytes_still_travel_outside_of_the_pickle() -> None:
     content = b"x" * 100_000
     asked = query(1)._replace(call=LargeBytes(content))
     buffers = encode(m.SubmitQueries(incarnation="i", queries=(asked,)))

@@ -206,7 +206,9 @@ class ForHandles:
         return 2 * value
 
 
-def test_a_class_without_a_call_answers_handles_and_tells_requests_how_it_could(wire: Wire) -> None:
+def test_a_class_without_a_call_answers_handles_and_names_to_requests_what_it_lacks(
+    wire: Wire,
+) -> None:
     handle = deploy(wire.system, ForHandles.bind(), "handles", "/handles")
     assert handle.double.remote(2).result(timeout_s=20) == 4
     reply = wire.ask("/handles/x")

@@ -66,7 +66,7 @@ def test_a_caller_can_still_end_the_first_when_the_second_has_ended(
     assert cancelled == [("old", 5)]
 
 
-def test_what_runs_is_not_run_again_by_a_router_that_had_lost_sight_of_it(
+def test_what_runs_is_not_run_again_by_a_router_that_had_forgotten_it(
     world: OneProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs: list[Run] = []

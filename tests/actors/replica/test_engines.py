@@ -416,7 +416,7 @@ def test_a_command_or_a_file_deploys_one(running: RunningSystem, name: str, tmp_
         serve.delete(name)
 
 
-def test_a_word_that_cannot_be_read_is_reported(running: RunningSystem) -> None:
+def test_an_argument_that_cannot_be_read_is_reported(running: RunningSystem) -> None:
     made = running.greenroom("deploy", "--command", PLAIN, "actor_options={num_gpus: 1")
     assert (made.returncode, "actor_options='{num_gpus: 1': is no YAML" in made.stderr) == (1, True)
 

@@ -192,7 +192,7 @@ def test_arguments_of_a_module_that_the_deployment_lacks_are_refused_by_its_name
     assert replica.value(method="quick") == 0
 
 
-def test_who_takes_parts_hears_that_a_router_which_lost_it_has_ended_the_answer(
+def test_who_takes_parts_hears_that_a_router_has_ended_the_answer(
     replica_of: MakeReplica, gate: Path
 ) -> None:
     replica = replica_of(Gate, str(gate))

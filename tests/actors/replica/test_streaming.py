@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import http.client
 import os
 import signal
@@ -19,6 +18,7 @@ from starlette.background import BackgroundTask
 from starlette.responses import FileResponse, JSONResponse
 
 from greenroom import serve
+from tests.support.asking import Get, asking
 from tests.support.systems import RunningSystem, running_system, wait_until
 
 PART = 100_000
@@ -78,24 +78,6 @@ class Parts:
             (self.folder / "closed").touch()
 
         return JSONResponse({"answered": True}, background=BackgroundTask(later))
-
-
-Get = Callable[..., http.client.HTTPResponse]
-
-
-@contextlib.contextmanager
-def asking(running: RunningSystem, path: str) -> Iterator[Get]:
-    """Give what sends requests; its connections are closed at the end."""
-    with contextlib.ExitStack() as opened:
-
-        def ask(kind: str, count: int = 3, *, method: str = "GET", **headers: str) -> Any:
-            port = running.settings.http.port
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-            opened.callback(connection.close)
-            connection.request(method, f"{path}?kind={kind}&count={count}", headers=headers)
-            return connection.getresponse()
-
-        yield ask
 
 
 @pytest.fixture

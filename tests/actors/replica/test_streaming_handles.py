@@ -15,7 +15,7 @@ import pytest
 from greenroom import serve
 from greenroom.serve.exceptions import ReplicaUnavailableError
 from greenroom.serve.handle import DeploymentHandle
-from tests.actors.replica.test_streaming import asking
+from tests.support.asking import asking
 from tests.support.metrics import ongoing
 from tests.support.systems import RunningSystem, wait_until
 

@@ -141,7 +141,7 @@ def test_what_nobody_can_resolve_is_refused_before_it_travels() -> None:
         pack_code("deployment 'd'", serve.ingress(app)(), (), {}, None)
 
 
-def test_what_fastapi_does_not_look_at_may_have_any_annotations() -> None:
+def test_what_fastapi_does_not_read_may_have_any_annotations() -> None:
     """Nor are dependencies an obstacle that are no Python functions."""
     app = FastAPI()
 

@@ -184,7 +184,7 @@ def test_while_it_waits_it_goes_when_the_system_ends(make: Any) -> None:
 
 
 @pytest.mark.parametrize("is_asked", [False, True])
-def test_a_replica_ends_that_is_never_told_which_it_is(
+def test_a_replica_that_never_gets_its_tag_ends(
     make: Any, exits: list[int], is_asked: bool
 ) -> None:
     class Replica(Actor):

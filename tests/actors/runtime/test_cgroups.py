@@ -29,7 +29,7 @@ def handed_on(root: Path, own: str) -> Path | None:
 
 
 @pytest.mark.parametrize("own", [cgroups.SUBGROUP, replica_log(TAG)])
-def test_groups_may_be_made_beside_that_in_which_the_host_process_is(
+def test_groups_may_be_made_next_to_that_of_the_host_process(
     unit: Path, tmp_path: Path, own: str
 ) -> None:
     old = "4:memory:/system.slice\n"

@@ -35,7 +35,7 @@ def settings(tmp_path: Path) -> HostSettings:
     return made
 
 
-def test_what_the_controller_tells_is_the_limit_also_below_the_default(
+def test_what_the_controller_says_is_the_limit_also_below_the_default(
     settings: HostSettings,
 ) -> None:
     assert drain_s(settings) == DEFAULT_S

@@ -84,7 +84,7 @@ def test_a_loop_that_user_code_ends_goes_on(replica_of: MakeReplica, method: str
 @pytest.mark.parametrize(
     ("method", "message"), [("fault", "Segmentation fault"), ("abort", "Aborted")]
 )
-def test_a_replica_whose_native_code_faults_is_gone_at_once_and_its_log_tells_where(
+def test_a_replica_whose_native_code_faults_is_gone_at_once_and_its_log_says_where(
     replica_of: MakeReplica, running: RunningSystem, method: str, message: str
 ) -> None:
     replica = replica_of(Rude)

@@ -51,7 +51,7 @@ def test_all_bad_settings_are_named_in_one_error() -> None:
         assert name in str(caught.value)
 
 
-def test_auto_is_one_to_a_hundred_at_two_each_and_what_is_given_beside_it() -> None:
+def test_auto_is_one_to_a_hundred_at_two_each_and_takes_settings_with_it() -> None:
     auto = BackendConfig().updated({"num_replicas": "auto"})
     assert auto.num_replicas is None
     assert auto.autoscaling_config == AutoscalingConfig(max_replicas=100)

@@ -16,7 +16,7 @@ from greenroom.core.routing.tickets import NewQuery, Refuse
 from greenroom.persistence.checkpoints import CODE, Checkpoints
 from greenroom.persistence.memory import MemoryStore
 from tests.core import requests as ask
-from tests.core.rollouts.test_rollouts import start
+from tests.core.rollouts.steering import start
 from tests.core.routing.queries import Query
 from tests.core.worlds import Spec, World, made
 

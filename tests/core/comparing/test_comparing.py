@@ -116,7 +116,7 @@ def test_values_of_handles_are_compared_like_json() -> None:
     ("message", "expected"),
     [(None, ""), (True, ""), ("", ""), (False, "the compare function says so"), ("worse", "worse")],
 )
-def test_a_function_tells_the_cause(message: Any, expected: str) -> None:
+def test_a_function_returns_the_cause(message: Any, expected: str) -> None:
     by_function = Compare(how="function", function="f", code=b"code")
     outcome = compare(by_function, answer(1), answer(2, status=500), lambda _old, _new: message)
     assert outcome.cause == expected

@@ -104,7 +104,7 @@ def test_deploying_while_it_is_being_deleted_brings_it_up_anew(world: World, cod
     assert application(world)["status"] == "RUNNING"
 
 
-def test_goals_that_have_ended_wait_for_no_new_version_beside(world: World) -> None:
+def test_goals_that_have_ended_wait_for_no_new_version(world: World) -> None:
     world.complete(ask.version(b"two"))
     agenda = world.cluster.state.agenda
     agenda.happened((APPLICATION, candidate_of("app")))

@@ -418,7 +418,7 @@ def test_a_lowered_period_holds_for_the_check_that_was_planned_before() -> None:
     assert world.sent(Check) == [Check(world.running("b")[0].tag, 1)]
 
 
-def test_a_check_that_tells_nothing_new_checks_none_of_the_other_replicas() -> None:
+def test_a_check_that_says_nothing_new_checks_none_of_the_other_replicas() -> None:
     world = running_world(num_replicas=3, health_check_period_s=10)
     well, sick, _ = world.running("b")
     agenda = world.cluster.state.agenda
@@ -495,7 +495,7 @@ def test_where_fresh_replicas_fail_their_checks_too_they_are_replaced_less_and_l
     assert len(world.sent(Stop)) >= 1, "the first one is replaced at once again"
 
 
-def test_the_status_tells_what_a_health_check_raised_until_one_passes() -> None:
+def test_the_status_shows_what_a_health_check_raised_until_one_passes() -> None:
     world = running_world(health_check_period_s=10)
 
     def shown() -> tuple[str, str]:

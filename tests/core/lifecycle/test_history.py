@@ -43,7 +43,7 @@ def make_world() -> World:
     return world
 
 
-def test_an_entry_tells_the_author_the_change_and_the_time(world: World) -> None:
+def test_an_entry_has_the_author_the_change_and_the_time(world: World) -> None:
     found = described(entries(world)[0])
     assert (found["id"], found["at"], found["user"], found["address"]) == (
         1,
@@ -285,7 +285,7 @@ def test_undo_of_nothing_says_so() -> None:
         undo(World())
 
 
-def test_a_plan_tells_what_a_deploy_would_change_and_changes_nothing(world: World) -> None:
+def test_a_plan_lists_what_a_deploy_would_change_and_changes_nothing(world: World) -> None:
     before, saved = picture(world), dict(world.records["backend"])
     specs = (Spec("d", b"two", {"num_replicas": 2}), Spec("e", b"one", {}))
 

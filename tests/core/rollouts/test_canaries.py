@@ -88,7 +88,7 @@ def roll_out(world: World) -> None:
     wait(world)
 
 
-def test_the_new_version_comes_up_beside_the_old_with_all_its_deployments(world: World) -> None:
+def test_the_new_version_comes_up_whole_while_the_old_one_runs(world: World) -> None:
     goal = begin(world)
     wait(world)
     assert codes(world) == OLD | BESIDE

@@ -6,79 +6,28 @@ from typing import Any
 
 import pytest
 
-from greenroom.core import operations as ops
 from greenroom.core.comparing.comparing import Differences
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
-from greenroom.core.rollouts.judging import DEFAULT_RULES, Tally
+from greenroom.core.rollouts.judging import DEFAULT_RULES
 from tests.core import requests as ask
+from tests.core.rollouts.steering import (
+    HOLD_S,
+    abort,
+    begun,
+    promote,
+    report,
+    start,
+    state,
+    tally,
+    traffic,
+    with_endpoint,
+)
 from tests.core.worlds import BROKEN, Spec, World
-
-HOLD_S = 100.0
-
-
-def start(to: str = "v2", endpoint: str = "e", **settings: Any) -> ask.Request:
-    asked = {
-        "steps": (0.1, 0.5, 1.0),
-        "hold_s": HOLD_S,
-        "abort_if": {"error_rate_increase": 0.0},
-        "alpha": 0.01,
-        "min_samples": 100,
-        "ready_timeout_s": 60.0,
-    } | settings
-    return ask.do(ops.StartRollout, endpoint=endpoint, to=to, **asked)
-
-
-def abort(world: World) -> None:
-    world.change(lambda cluster: cluster.rollouts.abort("e"), "abort rollout 'e'")
-
-
-def promote(world: World) -> None:
-    world.change(lambda cluster: cluster.rollouts.promote("e"), "promote rollout 'e'")
-
-
-def with_endpoint() -> World:
-    """Backends "v1" to "v3" that run; endpoint "e" on "v1"."""
-    world = World()
-    for tag in ("v1", "v2", "v3"):
-        world.request(ask.create(tag))
-    world.complete(ask.endpoint("e", "v1", route="/e"))
-    return world
 
 
 @pytest.fixture
 def world() -> World:
     return with_endpoint()
-
-
-def tally(queries: int, bad: int = 0, seconds: float = 0.01) -> Any:
-    counted = Tally()
-    for number in range(queries):
-        counted.count(500 if number < bad else 200, (seconds,))
-    return counted.plain()
-
-
-def report(world: World, proxy: str = "p", token: str | None = None, **counted: Any) -> None:
-    """Let a proxy report what it has counted so far in the present step."""
-    token = token or world.table("rollout/e")
-    world.request(lambda cluster: cluster.rollouts.reported("e", token, proxy, counted))
-    world.flush()
-
-
-def traffic(world: World) -> Any:
-    world.flush()
-    return dict(world.table("endpoint/e").traffic)
-
-
-def state(world: World) -> Any:
-    return world.cluster.rollouts.status(world.now)["e"]
-
-
-def begun(world: World, **settings: Any) -> str:
-    """Begin a rollout, and return its goal when the first step stands."""
-    goal: str = world.request(start(**settings))
-    world.flush()
-    assert traffic(world) == {"v1": pytest.approx(0.9), "v2": 0.1}
-    return goal
 
 
 # --- The way up -----------------------------------------------------------------------------------
@@ -164,7 +113,7 @@ def test_it_goes_back_when_errors_show_and_the_goal_says_why(world: World) -> No
     world.request(ask.delete("v2"))
 
 
-def test_doubt_keeps_it_from_the_next_step_until_more_queries_settle_it(world: World) -> None:
+def test_doubt_keeps_it_from_the_next_step_until_more_queries_decide(world: World) -> None:
     begun(world)
     report(world, v1=tally(900), v2=tally(100, bad=2))
     world.wait(3 * HOLD_S)
@@ -179,7 +128,7 @@ def test_trouble_that_both_backends_have_is_no_reason(world: World) -> None:
     assert traffic(world)["v2"] == 0.1
 
 
-def test_absolute_limits_look_at_the_new_backend_alone(world: World) -> None:
+def test_absolute_limits_judge_the_new_backend_alone(world: World) -> None:
     begun(world, abort_if={"error_rate": 0.02})
     report(world, v1=tally(100, bad=100), v2=tally(500, bad=10))
     assert traffic(world)["v2"] == 0.1

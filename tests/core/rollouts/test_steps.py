@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 
 from greenroom.core.rollouts.rollouts import UNDER_WAY, WENT_BACK
-from tests.core.rollouts.test_rollouts import (
-    HOLD_S,
-    begun,
-    report,
-    state,
-    tally,
-    traffic,
-    with_endpoint,
-)
+from tests.core.rollouts.steering import HOLD_S, begun, report, state, tally, traffic, with_endpoint
 from tests.core.worlds import World
 
 READY_TIMEOUT_S = 60.0

@@ -148,7 +148,7 @@ def test_where_traffic_is_split_each_backend_has_a_lease_of_its_own() -> None:
     assert router.set_endpoint("e", weights, 1.0) == [Revoke(lease) for _, lease in found]
 
 
-def test_a_backend_that_is_asked_for_now_and_then_has_no_lease_beside_one_that_has() -> None:
+def test_a_backend_that_is_asked_for_now_and_then_has_no_lease_though_another_has() -> None:
     router, number = split()
     for index in range(6):
         run(router, "c1", number("b", index), index * ASK_WITHIN_S)
@@ -249,7 +249,7 @@ def test_a_lease_is_gone_with_its_caller_and_when_its_replicas_refuse_it() -> No
     assert router.leases.returned("c1", lease.number, {}, 2.0) == [], "it may come after all"
 
 
-def test_a_lease_beside_which_a_query_waits_is_revoked_unless_the_wait_is_short() -> None:
+def test_a_lease_is_revoked_when_a_query_waits_for_its_backend_unless_the_wait_is_short() -> None:
     router = leasing(4)
     lease = granted(router)
     (assigned,) = router.submit(NewQuery("c2", Query(1)), 1.0)
@@ -271,7 +271,7 @@ def test_a_lease_beside_which_a_query_waits_is_revoked_unless_the_wait_is_short(
     assert router.next_due_at() is None
 
 
-def test_a_backend_that_goes_while_queries_wait_beside_its_leases_is_checked_in_vain() -> None:
+def test_a_backend_that_is_deleted_while_queries_wait_is_checked_in_vain() -> None:
     router = leasing(4)
     lease = granted(router)
     for number in (1, 2):
@@ -314,7 +314,7 @@ def test_after_queries_had_to_wait_leases_pause() -> None:
     assert grants[0] >= 1.0 + WAIT_S + PAUSE_S
 
 
-def test_a_wait_beside_no_lease_keeps_none_away() -> None:
+def test_a_wait_where_there_is_no_lease_keeps_none_away() -> None:
     router = leasing(4)
     router.submit(NewQuery("c1", Query(1)), 0.0)
     assigned = [e for n in range(2, 7) for e in router.submit(NewQuery("c2", Query(n)), 0.0)]
@@ -325,7 +325,7 @@ def test_a_wait_beside_no_lease_keeps_none_away() -> None:
     granted(router, "c1", SOON_S)
 
 
-def test_a_lease_beside_many_queries_of_the_router_leaves_it_room_for_more() -> None:
+def test_a_lease_leaves_a_router_with_many_queries_room_for_more() -> None:
     router = leasing(100)
     for number in range(60):
         router.submit(NewQuery("has none", Query(number)), 0.0)
