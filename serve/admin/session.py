@@ -33,6 +33,7 @@ from greenroom.core.operations import (
 _UNDO_TIMEOUT_S = 10.0
 _STATUS_TIMEOUT_S = 30.0
 CHECK_EVERY_S = 2.0  # what a goal waits for
+LEAST_S = 0.1  # for an answer, also past the time limit: what was reached meanwhile is no failure
 _lock = threading.Lock()
 _current: Session | None = None
 
@@ -148,7 +149,7 @@ def wait_for_goal(
     deadline = math.inf if timeout_s is None else began_at + timeout_s
     reason = ""
     while True:
-        left_s = max(deadline - time.monotonic(), 0.0)
+        left_s = max(deadline - time.monotonic(), LEAST_S)
         wait_s = left_s if on_wait is None else min(left_s, CHECK_EVERY_S)
         try:
             operation = WaitForGoal(goal_id=goal)
