@@ -50,20 +50,20 @@ class _UsersMetric:
     """What the three kinds have in common."""
 
     _kind: Kind
+    _boundaries: Sequence[float] = ()
 
     def __init__(
         self,
         name: str,
         description: str = "",
         tag_keys: Sequence[str] | None = None,
-        boundaries: Sequence[float] = (),
     ) -> None:
+        """Make it, or find it; ValueError or TypeError for a bad name or key."""
         self._name = _checked_name(name)
         if not isinstance(description, str):
             raise TypeError(f"description={description!r}: must be a string")
         self._description = description
         self._tag_keys = _checked_keys(tag_keys)
-        self._boundaries = boundaries
         self._default_tags: dict[str, str] = {}
         ending = "_total" if self._kind == "counter" and not name.endswith("_total") else ""
         family = Family(
@@ -71,7 +71,7 @@ class _UsersMetric:
             self._kind,
             description,
             (*self._tag_keys, *ADDED),
-            tuple(map(float, boundaries)),
+            tuple(map(float, self._boundaries)),
             {},
         )
         try:
@@ -142,12 +142,6 @@ class Counter(_UsersMetric):
 
     _kind: Kind = "counter"
 
-    def __init__(
-        self, name: str, description: str = "", tag_keys: Sequence[str] | None = None
-    ) -> None:
-        """Make it, or find it; ValueError or TypeError for a bad name or key."""
-        super().__init__(name, description, tag_keys)
-
     def inc(self, value: float = 1.0, tags: Mapping[str, str] | None = None) -> None:
         """Add ``value``, which is above 0."""
         amount = _checked_number(value)
@@ -162,12 +156,6 @@ class Gauge(_UsersMetric):
     """A number that goes up and down."""
 
     _kind: Kind = "gauge"
-
-    def __init__(
-        self, name: str, description: str = "", tag_keys: Sequence[str] | None = None
-    ) -> None:
-        """Make it, or find it; ValueError or TypeError for a bad name or key."""
-        super().__init__(name, description, tag_keys)
 
     def set(self, value: float, tags: Mapping[str, str] | None = None) -> None:
         """Set it to ``value``."""
@@ -195,7 +183,8 @@ class Histogram(_UsersMetric):
             raise TypeError(f"boundaries={boundaries!r}: must be a list of numbers")
         if problem := bounds_problem(boundaries):
             raise InvalidRequestError(f"boundaries={boundaries!r}: {problem}")
-        super().__init__(name, description, tag_keys, boundaries)
+        self._boundaries = boundaries
+        super().__init__(name, description, tag_keys)
 
     def _arguments(self) -> dict[str, Any]:
         return {**super()._arguments(), "boundaries": list(self._boundaries)}

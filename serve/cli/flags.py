@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,14 @@ def reading() -> Iterator[None]:
         yield
     except InvalidRequestError as error:
         raise BadValueError(str(error)) from error
+
+
+def confirm(loss: str, *, is_sure: bool) -> None:
+    """Ask for what cannot be undone, unless that was said; UsageError where nobody can answer."""
+    if not is_sure and not sys.stdin.isatty():
+        raise click.UsageError(f"{loss}. Give --yes to do so where nobody can be asked")
+    if not is_sure:
+        click.confirm(f"{loss[0].upper()}{loss[1:]}. Do it?", abort=True)
 
 
 def settings_from(flags: dict[str, Any]) -> HostSettings:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from greenroom.core.errors import GreenroomError
 from greenroom.serve.admin import session
 from greenroom.serve.cli.commands import STATUS_TIMEOUT_S, connected
 from greenroom.serve.cli.display import Progress
-from greenroom.serve.cli.flags import ANYWHERE, HERE, command
+from greenroom.serve.cli.flags import ANYWHERE, HERE, command, confirm
 
 ROTATE_TIMEOUT_S = 60.0
 DRAIN_TIMEOUT_S = 60.0
@@ -131,14 +130,11 @@ def shutdown(settings: HostSettings, *, is_sure: bool) -> None:
 def _destroy(settings: HostSettings, *, is_sure: bool) -> None:
     at = settings.address
     state = f"in {settings.store_name} and {settings.state_dir}" if at is None else f"of {at}"
-    what = (
+    loss = (
         f"all hosts of the cluster stop, and the state {state} is deleted: applications, code, "
         "history and logs"
     )
-    if not is_sure:
-        if not sys.stdin.isatty():
-            raise click.UsageError(f"{what}. Give --yes to do so where nobody can be asked")
-        click.confirm(f"{what[0].upper()}{what[1:]}. Do it?", abort=True)
+    confirm(loss, is_sure=is_sure)
     with Progress("stopping"):
         did_run = session.destroy(settings, partial(Connection.open, settings)).did_run
     click.echo(f"{'stopped' if did_run else 'nothing was running'}; its state is deleted")

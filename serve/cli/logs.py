@@ -26,7 +26,6 @@ from greenroom.actors.runtime.logs import one_line
 from greenroom.actors.runtime.settings import JSON, HostSettings
 
 PARTS = ("host", "controller", "proxy", "front")  # whose records are events
-_CHUNK = 64 * 1024
 _POLL_S = 0.2
 _RECORD = re.compile(
     r"\[?(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:,(\d{3}))?(?: [+-]\d{4}\])? (?:\[?(\d+)\]? )?"
@@ -53,8 +52,7 @@ class Logs:
         self._folder = folder
         self._pattern = pattern
         self._name = name
-        self._read: dict[Path, int] = {}  # bytes that were read of each
-        self._rests: dict[Path, bytes] = {}  # what follows the last newline
+        self._read: dict[Path, int] = {}  # where what was read of each ends
 
     def names(self) -> list[str]:
         """Return the names of the logs there are."""
@@ -92,21 +90,18 @@ class Logs:
     def _new_lines(self, path: Path) -> Iterator[Line]:
         try:
             with path.open("rb") as file:
-                position = self._read.get(path, 0)
-                if file.seek(0, os.SEEK_END) < position:  # truncated
-                    position, self._rests[path] = 0, b""
-                file.seek(position)
-                while chunk := file.read(_CHUNK):
-                    self._read[path] = file.tell()
-                    yield from self._split(path, chunk)
+                begin = self._read.get(path, 0)
+                if file.seek(0, os.SEEK_END) < begin:  # truncated
+                    begin = 0
+                file.seek(begin)
+                for line in file:
+                    if not line.endswith(b"\n"):  # not complete yet
+                        break
+                    begin += len(line)
+                    self._read[path] = begin
+                    yield Line(path.stem, line[:-1].decode("utf-8", "replace"))
         except FileNotFoundError:  # deleted between the listing and now
             self._read.pop(path, None)
-
-    def _split(self, path: Path, chunk: bytes) -> Iterator[Line]:
-        *whole, rest = (self._rests.get(path, b"") + chunk).split(b"\n")
-        self._rests[path] = rest
-        for line in whole:
-            yield Line(path.stem, line.decode("utf-8", "replace"))
 
 
 def _slug(name: str) -> str:

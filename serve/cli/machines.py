@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from greenroom.core.operations import EXIT_CHANGES
-from greenroom.serve.cli.flags import EXISTING, reading
+from greenroom.serve.cli.flags import EXISTING, confirm, reading
 from greenroom.serve.cli.starting import interrupt_on_terminate
 from greenroom.serve.up.hosts_file import HostsFile
 from greenroom.serve.up.run import HEALTHY_TIMEOUT_S, Run
@@ -62,10 +62,8 @@ def down(file: Path, delete: bool, is_sure: bool) -> None:
     interrupt_on_terminate()
     with reading():
         hosts = HostsFile(file)
-    if delete and not is_sure:
+    if delete:
         loss = f"all that {', '.join(hosts.targets)} have is deleted, with the applications' state"
-        if not sys.stdin.isatty():
-            raise click.UsageError(f"{loss}. Give --yes to do so where nobody can be asked")
-        click.confirm(f"{loss}. Do it?", abort=True)
+        confirm(loss, is_sure=is_sure)
     with Ssh() as ssh:
         Run(hosts, ssh, click.echo).down(delete=delete)
