@@ -18,15 +18,14 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from importlib import import_module
-from typing import IO, Any
+from functools import partial
+from typing import Any
 
 import falcon
 from pydantic import ValidationError
 
 from greenroom.actors.runtime import forking
 from greenroom.actors.runtime.http_port import LENDER
-from greenroom.actors.runtime.records import show_title
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.errors import GreenroomError, InvalidRequestError, error_from
 from greenroom.core.operations import DeployApplications, DeployFlags, GetStatus
@@ -45,7 +44,7 @@ _KINDS = {
     b"text/yaml": "yaml",
 }
 # By name: it imports what runs users' code and starts systems, which no worker has.
-_APPLYING = "greenroom.http_front.admin.applying"
+_APPLYING = "greenroom.http_front.admin.applying:main"
 _PROXY_STATES = {"LOST": "UNHEALTHY", "RUNNING": "HEALTHY"}
 
 
@@ -112,9 +111,9 @@ async def applied(
 ) -> Any:
     """Deploy a document, or plan to, in a process of its own; return the answer."""
     with os.fdopen(os.memfd_create("greenroom-applying"), "w+") as file:
-        launch = _fork if may_fork and forking.can_fork(besides=LENDER) else _spawn
-        pid = launch(asked_for, file)
-        status = await _ended(pid, timeout_s)
+        json.dump(asked_for, file)
+        file.flush()
+        status = await _ended(_start(file.fileno(), by_fork=may_fork), timeout_s)
         if status is None:
             raise GreenroomError(
                 f"importing and deploying the applications took longer than {timeout_s:g} s"
@@ -128,22 +127,12 @@ async def applied(
     return answer["answer"]
 
 
-def _fork(asked_for: Mapping[str, Any], file: IO[str]) -> int:
-    def main() -> None:
-        os.setsid()
-        show_title("deploying")  # this is no worker
-        import_module(_APPLYING).answer(asked_for, file.fileno())
-
-    return forking.fork(main, sys.stderr.fileno(), keep=[file.fileno()], is_brief=True)
-
-
-def _spawn(asked_for: Mapping[str, Any], file: IO[str]) -> int:
-    json.dump(asked_for, file)
-    file.flush()
-    file.seek(0)
-    fd, output = file.fileno(), sys.stderr.fileno()
-    entry = f"{_APPLYING}:main"
-    child = forking.spawn(entry, str(fd), output=output, keep=[fd], start_new_session=True)
+def _start(fd: int, *, by_fork: bool) -> int:
+    output = sys.stderr.fileno()
+    if by_fork and forking.can_fork(besides=LENDER):
+        main = partial(forking.run, _APPLYING, str(fd))
+        return forking.fork(main, output, keep=[fd], is_brief=True)
+    child = forking.spawn(_APPLYING, str(fd), output=output, keep=[fd])
     child.returncode = 0  # _ended() waits for it
     return child.pid
 

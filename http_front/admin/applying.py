@@ -19,6 +19,7 @@ from typing import Any
 
 from greenroom.actors.caller.connection import Connection
 from greenroom.actors.runtime.forking import share_memory
+from greenroom.actors.runtime.records import show_title
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import ERRORS_BY_KIND, GreenroomError
 from greenroom.core.operations import DeployFlags
@@ -44,20 +45,18 @@ def applied(asked: Mapping[str, Any]) -> dict[str, Any]:
         return {"kind": next(known), "error": str(error)}
 
 
-def answer(asked: Mapping[str, Any], to: int) -> None:
-    """Answer what is asked into a file."""
-    share_memory()
-    with os.fdopen(to, "w", closefd=False) as file:
-        json.dump(applied(asked), file)
-
-
 def main(fd: str) -> None:
-    """Answer what is asked in a file, in place of that, as a program of its own."""
-    with os.fdopen(int(fd), "r+", closefd=False) as file:
+    """Answer what is asked in a file, in place of that."""
+    os.setsid()  # what user code starts ends with this process
+    show_title("deploying")  # it may have been forked from a worker, and is none
+    share_memory()
+    with os.fdopen(int(fd), "r+") as file:
+        file.seek(0)
         asked = json.load(file)
+        answer = applied(asked)
         file.seek(0)
         file.truncate()
-    answer(asked, int(fd))
+        json.dump(answer, file)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # threads of user code may never end
