@@ -46,6 +46,20 @@ def test_an_outage_ends_it_on_time_whether_the_step_ends_before_or_after(
     assert state(world)["state"] == WENT_BACK
 
 
+def test_an_outage_in_which_nothing_else_happens_ends_it_on_time(world: World) -> None:
+    begun(world)
+    world.cluster.state.placement.close_host("", "it is full")
+    die(world)
+    world.flush()
+    died_at = world.now
+    while state(world)["state"] == UNDER_WAY:
+        due_at = world.cluster.next_due_at()
+        assert due_at is not None
+        world.now = due_at
+        world.flush()
+    assert world.now == died_at + READY_TIMEOUT_S
+
+
 def test_each_step_holds_for_its_whole_time_also_after_a_new_controller(world: World) -> None:
     begun(world)
     world.wait(0.6 * HOLD_S)

@@ -314,6 +314,19 @@ def test_what_queries_have_in_common_is_not_taken_for_a_difference_of_replicas(s
     assert {pace.factor for pace in paces} == {1.0}
 
 
+@pytest.mark.parametrize(("of_the_quick", "is_slow"), [(800, True), (20, False)])
+def test_one_that_had_few_queries_may_be_quicker_by_chance(
+    of_the_quick: int, *, is_slow: bool
+) -> None:
+    paces, made = [Pace(), Pace()], Paces()
+    for window in range(6):
+        for pace, queries, takes in zip(paces, (of_the_quick, 800), (1.0, 1.5), strict=True):
+            for number in range(queries):
+                pace.taken.add(takes * (3.0 if number % 2 else 1 / 3.0), 0)
+        made.compare(paces, 0.0, window * WINDOW_S)
+    assert (paces[1].factor > 1.0) is is_slow
+
+
 def test_what_gets_no_queries_any_more_is_unknown_after_a_while() -> None:
     paces, made = [Pace(), Pace()], Paces()
     quick, slow = paces
