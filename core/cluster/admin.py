@@ -39,6 +39,7 @@ from greenroom.core.records import (
     Key,
     TokenRecord,
 )
+from greenroom.core.rollouts.rollouts import PROMOTED, WENT_BACK
 from greenroom.core.tokens import MAX_TOKENS
 from greenroom.core.validation import unknown_name
 
@@ -396,8 +397,8 @@ CARRIED_OUT: dict[type[ops.Operation], Carry] = {
     ops.ListEndpoints: lambda c, _asked, _: status.endpoints(c),
     ops.GetDifferences: lambda c, asked, _: status.differences(c, asked.endpoint),
     ops.StartRollout: lambda c, asked, now: c.rollouts.start(asked, now.wall),
-    ops.AbortRollout: lambda c, asked, _: c.rollouts.abort(asked.endpoint),
-    ops.PromoteRollout: lambda c, asked, _: c.rollouts.promote(asked.endpoint),
+    ops.AbortRollout: lambda c, asked, _: c.rollouts.end(asked.endpoint, WENT_BACK),
+    ops.PromoteRollout: lambda c, asked, _: c.rollouts.end(asked.endpoint, PROMOTED),
     ops.ListRollouts: lambda c, _asked, now: c.rollouts.status(now.monotonic),
     ops.DeployApplications: _deploy_applications,
     ops.PlanApplications: _plan_applications,

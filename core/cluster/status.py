@@ -21,7 +21,7 @@ from greenroom.core.lifecycle.state import DAMAGED
 from greenroom.core.metrics import Family, Group, Values
 from greenroom.core.operations import GetSeries
 from greenroom.core.records import BACKEND, ApplicationRecord, EndpointRecord
-from greenroom.core.rollouts.canaries import UNDER_WAY
+from greenroom.core.rollouts.rollouts import ENDED
 
 
 def backends(cluster: Cluster) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def application_status(cluster: Cluster, application: ApplicationRecord) -> dict
     elif "UNHEALTHY" in states:
         status = "UNHEALTHY"
     canary = cluster.canaries.status(application.name)
-    if canary is not None and canary["state"] in UNDER_WAY:
+    if canary is not None and canary["state"] not in ENDED:
         messages.append(f"its new version is {canary['state']}: {canary['why']}")
     return {
         "status": status,
@@ -243,7 +243,9 @@ def metrics(cluster: Cluster | None, own_host: str) -> list[Group]:
     if cluster is not None:
         names = (own_host, *cluster.hosts.records)
         hosts: dict[Values, float] = {(n, cluster.hosts.state(n).value): 1.0 for n in names}
-        rollouts: dict[Values, float] = dict.fromkeys(cluster.rollouts.states().items(), 1.0)
+        rollouts: dict[Values, float] = {
+            (name, record.state): 1.0 for name, record in cluster.rollouts.records.items()
+        }
         restarts: dict[Values, float] = {  # 0 before the first, or increase() would not see it
             (tag, reason): count
             for tag, backend in cluster.state.backends.items()

@@ -52,10 +52,9 @@ from greenroom.core.records import (
     candidate_of,
     served_as,
 )
-from greenroom.core.rollouts.rollouts import BY_ITSELF, PROMOTED as ROLLED_OUT, Rollouts
+from greenroom.core.rollouts.rollouts import BY_ITSELF, ENDED, PROMOTED, WENT_BACK, Rollouts
 
-ROLLING_OUT, TAKING_OVER = UNDER_WAY = ("rolling out", "taking over")
-PROMOTED, WENT_BACK = "promoted", "went back"
+ROLLING_OUT, TAKING_OVER = "rolling out", "taking over"  # before the ends of rollouts
 STEP_BY_STEP = "deploy application, step by step"  # a goal that goes by the canary
 SHOWN_CAUSES = 3  # of answers that were different
 
@@ -83,7 +82,7 @@ class Canaries:
             name
             for name, application in state.applications.items()
             if name != served_as(name) and not application.deleting
-        } - {candidate_of(name) for name, each in records.items() if each.state in UNDER_WAY}
+        } - {candidate_of(name) for name, each in records.items() if each.state not in ENDED}
         state.agenda.touch(CANARY, *records, *map(served_as, self._retiring))
 
     # --- Requests -------------------------------------------------------------------------------
@@ -105,7 +104,7 @@ class Canaries:
     def is_under_way(self, name: str, wanted: Definitions) -> bool:
         """Return whether this is what a canary brings; ConflictError while it brings another."""
         record = self._records.get(name)
-        if record is None or record.state not in UNDER_WAY:
+        if record is None or record.state in ENDED:
             return False
         if _without_traffic(record.wanted) == _without_traffic(wanted):
             return True
@@ -169,7 +168,7 @@ class Canaries:
     def check_no_candidate(self, name: str) -> None:
         """Raise ConflictError if the application is the new version of another."""
         record = self._records.get(served_as(name))
-        if name != served_as(name) and record is not None and record.state in UNDER_WAY:
+        if name != served_as(name) and record is not None and record.state not in ENDED:
             raise ConflictError(
                 f"application {name!r} is the new version of {served_as(name)!r}; end that with: "
                 f"greenroom rollout {record.endpoint!r} --abort"
@@ -185,7 +184,7 @@ class Canaries:
         if record is not None:
             self._advance(record, wall_now)
             agenda.upon((APPLICATION, name), CANARY, name)
-            if record.state in UNDER_WAY:
+            if record.state not in ENDED:
                 agenda.upon((ROLLOUT, record.endpoint), CANARY, name)
             if record.state == TAKING_OVER:
                 agenda.upon(HELD, CANARY, name)
@@ -197,7 +196,7 @@ class Canaries:
             self.forget(record.application)  # it was deleted
             self._retiring.add(candidate_of(record.application))
             self._retire(candidate_of(record.application))
-        elif record.state not in UNDER_WAY:
+        elif record.state in ENDED:
             return
         elif self._is_changed(record):
             self._end(record, WENT_BACK, "the application was changed otherwise")
@@ -220,14 +219,16 @@ class Canaries:
         return False
 
     def _follow_rollout(self, record: CanaryRecord, wall_now: float) -> None:
-        state, reason = self._rollouts.outcome(record.endpoint)
-        if state == ROLLED_OUT:
+        rollout = self._rollouts.records.get(record.endpoint)
+        if rollout is None:
+            self._end(record, WENT_BACK, "its rollout is lost")
+        elif rollout.state == PROMOTED:
             try:
                 self._define_new(record, wall_now)
             except GreenroomError as error:  # its route was taken meanwhile
                 self._end(record, WENT_BACK, str(error))
-        elif state:
-            self._end(record, WENT_BACK, reason)
+        elif rollout.state in ENDED:
+            self._end(record, WENT_BACK, rollout.reason)
 
     def _define_new(self, record: CanaryRecord, wall_now: float) -> None:
         """Begin the update of the application, while the candidate serves."""
@@ -275,11 +276,11 @@ class Canaries:
         self._state.apply(BY_ITSELF, "", Change(wanted=wanted), 0.0)  # it is not in the history
 
     def _compared(self, record: CanaryRecord) -> str:
-        compare = self._rollouts.compare(record.endpoint)
+        rollout = self._rollouts.records.get(record.endpoint)
+        compare = None if rollout is None else rollout.compares.get(rollout.to)
         if compare is None:
             return record.reason
-        place = (record.endpoint, record.to, compare.id)
-        found = self._differences.of(place)
+        found = self._differences.of((record.endpoint, record.to, compare.id))
         compared, different = found["compared"], found["different"]
         if not compared:
             return "NO ANSWERS WERE COMPARED before it took over: a longer hold_s gives them time"
@@ -298,7 +299,7 @@ class Canaries:
 
     def _hold_code(self, record: CanaryRecord) -> None:
         """Keep the code of both versions until one of them is what there is."""
-        held = [*record.wanted.values(), *record.before.values()] * (record.state in UNDER_WAY)
+        held = [*record.wanted.values(), *record.before.values()] * (record.state not in ENDED)
         digests = [digests_of(each) for each in held if isinstance(each, BackendDefinition)]
         self._state.code_use.hold((CANARY, record.application), set[str]().union(*digests))
 
@@ -309,7 +310,7 @@ class Canaries:
         record = self._records.get(name)
         if record is None:
             return None
-        if record.state in UNDER_WAY or candidate_of(name) in self._state.applications:
+        if record.state not in ENDED or candidate_of(name) in self._state.applications:
             return Progress()
         if record.state == PROMOTED:
             return None

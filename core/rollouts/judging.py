@@ -177,6 +177,17 @@ class Tally:
                 return bucket
         return BUCKETS if timed else None
 
+    @property
+    def p95_s(self) -> float | None:
+        """What 95 % of the queries take at most, in seconds; None without any."""
+        bucket = self.percentile(P95)
+        return None if bucket is None else bound_of(min(bucket, BUCKETS - 1))
+
+    @property
+    def p95(self) -> str:
+        """The same in words."""
+        return "unknown" if self.p95_s is None else f"{self.p95_s:.3g} s"
+
     def plain(self) -> tuple[int, int, int, dict[int, int]]:
         """Return it as a message carries it, and a record."""
         return (self.queries, self.errors, self.overdue, dict(self.latencies))
@@ -239,67 +250,6 @@ SLACK_S = 0.01  # a replica with a small share waits longer for a CPU, whatever 
 NO_EVIDENCE = 1.000001  # more speaks against the new backend, less for it
 
 
-class Rule(NamedTuple):
-    """What a user may limit, and how."""
-
-    meaning: str
-    least: float
-    most: float
-    above_least: bool  # the least itself is not allowed
-
-
-RULES = {
-    "error_rate": Rule("the new backend's share of bad queries", 0, 1, above_least=True),
-    "error_rate_increase": Rule(
-        "how much larger that share may be than the old one's", 0, 1, above_least=False
-    ),
-    "p95_latency_s": Rule(
-        "what 95 % of the new backend's queries take at most, in seconds", 0, 30, above_least=True
-    ),
-    "p95_latency_ratio": Rule(
-        "how many times the old backend's p95 latency the new one's may be",
-        1,
-        100,
-        above_least=False,
-    ),
-    DIFFERENCE_RATE: Rule(
-        "the share of compared answers that may be different", 0, 1, above_least=False
-    ),
-}
-RELATIVE = ("error_rate_increase", "p95_latency_ratio")
-DEFAULT_RULES = {"error_rate_increase": 0.005, "p95_latency_ratio": 1.5}
-
-
-def check_rules(abort_if: object) -> dict[str, float]:
-    """Return the rules as numbers; one InvalidRequestError naming all that is wrong.
-
-    Differences say nothing of errors and latencies, so their rule alone is beside the default ones.
-    """
-    if not isinstance(abort_if, Mapping) or not abort_if:
-        raise InvalidRequestError(
-            f"abort_if={abort_if!r}: must be a dict with at least one of {', '.join(RULES)}"
-        )
-    problems = [problem for name, value in abort_if.items() if (problem := _wrong(name, value))]
-    if problems:
-        raise InvalidRequestError("; ".join(f"abort_if{problem}" for problem in problems))
-    given = {name: float(abort_if[name]) for name in RULES if name in abort_if}
-    return DEFAULT_RULES | given if given.keys() == {DIFFERENCE_RATE} else given
-
-
-def _wrong(name: object, value: Any) -> str:
-    rule = RULES.get(name) if isinstance(name, str) else None
-    if rule is None:
-        return f"[{name!r}]: no such rule; there are: {', '.join(RULES)}"
-    low = "above" if rule.above_least else "from"
-    if (
-        is_number(value)
-        and rule.least <= value < rule.most
-        and (value != rule.least or low == "from")
-    ):
-        return ""
-    return f"[{name!r}]={value!r}: must be a number {low} {rule.least:g} and below {rule.most:g}"
-
-
 @travels
 class Slowness(NamedTuple):
     """What counts as slow in a step, and what was counted before that was decided.
@@ -345,17 +295,13 @@ class Sample(NamedTuple):
     answers: Counts = Counts()
 
 
-def _error_rate(sample: Sample, limit: float) -> float:
-    return excess(sample.new.errors, sample.new.queries, limit)
-
-
 def _error_rate_increase(sample: Sample, margin: float) -> float:
     new, old = sample.new, sample.old
     return increase(new.errors, old.errors, new.queries + old.queries, sample.share, margin)
 
 
-def _p95_latency_s(sample: Sample, limit: float) -> float:
-    return excess(sample.new.slow(bucket_of(limit)), sample.new.timed(), 1 - P95)
+def _difference_rate(sample: Sample, limit: float) -> float:
+    return excess(sample.answers.different, sample.answers.compared, max(limit, LEAST_RATE))
 
 
 def _p95_latency_ratio(sample: Sample, _ratio: float) -> float:
@@ -369,28 +315,104 @@ def _p95_latency_ratio(sample: Sample, _ratio: float) -> float:
     return increase(new_slow, old_slow, queries, sample.share)
 
 
-def _difference_rate(sample: Sample, limit: float) -> float:
-    return excess(sample.answers.different, sample.answers.compared, max(limit, LEAST_RATE))
+class Rule(NamedTuple):
+    """What a user may limit, and how."""
+
+    meaning: str
+    least: float
+    most: float
+    finding: str  # the figures in words; see describe()
+    evidence: Callable[[Sample, float], float]  # that speaks against the new backend
+    above_least: bool = False  # the least itself is not allowed
+    is_relative: bool = False  # to the old backend
 
 
-_EVIDENCE: dict[str, Callable[[Sample, float], float]] = {
-    "error_rate": _error_rate,
-    "error_rate_increase": _error_rate_increase,
-    "p95_latency_s": _p95_latency_s,
-    "p95_latency_ratio": _p95_latency_ratio,
-    DIFFERENCE_RATE: _difference_rate,
+RULES = {
+    "error_rate": Rule(
+        "the new backend's share of bad queries",
+        0,
+        1,
+        "{new.errors} of {new.queries} queries were bad; at most {limit:.3g} of them may be",
+        lambda seen, limit: excess(seen.new.errors, seen.new.queries, limit),
+        above_least=True,
+    ),
+    "error_rate_increase": Rule(
+        "how much larger that share may be than the old one's",
+        0,
+        1,
+        "{new.errors} of {new.queries} queries were bad, {old.errors} of {old.queries} with the "
+        "old one; the share may be larger by {limit:.3g}",
+        _error_rate_increase,
+        is_relative=True,
+    ),
+    "p95_latency_s": Rule(
+        "what 95 % of the new backend's queries take at most, in seconds",
+        0,
+        30,
+        "the p95 latency is {new.p95}; it may be {limit:.3g} s",
+        lambda seen, limit: excess(seen.new.slow(bucket_of(limit)), seen.new.timed(), 1 - P95),
+        above_least=True,
+    ),
+    "p95_latency_ratio": Rule(
+        "how many times the old backend's p95 latency the new one's may be",
+        1,
+        100,
+        "the p95 latency is {new.p95}, {old.p95} with the old one; it may be {limit:.3g} times "
+        f"that, or {SLACK_S * 1000:g} ms more",
+        _p95_latency_ratio,
+        is_relative=True,
+    ),
+    DIFFERENCE_RATE: Rule(
+        "the share of compared answers that may be different",
+        0,
+        1,
+        "{answers.different} of {answers.compared} compared answers were different; at most "
+        "{limit:.3g} of them may be",
+        _difference_rate,
+    ),
 }
+DEFAULT_RULES = {"error_rate_increase": 0.005, "p95_latency_ratio": 1.5}
+
+
+def check_rules(abort_if: object) -> dict[str, float]:
+    """Return the rules as numbers; one InvalidRequestError naming all that is wrong.
+
+    Differences say nothing of errors and latencies, so their rule alone is beside the default ones.
+    """
+    if not isinstance(abort_if, Mapping) or not abort_if:
+        raise InvalidRequestError(
+            f"abort_if={abort_if!r}: must be a dict with at least one of {', '.join(RULES)}"
+        )
+    problems = [problem for name, value in abort_if.items() if (problem := _wrong(name, value))]
+    if problems:
+        raise InvalidRequestError("; ".join(f"abort_if{problem}" for problem in problems))
+    given = {name: float(abort_if[name]) for name in RULES if name in abort_if}
+    return DEFAULT_RULES | given if given.keys() == {DIFFERENCE_RATE} else given
+
+
+def _wrong(name: object, value: Any) -> str:
+    rule = RULES.get(name) if isinstance(name, str) else None
+    if rule is None:
+        return f"[{name!r}]: no such rule; there are: {', '.join(RULES)}"
+    low = "above" if rule.above_least else "from"
+    if (
+        is_number(value)
+        and rule.least <= value < rule.most
+        and (value != rule.least or low == "from")
+    ):
+        return ""
+    return f"[{name!r}]={value!r}: must be a number {low} {rule.least:g} and below {rule.most:g}"
 
 
 def evidence_by_rule(rules: Mapping[str, float], sample: Sample) -> dict[str, float]:
     """Return how much speaks against the new backend, by rule; 1 is nothing either way."""
-    return {name: _EVIDENCE[name](sample, value) for name, value in rules.items()}
+    return {name: RULES[name].evidence(sample, value) for name, value in rules.items()}
 
 
 def too_few(rules: Mapping[str, float], sample: Sample, min_samples: int) -> str:
     """Say which queries are missing for a judgement; empty when none are."""
     sides: dict[str, Tally] = {"new": sample.new}
-    if any(name in RELATIVE for name in rules):
+    if any(RULES[name].is_relative for name in rules):
         sides["old"] = sample.old
     for side, tally in sides.items():
         if tally.queries < min_samples:
@@ -406,32 +428,15 @@ def too_few(rules: Mapping[str, float], sample: Sample, min_samples: int) -> str
 
 def describe(name: str, limit: float, sample: Sample) -> str:
     """Say in words what a rule compares, with the figures so far."""
-    new, old = shown(sample.new), shown(sample.old)
-    errors = f"{new['errors']} of {new['queries']} queries were bad"
-    if name == "error_rate":
-        return f"{errors}; at most {limit:.3g} of them may be"
-    if name == "error_rate_increase":
-        reference = f"{old['errors']} of {old['queries']} with the old one"
-        return f"{errors}, {reference}; the share may be larger by {limit:.3g}"
-    if name == DIFFERENCE_RATE:
-        compared, different, _ = sample.answers
-        finding = f"{different} of {compared} compared answers were different"
-        return f"{finding}; at most {limit:.3g} of them may be"
-    p95 = "unknown" if new["p95_latency_s"] is None else f"{new['p95_latency_s']:.3g} s"
-    if name == "p95_latency_s":
-        return f"the p95 latency is {p95}; it may be {limit:.3g} s"
-    reference = "unknown" if old["p95_latency_s"] is None else f"{old['p95_latency_s']:.3g} s"
-    may_be = f"it may be {limit:.3g} times that, or {SLACK_S * 1000:g} ms more"
-    return f"the p95 latency is {p95}, {reference} with the old one; {may_be}"
+    return RULES[name].finding.format(limit=limit, **sample._asdict())
 
 
 def shown(tally: Tally) -> dict[str, Any]:
     """Return a side's figures for status."""
-    bucket = tally.percentile(P95)
     return {
         "queries": tally.queries,
         "errors": tally.errors,
         "error_rate": tally.errors / tally.queries if tally.queries else None,
-        "p95_latency_s": None if bucket is None else bound_of(min(bucket, BUCKETS - 1)),
+        "p95_latency_s": tally.p95_s,
         "overdue": tally.overdue,
     }

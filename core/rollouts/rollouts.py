@@ -62,7 +62,8 @@ from greenroom.core.rollouts import judging
 from greenroom.core.rollouts.judging import DIFFERENCE_RATE, PlainTally, Sample, Tally
 from greenroom.core.routing.tables import ENDPOINT_PREFIX, ROLLOUT_PREFIX
 
-UNDER_WAY, PROMOTED, WENT_BACK, INTERRUPTED = "under way", "promoted", "went back", "interrupted"
+UNDER_WAY = "under way"
+ENDED = PROMOTED, WENT_BACK, INTERRUPTED = "promoted", "went back", "interrupted"
 SAVE_S = 5.0  # at most this often, what was counted is saved
 BY_ITSELF = Author(user="greenroom")  # who makes the changes that a rollout decides on
 
@@ -136,12 +137,12 @@ class Rollouts:
         self._state = state
         self._agenda = state.agenda
         self._differences = differences
-        self._records = Records(ROLLOUT, records, state.changes)
+        self.records = Records(ROLLOUT, records, state.changes)
         state.endpoint_gone.append(self._forget)
         for name in records.keys() - state.endpoints.keys():  # of a lost endpoint
-            del self._records[name]
+            del self.records[name]
         self._runs: dict[str, _Run] = {}
-        for record in self._records.values():
+        for record in self.records.values():
             if record.state == UNDER_WAY:
                 self._begin(record.endpoint, record.counted)
         for run in self._runs.values():
@@ -149,7 +150,7 @@ class Rollouts:
             self._publish(run.record)
 
     def _begin(self, endpoint: str, counted: Mapping[str, Counted] = _NO_COUNTS) -> None:
-        self._runs[endpoint] = _Run(self._records, endpoint, dict(counted))
+        self._runs[endpoint] = _Run(self.records, endpoint, dict(counted))
         self._agenda.touch(ROLLOUT, endpoint)
 
     # --- Requests -------------------------------------------------------------------------------
@@ -197,25 +198,19 @@ class Rollouts:
         subject, what = (ROLLOUT, endpoint), f"roll out to {to}"
         return Change(then=begin, subject=subject, what=what, is_entered=True)
 
-    def abort(self, endpoint: str) -> Change:
-        """Return what goes back now; nothing when that has happened."""
-        run = self._asked(endpoint, WENT_BACK)
-        return Change() if run is None else self._ended(run, WENT_BACK, "it was aborted by request")
-
-    def promote(self, endpoint: str) -> Change:
-        """Return what gives the new backend all traffic now; nothing when that has happened."""
-        run = self._asked(endpoint, PROMOTED)
-        return Change() if run is None else self._ended(run, PROMOTED, "it was promoted by request")
-
-    def _asked(self, endpoint: str, state: str) -> _Run | None:
+    def end(self, endpoint: str, state: str) -> Change:
+        """Return what ends it now as PROMOTED or as WENT_BACK; nothing when that has happened."""
         self._state.endpoint(endpoint)
-        run = self._runs.get(endpoint)
-        if run is None and getattr(self._records.get(endpoint), "state", "") != state:
+        run, record = self._runs.get(endpoint), self.records.get(endpoint)
+        if run is not None:
+            how = "promoted" if state == PROMOTED else "aborted"
+            return self._ended(run, state, f"it was {how} by request")
+        if record is None or record.state != state:
             known = ", ".join(sorted(self._runs)) or "none"
             raise UnknownNameError(
                 f"no rollout of endpoint {endpoint!r} is under way; of these there are: {known}"
             )
-        return run
+        return Change()
 
     def check_traffic(self, endpoint: str) -> None:
         """Raise ConflictError naming the rollout that decides on an endpoint's traffic."""
@@ -263,7 +258,7 @@ class Rollouts:
 
     def _forget(self, endpoint: str) -> None:
         """End an endpoint's rollout without a word, for the endpoint is deleted."""
-        if self._records.pop(endpoint, None) is not None:
+        if self.records.pop(endpoint, None) is not None:
             self._runs.pop(endpoint, None)
             self._agenda.touch(ROLLOUT, endpoint)
             self._state.long_poll.publish(ROLLOUT_PREFIX + endpoint, None)
@@ -272,7 +267,7 @@ class Rollouts:
         record = run.record
         run.answers = self._answers(record)
         if self._state.endpoints[record.endpoint].traffic != record.before:
-            self._interrupt(run, "the traffic was changed otherwise")
+            self._leave(run, INTERRUPTED, "the traffic was changed otherwise")
         elif reason := self._broken(run, now):
             self._end(run, WENT_BACK, reason, wall_now)
         else:
@@ -407,6 +402,19 @@ class Rollouts:
 
     def _ended(self, run: _Run, state: str, reason: str) -> Change:
         """Return what ends it; the promotion is one change of the endpoint's definition."""
+        endpoint, wanted = run.record.endpoint, {}
+        if state == PROMOTED and not is_candidates(run.record.to):
+            present = self._state.endpoints[endpoint]
+            wanted[ENDPOINT, endpoint] = replace(present, traffic={run.record.to: 1.0})
+        return Change(wanted=wanted, then=lambda: self._leave(run, state, reason), is_entered=True)
+
+    def interrupt(self, endpoint: str, reason: str) -> None:
+        """End an endpoint's rollout where it stands, if one is under way."""
+        if (run := self._runs.get(endpoint)) is not None:
+            self._leave(run, INTERRUPTED, reason)
+
+    def _leave(self, run: _Run, state: str, reason: str) -> None:
+        """Keep what is known of a rollout that is under way no more; its overlay goes."""
         record = replace(
             run.record,
             state=state,
@@ -415,25 +423,6 @@ class Rollouts:
             held_s=0.0,
             answers=tuple(run.answers),
         )
-        wanted = {}
-        if state == PROMOTED and not is_candidates(record.to):
-            present = self._state.endpoints[record.endpoint]
-            wanted[ENDPOINT, record.endpoint] = replace(present, traffic={record.to: 1.0})
-        return Change(wanted=wanted, then=lambda: self._leave(record), is_entered=True)
-
-    def interrupt(self, endpoint: str, reason: str) -> None:
-        """End an endpoint's rollout where it stands, if one is under way; the overlay goes."""
-        run = self._runs.get(endpoint)
-        if run is not None:
-            self._interrupt(run, reason)
-
-    def _interrupt(self, run: _Run, reason: str) -> None:
-        self._leave(
-            replace(run.record, state=INTERRUPTED, reason=reason, counted=dict(run.counted))
-        )
-
-    def _leave(self, record: RolloutRecord) -> None:
-        """Keep the record of a rollout that is under way no more; its overlay goes."""
         self._runs.pop(record.endpoint, None)
         self._put(record)
         self._state.long_poll.publish(ROLLOUT_PREFIX + record.endpoint, None)
@@ -449,7 +438,7 @@ class Rollouts:
         self._put(replace(run.record, held_s=run.held_s(now), counted=dict(run.counted)))
 
     def _put(self, record: RolloutRecord) -> None:
-        self._records[record.endpoint] = record
+        self.records[record.endpoint] = record
         if record.endpoint not in self._runs:
             self._agenda.touch(ROLLOUT, record.endpoint)  # that it has ended is of interest
         self._state.lay(record.endpoint, _overlay_of(record))
@@ -462,7 +451,7 @@ class Rollouts:
 
     def progress(self, endpoint: str) -> Progress:
         """Tell how far an endpoint's rollout is; it fails by going back."""
-        record = self._records.get(endpoint)
+        record = self.records.get(endpoint)
         if record is None or record.state == UNDER_WAY:
             return Progress(done=record is None)
         if not self._state.long_poll.held_by_all(ENDPOINT_PREFIX + endpoint):
@@ -470,18 +459,6 @@ class Rollouts:
         if record.state == PROMOTED:
             return Progress(done=True)
         return Progress(error=f"{_named(record)} {record.state}: {record.reason}")
-
-    def outcome(self, endpoint: str) -> tuple[str, str]:
-        """Return how an endpoint's rollout has ended, and why; empty while it is under way."""
-        record = self._records.get(endpoint)
-        if record is None:
-            return INTERRUPTED, "its rollout is lost"
-        return ("", "") if record.state == UNDER_WAY else (record.state, record.reason)
-
-    def compare(self, endpoint: str) -> CompareRecord | None:
-        """Return by what the answers of the last rollout's new backend are, or were, compared."""
-        record = self._records.get(endpoint)
-        return None if record is None else record.compares.get(record.to)
 
     def describe(self, endpoint: str) -> str:
         """Return where an endpoint's rollout stands, in a few words."""
@@ -492,18 +469,14 @@ class Rollouts:
         share = record.steps[record.step] if record.step >= 0 else 0.0
         return f"step {record.step + 1} of {len(record.steps)}, {share * 100:.4g} %: {run.why}"
 
-    def states(self) -> dict[str, str]:
-        """Return endpoint -> the state of its last rollout."""
-        return {name: record.state for name, record in self._records.items()}
-
     def status(self, now: float) -> dict[str, Any]:
         """Return endpoint -> where its last rollout stands and why, as plain values."""
-        return {name: self._status_of(name, now) for name in sorted(self._records)}
+        return {name: self._status_of(name, now) for name in sorted(self.records)}
 
     def _status_of(self, endpoint: str, now: float) -> dict[str, Any]:
-        record = self._records[endpoint]
+        record = self.records[endpoint]
         run = self._runs.get(endpoint) or _Run(
-            self._records, endpoint, dict(record.counted), answers=Counts(*record.answers)
+            self.records, endpoint, dict(record.counted), answers=Counts(*record.answers)
         )
         sample = run.sample()
         begun = record.step >= 0

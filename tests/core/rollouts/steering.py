@@ -8,6 +8,7 @@ import pytest
 
 from greenroom.core import operations as ops
 from greenroom.core.rollouts.judging import Tally
+from greenroom.core.rollouts.rollouts import PROMOTED, WENT_BACK
 from tests.core import requests as ask
 from tests.core.worlds import World
 
@@ -27,11 +28,11 @@ def start(to: str = "v2", endpoint: str = "e", **settings: Any) -> ask.Request:
 
 
 def abort(world: World) -> None:
-    world.change(lambda cluster: cluster.rollouts.abort("e"), "abort rollout 'e'")
+    world.change(lambda cluster: cluster.rollouts.end("e", WENT_BACK), "abort rollout 'e'")
 
 
 def promote(world: World) -> None:
-    world.change(lambda cluster: cluster.rollouts.promote("e"), "promote rollout 'e'")
+    world.change(lambda cluster: cluster.rollouts.end("e", PROMOTED), "promote rollout 'e'")
 
 
 def with_endpoint() -> World:

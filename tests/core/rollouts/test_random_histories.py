@@ -55,7 +55,7 @@ def check(world: World) -> None:
         each.route for each in cluster.state.endpoints.values() if each.route is not None
     )
     assert max(routes.values(), default=1) == 1, routes
-    rollouts = cluster.rollouts.states()
+    rollouts = {name: each.state for name, each in cluster.rollouts.records.items()}
     for name, endpoint in cluster.state.endpoints.items():
         assert not any(map(is_candidates, endpoint.traffic)) or is_candidates(name)
         assert not endpoint.shadows

@@ -9,6 +9,7 @@ import pytest
 from greenroom.core.comparing.comparing import Differences
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
 from greenroom.core.rollouts.judging import DEFAULT_RULES
+from greenroom.core.rollouts.rollouts import WENT_BACK
 from tests.core import requests as ask
 from tests.core.rollouts.steering import (
     HOLD_S,
@@ -400,7 +401,7 @@ def test_it_is_ended_by_hand_either_way_and_that_may_be_repeated(world: World) -
     world.flush()
     assert world.goal_state(goal) == "succeeded"
     with pytest.raises(UnknownNameError, match="no endpoint is named 'nope'"):
-        world.request(lambda cluster: cluster.rollouts.abort("nope"))
+        world.request(lambda cluster: cluster.rollouts.end("nope", WENT_BACK))
 
 
 def test_an_undo_of_what_it_changed_ends_it(world: World) -> None:
