@@ -5,21 +5,30 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 from starlette.types import Send
 
 from greenroom.actors.replica import context as user_context, logging as user_logging
 from greenroom.actors.replica.asgi import AppSource
 from greenroom.actors.replica.user_code import ASGI_APP
-from greenroom.core.errors import BodyTooLargeError
+from greenroom.core.errors import (
+    PASSED_ON,
+    BodyTooLargeError,
+    GreenroomError,
+    MethodNotAllowedError,
+)
 from greenroom.serve.deployments import Deployment
 
 C = TypeVar("C", bound=type)
+Answerer = Callable[[Request], Awaitable[Response]]
 
 
 def give_app(cls: C, decorator: str, methods: tuple[str, ...], make: Callable[[], Any]) -> C:
@@ -56,8 +65,57 @@ async def read_body(request: Request, limit: float = math.inf) -> bytes:
     return b"".join(parts)
 
 
-def log_failure(error: BaseException) -> None:
-    """Log what user code raised, with the request's id; the client is not informed."""
+def make_app(
+    answers: Mapping[str, Answerer], failed: Callable[[Exception], Response], unknown: str = ""
+) -> Starlette:
+    """Make an app of what answers each "METHOD /path".
+
+    ``failed`` answers for what raises. For other paths it gets an HTTPException, with the text
+    ``unknown``, where there is one, in place of "Not Found".
+    """
+
+    def guarded(answer: Answerer) -> Answerer:
+        async def handle(request: Request) -> Response:
+            try:
+                return await answer(request)
+            except Exception as error:
+                return failed(error)
+
+        return handle
+
+    async def refuse(_request: Request, error: Exception) -> Response:
+        if unknown and isinstance(error, HTTPException) and error.status_code == 404:
+            error.detail = unknown
+        return failed(error)
+
+    routes = []
+    for place, answer in answers.items():
+        method, _, path = place.partition(" ")
+        routes.append(Route(path, guarded(answer), methods=[method]))
+    return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
+
+
+def describe_failure(
+    error: Exception, *own: type[GreenroomError]
+) -> tuple[int, str, dict[str, str]]:
+    """Return status, text and headers for an error; user code's is logged, and not described.
+
+    A client is told of errors of the kinds ``own`` as of those that every handler passes on.
+    """
+    if isinstance(error, HTTPException):
+        return error.status_code, error.detail, dict(error.headers or {})
+    if not (isinstance(error, GreenroomError) and isinstance(error, (*PASSED_ON, *own))):
+        _log(error)
+        return 500, "the deployment raised an exception", {}
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = f"{error.retry_after_s:.0f}"
+    if isinstance(error, MethodNotAllowedError):
+        headers["allow"] = ", ".join(error.allowed)
+    return error.http_status, str(error), headers
+
+
+def _log(error: BaseException) -> None:
     query = user_context.running.get()
     if query is not None:
         user_logging.log_failure(query.assignment.query, error)

@@ -14,7 +14,7 @@ import inspect
 import json
 import math
 import struct
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, partialmethod
 from importlib.metadata import version as version_of
 from itertools import chain
@@ -26,11 +26,17 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
-from greenroom.core.errors import PASSED_ON, BodyTooLargeError, GrpcStatusError, InvalidRequestError
+from greenroom.core.errors import BodyTooLargeError, GrpcStatusError, InvalidRequestError
 from greenroom.core.validation import describe
-from greenroom.serve.protocols.apps import give_app, instance, log_failure, read_body
+from greenroom.serve.protocols.apps import (
+    Answerer,
+    describe_failure,
+    give_app,
+    instance,
+    make_app,
+    read_body,
+)
 
 __all__ = ["inference"]
 
@@ -123,8 +129,9 @@ def inference(
     def decorate(cls: C) -> C:
         model = _Model(name or cls.__name__, version, declared["inputs"], declared["outputs"])
         give_app(cls, "serve.inference", ("infer",), partial(_make_app, model))
-        for rpc, answer in _RPCS.items():
-            setattr(cls, rpc, partialmethod(answer, model))
+        for rpc in DESCRIPTIONS:
+            setattr(cls, rpc, partialmethod(_describe, model, rpc))
+        setattr(cls, "ModelInfer", partialmethod(_model_infer, model))  # noqa: B010  # new
         return cls
 
     return decorate
@@ -142,42 +149,27 @@ def _spec(name: str, datatype: str, shape: Sequence[int]) -> Spec:
 
 
 def _make_app(model: _Model) -> Starlette:
-    routes = [
-        Route("/v2", _answers(model.server)),
-        Route("/v2/health/live", _answers(model.health)),
-        Route("/v2/health/ready", _answers(model.health)),
-    ]
+    answers: dict[str, Answerer] = {
+        "GET /v2": partial(_answer_description, model, "ServerMetadata"),
+        "GET /v2/health/live": partial(_answer_description, model, "ServerLive"),
+        "GET /v2/health/ready": partial(_answer_description, model, "ServerReady"),
+    }
     for path in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
-        routes += [
-            Route(path, _answers(model.metadata)),
-            Route(f"{path}/ready", _answers(model.ready)),
-            Route(f"{path}/infer", _answers(model.infer), methods=["POST"]),
-        ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _refused})
+        answers |= {
+            f"GET {path}": partial(_answer_description, model, "ModelMetadata"),
+            f"GET {path}/ready": partial(_answer_description, model, "ModelReady"),
+            f"POST {path}/infer": model.infer,
+        }
+    return make_app(answers, _error_response)
 
 
-async def _refused(_request: Request, error: Exception) -> Response:
-    return _error_response(error)
+async def _answer_description(model: _Model, what: str, request: Request) -> Response:
+    return JSONResponse(model.describe(what, **request.path_params))
 
 
 def _error_response(error: Exception) -> Response:
-    """Return what a client gets of an error; one of user code's is logged."""
-    headers = None
-    if isinstance(error, HTTPException):
-        status, text, headers = error.status_code, error.detail, error.headers
-    elif isinstance(error, (*PASSED_ON, _WrongRequestError)):
-        status, text = error.http_status, str(error)
-        if error.retry_after_s is not None:
-            headers = {"retry-after": f"{error.retry_after_s:.0f}"}
-    else:
-        log_failure(error)
-        status, text = 500, "the deployment raised an exception"
+    status, text, headers = describe_failure(error, _WrongRequestError)
     return JSONResponse({"error": text}, status, headers)
-
-
-def _about_server() -> dict[str, Any]:
-    about = {"name": "greenroom", "version": version_of("greenroom")}
-    return about | {"extensions": ["binary_tensor_data"]}
 
 
 class _WrongRequestError(InvalidRequestError):
@@ -186,18 +178,6 @@ class _WrongRequestError(InvalidRequestError):
 
 class _WrongNameError(_WrongRequestError):
     http_status = 404
-
-
-def _answers(
-    answer: Callable[[Request], Awaitable[Response]],
-) -> Callable[[Request], Awaitable[Response]]:
-    async def handle(request: Request) -> Response:
-        try:
-            return await answer(request)
-        except Exception as error:
-            return _error_response(error)
-
-    return handle
 
 
 class _Model:
@@ -211,50 +191,42 @@ class _Model:
         self._inputs = inputs
         self._outputs = outputs
 
-    async def server(self, _request: Request) -> Response:
-        """Describe the server."""
-        return JSONResponse(_about_server())
-
-    async def health(self, _request: Request) -> Response:
-        """Say that it lives and is ready, as it answers."""
-        return JSONResponse({"live": True, "ready": True})
-
-    async def ready(self, request: Request) -> Response:
-        """Say whether the model is ready."""
-        self.check_name(request.path_params["name"], request.path_params.get("version", ""))
-        return JSONResponse({"name": self._name, "ready": True})
-
-    async def metadata(self, request: Request) -> Response:
-        """Describe the model."""
-        self.check_name(request.path_params["name"], request.path_params.get("version", ""))
-        return JSONResponse(self.described())
-
-    def described(self) -> dict[str, Any]:
-        """Return the metadata of the model."""
-        described = {
-            kind: [
-                {"name": name, "datatype": spec.datatype, "shape": list(spec.shape)}
-                for name, spec in specs.items()
-            ]
-            for kind, specs in (("inputs", self._inputs), ("outputs", self._outputs))
-        }
-        about = {"name": self._name, "versions": [self._version], "platform": "greenroom"}
-        return about | described
+    def describe(self, what: str, name: str | None = None, version: str = "") -> dict[str, Any]:
+        """Return what the RPC ``what`` answers, about the model where that is named."""
+        if name is not None:
+            self.check_name(name, version)
+        if what == "ServerMetadata":
+            about = {"name": "greenroom", "version": version_of("greenroom")}
+            return {**about, "extensions": ["binary_tensor_data"]}
+        if what == "ModelMetadata":
+            tensors = {
+                kind: [
+                    {"name": name, "datatype": spec.datatype, "shape": list(spec.shape)}
+                    for name, spec in specs.items()
+                ]
+                for kind, specs in (("inputs", self._inputs), ("outputs", self._outputs))
+            }
+            about = {"name": self._name, "platform": "greenroom"}
+            return {**about, "versions": [self._version], **tensors}
+        return {"name": name, "live": True, "ready": True}  # as it answers
 
     async def infer(self, request: Request) -> Response:
         """Run the model."""
         self.check_name(request.path_params["name"], request.path_params.get("version", ""))
         asked, binary = await _read(request)
         outputs, parts = await self.run(instance(), asked, binary)
-        answer = {"model_name": self._name, "model_version": self._version}
-        if asked.id:
-            answer["id"] = asked.id
-        head = json.dumps({**answer, "outputs": outputs}, allow_nan=False).encode()
+        answer = {**self.answer_head(asked), "outputs": outputs}
+        head = json.dumps(answer, allow_nan=False).encode()
         if not parts:
             return Response(head, media_type="application/json")
         headers = {HEADER: str(len(head))}
         whole = b"".join((head, *parts))
         return Response(whole, headers=headers, media_type="application/octet-stream")
+
+    def answer_head(self, asked: _Inference) -> dict[str, str]:
+        """Return what an answer has beside its outputs."""
+        head = {"model_name": self._name, "model_version": self._version}
+        return head | {"id": asked.id} if asked.id else head
 
     async def run(
         self, servable: Any, asked: _Inference, binary: memoryview
@@ -382,35 +354,21 @@ class _Model:
 # such as Triton's or KServe's, so answers are made of what a request's own file describes.
 
 
-def _answer(request: Any, kind: str, /, **fields: Any) -> Any:
+DESCRIPTIONS = ("ServerLive", "ServerReady", "ServerMetadata", "ModelReady", "ModelMetadata")
+
+
+def _message(request: Any, rpc: str, fields: Mapping[str, Any]) -> Any:
     from google.protobuf import message_factory  # noqa: PLC0415  # of the extra
 
-    described = request.DESCRIPTOR.file.message_types_by_name[kind]
-    return message_factory.GetMessageClass(described)(**fields)
+    described = request.DESCRIPTOR.file.message_types_by_name[f"{rpc}Response"]
+    known = {name: value for name, value in fields.items() if name in described.fields_by_name}
+    return message_factory.GetMessageClass(described)(**known)
 
 
-def _server_live(_servable: Any, _model: _Model, request: Any) -> Any:
-    return _answer(request, "ServerLiveResponse", live=True)
-
-
-def _server_ready(_servable: Any, _model: _Model, request: Any) -> Any:
-    return _answer(request, "ServerReadyResponse", ready=True)
-
-
-def _server_metadata(_servable: Any, _model: _Model, request: Any) -> Any:
-    return _answer(request, "ServerMetadataResponse", **_about_server())
-
-
-def _model_ready(_servable: Any, model: _Model, request: Any) -> Any:
+def _describe(_servable: Any, model: _Model, rpc: str, request: Any) -> Any:
+    about = {} if rpc.startswith("Server") else {"name": request.name, "version": request.version}
     with _statuses():
-        model.check_name(request.name, request.version)
-    return _answer(request, "ModelReadyResponse", ready=True)
-
-
-def _model_metadata(_servable: Any, model: _Model, request: Any) -> Any:
-    with _statuses():
-        model.check_name(request.name, request.version)
-    return _answer(request, "ModelMetadataResponse", **model.described())
+        return _message(request, rpc, model.describe(rpc, **about))
 
 
 async def _model_infer(servable: Any, model: _Model, request: Any) -> Any:
@@ -419,15 +377,12 @@ async def _model_infer(servable: Any, model: _Model, request: Any) -> Any:
         asked, binary = _asked(request)
         outputs, parts = await model.run(servable, asked, binary)
     names = ("name", "datatype", "shape")
-    return _answer(
-        request,
-        "ModelInferResponse",
-        model_name=request.model_name,
-        model_version=model.described()["versions"][0],
-        id=request.id,
-        outputs=[{name: output[name] for name in names} for output in outputs],
-        raw_output_contents=parts,
-    )
+    fields = {
+        **model.answer_head(asked),
+        "outputs": [{name: output[name] for name in names} for output in outputs],
+        "raw_output_contents": parts,
+    }
+    return _message(request, "ModelInfer", fields)
 
 
 def _asked(request: Any) -> tuple[_Inference, memoryview]:
@@ -470,16 +425,6 @@ def _statuses() -> Iterator[None]:
     except _WrongRequestError as error:
         code = "NOT_FOUND" if isinstance(error, _WrongNameError) else "INVALID_ARGUMENT"
         raise GrpcStatusError(code, str(error)) from None
-
-
-_RPCS = {
-    "ServerLive": _server_live,
-    "ServerReady": _server_ready,
-    "ServerMetadata": _server_metadata,
-    "ModelReady": _model_ready,
-    "ModelMetadata": _model_metadata,
-    "ModelInfer": _model_infer,
-}
 
 
 # --- Tensors on the wire --------------------------------------------------------------------------

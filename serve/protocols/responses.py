@@ -11,22 +11,19 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
-from contextlib import aclosing
+from collections.abc import Iterator
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from greenroom.serve.protocols.chats import ChatRequest, Delta, Generation, Item, OpenAIRequest
 
 CONTENTS = {"input_text": "text", "output_text": "text"}  # parts of a message, as chats call them
-Item = dict[str, Any]
 
 
-class ResponsesRequest(BaseModel):
+class ResponsesRequest(OpenAIRequest):
     """What a client sends; other fields pass through to ``chat``."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
-
-    model: str = Field(min_length=1, max_length=256)
     input: str | Annotated[list[Item], Field(min_length=1, max_length=10_000, fail_fast=True)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1)
@@ -39,8 +36,8 @@ class ResponsesRequest(BaseModel):
         default=None, description="no response is kept: send the whole conversation"
     )
 
-    def for_chat(self) -> Item:
-        """Return the fields of the same request as a chat; ValueError for what that has not."""
+    def for_chat(self) -> ChatRequest:
+        """Return the same request as a chat; ValueError for what that has not."""
         others = dict(self.model_extra or {})
         asked = {
             "messages": list(self._messages()),
@@ -49,7 +46,7 @@ class ResponsesRequest(BaseModel):
         if self.tools:
             others["tools"] = [_chat_tool(tool) for tool in self.tools]
             others["tool_choice"] = _chat_choice(self.tool_choice)
-        return {**others, "model": self.model, "stream": self.stream, **asked}
+        return ChatRequest(**{**others, "model": self.model, "stream": self.stream, **asked})
 
     def _messages(self) -> Iterator[Item]:
         if self.instructions:
@@ -96,10 +93,12 @@ def _chat_choice(choice: str | Item) -> str | Item:
 
 
 class Response:
-    """One response: what of it is known before the answer, and its output."""
+    """A chat's answer as /v1/responses has it, with the methods of a Completion."""
 
     def __init__(self, asked: ResponsesRequest, request_id: str) -> None:
         self._id = request_id
+        self._numbers = itertools.count()  # of events
+        self._message: Item = {}  # the item of the text, once it has begun
         self._head: Item = {
             "id": f"resp_{request_id}",
             "object": "response",
@@ -117,19 +116,15 @@ class Response:
             "error": None,
         }
 
-    def begun(self) -> Item:
-        """Return it while nothing is known of the answer."""
-        unknown: Item = {"output": [], "usage": None, "incomplete_details": None}
-        return {**self._head, "status": "in_progress", **unknown}
-
-    def ended(self, output: list[Item], usage: dict[str, int], reason: str | None) -> Item:
-        """Return it with its answer; ``reason`` is that of a chat's end."""
-        why = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(reason or "")
+    def whole(self, generation: Generation) -> Item:
+        """Return the answer, of a generation that has ended."""
+        usage, reason = generation.usage, generation.finish_reason or ""
+        why = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(reason)
         return {
             **self._head,
             "status": "incomplete" if why else "completed",
             "incomplete_details": {"reason": why} if why else None,
-            "output": output,
+            "output": self._output(generation),
             "usage": {
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": {"cached_tokens": 0},
@@ -139,15 +134,45 @@ class Response:
             },
         }
 
-    def message(self, text: str, status: str = "completed") -> Item:
-        """Return the output item with the text."""
-        content = [_text_part(text)] if status == "completed" else []
-        item = {"id": f"msg_{self._id}", "type": "message", "role": "assistant"}
-        return {**item, "status": status, "content": content}
+    def begun(self) -> Iterator[str]:
+        """Give the events before the first part."""
+        unknown: Item = {"output": [], "usage": None, "incomplete_details": None}
+        begun = {**self._head, "status": "in_progress", **unknown}
+        yield self._event("created", response=begun)
+        yield self._event("in_progress", response=begun)
 
-    def calls(self, calls: Iterable[Item]) -> list[Item]:
-        """Return the output items of a chat's tool calls."""
-        return [
+    def part(self, delta: Delta) -> Iterator[str]:
+        """Give those of a part; a call is given when it is whole."""
+        if not delta.content:
+            return
+        if not self._message:
+            yield self._message_added()
+            yield self._of_message("content_part.added", part=_text_part(""))
+        yield self._of_message("output_text.delta", delta=delta.content, logprobs=[])
+
+    def ended(self, generation: Generation) -> Iterator[str]:
+        """Give those after the last part."""
+        whole = self.whole(generation)
+        for index, item in enumerate(whole["output"]):
+            if item["type"] == "function_call":
+                yield from self._call(index, item)
+            elif not self._message:
+                yield self._message_added()
+            else:
+                text = generation.text
+                yield self._of_message("output_text.done", text=text, logprobs=[])
+                yield self._of_message("content_part.done", part=_text_part(text))
+            yield self._event("output_item.done", output_index=index, item=item)
+        yield self._event(whole["status"], response=whole)
+
+    def failed(self, error: Item) -> str:
+        """Return the last event, in place of what is missing."""
+        return self._event("", **{k: v for k, v in error.items() if k != "type"})
+
+    def _output(self, generation: Generation) -> list[Item]:
+        """Return the message, then the calls of functions."""
+        text = generation.text
+        calls = [
             {
                 "id": f"fc_{self._id}_{number}",
                 "type": "function_call",
@@ -156,89 +181,35 @@ class Response:
                 "arguments": call["function"]["arguments"],
                 "status": "completed",
             }
-            for number, call in enumerate(calls)
+            for number, call in enumerate(generation.calls)
         ]
+        return [self._said("completed", _text_part(text)), *calls] if text or not calls else calls
 
-    def output(self, text: str, calls: Iterable[Item]) -> list[Item]:
-        """Return all output items."""
-        items = self.calls(calls)
-        return [self.message(text), *items] if text or not items else items
+    def _said(self, status: str, *content: Item) -> Item:
+        item = {"id": f"msg_{self._id}", "type": "message", "role": "assistant"}
+        return {**item, "status": status, "content": list(content)}
+
+    def _message_added(self) -> str:
+        self._message = self._said("in_progress")
+        return self._event("output_item.added", output_index=0, item=self._message)
+
+    def _of_message(self, kind: str, **fields: Any) -> str:
+        place = {"output_index": 0, "item_id": self._message["id"], "content_index": 0}
+        return self._event(kind, **place, **fields)
+
+    def _call(self, index: int, item: Item) -> Iterator[str]:
+        place = {"output_index": index, "item_id": item["id"]}
+        begun = {**item, "arguments": "", "status": "in_progress"}
+        kind, arguments = "function_call_arguments", item["arguments"]
+        yield self._event("output_item.added", output_index=index, item=begun)
+        yield self._event(f"{kind}.delta", **place, delta=arguments)
+        yield self._event(f"{kind}.done", **place, name=item["name"], arguments=arguments)
+
+    def _event(self, kind: str, **fields: Any) -> str:
+        name = f"response.{kind}" if kind else "error"
+        data = {"type": name, "sequence_number": next(self._numbers), **fields}
+        return f"event: {name}\ndata: {json.dumps(data)}\n\n"
 
 
 def _text_part(text: str) -> Item:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-async def events(
-    response: Response,
-    first: Any,
-    others: AsyncGenerator[Any, None],
-    merged: Callable[[Iterable[Item]], list[Item]],
-    end: Callable[[], tuple[dict[str, int], str | None]],
-    described: Callable[[Exception], Item],
-) -> AsyncGenerator[str, None]:
-    """Give a response as server-sent events, of Deltas: the first, None for none, and others.
-
-    ``end`` returns usage and reason, once it is over.
-    """
-    numbers = itertools.count()
-    texts: list[str] = []
-    fragments: list[Item] = []
-
-    def event(kind: str, **fields: Any) -> str:
-        data = {"type": kind, "sequence_number": next(numbers), **fields}
-        return f"event: {kind}\ndata: {json.dumps(data)}\n\n"
-
-    message = response.message("", "in_progress")
-    of_message = {"output_index": 0, "item_id": message["id"], "content_index": 0}
-    async with aclosing(others):
-        try:
-            yield event("response.created", response=response.begun())
-            yield event("response.in_progress", response=response.begun())
-            part = first
-            while part is not None:
-                fragments += part.tool_calls
-                if part.content:
-                    if not texts:
-                        yield event("response.output_item.added", output_index=0, item=message)
-                        yield event(
-                            "response.content_part.added", **of_message, part=_text_part("")
-                        )
-                    texts.append(part.content)
-                    yield event(
-                        "response.output_text.delta", **of_message, delta=part.content, logprobs=[]
-                    )
-                part = await anext(others, None)
-            usage, reason = end()
-            text = "".join(texts)
-            output = response.output(text, merged(fragments))
-            for index, item in enumerate(output):
-                if item["type"] == "message":
-                    if not texts:
-                        yield event("response.output_item.added", output_index=0, item=message)
-                    else:
-                        yield event(
-                            "response.output_text.done", **of_message, text=text, logprobs=[]
-                        )
-                        yield event(
-                            "response.content_part.done", **of_message, part=_text_part(text)
-                        )
-                else:
-                    of_call = {"output_index": index, "item_id": item["id"]}
-                    begun = {**item, "arguments": "", "status": "in_progress"}
-                    arguments = item["arguments"]
-                    yield event("response.output_item.added", output_index=index, item=begun)
-                    yield event(
-                        "response.function_call_arguments.delta", **of_call, delta=arguments
-                    )
-                    yield event(
-                        "response.function_call_arguments.done",
-                        **of_call,
-                        name=item["name"],
-                        arguments=arguments,
-                    )
-                yield event("response.output_item.done", output_index=index, item=item)
-            ended = response.ended(output, usage, reason)
-            yield event(f"response.{ended['status']}", response=ended)
-        except Exception as error:
-            yield event("error", **{k: v for k, v in described(error).items() if k != "type"})

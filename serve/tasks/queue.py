@@ -54,6 +54,7 @@ from greenroom.persistence.kv import StoreError
 from greenroom.persistence.locations import location_at
 from greenroom.persistence.memory import MemoryStore
 from greenroom.serve.handle import DeploymentHandle, DeploymentResponse
+from greenroom.serve.protocols.apps import describe_failure
 from greenroom.serve.tasks.callbacks import CallbackRefusedError, call_back, origin_of, target_of
 from greenroom.serve.tasks.consumers import RUN, Consumer, types_of
 from greenroom.serve.tasks.log import CALL, RESULT, JobLog, values_of
@@ -217,13 +218,8 @@ class TaskQueue:
         try:
             return await self._respond(request, root, path)
         except GreenroomError as error:
-            headers = {}
-            if error.retry_after_s is not None:
-                headers["retry-after"] = f"{error.retry_after_s:g}"
-            if isinstance(error, MethodNotAllowedError):
-                headers["allow"] = ", ".join(error.allowed)
-            text = error.args[0] if error.args else type(error).__name__
-            return PlainTextResponse(str(text), error.http_status, headers)
+            status, text, headers = describe_failure(error, GreenroomError)
+            return PlainTextResponse(text, status, headers)
 
     async def _respond(self, request: Request, root: str, path: str) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
@@ -243,9 +239,8 @@ class TaskQueue:
             return JSONResponse(await self.get_task_status(path))
         if method == "DELETE" and path:
             return JSONResponse(await self.cancel_task(path))
-        error = MethodNotAllowedError(f"{request.method} is not among a queue's methods")
-        error.allowed = ("GET", "POST", "DELETE")
-        raise error
+        text = f"{request.method} is not among a queue's methods"
+        raise MethodNotAllowedError(text, ("GET", "POST", "DELETE"))
 
     async def _post(self, request: Request, task: str) -> dict[str, Any]:
         body = bytearray()
@@ -285,15 +280,14 @@ class TaskQueue:
             known = ", ".join(sorted(self._tasks))
             raise UnknownNameError(f"there is no task {task!r}; there are: {known}")
         try:
-            self._tasks[task].bind(*args, **kwargs)
             call = json.dumps([list(args), kwargs], allow_nan=False).encode()
+            args, kwargs = json.loads(call)
+            given = self._tasks[task].bind(*args, **kwargs).arguments
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequestError(f"task {task!r} cannot be called so: {error}") from None
         if len(call) > self._config.max_job_bytes:
             raise self._too_large(len(call), "bytes")
-        args, kwargs = json.loads(call)
         try:
-            given = self._tasks[task].bind(*args, **kwargs).arguments
             self._types[task].validate_python(given, strict=True)
         except ValidationError as error:
             count = error.error_count()  # as many as there are values: to list all takes long
