@@ -32,7 +32,6 @@ from greenroom.actors.runtime.logs import ACCESS_LOG
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.runtime.shared_metrics import SharedMetrics
 from greenroom.core.errors import (
-    BodyIncompleteError,
     ForbiddenError,
     GreenroomError,
     InvalidRequestError,
@@ -56,14 +55,7 @@ from greenroom.http_front.request import (
     Requests,
     query_for,
 )
-from greenroom.http_front.responses import (
-    end_body,
-    error_reply,
-    error_reply_for,
-    reply_to,
-    send_reply,
-    unexpected,
-)
+from greenroom.http_front.responses import end_body, error_reply, reply_for, reply_to, send_reply
 
 _logger = logging.getLogger(__name__)
 
@@ -141,10 +133,7 @@ class Front:
             _logger.warning("request %s was cut off: %s", request.id, error)
             raise
         except Exception as error:
-            if isinstance(error, BodyIncompleteError):  # a middleware has read a body, slowly
-                reply = error_reply_for(error, request)
-            else:
-                reply = unexpected(error, request)
+            reply = reply_for(error, request)  # one of ours: a middleware has read a body, slowly
             if request.status:
                 raise
             request.broken_by = None  # another layer has kept what was begun of it
@@ -245,7 +234,7 @@ class Front:
                 raise RouteNotFoundError
             await self.conversations.serve(request, receive, send)
         except GreenroomError as error:
-            await send_reply(error_reply_for(error, request), request, send)
+            await send_reply(reply_for(error, request), request, send)
 
     def _below(self, request: Request) -> bytes:
         """Return the path below the root path, as it was sent.
@@ -320,8 +309,7 @@ def _falcon_app(front: Front, pages: Mapping[str, object]) -> falcon.asgi.App[An
     for path, page in pages.items():
         app.add_route(path, page)
     app.set_error_serializer(_serialize)
-    app.add_error_handler(GreenroomError, _answer_our_error)
-    app.add_error_handler(Exception, _answer_unexpected)
+    app.add_error_handler(Exception, _answer_error)
     return app
 
 
@@ -329,18 +317,11 @@ async def _no_body() -> Event:
     return _EMPTY_BODY
 
 
-async def _answer_our_error(
-    req: falcon.asgi.Request, _resp: object, error: GreenroomError, _: dict[str, Any]
-) -> None:
-    request: Request = req.scope[REQUEST_KEY]
-    request.reply = error_reply_for(error, request)
-
-
-async def _answer_unexpected(
+async def _answer_error(
     req: falcon.asgi.Request, _resp: object, error: Exception, _: dict[str, Any]
 ) -> None:
     request: Request = req.scope[REQUEST_KEY]
-    request.reply = unexpected(error, request)
+    request.reply = reply_for(error, request)
 
 
 def _serialize(req: Any, resp: falcon.Response, error: falcon.HTTPError) -> None:

@@ -296,8 +296,7 @@ class FrontProtocol(ClientConnection):
         super().__init__(shared)
         self._begin_shortly = begin
         self._for_pages = for_pages
-        self._accepted_at = shared.loop.time()
-        self._idle_since = self._accepted_at
+        self._idle_since = shared.loop.time()
         self._was_served = False
         self._cycle: Cycle | None = None  # until its body is read and its response is sent
         self._is_begun = False  # an app or the short way answers it
@@ -383,10 +382,7 @@ class FrontProtocol(ClientConnection):
         elif self._head_begun_at is not None:
             if now - self._head_begun_at > options.header_timeout_s:
                 self._refuse(RefusedRequestError(408, "the headers did not arrive in time"))
-        elif not self._was_served:
-            if now - self._accepted_at > fresh_s:
-                self.close()
-        elif now - self._idle_since > idle_s:
+        elif now - self._idle_since > (idle_s if self._was_served else fresh_s):
             self.close()
 
     @property

@@ -232,10 +232,16 @@ def declared_length(headers: tuple[tuple[bytes, bytes], ...]) -> bytes | None:
 # --- Failures -------------------------------------------------------------------------------------
 
 
-def error_reply_for(error: GreenroomError, request: Request) -> Reply:
-    """Return the response for an error that was raised in this worker."""
-    failed = FailedAnswer(0, type(error).__name__, str(error), error.retry_after_s)
-    return failed_reply(failed, request)
+def reply_for(error: Exception, request: Request) -> Reply:
+    """Return the response for what was raised in this worker.
+
+    What should not have happened is logged; the client learns no more than that it did.
+    """
+    if isinstance(error, GreenroomError):
+        failed = FailedAnswer(0, type(error).__name__, str(error), error.retry_after_s)
+        return failed_reply(failed, request)
+    _logger.error("request %s failed", request.id, exc_info=error)
+    return error_reply(500, "GreenroomError", "Internal Server Error", request)
 
 
 def failed_reply(answer: FailedAnswer, request: Request) -> Reply:
@@ -251,12 +257,6 @@ def failed_reply(answer: FailedAnswer, request: Request) -> Reply:
         seconds = answer.retry_after_s or error.retry_after_s or 1
         extra.append((b"retry-after", b"%d" % max(1, math.ceil(seconds))))
     return error_reply(error.http_status, answer.kind, text, request, extra)
-
-
-def unexpected(error: Exception, request: Request) -> Reply:
-    """Log what should not have happened; the client learns no more than that it did."""
-    _logger.error("request %s failed", request.id, exc_info=error)
-    return error_reply(500, "GreenroomError", "Internal Server Error", request)
 
 
 def error_reply(

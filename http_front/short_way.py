@@ -13,11 +13,10 @@ from collections.abc import Callable
 from functools import partial
 
 from greenroom.actors.runtime.loop import nothing
-from greenroom.core.errors import GreenroomError
 from greenroom.http_front.app import Front
 from greenroom.http_front.protocol import Begin, Cycle
 from greenroom.http_front.request import CLIENT_LEFT, Reply, Request, query_for
-from greenroom.http_front.responses import Answer, end_body, error_reply_for, reply_to, unexpected
+from greenroom.http_front.responses import Answer, end_body, reply_for, reply_to
 
 
 def beginning(front: Front) -> Begin | None:
@@ -40,10 +39,8 @@ def _begin(front: Front, cycle: Cycle, body: bytes) -> bool:
         front.admit(request)
         query = query_for(request, front.link.next_id(), front.options.request_timeout_s, body)
         cancel = front.link.submit(query, partial(_answered, front, cycle))
-    except GreenroomError as error:
-        _send(front, cycle, error_reply_for(error, request))
     except Exception as error:
-        _send(front, cycle, unexpected(error, request))
+        _send(front, cycle, reply_for(error, request))
     else:
         if cancel is None:
             return False
@@ -65,7 +62,7 @@ def _answered(front: Front, cycle: Cycle, answer: Answer) -> None:
     try:
         reply = reply_to(answer, request)
     except Exception as error:
-        reply = unexpected(error, request)
+        reply = reply_for(error, request)
     _send(front, cycle, reply)
 
 
