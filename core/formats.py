@@ -30,10 +30,14 @@ Buffers = Iterable[bytes | bytearray | memoryview]
 SHAPES: dict[str, type] = {}
 """All that travels, by its full name."""
 
+OURS: set[type] = set()
+"""The same classes."""
+
 
 def travels(kind: type[T]) -> type[T]:
     """Mark a dataclass or a named tuple as one whose instances other releases read and write."""
     SHAPES[f"{kind.__module__}.{kind.__qualname__}"] = kind
+    OURS.add(kind)
     if dataclasses.is_dataclass(kind):
         kind.__setstate__ = _setter(kind)  # type: ignore[attr-defined]
     return kind

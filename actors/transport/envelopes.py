@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Envelope(ReceiveEnvelope):  # type: ignore[misc]  # Thespian ships no types
-    """A message with its sender's address; its description costs nothing until it is printed.
+    """A message with its sender's address.
 
     ``size`` is what came for it, in bytes; nothing came for what this process sends itself.
     """
@@ -32,24 +32,11 @@ class Envelope(ReceiveEnvelope):  # type: ignore[misc]  # Thespian ships no type
         self.size = size
 
     def identify(self) -> Any:
-        """Return something that prints as the description.
-
-        Thespian asks for it with every message, for a log that is off.
-        """
-        return Described(ReceiveEnvelope.identify, self)
-
-
-class Described:
-    """A text that is made when it is needed."""
-
-    __slots__ = ("_describe", "_subject")
-
-    def __init__(self, describe: Any, subject: Any) -> None:
-        self._describe = describe
-        self._subject = subject
+        """Return what prints as a description; Thespian asks for one for a log that is off."""
+        return self
 
     def __str__(self) -> str:
-        return str(self._describe(self._subject))
+        return str(ReceiveEnvelope.identify(self))
 
 
 def encode(message: Any) -> list[Buffer]:

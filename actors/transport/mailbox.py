@@ -44,6 +44,7 @@ from greenroom.actors.transport.frames import Buffer
 from greenroom.actors.transport.links import Links, Peer
 from greenroom.actors.transport.session import Unsent
 from greenroom.actors.transport.sockets import tcp_listener
+from greenroom.core.formats import OURS
 
 logger = logging.getLogger(__name__)
 
@@ -135,8 +136,8 @@ class Mailbox:
         self.handle: Callable[[Envelope], object] | None = None
         self.unfinished: dict[Any, None] = {}  # copied to be iterated: threads add to it
         self.on_finished: Callback | None = None
-        # The same, with the sender, for what came loosely and needs not wait.
-        self.handle_at_once: Callable[[Any, Any], object] | None = None
+        # The same for our own messages, with their sender, past Thespian.
+        self.handle_ours: Callable[[Any, Any], object] | None = None
         self.on_error: Callable[[Exception, object], None] = _log
         # Takes what ``send`` is given for an address that only Thespian knows.
         self.forward: Callable[[Any, Any, Callback | None, Callback | None], None] = self._forget
@@ -161,7 +162,7 @@ class Mailbox:
     def close(self) -> None:
         """Fail what is unfinished, and let go of everything."""
         if not self._is_closed:
-            self.handle = self.handle_at_once = None
+            self.handle = self.handle_ours = None
             for tag in list(self.unfinished):
                 self.finish(tag, SendStatus.Failed)
             self.links.close()
@@ -283,13 +284,15 @@ class Mailbox:
 
     def take(self, sender: Peer, body: bytes) -> bool:
         """See Shell."""
-        if self.handle_at_once is None or self.inbox:
+        if self.handle is None or self.handle_ours is None or self.inbox:
             return False
         try:
             message = decode([body], is_exact=sender.has_our_format)
         except Exception:  # ``received`` says so to its sender
             return False
-        self.handle_at_once(message, sender.sender or _known(sender))
+        if type(message) not in OURS:
+            return False
+        self.handle_ours(message, sender.sender or _known(sender))
         return True
 
     def arrive(self, message: Any) -> None:
@@ -305,7 +308,10 @@ class Mailbox:
         try:
             if self.handle is not None:
                 for envelope in self.inbox.take_slice():
-                    self.handle(envelope)
+                    if self.handle_ours is not None and type(envelope.message) in OURS:
+                        self.handle_ours(envelope.message, envelope.sender)
+                    else:
+                        self.handle(envelope)
                     if self.handle is None:
                         break
         finally:
@@ -431,6 +437,6 @@ def attach(
         gate = None if host == LOOPBACK else tcp_listener(host, 0)
         own = drawn_address(host, 0 if gate is None else gate.getsockname()[1])
         mailbox = Mailbox(loop, own, ActorAddress(admin), access.environ, gate)
-    mailbox.handle_at_once = take
+    mailbox.handle_ours = take
     mailbox.handle = lambda envelope: take(envelope.message, envelope.sender)
     return mailbox

@@ -6,8 +6,9 @@ processes by :meth:`Transport.run` with a handler, which gets one envelope at a 
 camelCase are those that it calls.
 
 Everything else is ours. :class:`Transport` gives Thespian's own messages to the process's mailbox
-(mailbox.py), which has the links to other processes. Messages of our actors go to the mailbox past
-Thespian, at a tenth of the cost, except to an actor whose address only its parent's Thespian knows.
+(mailbox.py), which has the links to other processes. Messages of our actors go from mailbox to
+mailbox and to their handlers past Thespian, at a tenth of the cost, except to an actor whose
+address only its parent's Thespian knows.
 
 These are all of Thespian's private names that Greenroom uses, as no public ones reach so far. The
 processes are an admin and, around each actor, a manager.
@@ -18,7 +19,7 @@ processes are an admin and, around each actor, a manager.
     _updateStatusResponse        a transport       Thespian calls it
     _startAdmin                  a system base     to start our admin instead of Thespian's
     _startLogger                 multiprocCommon   to start no process that logs
-    _cleanupAdmin                an admin          to wait for no such process
+    _activate, _cleanupAdmin     an admin          to begin and end without such a process
     _send_intent                 both processes    Thespian calls it; its own sleeps, and formats
                                                    each message for a log that is off
     _send_intent_to_transport    both processes    what it does when a send raises
@@ -28,7 +29,7 @@ processes are an admin and, around each actor, a manager.
     childProc                    a child           its process, for the exit code
     _not_compatible              an admin          to remove what made later calls for a name hang
     _pendingChildren             an admin          the same
-    _createInstance, _actorClass a manager         to run handlers once, and name who failed
+    _createInstance              a manager         to give our actors our messages past Thespian
 """
 
 from __future__ import annotations
@@ -40,7 +41,6 @@ import logging.config
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -51,7 +51,6 @@ from thespian.actors import (
     ActorExitRequest,
     ActorSystemStartupFailure,
     ChildActorExited,
-    PoisonMessage,
     WakeupMessage,
     WatchMessage,
 )
@@ -475,8 +474,7 @@ class Transport(Naming):
 
 # --- Thespian's admin and actor processes, repaired -----------------------------------------------
 #
-# Each repair names the fault that it removes; all of these faults were measured. A class of actors
-# sets ``runs_handlers_once = True`` if its handlers must not run a second time after an exception.
+# Each repair names the fault that it removes; all of these faults were measured.
 
 OnEnd = Callable[[ProcessAddress, int], None]
 
@@ -577,10 +575,9 @@ class RepairedMultiProcManager(_Repaired, MultiProcManager):  # type: ignore[mis
         self.transport.mailbox.forward = self._forward
         super()._createInstance()
         actor = self.actorInst
-        if getattr(actor, "runs_handlers_once", False):
-            actor.receiveMessage = self._once(actor.receiveMessage)
         if hasattr(actor, "created"):
             actor.created(self.transport.loop)
+            self.transport.mailbox.handle_ours = actor.receiveMessage
 
     def _forward(
         self, target: Any, message: Any, on_sent: Callback | None, on_failed: Callback | None
@@ -595,19 +592,6 @@ class RepairedMultiProcManager(_Repaired, MultiProcManager):  # type: ignore[mis
                 maxPeriod=timedelta(seconds=DELIVERY_TIMEOUT_S),
             )
         )
-
-    def _once(self, receive: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        def receive_once(message: Any, sender: Any) -> Any:
-            try:
-                return receive(message, sender)
-            except Exception:
-                logger.exception("%s failed on a message", self._actorClass)
-                if not isinstance(message, PoisonMessage):
-                    poison = PoisonMessage(message, traceback.format_exc())
-                    self._send_intent(TransmitIntent(sender, poison))
-                return None
-
-        return receive_once
 
 
 def _outcome(callback: Callback | None) -> Callable[[Any, Any], None] | None:

@@ -87,13 +87,6 @@ def test_telling_waits_for_the_arrival_and_not_for_the_handler(system, worker):
     assert system.ask(worker, ("echo", 1), ASK_S) == (1,)
 
 
-def test_a_handler_that_must_run_once_does(system, worker):
-    answer = system.ask(worker, ("fail",), ASK_S)
-    assert isinstance(answer, PoisonMessage)
-    assert "as told" in answer.details
-    assert system.ask(worker, ("calls",), ASK_S) == (1,)
-
-
 def test_a_handler_that_raised_is_run_again_and_then_its_message_is_poison(system):
     actor = system.createActor(FailsOnce)
     assert system.ask(actor, "fail once", ASK_S) == "run 2"

@@ -73,7 +73,7 @@ def echo():
     echoing = attach(
         PORT,
         loop,
-        lambda envelope: echoing.send(envelope.sender, envelope.message, None, None),
+        lambda message, sender: echoing.send(sender, message, None, None),
     )
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -432,11 +432,10 @@ async def test_a_coroutine_may_use_a_transport_that_blocks(transport, echo):
 async def test_a_transport_attaches_to_a_loop_that_runs(echo):
     loop = asyncio.get_running_loop()
     answer = loop.create_future()
-    attached = attach(PORT, loop, answer.set_result)
+    attached = attach(PORT, loop, lambda message, _sender: answer.set_result(message))
     attached.send(echo, "hello", None, None)
-    envelope = await asyncio.wait_for(answer, DEADLINE.total_seconds())
+    assert await asyncio.wait_for(answer, DEADLINE.total_seconds()) == "hello"
     attached.close()
-    assert envelope.message == "hello"
 
 
 def test_what_a_callback_raises_is_the_loops_and_the_next_message_is_handled():
@@ -444,10 +443,10 @@ def test_what_a_callback_raises_is_the_loops_and_the_next_message_is_handled():
     errors, seen = [], []
     loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
 
-    def take(envelope):
-        if envelope.message == "bad":
+    def take(message, _sender):
+        if message == "bad":
             raise ValueError("as told")
-        seen.append(envelope.message)
+        seen.append(message)
         loop.stop()
 
     attached, sender = attach(PORT, loop, take), attach(PORT, loop, take)

@@ -23,10 +23,8 @@ ASK_S = 30
 class Worker(Actor):
     """Does as the first word of a message says."""
 
-    runs_handlers_once = True
-
     def __init__(self):
-        self.children, self.exits, self.dead, self.calls = [], [], [], 0
+        self.children, self.exits, self.dead = [], [], []
         self.noted = []
 
     @staticmethod
@@ -79,13 +77,6 @@ class Worker(Actor):
     def do_tell(self, target, message, sender):
         self.send(target, message)
 
-    def do_fail(self, sender):
-        self.calls += 1
-        raise ValueError("as told")
-
-    def do_calls(self, sender):
-        return (self.calls,)
-
     def do_take_long(self, number, seconds, body, sender):
         time.sleep(seconds)
         return number, time.monotonic()
@@ -121,7 +112,7 @@ class WorksOnTheOther(Worker):
 
 
 class FailsOnce(Actor):
-    """Its handler fails as the message says; without ``runs_handlers_once``."""
+    """Its handler fails as the message says."""
 
     def __init__(self):
         self.runs = 0

@@ -24,6 +24,7 @@ from greenroom.core.autoscaling.config import AutoscalingConfig
 from greenroom.core.effects import AskPolicy
 from greenroom.serve.code.packing import packed_changes
 from greenroom.serve.config import AutoscalingContext
+from tests.support.lone_loop import LoneTransport
 from tests.support.systems import alive, wait_until
 
 CONTEXT = {
@@ -55,7 +56,7 @@ class Asker:
         )
         settings = read_settings({"GREENROOM_STATE_DIR": str(folder)})
         settings.logs_dir.mkdir(parents=True)
-        transport: Any = SimpleNamespace(loop=self.asyncio, deliveries_at_once=True)
+        transport: Any = LoneTransport(self.asyncio)
         loop = Loop(transport, lambda _intent: None)  # it sends nothing
         self.records = RunRecords(settings.run_dir)
         self.policies = Policies(loop, self.cluster, settings, self.records, lambda: None)  # type: ignore[arg-type]
