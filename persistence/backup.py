@@ -77,9 +77,7 @@ def restore_backup(path: Path, target: StoreLocation) -> int:
     Raises OSError and StoreError, before anything is written where the file is not whole.
     """
     values = _read(path)
-    with closing(MemoryStore()) as checked:
-        checked.apply(values)
-        Checkpoints(checked).check_formats()
+    Checkpoints(MemoryStore(values)).check_formats()
     _check_empty(target)
     _fill(target, values)
     return len(values)
@@ -105,19 +103,16 @@ def _read(path: Path) -> dict[str, bytes]:
 
 
 def _read_store(source: StoreLocation) -> dict[str, bytes]:
-    with closing(source.open_reader()) as reader:
-        values = reader.load()
-        if reader.lost:
-            losses = "; ".join(f"{key or '?'}: {why}" for key, why in sorted(reader.lost.items()))
-            raise CorruptValueError(
-                f"{source} lacks what is lost there, so it is not read: {losses}"
-            )
-    return values
+    found = source.read()
+    if found.lost:
+        losses = "; ".join(f"{key or '?'}: {why}" for key, why in sorted(found.lost.items()))
+        raise CorruptValueError(f"{source} lacks what is lost there, so it is not read: {losses}")
+    return found.load()
 
 
 def _check_empty(target: StoreLocation) -> None:
-    with suppress(StoreMissingError), closing(target.open_reader()) as reader:
-        if reader.list_keys():
+    with suppress(StoreMissingError):
+        if target.read().list_keys():
             raise StoreNotWritableError(
                 f"{target} has a state already, which is never overwritten: name an empty store, "
                 "or end that cluster with `greenroom destroy` first"

@@ -26,6 +26,12 @@ from greenroom.persistence.kv import (
 CODE = "code"
 """The kind of code blobs: ``(CODE, digest)`` may be deleted, and is put by ``code=`` only."""
 
+
+def is_record(key: str) -> bool:
+    """Return whether a key of the store is a record's, and not that of code."""
+    return not key.startswith(f"{CODE}/")
+
+
 _HEADER = struct.Struct(">I")
 _OURS = "greenroom."
 _PLAIN = {
@@ -72,10 +78,9 @@ class Checkpoints:
 
     def check_formats(self) -> None:
         """Raise OtherFormatError where a release wrote records whose format this cannot read."""
-        for kind in {key.partition("/")[0] for key in self._store.list_keys()} - {CODE}:
-            for key, value in self._store.load(_key(kind, "")).items():
-                if len(value) > _HEADER.size:  # else the controller deals with it
-                    _check_format(key, value)
+        for key, value in self._store.load().items():
+            if is_record(key) and len(value) > _HEADER.size:  # else the controller deals with it
+                _check_format(key, value)
 
     def save(
         self,

@@ -27,8 +27,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from greenroom.persistence.kv import CorruptValueError, StaleWriterError, Standing, StoreLockedError
+from greenroom.persistence.kv import Claim, CorruptValueError, StaleWriterError, StoreLockedError
 from greenroom.persistence.layout import Disk, FrameError, copy_of, frame, unframe
+from greenroom.persistence.log import names_of_logs
 
 _log = logging.getLogger(__name__)
 CHANGE_TIMEOUT_S = 2.0
@@ -84,7 +85,7 @@ def change_lock(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
-class Claim(NamedTuple):
+class EpochFile(NamedTuple):
     """What the epoch file says; nothing where there is none."""
 
     epoch: int = 0
@@ -98,38 +99,46 @@ class Claim(NamedTuple):
 
 
 class Writer:
-    """One claim to one folder; methods raise OSError."""
+    """The right to change one folder, once it is claimed; methods raise OSError."""
 
-    def __init__(self, root: Path, disk: Disk, claim: Claim) -> None:
-        self.epoch = claim.epoch
-        self.store_id = claim.store_id
+    def __init__(self, root: Path, disk: Disk) -> None:
+        self.epoch = 0
+        self.store_id = ""
         self._root = root
         self._disk = disk
-        self._claim = claim
+        self._claim = EpochFile()
+        self._lock: int | None = None
 
-    @classmethod
-    def claim(
-        cls, root: Path, disk: Disk, *, least: int, after: int | None, lease: bytes | None
-    ) -> Writer:
-        """Fence every earlier writer durably, and be of an epoch above ``least``.
+    def claim(self, *, after: int | None, lease: bytes | None) -> None:
+        """Fence every earlier writer durably, and be of a later epoch than all logs.
 
-        StaleWriterError where the last writer is another than that of epoch ``after``, or has
-        another ``lease``, as far as these are given. Raises CorruptValueError where the epoch file
-        and its copy are damaged.
+        Without ``after``, alone. StaleWriterError where the last writer is another than that of
+        epoch ``after``, or has another ``lease``, as far as these are given. Raises
+        StoreLockedError, and CorruptValueError where the epoch file and its copy are damaged.
         """
+        root, disk = self._root, self._disk
+        if after is None:
+            self._lock = lock_alone(root / "lock")
         with change_lock(root / "change"):
             before, damage = _read_claim(root, disk)
             for each in damage:
                 _log.warning("%s, and is written anew", each)
             lease_now = b"" if lease is None else lease_on_disk(root, disk)
-            found = Standing(before.epoch, before.store_id, lease_now)
+            found = Claim(before.epoch, before.store_id, lease_now)
             found.check_as_seen(root, after, lease)
             store_id = before.store_id or secrets.token_hex(8)
-            claim = Claim(max(before.epoch, least) + 1, secrets.token_hex(8), store_id)
-            writer = cls(root, disk, claim)
+            epochs = [before.epoch, *(int(name[4:14]) for name in names_of_logs(disk, root))]
+            self._claim = claim = EpochFile(max(epochs) + 1, secrets.token_hex(8), store_id)
             for path in (copy_of(root / "epoch"), root / "epoch"):
-                writer.replace(path, claim.framed)
-        return writer
+                self.replace(path, claim.framed)
+        self.epoch, self.store_id = claim.epoch, store_id
+
+    def close(self) -> None:
+        """Let another writer be alone; a repeat does nothing."""
+        if self._lock is not None:
+            # Not LOCK_UN: in a forked child that would take the lock away from the parent.
+            os.close(self._lock)
+            self._lock = None
 
     def check(self) -> None:
         """Raise StaleWriterError if there was a later claim."""
@@ -161,7 +170,7 @@ class Writer:
 
     def temporary(self, path: Path) -> Path:
         """Return the name that a file has until it is whole."""
-        return path.with_name(f".{self.epoch}-{path.name}-{self._claim.token}.tmp")
+        return path.with_name(f".{self._claim.epoch}-{path.name}-{self._claim.token}.tmp")
 
 
 def lease_on_disk(root: Path, disk: Disk) -> bytes:
@@ -175,24 +184,24 @@ def lease_on_disk(root: Path, disk: Disk) -> bytes:
         return b""
 
 
-def claim_on_disk(root: Path, disk: Disk) -> Claim:
+def claim_on_disk(root: Path, disk: Disk) -> EpochFile:
     """Return the claim of the last writer; CorruptValueError where it and its copy are damaged."""
     return _read_claim(root, disk)[0]
 
 
-def _read_claim(root: Path, disk: Disk) -> tuple[Claim, list[str]]:
+def _read_claim(root: Path, disk: Disk) -> tuple[EpochFile, list[str]]:
     """Return the claim of the last writer, and what was damaged before it was found."""
     damage: list[str] = []
     for path in (root / "epoch", copy_of(root / "epoch")):
         try:
             epoch, *rest = unframe(disk.read(path)).decode().split()
-            return Claim(int(epoch), *rest), damage
+            return EpochFile(int(epoch), *rest), damage
         except FileNotFoundError:
             continue
         except FrameError as error:
             damage.append(f"{path} is damaged ({error})")
     if not damage:
-        return Claim(), damage
+        return EpochFile(), damage
     # Not repaired: to take over from an unknown writer must be a person's decision.
     raise CorruptValueError(
         f"{' and '.join(damage)}, so the next epoch is unknown. Make sure that no other writer "

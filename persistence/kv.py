@@ -6,7 +6,7 @@ that it survives pickling on its way between actors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 MAX_KEY_BYTES = 180
@@ -43,8 +43,8 @@ class KVStore(Protocol):
     def load(self, prefix: str = "") -> dict[str, bytes]:
         """Return the values whose keys start with ``prefix``, in the order of their code points.
 
-        Those that are ``lost`` are left out. It is what one moment had, with a writer at work too.
-        Blocks for as long as reading them takes; raises StoreNotReadableError.
+        Those that are ``lost`` are left out. Blocks for as long as reading them takes; raises
+        StoreNotReadableError.
         """
         ...
 
@@ -92,7 +92,7 @@ class LeasedStore(KVStore, Protocol):
         ...
 
 
-class Standing(NamedTuple):
+class Claim(NamedTuple):
     """What a store says of its last writer; without one, nothing."""
 
     epoch: int = 0
@@ -129,8 +129,12 @@ class StoreLocation(Protocol):
         """
         ...
 
-    def open_reader(self) -> KVStore:
-        """Return the store for reading; StoreMissingError where nothing was ever saved."""
+    def read(self, wanted: Callable[[str], object] = bool) -> KVStore:
+        """Return what is saved under ``wanted`` keys, by default all, as a store in memory.
+
+        It is what one moment had, with a writer at work too, and changes nothing. Raises
+        StoreMissingError where nothing was ever saved.
+        """
         ...
 
     def namespaces(self) -> list[str]:
@@ -141,7 +145,7 @@ class StoreLocation(Protocol):
         """Return where the store of another namespace is, in the same place."""
         ...
 
-    def read_claim(self) -> Standing:
+    def read_claim(self) -> Claim:
         """Return what the store says of its last writer. Raises StoreError."""
         ...
 
@@ -168,6 +172,14 @@ def check_key(key: str, *, what: str = "key") -> None:
         raise ValueError(
             f"{what} {key!r} is {size} bytes long in UTF-8; expected at most {MAX_KEY_BYTES}, "
             "so choose a shorter name"
+        )
+
+
+def check_found(store: KVStore, key: str) -> None:
+    """Raise CorruptValueError where a key is lost, which is not to be taken for an absent one."""
+    if key in store.lost:
+        raise CorruptValueError(
+            f"key {key!r} is lost: {store.lost[key]}. Nothing of it was used. Save it again"
         )
 
 

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from greenroom.persistence.kv import CorruptValueError, StoreNotReadableError
 from greenroom.persistence.layout import (
     COPY,
     FRAME_SIZE,
@@ -37,6 +38,8 @@ _WINDOW = 64 * 1024  # that is read at a time
 _CHUNK = 1024 * 1024  # that is written at a time
 _MAGIC = frame(b"")[:6]
 UNNAMED = ""  # in what is lost: keys of which no trace is left
+READINGS = 20  # of a log that is removed meanwhile, because there is a newer one
+LOG = re.compile(r"(log-(\d{10})-(\d{6}))(\.copy)?")
 
 
 class Place(NamedTuple):
@@ -216,7 +219,7 @@ class Readers:
             self._file, self._readers = file, [first, copy]
         return self._readers
 
-    def value(self, place: Place) -> bytes | None:
+    def find(self, place: Place) -> bytes | None:
         """Return a value, None where it is damaged in both."""
         for reader in self.of(place.file):
             raw = reader.read(place.at, place.size)
@@ -225,14 +228,39 @@ class Readers:
         return None
 
 
-@dataclass
 class Contents:
-    """What a log says."""
+    """What a log says, or a store has."""
 
-    values: dict[str, Place] = field(default_factory=dict)
-    lost: dict[str, str] = field(default_factory=dict)  # keys, and why
-    doubts: list[str] = field(default_factory=list)  # what is lost without a name
-    is_read: bool = False  # whether there was anything
+    def __init__(self, disk: Disk, root: Path) -> None:
+        self.values: dict[str, Place] = {}
+        self.lost: dict[str, str] = {}  # keys, and why
+        self.doubts: list[str] = []  # what is lost without a name
+        self.is_read = False  # whether there was anything
+        self.readers = Readers(disk, root)
+        self._root = root
+
+    def value(self, key: str) -> bytes | None:
+        """Return the value of a key, None where there is none or it is lost."""
+        place = self.values.get(key)
+        if place is None:
+            return None
+        value = self.readers.find(place)
+        if value is None:
+            self.lost[key] = f"{self._root / place.file} and its copy are damaged"
+        else:
+            self.lost.pop(key, None)
+        return value
+
+    def change(self, places: Mapping[str, Place], deletes: Iterable[str]) -> list[Place]:
+        """Put and delete; return the places that are of no use any more."""
+        replaced = []
+        for key in (*places, *deletes):
+            self.lost.pop(key, None)
+            before = self.values.pop(key, None)
+            if before is not None:
+                replaced.append(before)
+        self.values.update(places)
+        return replaced
 
 
 def is_copied(disk: Disk, root: Path, name: str) -> bool:
@@ -244,9 +272,8 @@ def is_copied(disk: Disk, root: Path, name: str) -> bool:
 
 def read_log(disk: Disk, root: Path, name: str) -> Contents:
     """Return what a log says, by whichever of both files is sound."""
-    contents = Contents()
-    readers = Readers(disk, root)
-    log, copy = readers.of(name)
+    contents = Contents(disk, root)
+    log, copy = contents.readers.of(name)
     at = 0
     while at < max(log.size, copy.size):
         found = log.head(at) or copy.head(at)
@@ -262,21 +289,49 @@ def read_log(disk: Disk, root: Path, name: str) -> Contents:
         places = entry.places(name, begin)
         inside = {key: place for key, place in places.items() if place.file == name}
         at = begin + sum(place.size for place in inside.values())
-        damaged = [key for key, place in inside.items() if readers.value(place) is None]
+        damaged = [key for key in inside if contents.readers.find(inside[key]) is None]
         if damaged and log.size <= at and copy.size < at:  # written to its end it was in neither
             if copy.size > entry.at:  # but it was in one, before that was cut off
                 contents.doubts.append(f"the last change, of {', '.join(damaged)}, may be missing")
             break
         contents.is_read = True
-        _take(contents, entry, places, dict.fromkeys(damaged, f"{name} and its copy are damaged"))
+        sound = {key: place for key, place in places.items() if key not in damaged}
+        contents.change(sound, [*entry.deletes, *damaged, *entry.lost])
+        why = dict.fromkeys(damaged, f"{name} and its copy are damaged")
+        contents.lost.update({**entry.lost, **why})
+    if contents.doubts:
+        contents.lost[UNNAMED] = "; ".join(contents.doubts)
     return contents
 
 
-def _take(
-    contents: Contents, entry: Entry, places: Mapping[str, Place], damaged: Mapping[str, str]
-) -> None:
-    for key in (*entry.deletes, *places, *entry.lost):
-        contents.values.pop(key, None)
-        contents.lost.pop(key, None)
-    contents.values.update((key, place) for key, place in places.items() if key not in damaged)
-    contents.lost.update({**entry.lost, **damaged})
+def names_of_logs(disk: Disk, root: Path) -> list[str]:
+    """Return the names of the logs in a folder, the oldest first."""
+    try:
+        names = disk.names(root)
+    except FileNotFoundError:
+        return []
+    return sorted({found[1] for name in names if (found := LOG.fullmatch(name))})
+
+
+def read_newest_log(disk: Disk, root: Path, *, is_new: bool = False) -> Contents:
+    """Return what the newest log says; CorruptValueError for none, unless the store ``is_new``."""
+    for _ in range(READINGS):
+        names = names_of_logs(disk, root)
+        contents = read_log(disk, root, names[-1]) if names else Contents(disk, root)
+        if names_of_logs(disk, root) == names:
+            break
+    else:
+        raise changes_too_often(root)
+    if contents.is_read or is_new:
+        return contents
+    raise CorruptValueError(
+        f"{root} has no log that can be read, so all that was saved is lost. Nothing was "
+        "changed: bring its log-* files back, or remove the folder and restore a backup"
+    )
+
+
+def changes_too_often(root: Path) -> StoreNotReadableError:
+    """Return the error of a store that is not read to its end before it is changed."""
+    return StoreNotReadableError(
+        f"the store {root} was changed during each of {READINGS} readings: try later"
+    )

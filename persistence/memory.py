@@ -1,29 +1,32 @@
-"""A store in memory with the contract of the one on disk, for tests and for throw-away clusters."""
+"""A store in memory with the contract of the one on disk: for what was read, and for tests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from greenroom.persistence.kv import StoreClosedError, check_key, checked
+from greenroom.persistence.kv import StoreClosedError, check_found, check_key, checked
 
 
 class MemoryStore:
     """A KVStore that lasts as long as this object; "durable" means until then."""
 
-    def __init__(self) -> None:
-        self._values: dict[str, bytes] = {}
+    def __init__(
+        self, values: Mapping[str, bytes] | None = None, lost: Mapping[str, str] | None = None
+    ) -> None:
+        self._values = dict(values or {})
         self._closed = False
-        self.lost: Mapping[str, str] = {}  # nothing ever is
+        self.lost = lost or {}  # where it was read
 
     def get(self, key: str) -> bytes | None:
         """Return the value last applied, or None; see KVStore."""
         check_key(key)
         self._check_open()
+        check_found(self, key)
         return self._values.get(key)
 
     def list_keys(self) -> list[str]:
         """Return all keys, sorted; see KVStore."""
-        return [*self.load()]
+        return sorted((self.load().keys() | self.lost.keys()) - {""})
 
     def load(self, prefix: str = "") -> dict[str, bytes]:
         """Return the values whose keys start with ``prefix``, sorted; see KVStore."""

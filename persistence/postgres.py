@@ -24,7 +24,7 @@ import secrets
 import select
 import socket
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any, LiteralString
 from urllib.parse import urlsplit
@@ -39,11 +39,11 @@ except ImportError as _error:  # an extra
     ) from None
 
 from greenroom.persistence.kv import (
+    Claim,
     CorruptValueError,
     NothingSavedError,
     OtherFormatError,
     StaleWriterError,
-    Standing,
     StoreClosedError,
     StoreError,
     StoreLockedError,
@@ -53,6 +53,7 @@ from greenroom.persistence.kv import (
     check_key,
     checked,
 )
+from greenroom.persistence.memory import MemoryStore
 
 _log = logging.getLogger(__name__)
 
@@ -114,14 +115,14 @@ _GET: LiteralString = """
       FROM greenroom_values WHERE namespace = %s AND key = %s
 """
 _GET_LONG: LiteralString = "SELECT value FROM greenroom_values WHERE namespace = %s AND key = %s"
-# All are read once it is known how long they are, and so how long that may take.
+_LIST: LiteralString = "SELECT key FROM greenroom_values WHERE namespace = %s"
+# They are read once it is known how long they are, and so how long that may take.
 _SIZE: LiteralString = """
     SELECT sum(octet_length(value)) FROM greenroom_values
-     WHERE namespace = %s AND key >= %s AND key < %s
+     WHERE namespace = %s AND key = ANY(%b::bytea[])
 """
-_LIST: LiteralString = "SELECT key FROM greenroom_values WHERE namespace = %s"
 _LOAD: LiteralString = """
-    SELECT key, value FROM greenroom_values WHERE namespace = %s AND key >= %s AND key < %s
+    SELECT key, value FROM greenroom_values WHERE namespace = %s AND key = ANY(%b::bytea[])
 """
 
 _ADVICE = re.compile(" Is the server running.*| This probably means.*")  # libpq's
@@ -186,14 +187,17 @@ class PostgresLocation:
         if after is None:
             self._reading.close()  # it need not be read again
         taken = before._replace(epoch=before.epoch + 1)
-        return self._store(taken, is_alone=after is None)
+        links = self._link(), self._link()
+        return PostgresStore(*links, self._namespace, taken, is_alone=after is None)
 
-    def open_reader(self) -> PostgresStore:
-        """Return the store for reading; see StoreLocation."""
-        standing = self.read_claim()
-        if not standing.store_id:
+    def read(self, wanted: Callable[[str], object] = bool) -> MemoryStore:
+        """Return what is saved as of one moment; see StoreLocation."""
+        if not self.read_claim().store_id:
             raise StoreMissingError(f"there is no store in {self} yet; check the database's name")
-        return self._store(standing._replace(epoch=0), is_alone=False)
+        link = self._link()
+        with link.errors(StoreNotReadableError), closing(link):
+            link.run("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            return MemoryStore(_load(link, self._namespace, wanted))
 
     def namespaces(self) -> list[str]:
         """Return the namespaces that have stores here; see StoreLocation."""
@@ -203,14 +207,14 @@ class PostgresLocation:
         """Return where the store of another namespace is; see StoreLocation."""
         return PostgresLocation(self._url, namespace)
 
-    def read_claim(self) -> Standing:
+    def read_claim(self) -> Claim:
         """Return what the store says of its last writer; see StoreLocation."""
         rows = self._rows(_READ_CLAIM, self._namespace)
         if not rows:
-            return Standing()
+            return Claim()
         epoch, store_id, lease, is_over, version = rows[0]
         _check_format(self._reading, version)
-        return Standing(epoch, store_id, lease, is_over)
+        return Claim(epoch, store_id, lease, is_over)
 
     def forget(self) -> None:
         """Delete all that is saved; see StoreLocation."""
@@ -233,17 +237,12 @@ class PostgresLocation:
             _claim(link, self._namespace)
             link.run("INSERT INTO greenroom_values VALUES ('', '', %s)", os.urandom(_TRIED_BYTES))
 
-    def _check_alone(self, standing: Standing) -> None:
-        if standing.is_over is False:
+    def _check_alone(self, claim: Claim) -> None:
+        if claim.is_over is False:
             raise StoreLockedError(
                 f"another process writes to {self}, in {self._namespace!r}: stop it, or wait until "
                 f"{OPENED_FOR_S:g} s after its end"
             )
-
-    def _store(self, standing: Standing, *, is_alone: bool) -> PostgresStore:
-        return PostgresStore(
-            self._link(), self._link(), self._namespace, standing, is_alone=is_alone
-        )
 
     def _link(self) -> _Link:
         return _Link(self._options, self._text)
@@ -255,14 +254,14 @@ class PostgresStore:
     renews_apart = True
 
     def __init__(
-        self, link: _Link, lease_link: _Link, namespace: str, standing: Standing, *, is_alone: bool
+        self, link: _Link, lease_link: _Link, namespace: str, claim: Claim, *, is_alone: bool
     ) -> None:
         self._link = link
         self._lease_link = lease_link
         self._namespace = namespace
         self._closed = threading.Event()
-        self.epoch = standing.epoch  # 0 of a reader
-        self.store_id = standing.store_id
+        self.epoch = claim.epoch
+        self.store_id = claim.store_id
         self.lost: Mapping[str, str] = {}  # the database's to notice
         self._holding = threading.Thread(target=self._hold, name="store lease", daemon=True)
         if is_alone:
@@ -305,22 +304,13 @@ class PostgresStore:
     def load(self, prefix: str = "") -> dict[str, bytes]:
         """Return the values whose keys start with ``prefix``, sorted; see KVStore."""
         self._check_open()
-        begin = prefix.encode()
-        keys = self._namespace, begin, begin + b"\xff"  # which no UTF-8 has
         with self._link.errors(StoreNotReadableError):
-            ((size,),) = self._link.run(_SIZE, *keys)
-            rows = self._link.run(_LOAD, *keys, size=int(size or 0))
-        return {key.decode(): value for key, value in sorted(rows)}
+            return _load(self._link, self._namespace, lambda key: key.startswith(prefix))
 
     def apply(self, puts: Mapping[str, bytes], deletes: Iterable[str] = ()) -> None:
         """Put and delete all or nothing, durable on return; see KVStore. One round trip."""
         puts, deletes = checked(puts, deletes)
         self._check_open()
-        if not self.epoch:
-            raise StoreNotWritableError(
-                f"the store {self._link} was opened for reading; open it for writing, in the one "
-                "process that should"
-            )
         if not (puts or deletes):
             return
         with self._link.errors(NothingSavedError, "Nothing was changed"):
@@ -371,6 +361,13 @@ class PostgresStore:
                 f"this writer of {self._link} has epoch {self.epoch}, and the database now has "
                 "another writer's. Nothing more is written from here: end this process"
             )
+
+
+def _load(link: _Link, namespace: str, wanted: Callable[[str], object]) -> dict[str, bytes]:
+    keys = [key for (key,) in link.run(_LIST, namespace) if wanted(key.decode())]
+    ((size,),) = link.run(_SIZE, namespace, keys)
+    rows = link.run(_LOAD, namespace, keys, size=int(size or 0))
+    return {key.decode(): value for key, value in sorted(rows)}
 
 
 class _Link:
@@ -486,7 +483,7 @@ def _was_ended(connection: psycopg.Connection[Any]) -> bool:
     return is_idle and bool(select.select([connection.fileno()], [], [], 0)[0])
 
 
-def _claim(link: _Link, namespace: str) -> Standing:
+def _claim(link: _Link, namespace: str) -> Claim:
     """Return what the store says, and keep others from changing it in this transaction."""
     link.run("SELECT pg_advisory_xact_lock(%s)", _LOCK)
     if not link.run("SELECT 1 WHERE to_regclass('greenroom_values') IS NOT NULL"):
@@ -496,7 +493,7 @@ def _claim(link: _Link, namespace: str) -> Standing:
         _check_format(link, version or FORMAT_VERSION)
     link.run(_BEGIN, namespace, FORMAT_VERSION, secrets.token_hex(8))
     ((store_id, epoch, lease, is_over),) = link.run(_CLAIM, namespace)
-    return Standing(epoch, store_id, bytes(lease), is_over)
+    return Claim(epoch, store_id, bytes(lease), is_over)
 
 
 def _check_format(link: _Link, version: int) -> None:

@@ -40,10 +40,10 @@ from greenroom.core.long_poll import epoch_of
 from greenroom.core.records import Changes
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.kv import (
+    Claim,
     LeasedStore,
     OtherStoreError,
     StaleWriterError,
-    Standing,
     StoreError,
 )
 from greenroom.persistence.locations import location_at
@@ -261,11 +261,9 @@ class ActiveController:
             and message.epoch > self._store.epoch
             and self._lease.is_confirmed()
         ):
-            self._refuse_store(
-                f"it is obeyed from epoch {message.epoch} on", Standing(message.epoch)
-            )
+            self._refuse_store(f"it is obeyed from epoch {message.epoch} on", Claim(message.epoch))
 
-    def _refuse_store(self, known: str, claim: Standing) -> None:
+    def _refuse_store(self, known: str, claim: Claim) -> None:
         """Leave a store alone that is not the one that was used; proxies keep their tables."""
         location = location_at(self._settings.store_name)
 
@@ -319,7 +317,7 @@ class ActiveController:
         """Answer a proxy with what it lacks, or keep its call until there is an update."""
         listener = message.listener
         if self._is_of_other_store(message):
-            claim = Standing(epoch_of(message.seen), store_id=message.store)
+            claim = Claim(epoch_of(message.seen), store_id=message.store)
             self._refuse_store(f"host {message.host} has tables of {_described(claim)}", claim)
             return
         self._watch_proxy(listener, message.host, sender, message.at)
@@ -474,5 +472,5 @@ def log_changes(changes: Changes) -> None:
             )
 
 
-def _described(claim: Standing) -> str:
+def _described(claim: Claim) -> str:
     return f"store {claim.store_id or '?'} at epoch {claim.epoch}"

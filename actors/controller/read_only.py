@@ -11,7 +11,6 @@ store is in the place of the one used before, until that one is back.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -32,7 +31,7 @@ from greenroom.core.lifecycle.history import Author
 from greenroom.core.lifecycle.placement import Placement
 from greenroom.core.lifecycle.state import KINDS
 from greenroom.core.operations import GetStatus, Operation, StopCluster, read_operation
-from greenroom.persistence.checkpoints import Checkpoints
+from greenroom.persistence.checkpoints import Checkpoints, is_record
 from greenroom.persistence.kv import StoreError
 from greenroom.persistence.locations import location_at
 
@@ -126,9 +125,8 @@ class ReadOnlyController:
 
     def _read(self, kinds: Iterable[str]) -> tuple[dict[str, Any], dict[tuple[str, str], str]]:
         """Return the records of these kinds by name, and what is lost; raises StoreError."""
-        with contextlib.closing(location_at(self._settings.store_name).open_reader()) as store:
-            checkpoints = Checkpoints(store)
-            return {kind: checkpoints.load(kind) for kind in kinds}, checkpoints.lost
+        checkpoints = Checkpoints(location_at(self._settings.store_name).read(is_record))
+        return {kind: checkpoints.load(kind) for kind in kinds}, checkpoints.lost
 
     def _try_to_write(self) -> None:
         location_at(self._settings.store_name).try_to_write()

@@ -32,7 +32,7 @@ from greenroom.actors.runtime.records import (
 from greenroom.actors.runtime.settings import DEFAULT_SILENCE_TIMEOUT_S, HostSettings
 from greenroom.actors.runtime.state_dir import check_state_dir, make_private
 from greenroom.core.errors import GreenroomError, StartError
-from greenroom.persistence.checkpoints import Checkpoints
+from greenroom.persistence.checkpoints import Checkpoints, is_record
 from greenroom.persistence.kv import OtherFormatError, StoreError, StoreMissingError
 from greenroom.persistence.locations import location_at
 
@@ -102,8 +102,7 @@ def _attempt(
 def _check_state(settings: HostSettings) -> None:
     """Refuse another version's state: a controller would end at it, again and again."""
     try:
-        with contextlib.closing(location_at(settings.store_name).open_reader()) as store:
-            Checkpoints(store).check_formats()
+        Checkpoints(location_at(settings.store_name).read(is_record)).check_formats()
     except OtherFormatError as error:
         text = f"the state in {location_at(settings.store_name)} is of another version: {error}"
         raise StartError(text) from error

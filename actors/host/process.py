@@ -229,7 +229,7 @@ def _check_store(settings: HostSettings) -> None:
     """Raise StartError if the state on disk cannot be used by this version."""
     try:
         if settings.store or settings.store_dir.exists():
-            location_at(settings.store_name).open_reader().close()
+            location_at(settings.store_name).read(lambda _: False)
     except StoreMissingError:
         return  # the folder is there, and nothing was saved yet
     except StoreError as error:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from greenroom.persistence.filesystem import FileLocation, FileStore
+from greenroom.persistence.kv import KVStore
 from greenroom.persistence.layout import Disk
 from greenroom.persistence.log import BOTH, Place, read_log
+from greenroom.persistence.memory import MemoryStore
 
 LOGS = {  # settings of the store, by when it begins a log
     "one log": {},
@@ -221,15 +223,23 @@ def open_store(
     path: Path,
     namespace: str = "default",
     *,
-    read_only: bool = False,
     disk: Disk | None = None,
     **options: Any,
 ) -> FileStore:
-    location = FileLocation(path, namespace, disk=disk or UnsyncedDisk())
-    return location.open_reader() if read_only else location.open(**options)
+    return FileLocation(path, namespace, disk=disk or UnsyncedDisk()).open(**options)
 
 
-def state_of(store: FileStore) -> dict[str, bytes | None]:
+def read_store(path: Path, disk: Disk | None = None) -> MemoryStore:
+    """Return what is saved, read by another process than the writer."""
+    return FileLocation(path, disk=disk or UnsyncedDisk()).read()
+
+
+def open_or_read(path: Path, *, read_only: bool) -> KVStore:
+    """Open a store for writing, or read it."""
+    return read_store(path) if read_only else open_store(path)
+
+
+def state_of(store: KVStore) -> dict[str, bytes | None]:
     return {key: store.get(key) for key in store.list_keys()}
 
 

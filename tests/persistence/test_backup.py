@@ -31,8 +31,7 @@ def rows(postgres: PostgresServer) -> StoreLocation:
 
 
 def content(location: StoreLocation) -> dict[str, bytes]:
-    with closing(location.open_reader()) as store:
-        return store.load()
+    return location.read().load()
 
 
 def _save(location: StoreLocation) -> dict[str, bytes]:

@@ -22,7 +22,9 @@ from .disks import (  # noqa: TID251 - the tests' own folder
     copy_with_damage,
     files_under,
     log_of,
+    open_or_read,
     open_store,
+    read_store,
     state_of,
 )
 
@@ -140,7 +142,7 @@ def test_every_flipped_byte_of_a_log_and_every_end_of_it_is_repaired(
     for name in (log.name, f"{log.name}.copy"):
         for content in ways:
             (template / "default" / name).write_bytes(content)
-            reader = open_store(template, read_only=True)
+            reader = read_store(template)
             assert reader.load() == EXPECTED
             assert not reader.lost
         (template / "default" / name).write_bytes(whole)
@@ -154,7 +156,7 @@ def test_no_single_file_loses_anything_whatever_becomes_of_it(
         path = template.with_name("damaged")
         name = str(file.relative_to(template))
         copy_with_damage(template, path, [name], damage)
-        assert state_of(open_store(path, read_only=True)) == EXPECTED, name
+        assert state_of(read_store(path)) == EXPECTED, name
         store = open_store(path)
         assert state_of(store) == EXPECTED, name
         assert not store.lost, name
@@ -227,7 +229,7 @@ def test_a_value_that_rots_while_the_store_is_open_is_taken_from_its_copy(
     assert state_of(store) == {"a": VALUE, "b": b"sound", "large": LARGE}
     for copy in root.rglob("*.copy"):
         flip(copy)
-    assert state_of(open_store(tmp_path, read_only=True)) == state_of(store)
+    assert state_of(read_store(tmp_path)) == state_of(store)
     store.close()
 
 
@@ -241,7 +243,7 @@ def test_what_the_disk_cannot_read_is_taken_from_the_copy(tmp_path: Path) -> Non
     store = open_store(tmp_path)
     store.apply({"a": VALUE})
     store.close()
-    assert state_of(open_store(tmp_path, read_only=True, disk=BadSector())) == {"a": VALUE}
+    assert state_of(read_store(tmp_path, BadSector())) == {"a": VALUE}
 
 
 @pytest.mark.parametrize("damage", [flip, Path.unlink], ids=["flipped", "removed"])
@@ -379,12 +381,12 @@ def test_a_store_whose_logs_are_gone_is_refused_and_left_alone(
         empty(path)
     for read_only in (True, False):
         with pytest.raises(CorruptValueError, match="no log that can be read"):
-            open_store(tmp_path, read_only=read_only).load()
+            open_or_read(tmp_path, read_only=read_only).load()
     for path in root.glob("log-*"):
         path.unlink()
     for read_only in (True, False):
         with pytest.raises(CorruptValueError, match="no log that can be read"):
-            open_store(tmp_path, read_only=read_only).load()
+            open_or_read(tmp_path, read_only=read_only).load()
 
 
 @pytest.mark.parametrize("template", [300], indirect=True, ids=["spare 300"])
@@ -414,7 +416,7 @@ def test_a_reader_names_damage_and_leaves_it_in_place(
     store.close()
     replace_in_both(log_of(root), VALUE, VALUE[::-1])
     before = files_under(tmp_path)
-    reader = open_store(tmp_path, read_only=True)
+    reader = read_store(tmp_path)
     assert reader.load() == {"b": b"sound"}
     assert reader.lost.keys() == {"a"}
     with pytest.raises(CorruptValueError, match="'a' is lost"):
@@ -450,7 +452,7 @@ def test_a_format_file_of_something_else_is_refused(
     (root / "format").write_text(text)
     (root / "format.copy").write_text(text)
     with pytest.raises(CorruptValueError, match="expected 'greenroom store format 2'"):
-        open_store(tmp_path, read_only=read_only)
+        open_or_read(tmp_path, read_only=read_only)
 
 
 @pytest.mark.parametrize("version", [1, 12])
@@ -462,7 +464,7 @@ def test_a_store_of_another_format_is_refused_and_left_alone(
     (root / "format").write_text(f"greenroom store format {version}\n")
     before = files_under(tmp_path)
     with pytest.raises(OtherFormatError, match=rf"format {version}; this version reads 2\."):
-        open_store(tmp_path, read_only=read_only)
+        open_or_read(tmp_path, read_only=read_only)
     assert files_under(tmp_path) == before
 
 

@@ -19,7 +19,7 @@ from greenroom.persistence import filesystem
 from greenroom.persistence.kv import NothingSavedError, StoreNotWritableError
 from greenroom.persistence.layout import Disk
 
-from .disks import LOGS, Death, DyingDisk, FullDisk, open_store, state_of  # noqa: TID251 - the tests' own folder
+from .disks import LOGS, Death, DyingDisk, FullDisk, open_store, read_store, state_of  # noqa: TID251 - the tests' own folder
 
 Change = tuple[dict[str, bytes], list[str]]
 
@@ -83,7 +83,7 @@ def reopened(path: Path) -> dict[str, bytes | None]:
     """Open for writing with a sound disk, check that nothing is left over, return the state."""
     as_seen_by_reader = None
     if (path / "default" / "format").exists():
-        as_seen_by_reader = state_of(open_store(path, read_only=True))
+        as_seen_by_reader = state_of(read_store(path))
     store = open_store(path)
     try:
         state = state_of(store)
@@ -179,7 +179,7 @@ def test_a_store_half_made_is_made_by_the_next_opening(empty: Path, death: str) 
         deep = path / "new" / "store"
         died = die(path, step, death, applying(deep, [CHANGES["a batch"]], returned))
         whole = after({}, CHANGES["a batch"])
-        assert not returned or open_store(deep, read_only=True)
+        assert not returned or read_store(deep)
         assert reopened(deep) in ([whole] if returned else [{}, whole]), f"died at step {step}"
         if not died:
             return
@@ -211,7 +211,7 @@ def test_dying_again_while_recovering_changes_nothing(template: Path, death: str
         died = die(path, first, "a kill", applying(path, [change], []))
         if not died:
             return
-        if state_of(open_store(path, read_only=True)) != done:
+        if state_of(read_store(path)) != done:
             continue  # it was not made
         for second, copy in copies(path):
             recovering = die(copy, second, death, applying(copy, [], []))
@@ -256,7 +256,7 @@ def test_a_disk_that_fails_once_leaves_a_store_that_works_on(
         before = {**BEFORE, "first": b"1"}
         assert seen == before or not is_undone, f"it was made, failing at step {step}"
         assert seen in ([before, after(before, change)] if failed else [after(before, change)])
-        assert state_of(open_store(path, read_only=True)) == seen, f"failed at step {step}"
+        assert state_of(read_store(path)) == seen, f"failed at step {step}"
         store.apply({"other": b"1"})
         store.apply({"a": b"later", "other": b"2"})
         expected = {**seen, "a": b"later", "other": b"2"}

@@ -25,7 +25,17 @@ from greenroom.persistence.kv import (
     StoreNotWritableError,
 )
 
-from .disks import LOGS, FullDisk, SteppingDisk, UnsyncedDisk, WatchedDisk, open_store, state_of  # noqa: TID251 - the tests' own folder
+from .disks import (  # noqa: TID251 - the tests' own folder
+    LOGS,
+    FullDisk,
+    SteppingDisk,
+    UnsyncedDisk,
+    WatchedDisk,
+    open_or_read,
+    open_store,
+    read_store,
+    state_of,
+)
 
 NOBODY = 65534
 
@@ -185,7 +195,7 @@ def test_a_log_that_cannot_be_begun_anew_goes_on(
     store.apply({"a": b"50"})
     assert sorted(os.listdir(tmp_path / "default")) != before
     store.close()
-    assert state_of(open_store(tmp_path, read_only=True)) == {"a": b"50", "b": bytes(100)}
+    assert state_of(read_store(tmp_path)) == {"a": b"50", "b": bytes(100)}
 
 
 def test_a_change_whose_copy_cannot_be_written_is_made_and_the_next_one_makes_both(
@@ -215,7 +225,7 @@ def test_a_change_whose_copy_cannot_be_written_is_made_and_the_next_one_makes_bo
     store.close()
     log, copy = sorted((tmp_path / "default").glob("log-*"))
     assert log.read_bytes() == copy.read_bytes()
-    assert state_of(open_store(tmp_path, read_only=True)) == {"a": b"1", "b": b"1"}
+    assert state_of(read_store(tmp_path)) == {"a": b"1", "b": b"1"}
 
 
 def test_a_second_writer_hears_who_holds_the_store(tmp_path: Path) -> None:
@@ -338,7 +348,7 @@ def test_a_writer_superseded_at_any_step_of_a_change_answers_nothing_and_spoils_
         with pytest.raises(StoreError):
             first.apply({"b": b"large, and of the first"}, ["d"])
         assert state_of(second) == expected
-        assert state_of(open_store(path, read_only=True)) == expected
+        assert state_of(read_store(path)) == expected
         first.close()
         second.close()
         third = open_store(path)
@@ -353,7 +363,7 @@ def test_temporary_files_of_dead_writers_are_removed_by_the_next(tmp_path: Path)
     leftovers += [root / "large" / "1-3", root / ".0-try-99999.tmp"]
     for path in leftovers:
         path.write_bytes(b"half")
-    open_store(tmp_path, read_only=True).close()
+    read_store(tmp_path)
     assert all(path.exists() for path in leftovers)
     (root / ".9-epoch-alive.tmp").write_bytes(b"of a later writer")
     open_store(tmp_path).close()
@@ -366,7 +376,7 @@ def test_a_path_below_a_regular_file_is_refused(tmp_path: Path, read_only: bool)
     (tmp_path / "file").touch()
     expected = StoreNotReadableError if read_only else StoreNotWritableError
     with pytest.raises(expected, match=f"file/store/default as uid {os.geteuid()}: .*directory"):
-        open_store(tmp_path / "file" / "store", read_only=read_only)
+        open_or_read(tmp_path / "file" / "store", read_only=read_only)
 
 
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
@@ -377,7 +387,7 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
     def check(read_only: bool, namespace: str, expected: type[StoreError]) -> None:
         location = FileLocation(folder, namespace)
         with pytest.raises(expected, match=f"as uid {os.geteuid()}: .*Permission denied"):
-            _ = location.open_reader() if read_only else location.open()
+            _ = location.read() if read_only else location.open()
 
     def check_all() -> None:
         if os.geteuid() == 0:
@@ -397,7 +407,7 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 def test_a_reader_of_no_store_hears_so(tmp_path: Path) -> None:
     with pytest.raises(StoreMissingError, match="there is no store at"):
-        open_store(tmp_path / "nowhere", read_only=True)
+        read_store(tmp_path / "nowhere")
     assert not [*tmp_path.iterdir()]
 
 
@@ -407,13 +417,17 @@ def test_a_reader_sees_all_of_a_batch_or_nothing_at_every_step(
 ) -> None:
     before: dict[str, bytes] = {"a": b"old", "b": b"old", "c": b"old"}
     seen: list[dict[str, bytes | None]] = []
-    reader: list[FileStore] = []
-    disk = WatchedDisk(lambda: seen.extend(state_of(each) for each in reader))
-    store = open_store(tmp_path, disk=disk)
+    is_watched = False
+
+    def watch() -> None:
+        if is_watched:
+            seen.append(state_of(read_store(tmp_path)))
+
+    store = open_store(tmp_path, disk=WatchedDisk(watch))
     store.apply(before)
-    reader.append(open_store(tmp_path, read_only=True))
+    is_watched = True
     store.apply({"a": b"new", "d": b"new"}, deletes)
-    after = state_of(reader[0])
+    after = state_of(read_store(tmp_path))
     assert after["a"] == b"new"
     turn = seen.index(after)
     assert seen[:turn] == [before] * turn
@@ -436,11 +450,11 @@ def test_a_reader_never_goes_back_while_a_writer_is_busy(
 
     writer = multiprocessing.get_context("fork").Process(target=write, daemon=True)
     writer.start()
-    reader = open_store(tmp_path, read_only=True)
     newest = b""
     while writer.is_alive():
-        values = reader.load()
-        assert not reader.lost
+        found = read_store(tmp_path)
+        values = found.load()
+        assert not found.lost
         if values:
             value = values["a"]
             assert value == value[:4] * 500
@@ -448,7 +462,8 @@ def test_a_reader_never_goes_back_while_a_writer_is_busy(
             assert value >= newest
             newest = value
     assert writer.exitcode == 0
-    assert reader.get("a") == reader.get("b") == b"0299" * 500
+    found = read_store(tmp_path)
+    assert found.get("a") == found.get("b") == b"0299" * 500
 
 
 def test_a_store_whose_first_opening_found_no_room_can_be_written_once_there_is_some(

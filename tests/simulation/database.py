@@ -398,17 +398,17 @@ def _apply(
     return [(epoch,)]
 
 
-def _load(
-    database: Database, _session: Session, _namespace: str, begin: bytes, _end: bytes
-) -> list[Any]:
-    values = database.kept.load(begin.decode())
-    return [(key.encode(), value) for key, value in values.items()]
+def _list(database: Database, _session: Session, _namespace: str) -> list[Any]:
+    return [(key.encode(),) for key in database.kept.list_keys()]
 
 
-def _size(
-    database: Database, _session: Session, _namespace: str, begin: bytes, _end: bytes
-) -> list[Any]:
-    return [(sum(map(len, database.kept.load(begin.decode()).values())),)]
+def _load(database: Database, _session: Session, _namespace: str, keys: list[bytes]) -> list[Any]:
+    values = database.kept.load()
+    return [(key, values[key.decode()]) for key in keys if key.decode() in values]
+
+
+def _size(database: Database, session: Session, namespace: str, keys: list[bytes]) -> list[Any]:
+    return [(sum(len(value) for _, value in _load(database, session, namespace, keys)),)]
 
 
 def _get(database: Database, _session: Session, _namespace: str, key: bytes) -> list[Any]:
@@ -442,5 +442,6 @@ _STATEMENTS: dict[str, Callable[..., Any]] = {
     "SELECT sum(": _size,
     "SELECT octet_length": _get,
     "SELECT key, value": _load,
+    "SELECT key FROM": _list,
     "INSERT INTO greenroom_values": _try,
 }

@@ -36,9 +36,10 @@ class Disk:
         self.epoch += 1
         return Store(self, self.epoch)
 
-    def open_reader(self) -> Store:
-        """Stand in for FileLocation.open_reader."""
-        return Store(self, 0)
+    def read(self, wanted: Callable[[str], object] = bool) -> MemoryStore:
+        """Stand in for FileLocation.read."""
+        found = self.kept.load()
+        return MemoryStore({key: found[key] for key in filter(wanted, found)})
 
     def try_to_write(self) -> None:
         """Stand in for FileLocation.try_to_write."""

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from greenroom.persistence.filesystem import FileLocation, FileStore
-from greenroom.persistence.kv import NothingSavedError, Standing, StoreLockedError
+from greenroom.persistence.kv import Claim, NothingSavedError, StoreLockedError
 from greenroom.persistence.layout import Disk, unframe
 from greenroom.persistence.locations import NAMESPACE
+from greenroom.persistence.memory import MemoryStore
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -61,10 +62,13 @@ class SharedDisk:
             self.rotten = 0
         return Store(store, files)
 
-    def open_reader(self) -> FileStore:
-        """Stand in for FileLocation.open_reader."""
+    def read(self, wanted: Callable[[str], object] = bool) -> MemoryStore:
+        """Stand in for FileLocation.read."""
         self._damage()
-        return self.reader()
+        return self._location().read(wanted)
+
+    def _location(self) -> FileLocation:
+        return FileLocation(FOLDER, NAMESPACE, disk=Files(self))
 
     def _damage(self) -> None:
         """Have a file rot that was whole: one at a time, for each opening repairs what it finds.
@@ -101,13 +105,13 @@ class SharedDisk:
         except OSError as error:
             raise NothingSavedError(f"{error}. Nothing was changed") from error
 
-    def reader(self) -> FileStore:
-        """Return the store for reading, as a next controller would find it."""
-        return FileLocation(FOLDER, NAMESPACE, disk=Files(self)).open_reader()
+    def reader(self) -> MemoryStore:
+        """Return what a next controller would find."""
+        return self._location().read()
 
-    def read_claim(self) -> Standing:
+    def read_claim(self) -> Claim:
         """Stand in for FileLocation.read_claim."""
-        seen = FileLocation(FOLDER, NAMESPACE, disk=Files(self)).read_claim()
+        seen = self._location().read_claim()
         if self.world.now < self.slow_until:
             self.world.elapsed += self.world.rng.uniform(0.0, 0.9)
         return seen

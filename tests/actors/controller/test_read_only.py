@@ -6,9 +6,6 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from greenroom.actors.controller import read_only
 from greenroom.actors.controller.read_only import ReadOnlyController
 from greenroom.actors.messages.admin import RequestReply, request_of
 from greenroom.actors.runtime.liveness import Pulse
@@ -61,31 +58,6 @@ def test_questions_are_answered_from_what_can_be_read(tmp_path: Path) -> None:
         True,
     )
     assert hosts.error_kind == "StateNotReadableError"
-
-
-def test_the_store_is_let_go_after_each_reading(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = with_a_backend(tmp_path)
-    opened: list[str] = []
-
-    class Location:
-        def open_reader(self) -> Any:
-            reader = location_at(settings.store_name).open_reader()
-            close = reader.close
-            opened.append("a reader")
-
-            def closed() -> None:
-                opened.remove("a reader")
-                close()
-
-            reader.close = closed  # type: ignore[method-assign]
-            return reader
-
-    monkeypatch.setattr(read_only, "location_at", lambda _name: Location())
-    (backends,) = ask(settings, ops.ListBackends())
-    assert list(backends.value) == ["b"]
-    assert opened == []
 
 
 def test_where_nothing_can_be_read_a_question_is_answered_so_and_nothing_of_changes(
