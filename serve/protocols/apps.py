@@ -109,7 +109,7 @@ def describe_failure(
         return 500, "the deployment raised an exception", {}
     headers = {}
     if error.retry_after_s is not None:
-        headers["retry-after"] = f"{error.retry_after_s:.0f}"
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, MethodNotAllowedError):
         headers["allow"] = ", ".join(error.allowed)
     return error.http_status, str(error), headers
