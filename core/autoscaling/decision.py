@@ -45,6 +45,21 @@ class Load(NamedTuple):
 IDLE = Load()
 
 
+class _Report(NamedTuple):
+    """A proxy's newest report, or since when its first one is awaited, without a load."""
+
+    at: float
+    load: Mapping[str, Load] | None
+
+    @property
+    def expires(self) -> bool:
+        """Whether the next one must come: one without load need not report again."""
+        return self.load is None or bool(self.load)
+
+
+_NO_REPORT = _Report(0.0, None)
+
+
 class Loads:
     """How much each backend has to do: the sum over all proxies' newest reports.
 
@@ -60,32 +75,29 @@ class Loads:
     def __init__(self, now: float) -> None:
         self.check_at = math.inf  # when :meth:`expire` may have something to do
         self._complete_at = now + FOUND_AFTER_S
-        self._silent: dict[Hashable, float] = {}  # those yet to report, since when
-        self._reports: dict[Hashable, dict[str, Load]] = {}
-        self._reported_at: dict[Hashable, float] = {}
+        self._reports: dict[Hashable, _Report] = {}  # by proxy
         self._sums: dict[str, Load] = {}
 
     def expect(self, proxy: Hashable, now: float) -> None:
         """Expect a report of a proxy."""
-        if proxy not in self._reports and proxy not in self._silent:
-            self._silent[proxy] = now
-            self.check_at = min(self.check_at, now + EXPIRE_S)
+        if proxy not in self._reports:
+            self._take(proxy, _Report(now, None), now)
 
     def report(self, proxy: Hashable, load: Mapping[str, tuple[int, int]], now: float) -> set[str]:
         """Take a proxy's report, backend -> (queued, ongoing)."""
-        self._silent.pop(proxy, None)
-        before = self._reports.get(proxy, {})
-        after = {backend: Load(*each) for backend, each in load.items()}
-        self._reports[proxy], self._reported_at[proxy] = after, now
-        if after:
+        report = _Report(now, {backend: Load(*each) for backend, each in load.items()})
+        return self._take(proxy, report, now)
+
+    def _take(self, proxy: Hashable, report: _Report, now: float) -> set[str]:
+        before = self._reports.get(proxy, _NO_REPORT)
+        self._reports[proxy] = report
+        if report.expires:
             self.check_at = min(self.check_at, now + EXPIRE_S)
-        return self._replace(before, after)
+        return self._replace(before.load or {}, report.load or {})
 
     def forget(self, proxy: Hashable) -> set[str]:
         """Stop counting a proxy that is gone."""
-        self._silent.pop(proxy, None)
-        self._reported_at.pop(proxy, None)
-        return self._replace(self._reports.pop(proxy, {}), {})
+        return self._replace(self._reports.pop(proxy, _NO_REPORT).load or {}, {})
 
     def expire(self, now: float) -> set[str]:
         """Count the load of proxies no more that should have reported long ago.
@@ -95,16 +107,15 @@ class Loads:
         """
         if now < self.check_at:
             return set()
-
-        def is_over(since: float) -> bool:
-            return since + EXPIRE_S <= now  # as check_at is worked out, or it would stay due
-
-        for proxy in [proxy for proxy, since in self._silent.items() if is_over(since)]:
-            self.report(proxy, {}, now)
-        heard = {proxy: at for proxy, at in self._reported_at.items() if self._reports[proxy]}
-        old = [proxy for proxy, at in heard.items() if is_over(at)]
-        changed = {backend for proxy in old for backend in self.forget(proxy)}
-        times = [*self._silent.values(), *(at for at in heard.values() if not is_over(at))]
+        changed: set[str] = set()
+        for proxy, report in list(self._reports.items()):
+            if not report.expires or now < report.at + EXPIRE_S:
+                continue
+            if report.load is None:
+                self.report(proxy, {}, now)
+            else:
+                changed |= self.forget(proxy)
+        times = (report.at for report in self._reports.values() if report.expires)
         self.check_at = min(times, default=math.inf) + EXPIRE_S
         return changed
 
@@ -114,15 +125,13 @@ class Loads:
 
     def queues(self, backend: str) -> tuple[int, ...]:
         """Return how many queries of a backend each proxy has waiting."""
-        return tuple(load.get(backend, IDLE).queued for load in self._reports.values())
-
-    def busy(self) -> dict[str, Load]:
-        """Return the backends that have anything to do."""
-        return dict(self._sums)
+        loads = (report.load for report in self._reports.values())
+        return tuple(load.get(backend, IDLE).queued for load in loads if load is not None)
 
     def is_complete(self, now: float) -> bool:
         """Return whether every proxy has reported; a new controller waits for that first."""
-        return now >= self._complete_at and not self._silent
+        has_reported = (report.load is not None for report in self._reports.values())
+        return now >= self._complete_at and all(has_reported)
 
     def _replace(self, before: Mapping[str, Load], after: Mapping[str, Load]) -> set[str]:
         changed = {b for b in {*before, *after} if before.get(b, IDLE) != after.get(b, IDLE)}

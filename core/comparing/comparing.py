@@ -238,80 +238,50 @@ class Counts(NamedTuple):
 
 
 @dataclass(slots=True)
-class Cause:
-    """How often a cause was found, and the newest examples."""
-
-    comparable: bool
-    count: int = 0
-    examples: list[Plain] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class Differences:
     """The comparisons of one shadow of an endpoint, as one replica or all have made them."""
 
     compared: int = 0
     different: int = 0
     not_compared: int = 0
-    causes: dict[str, Cause] = field(default_factory=dict)
+    causes: dict[str, Plain] = field(default_factory=dict)  # as they travel
 
     def count(self, outcome: Outcome, example: Plain) -> None:
         """Count a comparison."""
-        if not outcome.cause:
-            self.compared += 1
-            return
-        if outcome.comparable:
-            self.compared += 1
-            self.different += 1
-        else:
-            self.not_compared += 1
-        cause = self._cause(outcome.cause, comparable=outcome.comparable)
-        cause.count += 1
-        cause.examples = [*cause.examples, example][-MAX_EXAMPLES:]
+        self.compared += outcome.comparable
+        self.not_compared += not outcome.comparable
+        if outcome.cause:
+            self.different += outcome.comparable
+            self._add(outcome.cause, 1, [example], comparable=outcome.comparable)
 
-    def _cause(self, text: str, *, comparable: bool) -> Cause:
-        if text not in self.causes and len(self.causes) >= MAX_CAUSES:
-            text = OTHER_CAUSES
-        return self.causes.setdefault(text, Cause(comparable))
+    def add(self, plain: Plain) -> None:
+        """Add what another replica has made plain."""
+        self.compared += plain["compared"]
+        self.different += plain["different"]
+        self.not_compared += plain["not_compared"]
+        for each in plain["causes"]:
+            self._add(**each)
 
-    def add(self, other: Differences) -> None:
-        """Add another replica's."""
-        self.compared += other.compared
-        self.different += other.different
-        self.not_compared += other.not_compared
-        for text, cause in other.causes.items():
-            mine = self._cause(text, comparable=cause.comparable)
-            mine.count += cause.count
-            examples = sorted([*mine.examples, *cause.examples], key=lambda each: each["at"])
-            mine.examples = examples[-MAX_EXAMPLES:]
+    def _add(self, cause: str, count: int, examples: list[Plain], *, comparable: bool) -> None:
+        if cause not in self.causes and len(self.causes) >= MAX_CAUSES:
+            cause = OTHER_CAUSES
+        mine = self.causes.setdefault(
+            cause, {"cause": cause, "count": 0, "comparable": comparable, "examples": []}
+        )
+        newest = sorted([*mine["examples"], *examples], key=lambda each: each["at"])
+        mine["count"] += count
+        mine["examples"] = newest[-MAX_EXAMPLES:]
 
     def plain(self) -> Plain:
         """Return it as plain values, the most frequent cause first."""
-        causes = sorted(self.causes.items(), key=lambda item: -item[1].count)
+        causes = sorted(self.causes.values(), key=lambda each: -each["count"])
         return {
             "compared": self.compared,
             "equal": self.compared - self.different,
             "different": self.different,
             "not_compared": self.not_compared,
-            "causes": [
-                {
-                    "cause": text,
-                    "count": cause.count,
-                    "comparable": cause.comparable,
-                    "examples": cause.examples,
-                }
-                for text, cause in causes
-            ],
+            "causes": [dict(each) for each in causes],
         }
-
-
-def from_plain(plain: Plain) -> Differences:
-    """Return what :meth:`Differences.plain` was made of."""
-    causes = {
-        each["cause"]: Cause(each["comparable"], each["count"], list(each["examples"]))
-        for each in plain["causes"]
-    }
-    return Differences(plain["compared"], plain["different"], plain["not_compared"], causes)
 
 
 class AllDifferences:
@@ -344,5 +314,5 @@ class AllDifferences:
         """Return the sum of all replicas' findings."""
         summed = Differences()
         for plain in self._reports.get(place, {}).values():
-            summed.add(from_plain(plain))
+            summed.add(plain)
         return summed.plain()

@@ -354,9 +354,9 @@ def test_a_report_replaces_the_earlier_one_of_the_same_proxy() -> None:
     loads.report("p", {"a": (1, 2), "b": (0, 1)}, 0.0)
     assert loads.report("p", {"a": (1, 2)}, 0.0) == {"b"}
     assert loads.report("p", {"a": (1, 2)}, 0.0) == set(), "the same again changes nothing"
-    assert loads.busy() == {"a": (1, 2)}
+    assert (loads.of("a"), loads.of("b")) == ((1, 2), (0, 0))
     assert loads.report("p", {}, 0.0) == {"a"}
-    assert loads.busy() == {}
+    assert loads.of("a") == (0, 0)
 
 
 def test_what_a_dead_proxy_had_counts_no_more() -> None:

@@ -16,7 +16,6 @@ from greenroom.core.comparing.comparing import (
     Response,
     check_compare,
     compare,
-    from_plain,
 )
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.records import CompareRecord
@@ -160,7 +159,9 @@ def test_differences_are_grouped_by_cause_with_a_bounded_number_of_examples() ->
     assert (status["cause"], status["count"]) == ("status 200 became 500", 10)
     assert [each["at"] for each in status["examples"]] == [5, 6, 7, 8, 9]
     assert not no_json["comparable"]
-    assert from_plain(seen) == found
+    again = Differences()
+    again.add(seen)
+    assert again == found
 
 
 def test_causes_without_end_are_counted_together() -> None:
