@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -204,6 +204,11 @@ class Decision:
     why: str
     inputs: Inputs
 
+    def made(self, outcome: Outcome, why: str, target: int | None = None) -> Decision:
+        """Return it with what was decided; without a target, that stays."""
+        target = self.before if target is None else target
+        return replace(self, target=target, outcome=outcome, why=why)
+
     def __str__(self) -> str:
         inputs = self.inputs
         return (
@@ -287,26 +292,6 @@ class Wanted(NamedTuple):
     to_zero: tuple[str, float]
 
 
-@dataclass(slots=True, kw_only=True)
-class _Step:
-    """A step while it is being taken."""
-
-    now: float
-    target: int
-    complete: bool
-    inputs: Inputs
-
-    def ended(self, outcome: Outcome, why: str, target: int | None = None) -> Decision:
-        return Decision(
-            at=self.now,
-            before=self.target,
-            target=self.target if target is None else target,
-            outcome=outcome,
-            why=why,
-            inputs=self.inputs,
-        )
-
-
 class Scaling:
     """The window, the delays and the policy's state of one backend."""
 
@@ -360,22 +345,24 @@ class Scaling:
             min_replicas=config.min_replicas,
             max_replicas=config.max_replicas,
         )
-        step = _Step(now=now, target=target, complete=complete, inputs=inputs)
+        step = Decision(
+            at=now, before=target, target=target, outcome=Outcome.STEADY, why="", inputs=inputs
+        )
         self.due_at = now + self.period_s
         if target == 0 and (load.total or not config.policy.is_custom):
             return self._at_zero(step, load)
         if running == 0 and target > 0:
-            return step.ended(Outcome.WAITING, f"none of {target} replicas runs yet")
+            return step.made(Outcome.WAITING, f"none of {target} replicas runs yet")
         if not config.policy.is_custom:
-            return self._decided(step, _built_in(config, inputs, queues, target))
-        return None if answer is None else self._answered(step, answer)
+            return self._decided(step, _built_in(config, inputs, queues, target), complete=complete)
+        return None if answer is None else self._answered(step, answer, complete=complete)
 
     @property
     def period_s(self) -> float:
         """The time between two steps."""
         return min(PERIOD_S, self.config.look_back_period_s / STEPS_PER_WINDOW)
 
-    def _answered(self, step: _Step, answer: Mapping[str, Any]) -> Decision:
+    def _answered(self, step: Decision, answer: Mapping[str, Any], *, complete: bool) -> Decision:
         """Decide by the answer of the user's policy; if it cannot be used, the target stays."""
         try:
             replicas = number_from(answer)
@@ -383,36 +370,36 @@ class Scaling:
             self.policy_failures += 1
             self.policy_failure = str(error)
             why = f"the policy failed: {error}; the target stays"
-            return step.ended(Outcome.POLICY_FAILED, why)
+            return step.made(Outcome.POLICY_FAILED, why)
         self.policy_failure = ""
         self.policy_state = answer.get("state", self.policy_state)
         wanted = _by_config(self.config, replicas, f"the policy wants {replicas:g}")
-        return self._decided(step, wanted)
+        return self._decided(step, wanted, complete=complete)
 
-    def _at_zero(self, step: _Step, load: Load) -> Decision:
+    def _at_zero(self, step: Decision, load: Load) -> Decision:
         self._pending = None
         if load.total == 0:
             self.due_at = NEVER  # a query is reported at once
-            return step.ended(Outcome.STEADY, "no query and no replica")
+            return step.made(Outcome.STEADY, "no query and no replica")
         factor = self.config.upscaling_factor or 1.0
         target = self.config.bounded(max(1, math.ceil(factor - ROUNDING)))
         step.inputs.factor = factor
         why = f"{load.total} waiting at zero replicas; no delay applies"
-        return step.ended(Outcome.FROM_ZERO, why, target)
+        return step.made(Outcome.FROM_ZERO, why, target)
 
-    def _decided(self, step: _Step, wanted: Wanted) -> Decision:
+    def _decided(self, step: Decision, wanted: Wanted, *, complete: bool) -> Decision:
         scaled = self._scaled(step, wanted)
         replicas = self._bounded(step, scaled)
         why = wanted.why + (f", within bounds {replicas}" if scaled != replicas else "")
-        if replicas != step.target:
-            return self._delayed(step, wanted, replicas, why)
+        if replicas != step.before:
+            return self._delayed(step, wanted, replicas, why, complete=complete)
         self._pending = None
         if self._window.is_even and not self.config.policy.is_custom:
             self.due_at = NEVER  # until the load changes
-        return step.ended(Outcome.STEADY, why)
+        return step.made(Outcome.STEADY, why)
 
-    def _scaled(self, step: _Step, wanted: Wanted) -> int:
-        config, target = self.config, step.target
+    def _scaled(self, step: Decision, wanted: Wanted) -> int:
+        config, target = self.config, step.before
         up = wanted.replicas > target
         factor = (config.upscaling_factor if up else config.downscaling_factor) or 1.0
         scaled = math.ceil(target + factor * (wanted.replicas - target) - ROUNDING)
@@ -422,36 +409,38 @@ class Scaling:
         inputs.wanted, inputs.factor, inputs.scaled = wanted.replicas, factor, scaled
         return scaled
 
-    def _bounded(self, step: _Step, scaled: int) -> int:
+    def _bounded(self, step: Decision, scaled: int) -> int:
         replicas = self.config.bounded(scaled)
-        if step.target == 0:
+        if step.before == 0:
             return replicas  # with nothing to do but what the user's own policy knows of
         idle = self.average == 0 and step.inputs.queued + step.inputs.ongoing == 0
-        if replicas == 0 and (step.target > 1 or not idle):
+        if replicas == 0 and (step.before > 1 or not idle):
             return 1  # zero is for what had one, and for a while nothing to do
         return replicas
 
-    def _delayed(self, step: _Step, wanted: Wanted, replicas: int, why: str) -> Decision:
-        up, inputs = replicas > step.target, step.inputs
+    def _delayed(
+        self, step: Decision, wanted: Wanted, replicas: int, why: str, *, complete: bool
+    ) -> Decision:
+        up, inputs = replicas > step.before, step.inputs
         name, delay_s = wanted.up if up else wanted.to_zero if replicas == 0 else wanted.down
         if self._pending is None or self._pending[0] != up:
-            self._pending = (up, step.now)
-        left_s = self._pending[1] + delay_s - step.now
+            self._pending = (up, step.at)
+        left_s = self._pending[1] + delay_s - step.at
         missing_s = self.config.look_back_period_s - inputs.window_s
-        if not up and not step.complete:
-            return step.ended(Outcome.WAITING, f"{why}; not every proxy has told its load yet")
+        if not up and not complete:
+            return step.made(Outcome.WAITING, f"{why}; not every proxy has told its load yet")
         if not up and missing_s > max(left_s, CLOCK_S):
             name, delay_s, left_s = "look_back_period_s", self.config.look_back_period_s, missing_s
         inputs.delay, inputs.delay_s = name, delay_s
         if left_s > ROUNDING:
-            self.due_at = min(self.due_at, step.now + left_s)
+            self.due_at = min(self.due_at, step.at + left_s)
             inputs.left_s = left_s
             why = f"{why}; held back by {name}={delay_s:g} for {left_s:.3g} s more"
             outcome = Outcome.UPSCALE_DELAYED if up else Outcome.DOWNSCALE_DELAYED
-            return step.ended(outcome, why)
+            return step.made(outcome, why)
         self._pending = None
         why = f"{why}; {name}={delay_s:g} is over" if delay_s else why
-        return step.ended(Outcome.UPSCALED if up else Outcome.DOWNSCALED, why, replicas)
+        return step.made(Outcome.UPSCALED if up else Outcome.DOWNSCALED, why, replicas)
 
 
 def number_from(answer: Mapping[str, Any]) -> float:
