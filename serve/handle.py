@@ -37,6 +37,7 @@ from greenroom.actors.messages.queries import (
     Query,
     StreamEnded,
     ValueAnswer,
+    exception_of,
 )
 from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica.context import Origin, RunningQuery
@@ -78,20 +79,10 @@ def decode(answer: Answer | Stream, what: str) -> Outcome:
 
 
 def _error_of(answer: FailedAnswer, what: str) -> BaseException:
-    error = _original(answer) or _described(answer)
+    error = exception_of(answer.exception) or _described(answer)
     if answer.traceback:
         error.add_note(f"in {what}, on its replica:\n{answer.traceback.rstrip()}")
     return error
-
-
-def _original(answer: FailedAnswer) -> BaseException | None:
-    if answer.exception is None:
-        return None
-    try:
-        error = pickle.loads(answer.exception)
-    except Exception:  # e.g. a constructor that takes more than its args; the text must do
-        return None
-    return error if isinstance(error, Exception) else None
 
 
 def _described(answer: FailedAnswer) -> GreenroomError:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import pickle
 import threading
 from collections.abc import Callable
 from contextvars import Context, copy_context
@@ -28,6 +27,7 @@ from greenroom.actors.messages.queries import (
     FailedAnswer,
     Query,
     StreamBegun,
+    exception_of,
 )
 from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica.context import ReplicaContext, Reply
@@ -233,9 +233,8 @@ def _as(replica: ReplicaContext) -> Context:
 
 
 def _error_of(failure: Failure, what: str) -> BaseException:
-    if failure.exception is not None:
-        error = pickle.loads(failure.exception)
-        if isinstance(error, Exception):
-            error.add_note(f"in the constructor of {what}:\n{failure.traceback.rstrip()}")
-            return error
-    return DeployFailedError(f"{what} could not start: {failure.text}")
+    error = exception_of(failure.exception)
+    if error is None:
+        return DeployFailedError(f"{what} could not start: {failure.text}")
+    error.add_note(f"in the constructor of {what}:\n{failure.traceback.rstrip()}")
+    return error

@@ -12,11 +12,10 @@ from collections.abc import Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
-import cloudpickle
-
 from greenroom.actors.caller.caller import CLOSED, Caller
 from greenroom.actors.caller.client import CallerClient, QueryClient
 from greenroom.actors.messages.admin import RequestReply, request_of
+from greenroom.actors.messages.queries import exception_of
 from greenroom.actors.runtime.asking import Controller, new_id
 from greenroom.actors.runtime.port import PROXY, Finder, ThreadPort
 from greenroom.actors.runtime.processes import this_process
@@ -165,10 +164,4 @@ def result_of(reply: RequestReply) -> Any:
     """Return the value of a reply; raise the error that it names, caused by user code's own."""
     if not reply.error_kind:
         return reply.value
-    cause = None
-    if reply.exception is not None:
-        # A type of the user's that this process lacks stays away; the text tells of it.
-        with contextlib.suppress(Exception):
-            cause = cloudpickle.loads(reply.exception)
-    known = cause if isinstance(cause, Exception) else None
-    raise error_from(reply.error_kind, reply.error) from known
+    raise error_from(reply.error_kind, reply.error) from exception_of(reply.exception)

@@ -14,6 +14,7 @@ Addresses are Thespian's ActorAddress. Ports are reused, so whatever names a pro
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -863,3 +864,15 @@ PLAIN: dict[type, Callable[[Any], Any]] = {
 
 RESTORED, FITTED = _makers(_exact), _makers(_fitted)
 """What makes the message again, by the number in the tuple; FITTED of another format's fields."""
+
+
+def exception_of(pickled: bytes | None) -> Exception | None:
+    """Return what user code raised; None where it cannot be made here, and its text must do.
+
+    It may be of a type that this process lacks, or whose constructor takes more than its args.
+    """
+    error = None
+    if pickled is not None:
+        with contextlib.suppress(Exception):
+            error = pickle.loads(pickled)
+    return error if isinstance(error, Exception) else None
