@@ -32,9 +32,6 @@ from greenroom.actors.runtime.records import (
 from greenroom.actors.runtime.settings import DEFAULT_SILENCE_TIMEOUT_S, HostSettings
 from greenroom.actors.runtime.state_dir import check_state_dir, make_private
 from greenroom.core.errors import GreenroomError, StartError
-from greenroom.persistence.checkpoints import Checkpoints, is_record
-from greenroom.persistence.kv import OtherFormatError, StoreError, StoreMissingError
-from greenroom.persistence.locations import location_at
 
 START_TIMEOUT_S = 30.0
 CHECK_EVERY_S = 1.0
@@ -71,7 +68,6 @@ def begin(
                 "hosts that may lead share it"
             )
         check_state_dir(settings.shared_dir)
-    _check_state(settings)
     ready_fd = _attempt(settings, on_progress, is_command=is_command)
 
     def wait() -> bool:
@@ -97,21 +93,6 @@ def _attempt(
     _prepare_folders(settings)
     may_fork = is_command and forking.can_fork() and can_mark(settings.state_dir)
     return _start_host(settings, on_progress, by_fork=may_fork)
-
-
-def _check_state(settings: HostSettings) -> None:
-    """Refuse another version's state: a controller would end at it, again and again."""
-    try:
-        Checkpoints(location_at(settings.store_name).read(is_record)).check_formats()
-    except OtherFormatError as error:
-        text = f"the state in {location_at(settings.store_name)} is of another version: {error}"
-        raise StartError(text) from error
-    except StoreMissingError:
-        return
-    except StoreError as error:
-        if settings.store:
-            raise StartError(str(error)) from error
-        return  # there is none yet, or its damage is reported where it can be set aside
 
 
 def _start_host(

@@ -84,7 +84,8 @@ from greenroom.actors.transport.sockets import holder_of, names_taken
 from greenroom.actors.transport.thespian_base import install
 from greenroom.core.errors import StartError
 from greenroom.core.operations import StopCluster
-from greenroom.persistence.kv import StoreError, StoreMissingError
+from greenroom.persistence.checkpoints import Checkpoints, is_record
+from greenroom.persistence.kv import OtherFormatError, StoreError, StoreMissingError
 from greenroom.persistence.locations import location_at
 
 logger = logging.getLogger(__name__)
@@ -226,12 +227,14 @@ def bring_up(
 
 
 def _check_store(settings: HostSettings) -> None:
-    """Raise StartError if the state on disk cannot be used by this version."""
+    """Raise StartError for a state that this version cannot use: no controller could, ever."""
+    location = location_at(settings.store_name)
     try:
-        if settings.store or settings.store_dir.exists():
-            location_at(settings.store_name).read(lambda _: False)
+        Checkpoints(location.read(is_record)).check_formats()
     except StoreMissingError:
-        return  # the folder is there, and nothing was saved yet
+        return  # nothing was saved yet
+    except OtherFormatError as error:
+        raise StartError(f"the state in {location} is of another version: {error}") from error
     except StoreError as error:
         raise StartError(str(error)) from error
 

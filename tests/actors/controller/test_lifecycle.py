@@ -261,7 +261,7 @@ def test_the_state_of_another_version_is_refused_at_once_naming_both(
     message = rf"{settings.state_dir}\S* .* format {schema}; {reads}"
     with pytest.raises(StartError, match=message):
         system.start(settings)
-    assert not system.is_running(settings)
+    wait_until(lambda: not system.is_running(settings), 10, "the end of what has refused")
 
 
 @pytest.mark.slow
