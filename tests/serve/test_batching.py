@@ -471,6 +471,24 @@ def test_each_loop_has_a_queue_of_its_own_that_goes_with_it() -> None:
     assert [loop() for loop in loops] == [None, None]
 
 
+def test_what_a_batch_was_given_is_let_go_without_the_garbage_collector() -> None:
+    @serve.batch
+    async def sizes(models: list[Model]) -> list[int]:
+        return [len(model.batches) for model in models]
+
+    async def main() -> Any:
+        model = Model()
+        assert await sizes(model) == 0
+        await asyncio.sleep(1)
+        return weakref.ref(model)
+
+    gc.disable()
+    try:
+        assert run(main())() is None
+    finally:
+        gc.enable()
+
+
 def test_a_class_in_use_can_be_pickled_and_so_can_its_instances() -> None:
     class Local:
         @serve.batch(max_batch_size=2)
