@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -28,15 +29,7 @@ from greenroom.serve.admin.session import wait_for_goal
 from greenroom.serve.build import Built
 from greenroom.serve.cli import commands
 from greenroom.serve.cli.display import Progress
-from greenroom.serve.cli.flags import (
-    ANYWHERE,
-    FOLDER,
-    PATH,
-    application,
-    command,
-    fields_of,
-    reading,
-)
+from greenroom.serve.cli.flags import ANYWHERE, FOLDER, PATH, command, fields_of, reading
 from greenroom.serve.cli.logs import Logs
 from greenroom.serve.cli.starting import Starting, interrupt_on_terminate
 from greenroom.serve.code import importing
@@ -128,25 +121,69 @@ def _showing_tracebacks() -> Iterator[None]:
         raise
 
 
-def _source(ctx: click.Context, named: Mapping[str, Any]) -> Source:
-    """Return what a command deploys; UsageError for flags that a configuration file says itself."""
-    for name in ("name", "route_prefix", "working_dir", "arguments"):
-        given = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-        if given and named[name] and is_file(named["target"]):
-            what = "KEY=VALUE" if name == "arguments" else f"--{name.replace('_', '-')}"
-            raise click.UsageError(f"{what}: a configuration file says that itself")
-    return Source(**named)
+ENGINE = "greenroom.serve.engines.engine:build"
+_OF_FILES = {  # what a configuration file says itself
+    "arguments": "KEY=VALUE",
+    "name": "--name",
+    "route_prefix": "--route-prefix",
+    "working_dir": "--working-dir",
+}
+
+
+def application(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the arguments that name an application; the command gets its ``source``."""
+
+    @functools.wraps(function)
+    def gathered(
+        *args: Any, engine: str | None, target: str | None, app_dir: Path | None, **given: Any
+    ) -> None:
+        named = {name: given.pop(name) for name in _OF_FILES}
+        if engine is not None:
+            arguments = filter(None, (target, *named["arguments"], f"command={engine}"))
+            target, named["arguments"] = ENGINE, tuple(arguments)
+        if target is None:
+            raise click.UsageError("name a MODULE[:ATTRIBUTE] or a FILE, or give --command")
+        source_of = click.get_current_context().get_parameter_source
+        for name, flag in _OF_FILES.items() if is_file(target) else ():
+            if named[name] and source_of(name) is click.core.ParameterSource.COMMANDLINE:
+                raise click.UsageError(f"{flag}: a configuration file says that itself")
+        function(*args, source=Source(target, app_dir=app_dir, **named), **given)
+
+    command = gathered
+    for parameter in (
+        click.argument("arguments", metavar="[KEY=VALUE]...", nargs=-1),
+        click.argument("target", metavar="MODULE[:ATTRIBUTE]|FILE", required=False),
+        click.option(
+            "--command",
+            "engine",
+            metavar="COMMAND",
+            help="Instead of a MODULE: an engine that listens at {port}, with options KEY=VALUE.",
+        ),
+        click.option(
+            "--working-dir",
+            type=FOLDER,
+            metavar="DIR",
+            help="A folder that replicas get a copy of [none].",
+        ),
+        click.option(
+            "--app-dir",
+            type=FOLDER,
+            metavar="DIR",
+            help="Where to import from [--working-dir, else .].",
+        ),
+        click.option("--route-prefix", default="/", help="Its URL path, or 'none' [/]."),
+        click.option("--name", default="default", help="The application's name [default]."),
+    ):
+        command = parameter(command)
+    return command
 
 
 @command(*ANYWHERE)
 @application
 @fields_of(DeployFlags)
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds to wait [none].")
-@click.pass_context
 def deploy(
-    ctx: click.Context,
-    /,
-    named: dict[str, Any],
+    source: Source,
     fields: dict[str, Any],
     timeout: float | None,
     settings: HostSettings,
@@ -161,7 +198,6 @@ def deploy(
         flags = DeployFlags(**fields)
     except ValidationError as error:
         raise click.UsageError("; ".join(problems_in(error))) from None
-    source = _source(ctx, named)
     built = source.build()
     _show_options(settings, source.document)
     with commands.connected(settings) as connection:
@@ -251,12 +287,9 @@ def bring_up(connection: Connection, built: Built) -> None:
 @application
 @click.option("--reload", is_flag=True, help="Deploy again when a .py file under DIR changes.")
 @click.option("--non-blocking", is_flag=True, help="Deploy and leave it running.")
-@click.pass_context
 def run(
-    ctx: click.Context,
-    /,
     given: Collection[str],
-    named: dict[str, Any],
+    source: Source,
     reload: bool,
     non_blocking: bool,
     settings: HostSettings,
@@ -268,7 +301,6 @@ def run(
     """
     if reload and non_blocking:
         raise click.UsageError("--reload watches until Ctrl-C, so it excludes --non-blocking")
-    source = _source(ctx, named)
     interrupt_on_terminate()
     with contextlib.ExitStack() as undo:
         options = source.document.http_options, source.document.grpc_options

@@ -6,14 +6,14 @@ import datetime as dt
 import re
 import secrets
 import time
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core import operations as ops
 from greenroom.core.errors import InvalidRequestError
-from greenroom.core.tokens import PREFIX, digest_of
+from greenroom.core.tokens import PREFIX, Role, digest_of
 from greenroom.serve.cli.commands import connected, print_json
 from greenroom.serve.cli.flags import ANYWHERE, as_json, command
 
@@ -31,7 +31,7 @@ def token() -> None:
 @click.argument("name", required=False)
 @click.option(
     "--role",
-    type=click.Choice(["viewer", "deployer", "admin"]),
+    type=click.Choice(get_args(Role)),
     required=True,
     help="What it allows: to look; to deploy as well; or all, hosts included.",
 )
