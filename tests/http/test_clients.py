@@ -16,16 +16,6 @@ def test_fifty_clients_at_once_each_get_their_own_answer(front):
     assert answers == [f"/echo/{number}" for number in range(MANY)]
 
 
-def test_fifty_waiting_queries_wait_together_not_in_turn(front):
-    def attempt():
-        began = time.monotonic()
-        with ThreadPoolExecutor(MANY) as pool:
-            list(pool.map(front.ask, ["/sleep/0.3"] * MANY))
-        return time.monotonic() - began
-
-    check_within(0.3 * MANY / 5, attempt)
-
-
 @pytest.mark.parametrize(
     ("behind", "limit_s"),
     [

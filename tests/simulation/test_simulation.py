@@ -85,11 +85,3 @@ def test_a_save_that_is_lost_is_noticed_and_reported_with_how_to_replay_it() -> 
     assert "InvariantError" in replayed.splitlines()[-1]
     honest = simulate(*(option for option in options.split() if option != "--lying-disk"))
     assert "0 failed" in honest, "the lost save is why"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [(), ("--store", "database")])
-def test_three_hosts_lead_in_turn_by_files_or_a_database(options: tuple[str, ...]) -> None:
-    output = simulate("--seeds", "4", "--hosts", "3", *options)
-    assert "4 seeds from 0: 0 failed" in output
-    assert "epoch begun" in output
