@@ -23,7 +23,7 @@ from greenroom.actors.messages import admin as am
 from greenroom.core import operations as ops
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.config import ActorOptions, BackendConfig
-from greenroom.core.effects import Check, Effect
+from greenroom.core.effects import CheckReplica, Effect
 from greenroom.core.lifecycle.history import CODE_KEPT
 from greenroom.core.lifecycle.replicas import Report
 from greenroom.core.records import (
@@ -201,7 +201,7 @@ class Bench:
     def answer_checks(self, effects: list[Effect]) -> None:
         """Report of each replica that was asked that it is well."""
         for effect in effects:
-            if isinstance(effect, Check):
+            if isinstance(effect, CheckReplica):
                 self.report(effect.replica, effect.check_id)
                 self.turn()
 

@@ -1,8 +1,24 @@
-"""What the controller's core asks its shell to do, after the changes are saved."""
+"""What the controller's core asks its shell to do, after the changes are saved.
+
+The orders that need nothing of the shell's but the controller's ``epoch`` are the messages to the
+replica; see :mod:`greenroom.actors.messages.control`, whose names they travel under.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar, dataclass_transform
+
+from greenroom.core.formats import travels
+
+T = TypeVar("T")
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def _order(cls: type[T]) -> type[T]:
+    made = dataclass(frozen=True, slots=True, kw_only=True)(cls)
+    made.__module__ = "greenroom.actors.messages.control"
+    return travels(made)
 
 
 class Start(NamedTuple):
@@ -12,25 +28,39 @@ class Start(NamedTuple):
     backend: str
 
 
-class Reconfigure(NamedTuple):
-    """Tell a running replica the backend's newest config."""
+@_order
+class ReconfigureReplica:
+    """Controller to replica: newer settings; answered by ReplicaReported with that config_id."""
 
     replica: str
-    backend: str
+    config: dict[str, Any]
+    config_id: int
+    epoch: int = 0
 
 
-class Check(NamedTuple):
-    """Ask a running replica for its health; the answer carries ``check_id``."""
+@_order
+class CheckReplica:
+    """Controller to replica: run check_health; answered by ReplicaReported with check_id.
+
+    ``rank`` is its present one.
+    """
 
     replica: str
     check_id: int
+    rank: tuple[int, int, int, int] | None = None
+    epoch: int = 0
 
 
-class Stop(NamedTuple):
-    """Tell a replica to finish what it has within ``drain_s`` seconds and exit."""
+@_order
+class StopReplica:
+    """Controller to replica: finish what you have within ``drain_s``, then exit; may repeat.
+
+    ``replica`` names the receiver, which may not have been started yet.
+    """
 
     replica: str
     drain_s: float
+    epoch: int = 0
 
 
 class Kill(NamedTuple):
@@ -47,4 +77,5 @@ class AskPolicy(NamedTuple):
     question: dict[str, Any]  # plain values
 
 
-Effect = Start | Reconfigure | Check | Stop | Kill | AskPolicy
+Order = ReconfigureReplica | CheckReplica | StopReplica
+Effect = Start | Order | Kill | AskPolicy

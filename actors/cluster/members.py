@@ -27,6 +27,7 @@ from greenroom.core import formats
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.hosts import HostState
 from greenroom.core.cluster.leader_lease import Lease
+from greenroom.core.effects import StopReplica
 from greenroom.core.errors import ConflictError
 from greenroom.core.operations import DrainHost
 from greenroom.core.records import HostRecord
@@ -191,7 +192,7 @@ class Members:
         for tag, address in message.replicas:
             if address and self._cluster.backend_of(tag) is None:
                 logger.info("telling replica %s on host %s to go", tag, message.host)
-                stop = cm.StopReplica(replica=tag, drain_s=ORPHAN_DRAIN_S, epoch=self.epoch)
+                stop = StopReplica(replica=tag, drain_s=ORPHAN_DRAIN_S, epoch=self.epoch)
                 self._loop.send(self._loop.machine.address_of(address), stop)
 
     def watch(

@@ -51,7 +51,7 @@ from greenroom.persistence.locations import location_at
 logger = logging.getLogger(__name__)
 
 STOPPING_S = 0.5  # between two checks of what is left, beside those at each end of a replica
-_ROUTINE = (fx.Check, fx.AskPolicy)  # effects that are of no interest outside
+_ROUTINE = (fx.CheckReplica, fx.AskPolicy)  # effects that are of no interest outside
 
 
 class ActiveController:

@@ -7,40 +7,55 @@ error if it raised, took too long, or its process ended (see actors/plugins/chil
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from greenroom.actors.plugins.child import LOAD_TIMEOUT_S, Child
 from greenroom.actors.plugins.program import POLICY
-from greenroom.actors.runtime.loop import Loop, Timer
+from greenroom.actors.runtime.loop import Loop, resolve
 from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import HostSettings
-from greenroom.core.autoscaling.config import AutoscalingPolicy
+from greenroom.core.autoscaling.config import AutoscalingConfig, AutoscalingPolicy
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.effects import AskPolicy
 
 Answer = dict[str, Any]
 
 
-class _Question(NamedTuple):
-    ask_id: int
-    timer: Timer
-
-
 class _Runner:
-    """One policy's process, and the question that is open."""
+    """One policy's process, and the answer that is awaited."""
 
-    def __init__(self, policy: AutoscalingPolicy, child: Child) -> None:
+    def __init__(self, loop: Loop, policy: AutoscalingPolicy, make_child: Callable[..., Child]):
+        self._loop = loop
         self.policy = policy
-        self.child = child
-        self.question: _Question | None = None
+        self._child = make_child(
+            on_frame=lambda body: resolve(self._answer, _decoded(body)),
+            on_end=lambda why: resolve(self._answer, {"error": why}),
+        )
+        self._answer: asyncio.Future[Answer] = loop.asyncio.create_future()
 
-    @property
-    def limit_s(self) -> float:
-        """How long it may take for the answer."""
-        return self.policy.timeout_s + (0 if self.child.has_answered else LOAD_TIMEOUT_S)
+    async def ask(self, question: bytes) -> Answer:
+        """Return the answer; who has asked before gets none any more."""
+        self._answer.cancel()
+        self._answer = self._loop.asyncio.create_future()
+        limit_s = self.policy.timeout_s + (0 if self._child.has_answered else LOAD_TIMEOUT_S)
+        late = f"no answer within {limit_s:g} s; it was killed"
+        timer = self._loop.call_later(limit_s, lambda: self._child.fail(late))
+        if problem := self._child.send(question):
+            resolve(self._answer, {"error": problem})
+        try:
+            return await self._answer
+        finally:
+            timer.cancel()
+
+    def end(self) -> None:
+        """End the process, and drop the answer that is awaited."""
+        self._answer.cancel()
+        self._child.end()
 
 
 class Policies:
@@ -64,71 +79,45 @@ class Policies:
     def ask(self, effect: AskPolicy) -> None:
         """Ask a backend's policy; the answer to an earlier question is dropped."""
         tag = effect.backend
-        backend = self._cluster.state.backends.get(tag)
-        config = backend.autoscaled_by if backend is not None else None
+        config = self._config_of(tag)
         if config is None:
             return  # deleted in the same turn
-        runner = self._runners.get(tag)
-        if runner is not None and runner.policy != config.policy:
-            self._stop(tag)
-            runner = None
-        if runner is None:
-            runner = self._runners[tag] = _Runner(config.policy, self._child(tag, config.policy))
-        if runner.question is not None:
-            runner.question.timer.cancel()
-        limit_s = runner.limit_s
-        late = f"no answer within {limit_s:g} s; it was killed"
-        timer = self._loop.call_later(limit_s, lambda: runner.child.fail(late))
-        runner.question = _Question(effect.ask_id, timer)
-        question = {
-            "context": {**effect.question, "current_time": time.time()},
-            "kwargs": config.policy.policy_kwargs,
-        }
-        if problem := runner.child.send(json.dumps(question).encode()):
-            self._loop.call_later(0, lambda: self._answer(tag, runner, {"error": problem}))
+        policy, runner = config.policy, self._runners.get(tag)
+        if runner is None or runner.policy != policy:
+            self._end(tag)
+            for_all = partial(Child, self._loop, self._settings, self._records, role=POLICY)
+            make_child = partial(for_all, name=tag, code=policy.code)
+            runner = self._runners[tag] = _Runner(self._loop, policy, make_child)
+        self._loop.start(self._ask(effect, runner))
+
+    async def _ask(self, effect: AskPolicy, runner: _Runner) -> None:
+        if self._runners.get(effect.backend) is not runner:
+            return  # it was ended in the same turn
+        context = {**effect.question, "current_time": time.time()}
+        question = {"context": context, "kwargs": runner.policy.policy_kwargs}
+        answer, now = await runner.ask(json.dumps(question).encode()), time.monotonic()
+        self._cluster.autoscaler.policy_answered(effect.backend, effect.ask_id, answer, now)
+        self._changed()
 
     def tidy(self) -> None:
         """End the processes of backends that have no policy of the user's any more."""
         for tag in list(self._runners):
-            backend = self._cluster.state.backends.get(tag)
-            config = backend.autoscaled_by if backend is not None else None
+            config = self._config_of(tag)
             if config is None or not config.policy.is_custom:
-                self._stop(tag)
+                self._end(tag)
 
     def close(self) -> None:
         """End all processes."""
-        for backend in list(self._runners):
-            self._stop(backend)
+        for tag in list(self._runners):
+            self._end(tag)
 
-    # --- Inside ---------------------------------------------------------------------------------
+    def _config_of(self, tag: str) -> AutoscalingConfig | None:
+        backend = self._cluster.state.backends.get(tag)
+        return None if backend is None else backend.autoscaled_by
 
-    def _child(self, backend: str, policy: AutoscalingPolicy) -> Child:
-        return Child(
-            self._loop,
-            self._settings,
-            self._records,
-            role=POLICY,
-            name=backend,
-            code=policy.code,
-            on_frame=lambda body: self._answer(backend, self._runners[backend], _decoded(body)),
-            on_end=lambda why: self._answer(backend, self._runners[backend], {"error": why}),
-        )
-
-    def _stop(self, backend: str) -> None:
-        """End a backend's process; the answer to its open question is dropped."""
-        runner = self._runners.pop(backend)
-        if runner.question is not None:
-            runner.question.timer.cancel()
-            runner.question = None
-        runner.child.end()
-
-    def _answer(self, backend: str, runner: _Runner, answer: Answer) -> None:
-        question, runner.question = runner.question, None
-        if question is not None:
-            question.timer.cancel()
-            now = time.monotonic()
-            self._cluster.autoscaler.policy_answered(backend, question.ask_id, answer, now)
-            self._changed()
+    def _end(self, tag: str) -> None:
+        if (runner := self._runners.pop(tag, None)) is not None:
+            runner.end()
 
 
 def _decoded(body: bytes) -> Answer:

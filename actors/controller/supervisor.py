@@ -6,9 +6,8 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from greenroom.actors.cluster.members import Members
 from greenroom.actors.messages import control as cm, queries as m
@@ -39,7 +38,7 @@ class _Known:
     unwatch: Callback = lambda: None
     shown: tuple[m.Process, str] | None = None  # what the log has of it
     # The last order of each kind, while its actor on another host is asked for.
-    waiting: dict[type[m.Message], m.Message] = field(default_factory=dict)
+    waiting: dict[type, cm.StartReplica | fx.Order] = field(default_factory=dict)
     # Proxies that wait for its end, and their questions.
     asked_by: dict[str, tuple[m.Address, cm.DescribeEnd]] = field(default_factory=dict)
 
@@ -76,13 +75,6 @@ class Supervisor:
         self._ends: dict[str, str] = {}  # why the last replicas ended
         self._code: tuple[str, bytes] = ("", b"")  # the code last read
         self._starts = Repeats(loop)
-        self._perform: dict[type[fx.Effect], Callable[[Any], None]] = {
-            fx.Start: self._start,
-            fx.Reconfigure: self._reconfigure,
-            fx.Check: self._check,
-            fx.Stop: self._stop,
-            fx.Kill: self._kill,
-        }
         cluster.state.replica_gone.append(self._forget)
 
     # --- What is observed -----------------------------------------------------------------------
@@ -104,7 +96,7 @@ class Supervisor:
             self._log(message, known)
         is_wanted = self._cluster.replica_reported(message, time.monotonic())
         if not is_wanted and message.state != "draining":
-            self._loop.send(sender, cm.StopReplica(replica=tag, drain_s=0.0, epoch=self._epoch))
+            self._loop.send(sender, self._stop(tag, 0.0))
         self._changed()
 
     def _log(self, message: cm.ReplicaReported, known: _Known) -> None:
@@ -195,9 +187,10 @@ class Supervisor:
             backend = self._cluster.backend_of(tag)
             drain_s = backend.config.graceful_shutdown_timeout_s if backend else 0.0
             if known.address is not None and self._is_here(tag):  # others go on
-                self._loop.send(
-                    known.address, cm.StopReplica(replica=tag, drain_s=drain_s, epoch=self._epoch)
-                )
+                self._loop.send(known.address, self._stop(tag, drain_s))
+
+    def _stop(self, tag: str, drain_s: float) -> fx.StopReplica:
+        return fx.StopReplica(replica=tag, drain_s=drain_s, epoch=self._epoch)
 
     def any_alive(self) -> bool:
         """Return whether the process of any replica of this host is still there."""
@@ -227,7 +220,12 @@ class Supervisor:
 
     def perform(self, effect: fx.Effect) -> None:
         """Do what the core asks for; what it rests on is saved."""
-        self._perform[type(effect)](effect)
+        if isinstance(effect, fx.Start):
+            self._start(effect)
+        elif isinstance(effect, fx.Kill):
+            self._kill(effect.replica)
+        elif not isinstance(effect, fx.AskPolicy):
+            self._send(effect.replica, replace(effect, epoch=self._epoch))
 
     def _start(self, effect: fx.Start) -> None:
         backend = self._cluster.state.backends.get(effect.backend)
@@ -255,7 +253,7 @@ class Supervisor:
                 config_id=release.config_id,
                 runtime_env=release.actor_options.get("runtime_env", {}),
                 devices=dict(backend.replicas[effect.replica].devices),
-                rank=self._rank_of(effect.replica),
+                rank=backend.replicas[effect.replica].known_rank,
                 epoch=self._epoch,
                 num_cpus=release.actor_options.get("num_cpus", 0.0),
             ),
@@ -296,39 +294,15 @@ class Supervisor:
             self._code = (digest, self._checkpoints.load_code(digest))
         return self._code[1]
 
-    def _reconfigure(self, effect: fx.Reconfigure) -> None:
-        newest = self._cluster.state.backends[effect.backend].record.newest
-        order = cm.ReconfigureReplica(
-            replica=effect.replica,
-            config=config_of_replica(newest.config),
-            config_id=newest.config_id,
-            epoch=self._epoch,
-        )
-        self._send(effect.replica, order)
-
-    def _check(self, effect: fx.Check) -> None:
-        rank = self._rank_of(effect.replica)
-        order = cm.CheckReplica(**effect._asdict(), rank=rank, epoch=self._epoch)
-        self._send(effect.replica, order)
-
-    def _rank_of(self, tag: str) -> tuple[int, int, int, int] | None:
-        backend = self._cluster.backend_of(tag)
-        replica = None if backend is None else backend.replicas.get(tag)
-        rank = None if replica is None else replica.known_rank
-        return None if rank is None else (rank[0], rank[1], rank[2], rank[3])
-
-    def _stop(self, effect: fx.Stop) -> None:
-        self._send(effect.replica, cm.StopReplica(**effect._asdict(), epoch=self._epoch))
-
-    def _kill(self, effect: fx.Kill) -> None:
-        tag, process = effect.replica, self._process_of(effect.replica)
+    def _kill(self, tag: str) -> None:
+        process = self._process_of(tag)
         if process is not None:
             logger.warning("killing replica %s (pid %d)", tag, process.pid)
             self._end(tag, process)
         if process is None or not self._is_here(tag):
             # It reports when it hears this. If it has died while its host was cut off, its watch
             # was told only that it could not be reached; what is sent now finds that it is gone.
-            self._stop(fx.Stop(tag, 0.0))
+            self._send(tag, self._stop(tag, 0.0))
 
     def _end(self, tag: str, process: m.Process) -> None:
         if self._is_here(tag):
@@ -336,7 +310,7 @@ class Supervisor:
         else:
             self._members.kill(process, self._host_of(tag))
 
-    def _send(self, tag: str, message: m.Message) -> None:
+    def _send(self, tag: str, message: cm.StartReplica | fx.Order) -> None:
         known = self._replicas.get(tag)
         if known is None:
             if self._cluster.backend_of(tag) is None:
@@ -362,7 +336,7 @@ class Supervisor:
         for order in orders.values():
             self._send_to(known.address, tag, order)
 
-    def _send_to(self, address: m.Address, tag: str, message: m.Message) -> None:
+    def _send_to(self, address: m.Address, tag: str, message: cm.StartReplica | fx.Order) -> None:
         failed = partial(self._unreachable, tag, address)
         if isinstance(message, cm.StartReplica):
             self._starts.send(address, message, failed)

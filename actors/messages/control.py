@@ -10,6 +10,7 @@ from dataclasses import field
 from typing import Any
 
 from greenroom.actors.messages.queries import Address, LargeBytes, Message, Process, message
+from greenroom.core.effects import CheckReplica, ReconfigureReplica, StopReplica  # noqa: F401  # they travel under this module's name
 from greenroom.core.lifecycle.replicas import Report
 
 # --- Long poll: proxy -> controller -----------------------------------------------------------
@@ -155,41 +156,6 @@ class FolderFetched(Message):
     digest: str
     content: LargeBytes | None
     error: str = ""
-
-
-@message
-class ReconfigureReplica(Message):
-    """Controller to replica: newer settings; answered by ReplicaReported with that config_id."""
-
-    replica: str
-    config: dict[str, Any]
-    config_id: int
-    epoch: int = 0
-
-
-@message
-class CheckReplica(Message):
-    """Controller to replica: run check_health; answered by ReplicaReported with check_id.
-
-    ``rank`` is its present one.
-    """
-
-    replica: str
-    check_id: int
-    rank: tuple[int, int, int, int] | None = None
-    epoch: int = 0
-
-
-@message
-class StopReplica(Message):
-    """Controller to replica: finish what you have within ``drain_s``, then exit; may repeat.
-
-    ``replica`` names the receiver, which may not have been started yet.
-    """
-
-    replica: str
-    drain_s: float
-    epoch: int = 0
 
 
 @message

@@ -20,14 +20,11 @@ from greenroom.actors.cluster.epoch_fence import EpochFence
 from greenroom.actors.environments import packages
 from greenroom.actors.environments.folders import Arrival
 from greenroom.actors.messages.control import (
-    CheckReplica,
     ComparisonsReported,
     FetchFolder,
     FolderFetched,
-    ReconfigureReplica,
     ReplicaReported,
     StartReplica,
-    StopReplica,
 )
 from greenroom.actors.messages.queries import Address
 from greenroom.actors.replica import (
@@ -50,6 +47,7 @@ from greenroom.actors.runtime.shared_metrics import SharedMetrics
 from greenroom.core import devices
 from greenroom.core.comparing.comparing import Place, Plain
 from greenroom.core.config import RuntimeEnv, SessionAffinity
+from greenroom.core.effects import CheckReplica, ReconfigureReplica, StopReplica
 from greenroom.core.errors import DeployFailedError
 from greenroom.core.lifecycle.replicas import bounded
 from greenroom.core.metrics import Group

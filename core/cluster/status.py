@@ -286,7 +286,7 @@ def _replica(backend: Backend, replica: Replica) -> Mapping[str, Any]:
         "version": numbered(backend.record, replica.release).version,
         "state": replica.state.value,
         "ongoing": replica.ongoing,
-        "rank": replica.known_rank.rank if replica.known_rank and replica.state in LIVE else None,
+        "rank": replica.known_rank[0] if replica.known_rank and replica.state in LIVE else None,
         **({"devices": devices} if devices else {}),
         **({"trouble": problem} if (problem := replica.trouble or replica.worn) else {}),
     }

@@ -4,10 +4,10 @@ Theory of operation. Each state has a limit, and something that happens when it 
 
     starting      constructor_timeout_s; SILENT_START_S unreported    the start has failed
     running       health_check_timeout_s, while a check is open       a check is missed
-    should_stop   RELEASE_TIMEOUT_S                                   Stop, whatever proxies hold
+    should_stop   RELEASE_TIMEOUT_S                                   a stop, whatever proxies hold
     stopping      the drain time and KILL_MARGIN_S                    Kill; SILENT_EXIT_S later gone
 
-Until then the order of the state is repeated: Start and Stop each RESEND_S, Check each period.
+Until then the order of the state is repeated: starts and stops each RESEND_S, checks each period.
 """
 
 from __future__ import annotations
@@ -15,8 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from greenroom.core.config import BackendConfig
-from greenroom.core.effects import Check, Effect, Kill, Reconfigure, Start, Stop
+from greenroom.core.config import BackendConfig, config_of_replica
+from greenroom.core.effects import (
+    CheckReplica,
+    Effect,
+    Kill,
+    ReconfigureReplica,
+    Start,
+    StopReplica,
+)
 from greenroom.core.lifecycle.releases import is_newest
 from greenroom.core.lifecycle.replicas import Replica, ReplicaEvent, ReplicaState as S
 from greenroom.core.records import BackendRecord
@@ -71,7 +78,7 @@ class Orders(NamedTuple):
             return []
         if replica.reported:  # it is busy starting, or its later report was lost
             replica.ask_at = now + self.config.health_check_period_s
-            return [Check(replica.tag, 0)]
+            return [CheckReplica(replica=replica.tag, check_id=0, rank=replica.known_rank)]
         return self._start(replica, now)
 
     def _start(self, replica: Replica, now: float) -> list[Effect]:
@@ -81,11 +88,15 @@ class Orders(NamedTuple):
 
     def _keep(self, replica: Replica, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        config_id = self.record.newest.config_id
+        newest = self.record.newest
+        config_id = newest.config_id
         is_sent = max(replica.config_id, replica.sent_config_id) >= config_id
         if is_newest(self.record, replica) and not is_sent:
             replica.sent_config_id = config_id
-            effects.append(Reconfigure(replica.tag, self.record.tag))
+            config = config_of_replica(newest.config)
+            effects.append(
+                ReconfigureReplica(replica=replica.tag, config=config, config_id=config_id)
+            )
         # Planned with the period of its time: a period that was lowered since holds at once.
         replica.ask_at = min(replica.ask_at, now + self.config.health_check_period_s)
         # A check that is due soon is sent with those that are due now: a step costs more than it.
@@ -94,8 +105,9 @@ class Orders(NamedTuple):
         if replica.check_sent_at is None and is_due:
             replica.check_id += 1
             replica.check_sent_at = now
-            replica.sent_rank = replica.known_rank  # which the check carries
-            effects.append(Check(replica.tag, replica.check_id))
+            replica.sent_rank = rank = replica.known_rank
+            check = CheckReplica(replica=replica.tag, check_id=replica.check_id, rank=rank)
+            effects.append(check)
         return effects
 
     def _await_exit(self, replica: Replica, now: float) -> list[Effect]:
@@ -110,7 +122,7 @@ class Orders(NamedTuple):
 
     def _stop(self, replica: Replica, now: float) -> list[Effect]:
         replica.ask_at = min(now + RESEND_S, self.ends_at(replica))
-        return [Stop(replica.tag, self._drain_s(replica))]
+        return [StopReplica(replica=replica.tag, drain_s=self._drain_s(replica))]
 
     def _start_ends_at(self, replica: Replica) -> float:
         limit_s = self.config.constructor_timeout_s if replica.reported else SILENT_START_S

@@ -139,7 +139,7 @@ class Replica:
     replaced_for: RestartReason | None = None
     devices: Devices = field(default_factory=dict)
     rank: Rank | None = None  # the last that it had among those that live
-    sent_rank: Rank | None = None
+    sent_rank: tuple[int, int, int, int] | None = None
 
     @property
     def ejections(self) -> int:
@@ -179,9 +179,9 @@ class Replica:
         return cause if is_oom or not self.worn else self.worn
 
     @property
-    def known_rank(self) -> Rank | None:
-        """The rank to send it; None while only the record is known."""
-        return self.rank if self.rank is not None and self.rank.world_size else None
+    def known_rank(self) -> tuple[int, int, int, int] | None:
+        """The rank to send it, as a plain tuple; None while only the record is known."""
+        return self.rank[:] if self.rank is not None and self.rank.world_size else None
 
     def move(self, event: ReplicaEvent, now: float) -> float:
         """Take the table's transition; return since when it was in the state that it leaves."""

@@ -15,7 +15,15 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from greenroom.core.cluster.cluster import Cluster
-from greenroom.core.effects import AskPolicy, Check, Effect, Kill, Reconfigure, Start, Stop
+from greenroom.core.effects import (
+    AskPolicy,
+    CheckReplica,
+    Effect,
+    Kill,
+    ReconfigureReplica,
+    Start,
+    StopReplica,
+)
 from greenroom.core.lifecycle.history import Author
 from greenroom.core.lifecycle.placement import anywhere
 from greenroom.core.lifecycle.releases import numbered
@@ -237,8 +245,6 @@ class World:
         if isinstance(effect, Start):
             record = self.records["backend"][effect.backend]
             return numbered(record, record.replicas[effect.replica].release)
-        if isinstance(effect, Reconfigure):
-            return self.records["backend"][effect.backend].newest
         return None
 
     def _receive(self, process: Process, effect: Effect, settings: Any) -> None:
@@ -250,12 +256,12 @@ class World:
             elif release.config_id > process.config_id:
                 self._reconfigure(process, release.config, release.config_id)
             self.report(process)
-        elif isinstance(effect, Reconfigure):
-            self._reconfigure(process, settings.config, settings.config_id)
+        elif isinstance(effect, ReconfigureReplica):
+            self._reconfigure(process, effect.config, effect.config_id)
             self.report(process)
-        elif isinstance(effect, Check):
+        elif isinstance(effect, CheckReplica):
             self.report(process, effect.check_id)
-        else:  # Stop; or Kill where the controller has not heard of the process
+        else:  # a stop; or Kill where the controller has not heard of the process
             process.state = "draining"
             self.report(process)
 
@@ -332,7 +338,7 @@ class World:
                 self._exits.append((tag, process, ""))
         known = self.cluster.replica_reported(report, self.now)
         if not known and report.state != "draining" and process.alive:
-            self._receive(process, Stop(tag, 0.0), None)
+            self._receive(process, StopReplica(replica=tag, drain_s=0.0), None)
 
     def _exited(self, tag: str, process: Process, cause: str) -> None:
         if self.watched.get(tag) is process:

@@ -75,7 +75,6 @@ class Asker:
 
     def put(self, ask_id: int) -> None:
         self.policies.ask(AskPolicy("b", ask_id, dict(CONTEXT)))
-        self._started.update(self.pids())
 
     def ask(self) -> dict[str, Any]:
         self._ask_id += 1
@@ -86,7 +85,10 @@ class Asker:
 
     def run_until(self, condition: Callable[[], Any], timeout_s: float = 30) -> None:
         async def poll() -> None:
-            while not condition():
+            is_over = False
+            while not is_over:
+                self._started.update(self.pids())
+                is_over = condition()
                 await asyncio.sleep(0.005)
 
         self.asyncio.run_until_complete(asyncio.wait_for(poll(), timeout_s))
@@ -220,6 +222,7 @@ def test_nothing_here_waits_for_a_policy(asker: Asker) -> None:
     begun = time.monotonic()
     asker.put(1)
     assert time.monotonic() - begun < 5, "it never answers"
+    asker.run_until(asker.pids)
     asker.cluster.state.backends.clear()
     asker.policies.tidy()
     assert asker.pids() == []

@@ -66,7 +66,7 @@ def test_an_order_to_start_that_is_still_on_its_way_is_not_sent_once_more() -> N
     supervisor, _ = supervisor_of(loop)
     supervisor.perform(fx.Start(TAG, BACKEND))
     supervisor.perform(fx.Start(TAG, BACKEND))
-    supervisor.perform(fx.Check(TAG, 0))
+    supervisor.perform(fx.CheckReplica(replica=TAG, check_id=0))
     assert kinds(loop) == [cm.StartReplica, cm.CheckReplica]
     for arrived in (False, True):
         (loop.outbox[-1].arrived if arrived else loop.outbox[0].failed)()
@@ -111,11 +111,11 @@ def test_a_replica_that_is_gone_is_forgotten_and_not_made_anew_by_a_late_order()
     supervisor.perform(fx.Start(TAG, BACKEND))
     assert found == [TAG]
     cluster.state.replica_gone(TAG)
-    supervisor.perform(fx.Check(TAG, 0))
+    supervisor.perform(fx.CheckReplica(replica=TAG, check_id=0))
     assert found == [TAG, TAG], "the core still has it"
     cluster.state.replica_gone(TAG)
     del cluster.state.backends[BACKEND]
-    supervisor.perform(fx.Stop(TAG, 0.0))
+    supervisor.perform(fx.StopReplica(replica=TAG, drain_s=0.0))
     assert found == [TAG, TAG]
 
 
@@ -147,7 +147,7 @@ def test_orders_for_another_host_wait_until_its_replica_is_found(becomes: str) -
     supervisor, cluster = supervisor_of(loop, locate=locate)
     for _ in range(2):
         supervisor.perform(fx.Start(TAG, BACKEND))
-        supervisor.perform(fx.Stop(TAG, 0.0))
+        supervisor.perform(fx.StopReplica(replica=TAG, drain_s=0.0))
     if becomes == "gone":
         cluster.state.replica_gone(TAG)
     assert kinds(loop) == []
@@ -155,7 +155,7 @@ def test_orders_for_another_host_wait_until_its_replica_is_found(becomes: str) -
     is_answered.set()
     sent = [cm.StartReplica, cm.StopReplica] if becomes == "found" else []
     assert kinds(loop) == sent, "the last of each kind"
-    supervisor.perform(fx.Stop(TAG, 0.0))
+    supervisor.perform(fx.StopReplica(replica=TAG, drain_s=0.0))
     loop.pass_time(0)
     assert len(asked) == (1 if becomes == "found" else 2), "it is asked for again"
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from greenroom.core.cluster import status
-from greenroom.core.effects import Check, Kill, Reconfigure, Start, Stop
+from greenroom.core.effects import CheckReplica, Kill, ReconfigureReplica, Start, StopReplica
 from greenroom.core.lifecycle.backend import MAX_EJECTIONS, MAX_MISSED_CHECKS, OF_STARTS, Backend
 from greenroom.core.lifecycle.failures import DEATH, MAX_REPLACE_S, PATIENCE_S, Failures
 from greenroom.core.lifecycle.orders import (
@@ -42,6 +42,10 @@ def running_world(**config: object) -> World:
     world.converge()
     world.effects.clear()
     return world
+
+
+def checks(world: World) -> list[tuple[str, int]]:
+    return [(each.replica, each.check_id) for each in world.sent(CheckReplica)]
 
 
 # --- Settings -----------------------------------------------------------------------------------
@@ -101,7 +105,7 @@ def test_a_replica_that_starts_for_long_is_asked_whether_its_report_was_lost() -
     world.wait(2.9)
     assert world.effects == []
     world.wait(0.1)
-    assert world.sent(Check) == [Check(tag, 0)]
+    assert checks(world) == [(tag, 0)]
     assert states(world) == ["RUNNING"]
 
 
@@ -325,10 +329,10 @@ def test_a_replica_is_asked_to_stop_only_when_proxies_have_let_go_of_it() -> Non
     world = running_world(num_replicas=2)
     world.request(ask.update("b", num_replicas=1))
     assert sorted(states(world)) == ["RUNNING", "SHOULD_STOP"]
-    assert world.sent(Stop) == []
+    assert world.sent(StopReplica) == []
     world.flush()  # the proxy takes the table, and says so
     assert len(world.table("backend/b").replicas) == 1
-    assert len(world.sent(Stop)) == 1
+    assert len(world.sent(StopReplica)) == 1
     assert sorted(states(world)) == ["RUNNING", "STOPPING"]
 
 
@@ -337,9 +341,9 @@ def test_a_silent_proxy_holds_a_stop_up_for_a_while_only() -> None:
     world.cluster.state.long_poll.listen("silent", NOTHING_SEEN)
     world.request(ask.update("b", num_replicas=1))
     world.wait(RELEASE_TIMEOUT_S - 0.1)
-    assert world.sent(Stop) == []
+    assert world.sent(StopReplica) == []
     world.wait(0.1)
-    assert len(world.sent(Stop)) == 1
+    assert len(world.sent(StopReplica)) == 1
 
 
 def test_a_replica_that_does_not_stop_is_asked_again_and_killed_in_the_end() -> None:
@@ -354,7 +358,7 @@ def test_a_replica_that_does_not_stop_is_asked_again_and_killed_in_the_end() -> 
         world.now = world.cluster.next_due_at()
         world.turn()
         kills = [world.now for effect in world.effects if isinstance(effect, Kill)]
-    stops = world.sent(Stop)
+    stops = world.sent(StopReplica)
     assert [stop.drain_s for stop in stops] == [3.5] * 5
     assert kills == [stopped_at + 3.5 + KILL_MARGIN_S]
     world.converge()
@@ -367,7 +371,7 @@ def test_a_replica_whose_constructor_hangs_is_killed_without_a_time_to_drain() -
     world.processes[tag].stuck = True
     world.request(ask.delete("b"))
     world.flush()
-    assert [stop.drain_s for stop in world.sent(Stop)] == [0.0]
+    assert [stop.drain_s for stop in world.sent(StopReplica)] == [0.0]
     world.wait(KILL_MARGIN_S)
     assert world.sent(Kill) == [Kill(tag)]
     world.converge()
@@ -379,7 +383,7 @@ def test_a_new_controller_lets_a_replica_drain_whose_past_it_does_not_know() -> 
     world.boot()
     world.request(ask.delete("b"))
     world.converge()
-    assert {stop.drain_s for stop in world.sent(Stop)} == {60}
+    assert {stop.drain_s for stop in world.sent(StopReplica)} == {60}
 
 
 def test_a_kill_is_not_repeated_all_the_time() -> None:
@@ -395,7 +399,7 @@ def test_a_forced_delete_does_not_wait_for_queries() -> None:
     world = running_world()
     world.request(ask.delete("b", force=True))
     world.flush()
-    assert [stop.drain_s for stop in world.sent(Stop)] == [0.0]
+    assert [stop.drain_s for stop in world.sent(StopReplica)] == [0.0]
 
 
 # --- Health checks ------------------------------------------------------------------------------
@@ -405,17 +409,17 @@ def test_health_is_checked_every_period() -> None:
     world = running_world(health_check_period_s=2)
     world.wait(6.5)
     tag = world.running("b")[0].tag
-    assert world.sent(Check) == [Check(tag, 1), Check(tag, 2), Check(tag, 3)]
+    assert checks(world) == [(tag, 1), (tag, 2), (tag, 3)]
     assert states(world) == ["RUNNING"]
 
 
 def test_a_lowered_period_holds_for_the_check_that_was_planned_before() -> None:
     world = running_world(health_check_period_s=3600)
     world.wait(1)
-    assert world.sent(Check) == []
+    assert world.sent(CheckReplica) == []
     world.request(ask.update("b", health_check_period_s=2))
     world.wait(2.5)
-    assert world.sent(Check) == [Check(world.running("b")[0].tag, 1)]
+    assert checks(world) == [(world.running("b")[0].tag, 1)]
 
 
 def test_a_check_that_says_nothing_new_checks_none_of_the_other_replicas() -> None:
@@ -443,7 +447,7 @@ def test_checks_that_are_due_soon_are_sent_together() -> None:
         sent: dict[float, int] = {}
         while world.now < ends_at:
             world.wait(0.05)
-            if count := len(world.sent(Check)):
+            if count := len(world.sent(CheckReplica)):
                 sent[world.now] = count
                 world.effects.clear()
         assert set(sent.values()) == {20}, sent
@@ -482,17 +486,17 @@ def test_where_fresh_replicas_fail_their_checks_too_they_are_replaced_less_and_l
     world = running_world(health_check_period_s=10)
     first_hour = be_sick(world, 3_600)
     assert 8 < first_hour < 20
-    world.sent(Check)
+    world.sent(CheckReplica)
     next_hour = be_sick(world, 3_600)
     assert next_hour <= 12, "one in five minutes"
-    serving = sum(isinstance(effect, Check) for effect in world.effects)
+    serving = sum(isinstance(effect, CheckReplica) for effect in world.effects)
     assert serving > 330, "and they serve, and are checked, nearly all of the time"
     for process in world.processes.values():
         process.sick = False
     world.wait(20)
     assert status.backends(world.cluster)["b"]["message"] == ""
     be_sick(world, 40)
-    assert len(world.sent(Stop)) >= 1, "the first one is replaced at once again"
+    assert len(world.sent(StopReplica)) >= 1, "the first one is replaced at once again"
 
 
 def test_the_status_shows_what_a_health_check_raised_until_one_passes() -> None:
@@ -534,7 +538,7 @@ def test_checks_without_an_answer_count_when_their_time_is_up() -> None:
     stuck = world.running("b")[0]
     stuck.stuck = True
     world.wait(2 + 3 * 5 - 0.1)
-    assert len(world.sent(Check)) == MAX_MISSED_CHECKS
+    assert len(world.sent(CheckReplica)) == MAX_MISSED_CHECKS
     assert backend(world).converged
     world.wait(0.1)
     assert not backend(world).converged
@@ -726,7 +730,7 @@ def test_a_config_that_got_lost_is_sent_again_after_the_next_check() -> None:
     process.stuck = False
     world.wait(2.5)
     assert process.reconfigured == [2]
-    assert len(world.sent(Reconfigure)) == 2
+    assert len(world.sent(ReconfigureReplica)) == 2
     assert backend(world).converged
 
 
