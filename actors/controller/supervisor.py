@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from greenroom.actors.cluster.members import Members
 from greenroom.actors.messages import control as cm, queries as m
@@ -29,10 +28,12 @@ READ_AGAIN_S = 1.0  # code that a file system does not give at present
 MAX_ENDS = 100  # that are remembered for proxies which ask later
 
 
-@dataclass(slots=True)
-class _Known:
-    """A replica that was asked for, or has reported."""
+@dataclass(slots=True, eq=False)
+class _Replica:
+    """A replica of the core's that was asked for, or has reported."""
 
+    tag: str
+    host: str
     address: m.Address | None = None  # where to send to, also before the first report
     process: m.Process | None = None  # that has reported
     unwatch: Callback = lambda: None
@@ -71,7 +72,7 @@ class Supervisor:
         self._find = find
         self._changed = changed
         self._stopping = False
-        self._replicas: dict[str, _Known] = {}  # by tag
+        self._replicas: dict[str, _Replica] = {}  # by tag
         self._ends: dict[str, str] = {}  # why the last replicas ended
         self._code: tuple[str, bytes] = ("", b"")  # the code last read
         self._starts = Repeats(loop)
@@ -79,56 +80,54 @@ class Supervisor:
 
     # --- What is observed -----------------------------------------------------------------------
 
+    def _replica(self, tag: str) -> _Replica | None:
+        """Return what is known of a replica; None for one that the core does not have."""
+        if tag not in self._replicas and (backend := self._cluster.backend_of(tag)) is not None:
+            self._replicas[tag] = _Replica(tag, backend.replicas[tag].host)
+        return self._replicas.get(tag)
+
+    def _is_here(self, replica: _Replica) -> bool:
+        return self._members.is_here(replica.host)
+
+    def _forget(self, tag: str) -> None:
+        replica = self._replicas.pop(tag, None)
+        if replica is not None:
+            replica.unwatch()
+            replica.waiting.clear()
+
     def reported(self, message: cm.ReplicaReported, sender: m.Address) -> None:
         """Take a replica's report; ask the replica to go if it is not wanted."""
-        tag, process = message.replica, message.process
-        known = self._replicas.setdefault(tag, _Known()) if tag else None
-        if known is not None and known.process != process:
-            known.address, known.process = sender, process
-            known.unwatch()
-            known.unwatch = self._loop.watch_process(
+        replica, process = self._replica(message.replica), message.process
+        if replica is not None and replica.process != process:
+            replica.unwatch()
+            replica.address, replica.process = sender, process
+            replica.unwatch = self._loop.watch_process(
                 process,
-                lambda: self._exited(tag, process),
+                lambda: self._exited(replica, process),
                 sender,
                 on_unreachable=lambda: None,  # whether its host is lost is judged by other signs
             )
-        if known is not None:
-            self._log(message, known)
+        if replica is not None and replica.shown != (process, message.state):  # they are repeated
+            replica.shown = (process, message.state)
+            log_report(message)
         is_wanted = self._cluster.replica_reported(message, time.monotonic())
         if not is_wanted and message.state != "draining":
-            self._loop.send(sender, self._stop(tag, 0.0))
+            self._loop.send(sender, self._stop(message.replica, 0.0))
         self._changed()
-
-    def _log(self, message: cm.ReplicaReported, known: _Known) -> None:
-        """Log a replica's start, or why it could not: once, as reports are repeated."""
-        tag, process = message.replica, message.process
-        if known.shown == (process, message.state):
-            return
-        known.shown = (process, message.state)
-        if message.state == "running":
-            logger.info("replica %s (pid %d) runs", tag, process.pid)
-        elif message.state == "failed":
-            reason = last_line(message.error)
-            logger.error("replica %s (pid %d) could not start: %s", tag, process.pid, reason)
 
     def child_exited(self, address: m.Address) -> None:
         """Record a replica that ended before it reported; the others are watched by pid."""
-        for tag, known in list(self._replicas.items()):
-            if known.address == address and known.process is None:
-                known.address = None
-                self._loop.start(self._died_unreported(tag, address, self._host_of(tag)))
-
-    async def _died_unreported(self, tag: str, address: m.Address, host: str) -> None:
-        cause = await self._members.cause_of_end(tag, address, host)
-        if self._process_of(tag) is None:
-            self._cluster.replica_exited(tag, time.monotonic(), cause)
-            self._changed()
+        for replica in list(self._replicas.values()):
+            if replica.address == address and replica.process is None:
+                replica.address = None
+                self._loop.start(self._died(replica, None, address))
 
     def replica_gone(self, message: cm.ReplicaLost) -> None:
         """Kill a replica that a proxy calls gone: dead, or so stuck that it takes no message."""
-        process = self._process_of(message.replica)
-        if process is not None and process.incarnation == message.incarnation:
-            self._end(message.replica, process)  # its exit is what counts
+        replica = self._replicas.get(message.replica)
+        process = None if replica is None else replica.process
+        if replica is not None and process and process.incarnation == message.incarnation:
+            self._end(replica, process)  # its exit is what counts
 
     def describe_end(self, message: cm.DescribeEnd, sender: m.Address) -> None:
         """Tell a proxy why a replica ended, as soon as that is known."""
@@ -139,43 +138,40 @@ class Supervisor:
         elif tag in self._replicas:
             self._replicas[tag].asked_by[str(sender)] = sender, message
 
-    def _exited(self, tag: str, process: m.Process) -> None:
-        if self._process_of(tag) != process:
-            return
-        if self._stopping or not self._may_be_asked_for(tag):
-            self._gone(tag, process)
+    def _exited(self, replica: _Replica, process: m.Process) -> None:
+        """Ask how a replica ended that was to go on, or may have run out of memory in draining."""
+        backend = self._cluster.backend_of(replica.tag)
+        core = None if backend is None else backend.replicas[replica.tag]
+        if self._stopping or core is None or not (core.state in LIVE or core.worn):
+            self._gone(replica)
         else:
-            at, host = self._replicas[tag].address, self._host_of(tag)
-            self._loop.start(self._died(tag, process, at, host))
+            self._loop.start(self._died(replica, process, replica.address))
 
-    async def _died(self, tag: str, process: m.Process, at: m.Address, host: str) -> None:
-        self._gone(tag, process, await self._members.cause_of_end(tag, at, host))
+    async def _died(self, replica: _Replica, process: m.Process | None, at: m.Address) -> None:
+        cause = await self._members.cause_of_end(replica.tag, at, replica.host)
+        if self._replicas.get(replica.tag) is replica and replica.process == process:
+            self._gone(replica, cause)
 
-    def _may_be_asked_for(self, tag: str) -> bool:
-        """Return whether a replica was to go on, or may have run out of memory while it drained."""
-        backend = self._cluster.backend_of(tag)
-        replica = None if backend is None else backend.replicas[tag]
-        return replica is not None and (replica.state in LIVE or bool(replica.worn))
-
-    def _gone(self, tag: str, process: m.Process, cause: str = "") -> None:
-        if self._process_of(tag) != process:
-            return
-        logger.info("replica %s (pid %d) is gone%s", tag, process.pid, cause and f": {cause}")
-        if self._is_here(tag):
-            self._records.remove(process)
-        self._record_end(tag, cause)
+    def _gone(self, replica: _Replica, cause: str = "") -> None:
+        tag, process = replica.tag, replica.process
+        if process is not None:
+            logger.info("replica %s (pid %d) is gone%s", tag, process.pid, cause and f": {cause}")
+            if self._is_here(replica):
+                self._records.remove(process)
+        self._record_end(replica, cause)
         self._forget(tag)
         if not self._stopping:
             self._cluster.replica_exited(tag, time.monotonic(), cause)
         self._changed()
 
-    def _record_end(self, tag: str, cause: str) -> None:
+    def _record_end(self, replica: _Replica, cause: str) -> None:
+        tag = replica.tag
         backend = self._cluster.backend_of(tag)
         self._ends.pop(tag, None)
         self._ends[tag] = cause if backend is None else backend.replicas[tag].why_ended(cause)
         if len(self._ends) > MAX_ENDS:
             del self._ends[next(iter(self._ends))]
-        for proxy, question in self._replicas[tag].asked_by.values():
+        for proxy, question in replica.asked_by.values():
             self.describe_end(question, proxy)
 
     # --- The end of the system ------------------------------------------------------------------
@@ -183,38 +179,19 @@ class Supervisor:
     def stop_all(self) -> None:
         """Make all replicas drain and exit, without a word to the core: they are to come back."""
         self._stopping = True
-        for tag, known in self._replicas.items():
-            backend = self._cluster.backend_of(tag)
+        for replica in filter(self._is_here, self._replicas.values()):  # others go on
+            backend = self._cluster.backend_of(replica.tag)
             drain_s = backend.config.graceful_shutdown_timeout_s if backend else 0.0
-            if known.address is not None and self._is_here(tag):  # others go on
-                self._loop.send(known.address, self._stop(tag, drain_s))
+            if replica.address is not None:
+                self._loop.send(replica.address, self._stop(replica.tag, drain_s))
 
     def _stop(self, tag: str, drain_s: float) -> fx.StopReplica:
         return fx.StopReplica(replica=tag, drain_s=drain_s, epoch=self._epoch)
 
     def any_alive(self) -> bool:
         """Return whether the process of any replica of this host is still there."""
-        return any(
-            self._loop.machine.is_alive(known.process)
-            for tag, known in self._replicas.items()
-            if known.process is not None and self._is_here(tag)
-        )
-
-    def _is_here(self, tag: str) -> bool:
-        return self._members.is_here(self._host_of(tag))
-
-    def _host_of(self, tag: str) -> str:
-        backend = self._cluster.backend_of(tag)
-        return "" if backend is None else backend.replicas[tag].host
-
-    def _process_of(self, tag: str) -> m.Process | None:
-        return self._replicas[tag].process if tag in self._replicas else None
-
-    def _forget(self, tag: str) -> None:
-        known = self._replicas.pop(tag, None)
-        if known is not None:
-            known.unwatch()
-            known.waiting.clear()
+        here = [replica.process for replica in self._replicas.values() if self._is_here(replica)]
+        return any(self._loop.machine.is_alive(process) for process in here if process is not None)
 
     # --- Effects --------------------------------------------------------------------------------
 
@@ -225,7 +202,7 @@ class Supervisor:
         elif isinstance(effect, fx.Kill):
             self._kill(effect.replica)
         elif not isinstance(effect, fx.AskPolicy):
-            self._send(effect.replica, replace(effect, epoch=self._epoch))
+            self._send(replace(effect, epoch=self._epoch))
 
     def _start(self, effect: fx.Start) -> None:
         backend = self._cluster.state.backends.get(effect.backend)
@@ -239,25 +216,23 @@ class Supervisor:
             logger.warning("replica %s has to wait for its code: %s", effect.replica, error)
             self._loop.call_later(READ_AGAIN_S, lambda: self._start(effect))
             return
-        self._send(
-            effect.replica,
-            cm.StartReplica(
-                replica=effect.replica,
-                backend=record.tag,
-                deployment=record.deployment or record.tag,
-                application=record.application,
-                version=release.version,
-                code=code,
-                code_hash=release.code_hash,
-                config=config_of_replica(release.config),
-                config_id=release.config_id,
-                runtime_env=release.actor_options.get("runtime_env", {}),
-                devices=dict(backend.replicas[effect.replica].devices),
-                rank=backend.replicas[effect.replica].known_rank,
-                epoch=self._epoch,
-                num_cpus=release.actor_options.get("num_cpus", 0.0),
-            ),
+        order = cm.StartReplica(
+            replica=effect.replica,
+            backend=record.tag,
+            deployment=record.deployment or record.tag,
+            application=record.application,
+            version=release.version,
+            code=code,
+            code_hash=release.code_hash,
+            config=config_of_replica(release.config),
+            config_id=release.config_id,
+            runtime_env=release.actor_options.get("runtime_env", {}),
+            devices=dict(backend.replicas[effect.replica].devices),
+            rank=backend.replicas[effect.replica].known_rank,
+            epoch=self._epoch,
+            num_cpus=release.actor_options.get("num_cpus", 0.0),
         )
+        self._send(order)
 
     def fetch(self, message: cm.FetchFolder, sender: m.Address) -> None:
         """Send a replica the zip of the folder that it works in."""
@@ -295,56 +270,65 @@ class Supervisor:
         return self._code[1]
 
     def _kill(self, tag: str) -> None:
-        process = self._process_of(tag)
-        if process is not None:
-            logger.warning("killing replica %s (pid %d)", tag, process.pid)
-            self._end(tag, process)
-        if process is None or not self._is_here(tag):
+        replica = self._replica(tag)
+        if replica is None:
+            return
+        if replica.process is not None:
+            logger.warning("killing replica %s (pid %d)", tag, replica.process.pid)
+            self._end(replica, replica.process)
+        if replica.process is None or not self._is_here(replica):
             # It reports when it hears this. If it has died while its host was cut off, its watch
             # was told only that it could not be reached; what is sent now finds that it is gone.
-            self._send(tag, self._stop(tag, 0.0))
+            self._send(self._stop(tag, 0.0))
 
-    def _end(self, tag: str, process: m.Process) -> None:
-        if self._is_here(tag):
+    def _end(self, replica: _Replica, process: m.Process) -> None:
+        if self._is_here(replica):
             self._loop.machine.send_signal(process, signal.SIGKILL)
         else:
-            self._members.kill(process, self._host_of(tag))
+            self._members.kill(process, replica.host)
 
-    def _send(self, tag: str, message: cm.StartReplica | fx.Order) -> None:
-        known = self._replicas.get(tag)
-        if known is None:
-            if self._cluster.backend_of(tag) is None:
-                return  # it is gone
-            known = self._replicas[tag] = _Known()
-        if known.address is None:
-            if not self._is_here(tag):
-                if not known.waiting:
-                    self._loop.start(self._seek(tag, known))
-                known.waiting[type(message)] = message
-                return
-            known.address = self._find(tag)
-        self._send_to(known.address, tag, message)
+    def _send(self, order: cm.StartReplica | fx.Order) -> None:
+        replica = self._replica(order.replica)
+        if replica is None:
+            return  # it is gone
+        if replica.address is None and not self._is_here(replica):
+            if not replica.waiting:
+                self._loop.start(self._seek(replica))
+            replica.waiting[type(order)] = order
+            return
+        if replica.address is None:
+            replica.address = self._find(replica.tag)
+        self._send_to(replica, order)
 
-    async def _seek(self, tag: str, known: _Known) -> None:
+    async def _seek(self, replica: _Replica) -> None:
         """Find a replica's actor on another host, and send it the orders that wait for that."""
-        address = await self._members.locate(tag, self._host_of(tag))
-        orders, known.waiting = known.waiting, {}
+        address = await self._members.locate(replica.tag, replica.host)
+        orders, replica.waiting = replica.waiting, {}
         if address is None:
             return  # the core asks again
-        if known.address is None:
-            known.address = address
+        if replica.address is None:
+            replica.address = address
         for order in orders.values():
-            self._send_to(known.address, tag, order)
+            self._send_to(replica, order)
 
-    def _send_to(self, address: m.Address, tag: str, message: cm.StartReplica | fx.Order) -> None:
-        failed = partial(self._unreachable, tag, address)
-        if isinstance(message, cm.StartReplica):
-            self._starts.send(address, message, failed)
+    def _send_to(self, replica: _Replica, order: cm.StartReplica | fx.Order) -> None:
+        address = replica.address
+
+        def failed() -> None:
+            """Look for the replica anew next time: the admin may have named one that just died."""
+            if replica.process is None and replica.address == address:
+                replica.address = None
+
+        if isinstance(order, cm.StartReplica):
+            self._starts.send(address, order, failed)
         else:
-            self._loop.send(address, message, on_failed=failed)
+            self._loop.send(address, order, on_failed=failed)
 
-    def _unreachable(self, tag: str, address: m.Address) -> None:
-        """Look for the replica anew next time: the admin may have named one that just died."""
-        known = self._replicas.get(tag)
-        if known is not None and known.process is None and known.address == address:
-            known.address = None
+
+def log_report(message: cm.ReplicaReported) -> None:
+    """Log a replica's start, or why it could not."""
+    if message.state == "running":
+        logger.info("replica %s (pid %d) runs", message.replica, message.process.pid)
+    elif message.state == "failed":
+        what, reason = (message.replica, message.process.pid), last_line(message.error)
+        logger.error("replica %s (pid %d) could not start: %s", *what, reason)
