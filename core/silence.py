@@ -16,7 +16,6 @@ own ticks instead of using a clock, and starts counting again after a late tick.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -34,59 +33,55 @@ class Doing(StrEnum):
     HELD = "is held by a debugger"
 
 
+class Ticks:
+    """The ticks of one process that watches others."""
+
+    def __init__(self) -> None:
+        self._at: float | None = None
+
+    def passed_s(self, now: float) -> float:
+        """Return how long the last tick took; 0 for one that came late, and says nothing."""
+        passed_s = 0.0 if self._at is None else now - self._at
+        self._at = now
+        return passed_s if passed_s < LATE_S else 0.0
+
+
 @dataclass(slots=True)
-class _Heard:
-    beats: int
+class Silence:
+    """One watched process: the count of its beats, and for how long that has been the same."""
+
+    beats: int = 0
     still_s: float = 0.0
     busy_s: float = 0.0
 
-
-class Silences:
-    """All processes that one process watches; ``limit_s`` is how long one may stand still."""
-
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._heard: dict[Hashable, _Heard] = {}
-        self._ticked_at: float | None = None
-        self._passed_s = 0.0
-
-    def tick(self, now: float) -> None:
-        """Begin a check of all processes."""
-        passed_s = 0.0 if self._ticked_at is None else now - self._ticked_at
-        self._ticked_at = now
-        if passed_s < LATE_S:
-            self._passed_s = passed_s
-            return
-        self._passed_s = 0.0
-        for heard in self._heard.values():
-            heard.still_s = heard.busy_s = 0.0
-
-    def beats(self, process: Hashable, beats: int) -> bool:
-        """Take the count of a process's beats; return whether there is a new one."""
-        heard = self._heard.get(process)
-        if heard is not None and heard.beats == beats and beats:  # none yet: it starts
+    def is_broken(self, beats: int) -> bool:
+        """Take the count of the process's beats; return whether there is a new one."""
+        if beats == self.beats and beats:  # none yet: it starts
             return False
-        self._heard[process] = _Heard(beats)
+        self.beats, self.still_s, self.busy_s = beats, 0.0, 0.0
         return True
 
     def is_due(
-        self, process: Hashable, doing: Doing, patience_s: float = 0.0, *, runs_user_code: bool
+        self,
+        doing: Doing,
+        passed_s: float,
+        limit_s: float,
+        patience_s: float = 0.0,
+        *,
+        runs_user_code: bool,
     ) -> bool:
         """Take what a silent process does; return whether to end it.
 
-        ``patience_s`` is the least time that it has asked for.
+        ``passed_s`` is what the watcher's tick took, ``limit_s`` how long a process may stand
+        still, ``patience_s`` the least time that this one has asked for.
         """
-        heard = self._heard[process]
-        if doing is Doing.STILL:
-            heard.still_s += self._passed_s
+        if not passed_s:
+            self.still_s = self.busy_s = 0.0
+        elif doing is Doing.STILL:
+            self.still_s += passed_s
         elif doing is not Doing.HELD:
-            heard.busy_s += self._passed_s
-        if heard.still_s >= max(self._limit_s, patience_s):
+            self.busy_s += passed_s
+        if self.still_s >= max(limit_s, patience_s):
             return True
-        most_s = max(self._limit_s * BUSY_TIMES, patience_s)
-        return not runs_user_code and heard.still_s + heard.busy_s >= most_s
-
-    def keep(self, processes: set[Hashable]) -> None:
-        """Forget all others."""
-        for process in self._heard.keys() - processes:
-            del self._heard[process]
+        most_s = max(limit_s * BUSY_TIMES, patience_s)
+        return not runs_user_code and self.still_s + self.busy_s >= most_s

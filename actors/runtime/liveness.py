@@ -23,6 +23,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from greenroom.actors.messages.queries import Process
@@ -34,7 +35,7 @@ from greenroom.actors.runtime.processes import (
     shared_page,
     stat_fields,
 )
-from greenroom.core.silence import TICK_S, Doing, Silences
+from greenroom.core.silence import TICK_S, Doing, Silence, Ticks
 
 logger = logging.getLogger(__name__)
 
@@ -169,6 +170,23 @@ def _identity(stat: os.stat_result) -> tuple[int, int]:
 MAX_PAUSE_TICKS = 64  # between two checks for the pulse of a process that has shown none yet
 
 
+class _Watched:
+    """A process that is watched."""
+
+    def __init__(self) -> None:
+        self.silence = Silence()
+        self.pulse: OtherPulse | None = None
+        self.is_logged = False
+        self._ticks_left, self._pause = 0, 1  # until it is sought again, which takes ever longer
+
+    def seek(self, find: Callable[[], OtherPulse | None]) -> None:
+        """Find its pulse; one that has none may be about to begin, or never will."""
+        self._ticks_left -= 1
+        if self._ticks_left < 0:
+            self.pulse, self._ticks_left = find(), self._pause
+            self._pause = min(2 * self._pause, MAX_PAUSE_TICKS)
+
+
 class SilenceWatch:
     """The processes that one process watches; ``limit_s`` is how long one may stand still.
 
@@ -186,79 +204,66 @@ class SilenceWatch:
         self._find_pulse = find_pulse
         self._send_signal = send_signal
         self._command_line = command_line
-        self._silences = Silences(limit_s)
-        self._pulses: dict[Process, OtherPulse] = {}
-        self._missing: dict[Process, tuple[int, int]] = {}  # ticks until the next check, and pause
-        self._logged: set[Process] = set()
+        self._ticks = Ticks()
+        self._watched: dict[Process, _Watched] = {}
 
     def check(self, processes: Iterable[Process]) -> None:
         """Look at these, once in TICK_S, and kill what has been silent for too long."""
-        watched = dict.fromkeys(processes)
-        self._keep(set(watched))
-        self._silences.tick(time.monotonic())
-        for process in watched:
-            pulse = self._pulse_of(process)
-            if pulse is not None:
-                self._judge(process, pulse)
+        wanted = dict.fromkeys(processes)
+        for process in self._watched.keys() - wanted:
+            self._let_go(process)
+        passed_s = self._ticks.passed_s(time.monotonic())
+        for process in wanted:
+            watched = self._watched.get(process)
+            if watched is None:
+                watched = self._watched[process] = _Watched()
+            if watched.pulse is None:
+                watched.seek(partial(self._find_pulse, process))
+            if watched.pulse is not None:
+                self._judge(process, watched, watched.pulse, passed_s)
 
     def close(self) -> None:
         """Let go of all."""
-        self._keep(set())
+        self.check(())
 
-    def _keep(self, watched: set[Process]) -> None:
-        self._silences.keep({*watched})
-        for process in self._pulses.keys() - watched:
-            self._pulses.pop(process).close()
-        for process in self._missing.keys() - watched:
-            del self._missing[process]
-        self._logged &= watched
+    def _let_go(self, process: Process) -> None:
+        pulse = self._watched.pop(process).pulse
+        if pulse is not None:
+            pulse.close()
 
-    def _pulse_of(self, process: Process) -> OtherPulse | None:
-        """Return a process's pulse; one that has none may be about to begin, or never will."""
-        if process in self._pulses:
-            return self._pulses[process]
-        left, pause = self._missing.get(process, (0, 1))
-        if left:
-            self._missing[process] = (left - 1, pause)
-            return None
-        pulse = self._find_pulse(process)
-        if pulse is None:
-            self._missing[process] = (pause, min(2 * pause, MAX_PAUSE_TICKS))
-        else:
-            self._missing.pop(process, None)
-            self._pulses[process] = pulse
-        return pulse
-
-    def _judge(self, process: Process, pulse: OtherPulse) -> None:
-        seen = pulse.read()
-        if self._silences.beats(process, seen.beats):
+    def _judge(
+        self, process: Process, watched: _Watched, pulse: OtherPulse, passed_s: float
+    ) -> None:
+        seen, silence = pulse.read(), watched.silence
+        if silence.is_broken(seen.beats):
             pulse.heard()
         elif not pulse.is_current():  # the same process may be another program now
-            self._pulses.pop(process).close()
-        elif self._silences.is_due(
-            process,
+            self._let_go(process)
+        elif silence.is_due(
             doing := pulse.doing(seen.thread),
+            passed_s,
+            self._limit_s,
             seen.patience_s,
             runs_user_code=seen.runs_user_code,
         ):
-            self._end(process, doing, time.monotonic() - seen.at)
+            if not watched.is_logged:  # what waits for the disk ends when that answers
+                watched.is_logged = True
+                self._log(process, doing, time.monotonic() - seen.at)
+            try:
+                self._send_signal(process, signal.SIGKILL)
+            except OSError as error:  # no descriptor for it now; the next check tries again
+                logger.warning("process %d could not be killed: %s", process.pid, error)
 
-    def _end(self, process: Process, doing: Doing, silent_s: float) -> None:
-        if process not in self._logged:  # what waits for the disk ends when that answers
-            self._logged.add(process)
-            logger.error(
-                "killing %s (pid %d): its message loop has been silent for %.1f s (limit %g s), "
-                "and the process %s",
-                self._command_line(process.pid) or "a process",
-                process.pid,
-                silent_s,
-                self._limit_s,
-                doing.value,
-            )
-        try:
-            self._send_signal(process, signal.SIGKILL)
-        except OSError as error:  # no descriptor for it now; the next check tries again
-            logger.warning("process %d could not be killed: %s", process.pid, error)
+    def _log(self, process: Process, doing: Doing, silent_s: float) -> None:
+        logger.error(
+            "killing %s (pid %d): its message loop has been silent for %.1f s (limit %g s), "
+            "and the process %s",
+            self._command_line(process.pid) or "a process",
+            process.pid,
+            silent_s,
+            self._limit_s,
+            doing.value,
+        )
 
 
 def silent_among(processes: Mapping[Process, str]) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from greenroom.core.silence import BUSY_TIMES, TICK_S, Doing, Silences
+from greenroom.core.silence import BUSY_TIMES, TICK_S, Doing, Silence, Ticks
 
 LIMIT_S = 5.0
 
@@ -13,7 +13,7 @@ class Watched:
     """One process that is looked at once a tick."""
 
     def __init__(self) -> None:
-        self.silences = Silences(LIMIT_S)
+        self.ticks, self.silence = Ticks(), Silence()
         self.now = 1000.0
         self.beats = 1
         self.check()
@@ -22,10 +22,12 @@ class Watched:
         self, doing: Doing = Doing.STILL, *, patience_s: float = 0.0, runs_user_code: bool = False
     ) -> bool:
         """Look once; return whether the process is to be given up."""
-        self.silences.tick(self.now)
-        if self.silences.beats("it", self.beats):
+        passed_s = self.ticks.passed_s(self.now)
+        if self.silence.is_broken(self.beats):
             return False
-        return self.silences.is_due("it", doing, patience_s, runs_user_code=runs_user_code)
+        return self.silence.is_due(
+            doing, passed_s, LIMIT_S, patience_s, runs_user_code=runs_user_code
+        )
 
     def ticks_until_due(self, most: int = 200, doing: Doing = Doing.STILL, **more: object) -> int:
         for count in range(1, most + 1):
@@ -92,10 +94,3 @@ def test_a_watcher_that_runs_by_fits_and_starts_judges_no_process() -> None:
     for _ in range(100):
         watched.now += 3.0
         assert not watched.check()
-
-
-def test_what_is_watched_no_more_is_forgotten() -> None:
-    watched = Watched()
-    assert watched.ticks_until_due(most=4) == 0
-    watched.silences.keep(set())
-    assert watched.ticks_until_due() == 1 + LIMIT_S / TICK_S
