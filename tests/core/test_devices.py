@@ -201,7 +201,7 @@ def test_a_changed_rank_is_sent_at_once() -> None:
     world.complete(deploy("a", 2))
     world.effects.clear()
     world.complete(deploy("a", 3))
-    found = [effect.replica for effect in world.effects if type(effect).__name__ == "Check"]
+    found = [effect.replica for effect in world.effects if type(effect).__name__ == "CheckReplica"]
     assert len(set(found)) == 2, "those that were there have a larger world"
 
 
