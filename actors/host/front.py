@@ -290,4 +290,4 @@ class GrpcServer(Service):
             return
         if importlib.util.find_spec("grpc_health") is None:
             raise StartError("gRPC needs the extra 'grpc': pip install 'greenroom[grpc]'")
-        self._launch("greenroom.http_front.grpc.server:main", {}, (), by_fork=False)
+        self._launch("greenroom.http_front.grpc.serving:main", {}, (), by_fork=False)

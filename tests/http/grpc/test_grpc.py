@@ -23,7 +23,7 @@ from grpc_tools import protoc
 from greenroom import serve
 from greenroom.http_front.clients import TrustedProxies
 from greenroom.http_front.grpc.calls import Places, Servicers
-from greenroom.http_front.grpc.server import CONNECTION, Services
+from greenroom.http_front.grpc.serving import CONNECTION, Services
 from greenroom.serve.admin import applications
 from greenroom.serve.exceptions import BackPressureError, GrpcStatusError, StartError
 from tests.support.certificates import certificate
@@ -323,7 +323,7 @@ service RayServeAPIService {
 """
 STARTED = """
 import asyncio, types, grpc, serve_pb2
-from greenroom.http_front.grpc.server import Services
+from greenroom.http_front.grpc.serving import Services
 async def start():
     names = types.SimpleNamespace(names=())
     Services(grpc.aio.server(), names, None, None, has_reflection=True)

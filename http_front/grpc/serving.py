@@ -1,4 +1,4 @@
-"""The gRPC server's process: ``python -m greenroom.http_front.grpc.server``.
+"""The gRPC server's process: ``python -m greenroom.http_front.grpc.serving``.
 
 Its settings are those of the environment. SIGTERM drains: health says NOT_SERVING, and RPCs in
 flight are finished, for as long as actors/runtime/draining.py says. Exit codes: 0, 1 (failed), 2
