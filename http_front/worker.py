@@ -22,6 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from gunicorn.sock import ssl_context
 from gunicorn.workers.base import Worker
 
 from greenroom.actors.runtime import draining
@@ -33,7 +34,6 @@ from greenroom.http_front.app import Front
 from greenroom.http_front.connections import Connections, Listener
 from greenroom.http_front.protocol import FrontProtocol
 from greenroom.http_front.server import FD_VARIABLE
-from greenroom.http_front.websocket import FrontSocket
 
 _logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         most = most_connections(raise_limit())
         connections = self._connections = Connections(front, front.options, most)
         await front.start()
-        tls = self._tls_context()
+        tls = ssl_context(self.cfg) if self.cfg.is_ssl else None
         make = partial(FrontProtocol, connections, short_way.beginning(front))
         self._listeners = [Listener(each.sock, connections, make, tls) for each in self.sockets]
         for listener in self._listeners:
@@ -149,13 +149,6 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         self._listeners.append(listener)
         listener.open()
 
-    def _tls_context(self) -> ssl.SSLContext | None:
-        if not self.cfg.certfile:
-            return None
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(self.cfg.certfile, self.cfg.keyfile)
-        return context
-
     async def _until_stopping(self) -> None:
         """Return when it is time to stop; notifies the master meanwhile that the worker lives."""
         outlives_master = FD_VARIABLE in os.environ
@@ -185,17 +178,13 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
             front.drain()
         front.conversations.close_all()
         deadline = self._loop.time() + draining.drain_s(front.settings)
-        await self._drain_while(self._is_busy, deadline)
+        await self._drain_while(lambda: front.requests.in_flight > 0, deadline)
         for listener in self._listeners:
             listener.accept_waiting()
             listener.close()
         await self._drain_while(lambda: self._connections.are_open, deadline)
         if not self._is_quick:
             await front.stop()
-
-    def _is_busy(self) -> bool:
-        has_sockets = any(isinstance(each, FrontSocket) for each in self._connections.all)
-        return self._front.requests.in_flight > 0 or has_sockets
 
     async def _drain_while(self, condition: Callable[[], bool], deadline: float) -> None:
         """Close what is idle until the condition is False, it is late or it is to be quick."""
