@@ -9,6 +9,7 @@ import pytest
 
 from greenroom.actors.messages.control import MeetProxy
 from greenroom.actors.runtime.loop import Outbox
+from greenroom.core.routing.load import busy
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess, Place
 from tests.support.timing import until
@@ -77,8 +78,8 @@ def test_reports_of_a_query_reach_its_router_however_many_others_there_are() -> 
             return await answer
 
         assert one.loop.run_until_complete(ask()) == 7
-        busy = one.proxy.dispatcher.router.busy
-        one.loop.run_until_complete(until(lambda: not busy()))
+        state = one.proxy.dispatcher.router.state
+        one.loop.run_until_complete(until(lambda: not busy(state)))
         for each in others:
             each.loop.close()
     finally:
