@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -16,15 +15,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Send
 
-from greenroom.actors.replica import context as user_context, logging as user_logging
+from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica.asgi import AppSource
 from greenroom.actors.replica.user_code import ASGI_APP
-from greenroom.core.errors import (
-    PASSED_ON,
-    BodyTooLargeError,
-    GreenroomError,
-    MethodNotAllowedError,
-)
+from greenroom.core.errors import BodyTooLargeError
 from greenroom.serve.deployments import Deployment
 
 C = TypeVar("C", bound=type)
@@ -93,34 +87,6 @@ def make_app(
         method, _, path = place.partition(" ")
         routes.append(Route(path, guarded(answer), methods=[method]))
     return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
-
-
-def describe_failure(
-    error: Exception, *own: type[GreenroomError]
-) -> tuple[int, str, dict[str, str]]:
-    """Return status, text and headers for an error; user code's is logged, and not described.
-
-    A client is told of errors of the kinds ``own`` as of those that every handler passes on.
-    """
-    if isinstance(error, HTTPException):
-        return error.status_code, error.detail, dict(error.headers or {})
-    if not (isinstance(error, GreenroomError) and isinstance(error, (*PASSED_ON, *own))):
-        _log(error)
-        return 500, "the deployment raised an exception", {}
-    headers = {}
-    if error.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-    if isinstance(error, MethodNotAllowedError):
-        headers["allow"] = ", ".join(error.allowed)
-    return error.http_status, str(error), headers
-
-
-def _log(error: BaseException) -> None:
-    query = user_context.running.get()
-    if query is not None:
-        user_logging.log_failure(query.assignment.query, error)
-    else:
-        logging.getLogger(user_logging.OURS).error("a request failed", exc_info=error)
 
 
 class ClosingStream(StreamingResponse):

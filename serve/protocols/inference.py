@@ -29,14 +29,8 @@ from starlette.responses import JSONResponse, Response
 
 from greenroom.core.errors import BodyTooLargeError, GrpcStatusError, InvalidRequestError
 from greenroom.core.validation import describe
-from greenroom.serve.protocols.apps import (
-    Answerer,
-    describe_failure,
-    give_app,
-    instance,
-    make_app,
-    read_body,
-)
+from greenroom.serve.protocols.apps import Answerer, give_app, instance, make_app, read_body
+from greenroom.serve.protocols.failures import describe_failure
 
 __all__ = ["inference"]
 

@@ -33,7 +33,6 @@ from greenroom.serve.protocols import responses
 from greenroom.serve.protocols.apps import (
     Answerer,
     ClosingStream,
-    describe_failure,
     give_app,
     instance,
     make_app,
@@ -47,6 +46,7 @@ from greenroom.serve.protocols.chats import (
     OpenAIRequest,
     StopCutter,
 )
+from greenroom.serve.protocols.failures import describe_failure
 
 __all__ = [
     "ChatRequest",

@@ -54,7 +54,7 @@ from greenroom.persistence.kv import StoreError
 from greenroom.persistence.locations import location_at
 from greenroom.persistence.memory import MemoryStore
 from greenroom.serve.handle import DeploymentHandle, DeploymentResponse
-from greenroom.serve.protocols.apps import describe_failure
+from greenroom.serve.protocols.failures import describe_failure
 from greenroom.serve.tasks.callbacks import CallbackRefusedError, call_back, origin_of, target_of
 from greenroom.serve.tasks.consumers import RUN, Consumer, types_of
 from greenroom.serve.tasks.log import CALL, RESULT, JobLog, values_of
