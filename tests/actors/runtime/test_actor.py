@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,10 +30,11 @@ from greenroom.actors.runtime.port import CONTROLLER, PROXY
 from greenroom.actors.runtime.settings import read_settings
 from tests.actors.by_hand import Hand
 from tests.actors.conftest import deploy
+from tests.support.lone_loop import LoneTransport
 from tests.support.systems import RunningSystem, alive, wait_until
 
 
-class Ends(BaseException):
+class Ends(SystemExit):
     """What os._exit does here."""
 
 
@@ -60,31 +62,6 @@ class Actor(LoopActor):
         return [(sender, f"sorry: {error}")] if sender is not None else []
 
 
-class Transport:
-    """Keeps what is sent."""
-
-    deliveries_at_once = 1
-    starved_s = 0.0
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[Any, Any]] = []
-        self.later: list[tuple[float, Callable[..., None], tuple[Any, ...]]] = []
-        self.loop = SimpleNamespace(call_later=self._call_later)
-
-    def _call_later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
-        if args == (1,):  # the exit's
-            self.later.append((delay_s, call, args))
-
-    def send(self, target: Any, message: Any, _on_sent: Any, _on_failed: Any) -> None:
-        self.sent.append((target, message))
-
-    def send_loosely(self, target: Any, message: Any) -> None:
-        self.send(target, message, None, None)
-
-    def at_turn_end(self, callback: Callable[[], None]) -> None:
-        callback()
-
-
 @pytest.fixture
 def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     codes: list[int] = []
@@ -100,56 +77,67 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.fixture
 def make(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, exits: list[int]
-) -> Callable[..., tuple[Any, Transport]]:
+) -> Iterator[Callable[..., tuple[Any, LoneTransport]]]:
     monkeypatch.setenv("GREENROOM_STATE_DIR", str(tmp_path))
     monkeypatch.setattr(base_module, "be_as_usual", lambda: None)
     machine = Machine()
     machine.configure_logging = lambda *_: None  # type: ignore[method-assign]
     read_settings().run_dir.mkdir(parents=True)
+    made: list[LoneTransport] = []
 
-    def make(kind: Any = Actor) -> tuple[Any, Transport]:
-        actor, transport = kind(), Transport()
+    def make(kind: Any = Actor) -> tuple[Any, LoneTransport]:
+        actor, transport = kind(), LoneTransport()
+        made.append(transport)
         actor.machine = machine
         actor._myRef = SimpleNamespace(
             transport=SimpleNamespace(mailbox=transport), address="itself"
         )
         return actor, transport
 
-    return make
+    yield make
+    for transport in made:
+        transport.loop.close()
+
+
+def ends_after(transport: LoneTransport) -> float:
+    """Return after how long an actor's process ends."""
+    loop, begun_at = transport.loop, transport.loop.time()
+    with pytest.raises(Ends):
+        loop.run_forever()
+    return loop.time() - begun_at
 
 
 def test_it_answers_who_waits_and_ends_and_does_nothing_more(make: Any, exits: list[int]) -> None:
     actor, transport = make()
     actor.receiveMessage(Asked(), "somebody")
-    assert transport.sent == [("somebody", "sorry: half is done")]
-    ((delay_s, call, args),) = transport.later
-    assert (delay_s, args) == (ANSWER_S, (1,))
+    assert [each[:2] for each in transport.sent] == [("somebody", "sorry: half is done")]
     actor.receiveMessage(Asked(), "another")
     actor.loop.guarded(lambda: actor.taken.append("a timer"))
     assert len(actor.taken) == len(transport.sent) == 1
-    with pytest.raises(Ends):
-        call(*args)
+    assert ends_after(transport) == pytest.approx(ANSWER_S)
+    assert exits == [1]
 
 
 def test_what_a_timer_raises_ends_it_as_well(make: Any) -> None:
     actor, transport = make()
     actor.receiveMessage(ActorStarts(), "somebody")
     actor.loop.guarded(lambda: 1 / 0)
-    assert [delay_s for delay_s, _, _ in transport.later] == [0.0]
+    assert ends_after(transport) == 0.0
 
 
 class ActorStarts:
     """A message that nobody knows."""
 
 
-def test_a_message_that_has_changed_nothing_ends_nothing(make: Any) -> None:
+def test_a_message_that_has_changed_nothing_ends_nothing(make: Any, exits: list[int]) -> None:
     actor, transport = make()
     actor.receiveMessage(ActorStarts(), "somebody")
     actor.is_whole = True
     for _ in range(3):
         actor.receiveMessage(Asked(), "somebody")
     assert len(actor.taken) == 3
-    assert transport.later == []
+    transport.loop.run_until_complete(asyncio.sleep(2 * MOST_S))
+    assert exits == []
 
 
 def test_one_process_after_the_other_that_fails_keeps_the_name_for_longer(make: Any) -> None:
@@ -157,9 +145,10 @@ def test_one_process_after_the_other_that_fails_keeps_the_name_for_longer(make: 
     for _ in range(12):
         actor, transport = make()
         actor.receiveMessage(Asked(), None)
-        pauses.append(transport.later[0][0])
-    assert pauses[:5] == [0.0, FIRST_S, 2 * FIRST_S, 4 * FIRST_S, 8 * FIRST_S]
-    assert pauses[-1] == MOST_S
+        pauses.append(ends_after(transport))
+    expected = [0.0, FIRST_S, 2 * FIRST_S, 4 * FIRST_S, 8 * FIRST_S]
+    assert pauses[:5] == pytest.approx(expected)
+    assert pauses[-1] == pytest.approx(MOST_S)
 
 
 def test_one_that_cannot_even_begin_waits_too(make: Any) -> None:
@@ -171,9 +160,9 @@ def test_one_that_cannot_even_begin_waits_too(make: Any) -> None:
     for _ in range(3):
         actor, transport = make(Unable)
         actor.receiveMessage(Asked(), "somebody")
-        pauses.append(transport.later[0][0])
+        pauses.append(ends_after(transport))
         assert transport.sent == []
-    assert pauses == [0.0, FIRST_S, 2 * FIRST_S]
+    assert pauses == pytest.approx([0.0, FIRST_S, 2 * FIRST_S])
 
 
 def test_while_it_waits_it_goes_when_the_system_ends(make: Any) -> None:
