@@ -91,6 +91,8 @@ def test_all_that_is_wrong_with_a_run_is_reported_at_once(system):
         serve.run(Adder.bind(), name="a#b", route_prefix="x")
     with pytest.raises(InvalidRequestError, match=r"forget \.bind\(\)"):
         serve.run(Adder)
+    with pytest.raises(InvalidRequestError, match="argument 1 is <unlocked"):
+        serve.run(Adder.bind(threading.Lock()))
     assert system.calls == []
 
 

@@ -3,6 +3,7 @@ import sys
 import pytest
 
 from greenroom.serve.admin.declarative import build_document, described, read_targets
+from greenroom.serve.code.importing import forget_modules
 from greenroom.serve.config_file import ConfigFile, written
 from greenroom.serve.schema import InvalidDocumentError, read_document
 
@@ -119,6 +120,10 @@ def test_modules_of_one_name_in_two_working_dirs_are_two(folder):
     }
     assert digests == set(built.folders)
     assert len(digests) == 2
+    forget_modules(folder)
+    given = build_document(read_document(document), folder, folder / "one")
+    replicas = [spec.deployments[0].config.num_replicas for spec in given.applications]
+    assert replicas == [1, 1], "a folder that is given goes before both"
 
 
 def test_a_document_of_code_builds_the_same_application(folder, tmp_path):
