@@ -278,21 +278,18 @@ class Backend:
         replica = self.replicas.get(tag)
         if replica is None or replica.state in {ReplicaState.STOPPED, ReplicaState.SHOULD_START}:
             return
-        before = replica.state
-        replica.recovering = False
         ended = replica.why_ended(cause)
         reason = RestartReason.parse(ended)
-        is_oom = reason is RestartReason.OUT_OF_MEMORY
-        if before is ReplicaState.RUNNING or (is_oom and before is ReplicaState.STARTING):
-            self._count_restart(replica, reason)
-        since = replica.move(ReplicaEvent.EXITED, now)
         why = f"{f': {cause}' if cause else ''}; see: greenroom logs {tag}"
-        if before is ReplicaState.STARTING:
-            error = f"its process died while it was starting{why}"
-            self._failed(replica, error, None, since, now)
-        elif before is ReplicaState.RUNNING:
+        if replica.state is ReplicaState.STARTING:
+            if reason is RestartReason.OUT_OF_MEMORY:
+                self._count_restart(replica, reason)
+            self._failed(replica, f"its process died while it was starting{why}", None, now)
+        elif replica.state is ReplicaState.RUNNING:
             error = ended if replica.worn else f"a replica's process died{why}"
-            self._lost(replica, error, since, now, failures.DEATH, failures.BRIEF_LIFE)
+            self._lost(replica, reason, error, now, failures.DEATH, failures.BRIEF_LIFE)
+        replica.recovering = False
+        replica.move(ReplicaEvent.EXITED, now)
 
     def _checked(self, replica: Replica, report: Report, now: float) -> None:
         """Take the answer to a health check."""
@@ -327,17 +324,15 @@ class Backend:
             if releases.is_newest(self.record, replica) and not self.record.newest.served:
                 self.record = releases.with_newest(self.record, served=True)
         elif report.state in {"failed", "draining"}:
-            since = replica.move(ReplicaEvent.FAILED, now)
             if report.state == "failed":
-                error, exception, lasts = report.error, report.exception, report.lasts
-                self._failed(replica, error, exception, since, now, lasts=lasts)
+                self._failed(replica, report.error, report.exception, now, lasts=report.lasts)
+            replica.move(ReplicaEvent.FAILED, now)
 
     def _failed(
         self,
         replica: Replica,
         error: str,
         exception: bytes | None,
-        began_at: float,
         now: float,
         *,
         lasts: bool = False,
@@ -347,11 +342,11 @@ class Backend:
         reason = RestartReason.CRASHED if has_run else RestartReason.FAILED_START
         self._count_restart(replica, reason)
         self.failures.last_error = error = self.placement.with_host(replica.host, error)
-        self.failures.add(failures.START, replica, began_at, now)
+        self.failures.add(failures.START, replica, now)
         # Code that a host cannot load is to be found out, unless it has been good once: where the
         # other hosts took it all, a missing package would show or not by chance.
         if not lasts or releases.numbered(self.record, replica.release).ran:
-            self.failures.add(failures.START_HERE, replica, began_at, now)
+            self.failures.add(failures.START_HERE, replica, now)
         if not releases.is_newest(self.record, replica):
             return
         most = self.config.max_constructor_retry_count
@@ -363,15 +358,21 @@ class Backend:
             self._fail(error, exception)
 
     def _lost(
-        self, replica: Replica, error: str, since: float, now: float, *kinds: failures.Kind
+        self,
+        replica: Replica,
+        reason: RestartReason,
+        error: str,
+        now: float,
+        *kinds: failures.Kind,
     ) -> None:
-        """Count the loss of a replica that ran since then.
+        """Count the loss of a replica that runs.
 
         Go back from a release whose replicas start, and are lost one after the other.
         """
+        self._count_restart(replica, reason)
         self.failures.last_error = error
         for kind in (*kinds, failures.LOSS):
-            self.failures.add(kind, replica, since, now, now - since)
+            self.failures.add(kind, replica, now, now - replica.since)
         if not releases.is_newest(self.record, replica) or releases.fallback(self.record) is None:
             return
         losses = len(self.failures.row(failures.LOSS, replica.release))
@@ -489,9 +490,9 @@ class Backend:
             if replica.reported:
                 limit = f"constructor_timeout_s={self.config.constructor_timeout_s:g}"
                 error = f"its constructor did not return within {limit}"
+            self._failed(replica, error, None, now)
             replica.recovering = False
-            since = replica.move(ReplicaEvent.FAILED, now)
-            self._failed(replica, error, None, since, now)
+            replica.move(ReplicaEvent.FAILED, now)
             effects.append(Kill(replica.tag))
         return effects
 
@@ -515,10 +516,9 @@ class Backend:
             is_early = now < self.failures.pause_ends_at(replica.release, kind)
             if is_early and not (is_silent or self.updating):
                 continue  # one that answers may be better than the next that fails as well
-            self._count_restart(replica, reason)
-            since = replica.move(ReplicaEvent.RETIRE, now)
             self.failures.check_error = error
-            self._lost(replica, error, since, now, kind)
+            self._lost(replica, reason, error, now, kind)
+            replica.move(ReplicaEvent.RETIRE, now)
 
     def _replace_worn(self, now: float) -> None:
         """Have worn replicas replaced by fresh ones: as many at a time as an update may start."""
@@ -536,8 +536,7 @@ class Backend:
         for replica in worn[:room]:
             replica.moving = True
             self._count_restart(replica, RestartReason.parse(replica.worn))
-            ran_s = replica.worn_at - replica.since
-            self.failures.add(failures.WEAR, replica, replica.since, now, ran_s)
+            self.failures.add(failures.WEAR, replica, now, replica.worn_at - replica.since)
 
     def _count_restart(self, replica: Replica, reason: RestartReason) -> None:
         """Count a replica that is replaced and was to go on: once, by the first reason."""

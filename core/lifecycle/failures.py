@@ -76,14 +76,12 @@ class Failures:
         self.last_error = ""  # until all is well
         self.check_error = ""  # of the replica that was replaced last, until a fresh one passes
 
-    def add(
-        self, kind: Kind, replica: Replica, began_at: float, now: float, ran_s: float = 0.0
-    ) -> None:
-        """Count a failure of what began at some time, and has run for ``ran_s``."""
+    def add(self, kind: Kind, replica: Replica, now: float, ran_s: float = 0.0) -> None:
+        """Count a failure of a replica in its present state, which has run for ``ran_s``."""
         row = self.row(kind, replica.release)
         if ran_s > kind.stable_s:
             self._drop(row)
-        elif row and began_at < row[-1].at:
+        elif row and replica.since < row[-1].at:
             row[-1].hosts.add(replica.host)
         else:
             self._all.append(Failure(kind, replica.release, now, {replica.host}))

@@ -183,13 +183,11 @@ class Replica:
         """The rank to send it, as a plain tuple; None while only the record is known."""
         return self.rank[:] if self.rank is not None and self.rank.world_size else None
 
-    def move(self, event: ReplicaEvent, now: float) -> float:
-        """Take the table's transition; return since when it was in the state that it leaves."""
-        state, since = next_state(TRANSITIONS, self.state, event), self.since
-        self.state, self.since = state, now
+    def move(self, event: ReplicaEvent, now: float) -> None:
+        """Take the table's transition."""
+        self.state, self.since = next_state(TRANSITIONS, self.state, event), now
         if event is ReplicaEvent.STARTED:
             self.may_have_served = True
-        return since
 
 
 def rank(living: Sequence[Replica]) -> None:

@@ -783,12 +783,13 @@ def test_only_deaths_in_quick_succession_are_a_crash_loop() -> None:
         return failures.pause_ends_at(release, *OF_STARTS)
 
     for number in range(10):
-        failures.add(DEATH, replica, 32.0 * number, 32.0 * number + 31.0, ran_s=31.0)
+        replica.since = 32.0 * number
+        failures.add(DEATH, replica, replica.since + 31.0, ran_s=31.0)
     assert starts_at(1) == 0.0, "each one had run for long, and is replaced at once"
     for number in range(3):
-        began_at = 400.0 + 30.0 * number
-        failures.add(DEATH, replica, began_at, began_at + 29.0, ran_s=29.0)
-    assert starts_at(1) == began_at + 29.0 + 0.2
+        replica.since = 400.0 + 30.0 * number
+        failures.add(DEATH, replica, replica.since + 29.0, ran_s=29.0)
+    assert starts_at(1) == replica.since + 29.0 + 0.2
     assert starts_at(2) == 0.0, "another release's failures say nothing of it"
 
 

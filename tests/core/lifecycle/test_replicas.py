@@ -10,7 +10,6 @@ from greenroom.core.lifecycle.failures import DEATH, KEPT, PATIENCE_S, START, ST
 from greenroom.core.lifecycle.replicas import TRANSITIONS, Replica, ReplicaEvent, ReplicaState
 from greenroom.core.transitions import next_state
 
-REPLICA = Replica("b#1", release=1, host="x")
 ILLEGAL = sorted(set(itertools.product(ReplicaState, ReplicaEvent)) - TRANSITIONS.keys())
 
 
@@ -31,22 +30,26 @@ def test_every_state_leads_to_stopped_which_nothing_leaves() -> None:
     assert not any(before is ReplicaState.STOPPED for before, _ in TRANSITIONS)
 
 
+def began(since: float) -> Replica:
+    return Replica("b#1", release=1, host="x", since=since)
+
+
 def test_a_row_of_failures_is_spent_after_enough_of_them_and_enough_time() -> None:
     failures, now, tries = Failures(), 100.0, 0
     while not tries or not failures.is_spent(1, 20, now):
         now = failures.pause_ends_at(1, *OF_STARTS) if tries else now
         tries += 1
-        failures.add(START, REPLICA, now, now)
+        failures.add(START, began(now), now)
     assert (tries, now) == (9, 100.0 + PATIENCE_S)
 
 
 def test_a_row_of_slow_failures_is_spent_after_three() -> None:
     failures = Failures()
     for count, now in enumerate([100.0, 160.0, 220.0], 1):
-        failures.add(START, REPLICA, now - 60.0, now)
+        failures.add(START, began(now - 60.0), now)
         assert failures.is_spent(1, 20, now) == (count == 3)
     failures.came_up(1)
-    failures.add(START, REPLICA, 300.0, 300.0)
+    failures.add(START, began(300.0), 300.0)
     assert not failures.is_spent(1, 20, 300.0), "the time counts from the first since a success"
     assert failures.is_spent(1, 1, 300.0)
 
@@ -56,7 +59,7 @@ def test_failures_of_months_are_bounded_and_delay_the_next_start_as_before() -> 
     for number in range(10 * KEPT):
         now = 100.0 * number
         for kind in (START, START_HERE, DEATH):
-            failures.add(kind, REPLICA, now, now)
+            failures.add(kind, began(now), now)
     rows = [failures.row(kind, 1) for kind in (START, START_HERE, DEATH)]
     assert sum(map(len, rows)) == KEPT
     assert failures.pause_ends_at(1, *OF_STARTS) == now + 10.0
