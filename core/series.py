@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any, NamedTuple
 
-from greenroom.core.rollouts.judging import BUCKETS, bound_of, bucket_of
+from greenroom.core.rollouts.judging import BUCKETS, bound_of, bucket_of, percentile
 
 REPORT_S = 1.0
 LAG_S = 0.5  # a report that is late by less still counts for the step that it is about
@@ -68,12 +68,8 @@ class Traffic:
 
     def latency_s(self, share: float) -> float:
         """Return what this share of the queries took at most; 0 without any."""
-        wanted, seen = share * self.ended, 0
-        for bucket, count in sorted(self.latencies.items()):
-            seen += count
-            if seen >= wanted:
-                return bound_of(min(bucket, BUCKETS - 1))
-        return 0.0
+        bucket = percentile(self.latencies, share * self.ended)
+        return bound_of(min(bucket, BUCKETS - 1)) if self.ended else 0.0
 
 
 class Row(NamedTuple):

@@ -165,8 +165,7 @@ class Backend:
                 changed = True
             return changed or again
         self.failures = Failures()
-        self._take_release(releases.updated(self.record, release, wanted))
-        self.update(target=target)
+        self._take_release(replace(releases.updated(self.record, release, wanted), target=target))
         return True
 
     def delete(self, *, force: bool = False) -> bool:
@@ -385,8 +384,8 @@ class Backend:
             self.update(failure=error, exception=exception)
             return
         target = self._target_with(BackendConfig.read(earlier.config))
-        self._take_release(releases.rolled_back(self.record, earlier, error))
-        self.update(exception=exception, target=target)
+        record = releases.rolled_back(self.record, earlier, error)
+        self._take_release(replace(record, exception=exception, target=target))
 
     # --- Hosts ----------------------------------------------------------------------------------
 

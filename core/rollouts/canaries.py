@@ -77,13 +77,7 @@ class Canaries:
             self._hold_code(record)
             if record.state == TAKING_OVER:
                 state.lay(self._ingress(record), Overlay({record.to: 1.0}))
-        # Candidates that have ended, or whose records are lost.
-        self._retiring = {
-            name
-            for name, application in state.applications.items()
-            if name != served_as(name) and not application.deleting
-        } - {candidate_of(name) for name, each in records.items() if each.state not in ENDED}
-        state.agenda.touch(CANARY, *records, *map(served_as, self._retiring))
+        state.agenda.touch(CANARY, *records, *map(served_as, state.applications))
 
     # --- Requests -------------------------------------------------------------------------------
 
@@ -178,9 +172,7 @@ class Canaries:
 
     def reconcile(self, name: str, wall_now: float) -> None:
         """Take the next step of an application's canary, if it has one; forget it with that."""
-        agenda, record, candidate = self._state.agenda, self._records.get(name), candidate_of(name)
-        if candidate in self._retiring:
-            self._retire(candidate)
+        agenda, record = self._state.agenda, self._records.get(name)
         if record is not None:
             self._advance(record, wall_now)
             agenda.upon((APPLICATION, name), CANARY, name)
@@ -188,14 +180,11 @@ class Canaries:
                 agenda.upon((ROLLOUT, record.endpoint), CANARY, name)
             if record.state == TAKING_OVER:
                 agenda.upon(HELD, CANARY, name)
-        if candidate in self._retiring:
-            agenda.upon((APPLICATION, candidate), CANARY, name)
+        self._retire(name)
 
     def _advance(self, record: CanaryRecord, wall_now: float) -> None:
         if self._state.definition((APPLICATION, record.application)) is None:
             self.forget(record.application)  # it was deleted
-            self._retiring.add(candidate_of(record.application))
-            self._retire(candidate_of(record.application))
         elif record.state in ENDED:
             return
         elif self._is_changed(record):
@@ -260,19 +249,22 @@ class Canaries:
         self._put(replace(record, state=state, reason=reason))
         self._rollouts.interrupt(record.endpoint, reason)
         self._state.lay(self._ingress(record), None)
-        self._retiring.add(candidate_of(record.application))
-        self._retire(candidate_of(record.application))
 
     def _retire(self, name: str) -> None:
-        """Delete a candidate: its ingress, and once that has ended what it has called."""
-        application = self._state.applications.get(name)
-        if application is None or application.deleting:
-            self._retiring.discard(name)
+        """Delete a candidate that has ended: its ingress, and once that is gone what it has called.
+
+        So is one deleted whose record is lost.
+        """
+        record, candidate = self._records.get(name), candidate_of(name)
+        application = self._state.applications.get(candidate)
+        is_under_way = record is not None and record.state not in ENDED
+        if application is None or application.deleting or is_under_way:
             return
-        to = definitions.qualified(name, application.ingress)
+        self._state.agenda.upon((APPLICATION, candidate), CANARY, name)
+        to = definitions.qualified(candidate, application.ingress)
         wanted: Definitions = {(ENDPOINT, to): None, (BACKEND, to): None}
         if to not in self._state.backends:
-            wanted = definitions.without_application(self._state, name)
+            wanted = definitions.without_application(self._state, candidate)
         self._state.apply(BY_ITSELF, "", Change(wanted=wanted), 0.0)  # it is not in the history
 
     def _compared(self, record: CanaryRecord) -> str:

@@ -121,6 +121,16 @@ _BOUNDS_S = [bound_of(bucket) for bucket in range(BUCKETS)]
 bucket_of: Callable[[float], int] = partial(bisect_left, _BOUNDS_S)
 
 
+def percentile(latencies: Mapping[int, int], count: float) -> int:
+    """Return the bucket that at least so many latencies are in or below."""
+    seen = 0
+    for bucket, n in sorted(latencies.items()):
+        seen += n
+        if seen >= count:
+            return bucket
+    return BUCKETS
+
+
 @dataclass(slots=True)
 class Tally:
     """Counts of one backend; ``overdue`` are open queries that are older than OVERDUE_S."""
@@ -169,13 +179,7 @@ class Tally:
 
     def percentile(self, share: float) -> int | None:
         """Return the bucket that this share of the queries is in or below; None without any."""
-        timed = self.timed()
-        seen = 0
-        for bucket, n in sorted(self.latencies.items()):
-            seen += n
-            if seen >= share * timed:
-                return bucket
-        return BUCKETS if timed else None
+        return percentile(self.latencies, share * self.timed()) if self.timed() else None
 
     @property
     def p95_s(self) -> float | None:
