@@ -30,7 +30,7 @@ from urllib.parse import parse_qsl, unquote
 from greenroom.actors.messages.queries import Query
 from greenroom.actors.runtime import tracing
 from greenroom.core.errors import InvalidRequestError
-from greenroom.core.metrics import Family, Group
+from greenroom.core.metrics import Group, Registry
 from greenroom.core.validation import HOOKS
 from greenroom.http_front.access_log import AccessLog, Entry
 from greenroom.http_front.asgi import Headers, Scope
@@ -247,23 +247,17 @@ class Requests:
 
     def metrics(self) -> list[Group]:
         """Return what was counted, for a scrape of this host."""
-        ended = Family(
+        registry = Registry()
+        ended = registry.counter(
             "greenroom_http_responses_total",
-            "counter",
             "Requests that ended, by the response's status; 499 where the client left before it",
-            ("status",),
-            (),
-            {(str(status),): count for status, count in self.ended.items()},
+            "status",
         )
-        ongoing = Family(
-            "greenroom_http_ongoing_requests",
-            "gauge",
-            "Requests that are being answered",
-            (),
-            (),
-            {(): self.in_flight},
-        )
-        return [({"pid": str(os.getpid())}, [ended, ongoing])]
+        for status, count in self.ended.items():
+            ended.add(count, str(status))
+        ongoing = "greenroom_http_ongoing_requests"
+        registry.gauge(ongoing, "Requests that are being answered").set(self.in_flight)
+        return [({"pid": str(os.getpid())}, registry.families())]
 
 
 # --- The query ------------------------------------------------------------------------------------
