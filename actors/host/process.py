@@ -231,6 +231,8 @@ def _check_store(settings: HostSettings) -> None:
     location = location_at(settings.store_name)
     try:
         Checkpoints(location.read(is_record)).check_formats()
+        if not settings.store:  # else another host may lead, whatever this one sees of the store
+            location.read_claim()
     except StoreMissingError:
         return  # nothing was saved yet
     except OtherFormatError as error:

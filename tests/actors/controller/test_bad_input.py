@@ -22,6 +22,7 @@ from greenroom.actors.messages import control as cm, queries as m
 from greenroom.actors.runtime import processes as open_files
 from greenroom.actors.runtime.port import CONTROLLER, PROXY
 from greenroom.actors.runtime.records import RunRecords
+from greenroom.persistence.locations import location_at
 from greenroom.serve.exceptions import StartError
 from tests.actors.by_hand import Hand
 from tests.actors.conftest import deploy
@@ -171,6 +172,15 @@ def test_an_admin_port_in_use_names_the_process_that_has_it(
     port = victim.settings.admin_port
     text = failed_start(RunningSystem(tmp_path / "other", GREENROOM_ADMIN_PORT=str(port)))
     assert re.search(rf"admin port {port} is in use by pid \d+ .*Admin", text)
+
+
+def test_a_state_whose_last_writer_is_unknown_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    running = RunningSystem(tmp_path / "state")
+    location_at(running.settings.store_name).open().close()
+    for name in ("epoch", "epoch.copy"):
+        (running.settings.store_dir / "controller" / name).write_bytes(b"broken")
+    text = failed_start(running)
+    assert "so the next epoch is unknown. Make sure that no other writer runs, then remove" in text
 
 
 def test_a_state_dir_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
