@@ -40,8 +40,9 @@ def load_application(target: str, app_dir: Path, arguments: Mapping[str, Any]) -
     check_module(target, app_dir)
     folder = str(app_dir.resolve())
     _check_own_name(app_dir)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    if folder in sys.path:  # behind that of another application
+        sys.path.remove(folder)
+    sys.path.insert(0, folder)
     module = _import(module_name, folder)
     value = _attribute(module, attribute or DEFAULT_ATTRIBUTE)
     return _application(value, f"{module_name}:{attribute or DEFAULT_ATTRIBUTE}", arguments)
