@@ -641,7 +641,8 @@ def _end_span(span: tracing.Span, pending: PendingQuery) -> None:
 
 def _belong(call: PendingQuery, query: RunningQuery) -> None:
     query.made(call)
-    call.when_over(lambda: query.over(call))
+    until_over = [call]  # which names this callback, for good
+    call.when_over(lambda: query.over(until_over.pop()))
 
 
 def _own_client() -> QueryClient:

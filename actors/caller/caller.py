@@ -86,7 +86,8 @@ class _Incoming:
         self.stream = Stream(begun, self)
         self._caller = caller
         self._query_id = begun.query_id
-        self._outbox = Outbox(caller.loop, sender, self._pack)
+        pack = partial(_pack_control, caller.process.incarnation, begun.query_id)
+        self._outbox = Outbox(caller.loop, sender, pack)
 
     def taken(self, size: int) -> None:
         """Tell the replica that so much was taken."""
@@ -100,13 +101,14 @@ class _Incoming:
         """Tell the replica, which may have outlived the proxy that knew of the query."""
         self._outbox.put(None)
 
-    def _pack(self, sizes: list[int | None]) -> ControlStreams:
-        taken = sum(size for size in sizes if size is not None)
-        return ControlStreams(
-            incarnation=self._caller.process.incarnation,
-            taken=((self._query_id, taken),) if taken else (),
-            stopped=(self._query_id,) if None in sizes else (),
-        )
+
+def _pack_control(incarnation: str, query_id: int, sizes: list[int | None]) -> ControlStreams:
+    taken = sum(size for size in sizes if size is not None)
+    return ControlStreams(
+        incarnation=incarnation,
+        taken=((query_id, taken),) if taken else (),
+        stopped=(query_id,) if None in sizes else (),
+    )
 
 
 class _Entry:

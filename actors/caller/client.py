@@ -52,14 +52,15 @@ class PendingQuery:
 
     def when_over(self, callback: Callback) -> None:
         """Call when the answer has come, to its end, or the call was cancelled; on any thread."""
+        self.future.add_done_callback(partial(_when_over, callback))
 
-        def answered(_: Future[Any]) -> None:
-            if self._stream is None:
-                callback()
-            else:
-                self._stream.when_over(callback)
 
-        self.future.add_done_callback(answered)
+def _when_over(callback: Callback, future: Future[Answer | Stream]) -> None:
+    has_answer = not (future.cancelled() or future.exception())
+    if has_answer and isinstance(stream := future.result(), Stream):
+        stream.when_over(callback)
+    else:
+        callback()
 
 
 class QueryClient:

@@ -29,6 +29,7 @@ from greenroom.actors.messages.queries import (
     StreamEnded,
     StreamPart,
 )
+from greenroom.actors.runtime.loop import Callback, nothing
 from greenroom.core.routing.tickets import BODY
 
 WINDOW = 512 * 1024
@@ -45,8 +46,6 @@ JOINED_COST = 48
 # Each message wakes its receiver, which costs more than the parts in it; but what a turn of the
 # loop produced should leave soon, too.
 MOST_JOINED = 256
-
-Callback = Callable[[], None]
 
 
 def window_for(follows: str) -> int:
@@ -282,6 +281,7 @@ class Parts:
             if self._end is not None:
                 return
             self._end = end
+            self._report_taken = _ignore  # it may hold this: a cycle, for the collector to find
             wake, self._wake = self._wake, None
         if wake is not None:
             wake()
@@ -295,6 +295,10 @@ class Parts:
                 size, self._unreported = self._unreported, 0
                 self._report_taken(size)
         return part
+
+
+def _ignore(_size: int) -> None:
+    pass
 
 
 def _resolve(arrival: asyncio.Future[None]) -> None:
@@ -319,7 +323,7 @@ class Stream(Parts):
         super().__init__(source.taken)
         self.status = begun.status
         self.headers = begun.headers
-        self._source = source
+        self._stop: Callback = source.stop
         self._is_left = False
         self._on_over: list[Callback] = []
 
@@ -329,7 +333,7 @@ class Stream(Parts):
             if self._end is not None or self._is_left:
                 return
             self._parts.clear()
-        self._source.stop()
+        self._stop()
         self.ended(FailedAnswer(0, "RequestCancelledError", "it was cancelled"))
 
     def leave(self) -> None:
@@ -356,5 +360,6 @@ class Stream(Parts):
         super().ended(end)
         with self._lock:
             over, self._on_over = self._on_over, []
+            self._stop = nothing
         for callback in over:
             callback()

@@ -521,6 +521,7 @@ class Queries:
         for runs in (self.streams, self._orphaned):
             if runs.get(run.stream_key) is run:
                 del runs[run.stream_key]
+        run.sender = None  # which names the run
         if run.upload_number:
             self._upload_ended(run)
         if run.is_leased:
@@ -587,6 +588,7 @@ class Queries:
     def _upload_ended(self, run: Run) -> None:
         """Forget an upload, and stop to watch its caller after the last of its queries."""
         del self._uploads[run.upload_number]
+        run.upload = None  # as its sender does
         caller = run.assignment.caller_incarnation
         if caller in self._uploaders and all(
             each.assignment.caller_incarnation != caller for each in self._uploads.values()

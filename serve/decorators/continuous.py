@@ -44,42 +44,41 @@ class Stream(Generic[I, V]):
     of keys and values, say. It goes with the stream.
     """
 
-    __slots__ = ("_call", "item", "state")
+    __slots__ = ("_made", "item", "state")
 
-    def __init__(self, item: I, call: Call) -> None:
+    def __init__(self, item: I) -> None:
         self.item = item
         self.state: Any = None
-        self._call = call
+        self._made: list[Any] = []  # by the present step
 
     def put(self, value: V) -> None:
         """Give the caller a value; a step may give none, or several."""
-        self._call.made.append(value)
+        self._made.append(value)
 
     def end(self) -> None:
         """End the stream after the values given so far; it is not stepped again."""
-        self._call.made.append(End)
+        self._made.append(End)
 
     def fail(self, error: Exception) -> None:
         """End the stream with an exception, which its caller raises."""
-        self._call.made.append(Failure.of(error))
+        self._made.append(Failure.of(error))
 
 
-class Call:
-    """A stream's other side: what its step has made of it, and what is on its way to the caller."""
+class _Call(Stream[Any, Any]):
+    """A stream, and what is on its way to the caller."""
 
-    __slots__ = ("_batch", "added_at", "arrived", "made", "stream")
+    __slots__ = ("_batch", "added_at", "arrived")
 
     def __init__(self, batch: _Batch, item: Any) -> None:
-        self.stream: Stream[Any, Any] = Stream(item, self)
+        super().__init__(item)
         self.added_at = time.monotonic()
-        self.made: list[Any] = []
         self.arrived: asyncio.Queue[Any] = asyncio.Queue()
         self._batch = batch
 
-    def hand_out(self) -> bool:
-        """Give the caller what was made; return whether that was the last of it."""
-        made, self.made = self.made, []
-        for value in made:
+    def hand_out(self, failure: Failure | None) -> bool:
+        """Give the caller what was made, or a step's failure; return whether that was the last."""
+        made, self._made = self._made, []
+        for value in made if failure is None else [failure]:
             self.arrived.put_nowait(value)
             if value is End or type(value) is Failure:
                 return True
@@ -142,7 +141,7 @@ class _Continuous(Decorated["_Batch", _Settings]):
         """Make an instance's batch."""
         return _Batch(self)
 
-    def begin(self, owner: Args, values: Args) -> Call:
+    def begin(self, owner: Args, values: Args) -> _Call:
         """Begin a stream."""
         return self.state(owner).begin(owner, values[0])
 
@@ -154,13 +153,13 @@ class _Batch:
         self._function = continuous.function
         self._name = continuous.name
         self._max_waiting = continuous.settings.max_waiting
-        self._streams: ContinuousBatch[Call] = ContinuousBatch(*continuous.settings)
+        self._streams: ContinuousBatch[_Call] = ContinuousBatch(*continuous.settings)
         self._task: asyncio.Task[None] | None = None
         self._waiter: asyncio.Future[None] | None = None  # an Event would keep the loop alive
 
-    def begin(self, owner: tuple[Any, ...], item: Any) -> Call:
+    def begin(self, owner: tuple[Any, ...], item: Any) -> _Call:
         """Begin a stream; BackPressureError where too many wait."""
-        call, query = Call(self, item), user_context.running.get()
+        call, query = _Call(self, item), user_context.running.get()
         if not self._streams.add(call, None if query is None else query.deadline_at):
             raise BackPressureError(f"{self._name}: {self._max_waiting} streams wait for a place")
         if self._task is None:
@@ -171,7 +170,7 @@ class _Batch:
         self.wake()
         return call
 
-    def leave(self, call: Call) -> None:
+    def leave(self, call: _Call) -> None:
         """Forget a stream that nothing reads any more."""
         self._streams.remove(call)
         self.wake()
@@ -202,28 +201,27 @@ class _Batch:
         finally:
             self._task = self._waiter = None
 
-    async def _step(self, owner: tuple[Any, ...], calls: list[Call]) -> None:
-        arguments = (*owner, [call.stream for call in calls])
+    async def _step(self, owner: Args, calls: list[_Call]) -> None:
+        failure = await self._failure(*owner, calls)
+        for call in calls:
+            if call.hand_out(failure):
+                self._streams.remove(call)
+
+    async def _failure(self, *arguments: Any) -> Failure | None:
+        """Call the step function, and return what it raised."""
         try:
             if inspect.iscoroutinefunction(self._function):
                 result = await self._function(*arguments)
             else:
                 result = await asyncio.to_thread(self._function, *arguments)
+            if result is None:
+                return None
+            kind = type(result).__name__
+            text = f"{self._name} returned a {kind}: a step puts values into streams"
+            return Failure.of(GreenroomError(text))
         except asyncio.CancelledError as error:  # by user code, or with the loop
             failure = GreenroomError(f"{self._name} was cancelled with streams under way")
             failure.__cause__ = error
-            self._fail(calls, failure)
+            return Failure.of(failure)
         except BaseException as error:  # SystemExit too ends its own streams, and nothing else
-            self._fail(calls, error)
-        else:
-            if result is not None:
-                kind = type(result).__name__
-                text = f"{self._name} returned a {kind}: a step puts values into streams"
-                self._fail(calls, GreenroomError(text))
-        for call in calls:
-            if call.hand_out():
-                self._streams.remove(call)
-
-    def _fail(self, calls: list[Call], error: BaseException) -> None:
-        for call in calls:
-            call.made = [Failure.of(error)]
+            return Failure.of(error)

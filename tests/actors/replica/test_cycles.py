@@ -1,0 +1,88 @@
+"""Calls leave nothing to the garbage collector, which would take its time of each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from greenroom import serve
+from greenroom.actors.caller.client import PendingQuery
+from greenroom.actors.caller.streams import Stream
+from greenroom.actors.messages.queries import Query
+from greenroom.actors.replica.data_plane import Run
+from greenroom.serve.decorators.continuous import Stream as LiveStream
+from greenroom.serve.handle import DeploymentHandle
+from tests.actors.one_process import OneProcess
+
+KINDS = (LiveStream, PendingQuery, Query, Run, Stream, asyncio.Task)
+CALLS = 20
+
+
+class Node:
+    """Is called in every way there is."""
+
+    def __init__(self) -> None:
+        self.itself = DeploymentHandle("e", None)
+
+    async def quick(self) -> int:
+        return 1
+
+    async def nested(self) -> int:
+        return int(await self.itself.quick.remote())
+
+    async def stream(self) -> AsyncIterator[int]:
+        for number in range(3):
+            yield number
+
+    async def reads(self) -> int:
+        return sum([each async for each in self.itself.options(stream=True).stream.remote()])
+
+    @serve.batch(max_batch_size=4, batch_wait_timeout_s=0.001)
+    async def batched(self, numbers: list[int]) -> list[int]:
+        return numbers
+
+    async def in_a_batch(self) -> int:
+        return int(await self.batched(1))
+
+    @serve.continuous_batch
+    async def step(self, streams: list[LiveStream[int, int]]) -> None:
+        for stream in streams:
+            stream.put(stream.item)
+            stream.end()
+
+    async def steps(self) -> int:
+        return sum([each async for each in self.step(3)])
+
+
+@pytest.fixture
+def one() -> Iterator[OneProcess]:
+    made = OneProcess(Node, limit=30)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("method", ["quick", "nested", "reads", "in_a_batch", "steps"])
+def test_no_call_is_part_of_a_cycle_when_it_is_over(one: OneProcess, method: str) -> None:
+    handle = DeploymentHandle("e", None, client=one.client)
+
+    async def calls() -> None:
+        for _ in range(CALLS):
+            await handle.options(method_name=method).remote()
+        await asyncio.sleep(0.05)  # what the last one has set off
+
+    one.loop.run_until_complete(calls())
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        one.loop.run_until_complete(calls())
+        gc.collect()
+        found: Counter[Any] = Counter(type(each) for each in gc.garbage if isinstance(each, KINDS))
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+    assert max(found.values(), default=0) < CALLS / 2, found
