@@ -243,7 +243,7 @@ class _Finder(CodePickler):
     """Finds what arguments hold by pickle's own way through them, but not what their code names."""
 
     def __init__(self, builder: _Builder, owner: str) -> None:
-        super().__init__()
+        super().__init__(buffer_callback=lambda _: None)  # large arrays are not copied
         self.found: dict[int, DeploymentHandle] = {}
         self._builder = builder
         self._owner = owner

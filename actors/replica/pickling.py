@@ -28,9 +28,9 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
 
     has_source = False
 
-    def __init__(self) -> None:
+    def __init__(self, **options: Any) -> None:
         self._buffer = io.BytesIO()
-        super().__init__(self._buffer, protocol=PROTOCOL)
+        super().__init__(self._buffer, protocol=PROTOCOL, **options)
         self._sources: dict[str, str] = {}  # by file: one object each, so that it is written once
 
     def dumps(self, value: Any) -> bytes:

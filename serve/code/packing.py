@@ -175,8 +175,8 @@ class CodePickler(ByValuePickler):
 
     has_source = True
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.names: set[str] = set()  # of modules that the code refers to
         self.codes: list[CodeType] = []  # what travels by value
 
