@@ -72,7 +72,6 @@ MAX_HELD_BYTES = 32 * 1024 * 1024  # of answers that wait for the other one
 MAX_HELD = 10_000
 MAX_PAIRS = 1_000  # that wait to be compared
 MAX_PLACES = 20  # endpoints and settings that are counted apart
-MAX_SHOWN_BYTES = 512  # of a body in an example
 
 _Key = tuple[str, int]  # the proxy's incarnation, and its ticket
 
@@ -377,5 +376,4 @@ def _example(pair: _Pair, outcome: Outcome) -> Plain:
 
 
 def _side(answer: ComparedAnswer) -> Plain:
-    body = answer.body[:MAX_SHOWN_BYTES].decode("utf-8", "replace")
-    return {"status": answer.status, "body": body, "missing": answer.missing}
+    return Response(answer.status, body=answer.body, missing=answer.missing).shown

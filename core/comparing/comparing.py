@@ -26,6 +26,7 @@ from greenroom.core.validation import Settings, describe, is_number
 MAX_BODY_BYTES = 256 * 1024  # of an answer that is compared by more than its status
 MAX_DEPTH = 100  # of JSON
 MAX_SHOWN = 200  # characters of a value
+MAX_SHOWN_BYTES = 512  # of a body in an example
 _NOTHING = object()
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _LISTS = (list, tuple)
@@ -88,6 +89,12 @@ class Response(NamedTuple):
     body: bytes = b""
     value: Any = None
     missing: str = ""  # why there is nothing but the status to compare
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What an example of a difference shows."""
+        body = self.body[:MAX_SHOWN_BYTES].decode("utf-8", "replace")
+        return {"status": self.status, "body": body, "missing": self.missing}
 
     def json(self) -> Any:
         """Return the body's JSON, or the value; ValueError where it is none."""

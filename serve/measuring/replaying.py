@@ -213,19 +213,12 @@ class _Run:
         response = _response_of(answer)
         found.failed += isinstance(answer, FailedAnswer)
         outcome: Outcome = compare(self._how, recorded, response)
-        shown = {"primary": recorded, "shadow": response}
         example = {
             "at": row["at"],
             "request_id": f"{row['method']} {row['path']}",
             "detail": outcome.detail,
-            **{
-                side: {
-                    "status": each.status,
-                    "body": each.body[:512].decode("utf-8", "replace"),
-                    "missing": each.missing,
-                }
-                for side, each in shown.items()
-            },
+            "primary": recorded.shown,
+            "shadow": response.shown,
         }
         found.found.count(outcome, example if outcome.cause else {})
         if self._old is not None:
