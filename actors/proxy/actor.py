@@ -72,7 +72,7 @@ class Proxy(LoopActor):
         return self.dispatcher.failed(error) if isinstance(error, QueryFailedError) else ()
 
     def _met_controller(self) -> None:
-        self.dispatcher.loads.report_now()  # a new controller waits for that
+        self.dispatcher.reports.report_load_now()  # a new controller waits for that
 
     def receiveMsg_MeetController(self, message: MeetController, _sender: Address) -> None:
         """Listen to this controller from now on, and beat for this host."""

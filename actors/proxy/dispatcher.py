@@ -11,36 +11,26 @@ import pickle
 import random
 import time
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
-from greenroom.actors.messages.control import DescribeEnd, EndDescribed, MeetProxy, ReplicaLost
+from greenroom.actors.messages.control import DescribeEnd, EndDescribed
 from greenroom.actors.messages.queries import (
     Address,
     AnswerQueries,
     Assignment,
     AttachCaller,
     AttachCallerReply,
-    CompareAt,
     FailedAnswer,
     Process,
     QueriesFinished,
-    RunQueries,
     SubmitQueries,
 )
 from greenroom.actors.proxy.host_metrics import Metrics
 from greenroom.actors.proxy.leases import LeaseDesk
-from greenroom.actors.proxy.reports import (
-    EjectionReports,
-    LoadReports,
-    Send,
-    TallyReports,
-    TrafficReports,
-)
+from greenroom.actors.proxy.replica_links import ReplicaLinks
+from greenroom.actors.proxy.reports import Reports, Send
 from greenroom.actors.proxy.request_routers import RequestRouters
-from greenroom.actors.proxy.silent_hosts import SilentHosts
-from greenroom.actors.runtime.loop import Loop, Outbox, Timer, nothing
+from greenroom.actors.runtime.loop import Loop, Outbox, Timer
 from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.lifecycle.replicas import RestartReason
@@ -48,32 +38,17 @@ from greenroom.core.metrics import Family
 from greenroom.core.routing import load, tickets
 from greenroom.core.routing.mirroring import MIRROR_S
 from greenroom.core.routing.router import Router
-from greenroom.core.routing.tables import (
-    BACKEND_PREFIX,
-    ENDPOINT_PREFIX,
-    ROLLOUT_PREFIX,
-    BackendTable,
-    ReplicaTable,
-    backend_of,
-)
+from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, ROLLOUT_PREFIX
 from greenroom.core.routing.tickets import NewQuery
 
 logger = logging.getLogger(__name__)
 
-TRY_AGAIN_S = 1.0  # to reach a replica of another host that could not be reached
 DESCRIBED_WITHIN_S = 0.6  # how a replica ended: the controller has asked its host for so long
-MAX_PICKLES = 1_000  # of addresses and settings for comparisons; then all are made anew
 
 
 class _Caller(NamedTuple):
     address: bytes  # pickled
     process: Process
-    outbox: Outbox
-    unwatch: Callable[[], None]
-
-
-class _Link(NamedTuple):
-    table: ReplicaTable
     outbox: Outbox
     unwatch: Callable[[], None]
 
@@ -101,40 +76,28 @@ class Dispatcher:
     ) -> None:
         self._loop = loop
         self._process = process
-        self._address = address
-        self._host_name = settings.host_name
         self._send = send
         self.router = Router(random.random, settings.host_name)
-        self.loads = LoadReports(loop, process, self.router, send)
+        self.reports = Reports(loop, process, self.router, send)
         self._metrics = Metrics()
-        self._tallies = TallyReports(loop, process, self.router, send)
-        self._traffic = TrafficReports(loop, process, self.router, send)
         self.router.observers.add(self._metrics)
-        EjectionReports(process, self.router, send)
-        self.leases = LeaseDesk(
-            loop, process, self.router, self._run, self._table_of, self._address_of
+        self.leases = LeaseDesk(loop, process, self.router, self._run, self._address_of)
+        self._replicas = ReplicaLinks(
+            *(loop, process, address, self.router),
+            send=send,
+            run=self._run,
+            introduce=self.leases.introduce,
         )
-
         self._request_routers = RequestRouters(
             loop, settings, records, self.router, self._metrics, self._submit_asked
         )
 
         self.ready = False  # it has had its first tables
         self._waiting: list[SubmitQueries] = []  # for that
-        self._tables: dict[str, BackendTable] = {}  # as the controller has them
         self._callers: dict[str, _Caller] = {}  # by incarnation
-        self._links: dict[str, _Link] = {}  # to replicas, by tag
-        # Replicas of other hosts that could not be reached. Whether such a replica is dead, or its
-        # host lost, is for the controller to judge. Until then they are left out, whatever the
-        # tables say, and tried again now and then.
-        self._unreachable: set[Hashable] = set()
         # What is to be answered of replicas that have died, until the controller has said why.
         self._died: dict[str, list[tickets.Refuse]] = {}
-        self._silent = SilentHosts(loop, self._host_changed, self._host_gone)
-        self._pickles: dict[tuple[str, str], bytes] = {}  # what goes with many mirrored queries
-
-        self._deadline_timer: Timer | None = None
-        self._deadline_at: float | None = None
+        self._deadline: tuple[float, Timer] | None = None  # the router's next
         self._perform: dict[type, Callable[[Any], None]] = {
             tickets.Assign: self._assign,
             tickets.Cancel: self._cancel,
@@ -160,9 +123,13 @@ class Dispatcher:
                     self._metrics.forget("endpoint", name)
             elif key.startswith(ROLLOUT_PREFIX):
                 name = key.removeprefix(ROLLOUT_PREFIX)
-                self._tallies.watch(name, table)
+                self.reports.watch(name, table)
             else:
-                self._set_backend(key.removeprefix(BACKEND_PREFIX), table, now)
+                tag = key.removeprefix(BACKEND_PREFIX)
+                self._replicas.set_backend(tag, table, now)
+                self._request_routers.take(tag, None if table is None else table.request_router)
+                if table is None:
+                    self._metrics.forget("backend", tag)
         if not self.ready:
             self.ready = True
             for caller in self._callers.values():
@@ -171,146 +138,10 @@ class Dispatcher:
             for submission in waiting:
                 self._submit(submission)
 
-    def _set_backend(self, tag: str, table: BackendTable | None, now: float) -> None:
-        if table is None:
-            self._tables.pop(tag, None)
-            self._metrics.forget("backend", tag)
-        else:
-            self._tables[tag] = table
-            table = self._without_dead(table)
-        replicas = table.replicas if table is not None else ()
-        for replica in replicas:
-            link = self._links.get(replica.tag)
-            if link is not None and link.table != replica:
-                self._replica_gone(link.table)  # a new process of the same tag
-            if replica.tag not in self._links:
-                self._links[replica.tag] = self._link(replica)
-        self._run(self.router.set_backend(tag, table, now))
-        self._request_routers.take(tag, None if table is None else table.request_router)
-        for done in self._links.keys() - self.router.state.replicas.keys():
-            self._links.pop(done).unwatch()
-
-    def _without_dead(self, table: BackendTable) -> BackendTable:
-        """Leave out replicas whose end was seen here before the controller heard of it.
-
-        Each query that was sent to one again would count as one more replica that died under it.
-        """
-        links = {r.tag: self._links.get(r.tag) for r in table.replicas}
-        known = {tag: link.table for tag, link in links.items() if link is not None}
-        living = tuple(r for r in table.replicas if known.get(r.tag) == r or self._lives(r))
-        return replace(table, replicas=living)
-
-    # --- Replicas -------------------------------------------------------------------------------
-
-    def _link(self, replica: ReplicaTable) -> _Link:
-        process: Any = replica.process
-        outbox = Outbox(
-            self._loop,
-            replica.address,
-            partial(self._pack_run, process.incarnation),
-            on_failed=lambda _items: self._replica_gone(replica),
-            weigh=lambda item: len(item.query.call) if isinstance(item, Assignment) else 0,
-        )
-        gone = lambda: self._replica_gone(replica)  # noqa: E731
-        cut_off = lambda: self._replica_gone(replica, is_certain=False)  # noqa: E731
-        unwatch_process = self._loop.watch_process(process, gone, replica.address, cut_off)
-        is_near, host = self._is_near(replica), replica.host
-        unfollow = nothing if is_near else self._silent.follow(host, replica.address)
-
-        def unwatch() -> None:
-            unwatch_process()
-            unfollow()
-
-        if is_near:
-            self.leases.introduce(replica, self._introduction(replica))
-        else:
-            self._loop.send(replica.address, self._introduction(replica))
-        return _Link(replica, outbox, unwatch)
-
-    def _introduction(self, replica: ReplicaTable) -> MeetProxy:
-        is_near = self._is_near(replica)
-        return MeetProxy(proxy=self._address, process=self._process, is_near=is_near)
-
-    def _pack_run(self, incarnation: str, items: list[Any]) -> RunQueries:
-        by_type: dict[type, list[Any]] = {Assignment: [], int: [], tuple: []}
-        for item in items:
-            by_type[type(item)].append(item)
-        assignments, cancelled, compared = map(tuple, by_type.values())
-        return RunQueries(
-            incarnation=incarnation,
-            proxy=self._process,
-            assignments=assignments,
-            cancelled=cancelled,
-            compared=compared,
-        )
-
-    def _is_near(self, replica: ReplicaTable) -> bool:
-        return replica.host in {"", self._host_name}
-
-    def _lives(self, replica: ReplicaTable) -> bool:
-        process: Any = replica.process
-        if self._is_near(replica):
-            return self._loop.machine.is_alive(process)
-        return process not in self._unreachable
-
-    def _replica_gone(self, replica: ReplicaTable, *, is_certain: bool = True) -> None:
-        """Give up a replica's process, unless another one has its tag by now.
-
-        Nobody is asked how one has ended that may only be out of reach.
-        """
-        tag = replica.tag
-        link = self._links.get(tag)
-        if link is None or link.table != replica:
-            return
-        del self._links[tag]
-        link.unwatch()
-        unsent = [item.ticket for item in link.outbox.drop() if isinstance(item, Assignment)]
-        now = time.monotonic()
-        self._run(self.router.replica_gone(tag, unsent, now, is_certain=is_certain))
-        if self._is_near(replica):
-            process: Any = replica.process
-            self._send(ReplicaLost(replica=tag, incarnation=process.incarnation))
-        elif replica.process not in self._unreachable:
-            self._unreachable.add(replica.process)
-            self._try_later(replica)
-
-    def _host_changed(self, host: str, is_silent: bool) -> None:
-        """Keep the router from using the replicas of a host while it does not answer."""
-        change = self.router.hosts.silent if is_silent else self.router.hosts.answers
-        self._run(change(host, time.monotonic()))
-
-    def _host_gone(self, host: str) -> None:
-        """Wait no more for what is left there."""
-        self._run(self.router.hosts.gone(host, time.monotonic()))
-
-    def _try_later(self, replica: ReplicaTable) -> None:
-        self._loop.call_later(TRY_AGAIN_S, lambda: self._try(replica))
-
-    def _try(self, replica: ReplicaTable) -> None:
-        if not self._is_wanted(replica):
-            self._unreachable.discard(replica.process)
-            return
-        self._loop.send(
-            replica.address,
-            self._introduction(replica),
-            on_sent=lambda: self._reached(replica),
-            on_failed=lambda: self._try_later(replica),
-        )
-
-    def _reached(self, replica: ReplicaTable) -> None:
-        self._unreachable.discard(replica.process)
-        if self._is_wanted(replica):
-            backend = backend_of(replica)
-            self._set_backend(backend, self._tables[backend], time.monotonic())
-
-    def _is_wanted(self, replica: ReplicaTable) -> bool:
-        table = self._tables.get(backend_of(replica))
-        return table is not None and replica in table.replicas
-
     def finished(self, message: QueriesFinished) -> None:
         """Free the slots of what a replica has done, queue again what it rejected."""
-        link = self._links.get(message.replica)
-        process: Any = link.table.process if link is not None else None
+        known = self.router.state.replicas.get(message.replica)
+        process: Any = None if known is None else known.table.process
         if process is None or process.incarnation != message.incarnation:
             return
         now, router, replica = time.monotonic(), self.router, message.replica
@@ -363,10 +194,6 @@ class Dispatcher:
     def _address_of(self, incarnation: Hashable) -> bytes | None:
         caller = self._callers.get(str(incarnation))
         return None if caller is None else caller.address
-
-    def _table_of(self, replica: str) -> ReplicaTable | None:
-        link = self._links.get(replica)
-        return None if link is None else link.table
 
     def _welcome(self, caller: Address) -> None:
         self._loop.send(caller, AttachCallerReply(proxy=self._process, ready=True))
@@ -443,17 +270,16 @@ class Dispatcher:
     # --- Timers ---------------------------------------------------------------------------------
 
     def _arm_deadline(self) -> None:
-        due = self.router.next_due_at()
-        if due is None or due == self._deadline_at:
+        due, armed = self.router.next_due_at(), self._deadline
+        if due is None or (armed is not None and due == armed[0]):
             return
-        if self._deadline_timer is not None:
-            self._deadline_timer.cancel()
-        self._deadline_at = due
+        if armed is not None:
+            armed[1].cancel()
         delay_s = max(due - time.monotonic(), 0.0)
-        self._deadline_timer = self._loop.call_later(delay_s, self._expire)
+        self._deadline = due, self._loop.call_later(delay_s, self._expire)
 
     def _expire(self) -> None:
-        self._deadline_at = None
+        self._deadline = None
         self._run(self.router.expire(time.monotonic()))
 
     # --- Effects --------------------------------------------------------------------------------
@@ -465,16 +291,16 @@ class Dispatcher:
 
     def _assign(self, effect: tickets.Assign) -> None:
         ticket = effect.ticket
-        link = self._links.get(effect.replica)
+        outbox = self._replicas.outbox(effect.replica)
         caller = None if ticket.is_mirrored else self._callers.get(str(ticket.caller))
-        if link is None or (caller is None and not ticket.is_mirrored):
+        if outbox is None or (caller is None and not ticket.is_mirrored):
             return  # its death is being handled, and ends the ticket
         if ticket.preference is not None:
             self._request_routers.routed(ticket.preference, effect.replica)
         timeout_s = None
         if ticket.deadline_at is not None:
             timeout_s = max(ticket.deadline_at - time.monotonic(), 0.0)
-        link.outbox.put(
+        outbox.put(
             Assignment(
                 ticket=ticket.number,
                 query=ticket.query,
@@ -483,20 +309,18 @@ class Dispatcher:
                 endpoint=ticket.endpoint,
                 route=ticket.route,
                 timeout_s=timeout_s,
-                compare=() if ticket.compare == () else self._compare_at(ticket),
+                compare=() if ticket.compare == () else self._replicas.compare_at(ticket),
             )
         )
 
     def _compare(self, effect: tickets.Compare) -> None:
-        link = self._links.get(effect.replica)
-        if link is not None:
-            places = self._compare_at(effect.ticket) or ()
-            link.outbox.put_patiently((effect.ticket.number, places), MIRROR_S)
+        if (outbox := self._replicas.outbox(effect.replica)) is not None:
+            places = self._replicas.compare_at(effect.ticket) or ()
+            outbox.put_patiently((effect.ticket.number, places), MIRROR_S)
 
     def _cancel(self, effect: tickets.Cancel) -> None:
-        link = self._links.get(effect.replica)
-        if link is not None:
-            link.outbox.put(effect.number)
+        if (outbox := self._replicas.outbox(effect.replica)) is not None:
+            outbox.put(effect.number)
 
     def _refuse(self, effect: tickets.Refuse) -> None:
         """Answer with an error; where a replica has died, once it is known why."""
@@ -520,27 +344,3 @@ class Dispatcher:
         for effect in self._died.pop(message.request_id, ()):
             text = f"{effect.text} (the replica ran out of memory)" if is_oom else effect.text
             self._refuse(effect._replace(text=text, died=""))
-
-    def _compare_at(self, ticket: tickets.Ticket) -> tuple[CompareAt, ...] | None:
-        """Return where a ticket's answer is compared, at replicas that live; None if unknown."""
-        if ticket.compare is None:
-            return None
-        places = []
-        for number, tag, settings in ticket.compare:
-            link = self._links.get(tag)
-            if link is not None:
-                process: Any = link.table.process
-                at = (process.incarnation, link.table.address)
-                packed = b"" if settings is None else self._pickled("settings", settings)
-                places.append((number, self._pickled("replica", at), packed))
-        return tuple(places)
-
-    def _pickled(self, kind: str, value: tuple[str, Any]) -> bytes:
-        """Pickle once what goes with many queries; the first of ``value`` is its id."""
-        key = (kind, value[0])
-        pickled = self._pickles.get(key)
-        if pickled is None:
-            if len(self._pickles) >= MAX_PICKLES:
-                self._pickles.clear()
-            pickled = self._pickles[key] = pickle.dumps(value)
-        return pickled

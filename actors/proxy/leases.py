@@ -29,7 +29,7 @@ from greenroom.core.routing.tables import ReplicaTable
 class LeaseDesk:
     """Grants and revokes leases as the router says; ``run`` performs its effects.
 
-    ``replica`` and ``caller``, which returns a pickled address, return None for one that is gone.
+    ``caller`` returns a caller's pickled address; None for one that is gone.
     """
 
     def __init__(
@@ -38,14 +38,12 @@ class LeaseDesk:
         process: Process,
         router: Router,
         run: Callable[[tickets.Effects], None],
-        replica: Callable[[str], ReplicaTable | None],
         caller: Callable[[Hashable], bytes | None],
     ) -> None:
         self._loop = loop
         self._process = process
         self._router = router
         self._run = run
-        self._replica = replica
         self._caller = caller
         self._routes_known: dict[Hashable, int] = {}  # caller -> version
         # A lease of a proxy before this one may be used until replicas have met this one.
@@ -69,13 +67,11 @@ class LeaseDesk:
             routes = state.routes.all()
         slots = []
         for tag, count in lease.slots.items():
-            if (replica := self._replica(tag)) is not None and tag in state.replicas:
-                process: Any = replica.process
-                weight = state.replicas[tag].weight
+            if (replica := state.replicas.get(tag)) is not None:
+                table, weight = replica.table, replica.weight
+                process: Any = table.process
                 warming = weight.warm_in_s(time.monotonic()), weight.warms_s
-                slots.append(
-                    LeasedSlots(tag, process, replica.address, count, *warming, weight.pace)
-                )
+                slots.append(LeasedSlots(tag, process, table.address, count, *warming, weight.pace))
         message = LeaseGranted(
             proxy=self._process,
             lease=self._name(lease),
@@ -112,14 +108,14 @@ class LeaseDesk:
                 self.check_confirmed()
 
         for tag in [*missing, ""]:
-            replica, done = self._replica(tag), partial(closed, tag)
+            replica, done = self._router.state.replicas.get(tag), partial(closed, tag)
             if replica is None:
                 done()
                 continue
-            process: Any = replica.process
+            process: Any = replica.table.process
             names = (self._name(lease),)
             message = CloseLeases(incarnation=process.incarnation, leases=names, is_fence=True)
-            self._loop.send(replica.address, message, done, done)
+            self._loop.send(replica.table.address, message, done, done)
 
     def _name(self, lease: tickets.Lease) -> str:
         return f"{self._process.incarnation}/{lease.number}"

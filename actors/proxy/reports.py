@@ -1,4 +1,4 @@
-"""What a proxy reports to the controller: load for autoscaling, tallies for rollouts, traffic."""
+"""What a proxy reports to the controller: load for autoscaling, traffic, tallies for rollouts."""
 
 from __future__ import annotations
 
@@ -29,64 +29,32 @@ Send = Callable[[Message], bool]
 """Sends to the controller; False while none is known."""
 
 
-class LoadReports(Observer):
-    """Reports what there is to do while there is any, and at once when a query is starved."""
+class Reports(Observer):
+    """Reports what there is to do while there is any, and what has become of queries.
 
-    def __init__(self, loop: Loop, process: Process, router: Router, send: Send) -> None:
-        self._loop = loop
-        self._process = process
-        self._router = router
-        self._send = send
-        self._timer: Timer | None = None  # armed while there are queries
-        router.observers.add(self)
-
-    def accepted(self, ticket: Ticket) -> None:
-        """See Observer."""
-        self._arm()
-
-    def leased(self, event: Leased) -> None:
-        """See Observer."""
-        self._arm()
-
-    def _arm(self) -> None:
-        if self._timer is None:
-            self._timer = self._loop.call_later(LOAD_REPORT_S, self._report)
-
-    def starved(self, backend: str) -> None:
-        """See Observer."""
-        self.report_now()
-
-    def report_now(self) -> None:
-        """Report in this turn, also when there is nothing to do."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(0, self._report)
-
-    def _report(self) -> None:
-        busy = load.busy(self._router.state)
-        is_sent = self._send(LoadReported(proxy=self._process, load=busy))
-        again = busy or not is_sent
-        self._timer = self._loop.call_later(LOAD_REPORT_S, self._report) if again else None
-
-
-class TrafficReports(Observer):
-    """Reports what queries have ended, and how many there are, at each full second with any.
-
-    At full seconds, so that each second of the time series has one report of each proxy.
+    The load, for autoscaling, goes every LOAD_REPORT_S, and at once when a query is starved. What
+    has ended goes at each full second with any, so that each second of the time series has one
+    report of each proxy; of endpoints that have a rollout, all that was counted goes each second.
     """
 
     def __init__(self, loop: Loop, process: Process, router: Router, send: Send) -> None:
         self._loop = loop
         self._process = process
-        self._router = router
+        self._state = router.state
         self._send = send
         self._traffic: dict[Pair, Traffic] = {}
-        self._timer: Timer | None = None  # armed while there are queries
+        self._tallies = Tallies()
+        self._load_timer: Timer | None = None  # armed while there are queries, as is the next
+        self._traffic_timer: Timer | None = None
+        self._tallies_timer: Timer | None = None  # armed while an endpoint has a rollout
         router.observers.add(self)
+        router.observers.add(self._tallies)
+
+    # --- What is heard --------------------------------------------------------------------------
 
     def accepted(self, ticket: Ticket) -> None:
         """See Observer."""
-        if self._timer is None:
+        if self._load_timer is None or self._traffic_timer is None:
             self._arm()
 
     def finished(self, ticket: Ticket) -> None:
@@ -97,42 +65,14 @@ class TrafficReports(Observer):
     def leased(self, event: Leased) -> None:
         """See Observer."""
         self._count(*event)
+        self._arm()
 
-    def _count(self, endpoint: str, backend: str, status: int, took_s: Sequence[float]) -> None:
-        traffic = self._traffic.get((endpoint, backend))
-        if traffic is None:
-            traffic = self._traffic[endpoint, backend] = Traffic()
-        traffic.count(status, took_s)
-        if self._timer is None:
-            self._arm()
-
-    def _arm(self) -> None:
-        into_s = (time.time() + EARLY_S) % REPORT_S
-        self._timer = self._loop.call_later(REPORT_S + EARLY_S - into_s, self._report)
-
-    def _report(self) -> None:
-        self._timer = None
-        for pair, (queued, ongoing) in load.by_endpoint(self._router.state)[0].items():
-            if queued or ongoing:
-                traffic = self._traffic.setdefault(pair, Traffic())
-                traffic.queued, traffic.ongoing = queued, ongoing
-        counted, self._traffic = self._traffic, {}
-        if counted:
-            self._arm()
-            traffic_by_pair = {pair: traffic.plain() for pair, traffic in counted.items()}
-            self._send(TrafficReported(proxy=self._process, traffic=traffic_by_pair))
-
-
-class EjectionReports(Observer):
-    """Reports replicas that fail where others do not, and those that do so no more."""
-
-    def __init__(self, process: Process, router: Router, send: Send) -> None:
-        self._process = process
-        self._send = send
-        router.observers.add(self)
+    def starved(self, backend: str) -> None:
+        """See Observer."""
+        self.report_load_now()
 
     def ejected(self, event: Ejected) -> None:
-        """See Observer."""
+        """Report a replica that fails where others do not, or does so no more."""
         _, replica, times = event
         if times:
             logger.warning(
@@ -145,29 +85,61 @@ class EjectionReports(Observer):
             logger.info("%s gets queries again", replica)
         self._send(ReplicaEjected(proxy=self._process, replica=replica, times=times))
 
-
-class TallyReports:
-    """Reports what has become of the queries of endpoints that have a rollout."""
-
-    def __init__(self, loop: Loop, process: Process, router: Router, send: Send) -> None:
-        self._loop = loop
-        self._process = process
-        self._router = router
-        self._send = send
-        self._tallies = Tallies()
-        self._timer: Timer | None = None  # armed while an endpoint has a rollout
-        router.observers.add(self._tallies)
-
     def watch(self, endpoint: str, token: str | None) -> None:
         """Count an endpoint's queries for the step that the token names; None ends it."""
         self._tallies.watch(endpoint, token)
-        if self._timer is None:
-            self._report()
+        if self._tallies_timer is None:
+            self._report_tallies()
 
-    def _report(self) -> None:
-        self._timer = None
+    def report_load_now(self) -> None:
+        """Report the load in this turn, also when there is nothing to do."""
+        if self._load_timer is not None:
+            self._load_timer.cancel()
+        self._load_timer = self._loop.call_later(0, self._report_load)
+
+    # --- What is reported -----------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        if self._load_timer is None:
+            self._load_timer = self._loop.call_later(LOAD_REPORT_S, self._report_load)
+        if self._traffic_timer is None:
+            self._arm_traffic()
+
+    def _arm_traffic(self) -> None:
+        into_s = (time.time() + EARLY_S) % REPORT_S
+        after_s = REPORT_S + EARLY_S - into_s
+        self._traffic_timer = self._loop.call_later(after_s, self._report_traffic)
+
+    def _report_load(self) -> None:
+        self._load_timer = None
+        busy = load.busy(self._state)
+        if not self._send(LoadReported(proxy=self._process, load=busy)) or busy:
+            self._load_timer = self._loop.call_later(LOAD_REPORT_S, self._report_load)
+
+    def _count(self, endpoint: str, backend: str, status: int, took_s: Sequence[float]) -> None:
+        traffic = self._traffic.get((endpoint, backend))
+        if traffic is None:
+            traffic = self._traffic[endpoint, backend] = Traffic()
+        traffic.count(status, took_s)
+        if self._traffic_timer is None:
+            self._arm_traffic()
+
+    def _report_traffic(self) -> None:
+        self._traffic_timer = None
+        for pair, (queued, ongoing) in load.by_endpoint(self._state)[0].items():
+            if queued or ongoing:
+                traffic = self._traffic.setdefault(pair, Traffic())
+                traffic.queued, traffic.ongoing = queued, ongoing
+        counted, self._traffic = self._traffic, {}
+        if counted:
+            self._arm_traffic()
+            traffic_by_pair = {pair: traffic.plain() for pair, traffic in counted.items()}
+            self._send(TrafficReported(proxy=self._process, traffic=traffic_by_pair))
+
+    def _report_tallies(self) -> None:
+        self._tallies_timer = None
         if self._tallies:
-            self._timer = self._loop.call_later(TALLIES_REPORT_S, self._report)
-            overdue = load.overdue(self._router.state, time.monotonic() - OVERDUE_S)
+            self._tallies_timer = self._loop.call_later(TALLIES_REPORT_S, self._report_tallies)
+            overdue = load.overdue(self._state, time.monotonic() - OVERDUE_S)
             tallies = self._tallies.plain(overdue)
             self._send(TalliesReported(proxy=self._process, tallies=tallies))

@@ -223,7 +223,6 @@ class LeaseModel(RuleBasedStateMachine):
             PROXY,
             self.router,
             self.perform,
-            lambda tag: self.replicas[tag].table if tag in self.replicas else None,
             lambda name: pickle.dumps(name) if name in self.callers else None,
         )
         for _ in self.traffic:
