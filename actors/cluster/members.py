@@ -36,7 +36,6 @@ logger = logging.getLogger(__name__)
 
 REPLICA = "greenroom.actors.replica.actor.Replica"
 END_DESCRIBED_WITHIN_S = 0.5
-LONGEST_EVERY_S = 1.0  # how often the deployments' time limits are read
 ORPHAN_DRAIN_S = 20.0  # what is left of a replica that was replaced may finish
 
 
@@ -82,7 +81,6 @@ class Members:
         self._watched: dict[str, _Watched] = {}  # by incarnation: host processes and proxies
         self._port: Port | None = None  # to ask admins and host processes; made at first need
         self._has_heard = False  # of any other host
-        self._longest_drain: tuple[float, float] = (float("-inf"), 0.0)  # checked at, and found
         self.keys = KeyRotation(loop, cluster, settings)
         self._beats = BeatListener(
             process.incarnation, lambda incarnation: loop.guarded(self._beat, incarnation)
@@ -138,16 +136,10 @@ class Members:
     def longest_drain_s(self) -> float:
         """Return the longest ``graceful_shutdown_timeout_s`` of all deployments; 20 without any.
 
-        Any host's front may have calls at any replica. It is for all hosts' reports, so it is
-        searched once a second.
+        Any host's front may have calls at any replica.
         """
-        checked_at, found = self._longest_drain
-        now = time.monotonic()
-        if now - checked_at > LONGEST_EVERY_S:
-            configs = (backend.config for backend in self._cluster.state.backends.values())
-            found = max((each.graceful_shutdown_timeout_s for each in configs), default=DEFAULT_S)
-            self._longest_drain = now, found
-        return found
+        configs = (backend.config for backend in self._cluster.state.backends.values())
+        return max((each.graceful_shutdown_timeout_s for each in configs), default=DEFAULT_S)
 
     def addresses(self) -> tuple[str, ...]:
         """Return where all hosts are: the controller's own, those that may lead, the others."""

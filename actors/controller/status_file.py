@@ -8,6 +8,7 @@ the cluster is.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from greenroom.actors.runtime.loop import Loop, Timer
+from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.state_dir import write_private
 
 logger = logging.getLogger(__name__)
@@ -32,47 +33,44 @@ class StatusFile:
     """Writes what ``read`` returns to ``path``; used on the loop's thread only."""
 
     def __init__(self, loop: Loop, path: Path, read: Callable[[], dict[str, Any]]) -> None:
-        self._loop = loop
+        self._machine = loop.machine
         self._path = path
         self._read = read
-        self._not_before = 0.0
-        self._due_at = float("inf")
-        self._timer: Timer | None = None
-        self._failing = False
+        self._has_changed = asyncio.Event()
+        self._is_closed = False
+        loop.start(self._keep_writing())
 
     def changed(self) -> None:
-        """Schedule a write of the file."""
-        self._write_at(max(self._loop.machine.monotonic() + DELAY_S, self._not_before))
+        """Have the file written soon."""
+        self._has_changed.set()
 
     def close(self) -> None:
         """Write no more, and remove the file: nothing runs that it could tell of."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._due_at = -1.0
+        self._is_closed = True
         with contextlib.suppress(OSError):  # read-only by now; its age tells that it is old
             self._path.unlink(missing_ok=True)
 
-    def _write_at(self, due_at: float) -> None:
-        if self._due_at <= due_at:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._due_at = due_at
-        self._timer = self._loop.call_later(due_at - self._loop.machine.monotonic(), self._write)
-
-    def _write(self) -> None:
-        begun_at = self._loop.machine.monotonic()
-        self._due_at, self._timer = float("inf"), None
-        try:
-            self._replace()
-            self._failing = False
-        except OSError as error:
-            if not self._failing:
-                logger.warning("the status file %s cannot be written: %s", self._path, error)
-            self._failing = True
-        now = self._loop.machine.monotonic()
-        self._not_before = now + max(PERIOD_S, PAUSE_PER_COST * (now - begun_at))
-        self._write_at(max(now + HEARTBEAT_S, self._not_before))
+    async def _keep_writing(self) -> None:
+        heartbeat_s, is_failing = None, False  # nothing is written before the first change
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._has_changed.wait(), heartbeat_s)
+            await asyncio.sleep(DELAY_S)
+            self._has_changed.clear()
+            begun_at = self._machine.monotonic()
+            try:
+                if self._is_closed:
+                    return
+                self._replace()
+                is_failing = False
+            except OSError as error:
+                if not is_failing:
+                    logger.warning("the status file %s cannot be written: %s", self._path, error)
+                is_failing = True
+            took_s = self._machine.monotonic() - begun_at
+            pause_s = max(PERIOD_S, PAUSE_PER_COST * took_s) - DELAY_S
+            heartbeat_s = max(HEARTBEAT_S - pause_s - DELAY_S, 0.0)
+            await asyncio.sleep(pause_s)
 
     def _replace(self) -> None:
         content = {"schema": SCHEMA, "written_at": time.time(), **self._read()}

@@ -49,7 +49,6 @@ STABLE_S = 10.0  # a master or server that ran this long did not die of its star
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 10.0  # where one after the other dies
 BIND_TIMEOUT_S = 5.0
 BIND_POLL_S = 0.02
-BORROW_RETRY_S = 1.0
 WORKERS_POLL_S = 0.05
 _MASTER, _FD = "greenroom.http_front.server:main", "GREENROOM_FRONT_FD"
 
@@ -172,13 +171,7 @@ class Front(Service):
         self.start(by_fork=False)
 
     async def take_over(self) -> None:
-        """Get the socket of a front that was there before, and end workers of dead masters."""
-        while self.listener is None:
-            listener = borrow(self._records.find(WORKER_ROLE), self._settings)
-            if listener is not None:
-                self.hold(listener)
-            else:  # the workers are about to start, or are of a version that lends nothing
-                await asyncio.sleep(BORROW_RETRY_S)
+        """End workers of dead masters, once there are others."""
         while not self.workers:
             await asyncio.sleep(WORKERS_POLL_S)
         for worker in self._old_workers():
@@ -187,10 +180,10 @@ class Front(Service):
 
     def stop(self, limit_s: float) -> None:
         """Let the master and all workers finish what they have, and end. Blocks."""
+        listener = self.listener or borrow(self._records.find(WORKER_ROLE), self._settings)
         end_within(limit_s, [*self._old_workers(), *filter(None, [self.process])])
-        if self.listener is not None:
-            turn_away(self.listener, is_tls=self._settings.http.ssl_certfile is not None)
-            self.listener = None
+        if listener is not None:
+            turn_away(listener, is_tls=self._settings.http.ssl_certfile is not None)
 
     def _old_workers(self) -> list[Process]:
         own = self.process.pid if self.process is not None else 0

@@ -27,39 +27,44 @@ def make_loop() -> LoneLoop:
     return LoneLoop()
 
 
-def fire(loop: LoneLoop) -> None:
-    """Let the time pass until there is something to do."""
-    loop.pass_time(min(loop.due()))
-
-
 def test_many_changes_are_one_write_and_the_next_waits(loop: LoneLoop, tmp_path: Path) -> None:
     reads: list[int] = []
     path = tmp_path / "status.json"
     file = StatusFile(loop, path, lambda: {"reads": reads.append(1) or len(reads)})
+    loop.pass_time(status_file.HEARTBEAT_S)
+    assert reads == [], "nothing has happened yet"
     for _ in range(5):
         file.changed()
-    assert len(loop.due()) == 1
-    assert loop.due()[0] == pytest.approx(status_file.DELAY_S)
-    fire(loop)
+    loop.pass_time(status_file.DELAY_S)
     report = json.loads(path.read_text())
     assert (report["schema"], report["reads"]) == (1, 1)
     assert report["written_at"] == pytest.approx(time.time(), abs=5)
-    assert loop.due()[0] == pytest.approx(status_file.HEARTBEAT_S)
     file.changed()
-    assert loop.due()[0] == pytest.approx(status_file.PERIOD_S)
+    loop.pass_time(status_file.PERIOD_S - 0.01)
+    assert len(reads) == 1
+    loop.pass_time(0.01)
+    assert len(reads) == 2
+    loop.pass_time(status_file.HEARTBEAT_S - 0.01)
+    assert len(reads) == 2
+    loop.pass_time(0.01)
+    assert len(reads) == 3
     assert [each.name for each in tmp_path.iterdir()] == ["status.json"]
 
 
 def test_a_large_cluster_is_reported_less_often(loop: LoneLoop, tmp_path: Path) -> None:
+    reads: list[float] = []
+
     def read() -> dict[str, Any]:
+        reads.append(loop.asyncio.time())
         loop.stand_still(0.1)
         return {}
 
     file = StatusFile(loop, tmp_path / "status.json", read)
     file.changed()
-    fire(loop)
+    loop.pass_time(status_file.DELAY_S)
     file.changed()
-    assert loop.due()[0] == pytest.approx(5.0)  # fifty times as long as it took
+    loop.pass_time(20.0)
+    assert reads[1] - reads[0] == pytest.approx(0.1 + 5.0)  # fifty times as long as it took
 
 
 def test_a_file_that_cannot_be_written_is_logged_once_and_tried_again(
@@ -71,15 +76,16 @@ def test_a_file_that_cannot_be_written_is_logged_once_and_tried_again(
     file = StatusFile(loop, path, dict)
     for _ in range(3):
         file.changed()
-        fire(loop)
+        loop.pass_time(status_file.PERIOD_S)
     assert len(warnings) == 1
     path.parent.mkdir()
     file.changed()
-    fire(loop)
+    loop.pass_time(status_file.PERIOD_S)
     assert json.loads(path.read_text())["schema"] == 1
     file.close()
     assert not path.exists()
-    assert loop.due() == []
+    loop.pass_time(2 * status_file.HEARTBEAT_S)
+    assert not path.exists()
 
 
 @pytest.mark.slow
