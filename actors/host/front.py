@@ -270,11 +270,6 @@ class GrpcServer(Service):
             self.process is not None and role_of(self.process.pid) == GRPC_ROLE
         )
 
-    @property
-    def has_ended(self) -> bool:
-        """Return whether it should be there and is not."""
-        return self.is_wanted and self.pid is None
-
     async def ensure(self) -> None:
         """See Service; StartError where the extra is missing. Waits for ever if none is wanted."""
         if not self.is_wanted:

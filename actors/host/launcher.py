@@ -87,18 +87,13 @@ def begin(
 def _attempt(
     settings: HostSettings, on_progress: Callable[[str], None], *, is_command: bool = False
 ) -> int | None:
-    """Start a host process; return the descriptor of its line, None where another one runs."""
+    """Start a host process; return the descriptor of its line, None where another one runs.
+
+    See _read_outcome.
+    """
     if _wait_for_another_start(settings, on_progress):
         return None
     _prepare_folders(settings)
-    may_fork = is_command and forking.can_fork() and can_mark(settings.state_dir)
-    return _start_host(settings, on_progress, by_fork=may_fork)
-
-
-def _start_host(
-    settings: HostSettings, on_progress: Callable[[str], None], *, by_fork: bool
-) -> int:
-    """Start a host process; return the descriptor that its line comes by: see _read_outcome."""
     read_fd, write_fd = os.pipe()
     output = open_log(settings, "host")
     try:
@@ -109,7 +104,7 @@ def _start_host(
             output=output,
             keep=[write_fd],
             environ=environ,
-            by_fork=by_fork,
+            by_fork=is_command and forking.can_fork() and can_mark(settings.state_dir),
             detached=True,
         )
     finally:

@@ -390,7 +390,7 @@ class Host:
         """Raise StartError where waiting is no use: the front has ended, or we cannot join."""
         if self._front.pid is None:
             raise StartError(f"the HTTP front ended: {self._last_line('front')}")
-        if self._grpc.has_ended:
+        if self._grpc.is_wanted and self._grpc.pid is None:
             raise StartError(f"the gRPC server ended: {self._last_line('grpc')}")
         reason, lasts = self._membership.obstacle()
         if reason and not self._is_in_cluster() and (lasts or passed_s > JOIN_TIMEOUT_S):
