@@ -16,6 +16,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from greenroom.actors.messages.queries import Address
 from greenroom.actors.runtime.loop import Loop, Timer
@@ -24,40 +25,30 @@ from greenroom.core.cluster.hosts import BEAT_S, LOST_AFTER_S
 _BEAT = struct.Struct(">8sQQ")
 
 
-class BeatListener:
-    """The controller's end: ``on_beat(incarnation)`` for each beat of a process that hears us."""
+@dataclass(slots=True)
+class Heard:
+    """The newest beat of a process that the controller listens to, by its number."""
 
-    def __init__(
-        self,
-        incarnation: str,
-        on_beat: Callable[[str], None],
-        clock: Callable[[], float] = lambda: time.monotonic(),  # noqa: PLW0108  # simulators set it
-    ) -> None:
-        self._incarnation = bytes.fromhex(incarnation)
-        self._on_beat = on_beat
-        self._clock = clock
-        self._newest: dict[str, int] = {}  # the numbers of the last beats
+    newest: int = 0
 
-    def expect(self, incarnation: str) -> None:
-        """Listen to this process from now on; harmless when that is done already."""
-        self._newest.setdefault(incarnation, 0)
 
-    def forget(self, incarnation: str) -> None:
-        """Listen to a process no more."""
-        self._newest.pop(incarnation, None)
+def answer(
+    beat: bytes, controller: str, heard_of: Callable[[str], Heard | None], now: float
+) -> tuple[bytes, str]:
+    """Take a beat, at the controller's end; ``heard_of`` says what was heard of an incarnation.
 
-    def answer(self, beat: bytes) -> bytes:
-        """Take a beat and return the answer; b"" to one that means nothing."""
-        name, number, heard = _BEAT.unpack(beat)
-        incarnation = name.hex()
-        newest = self._newest.get(incarnation)
-        if newest is None or number <= newest:
-            return b""
-        self._newest[incarnation] = number
-        now = int(self._clock() * 1e6)
-        if heard and 0 <= now - heard < LOST_AFTER_S * 1e6:
-            self._on_beat(incarnation)
-        return _BEAT.pack(self._incarnation, now, number)
+    Return the answer, b"" for a beat that means nothing, and the incarnation of a process that
+    hears us, else "".
+    """
+    name, number, newest_answer = _BEAT.unpack(beat)
+    incarnation = name.hex()
+    heard = heard_of(incarnation)
+    if heard is None or number <= heard.newest:
+        return b"", ""
+    heard.newest = number
+    at = int(now * 1e6)
+    hears_us = newest_answer and 0 <= at - newest_answer < LOST_AFTER_S * 1e6
+    return _BEAT.pack(bytes.fromhex(controller), at, number), incarnation if hears_us else ""
 
 
 class Beater:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from greenroom.actors.cluster.heartbeats import BeatListener
+from greenroom.actors.cluster.heartbeats import Heard, answer
 from greenroom.actors.cluster.key_rotation import KeyRotation
 from greenroom.actors.messages import control as cm
 from greenroom.actors.messages.queries import Address, Process
@@ -55,7 +55,7 @@ class _Watched:
 
     host: str
     unwatch: Callback
-    beats: bool = False  # whether its beats count as the host's
+    beats: Heard | None = None  # where they count as the host's
 
 
 class Members:
@@ -82,10 +82,7 @@ class Members:
         self._port: Port | None = None  # to ask admins and host processes; made at first need
         self._has_heard = False  # of any other host
         self.keys = KeyRotation(loop, cluster, settings)
-        self._beats = BeatListener(
-            process.incarnation, lambda incarnation: loop.guarded(self._beat, incarnation)
-        )
-        loop.answer_beats(self._beats.answer)
+        loop.answer_beats(self._answer_beat)
         cluster.state.host_gone.append(self._forget)
 
     def close(self) -> None:
@@ -172,7 +169,7 @@ class Members:
         for incarnation, watched in list(self._watched.items()):
             if watched.host == name:
                 watched.unwatch()
-                self._drop(incarnation)
+                del self._watched[incarnation]
 
     def _stop_orphans(self, message: cm.HostReported) -> None:
         """Tell replicas to go that the cluster does not know: they were replaced as lost.
@@ -211,27 +208,27 @@ class Members:
         record = self._cluster.hosts.record(host)
         is_its = record is None or at in ("", record.address)
         if host != self._own and is_its and not watched.beats:
-            watched.beats = True
-            self._beats.expect(incarnation)
+            watched.beats = Heard()
 
     def _ended(self, incarnation: str) -> None:
-        watched = self._drop(incarnation)
-        if watched is None or not watched.beats:
+        watched = self._watched.pop(incarnation, None)
+        if watched is None or watched.beats is None:
             return
         if not any(each.beats and each.host == watched.host for each in self._watched.values()):
             self._cluster.hosts.gone(watched.host, time.monotonic())
             self._changed()
 
-    def _drop(self, incarnation: str) -> _Watched | None:
-        watched = self._watched.pop(incarnation, None)
-        if watched is not None and watched.beats:
-            self._beats.forget(incarnation)
-        return watched
+    def _answer_beat(self, beat: bytes) -> bytes:
+        def heard_of(incarnation: str) -> Heard | None:
+            watched = self._watched.get(incarnation)
+            return None if watched is None else watched.beats
 
-    def _beat(self, incarnation: str) -> None:
-        watched = self._watched.get(incarnation)
-        if watched is not None:  # else it was forgotten while this was on its way
-            self._cluster.hosts.beat(watched.host, time.monotonic())
+        now = time.monotonic()
+        answered, incarnation = answer(beat, self._process.incarnation, heard_of, now)
+        if incarnation:
+            host = self._watched[incarnation].host
+            self._loop.guarded(self._cluster.hosts.beat, host, now)
+        return answered
 
     # --- What is asked for ----------------------------------------------------------------------
 
