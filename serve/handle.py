@@ -8,7 +8,7 @@ import pickle
 import secrets
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 from functools import partial
@@ -514,7 +514,7 @@ class DeploymentHandle(Generic[R_co]):
         until it has room.
         ``stream``: the method is a generator, whose values come one by one.
         """
-        if problems := _problems(changes):
+        if problems := list(_problems(changes)):
             raise InvalidRequestError(f"bad options of a handle: {'; '.join(problems)}")
         return self._with(replace(self._options, **changes))
 
@@ -652,32 +652,25 @@ def _own_client() -> QueryClient:
     return session.current().connect().queries
 
 
-def _problems(changes: dict[str, Any]) -> list[str]:
-    problems = []
-    for name, value in changes.items():
-        if name not in HandleOptions.__dataclass_fields__:
-            known = ", ".join(HandleOptions.__dataclass_fields__)
-            problems.append(f"{name}: no such option; there are {known}")
-        elif problem := _value_problem(name, value):
-            problems.append(f"{name}={value!r}: {problem}")
-    return problems
+def _is_callable_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(value) and (value == "__call__" or value[0] != "_")
 
 
-_EXPECTED: dict[str, tuple[tuple[type, ...], str]] = {
-    "stream": ((bool,), "must be True or False"),
-    "retryable": ((bool, type(None)), "must be True, False or None"),
-    "multiplexed_model_id": ((str,), "must be a string"),
-    "session_id": ((str,), "must be a string"),
-    "shard_key": ((str, type(None)), "must be a string or None"),
+# What each option may be: a test, and the words for it.
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "method_name": (_is_callable_name, "must be the name of a public method"),
+    "shard_key": (lambda v: v is None or isinstance(v, str), "must be a string or None"),
+    "retryable": (lambda v: v is None or isinstance(v, bool), "must be True, False or None"),
+    "multiplexed_model_id": (lambda v: isinstance(v, str), "must be a string"),
+    "session_id": (lambda v: isinstance(v, str), "must be a string"),
+    "stream": (lambda v: isinstance(v, bool), "must be True or False"),
 }
 
 
-def _value_problem(name: str, value: Any) -> str | None:
-    if name in _EXPECTED:
-        kinds, problem = _EXPECTED[name]
-        return None if isinstance(value, kinds) else problem
-    if not isinstance(value, str) or not value:
-        return "must be the name of a method"
-    if value.startswith("_") and value != "__call__":
-        return "private methods cannot be called through a handle"
-    return None
+def _problems(changes: dict[str, Any]) -> Iterator[str]:
+    for name, value in changes.items():
+        is_right, expected = _RULES.get(name, (None, ""))
+        if is_right is None:
+            yield f"{name}: no such option; there are {', '.join(_RULES)}"
+        elif not is_right(value):
+            yield f"{name}={value!r}: {expected}"
