@@ -714,6 +714,24 @@ def test_a_host_that_answers_again_is_used_as_far_as_it_has_room() -> None:
     assert [replica for replica, _ in assigned(effects)] == ["r1"]
 
 
+@pytest.mark.parametrize("says", ["answered", "rejected", "undelivered"])
+def test_the_slot_of_a_query_that_moved_is_free_once_its_replica_has_said_anything(
+    says: str,
+) -> None:
+    made = on_two_hosts(limit=1)
+    (first,) = numbers(submit(made, 1))
+    made.hosts.silent("h1", 1.0)
+    made.hosts.answers("h1", 2.0)
+    assert ongoing(made)["r1"] == 1
+    if says == "answered":
+        made.answered("r1", [(first, 200)], 2.1)
+    elif says == "rejected":
+        made.rejected("r1", [first], 2.1, draining=False)
+    else:
+        made.undelivered("r1", [first], 2.1)
+    assert ongoing(made)["r1"] == 0
+
+
 def test_what_a_silent_host_says_late_of_a_query_that_moved_counts_for_nothing() -> None:
     made = on_two_hosts()
     (first,) = numbers(submit(made, 1))
