@@ -309,14 +309,13 @@ class BackendDefinition:
 
     @property
     def release(self) -> dict[str, Any]:
-        """The part that replicas run."""
-        return {
-            "code_hash": self.code_hash,
-            "code_digest": self.code_digest,
-            "config": self.config,
-            "actor_options": self.actor_options,
-            "version": self.version,
-        }
+        """The part that replicas run, which a Release has, too."""
+        return _release_of(self)
+
+
+def _release_of(what: Release | BackendDefinition) -> dict[str, Any]:
+    names = ("code_hash", "code_digest", "config", "actor_options", "version")
+    return {name: getattr(what, name) for name in names}
 
 
 _OPTIONS = "actor_options."
@@ -331,13 +330,8 @@ def backend_definition(record: BackendRecord) -> BackendDefinition | None:
     """Return what a backend should run; None for one that is being deleted."""
     if record.deleting:
         return None
-    release = record.newest
     return BackendDefinition(
-        code_hash=release.code_hash,
-        code_digest=release.code_digest,
-        config=release.config,
-        actor_options=release.actor_options,
-        version=release.version,
+        **_release_of(record.newest),
         application=record.application,
         deployment=record.deployment,
     )
