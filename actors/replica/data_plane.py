@@ -25,7 +25,7 @@ from typing import Any
 
 from greenroom.actors.caller import client as query_client
 from greenroom.actors.caller.caller import Caller
-from greenroom.actors.caller.streams import MOST_JOINED, Parts, Sender
+from greenroom.actors.caller.streams import MOST_JOINED, NobodyListensError, Parts, Sender
 from greenroom.actors.messages.closing import RESTARTING, close_frame
 from greenroom.actors.messages.control import MeetProxy
 from greenroom.actors.messages.queries import (
@@ -136,6 +136,7 @@ class Run(Reply):
 
     def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
         """Begin an answer in parts."""
+        self._check_runs()
         process = self.queries.process
         begun = StreamBegun(self.assignment.query.id, status, headers + self.extra_headers, process)
         self.sender = self.queries.begun(self, begun)
@@ -147,11 +148,17 @@ class Run(Reply):
         if self.sender is not None:
             await self.sender.send(data, ends)
         else:  # of a copy for a shadow; a generator that awaits nothing must not have the loop
+            self._check_runs()
             await asyncio.sleep(0)
 
+    def _check_runs(self) -> None:
+        """Raise NobodyListensError in a task that user code has left running."""
+        if self.has_ended:
+            raise NobodyListensError("the query has ended")
+
     def answer(self, answer: Answer) -> None:
-        """Answer it; a second answer is dropped."""
-        if not self.status:
+        """Answer it; a second answer is dropped, and one that comes after the end."""
+        if not (self.status or self.has_ended):
             self.status = status_of(answer)
             if self.extra_headers and isinstance(answer, HttpAnswer | FailedAnswer):
                 answer = answer._replace(headers=(*answer.headers, *self.extra_headers))

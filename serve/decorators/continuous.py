@@ -202,7 +202,7 @@ class _Batch:
             self._task = self._waiter = None
 
     async def _step(self, owner: Args, calls: list[_Call]) -> None:
-        failure = await self._failure(*owner, calls)
+        failure = await self._failure(*owner, calls.copy())  # user code may change its list
         for call in calls:
             if call.hand_out(failure):
                 self._streams.remove(call)

@@ -54,6 +54,13 @@ class Counter:
                 stream.end()
 
     @serve.continuous_batch
+    async def popping(self, streams: list[Stream[int, int]]) -> None:
+        while streams:
+            stream = streams.pop()
+            stream.put(stream.item)
+            stream.end()
+
+    @serve.continuous_batch
     async def wrong(self, streams: list[Stream[int, int]]) -> Any:
         return [stream.item for stream in streams]
 
@@ -73,6 +80,12 @@ async def test_a_sync_step_runs_on_a_thread():
     counter = Counter()
     assert await read(counter.on_thread(2)) == [1, 2]
     assert threading.current_thread() not in counter.threads
+
+
+async def test_a_step_may_change_the_list_that_it_is_given():
+    counter = Counter()
+    async with asyncio.timeout(5):
+        assert await asyncio.gather(*(read(counter.popping(n)) for n in (1, 2))) == [[1], [2]]
 
 
 async def test_errors_of_one_stream_are_its_own():

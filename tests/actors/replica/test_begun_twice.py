@@ -1,4 +1,7 @@
-"""A query that comes to the same replica again: by the next router, or after a broken link."""
+"""A query that comes to the same replica again: by the next router, or after a broken link.
+
+And what comes of a query after its end.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from greenroom.actors.caller.streams import NobodyListensError
 from greenroom.actors.messages import queries as m
 from greenroom.actors.replica.data_plane import Run
 from tests.actors.one_process import OneProcess
@@ -64,6 +68,21 @@ def test_a_caller_can_still_end_the_first_when_the_second_has_ended(
     stop = m.ControlStreams(incarnation=world.caller.process.incarnation, taken=(), stopped=(7,))
     world.queries.address.arrived(stop, None)
     assert cancelled == [("old", 5)]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_tasks_left_running_hear_that_nobody_listens(world: OneProcess, *, begun: bool) -> None:
+    run = run_by(world, "new", 1)
+    if begun:
+        run.begin(200, ())
+    run.end()
+    with pytest.raises(NobodyListensError):
+        world.loop.run_until_complete(run.send(b"part"))
+    with pytest.raises(NobodyListensError):
+        run.begin(200, ())
+    run.answer(m.StreamEnded(7, 200))
+    assert not world.queries.streams
+    assert world.queries.undelivered == 0
 
 
 def test_what_runs_is_not_run_again_by_a_router_that_had_forgotten_it(
