@@ -5,7 +5,8 @@ imported. A later one is a program of its own, because by then the host process 
 
 Workers outlive their master and go on serving. So a master that dies costs no request: the host
 process starts another on the same listening socket, and once that has workers, tells those of the
-dead one to finish. A host process that finds a front running borrows the socket from a worker.
+dead one to finish. A host process that finds a front running has no socket; when it needs that, it
+borrows it from a worker.
 
 The gRPC server is one process, where one is asked for, and always a program of its own.
 """

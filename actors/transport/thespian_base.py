@@ -1,9 +1,9 @@
 """Thespian's system base, over our links: what of an actor's life is Thespian's, on one page.
 
-Thespian starts and ends processes: an admin on each host, and actors, which it forks.
-It knows global names, capabilities and conventions. It runs each of these
-processes by :meth:`Transport.run` with a handler, which gets one envelope at a time. Names in
-camelCase are those that it calls.
+Thespian starts and ends processes: an admin on each host, and actors, which it forks. It knows
+global names, capabilities and conventions. It runs each of these processes by
+:meth:`Transport.run` with a handler, which gets one envelope at a time. Names in camelCase are
+those that it calls.
 
 Everything else is ours. :class:`Transport` gives Thespian's own messages to the process's mailbox
 (mailbox.py), which has the links to other processes. Messages of our actors go from mailbox to
