@@ -596,7 +596,8 @@ class FrontProtocol(ClientConnection):
             cycle.is_disconnected = True
             cycle.wake()
             self._release(cycle)
-            if self._is_begun and _STAYS not in cycle.request.headers:
+            request = cycle.request
+            if self._is_begun and (request.is_socket or _STAYS not in request.headers):
                 cycle.leave()
 
     # --- Refusals -------------------------------------------------------------------------------

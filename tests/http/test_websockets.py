@@ -585,7 +585,8 @@ async def test_none_is_opened_before_the_request_ahead_of_it_is_answered():
         assert head.startswith(b"HTTP/1.1 101 ")
 
 
-async def test_an_opening_whose_client_leaves_is_cancelled():
+@pytest.mark.parametrize("asked", [{}, {"X-Request-Disconnect-Disabled": "?1"}])
+async def test_an_opening_whose_client_leaves_is_cancelled(asked):
     cancelled = asyncio.Event()
 
     async def waiting(_scope, _receive, _send):
@@ -595,7 +596,7 @@ async def test_an_opening_whose_client_leaves_is_cancelled():
             cancelled.set()
 
     async with talking(waiting) as client:
-        opening = asyncio.create_task(client.open())
+        opening = asyncio.create_task(client.open(**asked))
         await asyncio.wait((opening,), timeout=0.2)
         opening.cancel()
         client.writer.transport.abort()
