@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from dataclasses import KW_ONLY, dataclass
 
 from greenroom.actors.caller.streams import NobodyListensError
 from greenroom.actors.caller.uploads import Upload
@@ -37,6 +38,7 @@ class RefusedRequestError(Exception):
         self.headers = headers
 
 
+@dataclass(slots=True, eq=False)
 class Body:
     """One request's body as it comes, through an ASGI ``receive``.
 
@@ -45,27 +47,19 @@ class Body:
     leave before they are here, by ``host``.
     """
 
-    def __init__(
-        self,
-        receive: Receive,
-        length: int | None,
-        *,
-        waits: bool,
-        host: str | None,
-        max_bytes: int | None,
-        early: ClientCounts,
-    ) -> None:
-        self.is_begun = self.is_complete = False
-        self._receive = receive
-        self._length = length
-        self._waits = waits
-        self._host = host
-        self._max_bytes = max_bytes
-        self._early = early
-        self._is_early = False  # it is among these
-        self._size = 0  # of what has come
-        self._event: asyncio.Future[Event] | None = None  # asked for, and perhaps not here yet
-        self._sending: asyncio.Task[None] | None = None
+    _receive: Receive
+    length: int | None
+    _: KW_ONLY
+    waits: bool
+    host: str | None
+    max_bytes: int | None
+    early: ClientCounts
+    is_begun: bool = False
+    is_complete: bool = False
+    _is_early: bool = False  # among these
+    _size: int = 0  # of what has come
+    _event: asyncio.Future[Event] | None = None  # asked for, and perhaps not here yet
+    _sending: asyncio.Task[None] | None = None
 
     async def begin(self) -> bytes:
         """Return the body, or what goes with the query when the rest follows.
@@ -73,13 +67,13 @@ class Body:
         Raises BodyTooLargeError or BodyIncompleteError.
         """
         self.is_begun = True
-        declared, limit = self._length, self._max_bytes
+        declared, limit = self.length, self.max_bytes
         if declared is not None and limit is not None and declared > limit:
             raise BodyTooLargeError(_too_large(f" of {declared} bytes", limit))
-        if (self._waits or declared is None) and self._early.has_room_for(self._host):
+        if (self.waits or declared is None) and self.early.has_room_for(self.host):
             self._is_early = True
-            self._early.add(self._host)
-        if self._waits and self._is_early and (declared or 0) > WHOLE:
+            self.early.add(self.host)
+        if self.waits and self._is_early and (declared or 0) > WHOLE:
             return b""
         pieces = [await self._next()]
         while not self.is_complete and self._size < WHOLE:
@@ -92,8 +86,8 @@ class Body:
 
     async def whole(self, max_bytes: int) -> bytes:
         """Return all of the body, for a reader of ours that takes ``max_bytes``."""
-        if self._max_bytes is None or self._max_bytes > max_bytes:
-            self._max_bytes = max_bytes
+        if self.max_bytes is None or self.max_bytes > max_bytes:
+            self.max_bytes = max_bytes
         pieces = [await self.begin()]
         while not self.is_complete:
             pieces.append(await self._next())
@@ -115,7 +109,7 @@ class Body:
     def _leave_early(self) -> None:
         if self._is_early:
             self._is_early = False
-            self._early.remove(self._host)
+            self.early.remove(self.host)
 
     async def _send(self, upload: Upload) -> None:
         try:
@@ -141,7 +135,7 @@ class Body:
             raise BodyIncompleteError("the request body did not arrive in full")
         piece: bytes = event.get("body", b"")
         self._size += len(piece)
-        limit = self._max_bytes
+        limit = self.max_bytes
         if limit is not None and self._size > limit:
             raise BodyTooLargeError(_too_large("", limit))
         self.is_complete = not event.get("more_body", False)

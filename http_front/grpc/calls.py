@@ -19,6 +19,7 @@ import pickle
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, Self
 from urllib.parse import unquote
@@ -263,30 +264,20 @@ async def metadata_of(context: Any, key: str) -> str:
     return ""
 
 
+@dataclass(eq=False)
 class _Call:
     """One RPC on its way; a context manager, so that nothing of it is left at its end."""
 
-    def __init__(
-        self,
-        link: Link,
-        method: str,
-        found: Any,
-        request: Any,
-        model: str,
-        context: Any,
-        limit_s: float | None,
-        ended: Callable[[str], None],
-    ) -> None:
-        self._limit_s = limit_s
-        self._ended = ended
-        self._link = link
-        self._method = method
-        self._found = found
-        self._request = request  # a message, or an iterator of them
-        self._model = model
-        self._context = context
-        self._sending: asyncio.Task[None] | None = None
-        self._stream: Stream | None = None
+    _link: Link
+    _method: str
+    _found: Any
+    _request: Any  # a message, or an iterator of them
+    _model: str
+    _context: Any
+    _limit_s: float | None
+    _ended: Callable[[str], None]
+    _sending: asyncio.Task[None] | None = None
+    _stream: Stream | None = None
 
     async def __aenter__(self) -> Self:
         return self
