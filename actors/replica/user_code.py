@@ -26,6 +26,7 @@ import traceback
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import cloudpickle
@@ -127,7 +128,6 @@ Result = TypeVar("Result")
 MAX_STATS = 10  # of a replica, for the policy of autoscaling
 MAX_NAME = 60  # characters
 NO_REQUEST = HttpCall("GET", "/", b"/", b"", (), b"", "http", "1.1", None, None, "")
-OnCancelled = Callable[[asyncio.Task[None]], None]
 
 
 class UserCode:
@@ -153,8 +153,7 @@ class UserCode:
         self._manners = Manners()
         self._http_methods: frozenset[str] = frozenset()
         self._responses: Any = None  # the module, which imports Starlette: only for HTTP
-        # By the reply's key; the last is what its task calls when it is cancelled.
-        self._running: dict[Any, tuple[asyncio.Task[None], Reply, OnCancelled]] = {}
+        self._running: dict[Any, tuple[asyncio.Task[None], Reply]] = {}  # by the reply's key
         self._cancelled: set[Any] = set()  # tasks, cancelled by us and not by user code
 
     @property
@@ -303,10 +302,7 @@ class UserCode:
         serve = self._serve_logged if user_logging.logs_queries() else self._serve
         if tracing.active is not None:
             serve = partial(_traced, serve)
-        task = self.loop.create_task(serve(reply))
-        ended = partial(self._ended, reply)
-        self._running[reply.key] = task, reply, ended
-        task.add_done_callback(ended)
+        self._running[reply.key] = self.loop.create_task(serve(reply)), reply
 
     def cancel(self, key: Any) -> None:
         """Cancel a query: async code gets CancelledError, the answer of sync code is dropped.
@@ -316,8 +312,9 @@ class UserCode:
         """
         running = self._running.get(key)
         if running is not None and running[0] not in self._cancelled:
-            task, reply, _ = running
+            task, reply = running
             self._cancelled.add(task)
+            task.add_done_callback(partial(self._ended, reply))  # it may not have begun
             task.cancel()
             reply.cancel_calls()
 
@@ -329,10 +326,7 @@ class UserCode:
         answer = await self._answer(reply)
         if answer is not None:
             reply.answer(answer)
-        task, _, ended = self._running.pop(reply.key)
-        self._cancelled.discard(task)
-        task.remove_done_callback(ended)  # it would cost a pass of the loop
-        reply.end()
+        self._ended(reply, self._running[reply.key][0])
 
     async def _serve_logged(self, reply: Reply) -> None:
         began_at = time.perf_counter()
@@ -343,7 +337,7 @@ class UserCode:
             user_logging.log_query(reply.assignment.query, reply.status, took_s)
 
     def _ended(self, reply: Reply, task: asyncio.Task[None]) -> None:
-        """Note the end of a task that was cancelled, perhaps before its code began."""
+        """Note the end of a query, once."""
         self._cancelled.discard(task)
         if self._running.pop(reply.key, None) is not None:
             reply.end()
@@ -440,7 +434,7 @@ class UserCode:
         except responses.HTTPException as error:
             refused: Answer = responses.from_http_exception(reply.assignment.query.id, error)
             return refused
-        if inspect.isgenerator(result):
+        if isinstance(result, GeneratorType):
             result = self._threads.iterate(result)
         answer: Answer | None = await responses.give_answer(reply, result, request)
         return answer
