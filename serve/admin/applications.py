@@ -49,17 +49,15 @@ def apply(
         "from_file": from_file,
         "prune": flags.prune,
     }
-    operation: ops.Operation
     if flags.plan:
-        operation = ops.PlanApplications(**which)
-    else:
-        folders = missing_of(connection, built.folders)
-        how: dict[str, Any] = {
-            "if_version": flags.if_version,
-            "canary": flags.rollout,
-            "folders": folders,
-        }
-        operation = ops.DeployApplications(**which, **how)
+        plan: dict[str, Any] = connection.request(ops.PlanApplications(**which))
+        return plan
+    operation = ops.DeployApplications(
+        **which,
+        if_version=flags.if_version,
+        canary=flags.rollout,
+        folders=missing_of(connection, built.folders),
+    )
     answer: dict[str, Any] = connection.request(operation)
     return answer
 

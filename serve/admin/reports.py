@@ -16,12 +16,6 @@ def read_report(connection: Connection, timeout_s: float | None = None) -> dict[
     return report
 
 
-def read_autoscaling(connection: Connection, timeout_s: float | None = None) -> dict[str, Any]:
-    """Return the object that ``greenroom status --autoscaling --json`` prints."""
-    report: dict[str, Any] = connection.request(ops.GetAutoscaling(), timeout_s=timeout_s)
-    return report
-
-
 def ingress_of(report: dict[str, Any], name: str) -> str:
     """Return the name of an application's ingress; UnknownNameError naming those there are."""
     application = _entry(report.get("applications") or {}, name, "application")

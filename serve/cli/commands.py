@@ -237,7 +237,7 @@ def _show_status(settings: HostSettings, name: str | None, *, as_json: bool) -> 
 def _show_autoscaling(settings: HostSettings, *, as_json: bool) -> None:
     """Print what autoscaling goes by and has decided."""
     with connected(settings) as connection, Progress("asking the controller"):
-        report = reports.read_autoscaling(connection, STATUS_TIMEOUT_S)
+        report = connection.request(ops.GetAutoscaling(), timeout_s=STATUS_TIMEOUT_S)
     if as_json:
         print_json(report)
     else:
