@@ -83,7 +83,7 @@ class Members:
         self._has_heard = False  # of any other host
         self.keys = KeyRotation(loop, cluster, settings)
         loop.answer_beats(self._answer_beat)
-        cluster.state.host_gone.append(self._forget)
+        cluster.state.gone.host.append(self._forget)
 
     def close(self) -> None:
         """Stop listening to hosts."""

@@ -76,7 +76,7 @@ class Supervisor:
         self._ends: dict[str, str] = {}  # why the last replicas ended
         self._code: tuple[str, bytes] = ("", b"")  # the code last read
         self._starts = Repeats(loop)
-        cluster.state.replica_gone.append(self._forget)
+        cluster.state.gone.replica.append(self._forget)
 
     # --- What is observed -----------------------------------------------------------------------
 

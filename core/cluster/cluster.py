@@ -76,7 +76,7 @@ class Cluster:
             records.get(LISTENER, {}),
             now,
             agenda=state.agenda,
-            on_gone=state.proxy_gone,
+            on_gone=state.gone.proxy,
         )
         self.hosts = Hosts(state, self.listeners, hosts, own_host, now)
         self.loads = Loads(now)
@@ -84,8 +84,8 @@ class Cluster:
         self.series = Series(self._has_pair, self._is_inner)
         self._wall_now = 0.0
         self.autoscaler = Autoscaler(self.loads, state.agenda)
-        state.proxy_gone.append(self.autoscaler.proxy_gone)
-        state.proxy_gone.append(self._forget_ejections)
+        state.gone.proxy.append(self.autoscaler.proxy_gone)
+        state.gone.proxy.append(self._forget_ejections)
         self.rollouts = Rollouts(state, self.differences, records.get(ROLLOUT, {}))
         self.tokens: Records[TokenRecord] = Records(TOKEN, records.get(TOKEN, {}), state.changes)
         self.canaries = Canaries(state, self.rollouts, self.differences, records.get(CANARY, {}))
@@ -200,7 +200,7 @@ class Cluster:
         effects = backend.reconcile(self._publish, now)
         if backend.record.replicas is not before:
             for replica in before.keys() - backend.record.replicas.keys():
-                self.state.replica_gone(replica)
+                self.state.gone.replica(replica)
         if backend.recovered and tag in self._recovering:
             self._recovering.discard(tag)
             self.state.agenda.by(RECOVERY, "", NEVER if self._recovering else now)

@@ -166,7 +166,7 @@ class Hosts:
         self._placement = state.placement
         self._changes = state.changes
         self._agenda = state.agenda
-        self._on_gone = state.host_gone
+        self._on_gone = state.gone.host
         self._listeners = listeners
         self._own = Host(own, records.get(own), Beats(now), S.RUNNING, is_kept=False)
         self._hosts = {own: self._own}

@@ -60,13 +60,21 @@ KINDS = (BACKEND, ENDPOINT, APPLICATION, *SOFT)
 DAMAGED = "its record in the store is damaged; deploy it again"
 
 
-class Gone(list[Callable[[str], None]]):
-    """Who forgets a proxy, host, replica or endpoint by its name: called when it is gone."""
+class Forgetting(list[Callable[[str], None]]):
+    """Who forgets a thing of one kind by its name: called when it is gone."""
 
     def __call__(self, name: str) -> None:
         """Have it forgotten everywhere."""
         for forget in self:
             forget(name)
+
+
+class Gone:
+    """What is called when something is gone; whatever has an entry by its name enters here how."""
+
+    def __init__(self) -> None:
+        self.proxy, self.host = Forgetting(), Forgetting()
+        self.replica, self.endpoint = Forgetting(), Forgetting()
 
 
 class Made(NamedTuple):
@@ -128,9 +136,7 @@ class State:
             for tag, record in records.get("backend", {}).items()
         }
         self.lost = set(lost)
-        # Whatever has an entry by one of these enters here how it is forgotten.
-        self.proxy_gone, self.host_gone, self.replica_gone = Gone(), Gone(), Gone()
-        self.endpoint_gone = Gone()
+        self.gone = Gone()
         self.code_use = releases.CodeUse()
         is_recovering = any(not backend.recovered for backend in self.backends.values())
         self.long_poll = LongPoll(epoch, closed=is_recovering)
@@ -299,7 +305,7 @@ class State:
         elif kind == ENDPOINT:
             del self.endpoints[name]
             self.long_poll.publish(ENDPOINT_PREFIX + name, None)
-            self.endpoint_gone(name)
+            self.gone.endpoint(name)
         else:
             self.applications[name] = wanted or replace(self.applications[name], deleting=True)
             self.agenda.touch(APPLICATION, name)

@@ -138,7 +138,7 @@ class Rollouts:
         self._agenda = state.agenda
         self._differences = differences
         self.records = Records(ROLLOUT, records, state.changes)
-        state.endpoint_gone.append(self._forget)
+        state.gone.endpoint.append(self._forget)
         for name in records.keys() - state.endpoints.keys():  # of a lost endpoint
             del self.records[name]
         self._runs: dict[str, _Run] = {}

@@ -43,7 +43,7 @@ def supervisor_of(
         config=BackendConfig(),
     )
     backends = {BACKEND: backend}
-    state = SimpleNamespace(backends=backends, replica_gone=Gone())
+    state = SimpleNamespace(backends=backends, gone=Gone())
     cluster: Any = SimpleNamespace(backend_of=lambda _tag: backends.get(BACKEND), state=state)
     is_here = kill is None and locate is None
     members: Any = SimpleNamespace(epoch=0, is_here=lambda _host: is_here, kill=kill, locate=locate)
@@ -110,10 +110,10 @@ def test_a_replica_that_is_gone_is_forgotten_and_not_made_anew_by_a_late_order()
     supervisor, cluster = supervisor_of(loop, find=lambda tag: found.append(tag) or "there")
     supervisor.perform(fx.Start(TAG, BACKEND))
     assert found == [TAG]
-    cluster.state.replica_gone(TAG)
+    cluster.state.gone.replica(TAG)
     supervisor.perform(fx.CheckReplica(replica=TAG, check_id=0))
     assert found == [TAG, TAG], "the core still has it"
-    cluster.state.replica_gone(TAG)
+    cluster.state.gone.replica(TAG)
     del cluster.state.backends[BACKEND]
     supervisor.perform(fx.StopReplica(replica=TAG, drain_s=0.0))
     assert found == [TAG, TAG]
@@ -149,7 +149,7 @@ def test_orders_for_another_host_wait_until_its_replica_is_found(becomes: str) -
         supervisor.perform(fx.Start(TAG, BACKEND))
         supervisor.perform(fx.StopReplica(replica=TAG, drain_s=0.0))
     if becomes == "gone":
-        cluster.state.replica_gone(TAG)
+        cluster.state.gone.replica(TAG)
     assert kinds(loop) == []
     assert asked == [(TAG, "here")]
     is_answered.set()

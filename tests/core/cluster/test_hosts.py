@@ -660,7 +660,7 @@ def test_an_idle_proxy_of_a_lost_host_counts_no_more_and_counts_again_when_it_is
     world = Hosts("x")
     loads, process = world.cluster.loads, (1, 1, "of x")
     found: list[str] = []
-    world.cluster.state.proxy_gone.append(found.append)
+    world.cluster.state.gone.proxy.append(found.append)
     world.cluster.listeners.listen("of x", process, 0, "its address", host="x")
     loads.report("of x", {}, world.now)
     loads.report("other", {"a#d": (20, 0)}, world.now)
@@ -680,8 +680,8 @@ def test_an_idle_proxy_of_a_lost_host_counts_no_more_and_counts_again_when_it_is
 def test_each_replica_and_host_that_is_gone_is_reported_once(three: Hosts) -> None:
     replicas: list[str] = []
     hosts: list[str] = []
-    three.cluster.state.replica_gone.append(replicas.append)
-    three.cluster.state.host_gone.append(hosts.append)
+    three.cluster.state.gone.replica.append(replicas.append)
+    three.cluster.state.gone.host.append(hosts.append)
     on_x = three.on("x")
     lose_and_replace(three)
     three.die_on("x")

@@ -563,7 +563,7 @@ def test_one_that_fails_where_others_do_not_is_shown_and_replaced_if_that_lasts(
     assert bad.alive
     world.cluster.replica_ejected(bad.tag, "p1", 0)
     assert f"{MAX_EJECTIONS - 1} times in a row" in health()[1]
-    world.cluster.state.proxy_gone("p2")
+    world.cluster.state.gone.proxy("p2")
     assert health() == ("HEALTHY", "")
     world.cluster.replica_ejected(bad.tag, "p1", MAX_EJECTIONS)
     world.converge()
