@@ -454,7 +454,7 @@ class Backend:
             effects += self._orders.next(replica, now, released=released)
         self._record_replicas()
         if self.wanted and self.converged:
-            self.failures.came_up(self.record.newest.number)
+            self.failures.came_up()
             self.proven = True
             if not self.record.newest.ran:
                 self.record = releases.with_newest(self.record, ran=True)

@@ -110,9 +110,9 @@ class Failures:
         """Avoid a host no more: a replica runs there."""
         self._uncount(replica.host, self.row(START_HERE, replica.release))
 
-    def came_up(self, release: int) -> None:
+    def came_up(self) -> None:
         """Note that everything runs; a crash soon after coming up is still a crash loop."""
-        self._drop(each for each in self._all if each.release != release or each.kind is START)
+        self._drop(each for each in self._all if each.kind is START)
         self.last_error = ""
 
     def passed(self, began_at: float) -> None:

@@ -6,7 +6,15 @@ import pytest
 
 from greenroom.core.errors import IllegalTransitionError
 from greenroom.core.lifecycle.backend import OF_STARTS
-from greenroom.core.lifecycle.failures import DEATH, KEPT, PATIENCE_S, START, START_HERE, Failures
+from greenroom.core.lifecycle.failures import (
+    DEATH,
+    HEALTH,
+    KEPT,
+    PATIENCE_S,
+    START,
+    START_HERE,
+    Failures,
+)
 from greenroom.core.lifecycle.replicas import TRANSITIONS, Replica, ReplicaEvent, ReplicaState
 from greenroom.core.transitions import next_state
 
@@ -48,7 +56,7 @@ def test_a_row_of_slow_failures_is_spent_after_three() -> None:
     for count, now in enumerate([100.0, 160.0, 220.0], 1):
         failures.add(START, began(now - 60.0), now)
         assert failures.is_spent(1, 20, now) == (count == 3)
-    failures.came_up(1)
+    failures.came_up()
     failures.add(START, began(300.0), 300.0)
     assert not failures.is_spent(1, 20, 300.0), "the time counts from the first since a success"
     assert failures.is_spent(1, 1, 300.0)
@@ -63,3 +71,20 @@ def test_failures_of_months_are_bounded_and_delay_the_next_start_as_before() -> 
     rows = [failures.row(kind, 1) for kind in (START, START_HERE, DEATH)]
     assert sum(map(len, rows)) == KEPT
     assert failures.pause_ends_at(1, *OF_STARTS) == now + 10.0
+
+
+def test_only_a_fresh_replica_that_passes_its_check_ends_a_row_of_failed_ones() -> None:
+    failures = Failures()
+    failures.add(HEALTH, began(0.0), 100.0)
+    failures.passed(99.0)
+    assert len(failures.row(HEALTH, 1)) == 1, "its neighbour was healthy all the time"
+    failures.passed(100.0)
+    assert failures.row(HEALTH, 1) == []
+
+
+def test_a_host_where_starts_failed_is_as_good_as_any_when_it_was_lost_since() -> None:
+    failures = Failures()
+    failures.add(START_HERE, began(0.0), 10.0)
+    assert failures.avoided(1, 20.0) == {"x": 1}
+    assert failures.host_gone("x", 200.0)
+    assert failures.avoided(1, 200.0) == {}
