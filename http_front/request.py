@@ -225,6 +225,7 @@ class Request:
         )
         if self.span is not None:
             self.span.ended(self.status)
+        self._scope = None  # which names this
 
 
 class Requests:

@@ -21,6 +21,7 @@ from greenroom.actors.messages.queries import (
     StreamPart,
 )
 from greenroom.http_front import short_way
+from greenroom.http_front.request import Request
 from greenroom.http_front.responses import StreamedBody
 from tests.http.wire import connected, exchange, turn_over
 
@@ -137,6 +138,23 @@ def test_parts_that_are_not_as_long_as_declared_end_in_an_error(parts):
     with pytest.raises(StreamFailedError, match="Content-Length"):
         asyncio.run(read())
     assert passed_on <= 4
+
+
+@pytest.mark.parametrize("name", ["ok", "parts", "failure"])
+@pytest.mark.parametrize("has_short_way", [True, False])
+def test_a_request_that_is_over_is_not_left_to_the_garbage_collector(app, name, has_short_way):
+    app.link.handler = answer
+    app.rebuild(short_way=has_short_way)
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        asyncio.run(said(app.front, (GET % f"/{name}".encode()) * 20))
+        gc.collect()
+        left = [each for each in gc.garbage if isinstance(each, Request)]
+        assert len(left) <= 1, "the last, which goes with the connection of this test"
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
 
 
 @pytest.mark.parametrize("request_bytes", FORMS.values(), ids=FORMS)
