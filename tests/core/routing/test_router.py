@@ -362,6 +362,16 @@ def test_a_draining_replica_gets_no_more() -> None:
     assert assigned(effects) == [("r2", 2)]
 
 
+def test_a_retired_replica_is_forgotten_once_its_last_answer_is_delivered() -> None:
+    made = router(backend("r1"))
+    (number,) = numbers(submit(made, 1))
+    made.answered("r1", [(number, 200)], 1.0)
+    made.set_backend("b", backend("r2"), 2.0)
+    assert set(ongoing(made)) == {"r1", "r2"}, "the answer may be lost yet"
+    made.delivered("r1", [number])
+    assert set(ongoing(made)) == {"r2"}
+
+
 def test_another_process_under_the_same_tag_means_that_the_first_is_lost() -> None:
     made = router(backend("r1", limit=1))
     submit(made, 1, retryable=False)
