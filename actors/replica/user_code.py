@@ -302,7 +302,9 @@ class UserCode:
         serve = self._serve_logged if user_logging.logs_queries() else self._serve
         if tracing.active is not None:
             serve = partial(_traced, serve)
-        self._running[reply.key] = self.loop.create_task(serve(reply)), reply
+        task = self.loop.create_task(serve(reply))
+        task.add_done_callback(self._task_ended)
+        self._running[reply.key] = task, reply
 
     def cancel(self, key: Any) -> None:
         """Cancel a query: async code gets CancelledError, the answer of sync code is dropped.
@@ -314,7 +316,6 @@ class UserCode:
         if running is not None and running[0] not in self._cancelled:
             task, reply = running
             self._cancelled.add(task)
-            task.add_done_callback(partial(self._ended, reply))  # it may not have begun
             task.cancel()
             reply.cancel_calls()
 
@@ -326,7 +327,10 @@ class UserCode:
         answer = await self._answer(reply)
         if answer is not None:
             reply.answer(answer)
-        self._ended(reply, self._running[reply.key][0])
+        task, _ = self._running.pop(reply.key)
+        self._cancelled.discard(task)
+        task.remove_done_callback(self._task_ended)  # it would cost a pass of the loop
+        reply.end()
 
     async def _serve_logged(self, reply: Reply) -> None:
         began_at = time.perf_counter()
@@ -336,11 +340,13 @@ class UserCode:
             took_s = time.perf_counter() - began_at
             user_logging.log_query(reply.assignment.query, reply.status, took_s)
 
-    def _ended(self, reply: Reply, task: asyncio.Task[None]) -> None:
-        """Note the end of a query, once."""
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """Note the end of a task that was cancelled, by user code too, perhaps before it began."""
         self._cancelled.discard(task)
-        if self._running.pop(reply.key, None) is not None:
-            reply.end()
+        for key, (running, reply) in list(self._running.items()):
+            if running is task:
+                del self._running[key]
+                reply.end()
 
     async def _answer(self, reply: Reply) -> Answer | None:
         """Return the answer; None when it was given already."""

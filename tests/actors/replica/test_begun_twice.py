@@ -5,6 +5,7 @@ And what comes of a query after its end.
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -134,3 +135,16 @@ def test_a_router_hears_that_a_stream_broke_off_on_its_way(
     assert cancelled == [("proxy", 5)]
     run.end()
     assert found == [("begun", 5), ("undelivered", 5)]
+
+
+def test_a_query_that_user_code_cancels_before_it_begins_leaves_no_slot_taken(
+    world: OneProcess,
+) -> None:
+    run = run_by(world, "new", 1)
+    world.user_code.run(run)
+    for task in asyncio.all_tasks(world.loop):  # as a handler may that begins in the same turn
+        if "UserCode" in task.get_coro().__qualname__:  # type: ignore[union-attr]
+            task.cancel()
+    world.loop.run_until_complete(asyncio.sleep(0.01))
+    assert run.has_ended
+    assert world.queries.running == 0
