@@ -123,6 +123,7 @@ class Proxy(LoopActor):
             return
         answers: dict[str, Callable[[], Any]] = {
             "routes": self.dispatcher.router.state.routes.all,
+            "unready": lambda: load.unready(self.dispatcher.router.state),
             "lacking": lambda: load.lacking(self.dispatcher.router.state),
             "controller": lambda: self.link.known,
             "metrics": self._metrics,

@@ -75,3 +75,16 @@ def lacking(state: Dispatch) -> dict[str, dict[str, tuple[str, bool]] | None]:
         }
         for name, endpoint in sorted(state.endpoints.items())
     }
+
+
+def unready(state: Dispatch) -> dict[str, tuple[str, ...]]:
+    """Return endpoint -> its backends that had replicas and have none; () if it is lost.
+
+    Workers of the release before ask so.
+    """
+    found = {}
+    for name, backends in lacking(state).items():
+        missed = tuple(tag for tag, (_, was_there) in (backends or {}).items() if was_there)
+        if missed or backends is None:
+            found[name] = missed
+    return found

@@ -586,6 +586,7 @@ def test_what_is_wanted_and_has_no_replica_is_lacking_and_whether_it_had_one() -
     assert lacking(made.state) == {"e": {}, "idle": {}, "lost": None, "new": {"new": ("", False)}}
     made.replica_gone("r1", [], 1.0)
     assert lacking(made.state)["e"] == {"b": ("", True)}
+    assert unready(made.state) == {"e": ("b",), "lost": ()}
     made.set_backend("new", backend(tag="new", is_wanted=True, has_run=False, trouble="boom"), 1.0)
     assert lacking(made.state)["new"] == {"new": ("boom", False)}
     made.set_backend("b", backend(), 2.0)
