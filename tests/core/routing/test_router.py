@@ -1,7 +1,7 @@
 import pytest
 
 from greenroom.core.routing.balancing import SATURATED_S
-from greenroom.core.routing.load import busy, lacking
+from greenroom.core.routing.load import busy, lacking, unready
 from greenroom.core.routing.retries import MAX_ATTEMPTS
 from greenroom.core.routing.tables import BackendTable, EndpointTable
 from greenroom.core.routing.tickets import Assign, Cancel, NewQuery, Refuse
