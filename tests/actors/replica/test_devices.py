@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from greenroom import serve
+from greenroom.actors.replica.actor import COLLECT_AFTER
 from greenroom.serve.exceptions import DeployFailedError
 from tests.support.systems import RunningSystem, running_system, wait_until
 
@@ -135,3 +137,14 @@ def test_libraries_compute_on_as_many_threads_as_a_replica_has_cpus(gpus: Runnin
         assert visible(num_cpus=2) == "2"
         set_by_user = {"env_vars": {"OMP_NUM_THREADS": "7"}}
         assert visible(num_cpus=2, runtime_env=set_by_user) == "7"
+
+
+@serve.deployment
+def collects_after() -> int:
+    return gc.get_threshold()[0]
+
+
+def test_replicas_seldom_look_for_garbage(gpus: RunningSystem) -> None:
+    with gpus.as_default():
+        handle = serve.run(collects_after.bind(), name="threads", route_prefix=None)
+        assert handle.remote().result(10) == COLLECT_AFTER
