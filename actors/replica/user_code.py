@@ -154,7 +154,7 @@ class UserCode:
         self._http_methods: frozenset[str] = frozenset()
         self._responses: Any = None  # the module, which imports Starlette: only for HTTP
         self._running: dict[Any, tuple[asyncio.Task[None], Reply]] = {}  # by the reply's key
-        self._cancelled: set[Any] = set()  # tasks, cancelled by us and not by user code
+        self._cancelled: dict[Any, Reply] = {}  # by tasks, cancelled by us and not by user code
 
     @property
     def servable_object(self) -> Any:
@@ -315,7 +315,7 @@ class UserCode:
         running = self._running.get(key)
         if running is not None and running[0] not in self._cancelled:
             task, reply = running
-            self._cancelled.add(task)
+            self._cancelled[task] = reply
             task.cancel()
             reply.cancel_calls()
 
@@ -328,7 +328,7 @@ class UserCode:
         if answer is not None:
             reply.answer(answer)
         task, _ = self._running.pop(reply.key)
-        self._cancelled.discard(task)
+        self._cancelled.pop(task, None)
         task.remove_done_callback(self._task_ended)  # it would cost a pass of the loop
         reply.end()
 
@@ -342,11 +342,11 @@ class UserCode:
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         """Note the end of a task that was cancelled, by user code too, perhaps before it began."""
-        self._cancelled.discard(task)
-        for key, (running, reply) in list(self._running.items()):
-            if running is task:
-                del self._running[key]
-                reply.end()
+        reply = self._cancelled.pop(task, None)
+        if reply is None:
+            reply = next(each for running, each in self._running.values() if running is task)
+        del self._running[reply.key]
+        reply.end()
 
     async def _answer(self, reply: Reply) -> Answer | None:
         """Return the answer; None when it was given already."""
