@@ -38,8 +38,8 @@ def test_every_state_leads_to_stopped_which_nothing_leaves() -> None:
     assert not any(before is ReplicaState.STOPPED for before, _ in TRANSITIONS)
 
 
-def began(since: float) -> Replica:
-    return Replica("b#1", release=1, host="x", since=since)
+def began(since: float, host: str = "x") -> Replica:
+    return Replica("b#1", release=1, host=host, since=since)
 
 
 def test_a_row_of_failures_is_spent_after_enough_of_them_and_enough_time() -> None:
@@ -88,3 +88,14 @@ def test_a_host_where_starts_failed_is_as_good_as_any_when_it_was_lost_since() -
     assert failures.avoided(1, 20.0) == {"x": 1}
     assert failures.host_gone("x", 200.0)
     assert failures.avoided(1, 200.0) == {}
+
+
+def test_what_fails_together_is_of_a_host_only_if_all_of_it_was_there() -> None:
+    failures = Failures()
+    for host in ("x", "y"):
+        failures.add(DEATH, began(0.0, host), 100.0)
+    assert len(failures.row(DEATH, 1)) == 1
+    failures.host_gone("x", 101.0)
+    assert len(failures.row(DEATH, 1)) == 1
+    failures.host_gone("y", 101.0)
+    assert failures.row(DEATH, 1) == []
