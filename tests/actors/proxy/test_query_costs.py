@@ -18,7 +18,7 @@ import greenroom.actors
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess
 
-LEASED, ROUTED = 110, 225  # calls; a few of them of timers
+LEASED, ROUTED = 96, 210  # calls; a few of them of timers
 QUERIES = 100
 DEADLINE_S = 30.0
 ROOT = Path(greenroom.actors.__file__).parents[1]
