@@ -610,6 +610,17 @@ def test_a_host_that_is_lost_while_a_new_controller_has_it_leave_stops_nothing_e
     assert world.spread() == {"": 4}
 
 
+def test_one_that_starts_on_a_host_that_drains_goes_on_where_there_is_no_other_room() -> None:
+    world = Hosts("x")
+    world.cluster.state.placement.close_host("", "it is full")
+    world.request(deploy(1))
+    world.flush()
+    (tag,) = world.processes
+    drain(world, "x", force=True)
+    world.converge()
+    assert world.recorded() == {tag}
+
+
 @pytest.mark.parametrize("code", [BROKEN, UNLOADABLE])
 def test_what_keeps_failing_on_one_host_is_started_on_others(three: Hosts, code: bytes) -> None:
     three.broken, three.code_there = {"x"}, code

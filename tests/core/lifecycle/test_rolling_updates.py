@@ -332,3 +332,22 @@ def test_what_was_deleted_amid_its_update_is_not_what_a_later_deploy_goes_back_t
     assert world.goal_state(goal) == "failed"
     assert world.running(D) == []
     assert status.backends(world.cluster)[D]["status"] == "DEPLOY_FAILED"
+
+
+def test_old_replicas_that_die_amid_an_update_do_not_take_it_back() -> None:
+    world = world_with(3)
+    world.request(ask.version(b"two", num_replicas=3))
+    world.flush()
+    for _ in range(4):
+        world.wait(2)
+        old = [process for process in world.running(D) if process.code == b"one"]
+        world.die(max(old, key=lambda process: process.pid).tag)
+        world.wait(1)
+        for process in world.processes.values():
+            if process.state == "starting" and process.code == b"one":
+                process.state = "running"
+                world.report(process)
+        world.flush()
+    assert world.cluster.state.backends[D].record.update_failure == ""
+    world.converge()
+    assert [process.code for process in world.running(D)] == [b"two"] * 3

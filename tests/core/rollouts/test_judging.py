@@ -14,6 +14,7 @@ from greenroom.core.rollouts.judging import (
     OVERDUE_S,
     STAKES,
     Sample,
+    Slowness,
     Tallies,
     Tally,
     bound_of,
@@ -230,3 +231,13 @@ def test_tallies_of_several_proxies_are_added_and_taken_away_again() -> None:
     assert summed.plain() == (7, 1, 1, {3: 3, 4: 4})
     summed.add(other, -1)
     assert summed.plain() == one, "without a bucket that has nothing left"
+
+
+@pytest.mark.parametrize(("rule", "waits"), [("p95_latency_ratio", True), ("error_rate", False)])
+def test_a_rule_that_compares_waits_for_queries_of_the_old_backend_too(
+    rule: str, *, waits: bool
+) -> None:
+    new, old = Tally(queries=500), Tally(queries=150)
+    sample = Sample(new, old, 0.5, Slowness(0, 0, 0, 0, 0))
+    expected = "150 of 200 queries of the old backend" if waits else ""
+    assert judging.too_few({rule: 2.0}, sample, 200) == expected
