@@ -9,5 +9,5 @@ _OUTSIDE = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(\.\./[^)\s]*\)")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Take the target from links out of docs/; tests/docs/test_link.py checks them as they are."""
+    """Take the target from links out of docs/; tests/docs/test_links.py checks them as they are."""
     return _OUTSIDE.sub(r"\2", markdown)

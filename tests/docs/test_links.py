@@ -1,4 +1,4 @@
-"""The documentation leads where it says: files and headings that it links to are there."""
+"""The documentation leads where it says: files and headings that it names are there."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?\)")
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+
+MODULE = re.compile(r"`((?:actors|core|http_front|persistence|serve|tests)/[\w/]+\.py)`")
 
 
 def anchors(page: Path) -> set[str]:
@@ -28,3 +30,8 @@ def test_links_lead_to_files_and_headings_that_are_there(page: Path) -> None:
         if not path.exists() or (anchor and anchor not in anchors(path)):
             dead.append(f"{target}#{anchor}" if anchor else target)
     assert not dead
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_modules_that_are_named_are_there(page: Path) -> None:
+    assert not [each for each in MODULE.findall(page.read_text()) if not (ROOT / each).exists()]
