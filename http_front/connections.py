@@ -155,7 +155,7 @@ class Connections:
         most_each = options.max_connections_per_client or max(1, most // SHARE)
         self._clients = ClientCounts(most_each, self.proxies)
         # TLS handshakes, the oldest first
-        self._opening: dict[asyncio.Future[Any], str | None] = {}
+        self._opening: dict[asyncio.Future[Any], tuple[str, int] | None] = {}
         self._warned_at: dict[str, float] = {}
         self.set_date()
 
@@ -165,7 +165,10 @@ class Connections:
         return bool(self.all or self._opening)
 
     def add(self, connection: ClientConnection, peer: tuple[str, int] | None) -> None:
-        """Count a connection."""
+        """Count a connection, which is not being opened any more."""
+        opening = next((each for each, of in self._opening.items() if of == peer), None)
+        if opening is not None:  # else it would count twice until that is done
+            self._forget(opening)
         host = self.all[connection] = None if peer is None else peer[0]
         self._clients.add(host)
 
@@ -255,12 +258,17 @@ class Connections:
     def open(self, connecting: Awaitable[Any], peer: tuple[str, int] | None = None) -> None:
         """Open an accepted connection, for which TLS may need a handshake."""
         opening = asyncio.ensure_future(connecting)
-        host = self._opening[opening] = None if peer is None else peer[0]
-        self._clients.add(host)
+        self._opening[opening] = peer
+        self._clients.add(None if peer is None else peer[0])
         opening.add_done_callback(self._opened)
 
+    def _forget(self, opening: asyncio.Future[Any]) -> None:
+        peer = self._opening.pop(opening)
+        self._clients.remove(None if peer is None else peer[0])
+
     def _opened(self, opening: asyncio.Future[Any]) -> None:
-        self._clients.remove(self._opening.pop(opening))
+        if opening in self._opening:
+            self._forget(opening)
         if opening.cancelled():
             return
         error = opening.exception()

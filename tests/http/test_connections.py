@@ -405,6 +405,16 @@ async def test_an_address_has_its_share_of_connections_and_a_trusted_proxy_any(c
     assert again, "they are gone"
 
 
+async def test_a_connection_counts_once_while_it_comes_to_be_open():
+    connections = Connections(None, HTTPOptions(max_connections_per_client=2), 2)
+    connections.open(asyncio.Future(), (peer := ("10.0.0.1", 7)))
+    made = FrontProtocol(connections)
+    connections.add(made, peer)  # before the future is done
+    assert connections.has_room(("10.0.0.1", 8))
+    connections.remove(made)
+    assert not connections.are_open
+
+
 async def test_the_pages_own_port_has_room_that_requests_cannot_take():
     connections = Connections(None, OPTIONS, 4)
     for number in range(4):
