@@ -351,3 +351,23 @@ def test_old_replicas_that_die_amid_an_update_do_not_take_it_back() -> None:
     assert world.cluster.state.backends[D].record.update_failure == ""
     world.converge()
     assert [process.code for process in world.running(D)] == [b"two"] * 3
+
+
+def test_a_new_controller_amid_an_update_starts_nothing_before_it_knows_what_runs() -> None:
+    world = world_with(3)
+    world.request(ask.version(b"two", num_replicas=3, max_surge_percent=100))
+    world.flush()
+    first = next(each for each in world.processes.values() if each.state == "starting")
+    first.state = "running"
+    world.report(first)
+    world.flush()
+    for process in [each for each in world.processes.values() if each.state == "draining"]:
+        world.die(process.tag)
+    world.flush()
+    before = world.recorded()
+    assert len(before) == 5
+    world.boot()
+    world.turn()
+    assert world.recorded() == before
+    world.converge()
+    assert [process.code for process in world.running(D)] == [b"two"] * 3
