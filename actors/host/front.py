@@ -5,8 +5,8 @@ imported. A later one is a program of its own, because by then the host process 
 
 Workers outlive their master and go on serving. So a master that dies costs no request: the host
 process starts another on the same listening socket, and once that has workers, tells those of the
-dead one to finish. A host process that finds a front running has no socket; when it needs that, it
-borrows it from a worker.
+dead one to finish. A host process that finds a front running borrows the socket from a worker: who
+connects when master and workers end together waits for the next ones, and is not refused.
 
 The gRPC server is one process, where one is asked for, and always a program of its own.
 """
@@ -172,9 +172,12 @@ class Front(Service):
         self.start(by_fork=False)
 
     async def take_over(self) -> None:
-        """End workers of dead masters, once there are others."""
+        """Hold the socket, and end workers of dead masters, once there are others."""
         while not self.workers:
             await asyncio.sleep(WORKERS_POLL_S)
+        listener = self.listener or borrow(self._records.find(WORKER_ROLE), self._settings)
+        if listener is not None and self.listener is None:
+            self.hold(listener)
         for worker in self._old_workers():
             send_signal(worker, signal.SIGTERM)  # they finish what they have
         self.changed()

@@ -103,3 +103,14 @@ def test_a_front_is_forked_at_the_start_alone_not_by_a_loop_that_runs(
         with contextlib.suppress(KeyboardInterrupt):
             asyncio.run(kept.keep_up(ended))
     assert launched == [True, False]
+
+
+def test_the_socket_of_a_front_that_was_found_is_held_for_when_all_of_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = service(Front)
+    monkeypatch.setattr(Front, "workers", [1])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setattr(front, "borrow", lambda *_: listener)
+        asyncio.run(found.take_over())
+    assert found.listener is listener
