@@ -28,6 +28,7 @@ sys.exit(run(*sys.argv[1:]))
 """
 # The fork makes it a child of init: it may outlive the caller, and is never its zombie.
 _DETACHED = f"import os\nif os.fork(): os._exit(0)\n{PROGRAM}"
+_MARKS = "greenroom.actors.runtime.records"
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
@@ -61,6 +62,7 @@ def run(entry: str, *arguments: str) -> Any:
     """Import the function that ``entry`` names, as module:function, and return what it returns."""
     module, _, name = entry.partition(":")
     with uncollected():
+        import_module(_MARKS)  # first: gunicorn would hide what the process is marked with
         function = getattr(import_module(module), name)
     return function(*arguments)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+
+from greenroom.actors.runtime import forking
+from greenroom.actors.runtime.records import MARK
 
 # Its own main module has a name that the child's must not have.
 FORKS = """
@@ -127,3 +131,24 @@ enough.set()
 
 def test_only_a_process_without_other_threads_forks() -> None:
     subprocess.run([sys.executable, "-c", THREADS], check=True, timeout=60)
+
+
+def test_a_child_shows_whose_it_is_while_it_is_still_importing(tmp_path: Path) -> None:
+    text = """
+        import gunicorn.util  # which looks for the memory of titles, and so hides the environment
+        from pathlib import Path
+
+        shows = b"GREENROOM_SYSTEM=" in Path("/proc/self/environ").read_bytes()
+        main = lambda: print(shows)
+    """
+    (tmp_path / "child.py").write_text(textwrap.dedent(text), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-c", forking.PROGRAM, "child:main"],
+        cwd=tmp_path,
+        env={**os.environ, MARK: str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "True\n", done.stderr
