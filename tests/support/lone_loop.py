@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from greenroom.actors.messages.queries import Process
@@ -62,7 +63,8 @@ class _EventLoop(VirtualTimeLoop):
         return self.readers.pop(fd, None) is not None
 
     def __del__(self) -> None:
-        self.close()
+        with suppress(ValueError):  # the collector has closed its socket, being part of a cycle
+            self.close()
 
 
 class LoneTransport:
