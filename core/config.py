@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_network
-from logging import makeLogRecord
 from pathlib import PurePath
 from typing import Annotated, Any, ClassVar, Literal, Self, TypedDict
 
@@ -31,11 +30,14 @@ from greenroom.core.validation import HOOKS, Settings, UserCode, jsonable, names
 
 LEVELS = {"CRITICAL": 50, "ERROR": 40, "WARNING": 30, "INFO": 20, "DEBUG": 10, "NOTSET": 0}
 
-# What every log record of Python has; of these a line can be asked to show some.
-LOG_ATTRIBUTES = frozenset({*vars(makeLogRecord({})), "taskName"})  # which is not in Python 3.11
-STANDARD_ATTRIBUTES = LOG_ATTRIBUTES - {
-    *("args", "msg", "levelname", "exc_info", "exc_text", "stack_info")
-}
+# Attributes that every log record of Python has, and that a line can be asked to show.
+STANDARD_ATTRIBUTES = frozenset(
+    {
+        *("created", "filename", "funcName", "levelno", "lineno", "module", "msecs", "name"),
+        *("pathname", "process", "processName", "relativeCreated", "taskName", "thread"),
+        "threadName",
+    }
+)
 
 
 class LoggingConfig(Settings):

@@ -25,7 +25,7 @@ from greenroom.actors.replica.callables import users_traceback
 from greenroom.actors.runtime import tracing
 from greenroom.actors.runtime.logs import LineFormatter, one_line, replica_log
 from greenroom.actors.runtime.state_dir import open_private
-from greenroom.core.config import LOG_ATTRIBUTES, LoggingConfig
+from greenroom.core.config import LoggingConfig
 
 if TYPE_CHECKING:
     _StreamHandler = logging.StreamHandler[Any]
@@ -48,7 +48,7 @@ CONTEXT = (
     "trace_id",
     "span_id",
 )
-_PYTHONS = LOG_ATTRIBUTES | {"message", "asctime"}
+_PYTHONS = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
 CANCELLED = 499
 
 _logs_queries = False

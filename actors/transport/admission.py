@@ -112,10 +112,8 @@ class Refusals:
         self._lines += 1
         return True
 
-    def unsaid(self, now: float) -> int:
-        """Return, once per window, how many refusals were not said in it."""
-        if now < self._ends_at or not self._unsaid:
-            return 0
+    def unsaid(self) -> int:
+        """Return how many refusals were not said since the last call."""
         unsaid, self._unsaid = self._unsaid, 0
         return unsaid
 
@@ -229,7 +227,7 @@ class Admission:
 
     def _sum_up(self) -> None:
         self._summary = None
-        unsaid = self._refusals.unsaid(self._loop.time())
+        unsaid = self._refusals.unsaid()
         if unsaid:
             logger.warning(
                 "%d more connections were refused or failed in the last %g s, as the ones above",

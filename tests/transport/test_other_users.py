@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from thespian.actors import ActorAddress
 
-from greenroom.actors.transport import admission, admission as strangers
+from greenroom.actors.transport import admission
 from greenroom.actors.transport.addresses import ProcessAddress, host_of_admin
 from greenroom.actors.transport.sockets import own_listener
 from greenroom.actors.transport.thespian_base import Naming
@@ -99,8 +99,7 @@ def test_the_name_of_an_own_admin_is_not_taken_twice(world, admin):
 
 
 def test_a_flood_of_another_user_delays_nobody_and_fills_no_log(world, caplog, monkeypatch):
-    for module in (admission, strangers):
-        monkeypatch.setattr(module, "WINDOW_S", 1.0)
+    monkeypatch.setattr(admission, "WINDOW_S", 1.0)
 
     def logged(text):
         return [each for each in caplog.messages if text in each]
