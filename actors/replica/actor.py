@@ -57,9 +57,10 @@ from greenroom.core.records import served_as
 logger = logging.getLogger(__name__)
 
 EXIT_CHECK_S = 0.02
-# More containers than there were: Python looks for garbage after 700, which 30 queries under way
-# have. As none leaves any, that took a tenth of the time of a batched model, for nothing.
-COLLECT_AFTER = 10_000
+# Containers more than there were. Python before 3.13 looks for garbage after 700, which 30 queries
+# under way have: as none leaves any, that took a tenth of the time of a batched model, for nothing.
+# More than 3.13's own default would let cycles of user code, which may hold tensors, live for long.
+COLLECT_AFTER = 2_000
 TELL_AFTER = 1 / 3  # of health_check_timeout_s without the end of any sync call, while others wait
 
 
