@@ -839,8 +839,8 @@ def _makers(made: Callable[[type], Callable[[Plain], Any]]) -> dict[int, Callabl
         return run_queries((incarnation, process(proxy), runs, *others))
 
     def answer(incarnation: str, answers: list[Any], *others: Any) -> Any:
-        each = [http_answer(each) if type(each) is tuple else each for each in answers]
-        return answer_queries((incarnation, tuple(each), *others))
+        items = [http_answer(each) if type(each) is tuple else each for each in answers]
+        return answer_queries((incarnation, tuple(items), *others))
 
     return {
         ITSELF: lambda message, *_: message,
