@@ -498,14 +498,15 @@ class Queries:
         if run.assignment.caller is not None and not run.is_delivered:
             if run.sender is not None:
                 run.sender.flush()
-            if not run.is_leased:  # else it arrives, or its caller is dead
+            is_large = size_of(answer) >= LARGE
+            if is_large or not run.is_leased:  # else it arrives, or its caller is dead
                 self.undelivered += 1
             if self.retries_failures and self._may_try_again(run):
                 self._put(MayTryAgain(run.assignment.query.id, self._tag), run)
-            if size_of(answer) < LARGE:
-                self._outbox(run).put((answer, run))
-            else:
+            if is_large:
                 self._put_in_parts(answer, run)
+            else:
+                self._outbox(run).put((answer, run))
         if run.assignment.compare != ():
             self._copies.add(run.proxy, run.assignment, answer)
 

@@ -129,7 +129,11 @@ def test_small_answers_overtake_large_ones(world: OneProcess) -> None:
     assert min(sizes[0] - 40 * PART, sizes[1] - 30 * PART) >= 0
 
 
-def test_nothing_is_left_of_them(world: OneProcess) -> None:
+@pytest.mark.parametrize("is_leased", [False, True])
+def test_nothing_is_left_of_them(world: OneProcess, is_leased: bool) -> None:
+    """A replica that counted one as under way would take all its time to stop."""
+    while is_leased and not world.caller.leases.held:
+        ask(world, 1)
     ask(world, 10 * PART, LARGE, LARGE - 1)
     assert world.caller.is_idle
     assert world.queries.undelivered == 0
