@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 CAPACITY = {"num_cpus": 64.0, "num_gpus": 0.0, "memory": 2.0**36}
 WINDOW = 512  # of a stream; two parts are ahead of a slow reader then
+LARGE = 21  # bytes of an answer, from which it leaves in parts: some have more, and some fewer
 
 
 def nothing(*_args: Any, **_kwargs: Any) -> None:
@@ -386,6 +387,7 @@ def _classes(simulation: Simulation) -> dict[str, Any]:
         "replica.actor.SharedMetrics": without_effect("keep_showing"),
         "replica.actor.redirect_output": nothing,
         "replica.comparisons.ThreadPoolExecutor": lambda *_: Thread(world),
+        "replica.data_plane.LARGE": LARGE,
         "replica.logging.configure": nothing,
         "replica.wear.memory_bytes": simulation.memory_bytes,
         "runtime.actor.CrashLoop": lambda _, role: CrashLoop(simulation.run_dirs[here()], role),
