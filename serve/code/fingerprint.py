@@ -40,6 +40,7 @@ from cloudpickle import cloudpickle as internals
 from greenroom.actors.replica.pickling import PROTOCOL
 from greenroom.actors.replica.user_code import named_target
 from greenroom.serve.code.modules import travels_by_value
+from greenroom.serve.decorators.per_instance import decorated_part
 
 # --- Pickling parts of user code that do not pickle by themselves ---------------------------------
 #
@@ -47,7 +48,8 @@ from greenroom.serve.code.modules import travels_by_value
 # routers hold locks; a copy in another process gets locks of its own, and so does a cached_property
 # before Python 3.12. Starlette's State cannot be unpickled. The results of functools.lru_cache,
 # NewType and ParamSpec are pickled as references to their module, which replicas do not have when
-# code travels by value.
+# code travels by value. What serve.batch and its like make of a function would take this package's
+# own code along.
 
 _WITH_STATE = ("fastapi", "starlette", "functools")
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
@@ -57,14 +59,16 @@ _CACHED = type(functools.lru_cache(lambda: None))
 def app_part(value: Any) -> Any:
     """Return how to pickle such a part; None for anything else."""
     cls = type(value)
+    if (reduced := decorated_part(value)) is not None:
+        is_function = cls is types.FunctionType
+        by_name = is_function and not _is_by_value(value.__module__, value.__qualname__)
+        return None if by_name else reduced
     if cls is _CACHED:
         return _cached_part(value)
-    if cls is typing.NewType:
+    if cls in (typing.NewType, typing.ParamSpec):
+        of_new_type = (value.__supertype__,) if cls is typing.NewType else ()
         is_by_value = _is_by_value(value.__module__, value.__name__)
-        return (typing.NewType, (value.__name__, value.__supertype__)) if is_by_value else None
-    if cls is typing.ParamSpec:
-        is_by_value = _is_by_value(value.__module__, value.__name__)
-        return (typing.ParamSpec, (value.__name__,)) if is_by_value else None
+        return (cls, (value.__name__, *of_new_type)) if is_by_value else None
     if not cls.__module__.startswith(_WITH_STATE):
         return None
     state = getattr(value, "__dict__", {})

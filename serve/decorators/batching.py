@@ -167,7 +167,7 @@ def batch(
     def decorate(target: Any) -> Any:
         _check_function(target)
         limits = max_batch_size, float(batch_wait_timeout_s), max_concurrent_batches
-        return _Batching(target, _Settings(*limits, batch_size_fn)).wrapped()
+        return _Batching(target, _Options(*limits, batch_size_fn)).wrapped()
 
     return decorate if function is None else decorate(function)
 
@@ -195,15 +195,15 @@ def _check_function(target: Any) -> None:
         raise TypeError(f"{target.__qualname__}: a batch function needs a parameter for the list")
 
 
-class _Settings(NamedTuple):
-    max_size: int
-    wait_s: float
-    max_batches: int
-    size_fn: Callable[[list[Any]], float] | None
+class _Options(NamedTuple):
+    max_batch_size: int
+    batch_wait_timeout_s: float
+    max_concurrent_batches: int
+    batch_size_fn: Callable[[list[Any]], float] | None
 
 
-class _Batching(Decorated["_Queue", _Settings]):
-    """A batch function, its settings, and the queues of its instances."""
+class _Batching(Decorated["_Queue", _Options]):
+    """A batch function, its options, and the queues of its instances."""
 
     decorator = "serve.batch"
 
@@ -223,9 +223,9 @@ class _Batching(Decorated["_Queue", _Settings]):
         wrapper: Any = returning
         if inspect.isasyncgenfunction(self.function):
             wrapper = streaming(self, partial(self._begin, _StreamCall))
-        wrapper.set_max_batch_size = self._set_max_batch_size
-        wrapper.set_batch_wait_timeout_s = self._set_batch_wait_timeout_s
-        return wrapper
+        wrapper.set_max_batch_size = self.set_max_batch_size
+        wrapper.set_batch_wait_timeout_s = self.set_batch_wait_timeout_s
+        return self.known_by(wrapper)
 
     def make(self, loop: asyncio.AbstractEventLoop) -> _Queue:
         """Make an instance's queue."""
@@ -246,7 +246,7 @@ class _Batching(Decorated["_Queue", _Settings]):
     @property
     def size_of(self) -> Callable[[list[_Call]], float] | None:
         """What returns the size of some calls; None to count them."""
-        size_fn = self.settings.size_fn
+        size_fn = self.options.batch_size_fn
         if size_fn is None:
             return None
         return lambda calls: size_fn([call.values[0] for call in calls])
@@ -256,18 +256,18 @@ class _Batching(Decorated["_Queue", _Settings]):
         call.queue.add(call)
         return call
 
-    def _set_max_batch_size(self, max_batch_size: int) -> None:
+    def set_max_batch_size(self, max_batch_size: int) -> None:
         """Change the limit; ValueError below 1."""
         check_whole("max_batch_size", max_batch_size, 1)
-        self._set(self.settings._replace(max_size=max_batch_size))
+        self._set(self.options._replace(max_batch_size=max_batch_size))
 
-    def _set_batch_wait_timeout_s(self, batch_wait_timeout_s: float) -> None:
+    def set_batch_wait_timeout_s(self, batch_wait_timeout_s: float) -> None:
         """Change how long the first item of a batch waits for others; ValueError below 0."""
         _check_wait(batch_wait_timeout_s)
-        self._set(self.settings._replace(wait_s=float(batch_wait_timeout_s)))
+        self._set(self.options._replace(batch_wait_timeout_s=float(batch_wait_timeout_s)))
 
-    def _set(self, settings: _Settings) -> None:
-        self.settings = settings
+    def _set(self, options: _Options) -> None:
+        self.options = options
         for queue in self.states():
             queue.limits_changed()
 
@@ -442,7 +442,7 @@ class _Queue:
         self._batching = batching
         # A strong reference would keep the loop, which is the key of this in a weak dict, for ever.
         self._loop = weakref.ref(loop)
-        self._batches: Batches[_Call] = Batches(*batching.settings[:3], batching.size_of)
+        self._batches: Batches[_Call] = Batches(*batching.options[:3], batching.size_of)
         self._timer: asyncio.Handle | None = None
         self._timer_at = 0.0
         self._running: set[_Batch] = set()  # loops do not keep their tasks alive
@@ -475,7 +475,7 @@ class _Queue:
             loop.call_soon_threadsafe(self._take_limits)
 
     def _take_limits(self) -> None:
-        self._batches.set_limits(*self._batching.settings[:2])
+        self._batches.set_limits(*self._batching.options[:2])
         self._arm()
 
     def _arm(self) -> None:

@@ -111,8 +111,8 @@ def continuous_batch(function: Any = None, /, *, max_size: int = 16, max_waiting
 
     def decorate(target: Any) -> Any:
         _check_function(target)
-        decorated = _Continuous(target, _Settings(max_size, max_waiting))
-        return streaming(decorated, decorated.begin)
+        decorated = _Continuous(target, _Options(max_size, max_waiting))
+        return decorated.known_by(streaming(decorated, decorated.begin))
 
     return decorate if function is None else decorate(function)
 
@@ -127,13 +127,13 @@ def _check_function(target: Any) -> None:
         raise TypeError(f"{target.__qualname__}: a step function takes one argument, the streams")
 
 
-class _Settings(NamedTuple):
+class _Options(NamedTuple):
     max_size: int
     max_waiting: int
 
 
-class _Continuous(Decorated["_Batch", _Settings]):
-    """A step function, its settings, and the batches of its instances."""
+class _Continuous(Decorated["_Batch", _Options]):
+    """A step function, its options, and the batches of its instances."""
 
     decorator = "serve.continuous_batch"
 
@@ -152,8 +152,8 @@ class _Batch:
     def __init__(self, continuous: _Continuous) -> None:
         self._function = continuous.function
         self._name = continuous.name
-        self._max_waiting = continuous.settings.max_waiting
-        self._streams: ContinuousBatch[_Call] = ContinuousBatch(*continuous.settings)
+        self._max_waiting = continuous.options.max_waiting
+        self._streams: ContinuousBatch[_Call] = ContinuousBatch(*continuous.options)
         self._task: asyncio.Task[None] | None = None
         self._waiter: asyncio.Future[None] | None = None  # an Event would keep the loop alive
 

@@ -17,7 +17,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 from greenroom.actors.replica import context as user_context, metrics
 from greenroom.actors.replica.callables import users_traceback
@@ -63,7 +63,7 @@ def multiplexed(function: Any = None, /, max_num_models_per_replica: int = 3) ->
 
     def decorate(target: Any) -> Any:
         _check_function(target)
-        return _Multiplexed(target, limit).wrapped()
+        return _Multiplexed(target, _Options(limit)).wrapped()
 
     return decorate if function is None else decorate(function)
 
@@ -78,8 +78,12 @@ def _check_function(target: Any) -> None:
         raise TypeError(f"{target.__qualname__}: a model loader takes one argument, the model's id")
 
 
-class _Multiplexed(Decorated["_Cache", int]):
-    """A loader, its limit, and the caches of its instances."""
+class _Options(NamedTuple):
+    max_num_models_per_replica: int
+
+
+class _Multiplexed(Decorated["_Cache", _Options]):
+    """A loader, its options, and the caches of its instances."""
 
     decorator = "serve.multiplexed"
 
@@ -92,7 +96,7 @@ class _Multiplexed(Decorated["_Cache", int]):
             _check_id(model_id)
             return await self.state(owner).get(owner, model_id)
 
-        return wrapper
+        return self.known_by(wrapper)
 
     def make(self, loop: asyncio.AbstractEventLoop) -> _Cache:
         """Make an instance's cache."""
@@ -147,7 +151,7 @@ class _Cache:
         model: Any
         try:
             async with self._one_at_a_time:
-                limit = self._multiplexing.settings
+                limit = self._multiplexing.options.max_num_models_per_replica
                 while limit != UNLIMITED and len(self._models) >= limit:
                     await self._unload_first()
                 began_at = time.monotonic()

@@ -1,24 +1,29 @@
-"""What decorated functions and methods are made of: settings, and states by instance and loop.
+"""What decorated functions and methods are made of: options, and states by instance and loop.
 
 Theory of operation. A decorator is applied where the class is written, and the class is pickled on
 its way to replicas. So what calls need (queues, locks, tasks) is made at the first call, for the
 instance and on the loop of that call, and none of it is pickled. An instance's states are in its
-``__dict__``, a function's are kept here.
+``__dict__``, a function's are kept here. Where code travels by value, what users call is written as
+the public decorator, its options and the function, and decorated again: what is stored names
+nothing else of ours, so the next release can load it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import importlib
 import inspect
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable
+from types import FunctionType, MethodType
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 MAX_AHEAD = 256  # values that the caller of a stream may be behind
 Args = tuple[Any, ...]
 S = TypeVar("S")
-Settings = TypeVar("Settings")
+Options = TypeVar("Options", bound=NamedTuple)  # what the decorator takes
+DECORATED = "_greenroom_decorated"  # of what users call
 
 
 class Failure(NamedTuple):
@@ -90,14 +95,14 @@ class _ByLoop(Generic[S]):
         return _ByLoop, ()
 
 
-class Decorated(Generic[S, Settings]):
-    """A decorated function or method, its settings, and its states. Pickles without states."""
+class Decorated(Generic[S, Options]):
+    """A decorated function or method, its options, and its states. Pickles without states."""
 
     decorator: ClassVar[str]
 
-    def __init__(self, function: Any, settings: Settings) -> None:
+    def __init__(self, function: Any, options: Options) -> None:
         self.function = function
-        self.settings = settings
+        self.options = options
         self.name = function.__qualname__
         self._key = f"_greenroom {self.decorator} {function.__module__}.{self.name}"
         self._own: _ByLoop[S] = _ByLoop()
@@ -106,10 +111,16 @@ class Decorated(Generic[S, Settings]):
         self._signatures: dict[int, tuple[inspect.Signature, bool]] = {}
 
     def __getstate__(self) -> Any:
-        return self.function, self.settings
+        return self.function, self.options
 
     def __setstate__(self, state: Any) -> None:
         self.__init__(*state)  # type: ignore[misc]  # a copy begins anew
+
+    def known_by(self, wrapper: Any) -> Any:
+        """Note what users call, and return it."""
+        setattr(wrapper, DECORATED, self)
+        self.wrapper, self.names = wrapper, frozenset(vars(wrapper))
+        return wrapper
 
     def make(self, loop: asyncio.AbstractEventLoop) -> S:
         """Make a state, which must not keep its loop alive."""
@@ -187,6 +198,29 @@ class Decorated(Generic[S, Settings]):
             known = signature.replace(parameters=parameters), takes_one
             self._signatures[skipped] = known
         return known
+
+
+def decorated_part(value: Any) -> Any:
+    """Return how code that travels by value has what users call, and its parts; else None.
+
+    Other decorators copy the attributes of what they decorate.
+    """
+    if isinstance(value, Decorated):
+        return getattr, (value.wrapper, DECORATED)
+    if isinstance(value, MethodType) and isinstance(value.__self__, Decorated):
+        return getattr, (value.__self__.wrapper, value.__name__)
+    decorated = vars(value).get(DECORATED) if isinstance(value, FunctionType) else None
+    if decorated is None or decorated.wrapper is not value:
+        return None
+    added = {name: each for name, each in vars(value).items() if name not in decorated.names}
+    options = decorated.options._asdict()
+    return decorated_again, (decorated.decorator, options, decorated.function), added
+
+
+def decorated_again(decorator: str, options: dict[str, Any], function: Any) -> Any:
+    """Decorate a function; what pickles of code call."""
+    name = decorator.removeprefix("serve.")
+    return getattr(importlib.import_module("greenroom.serve"), name)(**options)(function)
 
 
 def check_whole(name: str, value: Any, least: int) -> None:

@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partialmethod
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
 
@@ -79,7 +80,8 @@ def task_consumer(
             if name in tasks:
                 raise ValueError(f"{target.__name__} has two task handlers named {name!r}")
             tasks[name] = _signature(method)
-            setattr(target, RUN + name, _runner(attribute, method))
+            run = run_async_handler if inspect.iscoroutinefunction(method) else run_handler
+            setattr(target, RUN + name, partialmethod(run, attribute))
         if not tasks:
             raise TypeError(
                 f"{target.__name__} has no task: decorate methods with @serve.task_handler"
@@ -134,18 +136,13 @@ def types_of(signature: inspect.Signature) -> TypeAdapter[Any]:
     return TypeAdapter(TypedDict("Arguments", kinds, total=False))  # type: ignore[operator]  # made here
 
 
-def _runner(attribute: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what runs a handler for a queue, which has none of the classes in its result."""
-    if inspect.iscoroutinefunction(method):
+def run_handler(consumer: Any, attribute: str, call: bytes) -> bytes:
+    """Run a handler for a queue, which has none of the classes in its result; code names this."""
+    args, kwargs = json.loads(call)
+    return to_json(getattr(consumer, attribute)(*args, **kwargs)).encode()
 
-        async def run(self: Any, call: bytes) -> bytes:
-            args, kwargs = json.loads(call)
-            return to_json(await getattr(self, attribute)(*args, **kwargs)).encode()
 
-        return run
-
-    def run_sync(self: Any, call: bytes) -> bytes:
-        args, kwargs = json.loads(call)
-        return to_json(getattr(self, attribute)(*args, **kwargs)).encode()
-
-    return run_sync
+async def run_async_handler(consumer: Any, attribute: str, call: bytes) -> bytes:
+    """Do what run_handler does, for one made by ``async def``."""
+    args, kwargs = json.loads(call)
+    return to_json(await getattr(consumer, attribute)(*args, **kwargs)).encode()

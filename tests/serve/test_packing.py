@@ -1,5 +1,7 @@
 import importlib
 import pickle
+import pickletools
+import re
 import shutil
 import sys
 import threading
@@ -112,6 +114,86 @@ def test_equal_classes_that_live_side_by_side_stay_two():
     assert fingerprint(first) == fingerprint(second)
     copies = pickle.loads(cloudpickle.dumps((first, second)))
     assert copies == (first, second)
+
+
+DECORATED = """
+import asyncio, functools, sys
+from greenroom import serve
+
+def twice(method):
+    @functools.wraps(method)
+    async def wrapper(*args):
+        return 2 * await method(*args)
+    return wrapper
+
+@serve.batch(max_batch_size=2)
+async def tripled(items):
+    return [3 * item for item in items]
+
+@serve.task_consumer
+class Model:
+    @twice
+    @serve.batch(max_batch_size=7)
+    async def doubled(self, items: list[int], *, more=()):
+        "Twice as much."
+        return [super(Model, self).__sizeof__() and item for item in items]
+    @serve.batch
+    async def streamed(self, items):
+        yield items
+    @serve.continuous_batch(max_size=3)
+    def steps(self, streams):
+        for each in streams:
+            each.put(each.item)
+            each.end()
+    @serve.multiplexed(max_num_models_per_replica=1)
+    async def model(self, name):
+        return name
+    @serve.task_handler
+    async def handle(self, x: int):
+        return x + 1
+
+    async def __call__(self):
+        self.doubled.set_max_batch_size(9)
+        job = self.run_task_handle(b"[[1], {}]")
+        calls = self.doubled(1), self.doubled(2), self.model("m"), job
+        streams = [[each async for each in made] for made in (self.streamed(4), self.steps(5))]
+        return await asyncio.gather(*calls, tripled(1), tripled(2)), streams, self.doubled.__doc__
+
+Model.steps.of_the_users = "kept"
+"""
+
+
+def test_decorated_code_by_value_names_what_decorates_and_nothing_else_of_ours(
+    app_dir, tmp_path, monkeypatch
+):
+    """So the next release can load what is stored."""
+    (app_dir / "decorated_app.py").write_text(DECORATED)
+    monkeypatch.syspath_prepend(str(app_dir))
+    app = importlib.import_module("decorated_app")
+    app.Model.streamed.set_max_batch_size(5)
+    cloudpickle.register_pickle_by_value(app)
+    try:
+        code = pack_code("it", app.Model, (), {}, None)
+    finally:
+        cloudpickle.unregister_pickle_by_value(app)
+    texts = [str(text) for _, text, _ in pickletools.genops(code.alone) if isinstance(text, str)]
+    ours = {text for text in texts if re.fullmatch(r"greenroom\.[\w.]+", text)}
+    assert ours == {
+        "greenroom.actors.replica.pickling",
+        "greenroom.core.jobs",
+        "greenroom.serve.decorators.per_instance",
+        "greenroom.serve.tasks.consumers",
+    }
+    assert not [text for text in texts if "Theory of operation" in text]
+    assert {"decorated_again", "run_async_handler"} <= set(texts)
+    assert not {"_Batching", "_Multiplexed", "_Continuous"} & set(texts)
+    load = (
+        "import asyncio, pickle, sys; m = pickle.load(open(sys.argv[1], 'rb'))[0]\n"
+        "print(asyncio.run(m()()), m.steps.of_the_users)"
+    )
+    (tmp_path / "code").write_bytes(code.pickled)
+    ran = "([2, 4, 'm', b'2', 3, 6], [[4], [5]], 'Twice as much.') kept"
+    assert python("-c", load, tmp_path / "code") == ran
 
 
 def test_code_that_cannot_be_pickled_is_named_down_to_the_culprit():
