@@ -45,6 +45,7 @@ from greenroom.http_front.access_log import AccessLog
 from greenroom.http_front.asgi import App, Event, Headers, Receive, Scope, Send
 from greenroom.http_front.bodies import EARLY, Body
 from greenroom.http_front.clients import ClientCounts
+from greenroom.http_front.heads import Head, split
 from greenroom.http_front.link import Kept, Link
 from greenroom.http_front.request import (
     CLIENT_LEFT,
@@ -118,7 +119,7 @@ class Front:
             request.begin(self.requests)
         # No middleware stands before pages at a place of their own, which is for operators alone,
         # nor before health: one that wants a password would keep the system from starting.
-        is_inside = request.for_pages or self._below(request) in HEALTH
+        is_inside = request.head.for_pages or self._below(request.head) in HEALTH
         app = self._answer if is_inside else self._app
         try:
             if request.reply is not None:
@@ -126,7 +127,7 @@ class Front:
             else:
                 await app(scope, receive, send)
         except asyncio.CancelledError:
-            if not (request.is_socket and request.status):
+            if not (request.head.is_socket and request.status):
                 request.status = CLIENT_LEFT
             raise
         except StreamFailedError as error:
@@ -141,22 +142,24 @@ class Front:
         finally:
             request.end()
 
-    def is_plain(self, request: Request, body: bytes) -> bool:
+    def is_plain(self, head: Head, body: bytes) -> bool:
         """Return whether a request whose body is here needs nothing but the router's answer."""
         limit = self.options.max_body_bytes
         if limit is not None and len(body) > limit:
             return False
-        if self.options.cors is not None and request.method == "OPTIONS":
+        if self.options.cors is not None and head.method == "OPTIONS":
             return False  # it may be a preflight
-        return request.path[:1] == "/" and not self._below(request).startswith(RESERVED)
+        return head.path[:1] == "/" and not self._below(head).startswith(RESERVED)
 
-    def admit(self, request: Request) -> None:
+    def admit(self, head: Head) -> None:
         """Raise a GreenroomError for a request that goes no further."""
         if self._is_draining:
             raise NotRunningError("this server is stopping")
-        if self._shares_origin and request.head.get(b"service-worker") == b"script":
+        if head.query is not None:
+            return  # it was admitted before
+        if self._shares_origin and head.named.get(b"service-worker") == b"script":
             raise ForbiddenError(_NO_SERVICE_WORKER)
-        check_target(request, empty_segments=self.options.empty_path_segments)
+        check_target(head, empty_segments=self.options.empty_path_segments)
 
     def drain(self) -> None:
         """Take no new requests from now on."""
@@ -192,15 +195,15 @@ class Front:
         request: Request = scope[REQUEST_KEY]
         if scope is not request.scope:
             request = scope[REQUEST_KEY] = Request.of(scope, self._root_path, request)
-        if request.is_socket:
+        if request.head.is_socket:
             await self._converse(request, receive, send)
             return
-        if request.has_body:
+        if request.head.has_body:
             request.body = Body(
                 receive,
-                request.length,
+                request.head.length,
                 waits=request.expects_continue,
-                host=None if request.client is None else request.client[0],
+                host=None if request.head.client is None else request.head.client[0],
                 max_bytes=self.options.max_body_bytes,
                 early=self._early_bodies,
             )
@@ -229,26 +232,26 @@ class Front:
     async def _converse(self, request: Request, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
         try:
-            self.admit(request)
-            if request.for_pages:
+            self.admit(request.head)
+            if request.head.for_pages:
                 raise RouteNotFoundError
             await self.conversations.serve(request, receive, send)
         except GreenroomError as error:
             await send_reply(reply_for(error, request), request, send)
 
-    def _below(self, request: Request) -> bytes:
+    def _below(self, head: Head) -> bytes:
         """Return the path below the root path, as it was sent.
 
         A page has one spelling: a proxy in front of us that was told to keep it to itself knows it
         by these bytes.
         """
-        return request.raw_path.removeprefix(self._raw_root)
+        return head.raw_path.removeprefix(self._raw_root)
 
     def _app_for(self, request: Request) -> falcon.asgi.App[Any, Any]:
         """Return the Falcon app that a request is for."""
-        path = self._below(request)
+        path = self._below(request.head)
         is_admin = path == DASHBOARD or path.startswith(ADMIN)
-        is_admin |= request.for_pages and path.startswith(OWN_ADMIN)
+        is_admin |= request.head.for_pages and path.startswith(OWN_ADMIN)
         if not (is_admin and self.options.has_admin and self._has_pages(request)):
             return self._falcon
         if self._admin is None:
@@ -258,20 +261,20 @@ class Front:
         return self._admin
 
     def _has_pages(self, request: Request) -> bool:
-        return request.for_pages or self.options.pages_address is None
+        return request.head.for_pages or self.options.pages_address is None
 
     def page_for(self, request: Request) -> str | None:
         """Return the path of the page that is asked for; None for what the router is asked."""
-        path = self._below(request)
+        path = self._below(request.head)
         pages = self._pages if self._has_pages(request) else HEALTH
         return path.decode() if path in pages else None
 
     async def on_request(self, req: falcon.asgi.Request, _resp: object) -> None:
         """Send the query to a replica; cancelling this cancels the query."""
         request: Request = req.scope[REQUEST_KEY]
-        if request.for_pages or self._below(request) in self._pages:
+        if request.head.for_pages or self._below(request.head) in self._pages:
             raise RouteNotFoundError  # pages and requests have places of their own
-        if request.path == "*":  # OPTIONS, to see whether the server is there
+        if request.head.path == "*":  # OPTIONS, to see whether the server is there
             request.reply = Reply(204, [], b"")
             return
         begun, body, follows = b"", request.body, ""
@@ -298,7 +301,7 @@ class Router(CompiledRouter):
     def find(self, uri: str, req: Any = None) -> Any:
         """Return what answers a request; raises for one that goes no further."""
         request: Request = req.scope[REQUEST_KEY]
-        self._front.admit(request)
+        self._front.admit(request.head)
         page = self._front.page_for(request)
         return self._else if page is None else super().find(page, req)
 
@@ -351,18 +354,18 @@ _dot_segment = re.compile(r"/\.\.?(?:/|\Z)").search
 _DEFAULT_PORTS = {"http": b":80", "https": b":443"}
 
 
-def check_target(request: Request, *, empty_segments: bool) -> None:
+def check_target(head: Head, *, empty_segments: bool) -> None:
     """Raise InvalidRequestError for a Host or target that servers may read in several ways."""
-    host = request.head.get(b"host")
+    host = head.named.get(b"host")
     if host is None:
-        if request.http_version == "1.1":
+        if head.http_version == "1.1":
             raise InvalidRequestError("the Host header is missing, which HTTP/1.1 requires")
     elif not _is_host(host):
         shown = host[:100].decode("latin-1")
         raise InvalidRequestError(f"the Host header {shown!r} is no name or address with a port")
-    if request.sent_path[:1] != "/":
-        _check_odd_target(request, host)
-    path = request.full_path
+    if head.sent_path[:1] != "/":
+        _check_odd_target(head, host)
+    path = head.full_path
     if "/." in path and _dot_segment(path):
         text = f"the path {path[:100]!r} has a segment . or .., which servers resolve differently"
         raise InvalidRequestError(text)
@@ -376,9 +379,9 @@ def _is_host(host: bytes) -> bool:
     return _is_authority(host) is not None
 
 
-def _check_odd_target(request: Request, host: bytes | None) -> None:
-    target = request.scope["raw_path"].decode("latin-1")
-    if target == "*" and request.method == "OPTIONS":
+def _check_odd_target(head: Head, host: bytes | None) -> None:
+    target = split(head.target)[0].decode("latin-1")
+    if target == "*" and head.method == "OPTIONS":
         return
     absolute = _absolute(target)
     if absolute is None:

@@ -9,12 +9,15 @@ headers, two ways to say how long the body is, chunks in HTTP/1.0, lines without
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
+from greenroom.actors.messages.queries import Query
 from greenroom.core.config import HTTPOptions
+from greenroom.http_front.asgi import Headers
 from greenroom.http_front.bodies import RefusedRequestError
-from greenroom.http_front.request import Request, split
 
 MAX_HEADERS = 100
 MAX_HEAD_BYTES = 65536  # of all trailers, and of a head where the settings need no more
@@ -26,6 +29,76 @@ _ONCE = {
     b"transfer-encoding": "there are several Transfer-Encoding headers",
 }
 _other_http = re.compile(rb"[^ \r\n]+ [^ \r\n]+ HTTP/((?!1\.[01])[0-9]\.[0-9])\r\n").match
+MAX_KNOWN = 4096  # bytes of a head that a connection keeps to know it again
+
+
+def split(target: bytes) -> tuple[bytes, bytes]:
+    """Return a target's path and its query."""
+    path, _, query = target.partition(b"#")[0].partition(b"?")
+    return path, query
+
+
+@dataclass(slots=True, eq=False)
+class Head:
+    """What the head of a request says, and what its connection adds.
+
+    ``path`` is the one to route by, below the root path. ``full_path`` and ``raw_path`` include
+    that, whether or not the proxy in front of us took it off. The target's absolute form is reduced
+    to its path. ``sent_path`` is what the client has sent.
+
+    A client that sends the same head again on its connection gets the same object, so nothing
+    changes it once a query was made from it.
+    """
+
+    method: str = field(init=False)
+    target: bytes = b""
+    http_version: str = "1.1"
+    headers: Headers = field(default_factory=list)
+    named: dict[bytes, bytes] = field(init=False)  # the same by their names, of several the last
+    length: int | None = None  # of the body, where it declares one
+    is_chunked: bool = False
+    keep_alive: bool = False
+    expects_continue: bool = False
+    is_socket: bool = False  # it opens a WebSocket
+    client: tuple[str, int] | None = field(init=False)
+    server: tuple[str, int] | None = field(init=False)
+    scheme: str = field(init=False)
+    for_pages: bool = False  # it came in where only our own pages are
+    path: str = field(init=False)
+    full_path: str = field(init=False)
+    raw_path: bytes = field(init=False)
+    sent_path: str = field(init=False)
+    query_string: bytes = field(init=False)
+    root_path: str = field(init=False)
+    query: Query | None = None  # that was made from it; without its call, if a body follows
+
+    @property
+    def has_body(self) -> bool:
+        """Whether a body follows."""
+        return self.is_chunked or bool(self.length)
+
+    def locate(self, root_path: str) -> None:
+        """Find the path to route by, in the target."""
+        raw_path, self.query_string = split(self.target)
+        path = raw_path.decode("latin-1")
+        self.place(unquote(path) if "%" in path else path, raw_path, root_path)
+
+    def place(self, path: str, raw_path: bytes, root_path: str) -> None:
+        """Find the path to route by, in the one that was sent."""
+        self.sent_path = path
+        self.root_path = root_path
+        if path[:1] != "/" and "://" in path:
+            raw_path = b"/" + raw_path.partition(b"://")[2].partition(b"/")[2]
+            path = unquote(raw_path.decode("latin-1"))
+        self.path = self.full_path = path
+        self.raw_path = raw_path
+        if not root_path:
+            return
+        if path == root_path or path.startswith(root_path + "/"):
+            self.path = path[len(root_path) :] or "/"
+        else:
+            self.full_path = root_path + path
+            self.raw_path = root_path.encode() + raw_path
 
 
 class HeadReader:
@@ -36,7 +109,8 @@ class HeadReader:
         self._max_header_bytes = options.max_header_bytes
         self._parser: HttpRequestParser | None = None
         self._begun = bytearray()  # of a head whose end has not come
-        self._request = Request()
+        self._head = Head()
+        self._known = b""  # its bytes
         self._is_read = False  # llhttp has seen the end of the headers
         self._is_upgrade = False
         self._refusal: RefusedRequestError | None = None
@@ -46,17 +120,19 @@ class HeadReader:
         self._parser = None
         self._begun = bytearray()
 
-    def take(self, data: bytes) -> tuple[Request | None, bytes]:
-        """Return the request, or None while its head is not here in full, and what lies behind it.
+    def take(self, data: bytes) -> tuple[Head | None, bytes]:
+        """Return the head, or None while it is not here in full, and what lies behind it.
 
-        Raises RefusedRequestError.
+        Raises RefusedRequestError. A head that is like the last one is not read again.
         """
+        if self._known and self._head.query is not None and data.startswith(self._known):
+            return self._head, data[len(self._known) :]
         if self._begun:
             before = len(self._begun)
             self._begun += data
         else:
             before = 0
-            self._request, self._refusal, self._is_read = Request(), None, False
+            self._head, self._refusal, self._is_read = Head(), None, False
         text = self._begun if before else data
         # One empty line before a request is allowed (RFC 9112, section 2.2).
         start = 2 if text[:2] == b"\r\n" else 0
@@ -73,8 +149,9 @@ class HeadReader:
             raise self._refusal or RefusedRequestError(400, str(error)) from None
         if is_here:
             self._finish(text, start)
+            self._known = piece if not before and len(piece) <= MAX_KNOWN else b""
             self._begun = bytearray()
-            return self._request, data[len(piece) :]
+            return self._head, data[len(piece) :]
         if self._is_read:
             raise RefusedRequestError(400, "the headers do not end with an empty line")
         if not before:
@@ -88,15 +165,15 @@ class HeadReader:
 
     def on_url(self, url: bytes) -> None:
         """Take a part of the request's target."""
-        self._request.target += url
+        self._head.target += url
         most = self._max_target_bytes
-        if len(self._request.target) > most:
+        if len(self._head.target) > most:
             raise self._refused(414, f"the target has over {most} bytes (max_target_bytes)")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header, within the limits."""
         name, value = name.lower(), value.rstrip(b" \t")  # llhttp strips only what is in front
-        headers = self._request.headers
+        headers = self._head.headers
         headers.append((name, value))
         if len(name) + len(value) > self._max_header_bytes:
             text = f"a header has over {self._max_header_bytes} bytes (max_header_bytes)"
@@ -106,30 +183,30 @@ class HeadReader:
 
     def on_headers_complete(self) -> None:
         """Note what the parser knows only now, and check what others may read differently."""
-        parser, request = self._parser, self._request
+        parser, head = self._parser, self._head
         assert parser is not None
         self._is_read = True
         self._is_upgrade = parser.should_upgrade()
-        request.method = parser.get_method().decode("ascii")
-        request.keep_alive = parser.should_keep_alive()
-        request.head = head = dict(request.headers)
-        if len(head) < len(request.headers):
+        head.method = parser.get_method().decode("ascii")
+        head.keep_alive = parser.should_keep_alive()
+        head.named = named = dict(head.headers)
+        if len(named) < len(head.headers):
             self._check_repeated()
-        request.expects_continue = head.get(b"expect", b"").lower() == b"100-continue"
-        if (length := head.get(b"content-length")) is not None:
+        head.expects_continue = named.get(b"expect", b"").lower() == b"100-continue"
+        if (length := named.get(b"content-length")) is not None:
             if not length.isdigit() or len(length) > MAX_LENGTH_DIGITS:
                 raise self._refused(400, _ONCE[b"content-length"])
-            request.length = int(length)
-        if (coding := head.get(b"transfer-encoding")) is not None:
+            head.length = int(length)
+        if (coding := named.get(b"transfer-encoding")) is not None:
             if coding.lower() != b"chunked":
                 # A coding before "chunked" would reach user code undone, as if it were the body.
                 shown = coding[:100].decode("latin-1")
                 text = f"the Transfer-Encoding {shown!r} is not supported; use chunked alone"
                 raise self._refused(501, text)
-            request.is_chunked = True
+            head.is_chunked = True
 
     def _check_repeated(self) -> None:
-        names = [name for name, _ in self._request.headers]
+        names = [name for name, _ in self._head.headers]
         for name, text in _ONCE.items():
             if names.count(name) > 1:
                 raise self._refused(400, text)
@@ -140,35 +217,35 @@ class HeadReader:
 
     def _finish(self, text: bytes | bytearray, start: int) -> None:
         """Check the head as a whole; it begins at ``start``."""
-        request = self._request
+        head = self._head
         if not self._is_read:
             raise RefusedRequestError(400, "the headers are not complete where they end")
-        line = b"%b %b HTTP/" % (request.method.encode("ascii"), request.target)
+        line = b"%b %b HTTP/" % (head.method.encode("ascii"), head.target)
         if not text.startswith(line + b"1.1\r\n", start):
             self._check_other_version(text, start, line)
-        target = request.target
+        target = head.target
         if target[:1] == b"/" and not (target.isascii() or split(target)[0].isascii()):
             raise RefusedRequestError(400, "the path has bytes that are no ASCII")
-        if request.method == "CONNECT":
+        if head.method == "CONNECT":
             raise RefusedRequestError(501, "CONNECT is for proxies, which this server is not")
-        if request.is_chunked and request.length is not None:
+        if head.is_chunked and head.length is not None:
             raise RefusedRequestError(400, "there are a length and a Transfer-Encoding")
-        if request.has_body:
+        if head.has_body:
             self._parser = None  # it expects the body, which goes past it
         # Any other upgrade is ignored, as HTTP allows: the request is served as it is.
-        if self._is_upgrade and request.method == "GET" and request.http_version == "1.1":
-            upgrades = [value for name, value in request.headers if name == b"upgrade"]
-            request.is_socket = b",".join(upgrades).strip().lower() == b"websocket"
-        if request.is_socket and request.has_body:
+        if self._is_upgrade and head.method == "GET" and head.http_version == "1.1":
+            upgrades = [value for name, value in head.headers if name == b"upgrade"]
+            head.is_socket = b",".join(upgrades).strip().lower() == b"websocket"
+        if head.is_socket and head.has_body:
             raise RefusedRequestError(400, "a WebSocket's opening has no body")
 
     def _check_other_version(self, text: bytes | bytearray, start: int, line: bytes) -> None:
-        request = self._request
+        head = self._head
         if text.startswith(line + b"1.0\r\n", start):
-            request.http_version = "1.0"
-            if request.is_chunked:
+            head.http_version = "1.0"
+            if head.is_chunked:
                 raise RefusedRequestError(400, "HTTP/1.0 has no Transfer-Encoding")
-            request.keep_alive = request.expects_continue = False
+            head.keep_alive = head.expects_continue = False
             return
         other = _other_http(text, start)
         if other is not None:

@@ -28,7 +28,7 @@ from greenroom.http_front.asgi import App, Event, Headers
 from greenroom.http_front.bodies import WHOLE, ChunkedBody, RefusedRequestError
 from greenroom.http_front.clients import peer_of
 from greenroom.http_front.connections import NO_ROOM, ClientConnection, Connections, Pace, has_left
-from greenroom.http_front.heads import MAX_HEAD_BYTES, HeadReader
+from greenroom.http_front.heads import MAX_HEAD_BYTES, Head, HeadReader
 from greenroom.http_front.request import CLOSE, Reply, Request
 from greenroom.http_front.responses import TEXT, is_valid_header, response_head
 from greenroom.http_front.websocket import (
@@ -62,6 +62,7 @@ class Cycle:
 
     _protocol: FrontProtocol
     request: Request
+    keep_alive: bool  # the connection goes on after it
     body: bytes | bytearray = b""  # what has come and waits to be taken
     more_body: bool = False
     counted: int = 0  # bytes of the body, in Connections.waiting_bytes
@@ -181,7 +182,7 @@ class Cycle:
             head = self._begin(*self._start)
             self._start = None
         tail = b""
-        if request.method == "HEAD":
+        if request.head.method == "HEAD":
             body = b""
         elif self._is_chunked:
             if body:
@@ -213,12 +214,12 @@ class Cycle:
             elif lowered == b"transfer-encoding":
                 continue  # it is ours to choose
             elif lowered == b"connection" and b"close" in value.lower():
-                request.keep_alive = False
+                self.keep_alive = False
                 continue  # it comes last
             headers.append((lowered, value))
-        if request.method == "HEAD" or status in {204, 304}:
+        if request.head.method == "HEAD" or status in {204, 304}:
             self._left = 0
-        elif self._left is None and request.http_version == "1.1":
+        elif self._left is None and request.head.http_version == "1.1":
             self._is_chunked = True
             headers.append((b"transfer-encoding", b"chunked"))
         return self._head(status, headers)
@@ -229,8 +230,8 @@ class Cycle:
         if request.id:
             headers = [*headers, (b"x-request-id", request.id.encode("ascii"))]
         if request.requests is not None and request.requests.are_last:
-            request.keep_alive = False
-        if not request.keep_alive and status != SWITCHING:
+            self.keep_alive = False
+        if not self.keep_alive and status != SWITCHING:
             headers = [*headers, CLOSE]
         return response_head(status, headers, self._protocol.shared.default_head)
 
@@ -434,9 +435,9 @@ class FrontProtocol(ClientConnection):
                 if self._cycle is None:
                     if self._writable is not None:
                         return data
-                    request, data = self._heads.take(data)
-                    if request is not None:
-                        self._take_request(request)
+                    head, data = self._heads.take(data)
+                    if head is not None:
+                        self._take_request(head)
                     elif self._head_begun_at is None:
                         self._head_begun_at = self.shared.loop.time()
                 elif self._cycle.more_body:
@@ -447,24 +448,29 @@ class FrontProtocol(ClientConnection):
             self._refuse(refusal)
         return b""
 
-    def _take_request(self, request: Request) -> None:
+    def _take_request(self, head: Head) -> None:
         self._head_begun_at = None
-        request.server, request.client = self._server, self.peer
-        request.scheme = self._scheme
-        request.for_pages = self._for_pages
-        request.locate(self.shared.root_path)
-        if b"x-forwarded-for" in request.head or b"x-forwarded-proto" in request.head:
-            found = self.shared.proxies.client_behind(request.client, request.headers)
-            request.client, request.scheme = found[0], found[1] or request.scheme
-        if request.is_socket:
-            request.scheme = {"http": "ws", "https": "wss"}.get(request.scheme, request.scheme)
-            request.keep_alive = False  # where it is refused
-            self._cycle = Opening(self, request, accepting=handshake(request))
+        if head.query is None:  # else it is here again
+            self._locate(head)
+        request = Request(head, head.expects_continue)
+        if head.is_socket:  # one that is refused is its connection's last
+            self._cycle = Opening(self, request, False, accepting=handshake(head))
         else:
-            self._cycle = Cycle(self, request)
-        if request.has_body:
+            self._cycle = Cycle(self, request, head.keep_alive)
+        if head.has_body:
             self._expect_body(self._cycle)
         self._is_begun = False
+
+    def _locate(self, head: Head) -> None:
+        """Add to a head what the connection knows."""
+        head.server, head.client, head.scheme = self._server, self.peer, self._scheme
+        head.for_pages = self._for_pages
+        head.locate(self.shared.root_path)
+        if b"x-forwarded-for" in head.named or b"x-forwarded-proto" in head.named:
+            found = self.shared.proxies.client_behind(head.client, head.headers)
+            head.client, head.scheme = found[0], found[1] or head.scheme
+        if head.is_socket:
+            head.scheme = {"http": "ws", "https": "wss"}.get(head.scheme, head.scheme)
 
     def become_socket(self, request: Request) -> FrontSocket:
         """Become a WebSocket: it takes over from here, with what lies behind its opening."""
@@ -484,13 +490,13 @@ class FrontProtocol(ClientConnection):
     # --- Bodies ---------------------------------------------------------------------------------
 
     def _expect_body(self, cycle: Cycle) -> None:
-        length = cycle.request.length or 0
+        length = cycle.request.head.length or 0
         if self.shared.lacks_room(min(length, WHOLE)):
             raise _no_room_for_body()
         cycle.more_body = True
         cycle.pace = Pace()
         self._rest = length
-        self._chunks = ChunkedBody(MAX_HEAD_BYTES) if cycle.request.is_chunked else None
+        self._chunks = ChunkedBody(MAX_HEAD_BYTES) if cycle.request.head.is_chunked else None
 
     def _take_body(self, cycle: Cycle, data: bytes) -> bytes:
         """Take what is of the body; return what lies behind it."""
@@ -548,7 +554,7 @@ class FrontProtocol(ClientConnection):
         if cycle is None or self._is_begun or self._is_closing:
             return
         self._is_begun = True
-        is_whole = not (cycle.more_body or cycle.request.is_socket)
+        is_whole = not (cycle.more_body or cycle.request.head.is_socket)
         begin = self._begin_shortly if is_whole else None
         if begin is not None and begin(cycle, bytes(cycle.body)):
             cycle.body = b""  # the query has it
@@ -562,7 +568,7 @@ class FrontProtocol(ClientConnection):
         self._release(cycle)
         self._was_served = True
         self._idle_since = self.shared.loop.time()
-        if not cycle.request.keep_alive:
+        if not cycle.keep_alive:
             if cycle.more_body or self._ahead:
                 self.hang_up()
             else:
@@ -597,7 +603,7 @@ class FrontProtocol(ClientConnection):
             cycle.wake()
             self._release(cycle)
             request = cycle.request
-            if self._is_begun and (request.is_socket or _STAYS not in request.headers):
+            if self._is_begun and (request.head.is_socket or _STAYS not in request.head.headers):
                 cycle.leave()
 
     # --- Refusals -------------------------------------------------------------------------------

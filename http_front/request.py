@@ -2,7 +2,7 @@
 
 The life of a request is the same on every way through the worker:
 
-1. :mod:`.heads` reads it, and :meth:`Request.locate` finds the path to route by;
+1. :mod:`.heads` reads it, and :meth:`Head.locate` finds the path to route by;
 2. :meth:`Requests.begin` gives it an id and counts it;
 3. ``Front.admit`` may refuse it (:mod:`.app`);
 4. :func:`query_for` makes the query that the router gets, through :mod:`.link`;
@@ -25,9 +25,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from time import perf_counter, time
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl
 
-from greenroom.actors.messages.queries import Query
+from greenroom.actors.messages.queries import Query, packed
 from greenroom.actors.runtime import tracing
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.metrics import Group, Registry
@@ -35,6 +35,7 @@ from greenroom.core.validation import HOOKS
 from greenroom.http_front.access_log import AccessLog, Entry
 from greenroom.http_front.asgi import Headers, Scope
 from greenroom.http_front.bodies import Body
+from greenroom.http_front.heads import Head, split
 
 REQUEST_KEY = "greenroom.request"  # in a scope: its Request
 CLOSE = (b"connection", b"close")
@@ -45,12 +46,6 @@ CALL_METHOD_HEADER = b"x-serve-call-method"
 
 _ASGI = {"version": "3.0", "spec_version": "2.4"}
 _is_acceptable_id = re.compile(rb"[\x20-\x7e]{1,200}").fullmatch
-
-
-def split(target: bytes) -> tuple[bytes, bytes]:
-    """Return a target's path and its query."""
-    path, _, query = target.partition(b"#")[0].partition(b"?")
-    return path, query
 
 
 class Reply(NamedTuple):
@@ -66,33 +61,10 @@ class Reply(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request: what its head says, and what became of it.
+    """One request: its head, and what became of it."""
 
-    ``path`` is the one to route by, below the root path. ``full_path`` and ``raw_path`` include
-    that, whether or not the proxy in front of us took it off. The target's absolute form is reduced
-    to its path. ``sent_path`` is what the client has sent.
-    """
-
-    method: str = field(init=False)
-    target: bytes = b""
-    http_version: str = "1.1"
-    headers: Headers = field(default_factory=list)
-    head: dict[bytes, bytes] = field(init=False)  # the same by their names, of several the last
-    length: int | None = None  # of its body, where it declares one
-    is_chunked: bool = False
-    keep_alive: bool = False
-    expects_continue: bool = False
-    is_socket: bool = False  # it opens a WebSocket
-    client: tuple[str, int] | None = field(init=False)
-    server: tuple[str, int] | None = field(init=False)
-    scheme: str = field(init=False)
-    for_pages: bool = False  # it came in where only our own pages are
-    path: str = field(init=False)
-    full_path: str = field(init=False)
-    raw_path: bytes = field(init=False)
-    sent_path: str = field(init=False)
-    query_string: bytes = field(init=False)
-    root_path: str = field(init=False)
+    head: Head
+    expects_continue: bool = False  # its client waits to be asked for the body
     requests: Requests | None = None  # while it is one of them
     id: str = ""  # until then
     started_at: float = field(init=False)
@@ -105,85 +77,55 @@ class Request:
     _scope: Scope | None = None
 
     @property
-    def has_body(self) -> bool:
-        """Whether a body follows."""
-        return self.is_chunked or bool(self.length)
-
-    def locate(self, root_path: str) -> None:
-        """Find the path to route by, in the target."""
-        raw_path, self.query_string = split(self.target)
-        path = raw_path.decode("latin-1")
-        self._locate(unquote(path) if "%" in path else path, raw_path, root_path)
-
-    def _locate(self, path: str, raw_path: bytes, root_path: str) -> None:
-        self.sent_path = path
-        self.root_path = root_path
-        if path[:1] != "/" and "://" in path:
-            raw_path = b"/" + raw_path.partition(b"://")[2].partition(b"/")[2]
-            path = unquote(raw_path.decode("latin-1"))
-        self.path = self.full_path = path
-        self.raw_path = raw_path
-        if not root_path:
-            return
-        if path == root_path or path.startswith(root_path + "/"):
-            self.path = path[len(root_path) :] or "/"
-        else:
-            self.full_path = root_path + path
-            self.raw_path = root_path.encode() + raw_path
-
-    @property
     def scope(self) -> Scope:
         """The request as ASGI has it, made when it is first asked for."""
         if self._scope is None:
+            head = self.head
             self._scope = {
-                "type": "websocket" if self.is_socket else "http",
+                "type": "websocket" if head.is_socket else "http",
                 "asgi": _ASGI,
-                "http_version": self.http_version,
-                "server": self.server,
-                "client": self.client,
-                "scheme": self.scheme,
+                "http_version": head.http_version,
+                "server": head.server,
+                "client": head.client,
+                "scheme": head.scheme,
                 "root_path": "",
-                "headers": self.headers,
-                "path": self.sent_path,
-                "raw_path": split(self.target)[0],
-                "query_string": self.query_string,
+                "headers": head.headers,
+                "path": head.sent_path,
+                "raw_path": split(head.target)[0],
+                "query_string": head.query_string,
                 REQUEST_KEY: self,
             }
-            if self.is_socket:
-                self._scope["subprotocols"] = self._offered()
+            if head.is_socket:
+                self._scope["subprotocols"] = _subprotocols(head)
                 self._scope["extensions"] = {"websocket.http.response": {}}
             else:
-                self._scope["method"] = self.method
+                self._scope["method"] = head.method
         return self._scope
-
-    def _offered(self) -> list[str]:
-        values = [value for name, value in self.headers if name == b"sec-websocket-protocol"]
-        names = b",".join(values).decode("latin-1").split(",")
-        return [name.strip() for name in names if name.strip()]
 
     @classmethod
     def of(cls, scope: Scope, root_path: str, original: Request | None = None) -> Request:
         """Return a request as middlewares have passed it on."""
-        request = cls()
-        request._scope = scope
-        request.is_socket = scope["type"] == "websocket"
-        request.method = scope.get("method", "GET")  # a WebSocket's scope has none
+        head = Head()
+        head.is_socket = scope["type"] == "websocket"
+        head.method = scope.get("method", "GET")  # a WebSocket's scope has none
         for name in ("http_version", "server", "client", "scheme", "headers", "query_string"):
-            setattr(request, name, scope[name])
-        request.head = head = dict(request.headers)
-        request.is_chunked = b"transfer-encoding" in head
-        if (length := head.get(b"content-length")) is not None:
-            request.length = int(length)
-        request._locate(scope["path"], scope["raw_path"], root_path)
+            setattr(head, name, scope[name])
+        head.named = named = dict(head.headers)
+        head.is_chunked = b"transfer-encoding" in named
+        if (length := named.get(b"content-length")) is not None:
+            head.length = int(length)
+        head.place(scope["path"], scope["raw_path"], root_path)
+        request = cls(head)
+        request._scope = scope
         if original is not None:
             request.id, request.span = original.id, original.span
-            request.for_pages = original.for_pages
+            head.for_pages = original.head.for_pages
             request.expects_continue = original.expects_continue
         return request
 
     def fields(self) -> dict[str, str]:
         """Return the fields of the query; InvalidRequestError for one twice, or too many."""
-        text = self.query_string.decode("latin-1")
+        text = self.head.query_string.decode("latin-1")
         try:
             pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_FIELDS)
         except ValueError:
@@ -198,8 +140,8 @@ class Request:
         """Count it among those that are being answered, and give it its id."""
         self.requests = requests
         self.started_at = perf_counter()
-        self.id = requests.new_id(self.head.get(b"x-request-id"))
-        if tracing.active is not None and not self.path.startswith("/-/"):
+        self.id = requests.new_id(self.head.named.get(b"x-request-id"))
+        if tracing.active is not None and not self.head.path.startswith("/-/"):
             self.span = tracing.active.request(self.scope, self.id)
         requests.in_flight += 1
 
@@ -214,12 +156,12 @@ class Request:
             Entry(
                 time(),
                 self.id,
-                self.method,
-                self.sent_path,
+                self.head.method,
+                self.head.sent_path,
                 self.status,
                 perf_counter() - self.started_at,
                 self.bytes_out,
-                self.client,
+                self.head.client,
                 "" if self.span is None else self.span.trace_id,
             )
         )
@@ -271,17 +213,17 @@ def query_for(
 
     InvalidRequestError names a header that cannot be read, and its value.
     """
-    head = request.head
-    timeout = head.get(b"x-request-timeout-seconds")
-    shard_key = head.get(b"x-serve-shard-key")
-    model_id = head.get(MODEL_HEADER)
+    head, named = request.head, request.head.named
+    timeout = named.get(b"x-request-timeout-seconds")
+    shard_key = named.get(b"x-serve-shard-key")
+    model_id = named.get(MODEL_HEADER)
     return Query.of(
         number,
         request.id,
         _http_call(request, body),
-        path=request.path,
-        http_method=request.method,
-        call_method=_call_method(request) if CALL_METHOD_HEADER in head else "",
+        path=head.path,
+        http_method=head.method,
+        call_method=_call_method(head) if CALL_METHOD_HEADER in named else "",
         timeout_s=most_s if timeout is None else _timeout(timeout, most_s),
         shard_key=None if shard_key is None else _text(shard_key),
         multiplexed_model_id="" if model_id is None else _text(model_id),
@@ -295,20 +237,33 @@ def _http_call(request: Request, body: bytes) -> tuple[Any, ...]:
     Headers with underscores are left out: where CGI's names are in use, in a WSGI app of the user's
     for one, X_Forwarded_For would pass for X-Forwarded-For.
     """
+    head = request.head
     return (
-        request.method,
-        request.full_path,
-        request.raw_path,
-        request.query_string,
-        tuple([each for each in request.headers if b"_" not in each[0] or each[0] == MODEL_HEADER]),
+        head.method,
+        head.full_path,
+        head.raw_path,
+        head.query_string,
+        tuple([each for each in head.headers if b"_" not in each[0] or each[0] == MODEL_HEADER]),
         body,
-        request.scheme,
-        request.http_version,
-        request.client,
-        request.server,
-        request.root_path,
+        head.scheme,
+        head.http_version,
+        head.client,
+        head.server,
+        head.root_path,
         None if request.span is None else request.span.carried(),
     )
+
+
+def query_like(query: Query, request: Request, number: int, body: bytes) -> Query:
+    """Return the query for a request that has the same head as the one that made this query."""
+    call = packed(_http_call(request, body)) if body else query.call
+    return query._replace(id=number, request_id=request.id, call=call)
+
+
+def _subprotocols(head: Head) -> list[str]:
+    values = [value for name, value in head.headers if name == b"sec-websocket-protocol"]
+    names = b",".join(values).decode("latin-1").split(",")
+    return [name.strip() for name in names if name.strip()]
 
 
 def _timeout(value: bytes, most_s: float | None) -> float | None:
@@ -325,8 +280,8 @@ def _timeout(value: bytes, most_s: float | None) -> float | None:
     return seconds if most_s is None else min(seconds, most_s)
 
 
-def _call_method(request: Request) -> str:
-    values = [value for name, value in request.headers if name == CALL_METHOD_HEADER]
+def _call_method(head: Head) -> str:
+    values = [value for name, value in head.headers if name == CALL_METHOD_HEADER]
     if len(values) > 1:  # a proxy in front of us may have checked another one of them
         raise InvalidRequestError(
             f"header X-Serve-Call-Method: given {len(values)} times; name one method, once"

@@ -87,8 +87,8 @@ def reply_to(answer: Answer, request: Request) -> Reply:
         return failed_reply(answer, request)
     try:
         if isinstance(answer, Stream):
-            return _streamed_reply(answer, request.method)
-        return _whole_reply(answer, request.method)
+            return _streamed_reply(answer, request.head.method)
+        return _whole_reply(answer, request.head.method)
     except BadHeaderError as error:
         if isinstance(answer, Stream):
             answer.close()
@@ -168,7 +168,7 @@ class StreamedBody:
 
 async def send_reply(reply: Reply, request: Request, send: Send) -> None:
     """Send a response; each part leaves when the client has taken those before it."""
-    kind = "websocket.http.response" if request.is_socket else "http.response"
+    kind = "websocket.http.response" if request.head.is_socket else "http.response"
     await send({"type": f"{kind}.start", "status": reply.status, "headers": reply.headers})
     if isinstance(reply.body, bytes):
         await send({"type": f"{kind}.body", "body": reply.body})
@@ -250,7 +250,7 @@ def failed_reply(answer: FailedAnswer, request: Request) -> Reply:
     text = answer.text
     extra: Headers = [*answer.headers]
     if issubclass(error, RouteNotFoundError):
-        text = f"Path '{request.full_path}' not found. Ping /-/routes for available routes."
+        text = f"Path '{request.head.full_path}' not found. Ping /-/routes for available routes."
     elif issubclass(error, MethodNotAllowedError):
         extra.append((b"allow", ", ".join(answer.allowed).encode("latin-1", "replace")))
     elif error.http_status == 503:
@@ -265,7 +265,7 @@ def error_reply(
     """Make an error's response: JSON where the client asks for it, else text."""
     text = text.partition("Traceback (most recent call last)")[0].strip() or kind
     content_type = TEXT
-    if b"application/json" in request.head.get(b"accept", b""):
+    if b"application/json" in request.head.named.get(b"accept", b""):
         content_type = JSON
         fields = {"error": kind, "message": text, "request_id": request.id}
         text = json.dumps(fields)
@@ -273,4 +273,4 @@ def error_reply(
         text = f"{text}\nRequest ID: {request.id}"
     body = text.encode("utf-8", "replace")
     headers = [content_type, (b"content-length", b"%d" % len(body)), *(extra or ())]
-    return Reply(status, headers, b"" if request.method == "HEAD" else body)
+    return Reply(status, headers, b"" if request.head.method == "HEAD" else body)

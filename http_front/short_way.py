@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from greenroom.actors.messages.queries import Query
 from greenroom.actors.runtime.loop import nothing
 from greenroom.http_front.app import Front
 from greenroom.http_front.protocol import Begin, Cycle
-from greenroom.http_front.request import CLIENT_LEFT, Reply, Request, query_for
+from greenroom.http_front.request import CLIENT_LEFT, Reply, Request, query_for, query_like
 from greenroom.http_front.responses import Answer, end_body, reply_for, reply_to
 
 
@@ -31,13 +32,13 @@ def beginning(front: Front) -> Begin | None:
 
 
 def _begin(front: Front, cycle: Cycle, body: bytes) -> bool:
-    request = cycle.request
-    if not front.is_plain(request, body):
+    request, head = cycle.request, cycle.request.head
+    if head.query is None and not front.is_plain(head, body):
         return False
     request.begin(front.requests)
     try:
-        front.admit(request)
-        query = query_for(request, front.link.next_id(), front.options.request_timeout_s, body)
+        front.admit(head)
+        query = _query(front, request, body)
         cancel = front.link.submit(query, partial(_answered, front, cycle))
     except Exception as error:
         _send(front, cycle, reply_for(error, request))
@@ -47,6 +48,16 @@ def _begin(front: Front, cycle: Cycle, body: bytes) -> bool:
         if cycle.leave is nothing:  # else parts of the answer are being sent
             cycle.leave = partial(_leave, request, cancel)
     return True
+
+
+def _query(front: Front, request: Request, body: bytes) -> Query:
+    head, number = request.head, front.link.next_id()
+    if head.query is not None:
+        return query_like(head.query, request, number, body)
+    query = query_for(request, number, front.options.request_timeout_s, body)
+    if request.span is None and not head.is_chunked:  # else not the head alone decides
+        head.query = query._replace(call=b"") if body else query
+    return query
 
 
 def _leave(request: Request, cancel: Callable[[], object]) -> None:

@@ -51,6 +51,7 @@ from greenroom.core.routing.tickets import SOCKET
 from greenroom.http_front.asgi import Event, Headers, Receive, Send
 from greenroom.http_front.bodies import RefusedRequestError
 from greenroom.http_front.connections import NO_ROOM, ClientConnection, Connections, Pace
+from greenroom.http_front.heads import Head
 from greenroom.http_front.link import Link
 from greenroom.http_front.request import CLOSE, Request, query_for
 from greenroom.http_front.responses import (
@@ -235,9 +236,9 @@ class ClientGoneError(OSError):
     """The WebSocket is closed; nothing can be sent."""
 
 
-def handshake(request: Request) -> Headers:
+def handshake(head: Head) -> Headers:
     """Return the headers that accept an opening; RefusedRequestError for one that is malformed."""
-    lines = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers]
+    lines = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers]
     conn = ServerProtocol(logger=_wire_logger)
     response = conn.accept(Opening("/", OpeningHeaders(lines)))
     conn.parser.close()  # or the two would hold each other

@@ -147,7 +147,7 @@ class Query(NamedTuple):
             path,
             http_method,
             call_method,
-            out_of_band(pickle.dumps(call, pickle.HIGHEST_PROTOCOL)),
+            packed(call),
             request_id,
             timeout_s,
             retryable,
@@ -680,6 +680,11 @@ class PartedAnswer(NamedTuple):
 def out_of_band(content: bytes) -> bytes | LargeBytes:
     """Return what to put in a message for ``content``."""
     return content if len(content) < LARGE else LargeBytes(content)
+
+
+def packed(call: PythonCall | tuple[Any, ...]) -> bytes | LargeBytes:
+    """Return a call as a query carries it; ``call_of`` is the other way."""
+    return out_of_band(pickle.dumps(call, pickle.HIGHEST_PROTOCOL))
 
 
 def content_of(sent: bytes | LargeBytes) -> bytes | memoryview:

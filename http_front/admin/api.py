@@ -52,6 +52,7 @@ from greenroom.http_front.admin.answers import (
 )
 from greenroom.http_front.admin.applications import ApplicationsResource
 from greenroom.http_front.admin.openapi import openapi
+from greenroom.http_front.heads import Head
 from greenroom.http_front.link import Link
 from greenroom.http_front.request import Request
 
@@ -61,7 +62,7 @@ READ_BYTES = 64 * 1024  # of a body of an operation that reads, which any viewer
 CHANGE_BYTES = 100_000_000  # of one that changes something: code is in it
 SMALL_BYTES = 256 * 1024  # larger bodies are parsed in a thread, and hold up no requests
 DASHBOARD = "/dashboard"
-Admit = Callable[[Request], None]
+Admit = Callable[[Head], None]
 _PAGE = Path(__file__).with_name("dashboard.html")
 _IDEMPOTENCY_KEY = b"idempotency-key"
 
@@ -86,7 +87,7 @@ class OperationResource:
 
     async def _answer(self, req: Any, resp: falcon.asgi.Response, kind: type[Operation]) -> None:
         request = asked(req)
-        author = (await self._controller.holder(request.head, kind.role)).name
+        author = (await self._controller.holder(request.head.named, kind.role)).name
         query = request.fields()
         wait_s = _wait(query.pop("wait", None))
         if req.method == "GET":
@@ -102,7 +103,7 @@ class OperationResource:
                 operation = self._read(kind, body)
             else:
                 operation = await asyncio.to_thread(self._read, kind, body)
-            request_id = _request_id(request.head, author, kind, body)
+            request_id = _request_id(request.head.named, author, kind, body)
         if isinstance(operation, WaitForGoal):
             goal = operation.goal_id
             is_reached = await self._controller.reached([goal], author, wait_s or GOAL_S)
@@ -185,7 +186,7 @@ class _TokenResource:
 
     async def on_get(self, req: Any, resp: falcon.asgi.Response) -> None:
         """Answer with its name, role and end."""
-        found = await self._controller.holder(asked(req).head, "viewer")
+        found = await self._controller.holder(asked(req).head.named, "viewer")
         write(resp, {"name": found.name, "role": found.role, "expires_at": found.expires_at})
 
 
@@ -206,7 +207,7 @@ class _LogsResource:
     async def on_get(self, req: Any, resp: Any) -> None:
         """Answer with the names of the logs, or with lines of one."""
         request = asked(req)
-        holder = await self._controller.holder(request.head, "viewer")
+        holder = await self._controller.holder(request.head.named, "viewer")
         query = request.fields()
         host, log, after = (query.pop(name, None) for name in ("host", "log", "after"))
         if query:
@@ -328,8 +329,8 @@ class _Guard:
     async def process_request(self, req: Any, _: falcon.asgi.Response) -> None:
         """Refuse what comes from other sites; but they may link to the page."""
         request = asked(req)
-        self._admit(request)
-        head = request.head
+        self._admit(request.head)
+        head = request.head.named
         if self._is_readable:
             raise ForbiddenError(
                 "other hosts reach this address, so the dashboard and the admin API are here only "
@@ -359,7 +360,7 @@ class _Router(CompiledRouter):
 
 
 def _path(request: Request) -> str:
-    return request.path.removeprefix("/-")
+    return request.head.path.removeprefix("/-")
 
 
 def admin_app(settings: HostSettings, link: Link, admit: Admit) -> falcon.asgi.App[Any, Any]:

@@ -58,20 +58,20 @@ class ApplicationsResource:
 
     async def on_get(self, req: Any, resp: Any) -> None:
         """Answer with all applications and where they run."""
-        holder = await self._controller.holder(asked(req).head, "viewer")
+        holder = await self._controller.holder(asked(req).head.named, "viewer")
         status = await self._controller.request(GetStatus(), holder.name)
         write(resp, instance_details(status, self._settings))
 
     async def on_put(self, req: Any, resp: Any) -> None:
         """Make the applications be those of the document, or answer what that would change."""
         request = asked(req)
-        holder = await self._controller.holder(request.head, "deployer")
+        holder = await self._controller.holder(request.head.named, "deployer")
         try:
             flags = DeployFlags.model_validate_strings(request.fields())
         except ValidationError as error:
             raise InvalidRequestError(f"query: {'; '.join(problems_in(error))}") from None
         text, kind = _document(
-            await body_of(request, DOCUMENT_BYTES), request.head.get(b"content-type", b"")
+            await body_of(request, DOCUMENT_BYTES), request.head.named.get(b"content-type", b"")
         )
         given = {"text": text, "kind": kind, "user": f"token {holder.name}"}
         async with self._applying:
@@ -83,7 +83,7 @@ class ApplicationsResource:
 
     async def on_delete(self, req: Any, resp: Any) -> None:
         """Delete all applications."""
-        holder = await self._controller.holder(asked(req).head, "deployer")
+        holder = await self._controller.holder(asked(req).head.named, "deployer")
         answer = await self._controller.request(DeployApplications(applications=()), holder.name)
         write(resp, answer, is_accepted=bool(answer["goals"]))
 

@@ -16,11 +16,13 @@ from greenroom.actors.messages.queries import (
     HttpAnswer,
     Pieces,
     Process,
+    Query,
     StreamBegun,
     StreamEnded,
     StreamPart,
 )
 from greenroom.http_front import short_way
+from greenroom.http_front.heads import MAX_KNOWN, HeadReader
 from greenroom.http_front.request import Request
 from greenroom.http_front.responses import StreamedBody
 from tests.http.wire import connected, exchange, turn_over
@@ -71,6 +73,10 @@ FORMS = {
     "dots": GET % b"/ok/%2e%2e/ok",
     "an empty segment": GET % b"/ok%2F/ok",
     "two": GET % b"/ok" + GET % b"/failure",
+    "two bodies": b"".join(
+        b"POST /ok HTTP/1.1\r\nHost: a\r\nX-Request-ID: id\r\nContent-Length: 2\r\n\r\n" + body
+        for body in (b"ab", b"cd")
+    ),
     "the stars": (GET % b"*").replace(b"GET", b"OPTIONS"),
 }
 
@@ -167,7 +173,7 @@ def test_both_ways_give_the_same_bytes_and_lines_of_the_log(app, request_bytes, 
         if is_draining:
             app.front.drain()
         app.link.asked.clear()
-        written = asyncio.run(said(app.front, request_bytes))
+        written = asyncio.run(said(app.front, request_bytes * 3))  # the short way knows heads again
         app.front.access_log.flush()
         fields = ("request_id", "method", "path", "status", "bytes")
         lines = [{name: line[name] for name in fields} for line in app.log()]
@@ -176,6 +182,24 @@ def test_both_ways_give_the_same_bytes_and_lines_of_the_log(app, request_bytes, 
         assert app.front.requests.in_flight == 0
         seen.append((written, lines, asked))
     assert seen[0] == seen[1]
+
+
+def test_a_head_is_known_again_if_it_is_the_same_and_has_made_a_query(app):
+    heads = HeadReader(app.front.options)
+    text = GET % b"/ok"
+    first, _ = heads.take(text)
+    second, _ = heads.take(text)
+    assert second is not first, "it has made none"
+    second.query = Query.of(1, "", ())
+    assert heads.take(text + b"rest") == (second, b"rest")
+    assert heads.take(text.replace(b": id", b": other"))[0].named[b"x-request-id"] == b"other"
+
+    long = text.replace(b": id", b": " + b"x" * MAX_KNOWN)
+    for pieces in ([long], [text[:9], text[9:]]):
+        for piece in pieces:
+            head, _ = heads.take(piece)
+        head.query = second.query
+        assert heads.take(b"".join(pieces))[0] is not head, "its bytes were not kept"
 
 
 @pytest.mark.parametrize("has_short_way", [True, False])
