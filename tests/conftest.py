@@ -17,6 +17,7 @@ import pytest
 
 from tests.support import logs
 from tests.support.kept import has_failed
+from tests.support.lone_loop import close_loops
 from tests.support.programs import IS_CI
 from tests.support.systems import PATIENCE
 
@@ -79,6 +80,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
         item.stash[has_failed] = True
         report.sections += [(f"{path}: its end", text) for path, text in logs.written().items()]
     return report
+
+
+@pytest.fixture(autouse=True)
+def _loops_are_closed() -> Iterator[None]:
+    yield
+    close_loops()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime.loop import Callback, Loop, Timer, nothing
@@ -52,9 +51,12 @@ class Beats:
 
 
 class _EventLoop(VirtualTimeLoop):
+    opened: ClassVar[list[_EventLoop]] = []  # kept: of a cycle, sockets may be collected first
+
     def __init__(self) -> None:
         super().__init__()
         self.readers: dict[int, Callable[..., object]] = {}
+        self.opened.append(self)
 
     def add_reader(self, fd: Any, callback: Callable[..., object], *_: Any) -> None:
         self.readers[fd] = callback
@@ -62,9 +64,11 @@ class _EventLoop(VirtualTimeLoop):
     def remove_reader(self, fd: Any) -> bool:
         return self.readers.pop(fd, None) is not None
 
-    def __del__(self) -> None:
-        with suppress(ValueError):  # the collector has closed its socket, being part of a cycle
-            self.close()
+
+def close_loops() -> None:
+    """Close the loops of a test that is over."""
+    while _EventLoop.opened:
+        _EventLoop.opened.pop().close()
 
 
 class LoneTransport:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import subprocess
@@ -323,11 +322,3 @@ def test_an_outbox_keeps_large_items_apart_and_small_ones_together(loop, recorde
         recorder.sent[number].arrived()
     assert [len(batch) for batch in messages(recorder)] == [1, 3, 1, 1]
     assert [item for batch in messages(recorder) for item in batch] == items
-
-
-def test_a_lone_loop_may_be_collected_after_its_sockets() -> None:
-    transport = LoneTransport()
-    for each in (transport.loop._ssock, transport.loop._csock):  # type: ignore[attr-defined]
-        each.close()  # as in a cycle
-    del transport, each
-    gc.collect()  # pytest fails a test in which that raises
