@@ -739,7 +739,7 @@ class HTTPOptions(Settings):
         default=False, description="Take paths with //, which are refused otherwise."
     )
     short_way: bool = Field(
-        default=True, description="Plain requests go past ASGI; off only to compare the two."
+        default=True, description="Plain requests go past Falcon; off only to compare the two."
     )
 
     @field_validator("max_body_bytes", mode="before")

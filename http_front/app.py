@@ -2,7 +2,7 @@
 
 From the outside in, a request passes :class:`Front`, which gives it an id, logs it and answers what
 nothing inside has answered; the middlewares, where the settings name any (:mod:`.middlewares`); and
-one Falcon app, which has our own pages under ``/-/`` and a sink that asks the router for all else.
+one Falcon app, which has our own pages under ``/-/`` and makes a query of all else, for the router.
 The admin API is another Falcon app (:mod:`.admin`), made when the first request to it comes.
 WebSockets leave this way before Falcon (:mod:`.websocket`), because Falcon would read ahead of user
 code. Plain requests go past all of it, with the same bytes as the result (:mod:`.short_way`).
@@ -15,6 +15,7 @@ it has, and asks each client to come back on a new one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import re
@@ -27,6 +28,7 @@ import falcon.asgi
 from falcon.routing import CompiledRouter
 
 from greenroom.actors.caller.streams import StreamFailedError
+from greenroom.actors.messages.queries import Query
 from greenroom.actors.runtime import tracing
 from greenroom.actors.runtime.logs import ACCESS_LOG
 from greenroom.actors.runtime.settings import HostSettings
@@ -48,6 +50,7 @@ from greenroom.http_front.clients import ClientCounts
 from greenroom.http_front.heads import Head, split
 from greenroom.http_front.link import Kept, Link
 from greenroom.http_front.request import (
+    ASGI,
     CLIENT_LEFT,
     CLOSE,
     REQUEST_KEY,
@@ -194,7 +197,7 @@ class Front:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         request: Request = scope[REQUEST_KEY]
         if scope is not request.scope:
-            request = scope[REQUEST_KEY] = Request.of(scope, self._root_path, request)
+            request = Request.of(scope, self._root_path, request)
         if request.head.is_socket:
             await self._converse(request, receive, send)
             return
@@ -208,14 +211,8 @@ class Front:
                 early=self._early_bodies,
             )
 
-        async def send_page(event: Event) -> None:
-            if request.reply is None:
-                await send(event)
-
-        falcon_app = self._app_for(request)
-        scope["query_string"] = b""  # Falcon would fail to decode one that is not UTF-8
         try:
-            await falcon_app(scope, _no_body, send_page)
+            await self._reply(request, send)
             if request.reply is not None:  # past Falcon, which would merge headers
                 body = request.body
                 if body is not None and body.is_begun and not body.is_complete:
@@ -228,6 +225,36 @@ class Front:
             end_body(reply)
             if body is not None:
                 await body.end()
+
+    async def _reply(self, request: Request, send: Send) -> None:
+        """Send the page that is asked for, or set the reply to what is asked of the router."""
+
+        async def send_page(event: Event) -> None:
+            if request.query is None and request.reply is None:
+                await send(event)
+
+        try:
+            await self._app_for(request)(_for_falcon(request), _no_body, send_page)
+            body, query, request.query = request.body, request.query, None
+            if query is not None:
+                on_upload = None if body is None or body.is_complete else body.send_to
+                request.reply = reply_to(await self.link.ask(query, on_upload), request)
+        except Exception as error:
+            if request.status:
+                raise
+            request.reply = reply_for(error, request)
+
+    def query_by_falcon(self, request: Request, body: bytes) -> Query:
+        """Return the query for a plain request; raises for one that goes no further.
+
+        Nothing of that waits, so it takes no task.
+        """
+        request.content = body
+        with contextlib.suppress(StopIteration):
+            self._falcon(_for_falcon(request), _no_body, _drop).send(None)
+        query, request.query, request.content = request.query, None, b""
+        assert query is not None
+        return query
 
     async def _converse(self, request: Request, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
@@ -270,24 +297,19 @@ class Front:
         return path.decode() if path in pages else None
 
     async def on_request(self, req: falcon.asgi.Request, _resp: object) -> None:
-        """Send the query to a replica; cancelling this cancels the query."""
+        """Make the query, once as much of the body is here as goes with it."""
         request: Request = req.scope[REQUEST_KEY]
         if request.head.for_pages or self._below(request.head) in self._pages:
             raise RouteNotFoundError  # pages and requests have places of their own
         if request.head.path == "*":  # OPTIONS, to see whether the server is there
             request.reply = Reply(204, [], b"")
             return
-        begun, body, follows = b"", request.body, ""
-        on_upload: Callable[[Any], None] | None = None
+        body, begun, follows = request.body, request.content, ""
         if body is not None:
             begun = await body.begin()
-            if not body.is_complete:
-                follows, on_upload = BODY, body.send_to
+            follows = "" if body.is_complete else BODY
         number, most_s = self.link.next_id(), self.options.request_timeout_s
-        query = query_for(request, number, most_s, begun, follows=follows)
-        del begun  # the query has it
-        answer = await self.link.ask(query, on_upload)
-        request.reply = reply_to(answer, request)
+        request.query = query_for(request, number, most_s, begun, follows=follows)
 
 
 class Router(CompiledRouter):
@@ -312,19 +334,34 @@ def _falcon_app(front: Front, pages: Mapping[str, object]) -> falcon.asgi.App[An
     for path, page in pages.items():
         app.add_route(path, page)
     app.set_error_serializer(_serialize)
-    app.add_error_handler(Exception, _answer_error)
+    app.add_error_handler(Exception, _raise)
     return app
+
+
+def _for_falcon(request: Request) -> Scope:
+    """Return what Falcon needs of a request to find who answers it; that one gets the request."""
+    return {
+        "type": "http",
+        "asgi": ASGI,
+        "http_version": request.head.http_version,
+        "method": request.head.method,
+        "path": request.head.path,
+        "query_string": b"",
+        "headers": (),
+        REQUEST_KEY: request,
+    }
 
 
 async def _no_body() -> Event:
     return _EMPTY_BODY
 
 
-async def _answer_error(
-    req: falcon.asgi.Request, _resp: object, error: Exception, _: dict[str, Any]
-) -> None:
-    request: Request = req.scope[REQUEST_KEY]
-    request.reply = reply_for(error, request)
+async def _drop(_event: Event) -> None:
+    pass
+
+
+async def _raise(_req: object, _resp: object, error: Exception, _: dict[str, Any]) -> None:
+    raise error
 
 
 def _serialize(req: Any, resp: falcon.Response, error: falcon.HTTPError) -> None:

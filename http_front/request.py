@@ -44,7 +44,7 @@ MAX_FIELDS = 50  # of a query to pages of ours, which know a few
 MODEL_HEADER = b"serve_multiplexed_model_id"  # Ray Serve's name
 CALL_METHOD_HEADER = b"x-serve-call-method"
 
-_ASGI = {"version": "3.0", "spec_version": "2.4"}
+ASGI = {"version": "3.0", "spec_version": "2.4"}
 _is_acceptable_id = re.compile(rb"[\x20-\x7e]{1,200}").fullmatch
 
 
@@ -70,6 +70,8 @@ class Request:
     started_at: float = field(init=False)
     span: tracing.Span | None = None  # where this worker traces
     body: Body | None = None  # while Falcon has the request
+    content: bytes = b""  # the same, where all of it is here
+    query: Query | None = None  # that Falcon has made of it
     reply: Reply | None = None  # that an app is to send
     broken_by: BaseException | None = None  # what has ended its response midway
     status: int = 0  # until the response has begun
@@ -83,7 +85,7 @@ class Request:
             head = self.head
             self._scope = {
                 "type": "websocket" if head.is_socket else "http",
-                "asgi": _ASGI,
+                "asgi": ASGI,
                 "http_version": head.http_version,
                 "server": head.server,
                 "client": head.client,
@@ -105,7 +107,7 @@ class Request:
     @classmethod
     def of(cls, scope: Scope, root_path: str, original: Request | None = None) -> Request:
         """Return a request as middlewares have passed it on."""
-        head = Head()
+        head = Head(target=scope["raw_path"])
         head.is_socket = scope["type"] == "websocket"
         head.method = scope.get("method", "GET")  # a WebSocket's scope has none
         for name in ("http_version", "server", "client", "scheme", "headers", "query_string"):
@@ -214,10 +216,13 @@ def query_for(
     InvalidRequestError names a header that cannot be read, and its value.
     """
     head, named = request.head, request.head.named
+    if head.query is not None and not follows:
+        call = packed(_http_call(request, body)) if body else head.query.call
+        return head.query._replace(id=number, request_id=request.id, call=call)
     timeout = named.get(b"x-request-timeout-seconds")
     shard_key = named.get(b"x-serve-shard-key")
     model_id = named.get(MODEL_HEADER)
-    return Query.of(
+    query = Query.of(
         number,
         request.id,
         _http_call(request, body),
@@ -229,6 +234,9 @@ def query_for(
         multiplexed_model_id="" if model_id is None else _text(model_id),
         follows=follows,
     )
+    if not follows and request.span is None and not head.is_chunked:  # the head alone decides
+        head.query = query._replace(call=b"") if body else query
+    return query
 
 
 def _http_call(request: Request, body: bytes) -> tuple[Any, ...]:
@@ -252,12 +260,6 @@ def _http_call(request: Request, body: bytes) -> tuple[Any, ...]:
         head.root_path,
         None if request.span is None else request.span.carried(),
     )
-
-
-def query_like(query: Query, request: Request, number: int, body: bytes) -> Query:
-    """Return the query for a request that has the same head as the one that made this query."""
-    call = packed(_http_call(request, body)) if body else query.call
-    return query._replace(id=number, request_id=request.id, call=call)
 
 
 def _subprotocols(head: Head) -> list[str]:

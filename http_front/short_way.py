@@ -3,8 +3,10 @@
 ASGI takes a request through a task, and Falcon through a request and a response object more. A
 request whose body is here, and whose response is whole, needs none of that: the query leaves, and a
 callback writes the answer. docs/performance.md says what this brings. The bytes are the same as
-those of the long way, because both take the steps in :mod:`.request`. The option ``short_way``
-switches it off.
+those of the long way, because both take the steps in :mod:`.request`.
+
+With the option ``short_way`` off, Falcon makes the query; since nothing waits for that, it takes no
+task either.
 """
 
 from __future__ import annotations
@@ -12,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from greenroom.actors.messages.queries import Query
 from greenroom.actors.runtime.loop import nothing
 from greenroom.http_front.app import Front
 from greenroom.http_front.protocol import Begin, Cycle
-from greenroom.http_front.request import CLIENT_LEFT, Reply, Request, query_for, query_like
+from greenroom.http_front.request import CLIENT_LEFT, Reply, Request, query_for
 from greenroom.http_front.responses import Answer, end_body, reply_for, reply_to
 
 
@@ -24,9 +25,9 @@ def beginning(front: Front) -> Begin | None:
     """Return what begins a request whose body is here, for a worker's connections.
 
     It returns False for a request that goes the long way: it is not plain, or there is no router to
-    ask yet. None where the short way is off.
+    ask yet. None where middlewares want all requests as ASGI has them.
     """
-    if not front.options.short_way or front.options.middlewares:
+    if front.options.middlewares:
         return None
     return partial(_begin, front)
 
@@ -37,8 +38,11 @@ def _begin(front: Front, cycle: Cycle, body: bytes) -> bool:
         return False
     request.begin(front.requests)
     try:
-        front.admit(head)
-        query = _query(front, request, body)
+        if front.options.short_way:
+            front.admit(head)
+            query = query_for(request, front.link.next_id(), front.options.request_timeout_s, body)
+        else:
+            query = front.query_by_falcon(request, body)
         cancel = front.link.submit(query, partial(_answered, front, cycle))
     except Exception as error:
         _send(front, cycle, reply_for(error, request))
@@ -48,16 +52,6 @@ def _begin(front: Front, cycle: Cycle, body: bytes) -> bool:
         if cycle.leave is nothing:  # else parts of the answer are being sent
             cycle.leave = partial(_leave, request, cancel)
     return True
-
-
-def _query(front: Front, request: Request, body: bytes) -> Query:
-    head, number = request.head, front.link.next_id()
-    if head.query is not None:
-        return query_like(head.query, request, number, body)
-    query = query_for(request, number, front.options.request_timeout_s, body)
-    if request.span is None and not head.is_chunked:  # else not the head alone decides
-        head.query = query._replace(call=b"") if body else query
-    return query
 
 
 def _leave(request: Request, cancel: Callable[[], object]) -> None:

@@ -1,6 +1,6 @@
 """Two ways to a front, whose link is a fake: in this process, and real processes.
 
-With GREENROOM_HTTP_SHORT_WAY=off in the environment all of them go the long way, through ASGI.
+Variables of the environment say which way requests go through it: see ``WAY`` in wire.py.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from greenroom.core.config import HTTPOptions
 from greenroom.core.validation import validated
 from greenroom.http_front.app import Front
 from tests.http.fake_link import FakeLink
-from tests.http.wire import HAS_SHORT_WAY, Conversation, connected
+from tests.http.wire import WAY, Conversation, connected
 from tests.support.systems import listens, wait_until
 
 DEADLINE_S = 30.0
@@ -71,7 +71,7 @@ class AppClient:
     def __init__(self, settings: HostSettings) -> None:
         self.settings = settings
         self.link = FakeLink()
-        self.rebuild(short_way=HAS_SHORT_WAY)
+        self.rebuild()
 
     def rebuild(self, **http: Any) -> "AppClient":
         options = validated(HTTPOptions, {**self.settings.http.model_dump(), **http})
@@ -128,7 +128,7 @@ def parsed(written: bytes) -> Answer:
 
 @pytest.fixture
 def app(tmp_path: Path) -> Iterator[AppClient]:
-    client = AppClient(read_settings({}, state_dir=tmp_path))
+    client = AppClient(read_settings(WAY, state_dir=tmp_path))
     yield client
     client.front.access_log.close()
 

@@ -1,7 +1,7 @@
-"""The short way and the long one: the same bytes, and the same ends.
+"""The ways through a worker, short, by Falcon and by ASGI: the same bytes, and the same ends.
 
-Everything else in this folder goes one way, by default the short one where it applies:
-GREENROOM_HTTP_SHORT_WAY=off takes all of it the long way.
+Everything else in this folder goes one way, by default the short one where it applies; see
+``WAY`` in wire.py.
 """
 
 import asyncio
@@ -28,6 +28,12 @@ from greenroom.http_front.responses import StreamedBody
 from tests.http.wire import connected, exchange, turn_over
 
 pytestmark = pytest.mark.anyio
+WAYS = {
+    "short": {"short_way": True},
+    "falcon": {"short_way": False},
+    "asgi": {"middlewares": [("tests.support.middlewares:untouched", {})]},
+}
+each_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
 GET = b"GET %b HTTP/1.1\r\nHost: a\r\nX-Request-ID: id\r\n\r\n"
 FORMS = {
@@ -147,10 +153,10 @@ def test_parts_that_are_not_as_long_as_declared_end_in_an_error(parts):
 
 
 @pytest.mark.parametrize("name", ["ok", "parts", "failure"])
-@pytest.mark.parametrize("has_short_way", [True, False])
-def test_a_request_that_is_over_is_not_left_to_the_garbage_collector(app, name, has_short_way):
+@each_way
+def test_a_request_that_is_over_is_not_left_to_the_garbage_collector(app, name, way):
     app.link.handler = answer
-    app.rebuild(short_way=has_short_way)
+    app.rebuild(**way)
     gc.collect()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
@@ -165,11 +171,11 @@ def test_a_request_that_is_over_is_not_left_to_the_garbage_collector(app, name, 
 
 @pytest.mark.parametrize("request_bytes", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("is_draining", [False, True])
-def test_both_ways_give_the_same_bytes_and_lines_of_the_log(app, request_bytes, is_draining):
+def test_all_ways_give_the_same_bytes_and_lines_of_the_log(app, request_bytes, is_draining):
     app.link.handler = answer
     seen = []
-    for has_short_way in (True, False):
-        app.rebuild(short_way=has_short_way, max_body_bytes=50)
+    for way in WAYS.values():
+        app.rebuild(**way, max_body_bytes=50)
         if is_draining:
             app.front.drain()
         app.link.asked.clear()
@@ -181,7 +187,7 @@ def test_both_ways_give_the_same_bytes_and_lines_of_the_log(app, request_bytes, 
         asked = [each._replace(request_id="") for each in app.link.asked]
         assert app.front.requests.in_flight == 0
         seen.append((written, lines, asked))
-    assert seen[0] == seen[1]
+    assert seen[0] == seen[1] == seen[2]
 
 
 def test_a_head_is_known_again_if_it_is_the_same_and_has_made_a_query(app):
@@ -202,14 +208,14 @@ def test_a_head_is_known_again_if_it_is_the_same_and_has_made_a_query(app):
         assert heads.take(b"".join(pieces))[0] is not head, "its bytes were not kept"
 
 
-@pytest.mark.parametrize("has_short_way", [True, False])
+@each_way
 @pytest.mark.parametrize(
     ("version", "asked"), [(b"1.1", b"HTTP/1.1 100 Continue\r\n\r\n"), (b"1.0", b"")]
 )
 async def test_a_client_that_waits_with_its_body_is_asked_for_it_once_if_it_knows_how(
-    app, has_short_way, version, asked
+    app, way, version, asked
 ):
-    app.rebuild(short_way=has_short_way)
+    app.rebuild(**way)
     head = FORMS["a body that did not wait"].removesuffix(b"ab").replace(b"/1.1", b"/" + version)
 
     connection = connected(app.front)
@@ -223,9 +229,9 @@ async def test_a_client_that_waits_with_its_body_is_asked_for_it_once_if_it_know
     assert connection.wire.written.removeprefix(before).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
-@pytest.mark.parametrize("has_short_way", [True, False])
-def test_the_server_as_a_whole_is_no_path_below_a_root_path(app, has_short_way):
-    app.rebuild(short_way=has_short_way, root_path="/api")
+@each_way
+def test_the_server_as_a_whole_is_no_path_below_a_root_path(app, way):
+    app.rebuild(**way, root_path="/api")
     assert app.ask("OPTIONS", "*").status == 204
     assert not app.link.asked
 
@@ -260,13 +266,13 @@ OF_ORIGINS = {
 
 @pytest.mark.parametrize("cors", CORS.values(), ids=CORS)
 @pytest.mark.parametrize("request_bytes", OF_ORIGINS.values(), ids=OF_ORIGINS)
-def test_cors_gives_the_same_bytes_both_ways(app, request_bytes, cors):
+def test_cors_gives_the_same_bytes_all_ways(app, request_bytes, cors):
     app.link.handler = answer
     seen = []
-    for has_short_way in (True, False):
-        app.rebuild(short_way=has_short_way, cors=cors)
+    for way in WAYS.values():
+        app.rebuild(**way, cors=cors)
         seen.append(asyncio.run(said(app.front, request_bytes)))
-    assert seen[0] == seen[1]
+    assert seen[0] == seen[1] == seen[2]
     is_allowed = cors != [ORIGIN] or ORIGIN.encode() in request_bytes
     has_origin = b"Origin" in request_bytes
     assert (b"access-control-allow-origin: " in seen[0]) is (is_allowed and has_origin)
@@ -294,10 +300,12 @@ def test_without_a_router_a_request_waits_for_it_the_long_way_as_one_request(app
     assert [line["status"] for line in app.log()] == [200]
 
 
-@pytest.mark.parametrize(("has_short_way", "begins"), [(True, True), (True, False), (False, True)])
-async def test_a_client_that_leaves_ends_the_stream_it_gets(app, has_short_way, begins):
+@pytest.mark.parametrize(
+    ("way", "begins"), [*((way, True) for way in WAYS.values()), (WAYS["short"], False)]
+)
+async def test_a_client_that_leaves_ends_the_stream_it_gets(app, way, begins):
     source = Source()
-    app.rebuild(short_way=has_short_way)
+    app.rebuild(**way)
     app.link.handler = lambda _asked: stream(b"first", source=source, is_over=False)
 
     connection = connected(app.front)
@@ -312,12 +320,12 @@ async def test_a_client_that_leaves_ends_the_stream_it_gets(app, has_short_way, 
     assert [line["status"] for line in app.log()] == [499]
 
 
-@pytest.mark.parametrize("has_short_way", [True, False])
+@each_way
 @pytest.mark.parametrize(("value", "goes_on"), [(b"?1", True), (b"?0", False), (b"true", False)])
 async def test_a_request_goes_on_without_its_client_where_it_asks_for_that(
-    app, has_short_way, value, goes_on
+    app, way, value, goes_on
 ):
-    app.rebuild(short_way=has_short_way)
+    app.rebuild(**way)
     may_end, ended = asyncio.Event(), []
 
     async def answer(asked):
@@ -340,12 +348,10 @@ async def test_a_request_goes_on_without_its_client_where_it_asks_for_that(
     assert app.front.requests.in_flight == 0
 
 
-@pytest.mark.parametrize("has_short_way", [True, False])
-async def test_a_client_that_has_all_of_a_known_length_may_leave_and_cancels_nothing(
-    app, has_short_way
-):
+@each_way
+async def test_a_client_that_has_all_of_a_known_length_may_leave_and_cancels_nothing(app, way):
     source = Source()
-    app.rebuild(short_way=has_short_way)
+    app.rebuild(**way)
     headers = ((b"content-length", b"5"),)
     app.link.handler = lambda _: stream(b"first", headers=headers, source=source, is_over=False)
 
@@ -357,11 +363,8 @@ async def test_a_client_that_has_all_of_a_known_length_may_leave_and_cancels_not
     assert source.stopped == 0
 
 
-@pytest.mark.parametrize("has_middleware", [True, False])
-@pytest.mark.parametrize("has_short_way", [True, False])
-def test_a_connection_that_waits_holds_nothing_of_the_last_response(
-    app, has_short_way, has_middleware
-):
+@each_way
+def test_a_connection_that_waits_holds_nothing_of_the_last_response(app, way):
     dropped = []
 
     class Content(bytes):
@@ -369,8 +372,7 @@ def test_a_connection_that_waits_holds_nothing_of_the_last_response(
             dropped.append(self)
 
     app.link.handler = lambda _asked: HttpAnswer(0, 200, (), Content(b"x" * 1000))
-    layers = [("tests.support.middlewares:Tag", {})] * has_middleware
-    app.rebuild(short_way=has_short_way, middlewares=layers)
+    app.rebuild(**way)
 
     async def talk():
         connection = connected(app.front)

@@ -13,7 +13,13 @@ from greenroom.http_front.connections import Connections
 from greenroom.http_front.protocol import FrontProtocol
 
 OPEN = os.pipe()  # of which nobody leaves
-HAS_SHORT_WAY = os.environ.get("GREENROOM_HTTP_SHORT_WAY", "on") != "off"
+# The way that requests go: "off" for the first one takes them through Falcon, and a middleware,
+# such as tests.support.middlewares:untouched, by ASGI's events.
+WAY = {
+    name: os.environ[name]
+    for name in ("GREENROOM_HTTP_SHORT_WAY", "GREENROOM_HTTP_MIDDLEWARES")
+    if name in os.environ
+}
 
 
 class WireSocket:

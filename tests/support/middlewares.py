@@ -11,6 +11,10 @@ from starlette.responses import Response
 NO_FUNCTION = 1
 
 
+def untouched(app: Any) -> Any:
+    return app
+
+
 class Tag:
     """Adds its word to the header ``x-tags`` of the request and of the response."""
 
