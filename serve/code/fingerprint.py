@@ -9,9 +9,7 @@ it, whatever only the process decides is written in one way:
 - the order of sets: by the sorted hashes of their elements;
 - where the code was written: code goes without file and line numbers;
 - names that the process gives: the random id by which cloudpickle tracks a class, and the address
-  of an object, as a number or within a string. Pydantic's schemas have such addresses, and so has
-  every default ``repr``. A number is an address only if an object that is part of the value lies
-  there. Whether one does is known at the end, so a value with such numbers is written twice.
+  of an object within a text, as Pydantic's schemas and every default ``repr`` have it.
 
 The random id also decides whether a class that comes back, that of an exception say, is the class
 that was sent. A process that deploys equal code again must therefore have the ids that the running
@@ -31,7 +29,6 @@ import types
 import typing
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
@@ -147,100 +144,48 @@ def with_locks(cls: type, names: tuple[tuple[str, bool], ...]) -> Any:
 _ids = getattr(internals, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})
 _classes = getattr(internals, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
 _PLACE = ("__file__", "__path__", "__cached__", "__loader__", "__spec__", "__warningregistry__")
-_NUMBER = re.compile(r"(?<![0-9a-zA-Z])(?:0[xX])?[0-9a-fA-F]{7,16}(?![0-9a-zA-Z])")
-_REPR = re.compile(r" at 0x[0-9a-f]+>")
-_SMALLEST_ADDRESS = 1 << 20
-_ID_LENGTHS = (32, 64)  # of cloudpickle's ids, and of ours
-# Arguments may be large. What has millions of numbers, or such text, has no addresses in it.
-_MOST_NUMBERS = 100_000
-_LONGEST_TEXT = 100_000
-_NEVER_ADDRESSED = frozenset(
-    {
-        int,
-        float,
-        complex,
-        bool,
-        type(None),
-        str,
-        bytes,
-        bytearray,
-        list,
-        tuple,
-        dict,
-        set,
-        frozenset,
-    }
+# In default reprs, and in what Pydantic refers to classes by: shop.Item:94203348761200. Those of
+# builtins may be low.
+_ADDRESS = re.compile(
+    r"( at )0x[0-9a-f]+(?=>)|([\w>\]]:)[0-9]{14,15}(?![0-9])|(builtins\.\w+:)[0-9]{6,}"
 )
+_ID_LENGTHS = (32, 64)  # of cloudpickle's ids, and of ours
+_LONGEST_TEXT = 100_000  # arguments may be large, and have no addresses then
 _ALIASES: tuple[type, ...] = (types.GenericAlias, types.UnionType, type(typing.List[int]))  # noqa: UP006
 
 
 def fingerprint(value: Any) -> str:
     """Return the hash of ``value``, and give the classes in it ids that depend on it alone."""
     fresh: list[Any] = []
-    digest = _digest(value, fresh)
+    digest = _CanonicalPickler(fresh).digest(value)
     _assign_ids(fresh)
     return digest
-
-
-def _digest(value: Any, fresh: list[Any]) -> str:
-    names = _ProcessNames(fresh)
-    digest = _CanonicalPickler(names).digest(value)
-    names.addresses = names.numbers & names.met
-    return _CanonicalPickler(names).digest(value) if names.addresses else digest
 
 
 def _assign_ids(classes: Iterable[Any]) -> None:
     for cls in classes:
         name = f"{cls.__module__}.{getattr(cls, '__qualname__', cls.__name__)}"
-        stable = hashlib.sha256(f"{name}.{_digest(cls, [])}".encode()).hexdigest()
+        stable = hashlib.sha256(f"{name}.{_CanonicalPickler([]).digest(cls)}".encode()).hexdigest()
         if cls in _ids and stable not in _classes:  # an equal class, alive: it keeps the id
             _classes.pop(_ids[cls], None)
             _ids[cls] = stable
             _classes[stable] = cls
 
 
-@dataclass
-class _ProcessNames:
-    """What one value has of the names that its process gave."""
-
-    fresh: list[Any]  # the classes and type variables that cloudpickle began to track
-    met: set[int] = field(default_factory=set)  # the addresses of what may be named by its own
-    numbers: set[int] = field(default_factory=set)  # all that could be an address
-    addresses: set[int] = field(default_factory=set)  # all that is one
-
-    def without(self, text: str) -> str:
-        if len(text) in _ID_LENGTHS and text in _classes:
-            return "a tracked class"
-        if len(text) > _LONGEST_TEXT or (self.is_full and not self.addresses):
-            return text
-        if " at 0x" in text:
-            text = _REPR.sub(" at an address>", text)  # of an object that may be gone
-        return _NUMBER.sub(self._without_address, text)
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.numbers) >= _MOST_NUMBERS
-
-    def is_address(self, number: int) -> bool:
-        if number >= _SMALLEST_ADDRESS and not self.is_full:
-            self.numbers.add(number)
-        return number in self.addresses
-
-    def _without_address(self, found: re.Match[str]) -> str:
-        digits = found[0]
-        readings = [int(digits, 16)] + ([int(digits)] if digits.isdecimal() else [])
-        if not self.is_full:
-            self.numbers.update(readings)
-        return digits if self.addresses.isdisjoint(readings) else "an address"
+def _without_addresses(text: str) -> str:
+    """Take out of a text the names that its process gave."""
+    if len(text) in _ID_LENGTHS and text in _classes:
+        return "a tracked class"
+    return _ADDRESS.sub(r"\1\2\3an address", text) if len(text) <= _LONGEST_TEXT else text
 
 
 class _CanonicalPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
     """Writes equal values as equal bytes."""
 
-    def __init__(self, names: _ProcessNames, within: frozenset[int] = frozenset()) -> None:
+    def __init__(self, fresh: list[Any], within: frozenset[int] = frozenset()) -> None:
         self._buffer = io.BytesIO()
         super().__init__(self._buffer, protocol=PROTOCOL)
-        self._names = names
+        self._fresh = fresh  # the classes and type variables that cloudpickle began to track
         self._within = within  # ids of the sets that are being written, against cycles
 
     def digest(self, value: Any) -> str:
@@ -251,14 +196,10 @@ class _CanonicalPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpick
         # Asked for every object; what is returned is written in its place, unless it is None. It is
         # a new object, so never a back reference.
         kind = type(obj)
-        if kind not in _NEVER_ADDRESSED:
-            self._names.met.add(id(obj))
         if kind is str:
-            return b"s" + self._names.without(obj).encode("utf-8", "surrogatepass")
+            return b"s" + _without_addresses(obj).encode("utf-8", "surrogatepass")
         if kind is bytes:
             return b"b" + (obj if len(obj) <= _LONGEST_TEXT else hashlib.sha256(obj).digest())
-        if kind is int:
-            return "an address" if self._names.is_address(obj) else None
         if isinstance(obj, set | frozenset | weakref.WeakSet):
             state = None if kind is weakref.WeakSet else getattr(obj, "__dict__", None)
             return kind, self._elements(obj), state
@@ -270,7 +211,7 @@ class _CanonicalPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpick
         if id(obj) in self._within:
             return []
         within = self._within | {id(obj)}
-        return sorted(_CanonicalPickler(self._names, within).digest(element) for element in obj)
+        return sorted(_CanonicalPickler(self._fresh, within).digest(element) for element in obj)
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, types.CodeType):
@@ -296,7 +237,7 @@ class _CanonicalPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpick
         else:
             reduced = self.dispatch_table[typing.TypeVar](obj)
         if not tracked and obj in _ids:
-            self._names.fresh.append(obj)
+            self._fresh.append(obj)
         return reduced
 
 
