@@ -19,7 +19,7 @@ CONNECTIONS = (1, 16, 64)
 SETTLE_S = 2.0
 
 
-def measure(system: System, venv: Venv, *, seconds: int, warmup: int) -> dict:
+def measure(system: System, venv: Venv, *, seconds: int, warmup: int, new_heads: bool) -> dict:
     """Start one system, measure it in every way, end it."""
     with Running(system, venv) as running:
         time.sleep(SETTLE_S)
@@ -33,7 +33,7 @@ def measure(system: System, venv: Venv, *, seconds: int, warmup: int) -> dict:
         url = f"http://127.0.0.1:{running.port}{system.echo_path}"
         load(url, connections=16, seconds=warmup)
         for connections in CONNECTIONS:
-            counted = load(url, connections=connections, seconds=seconds)
+            counted = load(url, connections=connections, seconds=seconds, new_heads=new_heads)
             measured["loads"][str(connections)] = counted
     return measured
 
@@ -51,6 +51,9 @@ def main() -> int:
     options_parser.add_argument(
         "--warmup", type=positive, default=2, help="seconds, before the loads"
     )
+    options_parser.add_argument(
+        "--new-heads", action="store_true", help="no two requests have the same head"
+    )
     options = options_parser.parse_args()
     require_wrk()
     venvs = prepare(options)
@@ -64,7 +67,11 @@ def main() -> int:
             print(f"round {number + 1} of {options.rounds}: {system.name}", file=sys.stderr)
             try:
                 measured = measure(
-                    system, venvs[system], seconds=options.seconds, warmup=options.warmup
+                    system,
+                    venvs[system],
+                    seconds=options.seconds,
+                    warmup=options.warmup,
+                    new_heads=options.new_heads,
                 )
             except FAILURES as error:
                 failures.append(f"round {number + 1}: {error}")

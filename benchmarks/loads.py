@@ -15,11 +15,14 @@ def require_wrk() -> None:
         raise BenchmarkError(NO_WRK)
 
 
-def load(url: str, *, connections: int, seconds: int) -> dict[str, float]:
-    """POST the echo as fast as answers come; return rate, latencies in ms, and errors."""
+def load(url: str, *, connections: int, seconds: int, new_heads: bool = False) -> dict[str, float]:
+    """POST the echo as fast as answers come; return rate, latencies in ms, and errors.
+
+    With ``new_heads`` no two requests have the same head.
+    """
     command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "10s"]
     done = subprocess.run(
-        [*command, "-s", str(SCRIPT), url],
+        [*command, "-s", str(SCRIPT), url, *(["--", "new"] if new_heads else [])],
         capture_output=True,
         text=True,
         timeout=seconds + 30,

@@ -3,6 +3,18 @@ wrk.method = "POST"
 wrk.body = '{"name": "x", "value": 1}'
 wrk.headers["Content-Type"] = "application/json"
 
+-- With the argument "new" no two heads are alike, as where each carries the id of a trace.
+init = function(args)
+  if args[1] == "new" then
+    local number = 0
+    request = function()
+      number = number + 1
+      wrk.headers["X-Number"] = string.format("%09d", number)
+      return wrk.format()
+    end
+  end
+end
+
 done = function(summary, latency, requests)
   local e = summary.errors
   io.write(string.format(
