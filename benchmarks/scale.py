@@ -94,7 +94,7 @@ class Bench:
         self.turn()
         self.cluster.advance(self.now + 2.5, 0.0)  # past its recovery
         for host in self.hosts:
-            self.cluster.listeners.listen(host, (1, 1, host), 0, host)
+            self.cluster.state.long_poll.listen(host, (1, 1, host), 0, host)
         self.proxies_take_updates()
         self.turn()
 
@@ -115,14 +115,14 @@ class Bench:
         changes = self.cluster.take_changes()
         if changes:
             self.checkpoints.save(changes.puts, changes.deletes, code=changes.code.values())
-        self.cluster.listeners.take_updates()
+        self.cluster.state.long_poll.take_updates()
         return self.requests.take_answers()
 
     def proxies_take_updates(self) -> None:
         """Have every proxy say that it holds the newest tables: one message of each."""
         upto = self.cluster.state.long_poll._last
         for host in self.hosts:
-            self.cluster.listeners.listen(host, (1, 1, host), upto, host)
+            self.cluster.state.long_poll.listen(host, (1, 1, host), upto, host)
 
     def change(self, request: Any, **fields: Any) -> float:
         """Return the seconds from a request to its answer, all proxies' words included."""

@@ -354,7 +354,7 @@ class Members:
         Another one is RUNNING once it has reported, and its proxy, which gets what it lacks then,
         has called, too.
         """
-        hosts, heard = self._cluster.hosts, self._cluster.listeners.heard_hosts()
+        hosts, heard = self._cluster.hosts, self._cluster.state.long_poll.heard_hosts()
         names = [name for name in self._hosts if name == self._own]
         names += sorted({*self._hosts, *hosts.records} - {self._own})
         known = [name for name in names if name == self._own or name in hosts.records]

@@ -142,7 +142,7 @@ class ActiveController:
         if lease is not None:
             self._members.succeed(lease.former)
             lease.away = self._members.away
-        for expected in self.cluster.listeners.expected():
+        for expected in self.cluster.state.long_poll.expected():
             if self._members.is_here(expected.host):
                 self._watch_proxy(m.Process(*expected.process), expected.host)
         logger.info(
@@ -323,7 +323,7 @@ class ActiveController:
         self._watch_proxy(listener, message.host, sender, message.at)
         self.cluster.autoscaler.expect(listener.incarnation, time.monotonic())
         plain = listener[:]  # records do without the class
-        self.cluster.listeners.listen(
+        self.cluster.state.long_poll.listen(
             listener.incarnation, plain, message.seen, sender, message.host
         )
         self._changed()
@@ -346,14 +346,14 @@ class ActiveController:
         """Have a proxy counted until it ends; one that cannot be reached goes with its host."""
 
         def ended() -> None:
-            self.cluster.listeners.gone(process.incarnation)
+            self.cluster.state.long_poll.gone(process.incarnation)
             self._changed()
 
         self._members.watch(process, host, at, sender, ended)
 
     def _load_reported(self, message: cm.LoadReported, _sender: m.Address) -> None:
         """Take a proxy's load; one that is not known as a listener may be dead already."""
-        if self.cluster.listeners.is_heard(message.proxy.incarnation):
+        if self.cluster.state.long_poll.is_heard(message.proxy.incarnation):
             now = time.monotonic()
             proxy = message.proxy.incarnation
             self.cluster.autoscaler.load_reported(proxy, message.load, now)
@@ -361,7 +361,7 @@ class ActiveController:
 
     def _replica_ejected(self, message: cm.ReplicaEjected, _sender: m.Address) -> None:
         """Note that a replica gets no queries from a proxy, or gets them again."""
-        if self.cluster.listeners.is_heard(message.proxy.incarnation):
+        if self.cluster.state.long_poll.is_heard(message.proxy.incarnation):
             proxy = message.proxy.incarnation
             self.cluster.replica_ejected(message.replica, proxy, message.times)
             self._changed()
@@ -412,7 +412,7 @@ class ActiveController:
         self._policies.tidy()
         for tag, decision in self.cluster.autoscaler.take_log():
             logger.info("autoscaling %s: %s", tag, decision)
-        owed = self.cluster.listeners.take_updates()
+        owed = self.cluster.state.long_poll.take_updates()
         if changes or owed or any(not isinstance(e, _ROUTINE) for e in effects):
             self._status_file.changed()
         for proxy, update in owed:

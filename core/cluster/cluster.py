@@ -27,7 +27,7 @@ from greenroom.core.lifecycle.placement import Placement, anywhere
 from greenroom.core.lifecycle.replicas import ReplicaState, Report
 from greenroom.core.lifecycle.shown import table_of
 from greenroom.core.lifecycle.state import State
-from greenroom.core.long_poll import LISTENER, Listeners
+from greenroom.core.long_poll import LISTENER
 from greenroom.core.records import (
     APPLICATION,
     BACKEND,
@@ -70,15 +70,7 @@ class Cluster:
         placement = placement or anywhere()
         prepare(placement, hosts, own_host)
         self.state = state = State(records, epoch, now, placement, lost)
-        self.listeners = Listeners(
-            state.long_poll,
-            state.changes,
-            records.get(LISTENER, {}),
-            now,
-            agenda=state.agenda,
-            on_gone=state.gone.proxy,
-        )
-        self.hosts = Hosts(state, self.listeners, hosts, own_host, now)
+        self.hosts = Hosts(state, hosts, own_host, now)
         self.loads = Loads(now)
         self.differences = AllDifferences()
         self.series = Series(self._has_pair, self._is_inner)
@@ -94,7 +86,7 @@ class Cluster:
             self.state.agenda.at(RECOVERY, "", now + (EXPECTED_S if hosts else RECOVERY_S))
         self._held_upto: int | None = None  # at the last step
         self._reconcile: dict[str, Callable[[str], Iterable[Effect] | None]] = {
-            LISTENER: self.listeners.reconcile,
+            LISTENER: state.long_poll.reconcile,
             HOST: lambda _: self.hosts.reconcile(self.now),
             LOADS: lambda _: self.autoscaler.expire_loads(self.now),
             SCALING: lambda tag: self.autoscaler.reconcile(tag, self.now),

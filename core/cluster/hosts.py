@@ -22,7 +22,6 @@ from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.placement import Placement
 from greenroom.core.lifecycle.replicas import LIVE, Replica, ReplicaEvent
 from greenroom.core.lifecycle.state import State
-from greenroom.core.long_poll import Listeners
 from greenroom.core.records import BACKEND, HostRecord
 from greenroom.core.transitions import next_state
 from greenroom.core.validation import unknown_name
@@ -157,7 +156,6 @@ class Hosts:
     def __init__(
         self,
         state: State,
-        listeners: Listeners,
         records: Mapping[str, HostRecord],
         own: str,
         now: float,
@@ -167,7 +165,7 @@ class Hosts:
         self._changes = state.changes
         self._agenda = state.agenda
         self._on_gone = state.gone.host
-        self._listeners = listeners
+        self._long_poll = state.long_poll
         self._own = Host(own, records.get(own), Beats(now), S.RUNNING, is_kept=False)
         self._hosts = {own: self._own}
         for name, record in records.items():
@@ -307,7 +305,7 @@ class Hosts:
         host.move(E.MISSED)
         host.was_stable = now - host.since >= STABLE_S
         self._placement.close_host(name, _LOST)
-        self._listeners.host_gone(name)
+        self._long_poll.host_gone(name)
         for tag, backend in self._backends.items():
             if backend.failures.host_gone(name, now):
                 self._agenda.touch(BACKEND, tag)
@@ -417,7 +415,7 @@ class Hosts:
             backend.host_gone(replica, now)
             replica.host_back(now, is_running=False)
         del self._hosts[name]
-        self._listeners.host_gone(name)
+        self._long_poll.host_gone(name)
         self._placement.drop_host(name)
         self._changes.put(HOST, name, None)
         self._on_gone(name)

@@ -23,7 +23,7 @@ from greenroom.core.lifecycle.endpoints import Endpoints, Overlay, table_of
 from greenroom.core.lifecycle.goals import Goals
 from greenroom.core.lifecycle.history import CODE_KEPT, HISTORY, Author, History, digests
 from greenroom.core.lifecycle.placement import Placement
-from greenroom.core.long_poll import LongPoll
+from greenroom.core.long_poll import LISTENER, LongPoll
 from greenroom.core.records import (
     APPLICATION,
     BACKEND,
@@ -139,7 +139,15 @@ class State:
         self.gone = Gone()
         self.code_use = releases.CodeUse()
         is_recovering = any(not backend.recovered for backend in self.backends.values())
-        self.long_poll = LongPoll(epoch, closed=is_recovering)
+        self.long_poll = LongPoll(
+            epoch,
+            records.get(LISTENER, {}),
+            self.changes,
+            agenda,
+            now,
+            closed=is_recovering,
+            on_gone=self.gone.proxy,
+        )
         agenda.touch(BACKEND, *self.backends)
         agenda.touch(APPLICATION, *self.applications)
         self.is_torn = False  # a change failed when a part of it may have been made

@@ -9,8 +9,24 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from greenroom.core.agenda import Agenda
 from greenroom.core.long_poll import IDS_PER_EPOCH, NOTHING_SEEN, LongPoll, Update
+from greenroom.core.records import Changes
 from tests.support.memory import growth
+
+
+def new_poll(epoch: int = 1, *, closed: bool = False) -> LongPoll:
+    return LongPoll(epoch, {}, Changes(), Agenda(), 0.0, closed=closed)
+
+
+def call(poll: LongPoll, name: str, seen: int) -> None:
+    poll.listen(name, (1, 1, name), seen, name)
+
+
+def listen(poll: LongPoll, name: str, seen: int) -> Update | None:
+    """Return what a proxy is answered at once; others that wait lose what they are sent."""
+    call(poll, name, seen)
+    return dict(poll.take_updates()).get(name)
 
 
 class Listener:
@@ -33,7 +49,7 @@ class Listener:
     def listen(self, poll: LongPoll) -> bool:
         """Listen until parked; return whether there was anything."""
         heard = False
-        while (update := poll.listen(self.name, self.seen)) is not None:
+        while (update := listen(poll, self.name, self.seen)) is not None:
             self.take(update)
             heard = True
         return heard
@@ -45,71 +61,73 @@ def values(update: Update | None) -> dict[str, Any]:
 
 
 def test_a_first_listen_is_answered_even_with_nothing() -> None:
-    update = LongPoll(1).listen("p", NOTHING_SEEN)
+    update = listen(new_poll(1), "p", NOTHING_SEEN)
     assert update == Update({}, IDS_PER_EPOCH, complete=True)
 
 
 def test_a_listener_that_lacks_nothing_waits_for_updates() -> None:
-    poll, listener = LongPoll(1), Listener()
+    poll, listener = new_poll(), Listener()
     poll.publish("a", 1)
     listener.listen(poll)
     assert not listener.listen(poll)
-    assert poll.take_updates() == {}
+    assert poll.take_updates() == []
     poll.publish("b", 2)
-    update = poll.take_updates()["p"]
+    update = dict(poll.take_updates())["p"]
     assert values(update) == {"b": 2}
     assert update.snapshots["b"][0] == update.upto > listener.seen
     assert not update.complete
 
 
 def test_updates_go_once_and_only_to_listeners_that_wait() -> None:
-    poll, waiting, busy = LongPoll(1), Listener("p"), Listener("busy")
+    poll, waiting, busy = new_poll(), Listener("p"), Listener("busy")
     waiting.listen(poll)
-    busy.take(poll.listen("busy", NOTHING_SEEN) or pytest.fail("a first listen is answered"))
+    busy.take(listen(poll, "busy", NOTHING_SEEN) or pytest.fail("a first listen is answered"))
     poll.publish("a", 1)
-    assert list(poll.take_updates()) == ["p"]
-    assert poll.take_updates() == {}
-    assert values(poll.listen("busy", busy.seen)) == {"a": 1}
+    assert [name for name, _ in poll.take_updates()] == ["p"]
+    assert poll.take_updates() == []
+    assert values(listen(poll, "busy", busy.seen)) == {"a": 1}
 
 
 def test_a_repeat_takes_the_place_of_the_earlier_call() -> None:
-    poll, listener = LongPoll(1), Listener()
+    poll, listener = new_poll(), Listener()
     listener.listen(poll)
     listener.listen(poll)
     poll.publish("a", 1)
-    assert values(poll.listen("p", listener.seen)) == {"a": 1}
-    assert poll.take_updates() == {}, "it has been answered"
+    assert values(listen(poll, "p", listener.seen)) == {"a": 1}
+    assert poll.take_updates() == [], "it has been answered"
 
 
 def test_publishing_the_same_value_is_no_update() -> None:
-    poll, listener = LongPoll(1), Listener()
+    poll, listener = new_poll(), Listener()
     poll.publish("a", [1])
     listener.listen(poll)
     poll.publish("a", [1])
     poll.publish("never there", None)
-    assert poll.take_updates() == {}
+    assert poll.take_updates() == []
     assert poll.held_by_all("a")
 
 
 def test_a_deleted_key_is_sent_to_listeners_that_have_it() -> None:
-    poll, listener = LongPoll(1), Listener()
+    poll, listener = new_poll(), Listener()
     poll.publish("a", 1)
     listener.listen(poll)
     poll.publish("a", None)
-    assert values(poll.listen("late", listener.seen)) == {"a": None}
-    update = poll.take_updates()["p"]
+    call(poll, "late", listener.seen)
+    updates = dict(poll.take_updates())
+    update = updates["p"]
+    assert updates["late"] is update
     assert values(update) == {"a": None}
-    assert poll.listen("new", NOTHING_SEEN) == Update({}, update.upto, complete=True)
+    assert listen(poll, "new", NOTHING_SEEN) == Update({}, update.upto, complete=True)
 
 
 def test_a_listener_of_an_earlier_epoch_gets_all_there_is() -> None:
     """It cannot know what was deleted while no controller could tell it."""
-    earlier, later, listener = LongPoll(1), LongPoll(2), Listener()
+    earlier, later, listener = new_poll(), new_poll(2), Listener()
     earlier.publish("a", 1)
     earlier.publish("gone", 1)
     listener.listen(earlier)
     later.publish("a", 1)
-    update = later.listen("p", listener.seen)
+    update = listen(later, "p", listener.seen)
     assert update is not None
     assert update.complete
     assert update.snapshots["a"][0] > listener.seen
@@ -119,24 +137,24 @@ def test_a_listener_of_an_earlier_epoch_gets_all_there_is() -> None:
 
 @pytest.mark.parametrize("seen", [-1, 1, IDS_PER_EPOCH - 1, IDS_PER_EPOCH + 2, 2**70])
 def test_a_listener_that_claims_an_id_that_was_never_given_gets_all(seen: int) -> None:
-    poll = LongPoll(1)
+    poll = new_poll()
     poll.publish("a", 1)
-    assert poll.listen("p", seen) == Update(
+    assert listen(poll, "p", seen) == Update(
         {"a": (IDS_PER_EPOCH + 1, 1)}, IDS_PER_EPOCH + 1, complete=True
     )
     assert not poll.held_by_all("a")
 
 
 def test_a_key_is_held_when_all_have_said_that_they_hold_it() -> None:
-    poll, first, second = LongPoll(1), Listener("p"), Listener("q")
+    poll, first, second = new_poll(), Listener("p"), Listener("q")
     poll.publish("a", 1)
-    first.take(poll.listen("p", NOTHING_SEEN) or pytest.fail("a first listen is answered"))
+    first.take(listen(poll, "p", NOTHING_SEEN) or pytest.fail("a first listen is answered"))
     assert not poll.held_by_all("a"), "told, but not confirmed"
     first.listen(poll)
     assert poll.held_by_all("a")
-    poll.listen("q", second.seen)
+    listen(poll, "q", second.seen)
     assert not poll.held_by_all("a")
-    poll.forget("q")
+    poll.gone("q")
     assert poll.held_by_all("a")
     poll.publish("b", 2)
     assert poll.held_by_all("a")
@@ -144,30 +162,30 @@ def test_a_key_is_held_when_all_have_said_that_they_hold_it() -> None:
 
 
 def test_without_listeners_nothing_is_held() -> None:
-    poll = LongPoll(1)
+    poll = new_poll()
     poll.publish("a", 1)
     assert not poll.held_by_all("a")
-    poll.listen("p", NOTHING_SEEN)
-    poll.forget("p")
+    listen(poll, "p", NOTHING_SEEN)
+    poll.gone("p")
     assert not poll.held_by_all("a")
 
 
 def test_a_closed_long_poll_answers_when_it_is_opened() -> None:
-    poll = LongPoll(2, closed=True)
+    poll = new_poll(2, closed=True)
     poll.publish("a", 1)
-    assert poll.listen("p", IDS_PER_EPOCH + 7) is None
-    assert poll.listen("empty", NOTHING_SEEN) is None
-    assert poll.take_updates() == {}
+    assert listen(poll, "p", IDS_PER_EPOCH + 7) is None
+    assert listen(poll, "empty", NOTHING_SEEN) is None
+    assert poll.take_updates() == []
     assert not poll.held_by_all("a")
     poll.open()
-    update = poll.take_updates()
+    update = dict(poll.take_updates())
     assert set(update) == {"p", "empty"}
     assert all(values(each) == {"a": 1} and each.complete for each in update.values())
-    assert poll.take_updates() == {}
+    assert poll.take_updates() == []
 
 
 def test_old_deletions_are_forgotten_and_a_listener_that_missed_them_gets_all() -> None:
-    poll, listener = LongPoll(1), Listener()
+    poll, listener = new_poll(), Listener()
     poll.publish("kept", 1)
     listener.listen(poll)
     old, update = listener.seen, None
@@ -177,18 +195,18 @@ def test_old_deletions_are_forgotten_and_a_listener_that_missed_them_gets_all() 
         if number % 100 == 0:
             listener.listen(poll)
         if number == 900:
-            update = poll.listen("in time", old)
-            poll.forget("in time")
+            update = listen(poll, "in time", old)
+            poll.gone("in time")
     assert update is not None
     assert (len(update.snapshots), update.complete) == (901, False), "a thousand are remembered"
     assert poll.held_by_all("k1")
-    update = poll.listen("late", old)
+    update = listen(poll, "late", old)
     assert update is not None
     assert (values(update), update.complete) == ({"kept": 1}, True)
 
 
 def test_deletions_that_a_listener_has_yet_to_hear_of_are_kept() -> None:
-    poll, listener, silent = LongPoll(1), Listener(), Listener("silent")
+    poll, listener, silent = new_poll(), Listener(), Listener("silent")
     poll.publish("first", 1)
     silent.listen(poll)
     poll.publish("first", None)
@@ -196,7 +214,7 @@ def test_deletions_that_a_listener_has_yet_to_hear_of_are_kept() -> None:
         poll.publish(f"k{number}", 1)
         poll.publish(f"k{number}", None)
         listener.listen(poll)
-    update = poll.listen("silent", silent.seen)
+    update = listen(poll, "silent", silent.seen)
     assert update is not None
     assert values(update)["first"] is None
     assert not update.complete
@@ -208,7 +226,7 @@ class Lives(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.epoch = 1
-        self.poll = LongPoll(1)
+        self.poll = new_poll()
         self.truth: dict[str, Any] = {}
         self.listeners = {name: Listener(name) for name in "pqr"}
         self.known: set[str] = set()  # that the controller has heard of
@@ -218,22 +236,20 @@ class Lives(RuleBasedStateMachine):
         self.poll.publish(key, value)
         self.truth[key] = value
 
-    @rule(name=st.sampled_from("pqr"), lost=st.booleans())
-    def listen(self, name: str, lost: bool) -> None:
+    @rule(name=st.sampled_from("pqr"))
+    def listen(self, name: str) -> None:
         self.known.add(name)
-        update = self.poll.listen(name, self.listeners[name].seen)
-        if update is not None and not lost:
-            self.listeners[name].take(update)
+        call(self.poll, name, self.listeners[name].seen)
 
     @rule(lost=st.sets(st.sampled_from("pqr")))
     def push(self, lost: set[str]) -> None:
-        for name, update in self.poll.take_updates().items():
+        for name, update in self.poll.take_updates():
             if name not in lost:
-                self.listeners[str(name)].take(update)
+                self.listeners[name].take(update)
 
     @rule(name=st.sampled_from("pqr"))
     def restart_listener(self, name: str) -> None:
-        self.poll.forget(name)
+        self.poll.gone(name)
         self.known.discard(name)
         self.listeners[name] = Listener(name)
 
@@ -241,7 +257,7 @@ class Lives(RuleBasedStateMachine):
     def restart_controller(self, closed: bool) -> None:
         self.epoch += 1
         self.known.clear()
-        self.poll = LongPoll(self.epoch, closed=closed)
+        self.poll = new_poll(self.epoch, closed=closed)
         for key, value in self.truth.items():
             self.poll.publish(key, value)
 
@@ -269,8 +285,8 @@ TestLives.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_memory_does_not_grow_with_what_was_published_and_heard() -> None:
-    poll, listener = LongPoll(1), Listener()
-    poll.listen("silent", NOTHING_SEEN)
+    poll, listener = new_poll(), Listener()
+    listen(poll, "silent", NOTHING_SEEN)
 
     def publish_and_hear(times: int) -> None:
         for number in range(times):
@@ -283,27 +299,27 @@ def test_memory_does_not_grow_with_what_was_published_and_heard() -> None:
 
 def test_thousands_of_listeners_cost_an_entry_each() -> None:
     """With 10,000 keys: what a heartbeat or a change costs must not follow their number."""
-    poll = LongPoll(1)
+    poll = new_poll()
     for number in range(10_000):
         poll.publish(f"k{number}", number)
     names = [f"l{number}" for number in range(5_000)]
-    everything = poll.listen(names[0], NOTHING_SEEN)
+    everything = listen(poll, names[0], NOTHING_SEEN)
     assert everything is not None
     began = time.perf_counter()
     for name in names:
-        assert poll.listen(name, everything.upto) is None
+        assert listen(poll, name, everything.upto) is None
     for round_ in range(10):
         poll.publish("k0", f"value {round_}")
-        update = poll.take_updates()
+        update = dict(poll.take_updates())
         assert len(update) == len(names)
         upto = update[names[0]].upto
         assert all(each is update[names[0]] for each in update.values()), "made once, for all"
         assert values(update[names[0]]) == {"k0": f"value {round_}"}
         for name in names:
             assert not poll.held_by_all("k0")
-            assert poll.listen(name, upto) is None
+            assert listen(poll, name, upto) is None
         assert poll.held_by_all("k0")
         for name in names:  # heartbeats
-            assert poll.listen(name, upto) is None
+            assert listen(poll, name, upto) is None
     seconds = time.perf_counter() - began
     assert seconds < 5, f"some 160,000 calls took {seconds:.1f} s; they take 0.3 s where it is idle"

@@ -210,7 +210,7 @@ class World:
             if number == 1:
                 self._crash("amid effects")
             self.perform(effect)
-        self._inbox += self.cluster.listeners.take_updates()
+        self._inbox += self.cluster.state.long_poll.take_updates()
 
     def _crash(self, point: str) -> None:
         if self.crash_at == point:
@@ -352,11 +352,11 @@ class World:
 
     def listen(self, proxy: Proxy) -> None:
         """Let a proxy ask for what it lacks."""
-        self.cluster.listeners.listen(proxy.name, (1, 1, proxy.name), proxy.seen, proxy)
+        self.cluster.state.long_poll.listen(proxy.name, (1, 1, proxy.name), proxy.seen, proxy)
 
     def restart_proxy(self, index: int = 0) -> None:
         """Replace a proxy by one that holds nothing."""
-        self.cluster.listeners.gone(self.proxies[index].name)
+        self.cluster.state.long_poll.gone(self.proxies[index].name)
         self.proxies[index] = Proxy(f"proxy {next(self._names)}")
         self.listen(self.proxies[index])
 

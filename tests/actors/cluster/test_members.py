@@ -182,7 +182,7 @@ def test_a_host_that_was_lost_is_shown_as_running_once_its_proxy_has_called_too(
         return str(shown["state"])
 
     assert report_itself() == "EXPECTED"
-    cluster.listeners.listen("its proxy", (1, 1, "its proxy"), 0, "there", "b")
+    cluster.state.long_poll.listen("its proxy", (1, 1, "its proxy"), 0, "there", "b")
     assert report_itself() == "RUNNING"
     cluster.hosts.gone("b", 200.0)
     assert report_itself() == "LOST"
@@ -190,7 +190,7 @@ def test_a_host_that_was_lost_is_shown_as_running_once_its_proxy_has_called_too(
         cluster.hosts.beat("b", 201.0 + tenth / 10)
         cluster.hosts.reconcile(201.0 + tenth / 10)
     assert report_itself() == "EXPECTED"
-    cluster.listeners.listen("its proxy", (1, 1, "its proxy"), 0, "there", "b")
+    cluster.state.long_poll.listen("its proxy", (1, 1, "its proxy"), 0, "there", "b")
     assert report_itself() == "RUNNING"
     members.close()
 
@@ -207,7 +207,7 @@ def test_a_host_whose_proxy_is_heard_before_its_report_has_a_state_too(tmp_path:
     for tenth in range(30):
         cluster.hosts.beat("b", 201.0 + tenth / 10)
         cluster.hosts.reconcile(201.0 + tenth / 10)
-    cluster.listeners.listen("its proxy", (1, 1, "its proxy"), 0, "there", "b")
+    cluster.state.long_poll.listen("its proxy", (1, 1, "its proxy"), 0, "there", "b")
     assert cluster.hosts.state("b") is HostState.RUNNING
     assert [each["state"] for each in members.shown()] == ["EXPECTED"]
     members.close()

@@ -118,9 +118,9 @@ class Proxies:
     def hold(self, *proxies: str) -> list[am.RequestReply]:
         """Have these say that they hold what they were told; return what is answered."""
         for name in proxies:
-            self._cluster.listeners.listen(name, (1, 1, name), self._upto[name], name)
+            self._cluster.state.long_poll.listen(name, (1, 1, name), self._upto[name], name)
         self._cluster.advance(time.monotonic())
-        for name, update in self._cluster.listeners.take_updates():
+        for name, update in self._cluster.state.long_poll.take_updates():
             self._upto[name] = update.upto
             self.tables |= {key: table for key, (_, table) in update.snapshots.items()}
         return [reply for _, reply in self._requests.take_answers()]

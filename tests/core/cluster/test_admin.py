@@ -269,13 +269,13 @@ def test_an_update_leaves_other_settings_as_they_are(world: World) -> None:
 def test_a_goal_is_reached_when_every_proxy_knows() -> None:
     world = World(proxies=2)
     goal = world.request(ask.create("b"))
-    world.cluster.state.long_poll.listen("third", NOTHING_SEEN)
+    world.cluster.state.long_poll.listen("third", (1, 1, "third"), NOTHING_SEEN, "third")
     world.flush()
     world.work()
     world.flush()
     assert world.cluster.state.backends["b"].converged
     assert world.goal_state(goal) == "pending"
-    world.cluster.state.long_poll.listen("third", world.proxies[0].seen)
+    world.cluster.state.long_poll.listen("third", (1, 1, "third"), world.proxies[0].seen, "third")
     world.turn()
     assert world.goal_state(goal) == "succeeded"
 

@@ -64,8 +64,8 @@ def without(world: World, *lost: Key) -> Cluster:
 def answer(cluster: Cluster, path: str) -> Any:
     """Return what a router does that has a cluster's tables with a query for a path."""
     cluster.state.long_poll.open()
-    update = cluster.state.long_poll.listen("proxy", 0)
-    assert update is not None
+    cluster.state.long_poll.listen("proxy", (1, 1, "proxy"), 0, "proxy")
+    ((_, update),) = cluster.state.long_poll.take_updates()
     router = Router(lambda: 0.5)
     for key, (_, table) in sorted(update.snapshots.items(), key=order_of_taking):
         kind, _, name = key.partition("/")

@@ -672,7 +672,7 @@ def test_an_idle_proxy_of_a_lost_host_counts_no_more_and_counts_again_when_it_is
     loads, process = world.cluster.loads, (1, 1, "of x")
     found: list[str] = []
     world.cluster.state.gone.proxy.append(found.append)
-    world.cluster.listeners.listen("of x", process, 0, "its address", host="x")
+    world.cluster.state.long_poll.listen("of x", process, 0, "its address", host="x")
     loads.report("of x", {}, world.now)
     loads.report("other", {"a#d": (20, 0)}, world.now)
     assert sorted(loads.queues("a#d")) == [0, 20]
@@ -681,7 +681,7 @@ def test_an_idle_proxy_of_a_lost_host_counts_no_more_and_counts_again_when_it_is
     assert loads.queues("a#d") == (20,)
     assert found == ["of x"]
     world.join("x")
-    world.cluster.listeners.listen("of x", process, 0, "its address", host="x")
+    world.cluster.state.long_poll.listen("of x", process, 0, "its address", host="x")
     loads.expect("of x", world.now)
     loads.report("other", {"a#d": (20, 0)}, world.now + EXPIRE_S)
     loads.expire(world.now + EXPIRE_S)  # it has nothing to report

@@ -43,13 +43,13 @@ def test_a_new_controller_waits_for_proxies_that_it_has_not_heard_of() -> None:
 def test_a_proxy_that_is_gone_is_waited_for_no_more_and_its_record_goes() -> None:
     world = with_two_proxies()
     restart_but_for(world, 1)
-    (expected,) = world.cluster.listeners.expected()
+    (expected,) = world.cluster.state.long_poll.expected()
     assert expected.name == "proxy 1"
-    world.cluster.listeners.gone("proxy 1")
+    world.cluster.state.long_poll.gone("proxy 1")
     world.flush()
     assert held(world)
     assert world.records["listener"].keys() == {"proxy 0"}
-    world.cluster.listeners.gone("proxy 1")  # as its host may say again
+    world.cluster.state.long_poll.gone("proxy 1")  # as its host may say again
     assert not world.cluster.take_changes()
 
 

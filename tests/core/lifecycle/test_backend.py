@@ -338,7 +338,7 @@ def test_a_replica_is_asked_to_stop_only_when_proxies_have_let_go_of_it() -> Non
 
 def test_a_silent_proxy_holds_a_stop_up_for_a_while_only() -> None:
     world = running_world(num_replicas=2)
-    world.cluster.state.long_poll.listen("silent", NOTHING_SEEN)
+    world.cluster.state.long_poll.listen("silent", (1, 1, "silent"), NOTHING_SEEN, "silent")
     world.request(ask.update("b", num_replicas=1))
     world.wait(RELEASE_TIMEOUT_S - 0.1)
     assert world.sent(StopReplica) == []
