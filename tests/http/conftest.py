@@ -5,7 +5,6 @@ Variables of the environment say which way requests go through it: see ``WAY`` i
 
 import asyncio
 import contextlib
-import http.client
 import json
 import os
 import re
@@ -29,6 +28,7 @@ from greenroom.core.validation import validated
 from greenroom.http_front.app import Front
 from tests.http.fake_link import FakeLink
 from tests.http.wire import WAY, Conversation, connected
+from tests.support.asking import ask
 from tests.support.systems import listens, wait_until
 
 DEADLINE_S = 30.0
@@ -146,6 +146,7 @@ class FrontProcess:
         self.state_dir = state_dir
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self.listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
         self.stderr_path = state_dir / "stderr"
         environ = {
             **os.environ,
@@ -177,32 +178,12 @@ class FrontProcess:
         except (ConnectionRefusedError, TimeoutError):
             return False
 
-    def open(self, timeout_s: float = DEADLINE_S) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
-
-    def ask(self, path: str, method: str = "GET", **options: Any) -> Answer:
-        connection = self.open()
-        try:
-            return self.ask_on(connection, path, method, **options)
-        finally:
-            connection.close()
-
-    @staticmethod
-    def ask_on(
-        connection: http.client.HTTPConnection, path: str, method: str = "GET", **options: Any
-    ) -> Answer:
-        connection.request(method, path, **options)
-        response = connection.getresponse()
-        return Answer(response.status, response.getheaders(), response.read())
+    def ask(self, path: str, method: str = "GET", body: Any = None, **head: str) -> Answer:
+        got = ask(f"{self.url}{path}", body, method, **head)
+        return Answer(got.status, got.headers.items(), got.body)
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_S)
-
-    def exchange(self, request: bytes) -> bytes:
-        """Send raw bytes and read until the front closes or has nothing more to say."""
-        with self.connect() as connection:
-            connection.sendall(request)
-            return read_to_end(connection)
 
     def workers(self) -> list[int]:
         return [child.pid for child in psutil.Process(self.process.pid).children()]
@@ -247,13 +228,6 @@ class FrontProcess:
         for pid in [*self.workers(), self.process.pid]:
             os.kill(pid, signal.SIGKILL)
         self.process.wait()
-
-
-def read_to_end(connection: socket.socket) -> bytes:
-    received = b""
-    while piece := connection.recv(65536):
-        received += piece
-    return received
 
 
 StartFront = Callable[..., FrontProcess]

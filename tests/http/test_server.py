@@ -14,6 +14,7 @@ import pytest
 
 from greenroom.core.errors import InvalidRequestError
 from greenroom.http_front.server import inherited_fd
+from tests.support.asking import connect
 from tests.support.programs import python
 
 DEADLINE_S = 30.0
@@ -44,8 +45,9 @@ def test_an_idle_front_ends_at_once_with_its_last_requests_logged_and_leaves_no_
 ):
     front = start_front()
     workers = front.workers()
-    used, unused = front.open(), front.connect()
-    assert front.ask_on(used, "/echo/last").status == 200
+    used, unused = connect(front.url), front.connect()
+    used.request("GET", "/echo/last")
+    assert used.getresponse().status == 200
     signalled_at = time.monotonic()
     front.signal(number)
     front.process.wait(DEADLINE_S)
@@ -81,7 +83,7 @@ def test_a_stop_resets_no_connection_that_is_in_use(start_front, until):
     ends, counts = [], Counter()
 
     def post_on(number):
-        connection = front.open()
+        connection = connect(front.url)
         while True:
             try:
                 connection.request("POST", "/echo", b"once")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
+import socket
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
-from tests.support.systems import RunningSystem
+TIMEOUT_S = 30.0
 
 
 class Got(NamedTuple):
@@ -23,41 +23,56 @@ class Got(NamedTuple):
         return json.loads(self.body)
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        return None
+def connect(url: str) -> http.client.HTTPConnection:
+    """Return a connection to a URL's server."""
+    return http.client.HTTPConnection(urlsplit(url).netloc, timeout=TIMEOUT_S)
 
 
-_opener = urllib.request.build_opener(_NoRedirects)
+def answer(connection: http.client.HTTPConnection) -> Got:
+    """Read the answer to what was sent, and close the connection."""
+    with contextlib.closing(connection):
+        response = connection.getresponse()
+        return Got(response.status, response.headers, response.read())
 
 
-def ask(url: str, data: Any = None, method: str | None = None, **head: str) -> Got:
+def ask(
+    url: str,
+    data: Any = None,
+    method: str | None = None,
+    headers: Iterable[tuple[str, str]] = (),
+    **head: str,
+) -> Got:
     """Send a request; a dict goes as JSON, and underscores in names of headers are dashes."""
     if isinstance(data, dict):
         data, head["Content-Type"] = json.dumps(data).encode(), "application/json"
-    headers = {name.replace("_", "-"): value for name, value in head.items()}
-    request = urllib.request.Request(url, data=data, method=method, headers=headers)
-    try:
-        with _opener.open(request, timeout=60) as response:
-            return Got(response.status, response.headers, response.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            return Got(error.code, error.headers, error.read())
+    sent = http.client.HTTPMessage()  # which may have a name twice
+    for name, value in (*headers, *((n.replace("_", "-"), v) for n, v in head.items())):
+        sent[name] = value
+    connection = connect(url)
+    target = url.partition(urlsplit(url).netloc)[2] or "/"
+    connection.request(method or ("GET" if data is None else "POST"), target, data, sent)
+    return answer(connection)
+
+
+def exchange(port: int, sent: bytes) -> bytes:
+    """Send bytes on a connection of its own; return all that comes until it is closed."""
+    with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as connection:
+        connection.sendall(sent)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 Get = Callable[..., http.client.HTTPResponse]
 
 
 @contextlib.contextmanager
-def asking(running: RunningSystem, path: str) -> Iterator[Get]:
+def asking(url: str) -> Iterator[Get]:
     """Give what sends requests; its connections are closed at the end."""
     with contextlib.ExitStack() as opened:
 
         def ask(kind: str, count: int = 3, *, method: str = "GET", **headers: str) -> Any:
-            port = running.settings.http.port
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-            opened.callback(connection.close)
-            connection.request(method, f"{path}?kind={kind}&count={count}", headers=headers)
+            connection = opened.enter_context(contextlib.closing(connect(url)))
+            target = f"{urlsplit(url).path}?kind={kind}&count={count}"
+            connection.request(method, target, headers=headers)
             return connection.getresponse()
 
         yield ask

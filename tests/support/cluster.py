@@ -8,8 +8,6 @@ import os
 import signal
 import string
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +19,7 @@ from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import GreenroomError
 from greenroom.core.operations import GetStatus
 from tests.support import logs, switch, template
+from tests.support.asking import ask
 from tests.support.load import GetLoad, Tally
 from tests.support.namespaces import Host, forks, run_ip
 from tests.support.programs import cannot_run
@@ -36,17 +35,11 @@ def run_afresh(environ: dict[str, str], *args: str) -> subprocess.CompletedProce
     return template.afresh(*args, environ=environ)
 
 
-def get(path: str, token: str = "", timeout_s: float = 10.0) -> tuple[int, str]:
+def get(path: str, token: str = "") -> tuple[int, str]:
     """GET a path of the host's own front. Called on a host."""
-    headers = {"authorization": f"Bearer {token}"} if token else {}
-    try:
-        url = f"http://127.0.0.1:{HTTP_PORT}{path}"
-        request = urllib.request.Request(url, headers=headers)
-        with urllib.request.urlopen(request, timeout=timeout_s) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
+    headers = [("authorization", f"Bearer {token}")] if token else []
+    got = ask(f"http://127.0.0.1:{HTTP_PORT}{path}", headers=headers)
+    return got.status, got.body.decode()
 
 
 def listening() -> list[tuple[str, str]]:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from websockets.sync.client import connect
 
+from tests.support.asking import ask
+
 APP = """
 import asyncio
 import hashlib
@@ -68,11 +70,8 @@ _waiting: list[http.client.HTTPResponse] = []
 
 def read_parts(port: int, count: int) -> bool:
     """GET an answer in parts; tell whether it came whole."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
-    connection.request("GET", f"/parts?parts={count}")
-    answer = connection.getresponse().read()
-    connection.close()
-    return answer == b"".join(b"%d " % number * 1000 for number in range(count))
+    got = ask(f"http://127.0.0.1:{port}/parts?parts={count}")
+    return got.body == b"".join(b"%d " % number * 1000 for number in range(count))
 
 
 def begin_to_wait(port: int) -> None:
@@ -104,11 +103,8 @@ def seconds_until_broken() -> float:
 def upload(port: int, size: int) -> bool:
     """POST a body; tell whether it arrived as it was sent."""
     body = bytes(range(256)) * (size // 256)
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
-    connection.request("POST", "/upload", body)
-    answer = connection.getresponse().read()
-    connection.close()
-    return answer.decode() == hashlib.sha256(body).hexdigest()
+    got = ask(f"http://127.0.0.1:{port}/upload", body)
+    return got.body.decode() == hashlib.sha256(body).hexdigest()
 
 
 def talk(port: int, count: int) -> bool:

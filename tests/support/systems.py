@@ -11,10 +11,9 @@ import socket
 import subprocess
 import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from greenroom import serve
@@ -26,6 +25,7 @@ from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core.operations import GetStatus
 from greenroom.serve.admin import session
 from tests.support import logs, template
+from tests.support.asking import ask
 
 # The factor by which every deadline is longer than on a quiet machine. Beside two programs that
 # compute, everything takes two to three times as long.
@@ -155,17 +155,16 @@ class RunningSystem:
             if replica["state"] == "RUNNING"
         ]
 
-    def get(self, path: str = "/", **request: Any) -> tuple[int, bytes]:
+    def get(
+        self,
+        path: str = "/",
+        data: bytes | None = None,
+        method: str | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> tuple[int, bytes]:
         """GET (or with ``data`` POST) a path; returns status and body."""
-        try:
-            with urllib.request.urlopen(
-                urllib.request.Request(self.url + path, **request),
-                timeout=30,
-            ) as response:
-                return response.status, response.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read()
+        got = ask(self.url + path, data, method, headers.items())
+        return got.status, got.body
 
     @contextlib.contextmanager
     def as_default(self) -> Iterator[None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from greenroom.serve.exceptions import (
     UnknownNameError,
 )
 from greenroom.serve.handle import DeploymentHandle
+from tests.support.asking import answer, connect
 from tests.support.metrics import ongoing
 from tests.support.systems import RunningSystem, wait_until
 
@@ -144,29 +144,22 @@ def ask(running: RunningSystem, name: str) -> Ask:
     """Send a request; the answer is not waited for."""
 
     def send(do: str, mark: str = "", **headers: str) -> http.client.HTTPConnection:
-        connection = http.client.HTTPConnection("127.0.0.1", running.settings.http.port, timeout=20)
+        connection = connect(running.url)
         connection.request("GET", f"/{name}?do={do}&mark={mark}", headers=headers)
         return connection
 
     return send
 
 
-def answer(connection: http.client.HTTPConnection) -> tuple[int, bytes]:
-    response = connection.getresponse()
-    status, body = response.status, response.read()
-    connection.close()
-    return status, body
-
-
 @pytest.mark.usefixtures("chain")
 def test_the_request_id_and_the_deadline_travel_along(ask: Ask) -> None:
     headers = {"X-Request-ID": "abc", "X-Request-Timeout-Seconds": "7"}
-    status, body = answer(ask("timing", **headers))
-    assert status == 200
-    request_id, remaining_s = json.loads(body)
+    got = answer(ask("timing", **headers))
+    assert got.status == 200
+    request_id, remaining_s = got.json
     assert request_id == "abc"
     assert 1 < remaining_s < 7
-    assert json.loads(answer(ask("timing"))[1])[1] is None
+    assert answer(ask("timing")).json[1] is None
 
 
 @pytest.mark.slow

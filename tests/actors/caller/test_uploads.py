@@ -21,6 +21,7 @@ from greenroom import serve
 from greenroom.actors.caller.uploads import KEPT
 from greenroom.http_front.bodies import WHOLE
 from tests.actors.noting import DEADLINE_S, Noting
+from tests.support.asking import answer as answer_of, connect as connect_to
 from tests.support.systems import RunningSystem, running_system, wait_until
 
 LARGE = 5 * WHOLE
@@ -92,16 +93,8 @@ Connect = Callable[[], http.client.HTTPConnection]
 
 @pytest.fixture
 def connect(running: RunningSystem) -> Iterator[Connect]:
-    opened = []
-
-    def connect() -> http.client.HTTPConnection:
-        port = running.settings.http.port
-        opened.append(http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S))
-        return opened[-1]
-
-    yield connect
-    for connection in opened:
-        connection.close()
+    with contextlib.ExitStack() as opened:
+        yield lambda: opened.enter_context(contextlib.closing(connect_to(running.url)))
 
 
 @pytest.fixture(scope="module")
@@ -116,15 +109,9 @@ def own_path(name: str, deployed: Callable[..., Any], tmp_path: Path) -> str:
     return f"/{name}"
 
 
-def connection_to(system: RunningSystem) -> http.client.HTTPConnection:
-    return http.client.HTTPConnection("127.0.0.1", system.settings.http.port, timeout=DEADLINE_S)
-
-
 def answer(connection: http.client.HTTPConnection) -> tuple[int, bytes]:
-    """Return status and body; the connection is closed."""
-    with contextlib.closing(connection):
-        response = connection.getresponse()
-        return response.status, response.read()
+    got = answer_of(connection)
+    return got.status, got.body
 
 
 def begin(
@@ -281,7 +268,7 @@ def test_there_may_be_no_limit_and_memory_stays_as_it_was(tmp_path: Path) -> Non
             for role, pid in own.pids()
             if role in {"proxy", "http worker"} or role.startswith("replica")
         ]
-        connection = connection_to(own)
+        connection = connect_to(own.url)
         connection.request("POST", "/parts", b"warm" * WHOLE)
         assert answer(connection)[0] == 200
         before = [process.memory_info().rss for process in processes]
@@ -348,7 +335,7 @@ def test_what_cannot_be_sent_again_or_may_not_run_again_is_503(
 def test_an_upload_outlives_the_proxy(tmp_path: Path, noted: Callable[..., Any]) -> None:
     with running_system(tmp_path / "state") as own:
         own.deploy(Taker.bind(str(tmp_path)))
-        connection = connection_to(own)
+        connection = connect_to(own.url)
         body = begin(connection, "POST", "/stuck", LARGE)
         body.sendall(b"x" * BEGUN)
         noted("began")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from starlette.responses import StreamingResponse
 from greenroom import serve
 from greenroom.serve.admin import applications
 from tests.actors.conftest import deploy
+from tests.support.asking import exchange
 from tests.support.systems import RunningSystem
 
 EVIL = "1\r\nx-evil: 1"
@@ -122,17 +122,11 @@ def raw(running: RunningSystem) -> Iterator[Raw]:
     deploy(running, wrong_app.bind(), NAMES[1], f"/{NAMES[1]}")
 
     def ask(name: str, kind: str, method: str = "GET") -> bytes:
-        received = b""
-        address = ("127.0.0.1", running.settings.http.port)
-        with socket.create_connection(address, timeout=20) as connection:
-            head = f"{method} /{name}/{kind} HTTP/1.1\r\nHost: x\r\n"
-            wanted = f"{head}X-Request-ID: the-id\r\n\r\n"
-            following = f"{head}Connection: close\r\n\r\n".replace(kind, "well")
-            # At once: what came after the connection was cut would have it reset, and nothing read.
-            connection.sendall(f"{wanted}{following}".encode())
-            while piece := connection.recv(65536):
-                received += piece
-        return received
+        head = f"{method} /{name}/{kind} HTTP/1.1\r\nHost: x\r\n"
+        wanted = f"{head}X-Request-ID: the-id\r\n\r\n"
+        following = f"{head}Connection: close\r\n\r\n".replace(kind, "well")
+        # At once: what came after the connection was cut would have it reset, and nothing read.
+        return exchange(running.settings.http.port, f"{wanted}{following}".encode())
 
     yield ask
     for name in NAMES:

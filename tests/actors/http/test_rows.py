@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from fastapi import Depends, FastAPI, Header, HTTPException
 
 from greenroom import serve
 from tests.actors.conftest import deploy
+from tests.support.asking import Got, ask
 from tests.support.systems import RunningSystem, running_system, wait_until
 
 
@@ -69,43 +68,15 @@ class Dict(dict):  # type: ignore[type-arg]
         return "the size"
 
 
-class Reply(NamedTuple):
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-
 class Wire:
-    """Sends bytes to a system and reads replies."""
+    """Sends requests to a system, with any headers."""
 
     def __init__(self, system: RunningSystem) -> None:
         self.system = system
 
-    def open(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.system.settings.http.port), timeout=20)
-
-    def send(self, target: str, *headers: str, method: str = "GET", body: bytes = b"") -> bytes:
-        lines = [f"{method} {target} HTTP/1.1", "Host: x", "Connection: close", *headers]
-        if body:
-            lines.append(f"Content-Length: {len(body)}")
-        return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
-
-    def ask(self, target: str, *headers: str, method: str = "GET", body: bytes = b"") -> Reply:
-        with self.open() as connection:
-            connection.sendall(self.send(target, *headers, method=method, body=body))
-            return read(connection)
-
-
-def read(connection: socket.socket) -> Reply:
-    received = b""
-    while piece := connection.recv(65536):
-        received += piece
-    head, _, body = received.partition(b"\r\n\r\n")
-    first, *lines = head.decode("latin-1").split("\r\n")
-    found = re.fullmatch(r"HTTP/1\.1 (\d{3}) ?.*", first)
-    assert found, first
-    headers = dict(line.split(": ", 1) for line in lines)
-    return Reply(int(found[1]), {name.lower(): value for name, value in headers.items()}, body)
+    def ask(self, target: str, *headers: str, method: str = "GET", body: bytes = b"") -> Got:
+        pairs = [(name, value) for name, _, value in (each.partition(": ") for each in headers)]
+        return ask(f"{self.system.url}{target}", body or None, method, pairs)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ import pytest
 
 from greenroom import serve
 from greenroom.serve.exceptions import BackPressureError
+from tests.support.asking import ask
 from tests.support.systems import RunningSystem, wait_until
 
 NAP_S = 0.05
@@ -54,18 +54,6 @@ def served(folder: Path, endpoint: str) -> int:
     return sum(path.name.startswith(f"{endpoint} ") for path in folder.iterdir())
 
 
-def asked(
-    running: RunningSystem, route: str, **headers: str
-) -> tuple[int, http.client.HTTPMessage]:
-    """Return status and headers of the answer over HTTP."""
-    connection = http.client.HTTPConnection("127.0.0.1", running.settings.http.port, timeout=20)
-    connection.request("GET", f"/{route}", headers=headers)
-    response = connection.getresponse()
-    response.read()
-    connection.close()
-    return response.status, response.headers
-
-
 @pytest.mark.slow
 def test_who_is_turned_away_hears_when_what_waits_will_be_gone(
     running: RunningSystem,
@@ -95,7 +83,7 @@ def test_who_is_turned_away_hears_when_what_waits_will_be_gone(
     retry_after_s = raised.value.retry_after_s
     assert retry_after_s is not None
     assert 40 * NAP_S < retry_after_s < 60
-    status, headers = asked(running, name)
+    status, headers, _ = ask(f"{running.url}/{name}")
     assert status == 503
     assert int(headers["Retry-After"]) >= math.ceil(retry_after_s), "it stands still meanwhile"
     (tmp_path / "stop").unlink()
@@ -114,7 +102,7 @@ def test_a_query_past_its_time_never_reaches_user_code_that_blocks_its_loop(
     first = client.get_handle(name).remote()
     wait_until(lambda: served(tmp_path, name) == 1, 10, "the first one runs, and stays")
     other = f"{name}-other"
-    assert asked(running, other, **{"X-Request-Timeout-Seconds": "0.2"})[0] == 408
+    assert ask(f"{running.url}/{other}", X_Request_Timeout_Seconds="0.2").status == 408
     last = client.get_handle(other).remote()
     (tmp_path / "block").unlink()
     assert first.result(timeout_s=20) == last.result(timeout_s=20) == "rested"

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -150,9 +149,9 @@ def outcomes(text: str) -> dict[str, int]:
 
 
 def ask(system: RunningSystem, prompt: str) -> int:
-    body = f'{{"prompt": "{prompt}"}}'.encode()
-    with urllib.request.urlopen(system.url + "/", data=body, timeout=60) as answer:
-        return int(answer.read())
+    status, body = system.get(data=f'{{"prompt": "{prompt}"}}'.encode())
+    assert status == 200, body
+    return int(body)
 
 
 def until(system: RunningSystem, outcome: str, send: Callable[[], Any]) -> None:

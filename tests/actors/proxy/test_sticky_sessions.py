@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import urllib.request
 from typing import Any
 
 import pytest
 
 from greenroom import serve
+from tests.support.asking import ask as ask_url
 from tests.support.systems import RunningSystem, wait_until
 
 
@@ -21,9 +21,8 @@ class Pids:
 
 def ask(system: RunningSystem, **headers: str) -> tuple[int, str | None]:
     """Return the pid that answers, and the cookie that it sets."""
-    request = urllib.request.Request(system.url + "/", headers=headers)
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        return int(answer.read()), answer.headers["Set-Cookie"]
+    answer = ask_url(f"{system.url}/", headers=headers.items())
+    return int(answer.body), answer.headers["Set-Cookie"]
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import shlex
@@ -24,6 +23,7 @@ from websockets.sync.client import connect
 from greenroom import serve
 from greenroom.core.errors import DeployFailedError, InvalidRequestError
 from greenroom.serve.engines.engine import Engine, metrics_in
+from tests.support.asking import Got, ask as ask_url
 from tests.support.engine import COMMAND
 from tests.support.metrics import ongoing
 from tests.support.systems import RunningSystem, alive, wait_until
@@ -111,49 +111,39 @@ def socket_to(system: RunningSystem) -> socket.socket:
     return socket.create_connection(("127.0.0.1", system.settings.http.port), timeout=30)
 
 
-def ask(
-    system: RunningSystem, method: str, path: str, body: Any = None, **headers: str
-) -> tuple[http.client.HTTPResponse, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", system.settings.http.port, timeout=30)
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    connection.request(method, f"{ROUTE}{path}", body, named)
-    response = connection.getresponse()
-    content = response.read()
-    connection.close()
-    return response, content
+def ask(system: RunningSystem, method: str, path: str, body: Any = None, **headers: str) -> Got:
+    return ask_url(f"{system.url}{ROUTE}{path}", body, method, **headers)
 
 
 # --- Requests -------------------------------------------------------------------------------------
 
 
 def test_a_request_and_its_answer_pass_as_they_are(engine: RunningSystem) -> None:
-    answer, body = ask(
-        engine, "POST", "/echo?a=%2F&b", b"\0body", x_said="this", host="shop.example"
-    )
-    assert (answer.status, body) == (200, b"\0body")
+    answer = ask(engine, "POST", "/echo?a=%2F&b", b"\0body", x_said="this", host="shop.example")
+    assert (answer.status, answer.body) == (200, b"\0body")
     assert answer.headers["x-target"] == "/echo?a=%2F&b"  # below the application's route
     assert answer.headers["x-said"] == "this"
     assert answer.headers["x-host"] == "shop.example"
     assert answer.headers["x-length"] == "5"
     assert answer.headers["content-length"] == "5"
-    answer, body = ask(engine, "HEAD", "/echo")
-    assert (answer.status, body, answer.headers["x-target"]) == (200, b"", "/echo?")
+    answer = ask(engine, "HEAD", "/echo")
+    assert (answer.status, answer.body, answer.headers["x-target"]) == (200, b"", "/echo?")
     assert engine.get(f"{ROUTE.replace('e', '%65')}/echo?x=%20")[0] == 200, "the same route"
 
 
 @pytest.mark.parametrize("status", [201, 404, 422, 500, 503])
 def test_an_engines_status_is_the_clients(engine: RunningSystem, status: int) -> None:
-    answer, body = ask(engine, "POST", f"/echo?status={status}", b"why")
-    assert (answer.status, body) == (status, b"why")
+    answer = ask(engine, "POST", f"/echo?status={status}", b"why")
+    assert (answer.status, answer.body) == (status, b"why")
 
 
 def test_bodies_pass_in_parts_with_and_without_a_length(engine: RunningSystem) -> None:
     sent = os.urandom(3_000_000)
-    answer, body = ask(engine, "POST", "/echo", sent)
-    assert (answer.status, answer.headers["x-length"], body == sent) == (200, "3000000", True)
+    status, headers, body = ask(engine, "POST", "/echo", sent)
+    assert (status, headers["x-length"], body == sent) == (200, "3000000", True)
     parts = [sent[at : at + 100_000] for at in range(0, len(sent), 100_000)]
-    answer, body = ask(engine, "POST", "/echo", iter(parts))
-    assert (answer.status, body == sent) == (200, True)
+    answer = ask(engine, "POST", "/echo", iter(parts))
+    assert (answer.status, answer.body == sent) == (200, True)
 
 
 def test_an_upload_that_breaks_off_leaves_nothing_under_way(engine: RunningSystem) -> None:

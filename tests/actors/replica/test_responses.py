@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ from starlette.responses import (
 )
 
 from greenroom import serve
+from tests.support.asking import Got, ask as ask_url
 from tests.support.systems import RunningSystem, wait_until
 
 
@@ -84,23 +84,13 @@ class Answers:
         yield from (b"a", bytearray(b"b"), memoryview(b"c"))
 
 
-Ask = Callable[..., http.client.HTTPResponse]
+Ask = Callable[..., Got]
 
 
 @pytest.fixture(scope="module")
-def ask(running: RunningSystem, deployed_once: Callable[..., str]) -> Iterator[Ask]:
-    """Return what asks on one kept connection; the body is in ``.content``."""
+def ask(running: RunningSystem, deployed_once: Callable[..., str]) -> Ask:
     route = deployed_once(serve.deployment(Answers).bind())
-    connection = http.client.HTTPConnection("127.0.0.1", running.settings.http.port, timeout=20)
-
-    def get(kind: str, method: str = "GET") -> Any:
-        connection.request(method, f"{route}/{kind}")
-        response: Any = connection.getresponse()
-        response.content = response.read()
-        return response
-
-    yield get
-    connection.close()
+    return lambda kind, method="GET": ask_url(f"{running.url}{route}/{kind}", None, method)
 
 
 TEXT, BYTES, JSON = "text/plain; charset=utf-8", "application/octet-stream", "application/json"
@@ -133,8 +123,8 @@ WITHOUT_BODY = {"content-type": None, "transfer-encoding": None}
 def test_each_kind_of_result_has_its_status_headers_and_bytes(
     ask: Ask, kind: str, status: int, headers: dict[str, str | None], content: bytes
 ) -> None:
-    got: Any = ask(kind)
-    assert (got.status, got.content) == (status, content)
+    got = ask(kind)
+    assert (got.status, got.body) == (status, content)
     assert {name: got.headers[name] for name in headers} == headers
 
 
@@ -147,9 +137,8 @@ def test_a_response_keeps_each_cookie(ask: Ask) -> None:
 
 @pytest.mark.parametrize("kind", ["text", "response", "parts", "events"])
 def test_head_has_the_headers_of_get_and_no_body(ask: Ask, kind: str) -> None:
-    whole: Any = ask(kind)
-    head: Any = ask(kind, "HEAD")
-    assert (head.status, head.content) == (whole.status, b"")
+    whole, head = ask(kind), ask(kind, "HEAD")
+    assert (head.status, head.body) == (whole.status, b"")
     names = ["content-type", "set-cookie"]
     if kind not in {"parts", "events"}:  # they have none
         names.append("content-length")
@@ -161,12 +150,8 @@ def test_served_by_header_names_the_replica_of_each_answer(
     running: RunningSystem, deployed: Callable[..., Any], name: str
 ) -> None:
     def served_by(kind: str) -> str | None:
-        connection = http.client.HTTPConnection("127.0.0.1", running.settings.http.port, timeout=20)
-        connection.request("GET", f"/{name}/{kind}")
-        response = connection.getresponse()
-        response.read()
-        connection.close()
-        return response.headers["X-Served-By"]
+        found: str | None = ask_url(f"{running.url}/{name}/{kind}").headers["X-Served-By"]
+        return found
 
     plain = serve.deployment(Answers)
     deployed(plain.bind())

@@ -6,7 +6,6 @@ import asyncio
 import http.client
 import os
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from starlette.background import BackgroundTask
 from starlette.responses import FileResponse, JSONResponse
 
 from greenroom import serve
-from tests.support.asking import Get, asking
+from tests.support.asking import Get, asking, exchange
 from tests.support.systems import RunningSystem, running_system, wait_until
 
 PART = 100_000
@@ -86,7 +85,7 @@ def get(
 ) -> Iterator[Get]:
     """Return what asks the deployment; the response's body is still to be read."""
     deployed(serve.deployment(max_ongoing_requests=4)(Parts).bind(str(tmp_path)))
-    with asking(running, f"/{name}") as ask:
+    with asking(f"{running.url}/{name}") as ask:
         yield ask
 
 
@@ -148,13 +147,8 @@ def test_clients_of_http_1_0_get_no_chunks_and_see_what_breaks_off(
     running: RunningSystem, name: str, get: Get
 ) -> None:
     def ask(what: str) -> bytes:
-        received = b""
-        address = ("127.0.0.1", running.settings.http.port)
-        with socket.create_connection(address, timeout=20) as connection:
-            connection.sendall(f"GET /{name}?{what} HTTP/1.0\r\n\r\n".encode())
-            while piece := connection.recv(65536):
-                received += piece
-        return received
+        request = f"GET /{name}?{what} HTTP/1.0\r\n\r\n".encode()
+        return exchange(running.settings.http.port, request)
 
     head, _, body = ask("kind=stepwise").partition(b"\r\n\r\n")
     assert b"transfer-encoding" not in head
@@ -196,7 +190,7 @@ def own_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSyst
 @pytest.fixture
 def own_get(own_system: RunningSystem, tmp_path: Path) -> Iterator[Get]:
     own_system.deploy(serve.deployment(Parts).bind(str(tmp_path)))
-    with asking(own_system, "/") as ask:
+    with asking(f"{own_system.url}/") as ask:
         yield ask
 
 

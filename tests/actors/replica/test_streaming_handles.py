@@ -93,7 +93,7 @@ def source(passes: DeploymentHandle, running: RunningSystem, name: str) -> Deplo
 def test_a_slow_client_slows_the_generator_two_hops_away(
     running: RunningSystem, name: str, tmp_path: Path, kind: str
 ) -> None:
-    with asking(running, f"/{name}") as get:
+    with asking(f"{running.url}/{name}") as get:
         response = get(kind)
         assert response.read(len(PART)) == PART.encode()
         made = tmp_path / "made"
