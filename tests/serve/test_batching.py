@@ -18,6 +18,13 @@ from greenroom import serve
 from greenroom.core.errors import GreenroomError, InvalidRequestError
 from tests.support.virtual_time import VirtualTimeLoop, run
 
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> Any:
+    return "asyncio", {"loop_factory": VirtualTimeLoop}
+
 
 class Model:
     """Doubles numbers, and remembers what it was called with, and when."""
@@ -62,40 +69,29 @@ async def outcomes(*calls: Any) -> list[Any]:
 # --- What a batch is -----------------------------------------------------------------------------
 
 
-def test_a_full_batch_begins_at_once_and_the_rest_after_its_wait() -> None:
+async def test_a_full_batch_begins_at_once_and_the_rest_after_its_wait() -> None:
     model = Model()
-
-    async def main() -> list[Any]:
-        return await outcomes(*[model.threes(i) for i in range(5)])
-
-    assert run(main()) == [0, 2, 4, 6, 8]
+    assert await outcomes(*[model.threes(i) for i in range(5)]) == [0, 2, 4, 6, 8]
     assert model.batches == [[0, 1, 2], [3, 4]]
     assert model.begun_at == pytest.approx([0.0, 1.0])
 
 
-def test_the_bare_decorator_has_the_defaults_of_ray_serve() -> None:
+async def test_the_bare_decorator_has_the_defaults_of_ray_serve() -> None:
     model = Model()
-
-    async def main() -> None:
-        await outcomes(*[model.plain(i) for i in range(11)])
-
-    run(main())
+    await outcomes(*[model.plain(i) for i in range(11)])
     assert [len(batch) for batch in model.batches] == [10, 1]
     assert model.begun_at == pytest.approx([0.0, 0.01])
 
 
-def test_instances_never_share_a_batch() -> None:
+async def test_instances_never_share_a_batch() -> None:
     one, other = Model(), Model()
 
-    async def main() -> None:
-        await outcomes(one.plain(1), other.plain(2), one.plain(3), one.private(4), other.private(5))
-
-    run(main())
+    await outcomes(one.plain(1), other.plain(2), one.plain(3), one.private(4), other.private(5))
     assert one.batches == [[1, 3], [4]]
     assert other.batches == [[2], [5]]
 
 
-def test_a_subclass_that_overrides_a_batch_method_can_call_the_one_it_overrides() -> None:
+async def test_a_subclass_that_overrides_a_batch_method_can_call_the_one_it_overrides() -> None:
     class Child(Model):
         @serve.batch(max_batch_size=2)
         async def plain(self, items: list[Any]) -> list[Any]:
@@ -103,14 +99,10 @@ def test_a_subclass_that_overrides_a_batch_method_can_call_the_one_it_overrides(
             return await outcomes(*[parent(item + 1) for item in items])
 
     child = Child()
-
-    async def main() -> list[Any]:
-        return await outcomes(child.plain(1), child.plain(2), child.plain(3))
-
-    assert run(main()) == [4, 6, 8]
+    assert await outcomes(child.plain(1), child.plain(2), child.plain(3)) == [4, 6, 8]
 
 
-def test_each_parameter_becomes_a_list_by_position_or_name_and_with_its_default() -> None:
+async def test_each_parameter_becomes_a_list_by_position_or_name_and_with_its_default() -> None:
     seen = []
 
     @serve.batch(max_batch_size=3)
@@ -118,20 +110,13 @@ def test_each_parameter_becomes_a_list_by_position_or_name_and_with_its_default(
         seen.append((xs, ys, zs))
         return xs
 
-    async def main() -> list[Any]:
-        return await outcomes(function(1, 2), function(xs=3, zs="a"), function(4, ys=5))
-
-    assert run(main()) == [1, 3, 4]
+    assert await outcomes(function(1, 2), function(xs=3, zs="a"), function(4, ys=5)) == [1, 3, 4]
     assert seen == [([1, 3, 4], [2, 7, 5], ["z", "a", "z"])]
 
 
-def test_a_call_that_does_not_fit_the_parameters_fails_alone() -> None:
+async def test_a_call_that_does_not_fit_the_parameters_fails_alone() -> None:
     model = Model()
-
-    async def main() -> list[Any]:
-        return await outcomes(model.plain(1), model.plain(), model.plain(1, 2))
-
-    good, missing, too_many = run(main())
+    good, missing, too_many = await outcomes(model.plain(1), model.plain(), model.plain(1, 2))
     assert good == 2
     assert isinstance(missing, TypeError)
     assert isinstance(too_many, TypeError)
@@ -140,7 +125,7 @@ def test_a_call_that_does_not_fit_the_parameters_fails_alone() -> None:
 # --- Sizes --------------------------------------------------------------------------------------
 
 
-def test_a_size_function_limits_what_a_batch_holds() -> None:
+async def test_a_size_function_limits_what_a_batch_holds() -> None:
     seen: list[list[str]] = []
 
     def total(items: list[str]) -> int:
@@ -153,17 +138,14 @@ def test_a_size_function_limits_what_a_batch_holds() -> None:
         seen.append(items)
         return items
 
-    async def main() -> list[Any]:
-        return await outcomes(*map(function, ["aa", "bbb", "cc", "dddddd", "e", "fffffff"]))
-
-    *good, too_large = run(main())
+    *good, too_large = await outcomes(*map(function, ["aa", "bbb", "cc", "dddddd", "e", "fffffff"]))
     assert good == ["aa", "bbb", "cc", "dddddd", "e"]
     assert seen == [["aa", "bbb"], ["cc"], ["dddddd"], ["e"]]
     assert isinstance(too_large, InvalidRequestError)
     assert "an item of size 7 is larger than max_batch_size=6" in str(too_large)
 
 
-def test_an_item_that_the_size_function_cannot_take_fails_alone() -> None:
+async def test_an_item_that_the_size_function_cannot_take_fails_alone() -> None:
     def size(items: list[Any]) -> Any:
         return "many" if items == [3] else sum(len(item) for item in items if item != 3)
 
@@ -171,10 +153,9 @@ def test_an_item_that_the_size_function_cannot_take_fails_alone() -> None:
     async def function(items: list[Any]) -> list[Any]:
         return items
 
-    async def main() -> list[Any]:
-        return await outcomes(function("a"), function(2), function(3), function("b"))
-
-    first, no_len, no_number, last = run(main())
+    first, no_len, no_number, last = await outcomes(
+        function("a"), function(2), function(3), function("b")
+    )
     assert (first, last) == ("a", "b")
     assert isinstance(no_len, TypeError)
     assert "batch_size_fn returned 'many', which is no number" in str(no_number)
@@ -183,7 +164,7 @@ def test_an_item_that_the_size_function_cannot_take_fails_alone() -> None:
 # --- Failures -----------------------------------------------------------------------------------
 
 
-def test_a_returned_exception_fails_its_item_and_a_raised_one_all() -> None:
+async def test_a_returned_exception_fails_its_item_and_a_raised_one_all() -> None:
     class BadError(Exception):
         pass
 
@@ -193,18 +174,17 @@ def test_a_returned_exception_fails_its_item_and_a_raised_one_all() -> None:
             raise BadError("all")
         return [BadError("one") if item == "return" else item for item in items]
 
-    async def main() -> list[Any]:
-        some = await outcomes(function(1), function("return"), function(3))
-        return some + await outcomes(function(1), function("raise"), function(3))
-
-    one, bad, three, *rest = run(main())
+    some = await outcomes(function(1), function("return"), function(3))
+    one, bad, three, *rest = some + await outcomes(function(1), function("raise"), function(3))
     assert (one, str(bad), three) == (1, "one", 3)
     assert [str(each) for each in rest] == ["all"] * 3
     assert all(isinstance(each, BadError) for each in rest)
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
-def test_whatever_it_raises_ends_its_items_and_the_next_batch_runs(error: BaseException) -> None:
+async def test_whatever_it_raises_ends_its_items_and_the_next_batch_runs(
+    error: BaseException,
+) -> None:
     @serve.batch(max_batch_size=2)
     async def function(items: list[Any]) -> list[Any]:
         if "raise" in items:
@@ -217,15 +197,12 @@ def test_whatever_it_raises_ends_its_items_and_the_next_batch_runs(error: BaseEx
         except BaseException as raised:
             return type(raised).__name__
 
-    async def main() -> list[Any]:
-        return [
-            *await outcomes(guarded(1), guarded("raise")),
-            *await outcomes(guarded(1), guarded(2)),
-        ]
-
     cancelled = isinstance(error, asyncio.CancelledError)
     name = "GreenroomError" if cancelled else type(error).__name__
-    assert run(main()) == [name, name, 1, 2]
+    assert [
+        *await outcomes(guarded(1), guarded("raise")),
+        *await outcomes(guarded(1), guarded(2)),
+    ] == [name, name, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -239,29 +216,25 @@ def test_whatever_it_raises_ends_its_items_and_the_next_batch_runs(error: BaseEx
         ({1, 2}, "returned a set"),
     ],
 )
-def test_anything_but_one_result_per_item_is_an_error_for_all(returned: Any, message: str) -> None:
+async def test_anything_but_one_result_per_item_is_an_error_for_all(
+    returned: Any, message: str
+) -> None:
     @serve.batch(max_batch_size=2)
     async def function(items: list[Any]) -> Any:
         return returned
-
-    async def main() -> list[Any]:
-        return await outcomes(function(1), function(2))
 
     @serve.batch(max_batch_size=2)
     async def stream(items: list[Any]) -> Any:
         yield returned
 
-    async def stream_all() -> list[Any]:
-        return await outcomes(collected(stream(1)), collected(stream(2)))
-
-    for error in run(main()):
+    for error in await outcomes(function(1), function(2)):
         assert isinstance(error, GreenroomError)
         assert message in str(error)
-    for error in run(stream_all()):
+    for error in await outcomes(collected(stream(1)), collected(stream(2))):
         assert message.replace("returned", "yielded") in str(error)
 
 
-def test_a_shared_exception_does_not_collect_the_tracebacks_of_all_callers() -> None:
+async def test_a_shared_exception_does_not_collect_the_tracebacks_of_all_callers() -> None:
     @serve.batch(max_batch_size=20)
     async def function(items: list[Any]) -> Any:
         raise ValueError("bad")
@@ -277,10 +250,7 @@ def test_a_shared_exception_does_not_collect_the_tracebacks_of_all_callers() -> 
                 trace, length = trace.tb_next, length + 1
             lengths.append(length)
 
-    async def main() -> None:
-        await outcomes(*map(call, range(20)))
-
-    run(main())
+    await outcomes(*map(call, range(20)))
     assert len(lengths) == 20
     assert len(set(lengths)) == 1
 
@@ -288,41 +258,34 @@ def test_a_shared_exception_does_not_collect_the_tracebacks_of_all_callers() -> 
 # --- Cancelling ---------------------------------------------------------------------------------
 
 
-def test_a_cancelled_item_leaves_the_batch_before_it_begins() -> None:
+async def test_a_cancelled_item_leaves_the_batch_before_it_begins() -> None:
     model = Model()
-
-    async def main() -> list[Any]:
-        tasks = [asyncio.ensure_future(model.threes(i)) for i in range(2)]
-        await asyncio.sleep(0.5)
-        tasks[0].cancel()
-        await asyncio.sleep(0)
-        return await outcomes(*tasks, model.threes(2))
-
-    first, *others = run(main())
+    tasks = [asyncio.ensure_future(model.threes(i)) for i in range(2)]
+    await asyncio.sleep(0.5)
+    tasks[0].cancel()
+    await asyncio.sleep(0)
+    first, *others = await outcomes(*tasks, model.threes(2))
     assert isinstance(first, asyncio.CancelledError)
     assert others == [2, 4]
     assert model.batches == [[1, 2]]
     assert model.begun_at == pytest.approx([1.0])  # when the oldest that is left has waited enough
 
 
-def test_a_running_batch_goes_on_while_anybody_wants_it_and_is_cancelled_then() -> None:
+async def test_a_running_batch_goes_on_while_anybody_wants_it_and_is_cancelled_then() -> None:
     model = Model(takes_s=5.0)
 
-    async def main() -> float:
-        tasks = [asyncio.ensure_future(model.threes(i)) for i in range(3)]
-        await asyncio.sleep(1)
-        tasks[0].cancel()
-        tasks[1].cancel()
-        await asyncio.sleep(1)
-        assert model.running == 1
-        tasks[2].cancel()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert model.running == 0
-        await outcomes(*[model.threes(i) for i in range(3)])  # its place is free
-        return asyncio.get_running_loop().time()
-
-    assert run(main()) == pytest.approx(7.0)
+    tasks = [asyncio.ensure_future(model.threes(i)) for i in range(3)]
+    await asyncio.sleep(1)
+    tasks[0].cancel()
+    tasks[1].cancel()
+    await asyncio.sleep(1)
+    assert model.running == 1
+    tasks[2].cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert model.running == 0
+    await outcomes(*[model.threes(i) for i in range(3)])  # its place is free
+    assert asyncio.get_running_loop().time() == pytest.approx(7.0)
 
 
 # --- Streams ------------------------------------------------------------------------------------
@@ -350,17 +313,13 @@ async def collected(stream: Any) -> list[Any]:
     return [each async for each in stream]
 
 
-def test_a_streaming_batch_gives_each_item_its_own_stream() -> None:
+async def test_a_streaming_batch_gives_each_item_its_own_stream() -> None:
     counter = Counter()
-
-    async def main() -> list[Any]:
-        return await outcomes(*[collected(counter.count(n)) for n in (1, 3, 0)])
-
-    assert run(main()) == [[1], [1, 2, 3], []]
+    assert await outcomes(*[collected(counter.count(n)) for n in (1, 3, 0)]) == [[1], [1, 2, 3], []]
     assert (counter.steps, counter.closed) == (3, 1)
 
 
-def test_errors_in_a_stream_end_one_item_or_all() -> None:
+async def test_errors_in_a_stream_end_one_item_or_all() -> None:
     @serve.batch(max_batch_size=2)
     async def stream(items: list[Any]) -> Any:
         yield items
@@ -377,28 +336,24 @@ def test_errors_in_a_stream_end_one_item_or_all() -> None:
             found.append(repr(error))
         return found
 
-    async def main() -> list[Any]:
-        return await outcomes(until_error(1), until_error(2))
+    assert await outcomes(until_error(1), until_error(2)) == [
+        [1, "ValueError('mine')"],
+        [2, 2, 2, "KeyError('all')"],
+    ]
 
-    assert run(main()) == [[1, "ValueError('mine')"], [2, 2, 2, "KeyError('all')"]]
 
-
-def test_a_stream_that_nobody_reads_any_more_is_closed() -> None:
+async def test_a_stream_that_nobody_reads_any_more_is_closed() -> None:
     counter = Counter()
-
-    async def main() -> None:
-        async for _ in (stream := counter.count(1000)):
-            break
-        await stream.aclose()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert counter.closed == 1
-        assert await collected(counter.count(2)) == [1, 2]
-
-    run(main())
+    async for _ in (stream := counter.count(1000)):
+        break
+    await stream.aclose()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert counter.closed == 1
+    assert await collected(counter.count(2)) == [1, 2]
 
 
-def test_a_stream_waits_for_a_reader_that_is_far_behind() -> None:
+async def test_a_stream_waits_for_a_reader_that_is_far_behind() -> None:
     made = 0
 
     @serve.batch(max_batch_size=2)
@@ -407,16 +362,13 @@ def test_a_stream_waits_for_a_reader_that_is_far_behind() -> None:
         for made in range(1, 1001):
             yield [made for _ in items]
 
-    async def main() -> None:
-        slow, quick = stream(1), stream(2)
-        reading = asyncio.ensure_future(collected(quick))
-        assert await anext(slow) == 1
-        await asyncio.sleep(1)
-        assert made < 300
-        assert [each async for each in slow] == list(range(2, 1001))
-        assert len(await reading) == 1000
-
-    run(main())
+    slow, quick = stream(1), stream(2)
+    reading = asyncio.ensure_future(collected(quick))
+    assert await anext(slow) == 1
+    await asyncio.sleep(1)
+    assert made < 300
+    assert [each async for each in slow] == list(range(2, 1001))
+    assert len(await reading) == 1000
 
 
 # --- Limits that change, places where it runs ---------------------------------------------------
