@@ -272,8 +272,17 @@ def app_dir(tmp_path, monkeypatch):
 
 @pytest.fixture
 def invoke(system, app_dir, monkeypatch):
-    """Return what runs a command of this process, in the folder of applications."""
+    """Return what runs a command in this process, in the folder of applications.
+
+    It ends with the exit code ``code``.
+    """
     monkeypatch.chdir(app_dir)
     for module in (starting, deploying):
         monkeypatch.setattr(module, "interrupt_on_terminate", lambda: None)
-    return lambda *words, **how: CliRunner().invoke(main, words, **how)
+
+    def invoke(*words, code=0, **how):
+        result = CliRunner().invoke(main, words, **how)
+        assert result.exit_code == code, result.output
+        return result
+
+    return invoke

@@ -212,27 +212,22 @@ def test_a_deployments_own_options_count_where_none_are_given_and_it_can_be_look
 
 
 def test_the_command_line_begins_shows_and_ends_a_rollout(client, invoke):
-    def greenroom(*words, code=0):
-        result = invoke(*words)
-        assert result.exit_code == code, result.output
-        return result.stderr if code else result.stdout
-
     for tag in ("old", "new"):
         client.wait_for_goal(client.create_backend(tag, hello))
     client.create_endpoint("e", backend="old", route="/e")
-    greenroom("rollout", "e", "--to", "new", "--steps", "0.5,1", "--hold-s", "1000")
-    shown = invoke("status").stdout
+    invoke("rollout", "e", "--to", "new", "--steps", "0.5,1", "--hold-s", "1000")
+    shown = invoke("status", code=1).stdout
     assert "rollout of e to new: step 1 of 2, 50 %" in shown
     assert "of 100 needed to go back" in shown
     found = client.list_rollouts()["e"]
     assert found["rules"].keys() == {"error_rate_increase", "p95_latency_ratio"}
-    greenroom("rollout", "e", "--abort")
+    invoke("rollout", "e", "--abort")
     assert client.list_endpoints()["e"]["traffic"] == {"old": 1.0}
-    assert "no rollout of endpoint" in greenroom("rollout", "e", "--promote", code=1)
+    assert "no rollout of endpoint" in invoke("rollout", "e", "--promote", code=1).stderr
     for bad in (
         ["--to", "new", "--abort"],
         [],
         ["--to", "new", "--steps", "x"],
         ["--to", "new", "--abort-if", "p9=1"],
     ):
-        greenroom("rollout", "e", *bad, code=2)
+        invoke("rollout", "e", *bad, code=2)

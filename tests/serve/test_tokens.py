@@ -16,7 +16,6 @@ def invoke(running, invoke):
 
 def test_a_token_is_printed_once_and_the_controller_gets_its_hash(invoke, controller):
     made = invoke("create", "ci", "--role", "deployer", "--expires", "12h")
-    assert made.exit_code == 0, made.output
     token = made.stdout.strip()
     kept = controller.cluster.tokens["ci"]
     assert token.startswith("greenroom_")
@@ -29,7 +28,7 @@ def test_a_token_is_printed_once_and_the_controller_gets_its_hash(invoke, contro
     assert token not in listed
     (as_json,) = json.loads(invoke("list", "--json").output)
     assert (as_json["name"], as_json["role"]) == ("ci", "deployer")
-    assert invoke("revoke", "ci").exit_code == 0
+    invoke("revoke", "ci")
     assert invoke("list").output == "there are no tokens\n"
 
 
@@ -44,21 +43,15 @@ def test_two_tokens_differ_and_get_names_by_their_role(invoke, controller):
 
 @pytest.mark.parametrize("expires", ["", "30", "0d", "-1d", "1y", "99999d", "nan"])
 def test_a_bad_time_is_reported(invoke, controller, expires):
-    answer = invoke("create", "--role", "viewer", "--expires", expires)
-    assert answer.exit_code == 1
+    answer = invoke("create", "--role", "viewer", "--expires", expires, code=1)
     assert "expected hours, days or weeks, such as 12h, 30d or 8w" in answer.stderr
     assert not controller.cluster.tokens
 
 
 def test_a_role_that_there_is_not_is_a_usage_error(invoke):
-    answer = invoke("create", "--role", "root")
-    assert answer.exit_code == 2
-    assert "'viewer', 'deployer', 'admin'" in answer.stderr
+    assert "'viewer', 'deployer', 'admin'" in invoke("create", "--role", "root", code=2).stderr
 
 
 def test_revoking_what_is_not_there_is_reported(invoke):
-    answer = invoke("revoke", "ci")
-    assert (answer.exit_code, answer.stderr) == (
-        1,
-        "Error: no token is named 'ci'; there are: none\n",
-    )
+    refused = invoke("revoke", "ci", code=1).stderr
+    assert refused == "Error: no token is named 'ci'; there are: none\n"
