@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.support import logs, template
-from tests.support.namespaces import Host, run_ip, two_hosts
+from tests.support.cluster import cluster_of
+from tests.support.namespaces import Host, run_ip
 from tests.support.systems import wait_until
 
 pytestmark = pytest.mark.slow
@@ -87,8 +88,8 @@ class Pod:
 @pytest.fixture
 def pods(tmp_path: Path) -> Iterator[tuple[Pod, Pod]]:
     (tmp_path / "where.py").write_text(WHERE)
-    with two_hosts() as hosts:
-        made = Pod(hosts[0], tmp_path), Pod(hosts[1], tmp_path)
+    with cluster_of(2, tmp_path) as cluster:
+        made = Pod(cluster.hosts[0], tmp_path), Pod(cluster.hosts[1], tmp_path)
         try:
             yield made
         finally:

@@ -36,16 +36,3 @@ def another_user(program: str, *args: object) -> Iterator[subprocess.Popen[str]]
     finally:
         process.kill()
         process.communicate()
-
-
-def tried_by_another_user(program: str, *args: object) -> str:
-    """Run a program as user 65534 to its end; return what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", _BECOME + program, *map(str, args)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return done.stdout.strip()

@@ -5,7 +5,6 @@ Debian's packages chromium and chromium-driver have both programs; .ci/run insta
 
 from __future__ import annotations
 
-import base64
 import json
 import subprocess
 import time
@@ -92,9 +91,6 @@ class Browser:
 
     def wait_for(self, condition: Callable[[], Any], what: str) -> None:
         wait_until(condition, 10, what)
-
-    def screenshot(self) -> bytes:
-        return base64.b64decode(self._ask("GET", "/screenshot"))
 
     def errors(self) -> list[str]:
         """Return what the page's console has had since the last call, but for HTTP's statuses."""

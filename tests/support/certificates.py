@@ -19,23 +19,16 @@ class Certificate:
     key: Path
     ca: Path
 
-    def environ(self) -> dict[str, str]:
-        return {
-            "GREENROOM_TLS_CERT": str(self.certificate),
-            "GREENROOM_TLS_KEY": str(self.key),
-            "GREENROOM_TLS_CA": str(self.ca),
-        }
-
 
 def _openssl(*arguments: object) -> None:
     subprocess.run([needed("openssl"), *map(str, arguments)], check=True, capture_output=True)
 
 
-def certificate(folder: Path, name: str, authority: str = "ca") -> Certificate:
+def certificate(folder: Path, name: str) -> Certificate:
     """Make a certificate, and its authority at the first use."""
-    ca, ca_key = folder / f"{authority}.pem", folder / f"{authority}.key"
+    ca, ca_key = folder / "ca.pem", folder / "ca.key"
     if not ca.exists():
-        subject = ("-subj", f"/CN={authority}", "-days", 30)
+        subject = ("-subj", "/CN=ca", "-days", 30)
         _openssl("req", "-x509", *_KEY, *subject, "-keyout", ca_key, "-out", ca)
     request, key, made = (folder / f"{name}.{end}" for end in ("csr", "key", "pem"))
     _openssl("req", *_KEY, "-subj", f"/CN={name}", "-keyout", key, "-out", request)

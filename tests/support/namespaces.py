@@ -1,25 +1,22 @@
-"""Hosts on one machine: network namespaces with a cable between each two, and a process in each."""
+"""Hosts on one machine: network namespaces, and a process in each."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import multiprocessing
 import os
 import signal
 import subprocess
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from tests.support.programs import cannot_run
 from tests.support.template import enter_namespace
 
 CALL_TIMEOUT_S = 120.0
 # A host's process is a fork of one that has imported what tests call there: that takes a second.
 forks = multiprocessing.get_context("forkserver")
 forks.set_forkserver_preload(["tests.support.cluster"])
-_numbers = itertools.count(1)
 
 
 class Host:
@@ -82,10 +79,6 @@ class Host:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def cable(self, *, up: bool) -> None:
-        """Plug the cable in, or out: then not even a reset gets through."""
-        _run("ip", "-n", self.name, "link", "set", "cable", "up" if up else "down")
-
     def end(self) -> None:
         """End this process of the host, and no other."""
         self._process.kill()
@@ -120,36 +113,3 @@ def _run(*command: str) -> str:
 def run_ip(*args: str) -> None:
     """Run ``ip``."""
     _run("ip", *args)
-
-
-def make_hosts() -> tuple[Host, Host]:
-    """Return two hosts, 10.77.0.1 and 10.77.0.2; the caller deletes them."""
-    stem = f"greenroom-{os.getpid()}-{next(_numbers)}"
-    names = [f"{stem}{letter}" for letter in "ab"]
-    for name in names:
-        _run("ip", "netns", "add", name)
-    _run(
-        *("ip", "-n", names[0], "link", "add", "cable", "type", "veth"),
-        *("peer", "name", "cable", "netns", names[1]),
-    )
-    for number, name in enumerate(names, 1):
-        _run("ip", "-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", "cable")
-        for link in ("cable", "lo"):
-            _run("ip", "-n", name, "link", "set", link, "up")
-    one, other = (Host(name, f"10.77.0.{number}") for number, name in enumerate(names, 1))
-    return one, other
-
-
-@contextlib.contextmanager
-def two_hosts() -> Iterator[tuple[Host, Host]]:
-    """Make two hosts; skip where that cannot be done, but fail in CI."""
-    try:
-        hosts = make_hosts()
-    except (OSError, subprocess.CalledProcessError) as error:
-        why = getattr(error, "stderr", "") or error
-        cannot_run(f"network namespaces cannot be made here: {why}")
-    try:
-        yield hosts
-    finally:
-        for host in hosts:
-            host.delete()

@@ -19,7 +19,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-CLONE_NEWNET = 0x40000000  # setns(2)
+from tests.support.template import enter_namespace
+
 PACKET_OUTGOING = 4  # packet(7)
 ETH_P_ALL = 0x0003
 BROADCAST_BIT = 1
@@ -168,13 +169,6 @@ def _raw(interface: str) -> socket.socket:
     return sock
 
 
-def enter(namespace: str) -> None:
-    """Move this thread to a network namespace."""
-    with open(f"/run/netns/{namespace}") as file:
-        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), "setns")
-
-
 def send_plain_frames(interface: str) -> None:
     """Let the kernel send frames as on a wire; called in the interface's namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -186,7 +180,7 @@ def send_plain_frames(interface: str) -> None:
 
 def serve(pipe: Any, namespace: str, interfaces: list[str]) -> None:
     """Be the switch, in a process of its own."""
-    enter(namespace)
+    enter_namespace(namespace)
     switch = Switch(interfaces)
     pipe.send(None)
     switch.run(pipe)
