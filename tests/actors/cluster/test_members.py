@@ -2,235 +2,198 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 from thespian.actors import ActorAddress
+from thespian.system.messages.admin import PendingActor, PendingActorResponse
 
-from greenroom.actors.cluster import members
 from greenroom.actors.cluster.members import Members
 from greenroom.actors.messages import control as cm
 from greenroom.actors.runtime.processes import this_process
-from greenroom.actors.runtime.settings import HostSettings, read_settings
+from greenroom.actors.runtime.settings import read_settings
 from greenroom.actors.transport.addresses import ProcessAddress, own_release
 from greenroom.actors.transport.cluster_key import ensure_key
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.hosts import HostState
 from greenroom.core.cluster.key_rotation import KeyIds
 from greenroom.core.errors import ConflictError
-from greenroom.core.lifecycle.placement import Placement, anywhere
+from greenroom.core.lifecycle.placement import Placement
 from greenroom.core.lifecycle.state import KINDS
 from greenroom.core.operations import DrainHost
 from greenroom.core.records import BackendRecord, HostRecord, Release
-from tests.support.lone_loop import LoneLoop
-
-
-class FakePort:
-    """Keeps what is asked of other hosts' admins."""
-
-    def __init__(self, *_: Any) -> None:
-        self.asked: list[tuple[str, str]] = []
-        self.described: cm.EndDescribed | None = None
-
-    async def locate(self, _kind: str, name: str, gate: Any) -> Any:
-        self.asked.append((name, gate().addressDetails.text))
-        return "there"
-
-    async def ask(self, _host_process: Any, request: cm.DescribeEnd, _timeout_s: float) -> Any:
-        assert (request.replica, request.address) == ("t#1", "there")
-        return self.described
-
-    def detach(self) -> None:
-        """There is nothing to end."""
-
-
-def sent(loop: LoneLoop) -> list[tuple[str, Any]]:
-    return [(target.addressDetails.text, message) for target, message in loop.sent]
-
+from tests.support.lone_loop import LoneLoop, Sent
 
 SENDER = ActorAddress(ProcessAddress("10.0.0.2", 2001))
+ADDRESS = "10.0.0.2:1900"
 
 
-def report_of(host: str, address: str = "10.0.0.2:1900", **fields: Any) -> cm.HostReported:
-    return cm.HostReported(
-        **{
-            "host": host,
-            "process": this_process(),
-            "id": "1",
-            "address": address,
-            "capacity": {"num_cpus": 1.0},
-            "labels": {},
-            "replicas": (),
-            "report": {"name": host, "state": "RUNNING"},
-            "keys": KeyIds("a key"),
-            **fields,
-        }
-    )
+class Led:
+    """The members of a cluster that a host leads, and all that they act on."""
+
+    def __init__(
+        self, folder: Path, own: str = "a", *hosts: HostRecord, epoch: int = 0, **records: Any
+    ) -> None:
+        kept: dict[str, Any] = {kind: {} for kind in KINDS} | records
+        kept["host"] = {each.name: each for each in hosts}
+        placement = Placement()
+        placement.set_host(own, None)
+        self.cluster = Cluster(kept, 1, 100.0, placement, own_host=own)
+        self.settings = read_settings({}, state_dir=str(folder), host_name=own or "a")
+        ensure_key(self.settings.cluster_key)
+        self.loop = LoneLoop()
+        self.members = Members(
+            self.loop, self.cluster, self.settings, this_process(), lambda: None, epoch=epoch
+        )
+
+    def hear_of(self, name: str, address: str = ADDRESS, **fields: Any) -> None:
+        """Have a host report itself."""
+        known = {"id": name, "capacity": {"num_cpus": 1.0}, "labels": {}, "replicas": ()}
+        known |= {"report": {"name": name, "state": "RUNNING"}, "keys": KeyIds("a key")}
+        report = cm.HostReported(
+            host=name, address=address, process=this_process(), **{**known, **fields}
+        )
+        self.members.reported(report, SENDER)
+
+    def sent(self, kind: type) -> list[tuple[str, Any]]:
+        """Return the messages of a class that were sent, and where to."""
+        sent = [(to.addressDetails.text, message) for to, message in self.loop.sent]
+        return [each for each in sent if isinstance(each[1], kind)]
+
+    def asked(self, question: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop.asyncio.run_until_complete(question)
+
+    def is_back(self, name: str) -> None:
+        """Have a host that counts as lost beat for three seconds."""
+        for tenth in range(30):
+            self.cluster.hosts.beat(name, 201.0 + tenth / 10)
+            self.cluster.hosts.reconcile(201.0 + tenth / 10)
+
+    def hear_proxy(self, host: str) -> None:
+        proxy = (1, 1, "its proxy")
+        self.cluster.state.long_poll.listen("its proxy", proxy, 0, "there", host)
 
 
-def led_by(tmp_path: Path, own_host: str) -> tuple[Members, Cluster, LoneLoop, HostSettings]:
-    """Return the members of a cluster without any, and all that they act on."""
-    cluster = Cluster({kind: {} for kind in KINDS}, 1, 100.0, anywhere(), own_host=own_host)
-    settings = read_settings({}, state_dir=str(tmp_path), host_name="a")
-    ensure_key(settings.cluster_key)
-    loop = LoneLoop()
-    return Members(loop, cluster, settings, this_process(), lambda: None), cluster, loop, settings
+def host(name: str, address: str = ADDRESS) -> HostRecord:
+    return HostRecord(name=name, id=name, address=address, capacity={"num_cpus": 1.0}, labels={})
 
 
-@pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> FakePort:
-    made = FakePort()
-    monkeypatch.setattr(members, "Port", lambda *_, **__: made)
-    return made
+def test_a_replica_is_asked_for_at_its_own_host(tmp_path: Path) -> None:
+    led = Led(tmp_path, "a", host("b"))
+
+    def answer(sent: Sent) -> None:
+        asked = sent.message
+        located = PendingActorResponse(None, asked.instanceNum, asked.globalName, 0)
+        located.actualAddress = "there"
+        led.loop.arrive(located, sent.target)
+
+    led.loop.outside.takes = answer
+    assert led.asked(led.members.locate("t#1", "b")) == "there"
+    assert led.asked(led.members.locate("t#1", "gone")) is None
+    ((at, asked),) = led.sent(PendingActor)
+    assert (at, asked.globalName) == (ADDRESS, "replica t#1")
 
 
-def test_a_replica_is_asked_for_at_its_own_host(tmp_path: Path, port: FakePort) -> None:
-    records: dict[str, Any] = {kind: {} for kind in KINDS}
-    records["host"]["b"] = HostRecord(
-        name="b", id="1", address="10.0.0.2:1900", capacity={"num_cpus": 1.0}, labels={}
-    )
-    cluster = Cluster(records, 1, 100.0, Placement(), own_host="a")
-    settings = read_settings({}, state_dir=str(tmp_path))
-    loop = LoneLoop()
-    hosts = Members(loop, cluster, settings, this_process(), lambda: None)
-    assert asyncio.run(hosts.locate("t#1", "b")) == "there"
-    assert asyncio.run(hosts.locate("t#1", "gone")) is None
-    assert port.asked == [("replica t#1", "10.0.0.2:1900")]
+@pytest.mark.parametrize("cause", ["exit code 3", ""])
+def test_a_host_is_asked_how_a_process_ended_and_need_not_say(tmp_path: Path, cause: str) -> None:
+    led = Led(tmp_path)
 
+    def answer(sent: Sent) -> None:
+        asked = sent.message
+        if isinstance(asked, cm.DescribeEnd) and cause:
+            assert (asked.replica, asked.address) == ("t#1", "there")
+            led.loop.arrive(cm.EndDescribed(request_id=asked.request_id, cause=cause))
 
-@pytest.mark.parametrize("answer", [cm.EndDescribed(request_id="1", cause="exit code 3"), None])
-def test_a_host_is_asked_how_a_process_ended_and_need_not_say(
-    tmp_path: Path, port: FakePort, answer: cm.EndDescribed | None
-) -> None:
-    hosts, _, _, settings = led_by(tmp_path, "a")
-    port.described = answer
-    assert asyncio.run(hosts.cause_of_end("t#1", "there", "a")) == "", "it has not reported yet"
+    led.loop.outside.takes = answer
+    ask = lambda: led.asked(led.members.cause_of_end("t#1", "there", "a"))  # noqa: E731
+    assert ask() == "", "it has not reported yet"
     state = {"name": "a", "state": "RUNNING", "release": own_release()}
-    hosts.reported(report_of("a", settings.own_address, report=state), SENDER)
-    cause = asyncio.run(hosts.cause_of_end("t#1", "there", "a"))
-    assert cause == ("" if answer is None else "exit code 3")
-
-
-def reported(
-    tmp_path: Path, host: str, epoch: int, *, drain_s: Sequence[float] = (), **led: str
-) -> list[tuple[str, Any]]:
-    """Return what is sent, and where to, when a host reports a replica that is nobody's."""
-    records: dict[str, Any] = {kind: {} for kind in KINDS}
-    for number, each in enumerate(drain_s):
-        config = {"graceful_shutdown_timeout_s": each}
-        release = Release(code_hash="h", code_digest="d", config=config)
-        records["backend"][f"b{number}"] = BackendRecord(tag=f"b{number}", releases=(release,))
-    cluster = Cluster(records, 1, 100.0, Placement(), own_host="a")
-    settings = read_settings({}, state_dir=str(tmp_path), host_name="a").model_copy(update=led)
-    ensure_key(settings.cluster_key)
-    loop = LoneLoop()
-    members = Members(loop, cluster, settings, this_process(), lambda: None, epoch=epoch)
-    address = settings.own_address if host == "a" else "10.0.0.2:1900"
-    replicas = (("t#1", "10.0.0.2:2000"),)
-    members.reported(report_of(host, address, replicas=replicas, report={}), SENDER)
-    members.close()
-    return sent(loop)
+    led.hear_of("a", led.settings.own_address, report=state)
+    assert ask() == cause
 
 
 def test_a_host_that_is_forgotten_is_forgotten_everywhere(tmp_path: Path) -> None:
-    hosts, cluster, loop, settings = led_by(tmp_path, "")
+    led = Led(tmp_path, "")
     state = {"name": "b", "state": "RUNNING", "host_pid": 7}
-    report = report_of("b", report=state, may_lead=True)
-    hosts.reported(report, SENDER)
-    assert hosts.addresses() == (settings.own_address, "10.0.0.2:1900")
-    assert len(loop.watched()) == 1
-    cluster.hosts.forget("b", 100.0)
-    assert loop.watched() == []
-    assert hosts.shown() == []
-    hosts.reported(replace(report, host="c", address="10.0.0.3:1900", id="2"), SENDER)
-    (*_, found) = [each for _, each in loop.sent if isinstance(each, cm.HostAnswered)]
-    assert found.hosts == (settings.own_address, "10.0.0.3:1900")
-    hosts.close()
+    led.hear_of("b", report=state, may_lead=True)
+    assert led.members.addresses() == (led.settings.own_address, ADDRESS)
+    assert len(led.loop.watched()) == 1
+    led.cluster.hosts.forget("b", 100.0)
+    assert led.loop.watched() == []
+    assert led.members.shown() == []
+    led.hear_of("c", "10.0.0.3:1900", report=state, may_lead=True)
+    (*_, (_, found)) = led.sent(cm.HostAnswered)
+    assert found.hosts == (led.settings.own_address, "10.0.0.3:1900")
 
 
 @pytest.mark.parametrize("is_stopping", [True, False])
 def test_what_a_host_that_stops_asks_for_is_not_kept_and_what_others_ask_for_is(
     tmp_path: Path, is_stopping: bool
 ) -> None:
-    members, cluster, _, _ = led_by(tmp_path, "")
+    led = Led(tmp_path, "")
     state = {"state": "DRAINING" if is_stopping else "RUNNING", "host_pid": 7}
-    members.reported(report_of("b", report=state), SENDER)
+    led.hear_of("b", report=state)
     asked = DrainHost(host="b")
-    members.drain(asked)
-    assert cluster.hosts.records["b"].draining is not is_stopping
-    assert cluster.hosts.state("b") is HostState.DRAINING
-    assert members.is_drained(asked)
+    led.members.drain(asked)
+    assert led.cluster.hosts.records["b"].draining is not is_stopping
+    assert led.cluster.hosts.state("b") is HostState.DRAINING
+    assert led.members.is_drained(asked)
     if not is_stopping:
-        cluster.hosts.undrain("b")
+        led.cluster.hosts.undrain("b")
         with pytest.raises(ConflictError, match="host 'b' was told meanwhile to take replicas"):
-            members.is_drained(asked)
-    members.close()
+            led.members.is_drained(asked)
 
 
 def test_a_host_that_was_lost_is_shown_as_running_once_its_proxy_has_called_too(
     tmp_path: Path,
 ) -> None:
-    members, cluster, _, _ = led_by(tmp_path, "a")
+    led = Led(tmp_path)
 
     def report_itself() -> str:
-        members.reported(report_of("b"), SENDER)
-        (shown,) = members.shown()
+        led.hear_of("b")
+        (shown,) = led.members.shown()
         return str(shown["state"])
 
     assert report_itself() == "EXPECTED"
-    cluster.state.long_poll.listen("its proxy", (1, 1, "its proxy"), 0, "there", "b")
+    led.hear_proxy("b")
     assert report_itself() == "RUNNING"
-    cluster.hosts.gone("b", 200.0)
+    led.cluster.hosts.gone("b", 200.0)
     assert report_itself() == "LOST"
-    for tenth in range(30):
-        cluster.hosts.beat("b", 201.0 + tenth / 10)
-        cluster.hosts.reconcile(201.0 + tenth / 10)
+    led.is_back("b")
     assert report_itself() == "EXPECTED"
-    cluster.state.long_poll.listen("its proxy", (1, 1, "its proxy"), 0, "there", "b")
+    led.hear_proxy("b")
     assert report_itself() == "RUNNING"
-    members.close()
 
 
 def test_a_host_whose_proxy_is_heard_before_its_report_has_a_state_too(tmp_path: Path) -> None:
-    records: dict[str, Any] = {kind: {} for kind in KINDS}
-    records["host"]["b"] = HostRecord(
-        name="b", id="1", address="10.0.0.2:1900", capacity={"num_cpus": 1.0}, labels={}
-    )
-    cluster = Cluster(records, 1, 100.0, Placement(), own_host="a")
-    settings = read_settings({}, state_dir=str(tmp_path))
-    members = Members(LoneLoop(), cluster, settings, this_process(), lambda: None)
-    cluster.hosts.gone("b", 200.0)  # it was cut off when this controller began, and is back
-    for tenth in range(30):
-        cluster.hosts.beat("b", 201.0 + tenth / 10)
-        cluster.hosts.reconcile(201.0 + tenth / 10)
-    cluster.state.long_poll.listen("its proxy", (1, 1, "its proxy"), 0, "there", "b")
-    assert cluster.hosts.state("b") is HostState.RUNNING
-    assert [each["state"] for each in members.shown()] == ["EXPECTED"]
-    members.close()
-
-
-def stopped(tmp_path: Path, host: str, epoch: int) -> list[str]:
-    """Return where a replica that is nobody's is told to go, as its host reports it."""
-    sent = reported(tmp_path, host, epoch)
-    return [at for at, message in sent if isinstance(message, cm.StopReplica)]
+    led = Led(tmp_path, "a", host("b"))
+    led.cluster.hosts.gone("b", 200.0)  # it was cut off when this controller began, and is back
+    led.is_back("b")
+    led.hear_proxy("b")
+    assert led.cluster.hosts.state("b") is HostState.RUNNING
+    assert [each["state"] for each in led.members.shown()] == ["EXPECTED"]
 
 
 def test_a_host_that_may_not_lead_hears_of_those_that_may(tmp_path: Path) -> None:
-    sent = reported(tmp_path, "c", 1)
-    (found,) = [message for _, message in sent if isinstance(message, cm.HostAnswered)]
+    led = Led(tmp_path, epoch=1)
+    led.hear_of("c")
+    ((_, found),) = led.sent(cm.HostAnswered)
     assert found.hosts == ("127.0.0.1:1900",)
 
 
+@pytest.mark.parametrize(
+    ("name", "epoch", "is_stopped"),
+    [("b", 0, True), ("a", 2, True), ("a", 0, False)],  # nobody else has led, and lost it
+)
 def test_replicas_that_are_nobodys_go_also_on_the_host_of_who_leads_after_another(
-    tmp_path: Path,
+    tmp_path: Path, name: str, epoch: int, is_stopped: bool
 ) -> None:
-    assert stopped(tmp_path, "b", epoch=0) == ["10.0.0.2:2000"]
-    assert stopped(tmp_path, "a", epoch=2) == ["10.0.0.2:2000"]
-    assert stopped(tmp_path, "a", epoch=0) == []  # nobody else has led, and lost it
+    led = Led(tmp_path, epoch=epoch)
+    address = led.settings.own_address if name == "a" else ADDRESS
+    led.hear_of(name, address, replicas=(("t#1", "10.0.0.2:2000"),), report={})
+    assert [at for at, _ in led.sent(cm.StopReplica)] == ["10.0.0.2:2000"] * is_stopped
 
 
 @pytest.mark.parametrize("has_heard", [True, False])
@@ -238,30 +201,26 @@ def test_replicas_that_are_nobodys_go_also_on_the_host_of_who_leads_after_anothe
 def test_a_leader_that_hears_no_other_any_more_gives_way_to_the_next_by_name(
     tmp_path: Path, own: str, heir: str, has_heard: bool
 ) -> None:
-    records: dict[str, Any] = {kind: {} for kind in KINDS}
-    records["host"] = {
-        name: HostRecord(name=name, id=name, address=f"{name}:1900", capacity={}, labels={})
-        for name in "abc"
-    }
-    placement = Placement()
-    placement.set_host(own, None)
-    cluster = Cluster(records, 1, 100.0, placement, own_host=own)
-    settings = read_settings({}, state_dir=str(tmp_path), host_name=own)
-    hosts = Members(LoneLoop(), cluster, settings, this_process(), lambda: None)
-    assert hosts.away() == "", "they may be heard yet"
+    led = Led(tmp_path, own, *(host(name, f"{name}:1900") for name in "abc"))
+    away, hosts = led.members.away, led.cluster.hosts
+    assert away() == "", "they may be heard yet"
     first, second = sorted({*"abc"} - {own})
     if has_heard:
-        cluster.hosts.reported(records["host"][first], (), 100.0, "process")
-        assert hosts.away() == ""
-    cluster.hosts.gone(first, 101.0)
-    assert hosts.away() == "", "the other may be heard yet"
-    cluster.hosts.gone(second, 101.0)
-    assert hosts.away() == (heir if has_heard else ""), "those never heard may be dead"
-    hosts.close()
+        hosts.reported(host(first, f"{first}:1900"), (), 100.0, "process")
+        assert away() == ""
+    hosts.gone(first, 101.0)
+    assert away() == "", "the other may be heard yet"
+    hosts.gone(second, 101.0)
+    assert away() == (heir if has_heard else ""), "those never heard may be dead"
 
 
-def test_a_host_gets_the_longest_time_that_any_deployment_has_to_finish(tmp_path: Path) -> None:
-    sent = reported(tmp_path, "c", 1)
-    assert [m.drain_s for _, m in sent if isinstance(m, cm.HostAnswered)] == [20.0]
-    sent = reported(tmp_path, "c", 1, drain_s=(20.0, 90.0, 5.0))
-    assert [m.drain_s for _, m in sent if isinstance(m, cm.HostAnswered)] == [90.0]
+@pytest.mark.parametrize(("drain_s", "longest_s"), [((), 20.0), ((20.0, 90.0, 5.0), 90.0)])
+def test_a_host_gets_the_longest_time_that_any_deployment_has_to_finish(
+    tmp_path: Path, drain_s: tuple[float, ...], longest_s: float
+) -> None:
+    configs = [{"graceful_shutdown_timeout_s": each} for each in drain_s]
+    releases = [Release(code_hash="h", code_digest="d", config=config) for config in configs]
+    records = [BackendRecord(tag=f"b{n}", releases=(each,)) for n, each in enumerate(releases)]
+    led = Led(tmp_path, epoch=1, backend={each.tag: each for each in records})
+    led.hear_of("c", report={})
+    assert [message.drain_s for _, message in led.sent(cm.HostAnswered)] == [longest_s]
