@@ -28,22 +28,6 @@ def leader(tmp_path: Path, name: str, bind: str, port: int, store: Path) -> Runn
     )
 
 
-def test_a_host_leads_and_the_next_one_finds_it_by_the_folder(tmp_path: Path) -> None:
-    port, store = free_port(), tmp_path / "store of all"
-    store.mkdir()
-    one = leader(tmp_path, "one", ONE, port, store)
-    two = leader(tmp_path, "two", TWO, port, store)
-    one.start()
-    try:
-        two.start()
-        assert {host["name"] for host in two.status()["hosts"]} == {"one", "two"}
-        assert two.status()["controller"]["host"] == "one"
-    finally:
-        two.stop()
-        one.stop()
-    assert {path.name for path in store.iterdir()} == {"store"}, "each has its own logs"
-
-
 def test_a_host_does_not_begin_anew_in_a_folder_that_is_not_there_or_has_lost_its_state(
     tmp_path: Path,
 ) -> None:

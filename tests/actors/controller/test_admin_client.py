@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 
@@ -60,27 +59,3 @@ def test_a_backend_and_an_endpoint_serve_until_they_are_deleted(
     client.wait_for_goal(client.delete_backend(tag), 20)
     assert tag not in client.list_backends()
     assert not any(map(alive, pids))
-
-
-def test_waiting_for_a_goal_can_time_out_and_go_on(
-    client: serve.Client, name: str, tmp_path: Path
-) -> None:
-    class Slow:
-        def __init__(self, go: str) -> None:
-            while not Path(go).exists():
-                time.sleep(0.01)
-
-        def __call__(self) -> str:
-            return "up"
-
-    goal = client.create_backend(f"{name}:v1", Slow, str(tmp_path / "go"))
-    assert client.create_backend(f"{name}:v1", Slow, str(tmp_path / "go")) == goal
-    message = (
-        rf"goal {goal} \(.*{name}:v1.*0 of 1 replicas run.*\) was not reached within 0.2 s; it goes"
-    )
-    with pytest.raises(TimeoutError, match=message):
-        client.wait_for_goal(goal, 0.2)
-    (tmp_path / "go").touch()
-    client.wait_for_goal(goal, 20)
-    client.wait_for_goal(goal, 20)
-    client.wait_for_goal(client.delete_backend(f"{name}:v1"), 20)

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from greenroom import serve
 from greenroom.serve.exceptions import ReplicaUnavailableError
+from tests.support.metrics import scraped, scraped_text, total
 from tests.support.systems import RunningSystem, alive, wait_until
 
 
@@ -61,30 +62,24 @@ def test_a_forced_delete_kills_what_hangs(
 def test_requests_errors_latencies_and_load_are_counted_by_endpoint_and_backend(
     running: RunningSystem, client: serve.Client, tag: str, name: str, tmp_path: Path
 ) -> None:
-    def metrics() -> dict[str, float]:
-        label = f'endpoint="{name}",backend="{tag}"'
-        host = f',host="{running.settings.host_name}"'
-        lines = running.get("/-/metrics")[1].decode().splitlines()
-        found = [line.split() for line in lines if label in line]
-        return {line[0].replace(label, "").replace(host, ""): float(line[1]) for line in found}
+    def counted(metric: str, **labels: str) -> float:
+        labels |= {"endpoint": name, "backend": tag}
+        return total(scraped(running), f"greenroom_{metric}", **labels)
 
-    queued = "greenroom_queued_requests{}"
-    wait_until(lambda: metrics().get(queued) == 0, 10, "it is known before the first query")
+    known = f'greenroom_queued_requests{{endpoint="{name}",backend="{tag}"'
+    wait_until(lambda: known in scraped_text(running), 10, "it is known before the first query")
     for method in ("__call__", "__call__", "fail", "teapot", "nope"):
         running.get(f"/{name}", headers={"X-Serve-Call-Method": method})
-    expected = {"200": 2.0, "500": 1.0, "418": 1.0, "400": 1.0}
-    counts = {f'greenroom_requests_total{{,status="{s}"}}': n for s, n in expected.items()}
-    wait_until(lambda: counts.items() <= metrics().items(), 10, f"{counts}")
-    found = metrics()
-    assert found["greenroom_request_seconds_count{}"] == 5
-    assert 0 < found["greenroom_request_seconds_sum{}"] < 5
-    buckets = [n for key, n in found.items() if key.startswith("greenroom_request_seconds_bucket")]
-    assert buckets == sorted(buckets)
-    assert buckets[-1] == 5
+    for status, count in {"200": 2, "500": 1, "418": 1, "400": 1}.items():
+        is_so = lambda s=status, n=count: counted("requests_total", status=s) == n  # noqa: E731
+        wait_until(is_so, 10, f"{count} of {status}")
+    assert counted("request_seconds_count") == 5
+    assert 0 < counted("request_seconds_sum") < 5
+    assert counted("request_seconds_bucket", le="+Inf") == 5
     handle = client.get_handle(name)
     responses = [handle.hang.remote() for _ in range(3)]
-    load = {"greenroom_queued_requests{}": 2.0, "greenroom_ongoing_requests{}": 1.0}
-    wait_until(lambda: load.items() <= metrics().items(), 10, f"{load}")
+    load = lambda: (counted("queued_requests"), counted("ongoing_requests"))  # noqa: E731
+    wait_until(lambda: load() == (2, 1), 10, "two wait")
     for response in responses:
         response.cancel()
-    wait_until(lambda: metrics()[queued] == 0, 10, "an empty queue")
+    wait_until(lambda: counted("queued_requests") == 0, 10, "an empty queue")

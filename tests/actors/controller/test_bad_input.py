@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import resource
-import secrets
 import socket
 import stat
 import subprocess
@@ -18,7 +17,6 @@ import pytest
 
 from greenroom import serve
 from greenroom.actors.host import launcher as system
-from greenroom.actors.messages import control as cm, queries as m
 from greenroom.actors.runtime import processes as open_files
 from greenroom.actors.runtime.port import CONTROLLER, PROXY
 from greenroom.actors.runtime.records import RunRecords
@@ -94,28 +92,6 @@ def test_messages_of_no_known_kind_are_ignored(victim: RunningSystem, stranger: 
         for message in NONSENSE:
             stranger.send(address, message)
         assert stranger.identify(address)[0] == process
-
-
-def test_queries_with_wrong_incarnations_and_of_strangers_are_ignored(
-    victim: RunningSystem, stranger: Hand
-) -> None:
-    actors = actors_of(victim, stranger)
-    tag = tag_of(victim)
-    dead = secrets.token_hex(8)
-    query = m.Query(1, None, "/", "GET", "", b"", "id", None, True, None)
-    stranger.send(actors["proxy"], m.SubmitQueries(incarnation=dead, queries=(query,)))
-    stranger.send(
-        actors["proxy"],
-        m.QueriesFinished(replica=tag, incarnation=dead, answered=((1, 200),), rejected=(2,)),
-    )
-    stranger.send(actors["proxy"], m.AnswerQueries(incarnation=dead, answers=()))
-    stranger.send(actors["controller"], cm.ReplicaLost(replica=tag, incarnation=dead))
-    stranger.send(
-        actors["replica"],
-        m.RunQueries(incarnation=dead, proxy=stranger.process, assignments=(), cancelled=(1, 2)),
-    )
-    for address in actors.values():
-        stranger.identify(address)
 
 
 def test_clients_that_leave_at_once_leave_nothing_behind(victim: RunningSystem) -> None:

@@ -17,7 +17,7 @@ from greenroom.serve.deployments import Application
 from greenroom.serve.exceptions import GreenroomError
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.conftest import deploy
-from tests.support.systems import RunningSystem, alive, wait_until
+from tests.support.systems import RunningSystem, alive
 
 Deployed = Callable[[Application], DeploymentHandle]
 DEADLINE_S = 20
@@ -141,38 +141,19 @@ def test_a_constructor_that_ends_its_process_fails_the_deployment(
     assert message in application["message"]
 
 
-@serve.deployment(health_check_period_s=0.1, graceful_shutdown_timeout_s=1)
-class Sickly:
-    def __init__(self) -> None:
-        self.healthy = True
-
-    def __call__(self) -> int:
-        return os.getpid()
-
-    def fall_ill(self) -> None:
-        self.healthy = False
-
-    def check_health(self) -> None:
-        if not self.healthy:
-            raise RuntimeError("I feel unwell")
-
-
-def test_a_replica_that_fails_its_health_checks_is_replaced(deployed: Deployed) -> None:
-    handle = deployed(Sickly.bind())
-    first = handle.remote().result(10)
-    handle.fall_ill.remote().result(10)
-    wait_until(lambda: handle.remote().result(10) != first, 10, "another replica answers")
-    wait_until(lambda: not alive(first), 10, "the ill replica is gone")
+@serve.deployment
+def pid() -> int:
+    return os.getpid()
 
 
 def test_a_deleted_application_frees_its_route_and_its_processes(
     running: RunningSystem, name: str
 ) -> None:
-    handle = deploy(running, Sickly.bind(), name, f"/{name}")
-    pid = handle.remote().result(10)
+    handle = deploy(running, pid.bind(), name, f"/{name}")
+    served_by = handle.remote().result(10)
     applications.delete(running.connection, name)
     assert running.get(f"/{name}")[0] == 404
-    assert not alive(pid)
+    assert not alive(served_by)
     assert name not in running.status()["applications"]
     with pytest.raises(GreenroomError):
         handle.remote().result(5)

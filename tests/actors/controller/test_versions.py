@@ -7,16 +7,15 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from greenroom import serve
 from greenroom.serve.admin import session
-from greenroom.serve.exceptions import ConflictError, GreenroomError
+from greenroom.serve.exceptions import ConflictError
 from tests.support.load import GetLoad
-from tests.support.systems import RunningSystem, alive, wait_until
+from tests.support.systems import RunningSystem
 
 DEADLINE_S = 30
 
@@ -141,57 +140,3 @@ def test_code_of_ray_serve_1_deploys_with_versions(
     assert client.get_backend_config(name).max_ongoing_requests == 7
     Versioned.delete()
     assert name not in client.list_deployments()
-
-
-class Slow:
-    """Returns when there is a file."""
-
-    def __call__(self, path: str) -> str:
-        while not os.path.exists(path):
-            time.sleep(0.01)
-        return "finished"
-
-
-def test_an_update_lets_queries_finish_and_cuts_off_those_past_the_time_limit(
-    client: serve.Client, name: str, tmp_path: Path
-) -> None:
-    def deploy(version: str) -> str | None:
-        config = {"graceful_shutdown_timeout_s": 2}
-        return client.deploy(name, Slow, version=version, route_prefix=None, config=config)
-
-    client.wait_for_goal(deploy("1"), DEADLINE_S)
-    handle = client.get_handle(name)
-    gate, never = tmp_path / "gate", tmp_path / "never"
-    short, long = handle.remote(str(gate)), handle.remote(str(never))
-    old = client.get_deployment_info(name)["replicas"][0]["pid"]
-
-    def drains() -> bool:
-        states = {r["pid"]: r["state"] for r in client.get_deployment_info(name)["replicas"]}
-        return states.get(old) != "RUNNING"
-
-    wait_until(
-        lambda: client.get_deployment_info(name)["ongoing"] == 2, 10, "both are with the replica"
-    )
-    begun = time.monotonic()
-    goal = deploy("2")
-    wait_until(drains, DEADLINE_S, "the old replica is to go")
-    gate.touch()
-    client.wait_for_goal(goal, DEADLINE_S)
-    assert handle.remote(str(gate)).result(10) == "finished"
-    assert short.result(10) == "finished"
-    with pytest.raises(GreenroomError, match="replica died"):
-        long.result(10)
-    assert 1.9 < time.monotonic() - begun < 15, "by default it has 20 s"
-    wait_until(lambda: not alive(old), 5, "the old replica is gone")
-    client.wait_for_goal(client.delete_deployment(name), DEADLINE_S)
-
-
-def test_a_new_version_with_the_same_code_replaces_the_replicas(
-    running: RunningSystem, client: serve.Client, deployed: Any, name: str
-) -> None:
-    deployed("1")
-    before = answer(running, name)["pid"]
-    goal = client.deploy(name, Model, init_args=["1"], version="1b")
-    client.wait_for_goal(goal, DEADLINE_S)
-    assert answer(running, name)["pid"] != before
-    wait_until(lambda: not alive(before), DEADLINE_S, "the old replica is gone")

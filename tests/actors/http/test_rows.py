@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,8 +25,6 @@ class Row:
 
     async def __call__(self, request: Any) -> Any:
         what = request.url.path.rpartition("/")[2]
-        if what == "hang":
-            await asyncio.sleep(60)
         if what == "pid":
             return str(os.getpid())
         return {"id": serve.get_request_context().request_id, "size": len(await request.body())}
@@ -86,13 +83,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wire(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[Wire]:
-    """Give a system with deployments of every kind: one has a time limit, one a short queue."""
-    state = tmp_path_factory.mktemp("state")
-    with running_system(state, GREENROOM_HTTP_REQUEST_TIMEOUT_S="240") as running:
+    """Give a system with deployments of every kind."""
+    with running_system(tmp_path_factory.mktemp("state")) as running:
         every = serve.deployment(http_call_methods=None)
         deploy(running, every(Row).bind(str(folder)), "row", "/row")
-        small = serve.deployment(name="Small", request_timeout_s=1.0)
-        deploy(running, small(Row).bind(str(folder)), "small", "/small")
         client = serve.Client(running.connection, running.settings)
         client.wait_for_goal(client.create_backend("plain", Row, str(folder)))
         client.create_endpoint("plain", backend="plain", route="/plain", methods=["GET", "PUT"])
@@ -106,18 +100,6 @@ def test_a_method_that_is_not_the_endpoints_is_405_with_those_that_are(wire: Wir
     assert reply.status == 405
     assert {each.strip() for each in reply.headers["allow"].split(",")} >= {"GET", "PUT"}
     assert wire.ask("/plain", method="PUT").status == 200
-
-
-@pytest.mark.parametrize(
-    ("header", "limit"),
-    [((), b"1 s"), (("600",), b"1 s"), (("1e9",), b"1 s"), (("0.2",), b"0.2 s")],
-)
-def test_the_shortest_of_header_deployments_and_hosts_time_limit_holds(
-    wire: Wire, header: tuple[str, ...], limit: bytes
-) -> None:
-    reply = wire.ask("/small/hang", *(f"X-Request-Timeout-Seconds: {each}" for each in header))
-    assert reply.status == 408
-    assert limit in reply.body
 
 
 @pytest.mark.parametrize("name", ["wipe", "wipe_all", "__call__", "nothing"])

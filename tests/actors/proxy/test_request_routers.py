@@ -22,7 +22,7 @@ from greenroom.serve.request_router import (
     RequestRouter,
     RunningReplica,
 )
-from tests.support.metrics import scraped_anew, scraped_text
+from tests.support.metrics import scraped, scraped_anew, total
 from tests.support.systems import RunningSystem, alive, running_system, wait_until
 
 ROLE = "request-router"
@@ -138,16 +138,6 @@ def deploy(system: RunningSystem, router: Any, **settings: Any) -> serve.Deploym
         return serve.get_app_handle("default")
 
 
-def outcomes(text: str) -> dict[str, int]:
-    """Return how often each outcome was counted, by the text of a scrape."""
-    found: dict[str, int] = {}
-    for line in text.splitlines():
-        if line.startswith("greenroom_request_router_questions_total{"):
-            outcome = line.partition('outcome="')[2].partition('"')[0]
-            found[outcome] = found.get(outcome, 0) + int(float(line.rpartition(" ")[2]))
-    return found
-
-
 def ask(system: RunningSystem, prompt: str) -> int:
     status, body = system.get(data=f'{{"prompt": "{prompt}"}}'.encode())
     assert status == 200, body
@@ -156,11 +146,17 @@ def ask(system: RunningSystem, prompt: str) -> int:
 
 def until(system: RunningSystem, outcome: str, send: Callable[[], Any]) -> None:
     """Send queries, each of which must be answered, until one has had this outcome."""
-    before = outcomes(scraped_anew(system)).get(outcome, 0)
+
+    def counted() -> float:
+        counter = "greenroom_request_router_questions_total"
+        return total(scraped(system), counter, outcome=outcome)
+
+    scraped_anew(system)
+    before = counted()
 
     def is_there() -> bool:
         send()
-        return outcomes(scraped_text(system)).get(outcome, 0) > before
+        return counted() > before
 
     wait_until(is_there, 20, f"a query was {outcome}")
 

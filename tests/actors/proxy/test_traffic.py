@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from greenroom import serve
+from tests.support.metrics import scraped, total
 from tests.support.systems import RunningSystem, wait_until
 
 KEYS = [f"customer-{i}" for i in range(40)]
@@ -69,10 +70,7 @@ class Endpoint:
 
     def metric(self, metric: str, **labels: str) -> float:
         """Return the sum of a metric's samples of this endpoint that have the labels."""
-        wanted = [f'{name}="{value}"' for name, value in {"endpoint": self.name, **labels}.items()]
-        lines = self.running.get("/-/metrics")[1].decode().splitlines()
-        found = [line for line in lines if line.startswith(f"{metric}{{")]
-        return sum(float(line.split()[-1]) for line in found if all(w in line for w in wanted))
+        return total(scraped(self.running), metric, endpoint=self.name, **labels)
 
 
 @pytest.fixture

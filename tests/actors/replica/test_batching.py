@@ -14,7 +14,7 @@ from greenroom import serve
 from tests.support.systems import RunningSystem
 
 
-@serve.deployment(user_config={"size": 3}, http_call_methods=["through"])
+@serve.deployment(user_config={"size": 3})
 class Batched:
     def __init__(self) -> None:
         self.seen: list[list[Any]] = []
@@ -36,9 +36,6 @@ class Batched:
     async def __call__(self, request: Request) -> Any:
         return await self.double(int(request.query_params["item"]))
 
-    async def through(self, item: int) -> Any:
-        return (await self.double(item))["item"]
-
     async def batches(self) -> list[list[Any]]:
         return self.seen
 
@@ -47,11 +44,9 @@ class Batched:
 def many(running: RunningSystem, name: str) -> Callable[..., list[tuple[int, bytes]]]:
     """Ask for several items at the same time."""
 
-    def ask(*items: int, method: str = "") -> list[tuple[int, bytes]]:
+    def ask(*items: int) -> list[tuple[int, bytes]]:
         def one(item: int) -> tuple[int, bytes]:
             headers = {"X-Request-ID": f"request-{item}"}
-            if method:
-                headers["X-Serve-Call-Method"] = method
             return running.get(f"/{name}?item={item}", headers=headers)
 
         with ThreadPoolExecutor(len(items)) as pool:
@@ -74,25 +69,6 @@ def test_requests_share_a_batch_and_each_gets_its_own_answer(
     assert failed[0] == 500
     assert [status for status, _ in others] == [200, 200]
     assert sorted(map(len, handle.batches.remote().result(timeout_s=20))) == [3, 3]
-
-
-def test_user_config_changes_the_size(deployed: Callable[..., Any]) -> None:
-    deployed(Batched.bind())
-    handle = deployed(Batched.options(user_config={"size": 1}).bind())
-    assert handle.through.remote(21).result(timeout_s=8) == 42  # and does not wait 10 s
-
-
-def test_a_batched_call_takes_requests(
-    deployed: Callable[..., Any], many: Callable[..., Any]
-) -> None:
-    @serve.deployment
-    class Direct:
-        @serve.batch(max_batch_size=2, batch_wait_timeout_s=10)
-        async def __call__(self, requests: list[Request]) -> list[str]:
-            return [f"{each.query_params['item']} of {len(requests)}" for each in requests]
-
-    deployed(Direct.bind())
-    assert many(1, 2) == [(200, b"1 of 2"), (200, b"2 of 2")]
 
 
 def test_a_batched_function_is_a_deployment(

@@ -20,6 +20,7 @@ from greenroom.serve.llm import (
     build_openai_app,
 )
 from tests.support import fake_vllm
+from tests.support.metrics import scraped
 from tests.support.systems import RunningSystem, wait_until
 
 ROUTE = "/llm"
@@ -199,11 +200,11 @@ def test_a_conversation_stays_at_one_replica(client: openai.OpenAI) -> None:
 
 def test_the_engines_load_is_in_the_metrics(client: openai.OpenAI, running: RunningSystem) -> None:
     def load() -> set[tuple[str, float]]:
-        lines = running.get("/-/metrics")[1].decode().splitlines()
+        samples = [each for family in scraped(running).values() for each in family.samples]
         return {
-            (line.partition("{")[0], float(line.split()[-1]))
-            for line in lines
-            if line.startswith("vllm:") and 'deployment="org-small"' in line
+            (each.name, each.value)
+            for each in samples
+            if each.name.startswith("vllm:") and each.labels["deployment"] == "org-small"
         }
 
     there = {
