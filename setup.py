@@ -34,6 +34,7 @@ setup(
         "websockets>=16.1",  # answers 400 to a key that is not ASCII
         "starlette>=0.49.1",
         "pydantic>=2.12",
+        "orjson>=3.10",
         "click>=8.2.1",  # 8.2.0 loses flags
         "rich>=13",
         "pyyaml>=6.0",  # imported by commands that read or write a configuration file

@@ -1,7 +1,8 @@
 """JSON of what user code returns, by the rules of FastAPI's ``jsonable_encoder`` and of Ray Serve.
 
-``json``'s encoder, in C, writes what is plain at once. If it meets anything else, or a key that it
-does not know, the whole value is made plain first, and then written.
+orjson writes what is plain, in a fifth of the time that ``json`` takes. If it meets anything else,
+a key that is no str or an integer of over 64 bits, the whole value is made plain first, and then
+``json`` writes it; also if there is a ``null``, as which orjson writes NaN.
 
 We go on where their rules end in an error, as with an Enum whose value is a date. NaN and infinity
 are refused, because browsers' JSON has neither, and so are functions, classes and files. A dict
@@ -31,6 +32,7 @@ from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
+import orjson
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined, Url
 
@@ -39,12 +41,21 @@ _NO_VALUES = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type, I
 _encoder = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def to_json(value: Any) -> str:
+# What it has rules of its own for.
+_OURS = (
+    orjson.OPT_PASSTHROUGH_DATACLASS
+    | orjson.OPT_PASSTHROUGH_DATETIME
+    | orjson.OPT_PASSTHROUGH_SUBCLASS
+)
+
+
+def to_json(value: Any) -> bytes:
     """Return ``value`` as JSON; TypeError, ValueError or RecursionError for what cannot be."""
     try:
-        return _encoder.encode(value)
+        written = orjson.dumps(value, option=_OURS)
     except TypeError:
-        return _encoder.encode(_plain(value))
+        return _encoder.encode(_plain(value)).encode()
+    return _encoder.encode(value).encode() if b"null" in written else written
 
 
 def _plain(value: Any) -> Any:

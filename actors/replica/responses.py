@@ -131,13 +131,12 @@ async def give_answer(reply: Reply, result: Any, request: Request) -> HttpAnswer
 
 def _json(result: Any) -> bytes:
     try:
-        text = to_json(result)
+        return to_json(result)
     except (TypeError, ValueError, RecursionError) as error:
         raise UnsupportedResultError(
             f"cannot turn a {type(result).__name__} into an HTTP response ({error}); return str, "
             "bytes, something JSON-able, a generator or a Starlette response"
         ) from error
-    return _encoded(text)
 
 
 def _encoded(text: str) -> bytes:

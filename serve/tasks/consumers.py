@@ -139,10 +139,10 @@ def types_of(signature: inspect.Signature) -> TypeAdapter[Any]:
 def run_handler(consumer: Any, attribute: str, call: bytes) -> bytes:
     """Run a handler for a queue, which has none of the classes in its result; code names this."""
     args, kwargs = json.loads(call)
-    return to_json(getattr(consumer, attribute)(*args, **kwargs)).encode()
+    return to_json(getattr(consumer, attribute)(*args, **kwargs))
 
 
 async def run_async_handler(consumer: Any, attribute: str, call: bytes) -> bytes:
     """Do what run_handler does, for one made by ``async def``."""
     args, kwargs = json.loads(call)
-    return to_json(await getattr(consumer, attribute)(*args, **kwargs)).encode()
+    return to_json(await getattr(consumer, attribute)(*args, **kwargs))

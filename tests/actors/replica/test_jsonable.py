@@ -24,6 +24,7 @@ import numpy as np
 import pydantic
 import pytest
 from fastapi.encoders import jsonable_encoder
+from hypothesis import given, strategies as st
 from starlette.datastructures import Headers, QueryParams
 
 from greenroom.actors.replica.jsonable import to_json
@@ -211,6 +212,21 @@ def test_json_is_what_fastapi_and_ray_serve_make_of_it(made: Callable[[], Any]) 
 )
 def test_where_their_rules_fail_or_lose_something_ours_go_on(value: Any, expected: Any) -> None:
     assert json.loads(to_json(value)) == expected
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+KEYS = st.text() | st.integers() | st.booleans() | st.none()
+
+
+@given(st.recursive(SCALARS, lambda each: st.lists(each) | st.dictionaries(KEYS, each)))
+def test_of_plain_values_python_reads_what_it_would_write_itself(value: Any) -> None:
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except ValueError:
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            to_json(value)
+    else:
+        assert json.loads(to_json(value)) == json.loads(text)
 
 
 def looped() -> Any:
