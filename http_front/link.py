@@ -15,7 +15,8 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from greenroom.actors.caller.caller import Caller, OnUpload
+from greenroom.actors.caller.caller import Caller
+from greenroom.actors.caller.open_queries import OnUpload
 from greenroom.actors.caller.streams import Stream
 from greenroom.actors.messages.queries import FailedAnswer, HttpAnswer, Process, Query
 from greenroom.actors.runtime.liveness import Pulse
@@ -210,8 +211,7 @@ class Link:
         port.loop.keep_beating(Pulse(), settings.silence_timeout_s, is_well)
         while not await port.answers():
             await asyncio.sleep(CONNECT_RETRY_S)
-        self._caller = caller = Caller(port.loop, self._process)
-        caller.on_ready = self._met
+        self._caller = caller = Caller(port.loop, self._process, self._met)
         self._finder = Finder(port, PROXY, caller.met_proxy, self._proxy_gone)
         caller.listen(port.on)
         self._finder.start()

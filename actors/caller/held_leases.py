@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import takewhile
 
+from greenroom.actors.caller.open_queries import OpenQuery, weigh
+from greenroom.actors.caller.proxy_link import ProxyLink
 from greenroom.actors.messages.queries import (
     Address,
     CloseLeases,
@@ -47,54 +49,39 @@ class Target:
         self.unwatch = watch()
 
 
-class Leased:
-    """A query while a replica has it under a lease."""
-
-    __slots__ = ("began_at", "is_sent", "is_wanted", "query", "share")
-
-    def __init__(self, query: Query, share: HeldShare) -> None:
-        self.query = query
-        self.share = share  # at a Target
-        self.began_at = share.lease.used_at
-        self.is_sent = False
-        self.is_wanted = True
-
-
 class CallerLeases:
-    """The leases of one caller; all on its loop.
+    """The leases of one caller, whose queries by id are ``queries``; all on its loop.
 
-    ``on_gone`` gets a query whose replica has died, and that replica if it had it. ``wanted`` are
-    the ids of queries that wait for their answers.
+    ``on_gone`` gets a query whose replica has died, and that replica if it had it.
     """
 
     def __init__(
         self,
         loop: Loop,
         process: Process,
-        wanted: Container[int],
-        on_gone: Callable[[int, str], None],
+        proxy: ProxyLink,
+        queries: dict[int, OpenQuery],
+        on_gone: Callable[[OpenQuery, str], None],
     ) -> None:
         self._loop = loop
         self._process = process
-        self._wanted = wanted
+        self._proxy = proxy
+        self._queries = queries
         self._on_gone = on_gone
-        self._proxy: Process | None = None
-        self._proxy_address: Address | None = None
         self._routes = Routes()
         self.held: dict[tuple[str, str], HeldLease] = {}  # by endpoint and backend
         self._splits: dict[str, Split] = {}  # by endpoint, of those with leases
         self._returned: dict[int, HeldLease] = {}  # by number, those with slots in use
         self._newest = 0  # the latest number of a lease; the proxy gives them out in order
         self._targets: dict[str, Target] = {}  # by the incarnation of the replica
-        self._leased: dict[int, Leased] = {}  # by query, until the slot is free
         self._timer: Timer | None = None  # armed while there are leases
         self._reported_at = 0.0
         self._report_due = False
 
     # --- Queries --------------------------------------------------------------------------------
 
-    def send(self, query: Query) -> Query | None:
-        """Send a query under a lease, and return it with its time limit; None for the router."""
+    def take(self, query: Query, now: float) -> HeldShare | None:
+        """Take a slot of a lease for a query; None where the router is to decide."""
         name = query.endpoint
         if name is None:
             name = self._routes.find(query.path)
@@ -109,62 +96,43 @@ class CallerLeases:
             return None
         if query.http_method and lease.methods and query.http_method not in lease.methods:
             return None
-        share = lease.take(time.monotonic())
-        if share is None:
-            return None
-        limit_s = lease.timeout_s
-        if limit_s is not None and (query.timeout_s is None or limit_s < query.timeout_s):
-            query = query._replace(timeout_s=limit_s)
-        leased = self._leased[query.id] = Leased(query, share)
-        share.at.lane.put(leased)
-        return query
+        return lease.take(now)
 
-    def ended(self, query_id: int, status: int) -> None:
-        """Count a query that was answered, or whose slot is free for another reason: 0."""
-        leased = self._leased.pop(query_id, None)
-        if leased is None:
-            return
-        now, lease = time.monotonic(), leased.share.lease
-        if status and leased.is_wanted:
-            lease.count(leased.share, status, now - leased.began_at)
-        lease.free(leased.share, now)
+    def free(self, entry: OpenQuery, status: int) -> None:
+        """Free the slot of a query that was answered with this status, or was not: 0."""
+        share, now = entry.share, time.monotonic()
+        assert share is not None, "it has a slot"
+        entry.share, lease = None, share.lease
+        lease.free(share, now, status, now - entry.submitted_at)
+        if not entry.is_wanted:
+            self._queries.pop(entry.query.id, None)
         if lease.is_returned:
-            self._close_unused(leased.share)
+            self._close_unused(share)
             self._report_soon()
 
-    def cancel(self, query_id: int, status: int) -> bool:
-        """Ask to drop a query; return False if no replica has it under a lease."""
-        leased = self._leased.get(query_id)
-        if leased is None:
-            return False
-        if leased.is_wanted:
-            leased.is_wanted = False
-            took_s = time.monotonic() - leased.began_at
-            leased.share.lease.count(leased.share, status, took_s)
-            leased.share.at.lane.put(query_id)
-        return True
+    def cancel(self, entry: OpenQuery, status: int) -> None:
+        """Ask a replica to drop a query, which ends with this status; its slot is free then."""
+        share = entry.share
+        assert share is not None, "it has a slot"
+        share.lease.count(share, status, time.monotonic() - entry.submitted_at)
+        share.at.lane.put(entry.query.id)
 
-    def refused(self, query_id: int) -> None:
+    def refused(self, entry: OpenQuery) -> None:
         """Use the lease of a query no more: its replica refuses the query."""
-        leased = self._leased.get(query_id)
-        if leased is not None:
-            self._return(leased.share.lease)
-            self.ended(query_id, 0)
+        if entry.share is not None:
+            self._return(entry.share.lease)
+            self.free(entry, 0)
 
-    def __contains__(self, query_id: int) -> bool:
-        """Return whether a replica has a query under a lease."""
-        return query_id in self._leased
-
-    def _pack(self, incarnation: str, items: list[Leased | int]) -> RunLeased:
+    def _pack(self, incarnation: str, items: list[OpenQuery | int]) -> RunLeased:
         queries, cancelled = [], []
         for item in items:
             if isinstance(item, int):
                 cancelled.append(item)
-            elif item.query.id in self._wanted:
+            elif item.is_wanted and item.share is not None:
                 item.is_sent = True
                 queries.append((item.share.lease.name, item.query))
             else:  # no longer wanted, and never sent
-                self.ended(item.query.id, 0)
+                self.free(item, 0)
         return RunLeased(
             incarnation=incarnation,
             caller=self._process.incarnation,
@@ -174,29 +142,27 @@ class CallerLeases:
 
     # --- Leases ---------------------------------------------------------------------------------
 
-    def follow(self, address: Address, proxy: Process) -> None:
-        """Have leases of this proxy; those of another are used no more."""
+    def renew(self) -> None:
+        """Have leases of another proxy; those of the last one are used no more."""
         self._return_all(list(self.held.values()))
         self._returned.clear()
         self._newest = 0
-        self._proxy, self._proxy_address = proxy, address
 
     def leave(self) -> None:
         """Return all leases, and close those in use too: no answer is waited for any more."""
         self._return_all(list(self.held.values()))
-        for share in {leased.share for leased in self._leased.values()}:
+        for share in {each.share for each in self._queries.values() if each.share is not None}:
             self._close(share)
         self.report()
 
     def orphaned(self) -> None:
         """Use the leases of a proxy that has died for a while; see ORPHAN_S."""
-        self._proxy = self._proxy_address = None
         if self.held:
             self._loop.call_later(ORPHAN_S, partial(self._return_all, list(self.held.values())))
 
     def granted(self, message: LeaseGranted) -> None:
         """Use a lease."""
-        if message.proxy != self._proxy:
+        if message.proxy != self._proxy.process:
             return
         if message.routes is not None:
             self._routes = Routes()
@@ -251,7 +217,7 @@ class CallerLeases:
 
     def revoked(self, message: RevokeLeases) -> None:
         """Return leases; those that are not here have been returned."""
-        if message.proxy == self._proxy:
+        if message.proxy == self._proxy.process:
             self._return_all(
                 [lease for lease in self.held.values() if lease.number in message.numbers]
             )
@@ -290,7 +256,7 @@ class CallerLeases:
             return target
         gone = partial(self._replica_gone, incarnation)
         # There are slots for all that is sent, and the replica's end is watched.
-        lane = Lane(self._loop, slots.address, partial(self._pack, incarnation), _weigh)
+        lane = Lane(self._loop, slots.address, partial(self._pack, incarnation), weigh)
         watch = partial(self._loop.watch_process, slots.process, gone)
         target = Target(incarnation, slots.address, lane, watch)
         self._targets[incarnation] = target
@@ -307,7 +273,7 @@ class CallerLeases:
     def _shares(self) -> set[HeldShare]:
         """Return all that may be used, or are."""
         of_leases = {share for lease in self.held.values() for share in lease.shares}
-        return of_leases | {leased.share for leased in self._leased.values()}
+        return of_leases | {each.share for each in self._queries.values() if each.share is not None}
 
     def _replica_gone(self, incarnation: str) -> None:
         target = self._targets.pop(incarnation, None)
@@ -316,12 +282,13 @@ class CallerLeases:
         target.is_dead = True
         target.unwatch()
         target.lane.drop()
-        for share in [share for share in self._shares() if share.at is target]:
-            share.lease.drop(share)
-        for query_id, leased in list(self._leased.items()):
-            if leased.share.at is target:
-                self.ended(query_id, 0)
-                self._on_gone(query_id, leased.share.replica if leased.is_sent else "")
+        for used in [each for each in self._shares() if each.at is target]:
+            used.lease.drop(used)
+        for entry in list(self._queries.values()):
+            if (share := entry.share) is not None and share.at is target:
+                self.free(entry, 0)
+                if entry.is_wanted:
+                    self._on_gone(entry, share.replica if entry.is_sent else "")
 
     # --- Reports --------------------------------------------------------------------------------
 
@@ -344,7 +311,7 @@ class CallerLeases:
         """Tell the proxy what became of queries, and what is returned."""
         self._report_due = False
         self._reported_at = time.monotonic()
-        if self._proxy_address is None:  # the next one counts from zero anyway
+        if self._proxy.process is None:  # the next one counts from zero anyway
             return
         leases = [*self.held.values(), *self._returned.values()]
         taken = [(lease.number, lease.take_used()) for lease in leases]
@@ -352,8 +319,9 @@ class CallerLeases:
         failed = {number: each.failed for number, each in taken if each.failed}
         took = {number: each.took for number, each in taken if each.took}
         before = self._reported_at - OVERDUE_S
-        old = takewhile(lambda each: each.began_at < before, self._leased.values())  # oldest first
-        overdue = Counter(each.share.lease.number for each in old if each.is_wanted)
+        # Oldest first, but for those that are tried again, which have no share.
+        old = takewhile(lambda each: each.submitted_at < before, self._queries.values())
+        overdue = Counter(each.share.lease.number for each in old if each.share and each.is_wanted)
         returned = [(number, lease.in_use()) for number, lease in self._returned.items()]
         for number, in_use in returned:
             if not in_use:
@@ -367,8 +335,4 @@ class CallerLeases:
                 took=took,
                 overdue=dict(overdue),
             )
-            self._loop.send(self._proxy_address, message)
-
-
-def _weigh(item: Leased | int) -> int:
-    return 0 if isinstance(item, int) else len(item.query.call)
+            self._proxy.send(message)

@@ -48,7 +48,7 @@ from greenroom.core.routing.outliers import has_failed
 from greenroom.core.routing.tables import EndpointTable
 from greenroom.core.routing.tickets import Effects, Grant, Lease, Leased, LeaseState, Ticket
 from greenroom.core.routing.traffic import RoutedEndpoint
-from greenroom.core.routing.weights import ENOUGH, EVEN, Taken, Weight
+from greenroom.core.routing.weights import ENOUGH, EVEN, LEVELS, Taken, Weight
 
 ASK_WITHIN_S = 0.05  # two queries that come so soon after each other are worth a lease
 RECENT_S = 1.0  # for so long a caller that used a backend has a share of it
@@ -119,8 +119,9 @@ class HeldLease:
         """
         best, least = None, 0
         for share in self.shares:
-            if share.ongoing < share.slots:
-                level = share.weight.level(share.ongoing, now)
+            ongoing, weight = share.ongoing, share.weight
+            if ongoing < share.slots:
+                level = LEVELS * ongoing if weight is EVEN else weight.level(ongoing, now)
                 if best is None or level < least:
                     best, least = share, level
         if best is None:
@@ -134,16 +135,18 @@ class HeldLease:
         self.used_at = now
         return best
 
-    def free(self, share: HeldShare, now: float) -> None:
-        """Free a slot."""
+    def free(self, share: HeldShare, now: float, status: int = 0, seconds: float = 0.0) -> None:
+        """Free a slot; count the query that had it, unless that has no status: 0."""
         share.ongoing -= 1
         share.began_at = self.used_at = now
+        if status:
+            self.count(share, status, seconds)
 
     def count(self, share: HeldShare, status: int, seconds: float) -> None:
-        """Count a query that has ended."""
+        """Count a query that has ended, and has left its slot unless its status is a bad one."""
         if status < BAD:
             if share.taken.queries < ENOUGH:
-                share.taken.add(seconds, share.ongoing - 1)
+                share.taken.add(seconds, share.ongoing)
         elif has_failed(status):
             self.failed[share.replica] = self.failed.get(share.replica, 0) + 1
         ended = self.ended.get(status)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors.caller.caller import FIRST_REPEATS, NO_PROXY_S, Caller
+from greenroom.actors.caller.caller import Caller
+from greenroom.actors.caller.proxy_link import FIRST_REPEATS, NO_PROXY_S
 from greenroom.actors.caller.streams import Stream, StreamFailedError
 from greenroom.actors.messages import queries as m
 from greenroom.core.routing.tickets import BODY

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from greenroom.actors.caller import held_leases
+from greenroom.actors.caller import caller as callers, held_leases, proxy_link
 from greenroom.actors.messages import queries as m
 from greenroom.actors.proxy import leases as desks
 from greenroom.core.rollouts.judging import OVERDUE_S
@@ -50,8 +50,10 @@ class Wires:
         self.now = 0.0
         self.under_way: dict[tuple[str, str], deque[tuple[Any, Callable[[], None]]]] = {}
         self.turn: list[Callable[[], None]] = []
-        self.timers: list[tuple[float, int, Callable[[], None]]] = []
-        self.watchers: defaultdict[m.Process, list[Callable[[], None]]] = defaultdict(list)
+        self.timers: list[tuple[float, int, str, Callable[[], None]]] = []
+        # By process: who watches it, and what to do at its end.
+        self.watchers: defaultdict[m.Process, list[tuple[str, Callable[[], None]]]]
+        self.watchers = defaultdict(list)
         self.dead: set[m.Process] = set()
         self.numbers = itertools.count()
 
@@ -64,7 +66,7 @@ class Wires:
         while (due := min(self.timers, default=None)) is not None and due[0] <= until:
             self.timers.remove(due)
             self.now = max(self.now, due[0])
-            due[2]()
+            due[-1]()
             self.end_turn()
         self.now = until
 
@@ -95,17 +97,24 @@ class WiredLoop:
     flush_at_turn_end = at_turn_end
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Any:
-        timer = (self._wires.now + delay_s, next(self._wires.numbers), callback)
-        self._wires.timers.append(timer)
-        return SimpleNamespace(cancel=lambda: self._wires.timers.remove(timer))
+        timer = (self._wires.now + delay_s, next(self._wires.numbers), self._name, callback)
+        timers = self._wires.timers
+        timers.append(timer)
+        return SimpleNamespace(cancel=lambda: timers.remove(timer) if timer in timers else None)
 
     def watch_process(self, process: m.Process, on_exit: Callable[[], None]) -> Callable[[], None]:
         if process in self._wires.dead:
             self._wires.turn.append(on_exit)
             return lambda: None
-        watchers = self._wires.watchers[process]
-        watchers.append(on_exit)
-        return lambda: watchers.remove(on_exit) if on_exit in watchers else None
+        watch, watchers = (self._name, on_exit), self._wires.watchers[process]
+        watchers.append(watch)
+        return lambda: watchers.remove(watch) if watch in watchers else None
+
+    def write(self, _target: str) -> None:
+        """Do nothing: what was sent is on its way."""
+
+    def guarded(self, callback: Callable[..., None], *args: Any) -> None:
+        callback(*args)
 
 
 class Replica:
@@ -145,57 +154,54 @@ class Replica:
                     assert chosen == backend_of(self.table), "the router would choose another"
                     self.running[sender, each.id] = lease
                 else:
-                    self._loop.send(sender, ("refused", each.id))
+                    self.answer(sender, m.NotRun(each.id))
             for number in message.cancelled:
                 if self.running.pop((sender, number), None):
-                    self._loop.send(sender, ("ended", number, 0))
+                    self.answer(sender, m.RunEnded(number))
+
+    def answer(self, caller: str, answer: Any) -> None:
+        self._loop.send(caller, m.AnswerQueries(incarnation=caller, answers=(answer,)))
 
     def end(self, caller: str, number: int) -> None:
         del self.running[caller, number]
-        self._loop.send(caller, ("ended", number, 200))
+        self.answer(caller, m.ValueAnswer(number, b""))
 
     def forget(self, caller: str) -> None:
         self.running = {key: lease for key, lease in self.running.items() if key[0] != caller}
 
 
-class Caller:
-    """A caller's leases, and the queries that have no answer yet."""
+class Caller(callers.Caller):
+    """A caller, and how many of its queries were answered."""
 
     def __init__(self, name: str, wires: Wires) -> None:
-        self.name = name
-        self.waiting: dict[int, m.Query] = {}
-        self._loop = WiredLoop(wires, name)
         process = m.Process(10, next(wires.numbers), name)
-        self.leases = held_leases.CallerLeases(self._loop, process, self.waiting, self._lost)  # type: ignore[arg-type]
-        self.leases.follow("proxy", PROXY)  # type: ignore[arg-type]
+        super().__init__(WiredLoop(wires, name), process)  # type: ignore[arg-type]
+        self.name = name
+        self.met_proxy("proxy", PROXY)
+        self.attached(m.AttachCallerReply(proxy=PROXY, ready=True))
 
-    def send(self, number: int) -> bool:
+    def send(self, number: int, **settings: Any) -> bool:
         """Send a query; return whether a lease has room for it."""
-        self.waiting[number] = query(number)
-        if self.leases.send(self.waiting[number]) is not None:
-            return True
-        self._loop.send("proxy", self.waiting[number])
-        return False
+        self.submit(query(number, **settings), lambda _answer: None)
+        return self.has_leased(number)
 
-    def take(self, message: Any) -> None:
+    def has_leased(self, number: int) -> bool:
+        return number in self.queries and self.queries[number].share is not None
+
+    def waits(self, number: int) -> bool:
+        return number in self.queries and self.queries[number].is_wanted
+
+    def take(self, sender: str, message: Any) -> None:
         if isinstance(message, m.LeaseGranted):
             self.leases.granted(message)
         elif isinstance(message, m.RevokeLeases):
             self.leases.revoked(message)
-        elif message[0] == "refused":
-            self.leases.refused(message[1])
-            self._lost(message[1], "")
         else:
-            self.leases.ended(*message[1:])
-            self.waiting.pop(message[1], None)
+            self.answered(message, sender)
 
-    def cancel(self, number: int) -> None:
-        self.waiting.pop(number)
-        self.leases.cancel(number, 499)
-
-    def _lost(self, number: int, _replica: str) -> None:
-        if number in self.waiting:
-            self._loop.send("proxy", self.waiting[number])
+    def ended(self, answer: Any) -> None:
+        """Hear the answer to a query that passed the router."""
+        self.answered(m.AnswerQueries(incarnation=self.name, answers=(answer,)), "replica")
 
 
 class LeaseModel(RuleBasedStateMachine):
@@ -207,7 +213,8 @@ class LeaseModel(RuleBasedStateMachine):
         super().__init__()
         self.wires = Wires()
         clock = SimpleNamespace(monotonic=lambda: self.wires.now)
-        self._patches = [mock.patch.object(each, "time", clock) for each in (held_leases, desks)]
+        clocks = callers, desks, held_leases, proxy_link
+        self._patches = [mock.patch.object(each, "time", clock) for each in clocks]
         for patch in self._patches:
             patch.start()
         self.ids = itertools.count(1)
@@ -244,7 +251,8 @@ class LeaseModel(RuleBasedStateMachine):
             elif isinstance(effect, tickets.Revoke):
                 self.desk.revoke(effect)
             elif isinstance(effect, tickets.Refuse) and effect.caller in self.callers:
-                self.callers[str(effect.caller)].waiting.pop(effect.query_id, None)
+                answer = m.FailedAnswer(*effect[1:4])
+                self.callers[str(effect.caller)].ended(answer)
         if self.timer is not None:
             self.timer.cancel()
         due_at = self.router.next_due_at()
@@ -298,7 +306,7 @@ class LeaseModel(RuleBasedStateMachine):
     @rule(which=INDEX, number=INDEX)
     def cancel(self, which: int, number: int) -> None:
         caller = _pick(self.callers, which)
-        under_lease = {each: each for each in caller.waiting if each in caller.leases}
+        under_lease = {n: n for n in caller.queries if caller.has_leased(n)}
         if under_lease:
             caller.cancel(_pick(under_lease, number))
         self.wires.end_turn()
@@ -318,14 +326,19 @@ class LeaseModel(RuleBasedStateMachine):
 
     def _arrived(self, sender: str, target: str, message: Any) -> None:
         if target in self.callers:
-            self.callers[target].take(message)
+            self.callers[target].take(sender, message)
         elif target in self.replicas:
             self.replicas[target].take(sender, message)
         elif target == "proxy" and sender in self.callers:
             if isinstance(message, m.LeasesUsed):
                 self.desk.used(message)
-            else:
-                self.perform(self.router.submit(NewQuery(sender, message), self.wires.now))
+            elif isinstance(message, m.SubmitQueries):
+                died = dict(message.lost)
+                for each in message.queries:
+                    new = NewQuery(sender, each, attempts=died.get(each.id, 0))
+                    self.perform(self.router.submit(new, self.wires.now))
+                for number in message.cancelled:
+                    self.perform(self.router.cancel(sender, number, self.wires.now))
 
     @rule(which=INDEX, number=INDEX)
     def end_query(self, which: int, number: int) -> None:
@@ -343,7 +356,7 @@ class LeaseModel(RuleBasedStateMachine):
             return
         ticket = own.pop(ended)
         if (caller := self.callers.get(str(ticket.caller))) is not None:
-            caller.waiting.pop(ticket.query.id, None)
+            caller.ended(m.ValueAnswer(ticket.query.id, b""))
         self.perform(finished(self.router, tag, [(ended, 200)], self.wires.now))
 
     @rule(seconds=st.sampled_from([0.001, 0.02, 0.1, 0.6]))
@@ -373,7 +386,7 @@ class LeaseModel(RuleBasedStateMachine):
         self.gone.add(tag)
         self.wires.dead.add(replica.process)
         self.assigned.pop(tag, None)
-        for heard in list(self.wires.watchers.pop(replica.process, ())):
+        for _, heard in list(self.wires.watchers.pop(replica.process, ())):
             heard()
         self.perform(self.router.replica_gone(tag, (), self.wires.now))
         self.publish()
@@ -384,17 +397,13 @@ class LeaseModel(RuleBasedStateMachine):
         caller = _pick(self.callers, which)
         del self.callers[caller.name]
         self.gone.add(caller.name)
-        self.wires.timers = [
-            timer
-            for timer in self.wires.timers
-            if getattr(timer[2], "__self__", None) is not caller.leases
-        ]
+        self.wires.timers[:] = [each for each in self.wires.timers if each[2] != caller.name]
         for way in [way for way in self.wires.under_way if way[0] == caller.name]:
             del self.wires.under_way[way]
         for replica in self.replicas.values():
             replica.forget(caller.name)  # it hears of the end before the router, or refuses more
         for watchers in self.wires.watchers.values():
-            watchers[:] = [each for each in watchers if not _is_of(each, caller)]
+            watchers[:] = [each for each in watchers if each[0] != caller.name]
         self.perform(self.router.caller_gone(caller.name, self.wires.now))
         self.desk.caller_gone(caller.name)
         self.add_caller()
@@ -459,10 +468,9 @@ class LeaseModel(RuleBasedStateMachine):
         living: Counter[m.Process] = Counter()
         for caller in self.callers.values():
             state = vars(caller.leases)
-            left = {name: state[f"_{name}"] for name in ("returned", "leased")}
-            assert not any(left.values()), left
+            assert not state["_returned"]
             assert not caller.leases.held
-            assert not caller.waiting, "each query was answered"
+            assert not caller.queries, "each query was answered, and its slot is free"
             living.update(
                 self.replicas[each.address].process  # type: ignore[index]
                 for each in state["_targets"].values()
@@ -470,7 +478,7 @@ class LeaseModel(RuleBasedStateMachine):
         watched = Counter({key: len(each) for key, each in self.wires.watchers.items() if each})
         assert watched == living, "whom a caller may send to, and only they, are watched"
         assert not self.wires.timers
-        kept_by = [self.router, self.desk, *(each.leases for each in self.callers.values())]
+        kept_by = [self.router, self.desk, *self.callers.values()]
         assert not [where for each in kept_by for where in where_named(each, self.gone)]
         assert not self.router.leases.unconfirmed
         assert not any(ongoing(self.router).values())
@@ -478,10 +486,6 @@ class LeaseModel(RuleBasedStateMachine):
 
 def _pick(things: dict[Any, Any], which: int) -> Any:
     return list(things.values())[which % len(things)]
-
-
-def _is_of(callback: Any, caller: Caller) -> bool:
-    return callback.func.__self__ is caller.leases
 
 
 class SplitLeaseModel(LeaseModel):
@@ -529,14 +533,16 @@ def test_a_query_under_a_lease_goes_to_the_replica_alone_with_the_time_limit(
     model: LeaseModel,
 ) -> None:
     caller, replica = _pick(model.callers, 0), _pick(model.replicas, 0)
-    sent = query(next(model.ids), timeout_s=2 * TIMEOUT_S)
-    caller.waiting[sent.id] = sent
-    assert caller.leases.send(sent) == sent._replace(timeout_s=TIMEOUT_S)
+    number = next(model.ids)
+    assert caller.send(number, timeout_s=2 * TIMEOUT_S)
     model.wires.end_turn()
-    assert sent.id in caller.leases
     assert not model.wires.under_way[caller.name, "proxy"]
+    ((run, _),) = model.wires.under_way[caller.name, replica.table.address]
+    assert [(each.id, each.timeout_s) for _, each in run.queries] == [(number, TIMEOUT_S)]
     model.deliver_all()
-    assert (caller.name, sent.id) in replica.running
+    assert (caller.name, number) in replica.running
+    model.sleep(TIMEOUT_S)
+    assert not caller.waits(number)
 
 
 @pytest.mark.parametrize(
@@ -546,7 +552,7 @@ def test_a_query_under_a_lease_goes_to_the_replica_alone_with_the_time_limit(
 def test_what_the_router_has_to_decide_is_not_sent_under_a_lease(
     model: LeaseModel, settings: dict[str, str]
 ) -> None:
-    assert _pick(model.callers, 0).leases.send(query(next(model.ids), **settings)) is None
+    assert not _pick(model.callers, 0).send(next(model.ids), **settings)
 
 
 def test_a_grant_of_more_that_arrives_after_the_return_of_its_lease_is_not_used(
@@ -569,7 +575,7 @@ def test_a_grant_of_more_that_arrives_after_the_return_of_its_lease_is_not_used(
         traffic=model.traffic,
     )
     caller.leases.granted(late)
-    assert caller.leases.send(query(next(model.ids))) is None
+    assert not caller.send(next(model.ids))
 
 
 def test_a_new_replica_comes_to_its_share_of_a_lease_as_of_the_routers_queries(
@@ -604,8 +610,7 @@ def test_what_a_replica_refuses_after_a_fence_goes_to_the_router(model: LeaseMod
     assert caller.send(number)
     model.wires.end_turn()
     model.converge()
-    assert number not in caller.waiting
-    assert number not in caller.leases
+    assert number not in caller.queries
 
 
 def test_queries_of_a_replica_that_dies_go_to_the_router_and_no_more_are_sent_there(
@@ -619,9 +624,11 @@ def test_queries_of_a_replica_that_dies_go_to_the_router_and_no_more_are_sent_th
     assert (caller.name, numbers[0]) in replica.running
     assert caller.send(numbers[1])  # and it has not left yet
     model.kill_replica(0)
-    assert not any(number in caller.leases for number in numbers)
-    to_router = [message for message, _ in model.wires.under_way[caller.name, "proxy"]]
-    assert [each.id for each in to_router if isinstance(each, m.Query)] == numbers
+    assert not any(map(caller.has_leased, numbers))
+    sent = [message for message, _ in model.wires.under_way[caller.name, "proxy"]]
+    (to_router,) = [each for each in sent if isinstance(each, m.SubmitQueries)]
+    assert [each.id for each in to_router.queries] == numbers
+    assert to_router.lost == ((numbers[0], 1),), "the other one had not left"
     assert not caller.send(next(model.ids))
 
 

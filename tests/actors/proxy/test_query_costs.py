@@ -19,7 +19,7 @@ import greenroom.actors
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess
 
-LEASED, ROUTED = 90, 160
+LEASED, ROUTED = 84, 156
 QUERIES = 100
 DEADLINE_S = 30.0
 ROOT = Path(greenroom.actors.__file__).parents[1]

@@ -1,0 +1,209 @@
+"""A caller's link to its host's proxy: what is with the proxy, and what waits for one.
+
+Theory of operation. Queries go to the proxy in batches. When the proxy dies, all queries wait for
+the next proxy, or for their answers. A query that was already sent may have run, so it goes to the
+next proxy with a mark that says so: whether it may run again depends on its endpoint and
+deployment, which proxies know. Only a query whose own caller forbids retries fails at once. Retries
+after the deaths of proxies have a budget, like retries after the deaths of replicas in the router.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from greenroom.actors.caller.open_queries import OpenQuery, weigh
+from greenroom.actors.messages.queries import (
+    Address,
+    AttachCaller,
+    DetachCaller,
+    FailedAnswer,
+    Process,
+    SubmitQueries,
+)
+from greenroom.actors.runtime.loop import Callback, Loop, Outbox, nothing
+from greenroom.core.errors import DeploymentUnavailableError
+from greenroom.core.routing.retries import RetryBudget
+
+RESEND_S = 0.1
+NO_PROXY_S = 30.0  # longer than any restart; a query waits no longer for a proxy with tables
+# For queries that were with a proxy that died. It is larger than the router's budget: a query
+# hardly ever kills a proxy, and one that takes long may see several die.
+FIRST_REPEATS, MOST_REPEATS = 100, 1_000
+
+
+class ProxyLink:
+    """Sends the queries of a caller; ``fail`` answers one with an error, wherever it is."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        caller: Process,
+        queries: Mapping[int, OpenQuery],
+        fail: Callable[[OpenQuery, FailedAnswer], None],
+    ) -> None:
+        self.process: Process | None = None
+        self.address: Address | None = None
+        self.is_ready = False  # it has tables
+        self._loop = loop
+        self._caller = caller
+        self._queries = queries
+        self._fail = fail
+        self._budget = RetryBudget(FIRST_REPEATS)
+        self._outbox: Outbox | None = None
+
+    def send(self, message: Any) -> None:
+        """Send the proxy a message; drop it while there is none."""
+        if self.address is not None:
+            self._loop.send(self.address, message)
+
+    def put(self, entry: OpenQuery) -> None:
+        """Send a query; without a proxy, once there is one."""
+        self._budget.pay_in(max(MOST_REPEATS, len(self._queries)))
+        if not self.is_ready:
+            self._wait(entry)
+        if self._outbox is not None:
+            self._outbox.put(entry)
+
+    def cancel(self, query_id: int) -> None:
+        """Have a query dropped."""
+        if self._outbox is not None:
+            self._outbox.put(query_id)
+
+    def leave(self, on_left: Callback) -> None:
+        """Have the proxy forget this caller with all its queries; then ``on_left``."""
+        if self._outbox is None:
+            on_left()
+            return
+        self._outbox.drop()
+        detach = DetachCaller(incarnation=self._caller.incarnation)
+        self._loop.send(self.address, detach, on_left, on_left)
+
+    # --- One proxy after the other ------------------------------------------------------------
+
+    def meet(self, address: Address, process: Process) -> None:
+        """Use this proxy from now on, and send it everything that waits."""
+        self.address, self.process = address, process
+        self._outbox = Outbox(
+            self._loop, address, self._pack, on_failed=self._undelivered, weigh=weigh
+        )
+        self.send(AttachCaller(process=self._caller, splits=True))
+        for entry in list(self._queries.values()):
+            if entry.replica is None and entry.share is None:
+                self._outbox.put(entry)
+
+    def has_tables(self) -> None:
+        """Let queries take as long with this proxy as they are let."""
+        self.is_ready = True
+        for entry in self._queries.values():
+            if entry.replica is None:
+                entry.stop_waiting()
+                entry.stop_waiting = nothing
+
+    def gone(self) -> None:
+        """Keep what was with the proxy for the next one, unless it must not be sent again.
+
+        A query that only one replica can answer needs no proxy any more.
+        """
+        self.process = self.address = self._outbox = None
+        self.is_ready = False
+        for entry in list(self._queries.values()):
+            if entry.share is not None:
+                continue
+            if entry.replica is not None:
+                self._watch(entry, entry.replica)
+            elif not entry.is_sent or self._may_be_sent_again(entry):
+                entry.is_sent = False
+                if entry.stop_waiting is nothing:
+                    self._wait(entry)
+
+    def _may_be_sent_again(self, entry: OpenQuery) -> bool:
+        """Mark a query that may have run for its dead proxy, or fail it."""
+        text = "the proxy died with the query under way"
+        if entry.query.retryable is False:
+            self._fail(entry, unavailable(entry.query.id, f"{text}; it may have run"))
+        elif not self._budget.take_out():
+            text = f"{text}, and retries, limited to as many as queries, are used up"
+            self._fail(entry, unavailable(entry.query.id, text))
+        else:
+            entry.is_resent = True
+        return entry.is_wanted
+
+    def _watch(self, entry: OpenQuery, replica: Process) -> None:
+        """Notice the end of a query's replica: the proxy that would report it is dead."""
+
+        def gone() -> None:
+            self._fail(entry, unavailable(entry.query.id, REPLICA_DIED))
+
+        entry.stop_waiting()
+        at = None if entry.exchange is None else entry.exchange.at
+        entry.stop_waiting = self._loop.watch_process(replica, gone, at)
+
+    def _wait(self, entry: OpenQuery) -> None:
+        """Let a query wait for a proxy with tables, for a limited time."""
+
+        def abandon() -> None:
+            if entry.replica is None:  # else that has it, and needs no proxy any more
+                error = DeploymentUnavailableError
+                text = f"no proxy has had route tables for {NO_PROXY_S:g} s; see `greenroom status`"
+                answer = FailedAnswer(entry.query.id, error.__name__, text, error.retry_after_s)
+                self._fail(entry, answer)
+
+        entry.stop_waiting()
+        entry.stop_waiting = self._loop.call_later(NO_PROXY_S, abandon).cancel
+
+    # --- What is sent -------------------------------------------------------------------------
+
+    def _pack(self, items: list[OpenQuery | int]) -> SubmitQueries:
+        queries, cancelled, resent, lost, refused, failed, died = [], [], [], [], [], [], []
+        for item in items:
+            if isinstance(item, int):
+                cancelled.append(item)
+            elif item.is_wanted:
+                item.is_sent, query_id = True, item.query.id
+                queries.append(item.query)
+                if item.is_resent:
+                    resent.append(query_id)
+                if item.died:
+                    lost.append((query_id, 1))  # it has been under a lease once at most
+                    died.append((query_id, item.died))
+                elif item.is_refused and not item.is_resent:
+                    refused.append(query_id)
+                if item.failed_at:
+                    failed.append((query_id, item.failed_at, time.monotonic() - item.submitted_at))
+        return SubmitQueries(
+            incarnation=self._caller.incarnation,
+            queries=tuple(queries),
+            cancelled=tuple(cancelled),
+            resent=tuple(resent),
+            lost=tuple(lost),
+            refused=tuple(refused),
+            failed=tuple(failed),
+            died=tuple(died),
+        )
+
+    def _undelivered(self, items: list[OpenQuery | int]) -> None:
+        """React to a failed delivery; the proxy may have processed it all the same."""
+        for item in items:
+            if isinstance(item, int) or not item.is_wanted:
+                continue
+            if item.query.retryable is False:
+                text = "the proxy did not take the query, or died with it; it may have run"
+                self._fail(item, unavailable(item.query.id, text))
+            else:  # the budget pays once, at the proxy's death if that was the reason
+                item.is_resent = True
+                self._loop.call_later(RESEND_S, partial(self._resend, item))
+
+    def _resend(self, entry: OpenQuery) -> None:
+        if entry.is_wanted and self._outbox is not None:
+            self._outbox.put(entry)
+
+
+REPLICA_DIED = "its replica died with the query under way"
+
+
+def unavailable(query_id: int, text: str) -> FailedAnswer:
+    """Return the answer that says why a query could not be answered."""
+    return FailedAnswer(query_id, "ReplicaUnavailableError", text, 1.0)
