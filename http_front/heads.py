@@ -29,7 +29,7 @@ _ONCE = {
     b"transfer-encoding": "there are several Transfer-Encoding headers",
 }
 _other_http = re.compile(rb"[^ \r\n]+ [^ \r\n]+ HTTP/((?!1\.[01])[0-9]\.[0-9])\r\n").match
-MAX_KNOWN = 4096  # bytes of a head that a connection keeps to know it again
+MAX_KNOWN = 2048  # bytes of a head that a connection keeps to know it again
 
 
 def split(target: bytes) -> tuple[bytes, bytes]:
@@ -57,6 +57,7 @@ class Head:
     named: dict[bytes, bytes] = field(init=False)  # the same by their names, of several the last
     length: int | None = None  # of the body, where it declares one
     is_chunked: bool = False
+    has_body: bool = False  # one follows
     keep_alive: bool = False
     expects_continue: bool = False
     is_socket: bool = False  # it opens a WebSocket
@@ -71,11 +72,6 @@ class Head:
     query_string: bytes = field(init=False)
     root_path: str = field(init=False)
     query: Query | None = None  # that was made from it; without its call, if a body follows
-
-    @property
-    def has_body(self) -> bool:
-        """Whether a body follows."""
-        return self.is_chunked or bool(self.length)
 
     def locate(self, root_path: str) -> None:
         """Find the path to route by, in the target."""
@@ -197,13 +193,14 @@ class HeadReader:
             if not length.isdigit() or len(length) > MAX_LENGTH_DIGITS:
                 raise self._refused(400, _ONCE[b"content-length"])
             head.length = int(length)
+            head.has_body = head.length > 0
         if (coding := named.get(b"transfer-encoding")) is not None:
             if coding.lower() != b"chunked":
                 # A coding before "chunked" would reach user code undone, as if it were the body.
                 shown = coding[:100].decode("latin-1")
                 text = f"the Transfer-Encoding {shown!r} is not supported; use chunked alone"
                 raise self._refused(501, text)
-            head.is_chunked = True
+            head.is_chunked = head.has_body = True
 
     def _check_repeated(self) -> None:
         names = [name for name, _ in self._head.headers]
