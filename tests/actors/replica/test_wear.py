@@ -1,7 +1,8 @@
-"""Replicas that have done enough are replaced, over a real system; their clients notice nothing."""
+"""Replicas that have done enough are replaced, and their clients notice nothing."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import signal
@@ -9,19 +10,95 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from greenroom import serve
+from greenroom.actors.replica import wear
 from greenroom.actors.replica.wear import CHECK_S, memory_bytes
 from greenroom.core.errors import ReplicaUnavailableError
 from tests.support.load import GetLoad
+from tests.support.lone_loop import LoneLoop
 from tests.support.programs import cannot_run
 from tests.support.systems import RunningSystem, wait_until
 
 MIB = 2**20
+
+
+# --- When a replica has done enough ---------------------------------------------------------------
+
+
+class Worn:
+    """A replica's wear in virtual time, what it has said, and an NVML of two GPUs."""
+
+    NVMLError = ArithmeticError
+
+    def __init__(self, patch: pytest.MonkeyPatch, **limits: Any) -> None:
+        module = importlib.reload(wear)  # it asks once for NVML
+        self.loop, self.said = LoneLoop(), list[str]()
+        self.served = self.on_gpu = 0
+        worn, full = self.said.append, lambda why: self.said.append(f"ends: {why}")
+        patch.setattr(module, "time", SimpleNamespace(monotonic=self.loop.asyncio.time))
+        self.wear = module.Wear(self.loop, lambda: self.served, worn, full)
+        self.wear.configure(limits)
+        self.wear.begin()
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetComputeRunningProcesses(self, device: int) -> list[Any]:
+        others = SimpleNamespace(pid=1, usedGpuMemory=10**12)
+        return [others, SimpleNamespace(pid=os.getpid(), usedGpuMemory=self.on_gpu * device)]
+
+
+def test_its_age_and_its_queries_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    worn = Worn(monkeypatch, max_age_s=3.0, max_queries=5)
+    worn.loop.pass_time(2.9)
+    worn.wear.configure({"max_age_s": 3.0})
+    worn.loop.pass_time(2.0)
+    assert worn.said == ["max_age_s: it has run for 3 s"], "once"
+    worn.served = 6
+    worn.wear.configure({"max_queries": 5})
+    worn.loop.pass_time(2 * CHECK_S)
+    assert worn.said[1:] == ["max_queries: it has served 6 queries, of 5"]
+
+
+def test_its_memory_on_gpus_is_limited_and_far_above_that_it_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worn = Worn(monkeypatch, max_gpu_memory_bytes=100 * MIB)
+    monkeypatch.setitem(sys.modules, "pynvml", worn)
+    for used in (100, 110, 130):
+        worn.on_gpu = used * MIB
+        worn.loop.pass_time(CHECK_S)
+    text = "it has {} MiB of GPU memory, and max_gpu_memory_bytes are 100 MiB"
+    expected = [f"max_gpu_memory_bytes: {text.format(110)}"]
+    assert worn.said == [*expected, f"ends: out of memory: {text.format(130)}"]
+
+
+@pytest.mark.parametrize("message", ["NVML Shared Library Not Found", "import of pynvml halted"])
+def test_without_nvml_one_warning_says_that_the_limit_is_none(
+    message: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise ArithmeticError(message)
+
+    broken = SimpleNamespace(nvmlInit=fail)
+    monkeypatch.setitem(sys.modules, "pynvml", broken if "NVML" in message else None)
+    worn = Worn(monkeypatch, max_gpu_memory_bytes=1)
+    worn.loop.pass_time(5 * CHECK_S)
+    assert worn.said == []
+    assert [message in each for each in caplog.messages] == [True]
+
+
+# --- Over a real system ---------------------------------------------------------------------------
 
 
 class Worker:
@@ -76,19 +153,15 @@ def worker(client: serve.Client, name: str) -> Iterator[Any]:
     client.wait_for_goal(client.delete_backend(tag, force=True), 20)
 
 
-@pytest.mark.parametrize("config", [{"max_queries": 20}, {"max_age_s": 1.5}])
 def test_a_worn_replica_is_replaced_without_a_failed_request(
-    config: dict[str, Any],
-    worker: Any,
-    running: RunningSystem,
-    name: str,
+    worker: Any, running: RunningSystem, name: str
 ) -> None:
-    tag = worker(**config)
+    tag = worker(max_queries=20)
     first = running.get(f"/{name}")[1]
     with GetLoad(running.settings.http.port, f"/{name}", 1) as load:
         wait_until(lambda: running.get(f"/{name}")[1] != first, 30, "its successor")
         log = (running.settings.logs_dir / "replica.log").read_text()
-        assert re.search(rf"{tag}#\w+ is to be replaced: {next(iter(config))}: it has", log)
+        assert re.search(rf"{tag}#\w+ is to be replaced: max_queries: it has", log)
     assert load.tally.ok > 0
     assert load.tally.failures == []
 
@@ -112,83 +185,6 @@ def test_a_replica_that_leaks_is_replaced_and_one_that_leaks_fast_ends_at_once(
     wait_until(lambda: pid().isdigit() and pid() != second, 30, "its successor")
     log = (running.settings.logs_dir / "replica.log").read_text()
     assert "ends: out of memory: it has" in log
-
-
-class OnGpus:
-    """Has NVML of its own making; ``pynvml`` is a module of nvidia-ml-py."""
-
-    def __init__(self, nvml: str) -> None:
-        self.used = 10 * MIB
-        if nvml == "none":
-            return
-        module: Any = sys.modules.setdefault("pynvml", ModuleType("pynvml"))
-        module.NVMLError = ArithmeticError
-        module.nvmlInit = lambda: None
-        module.nvmlDeviceGetCount = lambda: 2
-        module.nvmlDeviceGetHandleByIndex = lambda index: index
-        module.nvmlDeviceGetComputeRunningProcesses = self.processes
-        if nvml == "broken":
-            module.nvmlInit = self.fail
-
-    def fail(self) -> None:
-        raise ArithmeticError("NVML Shared Library Not Found")
-
-    def processes(self, device: int) -> list[Any]:
-        others = SimpleNamespace(pid=1, usedGpuMemory=10**12)
-        own = SimpleNamespace(pid=os.getpid(), usedGpuMemory=self.used if device else None)
-        return [others, own]
-
-    def __call__(self, request: Any) -> str:
-        if "use" in request.query_params:
-            self.used = int(request.query_params["use"]) * MIB
-        return str(os.getpid())
-
-
-@pytest.fixture
-def on_gpus(running: RunningSystem, name: str, deployed: Callable[..., Any]) -> Callable[..., str]:
-    def deploy(nvml: str, **options: Any) -> str:
-        deployed(serve.deployment(max_gpu_memory_bytes=100 * MIB, **options)(OnGpus).bind(nvml))
-        return running.get(f"/{name}")[1].decode()
-
-    return deploy
-
-
-def restarts(running: RunningSystem, name: str) -> dict[str, int]:
-    with running.as_default(), serve.Client.connect() as client:
-        shown = client.list_backends()[f"{name}#OnGpus"].get("restarts", {})
-        return dict(shown)
-
-
-def test_a_replica_above_its_gpu_memory_is_replaced_and_far_above_it_ends_at_once(
-    running: RunningSystem, on_gpus: Callable[..., str], name: str
-) -> None:
-    first = on_gpus("fake")
-    with GetLoad(running.settings.http.port, f"/{name}", 1) as load:
-        assert running.get(f"/{name}?use=110")[1].decode() == first
-        wait_until(lambda: restarts(running, name) == {"max_gpu_memory_bytes": 1}, 30, "its end")
-    assert load.tally.failures == []
-    wait_until(lambda: running.get(f"/{name}")[1].decode() != first, 30, "its successor")
-    running.get(f"/{name}?use=130")
-    expected = {"max_gpu_memory_bytes": 1, "out of memory": 1}
-    wait_until(lambda: restarts(running, name) == expected, 30, "its end")
-
-
-@pytest.mark.parametrize(
-    ("nvml", "message"),
-    [
-        ("none", "ModuleNotFoundError: No module named 'pynvml'"),
-        ("broken", "ArithmeticError: NVML Shared Library Not Found"),
-    ],
-)
-def test_without_nvml_one_warning_says_that_the_limit_is_none(
-    running: RunningSystem, on_gpus: Callable[..., str], name: str, nvml: str, message: str
-) -> None:
-    pid = on_gpus(nvml, max_age_s=3.5 * CHECK_S)
-    assert running.get(f"/{name}?use=130") == (200, pid.encode())
-    wait_until(lambda: restarts(running, name) == {"max_age_s": 1}, 30, "its last look")
-    log = (running.settings.logs_dir / "replica.log").read_text()
-    warnings = [line for line in log.splitlines() if "limits nothing here" in line]
-    assert [message in line for line in warnings if f" {pid} " in line] == [True]
 
 
 @pytest.fixture
