@@ -99,7 +99,7 @@ class Replica(LoopActor):
 
     def may_beat(self) -> bool:
         """See :meth:`LoopActor.may_beat`; answers go over links of their own."""
-        loops = [self.loop] if self.queries is None else [self.loop, self.queries.loop]
+        loops = [self.loop] if self.queries is None else [self.loop, self.queries.port.loop]
         return end_where_starved(*loops)
 
     # --- Lifecycle, by the controller's orders ------------------------------------------------
@@ -114,7 +114,7 @@ class Replica(LoopActor):
             self._apply_config(message.config, message.config_id)
         self._report()
         if self.queries is not None:
-            self.queries.report_comparisons()
+            self.queries.report()
 
     def receiveMsg_ReconfigureReplica(self, message: ReconfigureReplica, sender: Address) -> None:
         """Take newer settings; user code hears of a changed user_config."""
@@ -453,7 +453,7 @@ class Replica(LoopActor):
                 state=self.state,
                 config_id=self._applied_id,
                 check_id=check_id,
-                queries_at=None if self.queries is None else self.queries.address,
+                queries_at=None if self.queries is None else self.queries.port.address,
                 ongoing=0 if self.queries is None else self.queries.running,
                 error=error,
                 exception=exception,
@@ -475,7 +475,7 @@ class Replica(LoopActor):
             self._leave()
         else:
             if queries is not None:
-                queries.report_used()
+                queries.report()
             self.loop.start(self._close(self.user_code))
 
     async def _close(self, user_code: UserCode) -> None:

@@ -79,7 +79,7 @@ _Key = tuple[str, int]  # the proxy's incarnation, and its ticket
 class ResponseSampler:
     """The answers that one replica has to send; all on user code's loop.
 
-    ``is_busy`` returns whether queries run; ``send_here`` gets what this replica itself compares.
+    ``is_busy`` returns whether queries run; ``here`` gets what this replica itself compares.
     """
 
     def __init__(
@@ -88,13 +88,13 @@ class ResponseSampler:
         incarnation: str,
         backend: str,
         is_busy: Callable[[], bool],
-        send_here: Callable[[CompareAnswers, Address], None],
+        here: Comparisons,
     ) -> None:
         self._loop = loop
         self._incarnation = incarnation
         self._backend = backend
         self._is_busy = is_busy
-        self._send_here = send_here
+        self.here = here
         self._unplaced: dict[_Key, tuple[ComparedAnswer, float]] = {}  # no place yet; since when
         self._places_of: dict[_Key, tuple[CompareAt, ...]] = {}  # of queries that still run
         self._kept: deque[tuple[tuple[CompareAt, ...], ComparedAnswer]] = deque()
@@ -192,7 +192,7 @@ class ResponseSampler:
             incarnation, address = self._place(packed)
             message = CompareAnswers(incarnation=incarnation, answers=tuple(rows))
             if incarnation == self._incarnation:
-                self._send_here(message, address)
+                self.here.arrived(message, address)
             else:
                 self._loop.send(address, message)
         if self._kept:

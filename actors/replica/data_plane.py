@@ -4,8 +4,12 @@ Theory of operation. A replica is a process with two places in the actor system.
 main thread, takes the controller's orders, and answers them whatever user code does. The data plane
 is the other one, with an address of its own on user code's event loop: a query goes from the socket
 to the user's coroutine, and its answer back to a socket, without changing threads. User code that
-blocks its loop delays its own queries, and nothing else. :class:`Queries` keeps a :class:`Run` for
-each query; answers wait in an outbox for each caller, reports of them in one for each proxy.
+blocks its loop delays its own queries, and nothing else.
+
+:class:`Queries` lets in what there is room for, and makes a :class:`Run` of each. A run knows its
+caller (:class:`CallerLink`), which gets the answer, and the proxy that counts its slot
+(:class:`ProxyLink`); under a lease (:class:`Leases`) the caller counts. :class:`Uploads` takes what
+follows a query.
 
 A query's slot is free when user code has returned. The router keeps the query until it hears that
 the caller has the answer: if this process dies in between, it goes to another replica.
@@ -18,10 +22,9 @@ import itertools
 import pickle
 import secrets
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from greenroom.actors.caller import client as query_client
 from greenroom.actors.caller.caller import Caller
@@ -51,7 +54,6 @@ from greenroom.actors.messages.queries import (
     Piece,
     Process,
     QueriesFinished,
-    Query,
     RunEnded,
     RunLeased,
     RunQueries,
@@ -71,10 +73,8 @@ from greenroom.actors.replica.user_code import UserCode
 from greenroom.actors.runtime.loop import (
     GATHERED,
     GATHERED_PARTS,
-    MAX_BYTES_UNDER_WAY,
     Callback,
     Lane,
-    Loop,
     Outbox,
     Outboxes,
     Timer,
@@ -91,57 +91,76 @@ LATE_S = 1.0  # after its deadline a query is ended here; until then that is the
 PARTS_UNDER_WAY = 2_000_000  # bytes, which other answers to the same caller have to wait for
 
 _Item = Answer | PartedAnswer | Piece
-_Report = tuple[str, Any]  # a field of QueriesFinished, and an item of it
 
 
 class Run(Reply):
-    """One query in user code, and how its answer travels."""
+    """One query in user code, and how its answer travels.
+
+    ``caller`` is None for a copy for a shadow, ``proxy`` for a query under a lease.
+    """
 
     __slots__ = (
         "began_at",
-        "is_delivered",
+        "caller",
+        "has_arrived",
         "is_given_back",
-        "is_leased",
-        "is_undelivered",
         "key",
+        "lane",
         "proxy",
         "queries",
         "sender",
         "status",
-        "stream_key",
         "timer",
         "upload",
-        "upload_number",
     )
 
-    def __init__(self, queries: Queries, proxy: str, assignment: Assignment) -> None:
+    def __init__(
+        self,
+        queries: Queries,
+        assignment: Assignment,
+        caller: CallerLink | None,
+        proxy: ProxyLink | None,
+    ) -> None:
         timeout_s = assignment.timeout_s
-        deadline_at = None if timeout_s is None else time.monotonic() + timeout_s
-        super().__init__(assignment, deadline_at)
         self.began_at = time.monotonic()
+        super().__init__(assignment, None if timeout_s is None else self.began_at + timeout_s)
         self.queries = queries
-        self.proxy = proxy  # its incarnation; its caller's, for one under a lease
-        self.is_leased = proxy == assignment.caller_incarnation
-        self.key = proxy, assignment.ticket
-        self.stream_key = assignment.caller_incarnation, assignment.query.id  # for its caller
+        self.caller = caller
+        self.proxy = proxy
+        source = assignment.caller_incarnation if proxy is None else proxy.incarnation
+        self.key = source, assignment.ticket
+        self.lane: Lane | None = None  # for all but large answers
+        if caller is not None:
+            caller.uses += 1
+            self.lane = caller.lane if proxy is None else caller.outbox
         self.sender: Sender | None = None
-        self.upload: Parts | None = None  # what follows it
-        self.upload_number = 0
+        self.upload: Upload | None = None
         self.status = 0  # of its answer
         self.is_given_back = False
-        self.is_delivered = False
-        self.is_undelivered = False  # on the way to its caller
+        self.has_arrived: bool | None = None  # its answer, at its caller; None while that is open
         self.timer: Timer | None = None
         self.extra_headers = ()
 
     def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
         """Begin an answer in parts."""
         self._check_runs()
-        process = self.queries.process
-        begun = StreamBegun(self.assignment.query.id, status, headers + self.extra_headers, process)
-        self.sender = self.queries.begun(self, begun)
-        if self.assignment.query.follows == SOCKET:
+        query, caller = self.assignment.query, self.caller
+        if query.follows == SOCKET:
             self.deadline_at = None  # it was for the handshake
+        if caller is None or self.lane is None:
+            return
+        if query.id in caller.streams:  # its router died, and the next one had it run again
+            self.has_arrived = True  # by the other run
+            self.cancel()
+            return
+        caller.streams[query.id] = self
+        process = self.queries.port.process
+        begun = StreamBegun(query.id, status, headers + self.extra_headers, process)
+        # With the first part, at the end of this turn, and before the router hears of it: to write
+        # to that first had the first byte 0.2 ms later.
+        self.lane.put_all([(begun, self)])
+        self._report("begun", self.assignment.ticket)
+        self.sender = Sender(query.id, self.put, self.queries.port.loop.at_turn_end)
 
     async def send(self, data: bytes, ends: int = MORE) -> None:
         """Send the next part."""
@@ -156,13 +175,39 @@ class Run(Reply):
         if self.has_ended:
             raise NobodyListensError("the query has ended")
 
+    def put(self, item: _Item) -> None:
+        """Send its caller something."""
+        assert self.lane is not None, "a copy for a shadow has no answers"
+        self.lane.put((item, self), _gathered(item))
+
     def answer(self, answer: Answer) -> None:
         """Answer it; a second answer is dropped, and one that comes after the end."""
-        if not (self.status or self.has_ended):
-            self.status = status_of(answer)
-            if self.extra_headers and isinstance(answer, HttpAnswer | FailedAnswer):
-                answer = answer._replace(headers=(*answer.headers, *self.extra_headers))
-            self.queries.answered(self, answer)
+        if self.status or self.has_ended:
+            return
+        self.status = status_of(answer)
+        if self.extra_headers and isinstance(answer, HttpAnswer | FailedAnswer):
+            answer = answer._replace(headers=(*answer.headers, *self.extra_headers))
+        if self.lane is not None and self.caller is not None and self.has_arrived is None:
+            if self.sender is not None:
+                self.sender.flush()
+            if self.queries.config.get("retry_failures") and self._may_try_again():
+                self.put(MayTryAgain(self.assignment.query.id, self.queries.proxies.tag))
+            is_small = size_of(answer) < LARGE
+            if is_small:
+                self.lane.put((answer, self))
+            else:
+                self.caller.put_in_parts(answer, self)
+            if self.lane is self.caller.outbox or not is_small:  # else it arrives, or it is dead
+                self.queries.undelivered += 1
+        if self.assignment.compare != ():
+            self.queries.copies.add(self.key[0], self.assignment, answer)
+
+    def _may_try_again(self) -> bool:
+        """Return whether its answer is a failure after which another replica may run the query."""
+        query = self.assignment.query
+        if not has_failed(self.status) or self.sender is not None or query.follows:
+            return False
+        return may_retry(query.http_method, (query.retryable, self.queries.config.get("retryable")))
 
     def give_back(self) -> bool:
         """See :meth:`Reply.give_back`."""
@@ -174,10 +219,370 @@ class Run(Reply):
         if self.sender is not None and self.assignment.query.follows == SOCKET:
             self.sender.close()
 
+    def close_socket(self) -> None:
+        """Close it, if it is a WebSocket: the replica is to stop."""
+        query = self.assignment.query
+        if query.follows != SOCKET or self.upload is None:
+            return
+        frame = close_frame(RESTARTING, "the replica stops")
+        if self.sender is not None and not self.status:
+            self.put(StreamPart(query.id, frame, END))
+        self.upload.arrived(StreamPart(self.upload.number, frame, END))
+        self.ended_by_caller()
+
+    def cancel(self) -> None:
+        """Cancel it in user code."""
+        self.queries.user_code.cancel(self.key)
+
+    def late(self) -> None:
+        """End it, a while after its time was up: the router that would have has died."""
+        if self.status or self.is_cancelled or self.deadline_at is None:
+            return
+        text = f"no answer within {self.assignment.timeout_s:.6g} s"
+        self.answer(FailedAnswer(self.assignment.query.id, "QueryTimeoutError", text))
+        self.cancel()
+
+    def cut_off(self) -> None:
+        """Tell the caller of a stream that the router ended it: it may have lost the caller."""
+        if self.caller is None or self.sender is None or self.status:
+            return
+        text = "the answer was ended midway by the router, which may have lost its caller"
+        answer = FailedAnswer(self.assignment.query.id, "RequestCancelledError", text)
+        self.caller.send(answer)
+
     def end(self) -> None:
-        """Note that user code has returned."""
+        """Free the slot. Its router hears of that or, under a lease, its caller, who counts."""
         self.has_ended = True
-        self.queries.ended(self)
+        queries, assignment = self.queries, self.assignment
+        queries.running -= 1
+        queries.runs.pop(self.key, None)
+        if not self.is_given_back:
+            queries.served += 1
+            metrics.ended(self.status, time.monotonic() - self.began_at)
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.upload is not None:
+            del queries.uploads[self.upload.number]
+        if self.caller is not None:
+            if self.caller.streams.get(assignment.query.id) is self:
+                del self.caller.streams[assignment.query.id]
+            self.caller.release()
+        self.sender = self.upload = None  # which name this
+        if not self.status:
+            self._ended_unanswered()
+        elif self.proxy is not None:
+            self._report_soon("answered", (assignment.ticket, self.status))
+            if self.has_arrived is not None:
+                self.report_arrival()
+
+    def _ended_unanswered(self) -> None:
+        ticket = self.assignment.ticket
+        if self.proxy is None:  # an answer would say it
+            self.put(NotRun(ticket) if self.is_given_back else RunEnded(ticket))
+            return
+        field = "undelivered" if self.has_arrived is False else "cancelled"
+        if self.is_given_back:
+            field = "rejected"
+        elif self.assignment.compare != ():
+            self.queries.copies.add(self.key[0], self.assignment, None)
+        self._report(field, ticket)
+
+    def report_arrival(self) -> None:
+        """Tell its router whether the answer is at its caller."""
+        field = "delivered" if self.has_arrived else "undelivered"
+        self._report_soon(field, self.assignment.ticket)
+
+    def _report(self, field: str, value: Any) -> None:
+        """Tell its router."""
+        if self.proxy is not None:
+            self.proxy.outbox.put((field, value))
+
+    def _report_soon(self, field: str, value: Any) -> None:
+        """Tell its router what may wait a moment while there is room for more queries."""
+        queries = self.queries
+        if self.proxy is None:
+            return
+        if queries.is_draining or (queries.running + 1) * 2 > queries.limit:  # with this one
+            self.proxy.outbox.put((field, value))
+        else:
+            self.proxy.outbox.put_patiently((field, value), REPORT_S)
+
+
+class CallerLink:
+    """A caller, as a replica sends to it, and notices its end.
+
+    The death of a caller is the router's to notice, unless the caller sends here by itself, under a
+    lease or what follows a query. Then it is watched as long as it has a query or a lease here. A
+    process may open and close many connections, each of them a caller, before it ends.
+    """
+
+    def __init__(self, queries: Queries, incarnation: str, address: Address) -> None:
+        self._queries = queries
+        self._incarnation = incarnation
+        self._address = address
+        self._unwatch: Callback | None = None
+        self._numbers = itertools.count(int(secrets.token_hex(7), 16))  # see AnswerPart
+        self.uses = 0  # runs and open leases
+        self.streams: dict[int, Run] = {}  # whose answer has begun to come in parts, by query id
+        loop, failed = queries.port.loop, self._undelivered
+        outbox = partial(Outbox, loop, address, self._pack, self._delivered, failed, _weigh)
+        self.lane = Lane(loop, address, self._pack, _weigh)  # for queries under leases
+        self.outbox: Outbox = outbox()
+        self._parted: Outbox = outbox(PARTS_UNDER_WAY)  # large answers: others go in between
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether nothing of it is here, or on its way to it."""
+        return not self.uses and self.outbox.is_idle and self._parted.is_idle
+
+    def put_in_parts(self, answer: Any, run: Run) -> None:
+        """Send a large answer."""
+        self._parted.put_all([(item, run) for item in in_parts(answer, next(self._numbers))])
+
+    def send(self, answer: Answer) -> None:
+        """Send an answer that nobody counts on, at once."""
+        self._queries.port.loop.send(self._address, self._pack([(answer, None)]))
+
+    def watch(self, process: Process) -> None:
+        """Notice its end from now on."""
+        if self._unwatch is None:
+            watch = self._queries.port.loop.watch_process
+            self._unwatch = watch(process, self._gone, self._address)
+
+    def release(self) -> None:
+        """Count the end of a use, and after the last one watch the caller no more."""
+        self.uses -= 1
+        if not self.uses and self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
+
+    def _gone(self) -> None:
+        """End what only the caller itself could end."""
+        queries = self._queries
+        queries.callers.pop(self._incarnation, None)
+        queries.leases.caller_gone(self)
+        for run in list(queries.runs.values()):
+            if run.caller is self and (run.proxy is None or run.upload is not None):
+                run.cancel()
+
+    def _delivered(self, items: list[tuple[_Item, Run]]) -> None:
+        for item, run in items:
+            if not isinstance(item, Piece):
+                self._queries.undelivered -= 1
+                if run.has_arrived is None:
+                    run.has_arrived = True
+                if run.has_ended:
+                    run.report_arrival()
+
+    def _undelivered(self, items: list[tuple[_Item, Run]]) -> None:
+        """Abandon a caller. It may live behind a broken link, so the router hears of it."""
+        items = items + self.outbox.drop() + self._parted.drop()
+        for _, run in items:
+            run.has_arrived = False
+        self._delivered(items)
+        for run in dict.fromkeys(run for _, run in items if not run.has_ended):
+            run.cancel()
+
+    def _pack(self, items: list[tuple[_Item, Run | None]]) -> AnswerQueries:
+        answers: list[_Item] = []
+        for item, _ in items:
+            answers.append(part_travelling(item) if type(item) is StreamPart else item)
+        return AnswerQueries(incarnation=self._incarnation, answers=tuple(answers))
+
+
+def _gathered(item: _Item) -> int:
+    """Return with how many items this one leaves before the end of the turn."""
+    if not isinstance(item, StreamPart):
+        return GATHERED
+    return 1 if item.parts >= MOST_JOINED else GATHERED_PARTS
+
+
+def _weigh(item: tuple[_Item, Run]) -> int:
+    answer = item[0]
+    if isinstance(answer, StreamPart):
+        return len(answer.data)
+    return len(answer.content) if isinstance(answer, AnswerPart) else size_of(answer)
+
+
+class Lease(NamedTuple):
+    """An open one."""
+
+    caller: CallerLink
+    proxy: str  # its incarnation
+    endpoint: str
+    route: str
+
+
+class Leases(dict[str, Lease]):
+    """The open leases by name: see greenroom.core.routing.leases."""
+
+    def __init__(self, queries: Queries) -> None:
+        super().__init__()
+        self._queries = queries
+        self._proxy = ""  # the incarnation of the one that may grant leases
+        self._fenced: set[str] = set()  # the names of others, that are to be refused if they come
+        queries.port.on(OpenLease, self._open)
+        queries.port.on(CloseLeases, self._close)
+
+    def follow(self, proxy: str) -> None:
+        """Take leases of this proxy from now on, and of no other."""
+        self._proxy = proxy
+        self._drop([name for name, each in self.items() if each.proxy != proxy])
+        self._fenced = {name for name in self._fenced if name.startswith(f"{proxy}/")}
+
+    def caller_gone(self, caller: CallerLink) -> None:
+        """Forget the leases of a caller."""
+        self._drop([name for name, each in self.items() if each.caller is caller])
+
+    def _drop(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.pop(name).caller.release()
+
+    def _open(self, message: OpenLease, sender: Address) -> None:
+        """Let a caller send queries by itself, and notice its end: its router may be dead then."""
+        mine = self._queries.port.process.incarnation
+        if message.incarnation != mine or message.proxy != self._proxy:
+            return
+        if message.lease in self._fenced:
+            self._fenced.discard(message.lease)
+            return
+        caller = self._queries.caller(message.caller.incarnation, sender)
+        if message.lease not in self:
+            caller.uses += 1
+        self[message.lease] = Lease(caller, message.proxy, message.endpoint, message.route)
+        caller.watch(message.caller)
+
+    def _close(self, message: CloseLeases, _sender: Address) -> None:
+        if message.incarnation == self._queries.port.process.incarnation:
+            if message.is_fence:
+                self._fenced.update(name for name in message.leases if name not in self)
+            self._drop([name for name in message.leases if name in self])
+
+
+class Upload(Parts):
+    """What follows a query, as it arrives."""
+
+    def __init__(self, run: Run, number: int) -> None:
+        query = run.assignment.query
+        super().__init__(lambda size: run.put(FeedTaken(query.id, number, size)), query.follows)
+        self.number = number
+
+
+class Uploads(dict[int, Run]):
+    """The runs of queries that more follows, by the numbers of their FeedWanted."""
+
+    def __init__(self, port: Port) -> None:
+        super().__init__()
+        self._numbers = itertools.count(1)
+        self._process = port.process
+        port.on(FeedQueries, self._take)
+
+    def want(self, run: Run) -> None:
+        """Ask a query's caller for what follows it."""
+        number = next(self._numbers)
+        self[number] = run
+        run.upload = Upload(run, number)
+        run.put(FeedWanted(run.assignment.query.id, number, self._process))
+
+    def _take(self, message: FeedQueries, _sender: Address) -> None:
+        """Take what a caller sends. A later proxy may not know of the caller, so it is watched."""
+        for part in message.parts:
+            run = self.get(part.query_id)
+            if run is not None and run.upload is not None and run.caller is not None:
+                run.caller.watch(message.process)
+                run.upload.arrived(part_arrived(part))
+                if part.ends == END:
+                    run.ended_by_caller()
+        for number in message.stopped:
+            if number in self:
+                self[number].cancel()
+
+
+class ProxyLink:
+    """A proxy, as a replica reports to it; its runs keep it when it is gone.
+
+    It may not be dead then, but only cut off. Of what is not reported, the slots would stay taken.
+    """
+
+    def __init__(self, incarnation: str, outbox: Outbox) -> None:
+        self.incarnation = incarnation
+        self.outbox = outbox
+        self.is_gone = False
+
+
+class Proxies(dict[str, ProxyLink]):
+    """The proxies that are there, by incarnation; a near one also gets the queries of handles."""
+
+    def __init__(self, queries: Queries, tag: str) -> None:
+        super().__init__()
+        self.tag = tag
+        self._queries = queries
+        self._loop = queries.port.loop
+        self._reporting: Timer | None = None  # armed while there are orphans
+        self.caller = Caller(self._loop, queries.port.process)  # of handles
+        self.caller.listen(queries.port.on)
+        query_client.install(query_client.CallerClient(self.caller))
+        user_context.on_models_changed(partial(self._loop.post, self._report_models))
+        queries.port.on(MeetProxy, self._met)
+
+    def _met(self, message: MeetProxy, _sender: Address) -> None:
+        if message.is_near:
+            self.caller.met_proxy(message.proxy, message.process)
+            self._queries.leases.follow(message.process.incarnation)
+        self.link(message.process, message.proxy)
+
+    def link(self, process: Process, address: Address) -> ProxyLink:
+        """Return the link to a proxy, and notice its end."""
+        known = self.get(process.incarnation)
+        if known is not None:
+            return known
+        link = ProxyLink(process.incarnation, Outbox(self._loop, address, self._pack))
+        self[process.incarnation] = link
+        self._loop.watch_process(process, partial(self._gone, link), address)
+        if models := user_context.model_ids():
+            link.outbox.put(("models", models))
+        return link
+
+    def _gone(self, link: ProxyLink) -> None:
+        """Let callers know where their queries run: only they can end them now."""
+        link.is_gone = True
+        del self[link.incarnation]
+        for run in [run for run in self._queries.runs.values() if run.proxy is link]:
+            if run.caller is None:
+                run.cancel()
+        self._report_orphans()
+
+    def orphans(self) -> list[Run]:
+        """Return the runs that have no router any more, and no answer yet."""
+        runs = self._queries.runs.values()
+        orphans = [run for run in runs if run.proxy is not None and run.proxy.is_gone]
+        return [run for run in orphans if run.caller is not None and not run.status]
+
+    def _report_orphans(self) -> None:
+        """Repeat this: it is how the death of a caller without a router is noticed."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+            self._reporting = None
+        if orphans := self.orphans():
+            self._reporting = self._loop.call_later(ORPHANED_S, self._report_orphans)
+        for run in orphans:
+            run.put(StillRuns(run.assignment.query.id))
+
+    def _report_models(self) -> None:
+        for link in self.values():
+            link.outbox.put(("models", user_context.model_ids()))
+
+    def _pack(self, items: list[tuple[str, Any]]) -> QueriesFinished:
+        """Make a message of fields of it, each with one item."""
+        reports: dict[str, list[Any]] = {}
+        for field, value in items:
+            reports.setdefault(field, []).append(value)
+        return QueriesFinished(
+            replica=self.tag,
+            incarnation=self._queries.port.process.incarnation,
+            draining=self._queries.is_draining,
+            **{field: tuple(values) for field, values in reports.items()},
+        )
 
 
 class Queries:
@@ -197,543 +602,128 @@ class Queries:
         comparisons: Comparisons,
     ) -> None:
         self.limit = limit  # max_ongoing_requests
-        self.retries_failures = False
-        self.retryable: bool | None = None  # by its deployment's word
+        self.config: Mapping[str, Any] = {}
         self.accepting = False
         self.is_draining = False
         self.running = 0  # queries in user code; never above the limit
         self.served = 0  # queries that have ended
-        self.undelivered = 0
-        self._port = port
-        self._loop = port.loop
-        self.process = port.process
-        self._incarnation = port.process.incarnation
-        self._user_code = user_code
-        self._tag = tag
-        self._comparisons = comparisons
-        self._copies = ResponseSampler(
-            port.loop,
-            port.process.incarnation,
-            backend,
-            lambda: self.running > 0,
-            comparisons.arrived,
+        self.undelivered = 0  # answers
+        self.port = port
+        self.user_code = user_code
+        self.runs: dict[tuple[str, int], Run] = {}  # by key
+        self.callers = Outboxes[CallerLink]()  # by incarnation
+        self.leases = Leases(self)
+        self.uploads = Uploads(port)
+        self.proxies = Proxies(self, tag)
+        incarnation = port.process.incarnation
+        self.copies = ResponseSampler(
+            port.loop, incarnation, backend, lambda: self.running > 0, comparisons
         )
-        self._answers = Outboxes[Outbox]()  # by the caller's incarnation
-        self._leased = Outboxes[Lane]()  # the same, for queries under leases
-        self._parted = Outboxes[Outbox]()  # the same, for large answers: others go in between
-        self._parted_numbers = itertools.count(int(secrets.token_hex(7), 16))
-        # By the proxy's incarnation. An idle one is kept as long as its proxy lives, or has queries
-        # here: what is not reported of them takes their slots for good.
-        self._reports: dict[str, Outbox] = {}
-        self._runs: dict[tuple[str, int], Run] = {}  # by key
-        self.streams: dict[tuple[str, int], Run] = {}  # by the caller's incarnation and query id
-        self._orphaned: dict[tuple[str, int], Run] = {}  # the same, of those whose router is dead
-        self._orphaned_timer: Timer | None = None
-        self._proxies: set[str] = set()  # incarnations of those whose end will be noticed
-        self.leases: dict[str, OpenLease] = {}  # open ones, by name
-        self._fenced: set[str] = set()  # the names of others, that are to be refused if they come
-        self._near_proxy = ""  # the incarnation of the one that may grant leases
-        # Watched callers under leases, by incarnation: what unwatches.
-        self._lessees: dict[str, Callback] = {}
-        self._leaving: set[str] = set()  # those of them that have queries here, and no lease
-        self._uploads: dict[int, Run] = {}  # by the number of its FeedWanted
-        self._upload_numbers = itertools.count(1)
-        self._uploaders: dict[str, Callback] = {}  # watched callers, by incarnation: what unwatches
-        self._caller = caller = Caller(port.loop, port.process)
-        query_client.install(query_client.CallerClient(caller))
-        user_context.on_models_changed(self._models_changed)
         port.on(RunQueries, self._run)
-        port.on(FeedQueries, self._take_uploads)
-        port.on(ControlStreams, self._control)
-        port.on(MeetProxy, self._met_proxy)
-        caller.listen(port.on)
-        port.on(OpenLease, self._open_lease)
-        port.on(CloseLeases, self._close_leases)
         port.on(RunLeased, self._run_leased)
+        port.on(ControlStreams, self._control)
 
     def configure(self, config: Mapping[str, Any]) -> None:
         """Take newer settings; callable from any thread."""
+        self.config = config
         self.limit = config["max_ongoing_requests"]
-        self.retries_failures = config.get("retry_failures", False)
-        self.retryable = config.get("retryable")
 
-    @property
-    def loop(self) -> Loop:
-        """The loop that all this runs on."""
-        return self._loop
+    def report(self) -> None:
+        """Report what comparisons have found, and what became of the queries of handles.
 
-    @property
-    def address(self) -> Address:
-        """Where proxies send queries."""
-        return self._port.address
+        Callable from any thread.
+        """
+        self.port.loop.post(self.copies.here.report)
+        self.port.loop.post(self.proxies.caller.leases.report)
 
-    def report_comparisons(self) -> None:
-        """Report all that comparisons have found; callable from any thread."""
-        self._loop.post(self._comparisons.report)
+    def close_sockets(self) -> None:
+        """Close all WebSockets, as this replica is to stop; callable from any thread."""
 
-    def report_used(self) -> None:
-        """Report what became of queries of handles under leases; callable from any thread."""
-        self._loop.post(self._caller.leases.report)
+        def close() -> None:
+            for run in list(self.uploads.values()):
+                run.close_socket()
 
-    # --- Proxies ------------------------------------------------------------------------------
+        self.port.loop.post(close)
 
-    def _met_proxy(self, message: MeetProxy, _sender: Address) -> None:
-        """Send this proxy reports of its queries; a near one also gets the queries of handles."""
-        if message.is_near:
-            self._caller.met_proxy(message.proxy, message.process)
-            self._near_proxy = proxy = message.process.incarnation
-            self.leases = {name: it for name, it in self.leases.items() if it.proxy == proxy}
-            self._fenced = {name for name in self._fenced if name.startswith(f"{proxy}/")}
-            self._unwatch_lessees()
-        if message.process.incarnation not in self._reports:
-            self._meet(message.process, message.proxy)
-
-    def _meet(self, process: Process, address: Address) -> None:
-        proxy = process.incarnation
-        known = self._proxies | {run.proxy for run in self._runs.values()}
-        for gone in [each for each in self._reports if each not in known]:
-            del self._reports[gone]
-        self._reports[proxy] = self._make_outbox(proxy, address)
-        if proxy not in self._proxies:
-            self._proxies.add(proxy)
-            self._loop.watch_process(process, partial(self._proxy_died, proxy), address)
-        if models := user_context.model_ids():
-            self._report(proxy, ("models", models))
-
-    def _proxy_died(self, proxy: str) -> None:
-        """Let callers know where their queries run: only they can end them now."""
-        self._proxies.discard(proxy)
-        for run in [run for run in self._runs.values() if run.proxy == proxy]:
-            if run.assignment.caller is None:
-                self.cancel(run)
-            elif not run.status:
-                self._orphaned[run.stream_key] = run
-        self._report_orphaned()
-
-    def _report_orphaned(self) -> None:
-        """Repeat this: it is how the death of a caller without a router is noticed."""
-        if self._orphaned_timer is not None:
-            self._orphaned_timer.cancel()
-            self._orphaned_timer = None
-        for run in self._orphaned.values():
-            if not run.status:
-                self._put(StillRuns(run.assignment.query.id), run)
-        if self._orphaned:
-            self._orphaned_timer = self._loop.call_later(ORPHANED_S, self._report_orphaned)
-
-    def _models_changed(self) -> None:
-        """Send all proxies the models that are here; callable from any thread."""
-
-        def report() -> None:
-            for proxy in list(self._reports):  # one that cannot be reached is forgotten
-                self._report(proxy, ("models", user_context.model_ids()))
-
-        self._loop.post(report)
-
-    # --- Queries ------------------------------------------------------------------------------
+    def caller(self, incarnation: str, address: Address) -> CallerLink:
+        """Return the link to a caller."""
+        link = self.callers.get(incarnation)
+        if link is None:
+            link = self.callers[incarnation] = CallerLink(self, incarnation, address)
+        return link
 
     def _run(self, message: RunQueries, sender: Address) -> None:
         """Run what there is room for, reject the rest."""
-        if message.incarnation != self._incarnation:
+        if message.incarnation != self.port.process.incarnation:
             return  # meant for a dead process whose address this one has
-        proxy = message.proxy.incarnation
-        if proxy not in self._reports:
-            self._meet(message.proxy, sender)
+        known = self.proxies.get(message.proxy.incarnation)
+        proxy = known or self.proxies.link(message.proxy, sender)
+        source, runs = proxy.incarnation, self.runs
         room = max(self.limit - self.running, 0) if self.accepting else 0
         # A router that could not reach this replica for a while sends what it had here again.
-        assignments = [a for a in message.assignments if (proxy, a.ticket) not in self._runs]
+        assignments = [each for each in message.assignments if (source, each.ticket) not in runs]
         self.running += min(room, len(assignments))
         for assignment in assignments[:room]:
-            self._begin(proxy, assignment)
+            self._begin(Run(self, assignment, self._caller_of(assignment), proxy))
         for assignment in assignments[room:]:
-            self._report(proxy, ("rejected", assignment.ticket))
+            proxy.outbox.put(("rejected", assignment.ticket))
         for ticket in message.cancelled:
-            self._report_cut_off(self._runs.get((proxy, ticket)))
-            self._user_code.cancel((proxy, ticket))
+            if (run := runs.get((source, ticket))) is not None:
+                run.cut_off()
+                run.cancel()
         for ticket, places in message.compared:
-            key = (proxy, ticket)
-            self._copies.meet(key, places, has_answer=key not in self._runs)
+            key = source, ticket
+            self.copies.meet(key, places, has_answer=key not in runs)
 
-    def _begin(self, source: str, assignment: Assignment) -> None:
-        run = Run(self, source, assignment)
-        self._runs[run.key] = run
-        if assignment.query.follows:
-            self._want(run, assignment.query)
-        if assignment.timeout_s is not None:
-            delay_s = assignment.timeout_s + LATE_S
-            run.timer = self._loop.call_later(delay_s, partial(self._late, run))
-        self._user_code.run(run)
-
-    # --- Leases: see greenroom.core.routing.leases ----------------------------------------------
-
-    def _open_lease(self, message: OpenLease, sender: Address) -> None:
-        """Let a caller send queries by itself, and notice its end: its router may be dead then."""
-        if message.incarnation != self._incarnation or message.proxy != self._near_proxy:
-            return
-        if message.lease in self._fenced:
-            self._fenced.discard(message.lease)
-            return
-        caller = message.caller.incarnation
-        self.leases[message.lease] = replace(message, caller_address=pickle.dumps(sender))
-        if caller not in self._lessees:
-            gone = partial(self._lessee_gone, caller)
-            self._lessees[caller] = self._loop.watch_process(message.caller, gone)
-
-    def _lessee_gone(self, caller: str) -> None:
-        self._lessees.pop(caller, None)
-        self._leaving.discard(caller)
-        self._leased.pop(caller, None)
-        self.leases = {
-            name: it for name, it in self.leases.items() if it.caller.incarnation != caller
-        }
-        for run in [run for run in self._runs.values() if run.proxy == caller]:
-            self.cancel(run)
-
-    def _close_leases(self, message: CloseLeases, _sender: Address) -> None:
-        if message.incarnation == self._incarnation:
-            for name in message.leases:
-                if self.leases.pop(name, None) is None and message.is_fence:
-                    self._fenced.add(name)
-            self._unwatch_lessees()
-
-    def _unwatch_lessees(self) -> None:
-        """Stop watching callers that have neither a lease nor a query here.
-
-        A process may open and close many connections, each of them a caller, before it ends.
-        """
-        without = self._lessees.keys() - {it.caller.incarnation for it in self.leases.values()}
-        self._leaving = without & {run.proxy for run in self._runs.values() if run.is_leased}
-        for caller in without - self._leaving:
-            self._lessees.pop(caller)()
+    def _caller_of(self, assignment: Assignment) -> CallerLink | None:
+        if assignment.caller is None:
+            return None
+        incarnation = assignment.caller_incarnation
+        known = self.callers.get(incarnation)
+        return known or self.caller(incarnation, pickle.loads(assignment.caller))
 
     def _run_leased(self, message: RunLeased, sender: Address) -> None:
         """Run what comes under open leases while there is room, refuse the rest."""
-        if message.incarnation != self._incarnation:
+        if message.incarnation != self.port.process.incarnation:
             return
-        caller, refused = message.caller, []
+        source, refused = message.caller, []
         for name, query in message.queries:
             lease = self.leases.get(name)
             if lease is None or not self.accepting or self.running >= self.limit:
                 refused.append(NotRun(query.id))
                 continue
             self.running += 1
-            assignment = Assignment(
-                query.id,
-                query,
-                lease.caller_address,
-                caller,
-                lease.endpoint,
-                lease.route,
-                query.timeout_s,
-            )
-            self._begin(caller, assignment)
+            caller, _, endpoint, route = lease
+            # Its address is known: the lease is from there.
+            assignment = Assignment(query.id, query, b"", source, endpoint, route, query.timeout_s)
+            self._begin(Run(self, assignment, caller, None))
         if refused:
-            answer = AnswerQueries(incarnation=caller, answers=tuple(refused))
-            self._loop.send(sender, answer)
+            answer = AnswerQueries(incarnation=source, answers=tuple(refused))
+            self.port.loop.send(sender, answer)
         for query_id in message.cancelled:
-            self._user_code.cancel((caller, query_id))
+            self.user_code.cancel((source, query_id))
 
-    def _late(self, run: Run) -> None:
-        """End a query whose time was up a while ago: the router that would have has died."""
-        if run.status or run.is_cancelled or run.deadline_at is None:
-            return
-        text = f"no answer within {run.assignment.timeout_s:.6g} s"
-        run.answer(FailedAnswer(run.assignment.query.id, "QueryTimeoutError", text))
-        self.cancel(run)
-
-    def _report_cut_off(self, run: Run | None) -> None:
-        """Tell the caller of a stream that the router ended it: it may have lost the caller."""
-        if run is None or run.sender is None or run.status or run.assignment.caller is None:
-            return
-        text = "the answer was ended midway by the router, which may have lost its caller"
-        answer = FailedAnswer(run.assignment.query.id, "RequestCancelledError", text)
-        message = AnswerQueries(incarnation=run.assignment.caller_incarnation, answers=(answer,))
-        self._loop.send(pickle.loads(run.assignment.caller), message)
-
-    def close_sockets(self) -> None:
-        """Close all WebSockets, as this replica is to stop; callable from any thread."""
-
-        def close() -> None:
-            for run in list(self._uploads.values()):
-                self._close_socket(run)
-
-        self._loop.post(close)
-
-    def _close_socket(self, run: Run) -> None:
-        query = run.assignment.query
-        if query.follows != SOCKET or run.upload is None:
-            return
-        frame = close_frame(RESTARTING, "the replica stops")
-        if run.sender is not None and not run.status:
-            self._put(StreamPart(query.id, frame, END), run)
-        run.upload.arrived(StreamPart(run.upload_number, frame, END))
-        run.ended_by_caller()
-
-    def cancel(self, run: Run) -> None:
-        """Cancel a query in user code."""
-        self._user_code.cancel(run.key)
-
-    # --- What comes of a query ----------------------------------------------------------------
-
-    def begun(self, run: Run, begun: StreamBegun) -> Sender | None:
-        """Send the head of an answer in parts; return their sender, None if it is not wanted."""
+    def _begin(self, run: Run) -> None:
+        self.runs[run.key] = run
         assignment = run.assignment
-        if assignment.caller is None:
-            return None
-        if run.stream_key in self.streams:  # its router died, and the next one had it run again
-            run.is_delivered = True  # by the other run
-            self._user_code.cancel(run.key)
-            return None
-        self.streams[run.stream_key] = run
-        # With the first part, at the end of this turn, and before the router hears of it: to write
-        # to that first had the first byte 0.2 ms later.
-        self._outbox(run).put_all([(begun, run)])
-        self._report(run.proxy, ("begun", assignment.ticket))
-        return Sender(
-            assignment.query.id, lambda part: self._put(part, run), self._loop.at_turn_end
-        )
-
-    def answered(self, run: Run, answer: Answer) -> None:
-        """Send an answer, if its caller still waits."""
-        if run.assignment.caller is not None and not run.is_delivered:
-            if run.sender is not None:
-                run.sender.flush()
-            is_large = size_of(answer) >= LARGE
-            if is_large or not run.is_leased:  # else it arrives, or its caller is dead
-                self.undelivered += 1
-            if self.retries_failures and self._may_try_again(run):
-                self._put(MayTryAgain(run.assignment.query.id, self._tag), run)
-            if is_large:
-                self._put_in_parts(answer, run)
-            else:
-                self._outbox(run).put((answer, run))
-        if run.assignment.compare != ():
-            self._copies.add(run.proxy, run.assignment, answer)
-
-    def _may_try_again(self, run: Run) -> bool:
-        """Return whether an answer is a failure after which another replica may run the query."""
-        query = run.assignment.query
-        if not has_failed(run.status) or run.sender is not None or query.follows:
-            return False
-        return may_retry(query.http_method, (query.retryable, self.retryable))
-
-    def ended(self, run: Run) -> None:
-        """Free the slot; report to the router."""
-        self.running -= 1
-        if not run.is_given_back:
-            self.served += 1
-            metrics.ended(run.status, time.monotonic() - run.began_at)
-        if run.timer is not None:
-            run.timer.cancel()
-        self._runs.pop(run.key, None)
-        for runs in (self.streams, self._orphaned):
-            if runs.get(run.stream_key) is run:
-                del runs[run.stream_key]
-        run.sender = None  # which names the run
-        if run.upload_number:
-            self._upload_ended(run)
-        if run.is_leased:
-            self._leased_ended(run)
-            return
-        ticket = run.assignment.ticket
-        if not run.status:
-            self._ended_unanswered(run)
-            return
-        self._report_soon(run.proxy, ("answered", (ticket, run.status)))
-        if run.is_delivered:
-            self._report_delivered(run)
-
-    def _ended_unanswered(self, run: Run) -> None:
-        field = "undelivered" if run.is_undelivered else "cancelled"
-        if run.is_given_back:
-            field = "rejected"
-        elif run.assignment.compare != ():
-            self._copies.add(run.proxy, run.assignment, None)
-        self._report(run.proxy, (field, run.assignment.ticket))
-
-    def _leased_ended(self, run: Run) -> None:
-        """Tell the caller, which counts for itself; an answer would say it."""
-        if run.is_given_back:
-            self._put(NotRun(run.assignment.ticket), run)
-        elif not run.status:
-            self._put(RunEnded(run.assignment.ticket), run)
-        if run.proxy in self._leaving:
-            self._unwatch_lessees()
-
-    # --- What follows queries -----------------------------------------------------------------
-
-    def _want(self, run: Run, query: Query) -> None:
-        """Ask a query's caller for what follows it."""
-        run.upload_number = number = next(self._upload_numbers)
-        self._uploads[number] = run
-        run.upload = Parts(
-            lambda size: self._put(FeedTaken(query.id, number, size), run), query.follows
-        )
-        self._put(FeedWanted(query.id, number, self.process), run)
-
-    def _take_uploads(self, message: FeedQueries, sender: Address) -> None:
-        """Take what a caller sends. A later proxy may not know of the caller, so it is watched."""
-        for part in message.parts:
-            run = self._uploads.get(part.query_id)
-            if run is None or run.upload is None:
-                continue
-            caller = message.process.incarnation
-            if caller not in self._uploaders:
-                gone = partial(self._uploader_gone, caller)
-                self._uploaders[caller] = self._loop.watch_process(message.process, gone, sender)
-            run.upload.arrived(part_arrived(part))
-            if part.ends == END:
-                run.ended_by_caller()
-        for number in message.stopped:
-            if number in self._uploads:
-                self.cancel(self._uploads[number])
-
-    def _uploader_gone(self, caller: str) -> None:
-        for run in list(self._uploads.values()):
-            if run.assignment.caller_incarnation == caller:
-                self.cancel(run)
-
-    def _upload_ended(self, run: Run) -> None:
-        """Forget an upload, and stop to watch its caller after the last of its queries."""
-        del self._uploads[run.upload_number]
-        run.upload = None  # as its sender does
-        caller = run.assignment.caller_incarnation
-        if caller in self._uploaders and all(
-            each.assignment.caller_incarnation != caller for each in self._uploads.values()
-        ):
-            self._uploaders.pop(caller)()
-
-    # --- Messages to callers ------------------------------------------------------------------
-
-    def _put(self, item: _Item, run: Run) -> None:
-        self._outbox(run).put((item, run), _gathered(item))
-
-    def _outbox(self, run: Run) -> Lane:
-        caller = run.assignment.caller_incarnation
-        if run.is_leased:
-            return self._leased.get(caller) or self._make_lane(caller, run)
-        return self._answers.get(caller) or self._make_answers(self._answers, run)
-
-    def _make_lane(self, caller: str, run: Run) -> Lane:
-        pack = partial(_pack_answers, caller)
-        lane = self._leased[caller] = Lane(self._loop, _caller_of(run), pack, _weigh)
-        return lane
-
-    def _put_in_parts(self, answer: Any, run: Run) -> None:
-        outbox = self._parted.get(run.assignment.caller_incarnation)
-        if outbox is None:
-            outbox = self._make_answers(self._parted, run, PARTS_UNDER_WAY)
-        outbox.put_all([(item, run) for item in in_parts(answer, next(self._parted_numbers))])
-
-    def _make_answers(
-        self, outboxes: Outboxes[Outbox], run: Run, most_under_way: int = MAX_BYTES_UNDER_WAY
-    ) -> Outbox:
-        caller = run.assignment.caller_incarnation
-        outbox = outboxes[caller] = Outbox(
-            self._loop,
-            _caller_of(run),
-            partial(_pack_answers, caller),
-            on_sent=self._delivered,
-            on_failed=partial(self._undeliverable, caller),
-            weigh=_weigh,
-            most_under_way=most_under_way,
-        )
-        return outbox
-
-    def _delivered(self, items: list[tuple[_Item, Run]]) -> None:
-        for item, run in items:
-            if not isinstance(item, Piece):
-                self.undelivered -= 1
-                run.is_delivered = True
-                if run.has_ended:
-                    self._report_delivered(run)
-
-    def _report_delivered(self, run: Run) -> None:
-        field = "undelivered" if run.is_undelivered else "delivered"
-        self._report_soon(run.proxy, (field, run.assignment.ticket))
-
-    def _undeliverable(self, caller: str, items: list[tuple[_Item, Run]]) -> None:
-        """Abandon a caller. It may live behind a broken link, so the router hears of it."""
-        for outboxes in (self._answers, self._parted):
-            outbox = outboxes.pop(caller, None)
-            items = items + (outbox.drop() if outbox is not None else [])
-        for _, run in items:
-            run.is_undelivered = True
-        self._delivered(items)
-        for run in dict.fromkeys(run for _, run in items if not run.has_ended):
-            self._user_code.cancel(run.key)
+        if assignment.query.follows:
+            self.uploads.want(run)
+        if assignment.timeout_s is not None:
+            run.timer = self.port.loop.call_later(assignment.timeout_s + LATE_S, run.late)
+        self.user_code.run(run)
 
     def _control(self, message: ControlStreams, _sender: Address) -> None:
         """Go on with streams from which the caller took parts, stop those it does not want."""
+        caller = self.callers.get(message.incarnation)
+        if caller is None:
+            return
         for query_id, size in message.taken:
-            run = self.streams.get((message.incarnation, query_id))
+            run = caller.streams.get(query_id)
             if run is not None and run.sender is not None:
                 run.sender.taken(size)
         for query_id in message.stopped:
-            for runs in (self.streams, self._orphaned):
-                run = runs.get((message.incarnation, query_id))
-                if run is not None:
-                    self._user_code.cancel(run.key)
-
-    # --- Reports to proxies -------------------------------------------------------------------
-
-    def _make_outbox(self, proxy: str, address: Address) -> Outbox:
-        return Outbox(
-            self._loop, address, self._pack_reports, on_failed=lambda _: self._forget(proxy)
-        )
-
-    def _report(self, proxy: str, report: _Report) -> None:
-        outbox = self._reports.get(proxy)
-        if outbox is not None:
-            outbox.put(report)
-
-    def _report_soon(self, proxy: str, report: _Report) -> None:
-        """Send a report that may wait a moment while there is room for more queries."""
-        outbox = self._reports.get(proxy)
-        if outbox is None:
-            return
-        if self.is_draining or (self.running + 1) * 2 > self.limit:  # with the one that has ended
-            outbox.put(report)
-        else:
-            outbox.put_patiently(report, REPORT_S)
-
-    def _forget(self, proxy: str) -> None:
-        self._reports.pop(proxy, None)
-
-    def _pack_reports(self, items: list[_Report]) -> QueriesFinished:
-        reports: dict[str, list[Any]] = {}
-        for field, value in items:
-            reports.setdefault(field, []).append(value)
-        return QueriesFinished(
-            replica=self._tag,
-            incarnation=self._incarnation,
-            draining=self.is_draining,
-            **{field: tuple(values) for field, values in reports.items()},
-        )
-
-
-def _caller_of(run: Run) -> Address:
-    address = run.assignment.caller
-    assert address is not None, "a copy for a shadow has no answers"
-    return pickle.loads(address)
-
-
-def _pack_answers(caller: str, items: list[tuple[_Item, Run]]) -> AnswerQueries:
-    answers: list[_Item] = []
-    for item, _ in items:
-        answers.append(part_travelling(item) if type(item) is StreamPart else item)
-    return AnswerQueries(incarnation=caller, answers=tuple(answers))
-
-
-def _gathered(item: _Item) -> int:
-    """Return with how many items this one leaves before the end of the turn."""
-    if not isinstance(item, StreamPart):
-        return GATHERED
-    return 1 if item.parts >= MOST_JOINED else GATHERED_PARTS
-
-
-def _weigh(item: tuple[_Item, Run]) -> int:
-    answer = item[0]
-    if isinstance(answer, StreamPart):
-        return len(answer.data)
-    return len(answer.content) if isinstance(answer, AnswerPart) else size_of(answer)
+            begun = caller.streams.get(query_id)
+            runs = [run for run in self.proxies.orphans() if run.caller is caller]
+            for run in [begun] if begun is not None else runs:
+                if run.assignment.query.id == query_id:
+                    run.cancel()

@@ -20,7 +20,7 @@ import resource
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime.liveness import Pulse, SilenceWatch
@@ -32,7 +32,7 @@ from greenroom.core.silence import TICK_S
 logger = logging.getLogger(__name__)
 Callback = Callable[[], None]
 Timer = asyncio.TimerHandle
-L = TypeVar("L", bound="Lane")
+L = TypeVar("L", bound="MayBeIdle")
 
 MAX_BATCH = 256
 # From so many items on, what a turn gathers is sent before its end: the receiver begins while the
@@ -467,6 +467,14 @@ class Outbox(Lane):
             callback(items)
         if not self._flush_due and self._patience is None:  # else the rest of this turn goes along
             self._flush()
+
+
+class MayBeIdle(Protocol):
+    """A lane, or what has some."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether nothing waits or is under way."""
 
 
 class Outboxes(dict[str, L]):

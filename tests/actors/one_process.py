@@ -114,7 +114,7 @@ class OneProcess:
         """End the threads and the loop; handles of later tests find their own way."""
         query_client.install(None)
         user_context.on_models_changed(None)
-        for place in (self.proxy.loop, self.caller.loop, self.queries.loop):
+        for place in (self.proxy.loop, self.caller.loop, self.queries.port.loop):
             place.close()
         self.user_code.end()
         self.loop.run_forever()  # until end() stops it

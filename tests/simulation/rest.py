@@ -80,12 +80,15 @@ def _wrong_with(process: Any, record: Any) -> str:
     if actor.state != "running":
         return f"is {actor.state}"
     code, queries, release = actor.user_code, actor.queries, record.newest
+    callers = queries.callers.values()
     found = {
         "code": (code.digest, release.code_digest),
         "user_config": (code.user_config, release.config["user_config"]),
         "limit": (queries.limit, release.config["max_ongoing_requests"]),
         "running queries": (queries.running, 0),
-        "open streams": (len(queries.streams), 0),
+        "known queries": (len(queries.runs), 0),
+        "open streams": (sum(len(each.streams) for each in callers), 0),
+        "uses by callers": (sum(each.uses for each in callers), len(queries.leases)),
         "undelivered answers": (queries.undelivered, 0),
     }
     wrong = [

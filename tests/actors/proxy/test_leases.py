@@ -6,14 +6,19 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from greenroom.actors.caller import held_leases as caller_leases
 from greenroom.actors.messages.control import MeetProxy
-from greenroom.actors.messages.queries import CloseLeases, LeasedSlots, LeaseGranted, Process
+from greenroom.actors.messages.queries import (
+    CloseLeases,
+    LeasedSlots,
+    LeaseGranted,
+    OpenLease,
+    Process,
+)
 from greenroom.core.errors import DeploymentUnavailableError, ReplicaUnavailableError
 from greenroom.core.routing.leases import FENCE_S
 from greenroom.core.routing.tables import ENDPOINT_PREFIX, EndpointTable
@@ -138,16 +143,23 @@ async def test_a_lease_that_was_fenced_before_its_caller_showed_it_is_refused(
     leased: Leased,
 ) -> None:
     opened: list[Any] = []
-    port: Any = leased.one.queries.address
+    port: Any = leased.one.queries.port.address
 
     await leased.hold()
     await until(lambda: leased.one.queries.leases)
-    (lease,) = leased.one.queries.leases.values()
-    for name, is_fence in (("old/1", True), ("old/2", False)):
-        another = replace(lease, lease=lease.lease + name)
-        close = CloseLeases(
-            incarnation=lease.incarnation, leases=(another.lease,), is_fence=is_fence
+    ((name, lease),) = leased.one.queries.leases.items()
+    caller, incarnation = leased.one.caller.process, port.process.incarnation
+    for suffix, is_fence in (("old/1", True), ("old/2", False)):
+        another = OpenLease(
+            incarnation=incarnation,
+            lease=name + suffix,
+            proxy=lease.proxy,
+            caller=caller,
+            caller_address=b"",
+            endpoint="e",
+            route="/",
         )
+        close = CloseLeases(incarnation=incarnation, leases=(another.lease,), is_fence=is_fence)
         for message in (close, another):
             port.arrived(message, Place(leased.one.loop))
         opened.append(another.lease in leased.one.queries.leases)
@@ -166,9 +178,9 @@ async def test_a_replica_stops_to_watch_a_caller_that_has_left_it(
         watched.add(process.incarnation)
         return lambda: watched.discard(process.incarnation)
 
-    monkeypatch.setattr(leased.one.queries.loop, "watch_process", watch)
+    monkeypatch.setattr(leased.one.queries.port.loop, "watch_process", watch)
     caller = leased.one.caller.process.incarnation
-    replica: Any = leased.one.queries.address
+    replica: Any = leased.one.queries.port.address
 
     await leased.hold()
     await until(lambda: caller in watched)
@@ -265,7 +277,7 @@ async def test_what_a_dead_caller_sent_under_a_lease_ends_with_it(
         dies[process.incarnation] = on_exit
         return lambda: None
 
-    monkeypatch.setattr(leased.one.queries.loop, "watch_process", watch)
+    monkeypatch.setattr(leased.one.queries.port.loop, "watch_process", watch)
 
     await leased.hold()
     running = leased.handle.remote(10 * DEADLINE_S)
@@ -285,7 +297,7 @@ async def test_leases_of_a_dead_proxy_end_with_the_next_ones_word(leased: Leased
     assert await leased.handle.remote() == 0.0, "they go on meanwhile"
     place = Place(leased.one.loop)
     meet = MeetProxy(proxy=place, process=Process(1, 1, "next"), is_near=True)
-    port: Any = leased.one.queries.address
+    port: Any = leased.one.queries.port.address
     port.arrived(meet, place)
     assert not leased.one.queries.leases
 

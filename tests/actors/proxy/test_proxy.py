@@ -36,7 +36,7 @@ def test_a_table_that_still_has_a_dead_replica_costs_a_query_no_attempt(one: One
         assert process is not None
         dead = ReplicaTable(tag="dead", address=Place(one.loop), process=process)
         child.kill()
-    place: Any = one.queries.address
+    place: Any = one.queries.port.address
     lives = ReplicaTable(tag="r1", address=place, process=place.process)
 
     def publish(*replicas: ReplicaTable) -> None:

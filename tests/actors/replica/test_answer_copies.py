@@ -34,7 +34,8 @@ class Replica:
         self.busy = False
         self.sent: list[list[ComparedAnswer]] = []
         monkeypatch.setattr(answer_copies, "time", SimpleNamespace(monotonic=loop.asyncio.time))
-        self.copies = ResponseSampler(loop, "here", "b", lambda: self.busy, self._arrived)
+        here: Any = SimpleNamespace(arrived=self._arrived)
+        self.copies = ResponseSampler(loop, "here", "b", lambda: self.busy, here)
 
     def _arrived(self, message: CompareAnswers, _sender: object) -> None:
         self.sent.append([ComparedAnswer._make(each) for each in message.answers])

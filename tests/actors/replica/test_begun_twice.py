@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from greenroom.actors.caller.streams import NobodyListensError
 from greenroom.actors.messages import queries as m
-from greenroom.actors.replica.data_plane import Run
+from greenroom.actors.replica.data_plane import ProxyLink, Run
 from tests.actors.one_process import OneProcess
 from tests.support.queries import query
 
@@ -34,19 +34,45 @@ def cancelled(world: OneProcess, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return keys
 
 
-def run_by(world: OneProcess, proxy: str, ticket: int) -> Run:
-    caller = world.caller.process.incarnation
+class Reports(list[Any]):
+    """What a router hears of its queries, in place of the outbox to it."""
+
+    def put(self, report: Any) -> None:
+        self.append(report)
+
+    def put_patiently(self, report: Any, _within_s: float) -> None:
+        self.append(report)
+
+
+def run_by(world: OneProcess, proxy: str, ticket: int, found: Any = None) -> Run:
+    address, incarnation = world.proxy.myAddress, world.caller.process.incarnation
     assignment = m.Assignment(
         ticket=ticket,
         query=query(7),
-        caller=pickle.dumps(world.proxy.myAddress),
-        caller_incarnation=caller,
+        caller=pickle.dumps(address),
+        caller_incarnation=incarnation,
         endpoint="e",
         route="/",
         timeout_s=None,
     )
     world.queries.running += 1
-    return Run(world.queries, proxy, assignment)
+    link = ProxyLink(proxy, Reports() if found is None else found)
+    return Run(world.queries, assignment, world.queries.caller(incarnation, address), link)
+
+
+@pytest.fixture
+def cut_off(world: OneProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have nothing arrive that the replica sends."""
+
+    def send(_target: Any, _message: Any, _on_sent: Any, on_failed: Callable[[], None]) -> None:
+        world.loop.call_soon(on_failed)
+
+    monkeypatch.setattr(world.queries.port.loop, "send", send)
+
+
+def pass_turns(world: OneProcess) -> None:
+    for _ in range(5):
+        world.loop.run_until_complete(asyncio.sleep(0))
 
 
 def test_the_second_is_ended_and_the_first_goes_on(world: OneProcess, cancelled: list[Any]) -> None:
@@ -67,7 +93,7 @@ def test_a_caller_can_still_end_the_first_when_the_second_has_ended(
     first.begin(200, ())
     second.end()
     stop = m.ControlStreams(incarnation=world.caller.process.incarnation, taken=(), stopped=(7,))
-    world.queries.address.arrived(stop, None)
+    world.queries.port.address.arrived(stop, None)
     assert cancelled == [("old", 5)]
 
 
@@ -82,7 +108,8 @@ def test_tasks_left_running_hear_that_nobody_listens(world: OneProcess, *, begun
     with pytest.raises(NobodyListensError):
         run.begin(200, ())
     run.answer(m.StreamEnded(7, 200))
-    assert not world.queries.streams
+    assert run.caller is not None
+    assert not run.caller.streams
     assert world.queries.undelivered == 0
 
 
@@ -93,45 +120,43 @@ def test_what_runs_is_not_run_again_by_a_router_that_had_forgotten_it(
     monkeypatch.setattr(world.user_code, "run", runs.append)
     proxy = world.proxy.process
     order = m.RunQueries(
-        incarnation=world.queries.process.incarnation,
+        incarnation=world.queries.port.process.incarnation,
         proxy=proxy,
         assignments=(run_by(world, "any", 5).assignment,),
     )
     world.queries.running = 0
     for _ in range(2):
-        world.queries.address.arrived(order, world.proxy.myAddress)
+        world.queries.port.address.arrived(order, world.proxy.myAddress)
     assert [run.key for run in runs] == [(proxy.incarnation, 5)]
     assert world.queries.running == 1
 
 
+@pytest.mark.usefixtures("cut_off")
 @pytest.mark.parametrize("ends_first", [True, False])
 def test_a_router_hears_that_an_answer_did_not_reach_its_caller(
-    world: OneProcess, monkeypatch: pytest.MonkeyPatch, *, ends_first: bool
+    world: OneProcess, *, ends_first: bool
 ) -> None:
     """Else nobody would ever answer a caller that lives behind a broken link."""
-    found: list[Any] = []
-    monkeypatch.setattr(world.queries, "_report_soon", lambda _, report: found.append(report))
-    run = run_by(world, "proxy", 5)
+    found = Reports()
+    run = run_by(world, "proxy", 5, found)
     run.answer(m.ValueAnswer(7, b""))
     if ends_first:
         run.end()
-    world.queries._undeliverable(run.assignment.caller_incarnation, [])  # it waits to leave
+    pass_turns(world)
     if not ends_first:
         run.end()
     assert found == [("answered", (5, 200)), ("undelivered", 5)]
     assert world.queries.undelivered == 0
 
 
+@pytest.mark.usefixtures("cut_off")
 def test_a_router_hears_that_a_stream_broke_off_on_its_way(
-    world: OneProcess, cancelled: list[Any], monkeypatch: pytest.MonkeyPatch
+    world: OneProcess, cancelled: list[Any]
 ) -> None:
-    found: list[Any] = []
-    monkeypatch.setattr(world.queries, "_report", lambda _, report: found.append(report))
-    run = run_by(world, "proxy", 5)
+    found = Reports()
+    run = run_by(world, "proxy", 5, found)
     run.begin(200, ())
-    world.queries._undeliverable(
-        run.assignment.caller_incarnation, [(m.StreamPart(7, b"", 0), run)]
-    )
+    pass_turns(world)
     assert cancelled == [("proxy", 5)]
     run.end()
     assert found == [("begun", 5), ("undelivered", 5)]

@@ -71,7 +71,7 @@ def test_reports_of_a_query_reach_its_router_however_many_others_there_are() -> 
             await HELD["begun"].wait()
             for each in others:
                 meet = MeetProxy(proxy=each, process=each.process, is_near=False)
-                each.loop.send(one.queries.address, meet)
+                each.loop.send(one.queries.port.address, meet)
             for _ in range(3):  # passes of the loop, until all have arrived
                 await asyncio.sleep(0)
             HELD["gate"].set()
