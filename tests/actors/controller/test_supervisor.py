@@ -133,6 +133,17 @@ def test_a_replica_of_another_host_is_asked_itself_as_well_when_it_is_killed() -
     assert kinds(loop) == [cm.StopReplica]
 
 
+def test_what_a_proxy_calls_gone_is_killed_and_not_what_follows_it() -> None:
+    killed: list[m.Process] = []
+    made, cluster = supervisor_of(LoneLoop(), kill=lambda process, _host: killed.append(process))
+    cluster.replica_reported = lambda *_args: True
+    process = m.Process(pid=7, start_ticks=7, incarnation="second")
+    made.reported(cm.ReplicaReported(replica=TAG, process=process, state="running"), "there")
+    for incarnation, expected in (("first", []), ("second", [process])):
+        made.replica_gone(cm.ReplicaLost(replica=TAG, incarnation=incarnation))
+        assert killed == expected
+
+
 @pytest.mark.parametrize("becomes", ["found", "refused", "gone"])
 def test_orders_for_another_host_wait_until_its_replica_is_found(becomes: str) -> None:
     loop = LoneLoop()

@@ -55,6 +55,17 @@ def test_a_table_that_still_has_a_dead_replica_costs_a_query_no_attempt(one: One
     assert one.loop.run_until_complete(asyncio.wait_for(ask(), 30)) == "hello"
 
 
+def test_a_caller_that_was_abandoned_attaches_again(one: OneProcess) -> None:
+    async def ask(text: str) -> Any:
+        handle = DeploymentHandle("e", None, client=one.client).options(retryable=True)
+        return await handle.remote(text)
+
+    for text in ("before", "after"):
+        asked = asyncio.wait_for(ask(text), 30)
+        assert one.loop.run_until_complete(asked) == text
+        one.proxy.dispatcher.detach(one.caller.process.incarnation)
+
+
 class Pushing:
     """A controller of the proxy's; each numbers its tables on its own."""
 
