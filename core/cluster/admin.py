@@ -29,6 +29,7 @@ from greenroom.core.lifecycle.endpoints import (
 )
 from greenroom.core.lifecycle.releases import folders_of
 from greenroom.core.lifecycle.state import Change, Made, State
+from greenroom.core.lifecycle.steps import rebalance
 from greenroom.core.records import (
     APPLICATION,
     BACKEND,
@@ -352,7 +353,7 @@ def _rebalance_hosts(cluster: Cluster, _asked: ops.RebalanceHosts, now: Now) -> 
     """Have replicas moved to where there are fewer of their backend, or fewer in all."""
     moved, held = 0, cluster.state.placement.held()
     for tag, backend in cluster.state.backends.items():
-        moves = backend.rebalance(held, now.monotonic)
+        moves = rebalance(backend, held, now.monotonic)
         if moves:
             moved += moves
             cluster.state.agenda.touch(BACKEND, tag)

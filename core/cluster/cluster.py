@@ -20,7 +20,7 @@ from greenroom.core.cluster.autoscaler import LOADS, SCALING, Autoscaler
 from greenroom.core.cluster.hosts import EXPECTED_S, HOST, Hosts, prepare
 from greenroom.core.comparing.comparing import AllDifferences, Place, Plain
 from greenroom.core.effects import Effect
-from greenroom.core.lifecycle import definitions
+from greenroom.core.lifecycle import definitions, health, steps
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.goals import GOAL, Progress
 from greenroom.core.lifecycle.placement import Placement, anywhere
@@ -105,7 +105,7 @@ class Cluster:
         backend = self.backend_of(report.replica)
         if backend is None:
             return False
-        due_at = backend.reported(report, now)
+        due_at = health.reported(backend, report, now)
         if due_at <= now:
             self.state.agenda.touch(BACKEND, backend.record.tag)
         else:
@@ -116,7 +116,7 @@ class Cluster:
         """Record that a replica's process is gone, and how it ended where that is known."""
         backend = self.backend_of(tag)
         if backend is not None:
-            backend.exited(tag, now, cause)
+            health.exited(backend, tag, now, cause)
             self.state.agenda.touch(BACKEND, backend.record.tag)
 
     def replica_ejected(self, tag: str, proxy: str, times: int) -> None:
@@ -189,7 +189,7 @@ class Cluster:
         if backend is None:
             return []
         before = backend.record.replicas
-        effects = backend.reconcile(self._publish, now)
+        effects = steps.reconcile(backend, self._publish, now)
         if backend.record.replicas is not before:
             for replica in before.keys() - backend.record.replicas.keys():
                 self.state.gone.replica(replica)

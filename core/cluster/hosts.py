@@ -19,6 +19,7 @@ from enum import StrEnum
 
 from greenroom.core.errors import ConflictError
 from greenroom.core.lifecycle.backend import Backend
+from greenroom.core.lifecycle.health import host_gone
 from greenroom.core.lifecycle.placement import Placement
 from greenroom.core.lifecycle.replicas import LIVE, Replica, ReplicaEvent
 from greenroom.core.lifecycle.state import State
@@ -310,7 +311,7 @@ class Hosts:
             if backend.failures.host_gone(name, now):
                 self._agenda.touch(BACKEND, tag)
         for backend, replica in self._at(name):
-            backend.host_gone(replica, now)
+            host_gone(backend, replica, now)
 
     # --- What is asked for ----------------------------------------------------------------------
 
@@ -412,7 +413,7 @@ class Hosts:
         if self.record(name) is None:
             return
         for backend, replica in self._at(name):
-            backend.host_gone(replica, now)
+            host_gone(backend, replica, now)
             replica.host_back(now, is_running=False)
         del self._hosts[name]
         self._long_poll.host_gone(name)

@@ -167,7 +167,9 @@ def _state(cluster: Cluster, backend: Backend) -> dict[str, Any]:
         "target_replicas": backend.wanted,
         "replicas": [_replica(backend, replica) for replica in backend.replicas.values()],
     }
-    if restarts := {reason.value: count for reason, count in backend.restarts.items() if count}:
+    if restarts := {
+        reason.value: count for reason, count in backend.failures.restarts.items() if count
+    }:
         shown["restarts"] = restarts
     if failure := cluster.autoscaler.policy_failure(backend.record.tag):
         shown["policy_failure"] = last_line(failure)
@@ -249,7 +251,7 @@ def metrics(cluster: Cluster | None, own_host: str) -> list[Group]:
         restarts: dict[Values, float] = {  # 0 before the first, or increase() would not see it
             (tag, reason): count
             for tag, backend in cluster.state.backends.items()
-            for reason, count in backend.restarts.items()
+            for reason, count in backend.failures.restarts.items()
         }
         families += [
             _gauge("greenroom_hosts", "1 for each host of the cluster", ("name", "state"), hosts),

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from greenroom.core.backoff import pause_s
-from greenroom.core.lifecycle.replicas import Replica
+from greenroom.core.lifecycle.replicas import Replica, RestartReason
 
 PATIENCE_S, MIN_TRIES = 15.0, 3
 STABLE_S = 30.0  # a replica that ran this long was no crash loop
@@ -56,6 +56,7 @@ LOSS = Kind()  # of a replica that ran, while the update can be taken back
 HEALTH = Kind(MAX_REPLACE_S, free=1, first_s=REPLACE_S)
 EJECTION = Kind(MAX_REPLACE_S, free=1, first_s=REPLACE_S)
 WEAR = Kind(MAX_REPLACE_S, free=1, first_s=REPLACE_S, stable_s=STABLE_S)
+OF_STARTS = (START, DEATH, BRIEF_LIFE)  # after which starts wait
 
 
 @dataclass(slots=True, eq=False)
@@ -69,12 +70,23 @@ class Failure:
 
 
 class Failures:
-    """The failures of one backend that count. Times are monotonic seconds."""
+    """The failures of one backend that count, and its restarts. Times are monotonic seconds."""
 
     def __init__(self) -> None:
+        self.restarts = dict.fromkeys(RestartReason, 0)  # since this controller began
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew with other code."""
         self._all: list[Failure] = []
         self.last_error = ""  # until all is well
         self.check_error = ""  # of the replica that was replaced last, until a fresh one passes
+
+    def count_restart(self, replica: Replica, reason: RestartReason) -> None:
+        """Count a replica that is replaced and was to go on: once, by the first reason."""
+        if replica.replaced_for is None:
+            replica.replaced_for = reason
+            self.restarts[reason] += 1
 
     def add(self, kind: Kind, replica: Replica, now: float, ran_s: float = 0.0) -> None:
         """Count a failure of a replica in its present state, which has run for ``ran_s``."""

@@ -10,11 +10,10 @@ the last one that came up in full becomes the newest again, and keeps its remain
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from greenroom.core.config import RuntimeEnv
 from greenroom.core.lifecycle.replicas import Replica
@@ -150,54 +149,3 @@ def is_made_of(release: Release, changes: Mapping[str, Any]) -> bool:
 def _with_last(record: BackendRecord, release: Release) -> BackendRecord:
     others = (other for other in record.releases if other.number != release.number)
     return replace(record, fallback_config=None, releases=(*others, release))
-
-
-class Counts(NamedTuple):
-    """The replicas of a backend: new ones, and old ones that are to be replaced by them."""
-
-    wanted: int  # new ones
-    capacity: int  # how many are to run at any time until these are up
-    live: int  # new ones that are there, and not about to go
-    running: int  # of these
-    old_live: int
-    old_useful: int  # of these: worth to be waited for
-    leaving: int  # asked to go, or about to be
-    can_start_old: bool
-    max_surge_percent: int | None = 20  # of those that are wanted; None for no limit
-
-
-class Steps(NamedTuple):
-    """What to do next with them."""
-
-    start: int = 0
-    start_old: int = 0  # in place of old ones that died
-    retire_old: int = 0
-
-
-def next_steps(counts: Counts) -> Steps:
-    """Return the next steps until the wanted new replicas run and no old one is left.
-
-    In an update, at most :func:`surge` replicas more than wanted, or than were, have a process at
-    any time, those that drain among them.
-    """
-    c = counts
-    if c.running >= c.wanted:
-        return Steps(retire_old=c.old_live)
-    keep = max(c.capacity - c.running, 0)
-    if not c.can_start_old:  # what has never come up in full is not waited for
-        keep = min(keep, c.old_useful)
-    room = c.wanted
-    if c.max_surge_percent is not None:
-        most = max(c.wanted, c.capacity) + surge(c.wanted, c.max_surge_percent)
-        room = most - c.live - c.old_live - c.leaving
-    start_old = max(min(keep - c.old_live, room), 0) if c.can_start_old else 0
-    return Steps(
-        start=max(min(c.wanted - c.live, room - start_old), 0),
-        start_old=start_old,
-        retire_old=max(c.old_live - keep, 0),
-    )
-
-
-def surge(wanted: int, percent: int) -> int:
-    """Return how many replicas an update may have beyond what is wanted, at least one."""
-    return max(math.ceil(wanted * percent / 100), 1)

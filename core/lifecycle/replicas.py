@@ -22,6 +22,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from greenroom.core.devices import Devices
+from greenroom.core.records import ReplicaRecord
 from greenroom.core.transitions import next_state
 
 
@@ -103,11 +104,6 @@ class Rank(NamedTuple):
     world_size: int  # how many there are; 0 while that is not known
 
 
-def recorded_rank(number: int) -> Rank:
-    """Return what is known of a replica's rank by its record alone."""
-    return Rank(number, 0, 0, 0)
-
-
 @dataclass(slots=True, eq=False)
 class Replica:
     """The observed state of one replica."""
@@ -140,6 +136,29 @@ class Replica:
     devices: Devices = field(default_factory=dict)
     rank: Rank | None = None  # the last that it had among those that live
     sent_rank: tuple[int, int, int, int] | None = None
+
+    @classmethod
+    def recorded(cls, tag: str, record: ReplicaRecord, now: float) -> Replica:
+        """Return one that may have a process: it is asked, as if it had just been started."""
+        return cls(
+            tag,
+            record.release,
+            record.host,
+            S.STARTING,
+            since=now,
+            ask_at=now,
+            recovering=True,
+            may_have_served=True,
+            devices=record.devices or {},
+            rank=Rank(record.rank, 0, 0, 0),  # the rest is not known yet
+        )
+
+    @property
+    def record(self) -> ReplicaRecord:
+        """What is saved of it."""
+        rank = 0 if self.rank is None else self.rank.rank
+        devices = self.devices or None
+        return ReplicaRecord(release=self.release, host=self.host, rank=rank, devices=devices)
 
     @property
     def ejections(self) -> int:

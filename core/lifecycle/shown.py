@@ -6,8 +6,9 @@ from dataclasses import fields
 
 from greenroom.core.config import BackendConfig
 from greenroom.core.errors import last_line
-from greenroom.core.lifecycle.backend import MAX_MISSED_CHECKS, Backend
+from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.failures import START
+from greenroom.core.lifecycle.health import MAX_MISSED_CHECKS
 from greenroom.core.lifecycle.releases import may_fail
 from greenroom.core.lifecycle.replicas import ReplicaState
 from greenroom.core.routing.tables import BackendTable, ReplicaTable

@@ -20,7 +20,7 @@ from greenroom.actors.proxy import controller_link
 from greenroom.actors.runtime import actor as crash_loop, loop, port
 from greenroom.core import operations as ops
 from greenroom.core.config import BackendConfig
-from greenroom.core.lifecycle.backend import OF_STARTS
+from greenroom.core.lifecycle.failures import OF_STARTS
 from tests.simulation import processes
 from tests.simulation.clients import Client, Script
 from tests.simulation.scripted_code import DEPENDENT

@@ -13,8 +13,7 @@ from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.hosts import EXPECTED_S, STABLE_S, STEADY_S, HostState
 from greenroom.core.effects import Start
 from greenroom.core.errors import ConflictError, UnknownNameError
-from greenroom.core.lifecycle.backend import OF_STARTS
-from greenroom.core.lifecycle.failures import AVOID_S, WITH_HOST_S
+from greenroom.core.lifecycle.failures import AVOID_S, OF_STARTS, WITH_HOST_S
 from greenroom.core.lifecycle.replicas import LIVE, ReplicaState, RestartReason
 from greenroom.core.operations import RebalanceHosts
 from greenroom.core.records import HostRecord
@@ -175,7 +174,7 @@ def test_a_lost_host_is_noticed_within_three_seconds_and_its_replicas_replaced(
     three.go_on(5)
     assert three.spread() == {"": 3, "y": 3}
     (backend,) = three.cluster.state.backends.values()
-    assert backend.restarts[RestartReason.HOST_LOST] == 2
+    assert backend.failures.restarts[RestartReason.HOST_LOST] == 2
 
 
 def lose_and_replace(world: Hosts, name: str = "x") -> None:

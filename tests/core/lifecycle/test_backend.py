@@ -7,8 +7,9 @@ import pytest
 
 from greenroom.core.cluster import status
 from greenroom.core.effects import CheckReplica, Kill, ReconfigureReplica, Start, StopReplica
-from greenroom.core.lifecycle.backend import MAX_EJECTIONS, MAX_MISSED_CHECKS, OF_STARTS, Backend
-from greenroom.core.lifecycle.failures import DEATH, MAX_REPLACE_S, PATIENCE_S, Failures
+from greenroom.core.lifecycle.backend import Backend
+from greenroom.core.lifecycle.failures import DEATH, MAX_REPLACE_S, OF_STARTS, PATIENCE_S, Failures
+from greenroom.core.lifecycle.health import MAX_EJECTIONS, MAX_MISSED_CHECKS
 from greenroom.core.lifecycle.orders import (
     KILL_MARGIN_S,
     RELEASE_TIMEOUT_S,

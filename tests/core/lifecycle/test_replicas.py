@@ -5,11 +5,11 @@ import itertools
 import pytest
 
 from greenroom.core.errors import IllegalTransitionError
-from greenroom.core.lifecycle.backend import OF_STARTS
 from greenroom.core.lifecycle.failures import (
     DEATH,
     HEALTH,
     KEPT,
+    OF_STARTS,
     PATIENCE_S,
     START,
     START_HERE,
