@@ -20,7 +20,6 @@ from greenroom.core.errors import ConflictError, InvalidRequestError
 from greenroom.core.lifecycle import definitions, history
 from greenroom.core.lifecycle.endpoints import (
     check_free,
-    describe_uses,
     described,
     is_made_alike,
     new_endpoint,
@@ -113,8 +112,7 @@ def _delete_backend(cluster: Cluster, asked: ops.DeleteBackend, _now: Now) -> Ch
         return wanted
     if owner := owner_of(backend.record):
         raise ConflictError(f"backend {tag!r} belongs to {owner}; delete or redeploy that")
-    cluster.rollouts.check_unused(tag)
-    if uses := describe_uses(state.endpoints.using(tag), tag):
+    if uses := state.endpoints.uses(tag):
         raise ConflictError(
             f"backend {tag!r} has {uses}; delete the endpoint, set its traffic elsewhere, or end "
             "the shadow first"
@@ -290,9 +288,6 @@ def _undo_change(cluster: Cluster, asked: ops.UndoChange, _now: Now) -> Change:
             "end a rollout with `greenroom rollout ENDPOINT --abort`, revoke a token with "
             "`greenroom token`, or give the id of another change"
         )
-    for kind, name in entry.before:
-        if kind == BACKEND and entry.before[kind, name] is None:
-            cluster.rollouts.check_unused(name, leaving=entry.before)
     wanted = definitions.without_change(cluster.state, entry)
     before = {key: cluster.state.definition(key) for key in wanted}
     shown = {

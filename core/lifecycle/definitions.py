@@ -13,11 +13,11 @@ both are named ``application#deployment``.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 
 from greenroom.core.errors import ConflictError, InvalidRequestError
-from greenroom.core.lifecycle.endpoints import check_free, describe_uses
+from greenroom.core.lifecycle.endpoints import check_free
 from greenroom.core.lifecycle.goals import Progress
 from greenroom.core.lifecycle.history import CODE_KEPT
 from greenroom.core.lifecycle.releases import digests_of
@@ -235,8 +235,7 @@ def without_deployment(state: State, name: str) -> Wanted:
     """Return what there should be without the deployment; nothing where there is none."""
     if _find_deployment(state, name) is None:
         return {}
-    others = [e for e in state.endpoints.using(name) if e.name != name]
-    if uses := describe_uses(others, name):
+    if uses := state.endpoints.uses(name, {(ENDPOINT, name)}):
         raise ConflictError(
             f"deployment {name!r} has {uses}; delete the endpoint, set its traffic elsewhere, or "
             "end the shadow first"
@@ -345,6 +344,10 @@ def without_change(state: State, entry: HistoryRecord) -> Wanted:
             f"change {entry.id} ({entry.what}) is undone already, or its update was rolled back: "
             "all is as it was before"
         )
+    try:
+        check_routes(state, wanted)
+    except ConflictError as error:
+        raise _cannot_undo(entry, str(error)) from None
     for (kind, name), definition in wanted.items():
         if kind == BACKEND:
             _check_backend(state, entry, name, definition, wanted)
@@ -372,7 +375,7 @@ def _check_backend(
     wanted: Definitions,
 ) -> None:
     if not isinstance(definition, BackendDefinition):
-        if uses := describe_uses(_endpoints_then(state, wanted), tag):
+        if uses := state.endpoints.uses(tag, wanted):
             raise _cannot_undo(entry, f"backend {tag!r} has {uses}")
     elif not all(state.code_use.is_stored(digest) for digest in digests_of(definition)):
         raise _cannot_undo(
@@ -385,22 +388,9 @@ def _check_backend(
 def _check_endpoint(
     state: State, entry: HistoryRecord, endpoint: EndpointRecord, wanted: Definitions
 ) -> None:
-    try:
-        check_free(_endpoints_then(state, wanted), endpoint.name, endpoint.route)
-    except ConflictError as error:
-        raise _cannot_undo(entry, str(error)) from None
     for tag in (*endpoint.traffic, *endpoint.shadows):
         key = (BACKEND, tag)
         if (wanted[key] if key in wanted else state.definition(key)) is None:
             raise _cannot_undo(
                 entry, f"endpoint {endpoint.name!r} used backend {tag!r}, which is gone"
             )
-
-
-def _endpoints_then(state: State, wanted: Definitions) -> Iterator[EndpointRecord]:
-    for name in state.endpoints:
-        if (ENDPOINT, name) not in wanted:
-            yield state.endpoints.served(name)
-    for definition in wanted.values():
-        if isinstance(definition, EndpointRecord):
-            yield definition

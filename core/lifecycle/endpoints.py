@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from greenroom.core.errors import ConflictError
@@ -14,6 +14,7 @@ from greenroom.core.records import (
     Changes,
     CompareRecord,
     EndpointRecord,
+    Key,
     Records,
 )
 from greenroom.core.routing.tables import EndpointTable
@@ -82,7 +83,7 @@ class Endpoints(Records[EndpointRecord]):
         record = self.served(name)
         if record.route is not None:
             self._at[record.route] = name
-        for tag in (*record.traffic, *record.shadows):
+        for tag in self._used_by(name):
             self._using.setdefault(tag, set()).add(name)
 
     def _unfile(self, name: str) -> None:
@@ -91,19 +92,35 @@ class Endpoints(Records[EndpointRecord]):
         record = self.served(name)
         if record.route is not None and self._at.get(record.route) == name:
             del self._at[record.route]
-        for tag in {*record.traffic, *record.shadows}:
+        for tag in self._used_by(name):
             self._using[tag].discard(name)
             if not self._using[tag]:
                 del self._using[tag]
+
+    def _used_by(self, name: str) -> set[str]:
+        both = self[name], self.served(name)
+        return {tag for each in both for tag in (*each.traffic, *each.shadows)}
 
     def at(self, route: str | None) -> list[EndpointRecord]:
         """Return the endpoint that has the route, if one has."""
         name = None if route is None else self._at.get(route)
         return [] if name is None else [self[name]]
 
-    def using(self, backend: str) -> list[EndpointRecord]:
-        """Return the endpoints that are served by the backend, or mirrored to it, as served."""
-        return [self.served(name) for name in self._using.get(backend, ())]
+    def uses(self, backend: str, but: Container[Key] = ()) -> str:
+        """Say for an error which endpoints use a backend, and how; "" for none but those."""
+        uses = []
+        for name in sorted(self._using.get(backend, ())):
+            if (ENDPOINT, name) not in but:
+                use = "traffic" if backend in self[name].traffic else "a shadow"
+                if name in self._overlays:
+                    use = f"a part, so {to_end_rollout(name)}, in the rollout"
+                uses.append(f"{use} of endpoint {name!r}")
+        return ", ".join(uses)
+
+
+def to_end_rollout(endpoint: str) -> str:
+    """Return what to do about an endpoint's rollout."""
+    return f"wait for it, or abort_rollout({endpoint!r}) or promote_rollout({endpoint!r}) first"
 
 
 def new_endpoint(asked: CreateEndpoint) -> EndpointRecord:
@@ -166,18 +183,6 @@ def owner_of(record: BackendRecord | EndpointRecord) -> str:
     if record.application:
         return f"application {record.application!r}"
     return f"deployment {record.deployment!r}" if record.deployment else ""
-
-
-def users_of(endpoints: Iterable[EndpointRecord], backend: str) -> dict[str, str]:
-    """Return endpoint -> "traffic" or "shadow", of those whose policy names the backend."""
-    named = sorted((e.name, e) for e in endpoints if backend in e.traffic or backend in e.shadows)
-    return {name: "traffic" if backend in e.traffic else "a shadow" for name, e in named}
-
-
-def describe_uses(endpoints: Iterable[EndpointRecord], backend: str) -> str:
-    """Return which endpoints name the backend and how, for an error; empty for none."""
-    users = users_of(endpoints, backend)
-    return ", ".join(f"{use} of endpoint {name!r}" for name, use in users.items())
 
 
 def table_of(record: EndpointRecord) -> EndpointTable:

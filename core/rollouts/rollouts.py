@@ -32,7 +32,7 @@ traffic changes in another way (a change is undone, an application deployed), th
 from __future__ import annotations
 
 import secrets
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,7 +40,7 @@ from greenroom.core.agenda import HELD, NEVER
 from greenroom.core.comparing.comparing import AllDifferences, Counts
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError, last_line
 from greenroom.core.lifecycle.backend import Backend
-from greenroom.core.lifecycle.endpoints import Overlay
+from greenroom.core.lifecycle.endpoints import Overlay, to_end_rollout
 from greenroom.core.lifecycle.goals import Progress
 from greenroom.core.lifecycle.history import Author
 from greenroom.core.lifecycle.shown import trouble
@@ -53,7 +53,6 @@ from greenroom.core.records import (
     ROLLOUT,
     CompareRecord,
     EndpointRecord,
-    Key,
     Records,
     RolloutRecord,
     is_candidates,
@@ -69,13 +68,14 @@ BY_ITSELF = Author(user="greenroom")  # who makes the changes that a rollout dec
 
 Counted = Mapping[str, PlainTally]  # by backend
 _NOTHING: Counted = {}
-_NO_COUNTS: Mapping[str, Counted] = {}
 
 
 @dataclass(slots=True)
-class _Run:
+class Run:
     """What is known of an endpoint's rollout besides its record, which is in ``records`` alone."""
 
+    state: State
+    differences: AllDifferences
     records: Records[RolloutRecord]
     endpoint: str
     counted: dict[str, Counted] = field(default_factory=dict)  # by the proxy's incarnation
@@ -123,6 +123,132 @@ class _Run:
         """Return for how long the step has stood."""
         return self.record.held_s if self.held_since is None else now - self.held_since
 
+    def reason_to_go_back(self, now: float) -> str:
+        """Say why the traffic is to go back; empty where nothing speaks for that."""
+        record = self.record
+        compare = record.compares.get(record.to)
+        is_mirrored = record.to in self.state.endpoints.served(self.endpoint).shadows
+        self.answers = Counts()
+        if DIFFERENCE_RATE in record.abort_if and compare is not None and is_mirrored:
+            self.answers = self.differences.counts((self.endpoint, record.to, compare.id))
+        return self._broken(now) or self._judge(now)
+
+    def _broken(self, now: float) -> str:
+        """Say why the new backend is out of the question; empty where it is not."""
+        record, backend = self.record, self.state.backends.get(self.record.to)
+        if backend is None or backend.record.deleting:
+            return f"backend {record.to!r} was deleted"
+        if backend.record.newest.number != record.release:
+            return f"backend {record.to!r} was changed meanwhile, so what was seen is not of it"
+        for part in self._parts():
+            if part.record.failure:
+                problem = f"backend {part.record.tag!r} could not be started"
+                return f"{problem}: {last_line(trouble(part))}"
+        if backend.running or not backend.wanted:
+            self.down_since = None
+            return ""
+        if self.down_since is None:
+            self.down_since = now
+        if now < self.down_since + record.ready_timeout_s:
+            return ""
+        return f"no replica of {record.to!r} ran for {record.ready_timeout_s:g} s{_why(backend)}"
+
+    def _judge(self, now: float) -> str:
+        """Weigh the evidence."""
+        record, held = self.record, self.state.long_poll.held_by_all
+        if record.step < 0:
+            return ""
+        keys = ENDPOINT_PREFIX + self.endpoint, ROLLOUT_PREFIX + self.endpoint
+        if self.held_since is None and all(map(held, keys)):
+            self.held_since = now - record.held_s
+        sample = self.sample()
+        ratio = record.abort_if.get("p95_latency_ratio")
+        if ratio is not None and record.slowness is None:
+            slowness = judging.calibrate(sample.old, sample.new, ratio)
+            if slowness is not None:
+                record = replace(record, slowness=slowness, counted=dict(self.counted))
+                self.records[self.endpoint] = record
+                sample = sample._replace(slowness=slowness)
+        self.evidence = judging.evidence_by_rule(record.abort_if, sample)
+        if evidence_of(record, self.evidence) < 1 / record.alpha:
+            return ""
+        worst = max(self.evidence, key=lambda name: self.evidence[name])
+        return f"{worst}: {judging.describe(worst, record.abort_if[worst], sample)}"
+
+    def _parts(self) -> list[Backend]:
+        """Return the new backend, with all others of a new version of an application."""
+        backends = self.state.backends
+        new = backends[self.record.to]
+        application = new.record.application
+        if application in {"", self.state.endpoints[self.endpoint].application}:
+            return [new]
+        return [backends[tag] for tag in sorted(self.state.backends_of(application))]
+
+    def reason_to_hold(self, now: float) -> str:
+        """Say why the step goes on; empty where it has shown enough, and all of the next is up."""
+        for backend in self._parts():
+            if not backend.converged:
+                progress = f"{backend.running} of {backend.wanted} replicas run"
+                return f"backend {backend.record.tag!r} is not ready: {progress}{_why(backend)}"
+        record = self.record
+        if record.step < 0:
+            return ""
+        if self.held_since is None:
+            return "not every proxy has taken the step yet"
+        sample = self.sample()
+        if missing := judging.too_few(record.abort_if, sample, record.min_samples):
+            return f"waits for traffic: {missing}"
+        worst = max(self.evidence, key=lambda name: self.evidence[name])
+        if self.evidence[worst] > judging.NO_EVIDENCE:
+            finding = judging.describe(worst, record.abort_if[worst], sample)
+            return f"in doubt about {worst}, so it waits for more queries: {finding}"
+        held_s, hold_s = self.held_s(now), record.hold_s
+        progress = f"no objection so far; held for {held_s:.0f} of {hold_s:g} s"
+        return progress if held_s < hold_s else ""
+
+    def save_counted(self, now: float) -> None:
+        """Save now and then what was counted, for the next controller."""
+        if self.held_since is None:
+            return
+        if self.saved_at is None:
+            self.saved_at = now  # a controller that dies of each save gets to other things before
+        if now < self.saved_at + max(self.record.hold_s / 10, SAVE_S):
+            return
+        self.saved_at = now
+        counted = dict(self.counted)
+        self.records[self.endpoint] = replace(self.record, held_s=self.held_s(now), counted=counted)
+
+    def shown(self, now: float) -> dict[str, Any]:
+        """Return where it stands and why, as plain values."""
+        record, sample = self.record, self.sample()
+        begun = record.step >= 0
+        evidence = judging.evidence_by_rule(record.abort_if, sample) if begun else {}
+        return {
+            "to": record.to,
+            "state": record.state,
+            "why": self.why if record.state == UNDER_WAY else record.reason,
+            "step": record.step + 1,
+            "steps": list(record.steps),
+            "traffic": dict(self.state.endpoints.served(self.endpoint).traffic),
+            "held_s": round(self.held_s(now), 1),
+            "hold_s": record.hold_s,
+            "min_samples": record.min_samples,
+            "new": judging.shown(sample.new),
+            "old": judging.shown(sample.old),
+            "evidence": evidence_of(record, evidence),
+            "evidence_to_go_back": 1 / record.alpha,
+            "rules": {
+                name: {
+                    "limit": limit,
+                    "evidence": evidence_of(record, {name: evidence.get(name, 0.0)}),
+                    "meaning": judging.RULES[name].meaning,
+                    "finding": judging.describe(name, limit, sample) if begun else "",
+                }
+                for name, limit in record.abort_if.items()
+            },
+            "started_at": record.started_at,
+        }
+
 
 class Rollouts:
     """The last rollout of each endpoint.
@@ -141,16 +267,22 @@ class Rollouts:
         state.gone.endpoint.append(self._forget)
         for name in records.keys() - state.endpoints.keys():  # of a lost endpoint
             del self.records[name]
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, Run] = {}
         for record in self.records.values():
             if record.state == UNDER_WAY:
-                self._begin(record.endpoint, record.counted)
+                self._begin(record.endpoint)
         for run in self._runs.values():
             state.lay(run.record.endpoint, _overlay_of(run.record))
             self._publish(run.record)
 
-    def _begin(self, endpoint: str, counted: Mapping[str, Counted] = _NO_COUNTS) -> None:
-        self._runs[endpoint] = _Run(self.records, endpoint, dict(counted))
+    def _run(self, name: str) -> Run:
+        record = self.records[name]
+        run = Run(self._state, self._differences, self.records, name, dict(record.counted))
+        run.answers = Counts(*record.answers)
+        return run
+
+    def _begin(self, endpoint: str) -> None:
+        self._runs[endpoint] = self._run(endpoint)
         self._agenda.touch(ROLLOUT, endpoint)
 
     # --- Requests -------------------------------------------------------------------------------
@@ -170,7 +302,7 @@ class Rollouts:
         if run is not None:
             if {name: getattr(run.record, name) for name in settings} == settings:
                 return Change(subject=(ROLLOUT, endpoint))
-            raise ConflictError(f"{_named(run.record)} is under way; {_advice(endpoint)}")
+            raise ConflictError(f"{_named(run.record)} is under way; {to_end_rollout(endpoint)}")
         self.check_traffic(endpoint)
         if candidate is None:
             state.check_usable(f"rollout of endpoint {endpoint!r}: to", [to], present.application)
@@ -216,26 +348,12 @@ class Rollouts:
         """Raise ConflictError naming the rollout that decides on an endpoint's traffic."""
         run = self._runs.get(endpoint)
         if run is not None:
-            raise ConflictError(f"{_named(run.record)} decides on it; {_advice(endpoint)}")
+            raise ConflictError(f"{_named(run.record)} decides on it; {to_end_rollout(endpoint)}")
         if self._state.endpoints.overlay(endpoint) is not None:
             raise ConflictError(
                 f"the new version of endpoint {endpoint!r} takes over, and has its traffic until "
                 "then; wait for the goal of that deploy"
             )
-
-    def check_unused(self, backend: str, leaving: Container[Key] = ()) -> None:
-        """Raise ConflictError naming the rollout that a backend takes part in.
-
-        Rollouts of endpoints that are ``leaving`` end with them.
-        """
-        for run in self._runs.values():
-            if (ENDPOINT, run.record.endpoint) in leaving:
-                continue
-            if backend in (run.record.to, *run.record.before):
-                raise ConflictError(
-                    f"backend {backend!r} takes part in the {_named(run.record)}; "
-                    f"{_advice(run.record.endpoint)}"
-                )
 
     # --- What proxies report --------------------------------------------------------------------
 
@@ -263,31 +381,19 @@ class Rollouts:
             self._agenda.touch(ROLLOUT, endpoint)
             self._state.long_poll.publish(ROLLOUT_PREFIX + endpoint, None)
 
-    def _advance(self, run: _Run, now: float, wall_now: float) -> None:
+    def _advance(self, run: Run, now: float, wall_now: float) -> None:
         record = run.record
-        run.answers = self._answers(record)
         if self._state.endpoints[record.endpoint].traffic != record.before:
             self._leave(run, INTERRUPTED, "the traffic was changed otherwise")
-        elif reason := self._broken(run, now):
+        elif reason := run.reason_to_go_back(now):
             self._end(run, WENT_BACK, reason, wall_now)
+        elif why := run.reason_to_hold(now):
+            run.why = why
+            run.save_counted(now)
         else:
-            self._begin_hold(run, now)
-            if reason := self._judge(run):
-                self._end(run, WENT_BACK, reason, wall_now)
-            elif why := self._unready(run) or self._undecided(run, now):
-                run.why = why
-                self._save_counted(run, now)
-            else:
-                self._step(run, wall_now)
+            self._step(run, wall_now)
 
-    def _answers(self, record: RolloutRecord) -> Counts:
-        compare = record.compares.get(record.to)
-        is_mirrored = record.to in self._state.endpoints.served(record.endpoint).shadows
-        if DIFFERENCE_RATE not in record.abort_if or compare is None or not is_mirrored:
-            return Counts()
-        return self._differences.counts((record.endpoint, record.to, compare.id))
-
-    def _schedule(self, run: _Run, now: float) -> None:
+    def _schedule(self, run: Run, now: float) -> None:
         """Reconcile it when it is due, and after each change of what it goes by."""
         record, times, agenda = run.record, [NEVER], self._agenda
         backend = self._state.backends.get(record.to)
@@ -303,88 +409,7 @@ class Rollouts:
             times.append(run.down_since + record.ready_timeout_s)
         agenda.at(ROLLOUT, record.endpoint, min(due_at for due_at in times if due_at > now))
 
-    def _broken(self, run: _Run, now: float) -> str:
-        """Say why the new backend is out of the question; empty where it is not."""
-        record, backend = run.record, self._state.backends.get(run.record.to)
-        if backend is None or backend.record.deleting:
-            return f"backend {record.to!r} was deleted"
-        if backend.record.newest.number != record.release:
-            return f"backend {record.to!r} was changed meanwhile, so what was seen is not of it"
-        for part in self._parts(record):
-            if part.record.failure:
-                problem = f"backend {part.record.tag!r} could not be started"
-                return f"{problem}: {last_line(trouble(part))}"
-        if backend.running or not backend.wanted:
-            run.down_since = None
-            return ""
-        if run.down_since is None:
-            run.down_since = now
-        if now < run.down_since + record.ready_timeout_s:
-            return ""
-        return f"no replica of {record.to!r} ran for {record.ready_timeout_s:g} s{_why(backend)}"
-
-    def _begin_hold(self, run: _Run, now: float) -> None:
-        if run.held_since is None and run.record.step >= 0:
-            held = self._state.long_poll.held_by_all
-            keys = (ENDPOINT_PREFIX + run.record.endpoint, ROLLOUT_PREFIX + run.record.endpoint)
-            if all(held(key) for key in keys):
-                run.held_since = now - run.record.held_s
-
-    def _judge(self, run: _Run) -> str:
-        """Weigh the evidence; say why to go back, or nothing."""
-        record = run.record
-        if record.step < 0:
-            return ""
-        sample = run.sample()
-        ratio = record.abort_if.get("p95_latency_ratio")
-        if ratio is not None and record.slowness is None:
-            slowness = judging.calibrate(sample.old, sample.new, ratio)
-            if slowness is not None:
-                record = replace(record, slowness=slowness, counted=dict(run.counted))
-                self._put(record)
-                sample = sample._replace(slowness=slowness)
-        run.evidence = judging.evidence_by_rule(record.abort_if, sample)
-        if evidence_of(record, run.evidence) < 1 / record.alpha:
-            return ""
-        worst = max(run.evidence, key=lambda name: run.evidence[name])
-        return f"{worst}: {judging.describe(worst, record.abort_if[worst], sample)}"
-
-    def _unready(self, run: _Run) -> str:
-        """Say what the new backend lacks for more traffic; empty where it lacks nothing."""
-        for backend in self._parts(run.record):
-            if not backend.converged:
-                progress = f"{backend.running} of {backend.wanted} replicas run"
-                return f"backend {backend.record.tag!r} is not ready: {progress}{_why(backend)}"
-        return ""
-
-    def _parts(self, record: RolloutRecord) -> list[Backend]:
-        """Return the new backend, with all others of a new version of an application."""
-        backends = self._state.backends
-        new = backends[record.to]
-        application = new.record.application
-        if application in {"", self._state.endpoints[record.endpoint].application}:
-            return [new]
-        return [backends[tag] for tag in sorted(self._state.backends_of(application))]
-
-    def _undecided(self, run: _Run, now: float) -> str:
-        """Say why the step goes on; empty where it has shown enough."""
-        record = run.record
-        if record.step < 0:
-            return ""
-        if run.held_since is None:
-            return "not every proxy has taken the step yet"
-        sample = run.sample()
-        if missing := judging.too_few(record.abort_if, sample, record.min_samples):
-            return f"waits for traffic: {missing}"
-        worst = max(run.evidence, key=lambda name: run.evidence[name])
-        if run.evidence[worst] > judging.NO_EVIDENCE:
-            finding = judging.describe(worst, record.abort_if[worst], sample)
-            return f"in doubt about {worst}, so it waits for more queries: {finding}"
-        if (held_s := run.held_s(now)) < record.hold_s:
-            return f"no objection so far; held for {held_s:.0f} of {record.hold_s:g} s"
-        return ""
-
-    def _step(self, run: _Run, wall_now: float) -> None:
+    def _step(self, run: Run, wall_now: float) -> None:
         step = run.record.step + 1
         if run.record.steps[step] == 1:
             self._end(run, PROMOTED, "no rule was broken in any step", wall_now)
@@ -394,13 +419,13 @@ class Rollouts:
         self._begin(record.endpoint)
         self._publish(record)
 
-    def _end(self, run: _Run, state: str, reason: str, wall_now: float) -> None:
+    def _end(self, run: Run, state: str, reason: str, wall_now: float) -> None:
         """End it by itself: in the history is only what that defines."""
         change = self._ended(run, state, reason)._replace(is_entered=False)
         what = f"{_named(run.record)}: {state}: {reason}"
         self._state.apply(BY_ITSELF, what, change, wall_now)
 
-    def _ended(self, run: _Run, state: str, reason: str) -> Change:
+    def _ended(self, run: Run, state: str, reason: str) -> Change:
         """Return what ends it; the promotion is one change of the endpoint's definition."""
         endpoint, wanted = run.record.endpoint, {}
         if state == PROMOTED and not is_candidates(run.record.to):
@@ -413,7 +438,7 @@ class Rollouts:
         if (run := self._runs.get(endpoint)) is not None:
             self._leave(run, INTERRUPTED, reason)
 
-    def _leave(self, run: _Run, state: str, reason: str) -> None:
+    def _leave(self, run: Run, state: str, reason: str) -> None:
         """Keep what is known of a rollout that is under way no more; its overlay goes."""
         record = replace(
             run.record,
@@ -426,16 +451,6 @@ class Rollouts:
         self._runs.pop(record.endpoint, None)
         self._put(record)
         self._state.long_poll.publish(ROLLOUT_PREFIX + record.endpoint, None)
-
-    def _save_counted(self, run: _Run, now: float) -> None:
-        if run.held_since is None:
-            return
-        if run.saved_at is None:
-            run.saved_at = now  # a controller that dies of each save gets to other things before
-        if now < run.saved_at + max(run.record.hold_s / 10, SAVE_S):
-            return
-        run.saved_at = now
-        self._put(replace(run.record, held_s=run.held_s(now), counted=dict(run.counted)))
 
     def _put(self, record: RolloutRecord) -> None:
         self.records[record.endpoint] = record
@@ -471,40 +486,9 @@ class Rollouts:
 
     def status(self, now: float) -> dict[str, Any]:
         """Return endpoint -> where its last rollout stands and why, as plain values."""
-        return {name: self._status_of(name, now) for name in sorted(self.records)}
-
-    def _status_of(self, endpoint: str, now: float) -> dict[str, Any]:
-        record = self.records[endpoint]
-        run = self._runs.get(endpoint) or _Run(
-            self.records, endpoint, dict(record.counted), answers=Counts(*record.answers)
-        )
-        sample = run.sample()
-        begun = record.step >= 0
-        evidence = judging.evidence_by_rule(record.abort_if, sample) if begun else {}
         return {
-            "to": record.to,
-            "state": record.state,
-            "why": run.why if record.state == UNDER_WAY else record.reason,
-            "step": record.step + 1,
-            "steps": list(record.steps),
-            "traffic": dict(self._state.endpoints.served(endpoint).traffic),
-            "held_s": round(run.held_s(now), 1),
-            "hold_s": record.hold_s,
-            "min_samples": record.min_samples,
-            "new": judging.shown(sample.new),
-            "old": judging.shown(sample.old),
-            "evidence": evidence_of(record, evidence),
-            "evidence_to_go_back": 1 / record.alpha,
-            "rules": {
-                name: {
-                    "limit": limit,
-                    "evidence": evidence_of(record, {name: evidence.get(name, 0.0)}),
-                    "meaning": judging.RULES[name].meaning,
-                    "finding": judging.describe(name, limit, sample) if begun else "",
-                }
-                for name, limit in record.abort_if.items()
-            },
-            "started_at": record.started_at,
+            name: (self._runs.get(name) or self._run(name)).shown(now)
+            for name in sorted(self.records)
         }
 
 
@@ -536,10 +520,6 @@ def _named(record: RolloutRecord) -> str:
 def _why(backend: Backend) -> str:
     text = last_line(trouble(backend))
     return f": {text}" if text else ""
-
-
-def _advice(endpoint: str) -> str:
-    return f"wait for it, or abort_rollout({endpoint!r}) or promote_rollout({endpoint!r}) first"
 
 
 def _overlay_of(record: RolloutRecord) -> Overlay | None:

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
-from greenroom.core.lifecycle.endpoints import Endpoints, users_of
+from greenroom.core.lifecycle.endpoints import Endpoints, Overlay
 from greenroom.core.records import BackendRecord, Changes, EndpointRecord, Release
 from greenroom.core.routing.tables import EndpointTable
 from tests.core import requests as ask
@@ -254,18 +254,24 @@ def record(name: str, route: str | None, traffic: set[str], shadows: set[str]) -
     )
 
 
-@given(st.lists(st.tuples(NAMES, ROUTES, TAGS, TAGS, st.booleans())))
+@given(st.lists(st.tuples(NAMES, ROUTES, TAGS, TAGS, st.sampled_from(["", "remove", "lay"]))))
 def test_what_is_found_is_what_a_check_of_each_finds(changes: list) -> None:
     made = Endpoints({}, Changes())
-    for name, route, traffic, shadows, is_removed in changes:
-        if is_removed:
+    for name, route, traffic, shadows, what in changes:
+        if what == "remove":
             made.pop(name, None)
+        elif what == "lay":
+            if name in made:
+                made.lay(name, Overlay(dict.fromkeys(traffic, 1.0)) if traffic else None)
         elif not [e for e in made.values() if e.route == route is not None and e.name != name]:
             made[name] = record(name, route, traffic, shadows)  # routes are given once
     for route in (None, "/1", "/2"):
         assert made.at(route) == [e for e in made.values() if route and e.route == route]
     for tag in "xyz":
-        assert users_of(made.using(tag), tag) == users_of(made.values(), tag)
+        used = [n for n, e in made.items() if tag in {*e.traffic, *e.shadows}]
+        used += [n for n in made if tag in made.served(n).traffic]
+        assert {n for n in "abcd" if f"endpoint {n!r}" in made.uses(tag)} == set(used)
+        assert not made.uses(tag, {("endpoint", n) for n in used})
     assert not Endpoints(made, Changes()).keys() ^ made.keys()
 
 
