@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from greenroom.actors.messages import control as cm
+from greenroom.actors.messages.queries import QueriesFinished
 from greenroom.actors.runtime.processes import identify
 from greenroom.core.routing.tables import BACKEND_PREFIX, BackendTable, EndpointTable, ReplicaTable
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess, Place
 from tests.core.routing.queries import ongoing
+from tests.support.timing import until
 
 
 async def echo(text: str) -> str:
@@ -53,6 +55,24 @@ def test_a_table_that_still_has_a_dead_replica_costs_a_query_no_attempt(one: One
         return await answer
 
     assert one.loop.run_until_complete(asyncio.wait_for(ask(), 30)) == "hello"
+
+
+def test_what_an_earlier_process_of_a_replica_says_frees_no_slot(
+    one: OneProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(one.user_code, "run", lambda _run: None)  # it never ends
+    dispatcher = one.proxy.dispatcher
+
+    async def ask() -> None:
+        answer = DeploymentHandle("e", None, client=one.client).remote("hello")
+        await until(lambda: ongoing(dispatcher.router) == {"r1": 1})
+        for incarnation, left in (("first", 1), (one.queries.port.process.incarnation, 0)):
+            said = {"replica": "r1", "incarnation": incarnation, "answered": ((1, 200),)}
+            dispatcher.finished(QueriesFinished(**said))
+            assert ongoing(dispatcher.router) == {"r1": left}
+        answer.cancel()
+
+    one.loop.run_until_complete(ask())
 
 
 def test_a_caller_that_was_abandoned_attaches_again(one: OneProcess) -> None:
