@@ -73,6 +73,18 @@ class Head:
     root_path: str = field(init=False)
     query: Query | None = None  # that was made from it; without its call, if a body follows
 
+    @property
+    def page(self) -> str:
+        """The page of ours that is asked for, as it was sent; "" for what is users'.
+
+        A page has one spelling: a proxy in front of us that was told to keep it to itself knows it
+        by these bytes. Where pages are alone, the admin API is at ``/api/`` as well, Ray Serve's.
+        """
+        path = self.raw_path.removeprefix(self.root_path.encode())
+        if self.for_pages and path.startswith(b"/api/"):
+            path = b"/-" + path
+        return path.decode("latin-1") if path.startswith(b"/-/") else ""
+
     def locate(self, root_path: str) -> None:
         """Find the path to route by, in the target."""
         raw_path, self.query_string = split(self.target)

@@ -616,7 +616,8 @@ class FrontProtocol(ClientConnection):
             return
         self._drop_cycle()
         text = str(refusal).encode("latin-1", "replace")
-        headers = [*refusal.headers, TEXT, CLOSE, (b"content-length", b"%d" % len(text))]
+        about = (b"content-type", TEXT), (b"content-length", b"%d" % len(text))
+        headers = [*refusal.headers, *about, CLOSE]
         self.write(response_head(refusal.status, headers, self.shared.default_head), text)
         self.hang_up()
 

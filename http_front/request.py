@@ -73,6 +73,7 @@ class Request:
     content: bytes = b""  # the same, where all of it is here
     query: Query | None = None  # that Falcon has made of it
     reply: Reply | None = None  # that an app is to send
+    is_admin: bool = False  # it is for the admin API
     broken_by: BaseException | None = None  # what has ended its response midway
     status: int = 0  # until the response has begun
     bytes_out: int = 0
@@ -105,9 +106,9 @@ class Request:
         return self._scope
 
     @classmethod
-    def of(cls, scope: Scope, root_path: str, original: Request | None = None) -> Request:
+    def of(cls, scope: Scope, original: Request) -> Request:
         """Return a request as middlewares have passed it on."""
-        head = Head(target=scope["raw_path"])
+        head = Head(target=scope["raw_path"], for_pages=original.head.for_pages)
         head.is_socket = scope["type"] == "websocket"
         head.method = scope.get("method", "GET")  # a WebSocket's scope has none
         for name in ("http_version", "server", "client", "scheme", "headers", "query_string"):
@@ -117,14 +118,14 @@ class Request:
         if (length := named.get(b"content-length")) is not None:
             head.length = int(length)
             head.has_body |= head.length > 0
-        head.place(scope["path"], scope["raw_path"], root_path)
-        request = cls(head)
+        head.place(scope["path"], scope["raw_path"], original.head.root_path)
+        request = cls(head, original.expects_continue, id=original.id, span=original.span)
         request._scope = scope
-        if original is not None:
-            request.id, request.span = original.id, original.span
-            head.for_pages = original.head.for_pages
-            request.expects_continue = original.expects_continue
         return request
+
+    async def whole_body(self, max_bytes: int) -> bytes:
+        """Return the body; BodyTooLargeError where it has more than ``max_bytes``."""
+        return b"" if self.body is None else await self.body.whole(max_bytes)
 
     def fields(self) -> dict[str, str]:
         """Return the fields of the query; InvalidRequestError for one twice, or too many."""
@@ -171,6 +172,12 @@ class Request:
         if self.span is not None:
             self.span.ended(self.status)
         self._scope = None  # which names this
+
+
+def asked(req: Any) -> Request:
+    """Return the request that Falcon's stands for, which would log and decode what is not ours."""
+    request: Request = req.scope[REQUEST_KEY]
+    return request
 
 
 class Requests:

@@ -11,8 +11,12 @@ import json
 import logging
 import math
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from functools import lru_cache
+from typing import Any
+
+import falcon
+from pydantic_core import to_json
 
 from greenroom.actors.caller.streams import Stream, StreamFailedError
 from greenroom.actors.messages.queries import FailedAnswer, HttpAnswer, Pieces
@@ -21,16 +25,18 @@ from greenroom.core.errors import (
     GreenroomError,
     MethodNotAllowedError,
     RouteNotFoundError,
+    UnauthorizedError,
 )
-from greenroom.http_front.asgi import Headers, Send
+from greenroom.http_front.asgi import Header, Headers, Send
 from greenroom.http_front.request import Reply, Request
 
 _logger = logging.getLogger(__name__)
 
 Answer = HttpAnswer | FailedAnswer | Stream
 
-TEXT = (b"content-type", b"text/plain; charset=utf-8")
-JSON = (b"content-type", b"application/json")
+TEXT = b"text/plain; charset=utf-8"
+JSON = b"application/json"
+PROBLEM = b"application/problem+json"
 
 # These say how the connection is used, which is not user code's business. Content-Length, Date and
 # X-Request-ID are ours to set.
@@ -229,7 +235,23 @@ def declared_length(headers: tuple[tuple[bytes, bytes], ...]) -> bytes | None:
     return None
 
 
-# --- Failures -------------------------------------------------------------------------------------
+# --- Our own ------------------------------------------------------------------------------------
+
+
+def own_reply(
+    request: Request, content: bytes, kind: bytes, *extra: Header, status: int = 200
+) -> Reply:
+    """Return a response of our own: content of a kind, which a HEAD does not get."""
+    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(content)), *extra]
+    if request.is_admin:  # no one keeps or guesses at it
+        headers += ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
+    return Reply(status, headers, b"" if request.head.method == "HEAD" else content)
+
+
+def json_reply(request: Request, answer: Any, *, is_accepted: bool = False) -> Reply:
+    """Return an answer as JSON; ``is_accepted``: goals are still to be waited for."""
+    content = to_json(answer, inf_nan_mode="null", bytes_mode="base64", fallback=str)
+    return own_reply(request, content, JSON, status=202 if is_accepted else 200)
 
 
 def reply_for(error: Exception, request: Request) -> Reply:
@@ -240,6 +262,14 @@ def reply_for(error: Exception, request: Request) -> Reply:
     if isinstance(error, GreenroomError):
         failed = FailedAnswer(0, type(error).__name__, str(error), error.retry_after_s)
         return failed_reply(failed, request)
+    if isinstance(error, falcon.HTTPError):
+        kind, text = type(error).__name__.removeprefix("HTTP"), error.description or error.title
+        allowed = dict(error.headers or {}).get("Allow")
+        extra = [(b"allow", allowed.encode())] if allowed else []
+        return error_reply(error.status_code, kind, str(text or error.status), request, extra)
+    if isinstance(error, TimeoutError) and request.is_admin:
+        text = f"{error}: send it again, which changes nothing then"
+        return error_reply(504, "TimeoutError", text, request)
     _logger.error("request %s failed", request.id, exc_info=error)
     return error_reply(500, "GreenroomError", "Internal Server Error", request)
 
@@ -250,9 +280,16 @@ def failed_reply(answer: FailedAnswer, request: Request) -> Reply:
     text = answer.text
     extra: Headers = [*answer.headers]
     if issubclass(error, RouteNotFoundError):
-        text = f"Path '{request.head.full_path}' not found. Ping /-/routes for available routes."
+        pages = (
+            "GET /-/api/v1 has all of them"
+            if request.is_admin
+            else ("Ping /-/routes for available routes")
+        )
+        text = f"Path '{request.head.full_path}' not found. {pages}."
     elif issubclass(error, MethodNotAllowedError):
         extra.append((b"allow", ", ".join(answer.allowed).encode("latin-1", "replace")))
+    elif issubclass(error, UnauthorizedError):
+        extra.append((b"www-authenticate", b'Bearer realm="greenroom"'))
     elif error.http_status == 503:
         seconds = answer.retry_after_s or error.retry_after_s or 1
         extra.append((b"retry-after", b"%d" % max(1, math.ceil(seconds))))
@@ -260,17 +297,21 @@ def failed_reply(answer: FailedAnswer, request: Request) -> Reply:
 
 
 def error_reply(
-    status: int, kind: str, text: str, request: Request, extra: Headers | None = None
+    status: int, kind: str, text: str, request: Request, extra: Iterable[Header] = ()
 ) -> Reply:
-    """Make an error's response: JSON where the client asks for it, else text."""
+    """Make an error's response: JSON where the client asks for it, else text.
+
+    The admin API has problem documents (RFC 9457).
+    """
     text = text.partition("Traceback (most recent call last)")[0].strip() or kind
     content_type = TEXT
-    if b"application/json" in request.head.named.get(b"accept", b""):
+    if request.is_admin:
+        content_type = PROBLEM
+        urn = f"urn:greenroom:problem:{kind}"
+        text = json.dumps({"type": urn, "title": kind, "status": status, "detail": text})
+    elif b"application/json" in request.head.named.get(b"accept", b""):
         content_type = JSON
-        fields = {"error": kind, "message": text, "request_id": request.id}
-        text = json.dumps(fields)
+        text = json.dumps({"error": kind, "message": text, "request_id": request.id})
     elif status >= 500:
         text = f"{text}\nRequest ID: {request.id}"
-    body = text.encode("utf-8", "replace")
-    headers = [content_type, (b"content-length", b"%d" % len(body)), *(extra or ())]
-    return Reply(status, headers, b"" if request.head.method == "HEAD" else body)
+    return own_reply(request, text.encode("utf-8", "replace"), content_type, *extra, status=status)

@@ -15,12 +15,11 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import falcon.asgi
-from falcon.routing import CompiledRouter
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
@@ -29,7 +28,6 @@ from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.config import is_loopback
 from greenroom.core.errors import (
     ForbiddenError,
-    GreenroomError,
     InvalidRequestError,
     NotRunningError,
     UnknownNameError,
@@ -42,27 +40,18 @@ from greenroom.http_front.admin.access import (
     check_not_forwarded,
     check_origin,
 )
-from greenroom.http_front.admin.answers import (
-    answer_our_error,
-    answer_timeout,
-    asked,
-    body_of,
-    serialize,
-    write,
-)
 from greenroom.http_front.admin.applications import ApplicationsResource
 from greenroom.http_front.admin.openapi import openapi
-from greenroom.http_front.heads import Head
 from greenroom.http_front.link import Link
-from greenroom.http_front.request import Request
+from greenroom.http_front.request import Request, asked
+from greenroom.http_front.responses import JSON, json_reply, own_reply
 
 GOAL_S = 0.5  # how long to wait for a goal's state without ?wait=
 MAX_WAIT_S = 300.0
 READ_BYTES = 64 * 1024  # of a body of an operation that reads, which any viewer may send
 CHANGE_BYTES = 100_000_000  # of one that changes something: code is in it
 SMALL_BYTES = 256 * 1024  # larger bodies are parsed in a thread, and hold up no requests
-DASHBOARD = "/dashboard"
-Admit = Callable[[Head], None]
+DASHBOARD = "/-/dashboard"
 _PAGE = Path(__file__).with_name("dashboard.html")
 _IDEMPOTENCY_KEY = b"idempotency-key"
 
@@ -74,23 +63,22 @@ class OperationResource:
         self._controller = controller
         self._readers: dict[str, type[Operation]] = {}  # those that were asked for
 
-    async def on_get(self, req: Any, resp: falcon.asgi.Response, operation: str) -> None:
+    async def on_get(self, req: Any, _resp: object, operation: str) -> None:
         """Answer one that only reads; its fields are in the query."""
         kind = _known(operation)
         if not kind.is_read:
             raise falcon.HTTPMethodNotAllowed(["POST"])
-        await self._answer(req, resp, kind)
+        await self._answer(asked(req), kind)
 
-    async def on_post(self, req: Any, resp: falcon.asgi.Response, operation: str) -> None:
+    async def on_post(self, req: Any, _resp: object, operation: str) -> None:
         """Carry one out; its fields are in the body."""
-        await self._answer(req, resp, _known(operation))
+        await self._answer(asked(req), _known(operation))
 
-    async def _answer(self, req: Any, resp: falcon.asgi.Response, kind: type[Operation]) -> None:
-        request = asked(req)
+    async def _answer(self, request: Request, kind: type[Operation]) -> None:
         author = (await self._controller.holder(request.head.named, kind.role)).name
         query = request.fields()
         wait_s = _wait(query.pop("wait", None))
-        if req.method == "GET":
+        if request.head.method == "GET":
             operation = self._read(kind, query)
             request_id = ""
         else:
@@ -98,7 +86,7 @@ class OperationResource:
                 raise InvalidRequestError(
                     f"query {', '.join(query)}: the fields of {kind.key} go into the body, as JSON"
                 )
-            body = await body_of(request, READ_BYTES if kind.is_read else CHANGE_BYTES)
+            body = await request.whole_body(READ_BYTES if kind.is_read else CHANGE_BYTES)
             if len(body) <= SMALL_BYTES:
                 operation = self._read(kind, body)
             else:
@@ -107,7 +95,8 @@ class OperationResource:
         if isinstance(operation, WaitForGoal):
             goal = operation.goal_id
             is_reached = await self._controller.reached([goal], author, wait_s or GOAL_S)
-            write(resp, {"goal": goal, "reached": is_reached}, is_accepted=not is_reached)
+            answer = {"goal": goal, "reached": is_reached}
+            request.reply = json_reply(request, answer, is_accepted=not is_reached)
             return
         answer = await self._controller.request(operation, author, request_id=request_id)
         goals = goals_in(kind, answer)
@@ -116,7 +105,7 @@ class OperationResource:
             is_reached = await self._controller.reached(goals, author, wait_s)
         if kind.answers_goal:
             answer = {"goal": answer, "reached": is_reached}
-        write(resp, answer, is_accepted=not is_reached)
+        request.reply = json_reply(request, answer, is_accepted=not is_reached)
 
     def _read(self, kind: type[Operation], given: bytes | dict[str, str]) -> Operation:
         reader = self._readers.get(kind.key) or self._readers.setdefault(kind.key, kind.from_json())
@@ -135,11 +124,6 @@ def _known(key: str) -> type[Operation]:
             description=f"no operation is named {key[:100]!r}; GET /-/api/v1 has all of them"
         )
     return kind
-
-
-async def _nothing_here(*_: Any, **_fields: Any) -> None:
-    description = "operations are at /-/api/v1/OPERATION: GET /-/api/v1 has all of them"
-    raise falcon.HTTPNotFound(description=description)
 
 
 def _wait(text: str | None) -> float:
@@ -184,10 +168,12 @@ class _TokenResource:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
 
-    async def on_get(self, req: Any, resp: falcon.asgi.Response) -> None:
+    async def on_get(self, req: Any, _resp: object) -> None:
         """Answer with its name, role and end."""
-        found = await self._controller.holder(asked(req).head.named, "viewer")
-        write(resp, {"name": found.name, "role": found.role, "expires_at": found.expires_at})
+        request = asked(req)
+        found = await self._controller.holder(request.head.named, "viewer")
+        answer = {"name": found.name, "role": found.role, "expires_at": found.expires_at}
+        request.reply = json_reply(request, answer)
 
 
 class _LogsResource:
@@ -204,7 +190,7 @@ class _LogsResource:
         self._controller = controller
         self._link = link
 
-    async def on_get(self, req: Any, resp: Any) -> None:
+    async def on_get(self, req: Any, _resp: object) -> None:
         """Answer with the names of the logs, or with lines of one."""
         request = asked(req)
         holder = await self._controller.holder(request.head.named, "viewer")
@@ -224,7 +210,7 @@ class _LogsResource:
                 raise NotRunningError(f"host {host!r} does not answer")
         if not read:
             raise UnknownNameError(f"no log is named {str(log)[:200]!r}")
-        write(resp, {"host": host or self._own, **read})
+        request.reply = json_reply(request, {"host": host or self._own, **read})
 
     async def _address(self, host: str, author: str) -> str:
         status = await self._controller.request(GetStatus(), author)
@@ -240,15 +226,13 @@ class _Document:
     It says nothing of this system, so it takes no token.
     """
 
-    async def on_get(self, _req: Any, resp: falcon.asgi.Response) -> None:
+    async def on_get(self, req: Any, _resp: object) -> None:
         """Answer with the document."""
-        resp.content_type = "application/json"
-        resp.data = self._document
+        asked(req).reply = own_reply(asked(req), self._document, JSON)
 
-    async def on_get_index(self, _req: Any, resp: falcon.asgi.Response) -> None:
+    async def on_get_index(self, req: Any, _resp: object) -> None:
         """Answer with the methods of each path."""
-        resp.content_type = "application/json"
-        resp.data = self._index
+        asked(req).reply = own_reply(asked(req), self._index, JSON)
 
     @cached_property
     def _document(self) -> bytes:
@@ -274,14 +258,17 @@ class _DashboardPage:
         self._content = _PAGE.read_bytes()
         self._policy = _policy_of(self._content.decode())
 
-    async def on_get(self, _req: Any, resp: Any) -> None:
+    async def on_get(self, req: Any, _resp: object) -> None:
         """Answer with the page."""
-        resp.content_type = "text/html; charset=utf-8"
-        resp.data = self._content
-        resp.set_header("content-security-policy", self._policy)
-        resp.set_header("referrer-policy", "no-referrer")
-        resp.set_header("x-frame-options", "DENY")
-        resp.set_header("cross-origin-opener-policy", "same-origin")
+        asked(req).reply = own_reply(
+            asked(req),
+            self._content,
+            b"text/html; charset=utf-8",
+            (b"content-security-policy", self._policy.encode()),
+            (b"referrer-policy", b"no-referrer"),
+            (b"x-frame-options", b"DENY"),
+            (b"cross-origin-opener-policy", b"same-origin"),
+        )
 
 
 def _policy_of(html: str) -> str:
@@ -314,76 +301,39 @@ def _hash(text: str) -> str:
 # --- The application ------------------------------------------------------------------------------
 
 
-class _Guard:
-    """Falcon's middleware: what holds for every request and response of the API."""
-
-    def __init__(self, settings: HostSettings, admit: Admit) -> None:
-        self._admit = admit
-        self._is_shared = settings.http.pages_address is None
-        host, _ = settings.http.pages_address or (settings.http.host, settings.http.port)
-        self._is_local = is_loopback(host)
-        # Tokens would be readable on their way, and whoever reads one has its role.
-        self._is_readable = not self._is_local and settings.http.ssl_certfile is None
-        self._own_names = (settings.host_name.lower(), host.lower())
-
-    async def process_request(self, req: Any, _: falcon.asgi.Response) -> None:
-        """Refuse what comes from other sites; but they may link to the page."""
-        request = asked(req)
-        self._admit(request.head)
-        head = request.head.named
-        if self._is_readable:
-            raise ForbiddenError(
-                "other hosts reach this address, so the dashboard and the admin API are here only "
-                "by HTTPS: give --http-ssl-certfile and --http-ssl-keyfile, or a --http-pages-host "
-                "that only this host reaches"
-            )
-        if self._is_shared:
-            check_not_forwarded(head)
-        check_name(head, self._own_names, is_local=self._is_local)
-        if _path(request) != DASHBOARD:
-            check_origin(head)
-
-    async def process_response(
-        self, _req: Any, resp: falcon.asgi.Response, _resource: Any, _succeeded: bool
-    ) -> None:
-        """Let no one keep or guess at a response."""
-        resp.set_header("cache-control", "no-store")
-        resp.set_header("x-content-type-options", "nosniff")
-
-
-class _Router(CompiledRouter):
-    """Finds resources below ``/-``, or where the API is at a place of its own, at the root."""
-
-    def find(self, uri: str, req: Any = None) -> Any:
-        """Return what answers a request."""
-        return super().find(_path(asked(req)), req)
-
-
-def _path(request: Request) -> str:
-    return request.head.path.removeprefix("/-")
-
-
-def admin_app(settings: HostSettings, link: Link, admit: Admit) -> falcon.asgi.App[Any, Any]:
-    """Return the Falcon app of the dashboard and all below ``/api/``; one in each worker.
-
-    ``admit`` refuses what no part of the front answers.
-    """
-    guard = _Guard(settings, admit)
-    app: falcon.asgi.App[Any, Any] = falcon.asgi.App(middleware=[guard], router=_Router())
+def add_to(
+    app: falcon.asgi.App[Any, Any], settings: HostSettings, link: Link
+) -> Callable[[Request], None]:
+    """Add the dashboard and all below ``/-/api/``; return what refuses requests from elsewhere."""
     controller = Controller(link)
-    app.add_route("/api/v1/{operation}", OperationResource(controller))
+    app.add_route("/-/api/v1/{operation}", OperationResource(controller))
     applications = ApplicationsResource(settings, controller)
-    app.add_route("/api/serve/applications", applications)
-    app.add_route("/api/serve/applications/", applications)
+    app.add_route("/-/api/serve/applications", applications)
+    app.add_route("/-/api/serve/applications/", applications)
     app.add_route(DASHBOARD, _DashboardPage())
-    app.add_route("/api/token", _TokenResource(controller))
-    app.add_route("/api/logs", _LogsResource(settings, controller, link))
+    app.add_route("/-/api/token", _TokenResource(controller))
+    app.add_route("/-/api/logs", _LogsResource(settings, controller, link))
     document = _Document()
-    app.add_route("/api/openapi.json", document)
-    for path in ("/api/", "/api/v1", "/api/v1/"):
+    app.add_route("/-/api/openapi.json", document)
+    for path in ("/-/api/", "/-/api/v1", "/-/api/v1/"):
         app.add_route(path, document, suffix="index")
-    app.add_sink(_nothing_here, "/")
-    app.set_error_serializer(serialize)
-    app.add_error_handler(GreenroomError, answer_our_error)
-    app.add_error_handler(TimeoutError, answer_timeout)
-    return app
+    return partial(_check_origin, settings)
+
+
+def _check_origin(settings: HostSettings, request: Request) -> None:
+    """Raise ForbiddenError for what comes from other sites; but they may link to the page."""
+    http, head = settings.http, request.head
+    host, _ = http.pages_address or (http.host, http.port)
+    is_local = is_loopback(host)
+    # Tokens would be readable on their way, and whoever reads one has its role.
+    if not is_local and http.ssl_certfile is None:
+        raise ForbiddenError(
+            "other hosts reach this address, so the dashboard and the admin API are here only by "
+            "HTTPS: give --http-ssl-certfile and --http-ssl-keyfile, or a --http-pages-host that "
+            "only this host reaches"
+        )
+    if http.pages_address is None:
+        check_not_forwarded(head.named)
+    check_name(head.named, (settings.host_name.lower(), host.lower()), is_local=is_local)
+    if head.page != DASHBOARD:
+        check_origin(head.named)

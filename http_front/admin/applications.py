@@ -31,7 +31,8 @@ from greenroom.core.errors import GreenroomError, InvalidRequestError, error_fro
 from greenroom.core.operations import DeployApplications, DeployFlags, GetStatus
 from greenroom.core.validation import problems_in
 from greenroom.http_front.admin.access import Controller
-from greenroom.http_front.admin.answers import asked, body_of, write
+from greenroom.http_front.request import asked
+from greenroom.http_front.responses import json_reply
 
 PUT_TIMEOUT_S = 120.0
 DOCUMENT_BYTES = 1024 * 1024
@@ -56,13 +57,14 @@ class ApplicationsResource:
         self._controller = controller
         self._applying = asyncio.Lock()  # one at a time: each is a process
 
-    async def on_get(self, req: Any, resp: Any) -> None:
+    async def on_get(self, req: Any, _resp: object) -> None:
         """Answer with all applications and where they run."""
-        holder = await self._controller.holder(asked(req).head.named, "viewer")
+        request = asked(req)
+        holder = await self._controller.holder(request.head.named, "viewer")
         status = await self._controller.request(GetStatus(), holder.name)
-        write(resp, instance_details(status, self._settings))
+        request.reply = json_reply(request, instance_details(status, self._settings))
 
-    async def on_put(self, req: Any, resp: Any) -> None:
+    async def on_put(self, req: Any, _resp: object) -> None:
         """Make the applications be those of the document, or answer what that would change."""
         request = asked(req)
         holder = await self._controller.holder(request.head.named, "deployer")
@@ -71,7 +73,7 @@ class ApplicationsResource:
         except ValidationError as error:
             raise InvalidRequestError(f"query: {'; '.join(problems_in(error))}") from None
         text, kind = _document(
-            await body_of(request, DOCUMENT_BYTES), request.head.named.get(b"content-type", b"")
+            await request.whole_body(DOCUMENT_BYTES), request.head.named.get(b"content-type", b"")
         )
         given = {"text": text, "kind": kind, "user": f"token {holder.name}"}
         async with self._applying:
@@ -79,13 +81,14 @@ class ApplicationsResource:
                 {**given, "flags": flags.model_dump(exclude_unset=True)},
                 may_fork=not self._settings.http.middlewares,
             )
-        write(resp, answer, is_accepted=bool(answer.get("goals")))
+        request.reply = json_reply(request, answer, is_accepted=bool(answer.get("goals")))
 
-    async def on_delete(self, req: Any, resp: Any) -> None:
+    async def on_delete(self, req: Any, _resp: object) -> None:
         """Delete all applications."""
-        holder = await self._controller.holder(asked(req).head.named, "deployer")
+        request = asked(req)
+        holder = await self._controller.holder(request.head.named, "deployer")
         answer = await self._controller.request(DeployApplications(applications=()), holder.name)
-        write(resp, answer, is_accepted=bool(answer["goals"]))
+        request.reply = json_reply(request, answer, is_accepted=bool(answer["goals"]))
 
 
 def _document(body: bytes, content_type: bytes) -> tuple[str, str]:

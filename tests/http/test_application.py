@@ -6,8 +6,8 @@ import pytest
 
 from greenroom.actors.messages.queries import FailedAnswer, HttpAnswer
 from greenroom.core.errors import BackPressureError
-from greenroom.http_front.app import PAGE_TIMEOUT_S
 from greenroom.http_front.bodies import AT_ONCE_S, EARLY, WHOLE
+from greenroom.http_front.pages import PAGE_TIMEOUT_S
 from tests.http.wire import Conversation, connected, turn_over
 
 pytestmark = pytest.mark.anyio
@@ -548,16 +548,20 @@ def test_a_wrong_method_on_a_page_of_ours_is_405(app):
     assert answer["x-request-id"]
 
 
-@pytest.mark.parametrize(
-    "target", ["/-%2fmetrics", "/%2d/metrics", "/-/%6detrics", "/-%2Fhealthz", "/-/healthz/"]
-)
+@pytest.mark.parametrize("target", ["/-%2fmetrics", "/%2d/metrics", "/-%2Fhealthz"])
 def test_a_page_has_one_spelling(app, target):
     assert app.ask(target=target).text == "ok"
     assert app.link.asked[0].call.raw_path == target.encode(), "it is a query like any other"
 
 
+@pytest.mark.parametrize("target", ["/-/none", "/-/%6detrics", "/-/healthz/", "/-/"])
+def test_nothing_of_users_is_where_our_pages_are(app, target):
+    assert app.ask(target=target).status == 404
+    assert not app.link.asked
+
+
 def test_a_router_that_does_not_answer_makes_a_page_503(app, monkeypatch):
-    monkeypatch.setattr("greenroom.http_front.app.PAGE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("greenroom.http_front.pages.PAGE_TIMEOUT_S", 0.01)
     app.link.routes = lambda: asyncio.sleep(PAGE_TIMEOUT_S * 100)
     answer = app.ask(target="/-/routes")
     assert (answer.status, answer["retry-after"]) == (503, "1")

@@ -25,25 +25,21 @@ from greenroom.actors.messages.queries import (
 from greenroom.core.config import HTTPOptions
 from greenroom.http_front import websocket
 from greenroom.http_front.connections import Connections, Listener
+from greenroom.http_front.heads import Head
 from greenroom.http_front.protocol import FrontProtocol
-from greenroom.http_front.request import REQUEST_KEY
+from greenroom.http_front.request import Request
 from tests.http.fake_link import FakeLink
 from tests.http.wire import Conversation, connected, respond, turn_over
 
 pytestmark = pytest.mark.anyio
 
-SCOPE = {
-    "type": "websocket",
-    "http_version": "1.1",
-    "scheme": "ws",
-    "path": "/ws",
-    "raw_path": b"/ws",
-    "query_string": b"",
-    "headers": [(b"host", b"test")],
-    "client": ("127.0.0.1", 5),
-    "server": None,
-    "extensions": {"websocket.http.response": {}},
-}
+
+def opened_by():
+    head = Head(target=b"/ws", headers=[(b"host", b"test")], is_socket=True)
+    head.method, head.named, head.scheme = "GET", dict(head.headers), "ws"
+    head.server, head.client = None, ("127.0.0.1", 5)
+    head.locate("")
+    return Request(head)
 
 
 class Replica(FakeLink):
@@ -85,7 +81,7 @@ def converse(app, replica, *events, drain=False, **http):
     app.rebuild(**http)
     incoming = [{"type": "websocket.connect"}, *events]
     sent = []
-    scope = {**SCOPE}
+    request = opened_by()
 
     async def receive():
         if incoming:
@@ -94,12 +90,12 @@ def converse(app, replica, *events, drain=False, **http):
 
     async def send(event):
         sent.append(event)
-        scope[REQUEST_KEY].status = event.get("status", 101)
+        request.status = event.get("status", 101)
 
     async def run():
         if drain:
             app.front.drain()
-        await asyncio.wait_for(app.front(scope, receive, send), 10)
+        await asyncio.wait_for(app.front(request.scope, receive, send), 10)
 
     asyncio.run(run())
     return sent
@@ -205,12 +201,12 @@ async def test_a_worker_that_stops_closes_those_that_are_open_and_those_that_ope
         sent.append(event)
         opened.set()
 
-    serving = asyncio.create_task(app.front({**SCOPE}, receive, send))
+    serving = asyncio.create_task(app.front(opened_by().scope, receive, send))
     await asyncio.wait_for(opened.wait(), 10)
     app.front.conversations.close_all()
     await asyncio.wait_for(serving, 10)
     incoming.append({"type": "websocket.connect"})
-    await asyncio.wait_for(app.front({**SCOPE}, receive, send), 10)
+    await asyncio.wait_for(app.front(opened_by().scope, receive, send), 10)
     assert [(each["type"], each.get("code")) for each in sent] == [
         ("websocket.accept", None),
         ("websocket.close", 1012),
