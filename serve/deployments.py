@@ -279,25 +279,17 @@ class _Decorator(Protocol):
     def __call__(self, target: Callable[..., Coroutine[Any, Any, R]], /) -> Deployment[R]: ...
     @overload
     def __call__(self, target: Callable[..., R], /) -> Deployment[R]: ...
+    @overload
+    def __call__(self, **options: Unpack[GivenOptions]) -> _Decorator: ...
 
 
-@overload
-def deployment(func_or_class: type[_AsyncCallable[R]], /) -> Deployment[R]: ...
-@overload
-def deployment(func_or_class: type[_Callable[R]], /) -> Deployment[R]: ...
-@overload
-def deployment(func_or_class: type, /) -> Deployment: ...
-@overload
-def deployment(func_or_class: Callable[..., Coroutine[Any, Any, R]], /) -> Deployment[R]: ...
-@overload
-def deployment(func_or_class: Callable[..., R], /) -> Deployment[R]: ...
-@overload
-def deployment(**options: Unpack[GivenOptions]) -> _Decorator: ...
+def _typed(decorator: Any) -> _Decorator:
+    typed: _Decorator = decorator
+    return typed
 
 
-def deployment(
-    func_or_class: Callable[..., Any] | None = None, /, **options: Any
-) -> Deployment | _Decorator:
+@_typed
+def deployment(func_or_class: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a function or class a deployment; used bare, or with options.
 
     They are those of :class:`GivenOptions`. The page docs/deployments.md says what each one does,

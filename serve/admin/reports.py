@@ -18,13 +18,7 @@ def read_report(connection: Connection, timeout_s: float | None = None) -> dict[
 
 def ingress_of(report: dict[str, Any], name: str) -> str:
     """Return the name of an application's ingress; UnknownNameError naming those there are."""
-    application = _entry(report.get("applications") or {}, name, "application")
-    deployments = application["deployments"]
-    if ingress := application.get("ingress"):
-        return str(ingress)
-    endpoints = report.get("endpoints") or {}
-    routed = [d for d in deployments if (endpoints.get(f"{name}#{d}") or {}).get("route")]
-    return str((routed or list(deployments))[-1])  # the ingress is deployed last
+    return str(_entry(report.get("applications") or {}, name, "application")["ingress"])
 
 
 def endpoint_named(connection: Connection, name: str) -> str:

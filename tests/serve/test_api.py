@@ -269,15 +269,6 @@ def test_handles_are_found_by_name(running):
     assert serve.get_deployment_handle("Adder").remote(1).result() == 2
 
 
-def test_the_ingress_is_the_one_that_the_controller_names_or_that_has_a_route(controller):
-    serve.run(Sum.bind(Adder.bind()), name="a")
-    assert serve.get_app_handle("a").deployment_name == "Sum"
-    earlier = controller.shown["applications"] = controller.applications
-    del earlier["a"]["ingress"]
-    controller.shown["endpoints"] = {"a#Adder": {"route": "/"}}
-    assert serve.get_app_handle("a").deployment_name == "Adder"
-
-
 def test_handles_of_unknown_names_are_refused_naming_the_known(running):
     serve.run(Adder.bind(), name="a")
     with pytest.raises(UnknownNameError, match="no application is named 'b'; there are: a"):
