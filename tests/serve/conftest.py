@@ -172,6 +172,8 @@ class FakeConnection:
 
     def request(self, request, *, timeout_s=None):
         assert not self.closed
+        if timeout_s is not None and timeout_s <= 0:
+            raise TimeoutError
         if not self.system.running:
             raise errors.NotRunningError("no system answers")
         return self.system.controller.answer(request)

@@ -1,6 +1,10 @@
+import time
+from functools import partial
+
 import pytest
 
 from greenroom import serve
+from greenroom.serve.admin.session import wait_for_goal
 from greenroom.serve.config import ActorOptions, BackendConfig
 from greenroom.serve.exceptions import InvalidRequestError, NotRunningError, UnknownNameError
 
@@ -154,6 +158,17 @@ def test_a_handle_of_an_endpoint_calls_it(client):
     assert client.get_handle("later", missing_ok=True).endpoint == "later"
     with pytest.raises(UnknownNameError, match="no endpoint is named 'x'; there are: e"):
         client.get_handle("x")
+
+
+def test_a_goal_that_was_reached_while_others_took_all_the_time_is_no_failure(client, running):
+    goal, connection = client.create_backend("a", hello), running.open(None)
+    wait = partial(wait_for_goal, connection, goal, 10.0, began_at=time.monotonic() - 60.0)
+    wait(on_wait=lambda _reason: None)
+    running.controller.failing["WaitForGoal"] = TimeoutError()
+    with pytest.raises(
+        TimeoutError, match=rf"goal {goal} \(create backend, backend a\) was not reached"
+    ):
+        wait(on_wait=lambda _reason: None)
 
 
 def test_status_and_shutdown(client, running):
