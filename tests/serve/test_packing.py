@@ -116,9 +116,25 @@ def test_equal_classes_that_live_side_by_side_stay_two():
     assert copies == (first, second)
 
 
-DECORATED = """
+BY_VALUE = """
 import asyncio, functools, sys
+from typing import Callable, NewType, ParamSpec
 from greenroom import serve
+
+UserId = NewType("UserId", int)
+PS = ParamSpec("PS")
+
+@functools.lru_cache(maxsize=7)
+def settings():
+    "What there is to set."
+    return object()
+
+@functools.cache
+def factorial(n):
+    return n * factorial(n - 1) if n else 1
+
+def typed(f: Callable[PS, UserId]) -> Callable[PS, UserId]:
+    return f
 
 def twice(method):
     @functools.wraps(method)
@@ -151,6 +167,16 @@ class Model:
     @serve.task_handler
     async def handle(self, x: int):
         return x + 1
+    @functools.cached_property
+    def facts(self):
+        return [factorial(number) for number in range(5)]
+
+    def cached(self):
+        assert settings() is settings()
+        assert settings.cache_info()[:3] == (1, 1, 7), settings.cache_info()
+        assert settings.__name__ == "settings" and settings.__doc__ == "What there is to set."
+        assert self.facts is self.facts
+        return self.facts, typed(UserId)(3), factorial.cache_info().currsize
 
     async def __call__(self):
         self.doubled.set_max_batch_size(9)
@@ -163,13 +189,13 @@ Model.steps.of_the_users = "kept"
 """
 
 
-def test_decorated_code_by_value_names_what_decorates_and_nothing_else_of_ours(
+def test_code_by_value_names_what_decorates_it_and_nothing_else_of_ours(
     app_dir, tmp_path, monkeypatch
 ):
     """So the next release can load what is stored."""
-    (app_dir / "decorated_app.py").write_text(DECORATED)
+    (app_dir / "by_value.py").write_text(BY_VALUE)
     monkeypatch.syspath_prepend(str(app_dir))
-    app = importlib.import_module("decorated_app")
+    app = importlib.import_module("by_value")
     app.Model.streamed.set_max_batch_size(5)
     cloudpickle.register_pickle_by_value(app)
     try:
@@ -181,6 +207,7 @@ def test_decorated_code_by_value_names_what_decorates_and_nothing_else_of_ours(
     assert ours == {
         "greenroom.actors.replica.pickling",
         "greenroom.core.jobs",
+        "greenroom.serve.code.fingerprint",
         "greenroom.serve.decorators.per_instance",
         "greenroom.serve.tasks.consumers",
     }
@@ -189,10 +216,10 @@ def test_decorated_code_by_value_names_what_decorates_and_nothing_else_of_ours(
     assert not {"_Batching", "_Multiplexed", "_Continuous"} & set(texts)
     load = (
         "import asyncio, pickle, sys; m = pickle.load(open(sys.argv[1], 'rb'))[0]\n"
-        "print(asyncio.run(m()()), m.steps.of_the_users)"
+        "print(asyncio.run(m()()), m.steps.of_the_users, m().cached())"
     )
     (tmp_path / "code").write_bytes(code.pickled)
-    ran = "([2, 4, 'm', b'2', 3, 6], [[4], [5]], 'Twice as much.') kept"
+    ran = "([2, 4, 'm', b'2', 3, 6], [[4], [5]], 'Twice as much.') kept ([1, 1, 2, 6, 24], 3, 5)"
     assert python("-c", load, tmp_path / "code") == ran
 
 
