@@ -15,7 +15,7 @@ from greenroom.core import operations as ops
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.tokens import PREFIX, Role, digest_of
 from greenroom.serve.cli.commands import connected, print_json
-from greenroom.serve.cli.flags import ANYWHERE, as_json, command
+from greenroom.serve.cli.flags import ANYWHERE, as_json, command, reading
 
 _NEVER = "never"
 _MAX_TOKEN_DAYS = 3650
@@ -46,7 +46,8 @@ def create(name: str | None, role: Any, expires: str, settings: HostSettings) ->
 
     Only its hash is kept. A deployer's runs code as the system's user.
     """
-    expires_at = _expiry(expires)
+    with reading():
+        expires_at = _expiry(expires)
     name = name or f"{role}-{secrets.token_hex(3)}"
     secret = PREFIX + secrets.token_urlsafe(32)
     asked = ops.CreateToken(

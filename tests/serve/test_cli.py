@@ -166,11 +166,24 @@ def test_what_belongs_to_another_user_is_an_error_that_says_so(invoke, monkeypat
         ("run demo --name a#b", "name='a#b': expected a name without '#'"),
         ("run config.yaml", "config.yaml: cannot be read: No such file"),
         ("run demo --reload --non-blocking", "--reload watches until Ctrl-C"),
+        ("undo soon", "'soon' is not a valid integer"),
+        ("history -n 0", "0 is not in the range"),
+        ("token create --role root", "'viewer', 'deployer', 'admin'"),
+        *(
+            (f"token create --role viewer --expires '{time}'", "hours, days or weeks, such as 12h")
+            for time in ("", "30", "0d", "-1d", "1y", "99999d", "nan")
+        ),
+        ("up hosts.yaml", "Error: wheels: there is no folder"),
+        ("up no.yaml", "File 'no.yaml' does not exist"),
+        ("up hosts.yaml --timeout 0", "0.0 is not in the range x>0"),
+        ("down hosts.yaml --delete", "all that one, two have is deleted"),
     ],
 )
 def test_bad_usage_is_reported_with_the_value_before_anything_starts(
-    invoke, system, arguments, message
+    invoke, system, app_dir, arguments, message
 ):
+    hosts = "wheels: wheels\nhosts: {one: {address: 10.0.0.1}, two: {address: 10.0.0.2}}\n"
+    (app_dir / "hosts.yaml").write_text(hosts)
     assert message in invoke(*shlex.split(arguments), code=2).stderr
     assert system.calls == []
 

@@ -195,20 +195,14 @@ async def test_a_response_can_be_awaited_more_than_once(handle, queries):
     assert (await response, await response) == (2, 2)
 
 
-def test_an_awaited_response_raises_what_user_code_raised(handle):
-    async def main():
+async def test_an_awaited_response_raises_what_user_code_raised(handle):
+    with pytest.raises(OddError):
         await handle.fail.remote()
 
-    with pytest.raises(OddError):
-        asyncio.run(main())
 
-
-def test_result_inside_an_event_loop_is_refused(handle):
-    async def main():
-        handle.remote().result()
-
+async def test_result_inside_an_event_loop_is_refused(handle):
     with pytest.raises(RuntimeError, match="would block the running event loop; await"):
-        asyncio.run(main())
+        handle.remote().result()
 
 
 def test_cancelling_cancels_the_query(handle, queries):
@@ -240,12 +234,7 @@ async def test_cancelling_the_task_that_awaits_cancels_the_query(handle, queries
 
 def test_an_answer_after_its_event_loop_was_closed_harms_nobody(handle, queries):
     queries.hold = True
-    response = handle.remote()
-
-    async def wait() -> None:
-        await response
-
-    waits = wait()
+    waits = awaited(handle.remote())
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(lambda *_: None)  # it would tell of the pending task
     task = loop.create_task(waits)
@@ -355,10 +344,10 @@ def test_a_response_inside_another_argument_is_refused(handle):
 async def test_many_tasks_can_wait_at_once(handle, queries):
     queries.hold = True
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_await(handle.double.remote(n))) for n in range(50)]
+        tasks = [group.create_task(awaited(handle.double.remote(n))) for n in range(50)]
         asyncio.get_running_loop().call_later(0.01, queries.release)
     assert [task.result() for task in tasks] == [2 * n for n in range(50)]
 
 
-async def _await(response):
+async def awaited(response):
     return await response

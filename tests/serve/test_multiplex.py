@@ -73,22 +73,11 @@ async def use(server: Server, *ids: str) -> None:
         del model
 
 
-def run(main: Any) -> Any:
-    """Run, and unload what is left."""
-
-    async def whole() -> Any:
-        try:
-            return await main
-        finally:
-            await user_context.unload_models()
-            assert user_context.model_ids() == ()
-
-    return asyncio.run(whole())
-
-
-def test_the_model_used_longest_ago_makes_room_before_the_next_is_loaded() -> None:
-    server = Server()
-    run(use(server, "a", "b", "a", "c", "a", "b"))
+async def test_the_model_used_longest_ago_makes_room_before_the_next_is_loaded(
+    server: Server,
+) -> None:
+    await use(server, "a", "b", "a", "c", "a", "b")
+    await user_context.unload_models()
     assert server.log == ["+a", "+b", "-b", "+c", "-c", "+b", "-a", "-b"]
 
 
@@ -128,27 +117,24 @@ async def test_a_cancelled_call_ends_no_load(server: Server) -> None:
     assert server.log == ["+a"]
 
 
-def test_a_model_that_is_still_used_is_finalized_once_when_it_is_not() -> None:
-    server = Server()
-
-    async def main() -> None:
-        used = await server.model("a")
-        await use(server, "b", "c")
-        assert server.log == ["+a", "+b", "+c"]
-        del used
-        assert server.log[-1] == "-a"
-
-    run(main())
+async def test_a_model_that_is_still_used_is_finalized_once_when_it_is_not(server: Server) -> None:
+    used = await server.model("a")
+    await use(server, "b", "c")
+    assert server.log == ["+a", "+b", "+c"]
+    del used
+    assert server.log[-1] == "-a"
+    await user_context.unload_models()
     assert sorted(server.log[-2:]) == ["-b", "-c"]
 
 
-def test_an_async_finalizer_is_awaited_once() -> None:
+async def test_an_async_finalizer_is_awaited_once() -> None:
     server = Server(AsyncModel)
-    run(use(server, "a", "b", "c"))
+    await use(server, "a", "b", "c")
+    await user_context.unload_models()
     assert server.log == ["+a", "+b", "-a awaited", "+c", "-b awaited", "-c awaited"]
 
 
-def test_an_unload_that_fails_is_logged_and_the_next_model_loaded(capsys: Any) -> None:
+async def test_an_unload_that_fails_is_logged_and_the_next_model_loaded(capsys: Any) -> None:
     class Stuck:
         async def __del__(self) -> None:
             raise OSError("stuck")
@@ -157,21 +143,21 @@ def test_an_unload_that_fails_is_logged_and_the_next_model_loaded(capsys: Any) -
     async def load(model_id: str) -> Any:
         return Stuck() if model_id == "a" else model_id
 
-    async def main() -> None:
-        await load("a")
-        assert await load("b") == "b"
-
+    await load("a")
     with pytest.warns(RuntimeWarning, match="never awaited"):  # Python's own attempt
-        run(main())
+        assert await load("b") == "b"
+    await user_context.unload_models()
     assert "unloading the model 'a'" in capsys.readouterr().err
 
 
-def test_the_listener_hears_of_changes_only_and_of_loads_when_they_begin() -> None:
-    server = Server()
+async def test_the_listener_hears_of_changes_only_and_of_loads_when_they_begin(
+    server: Server,
+) -> None:
     heard: list[tuple[str, ...]] = []
     user_context.on_models_changed(lambda: heard.append(user_context.model_ids()))
     try:
-        run(use(server, "a", "a", "b", "a", "c"))
+        await use(server, "a", "a", "b", "a", "c")
+        await user_context.unload_models()
     finally:
         user_context.on_models_changed(None)
     assert heard == [("a",), ("a", "b"), ("a", "b", "c"), ("a", "c"), ("c",), ()]
@@ -190,9 +176,9 @@ def test_the_listener_hears_of_changes_only_and_of_loads_when_they_begin() -> No
         (("",), ValueError, "the model id is empty; does the query have the header"),
     ],
 )
-def test_a_call_without_a_model_id_says_so(args: Any, error: Any, message: str) -> None:
+async def test_a_call_without_a_model_id_says_so(args: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
-        run(Server().model(*args))
+        await Server().model(*args)
 
 
 @pytest.mark.parametrize(
