@@ -40,9 +40,11 @@ class Model:
 app = Model.bind({"a", "b", "c"}, frozenset({("x", 1), ("y", 2)}))
 """
 BUILD = """
-import sys
+import os, sys
 sys.path.insert(0, sys.argv[1])
-import app
+import app, cloudpickle
+if os.environ.get("BY_VALUE"):
+    cloudpickle.register_pickle_by_value(app)
 from greenroom.serve.build import build
 spec, = build(app.app, "a").deployments
 """
@@ -76,15 +78,19 @@ def test_another_checkout_of_the_same_code_has_the_same_hash(project, tmp_path):
     assert python("-c", source, elsewhere) != python("-c", source, project)
 
 
-def test_a_replica_imports_what_it_has_no_files_of_and_its_exceptions_come_home(project, tmp_path):
+@pytest.mark.parametrize(("by_value", "imports"), [("", "True True"), ("yes", "False True")])
+def test_a_replica_imports_what_it_has_no_files_of_and_its_exceptions_come_home(
+    project, tmp_path, by_value, imports
+):
     code, error = tmp_path / "code", tmp_path / "error"
     save = BUILD + "open(sys.argv[2], 'wb').write(spec.code)"
-    python("-c", save, project, code)
-    assert python("-c", REPLICA, code, error) == "8 True True"
+    python("-c", save, project, code, BY_VALUE=by_value)
+    assert python("-c", REPLICA, code, error) == f"8 {imports}"
     # A process that deployed nothing but equal code knows the class again.
     load = BUILD + "import pickle; e = pickle.load(open(sys.argv[2], 'rb'))\n"
     load += "print(type(e) is app.AppError, e.args[1] is app.Color.RED)"
-    assert python("-c", load, project, error, PYTHONHASHSEED="5") == "True True"
+    environ = {"PYTHONHASHSEED": "5", "BY_VALUE": by_value}
+    assert python("-c", load, project, error, **environ) == "True True"
 
 
 def test_the_version_is_part_of_the_hash():
