@@ -114,10 +114,11 @@ class Exchange:
 
     def begin(self, begun: StreamBegun, sender: Address) -> Stream:
         """Return the stream that has begun."""
+        incarnation = self._incarnation  # with self, the outbox would be in a cycle
 
         def pack(sizes: list[int]) -> ControlStreams:
             taken = ((begun.query_id, sum(sizes)),)
-            return ControlStreams(incarnation=self._incarnation, taken=taken)
+            return ControlStreams(incarnation=incarnation, taken=taken)
 
         self.replica, self.at = begun.process, sender
         self._outbox = Outbox(self._loop, sender, pack)
@@ -140,6 +141,7 @@ class Exchange:
 
     def close(self, query_id: int) -> None:
         """Want nothing more: no answer is waited for."""
+        self._cancel = nothing  # it holds the query, which holds this
         if self.upload is not None:
             self.upload.close()
         for replica in self._runs_at:
