@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,6 +19,7 @@ from greenroom.serve.deployments import Application
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.by_hand import Hand
 from tests.actors.noting import wait_for_notes
+from tests.actors.one_process import OneProcess
 from tests.support.systems import RunningSystem, running_system
 
 _numbers = itertools.count(1)
@@ -111,6 +113,17 @@ def deployed_once(running: RunningSystem) -> Iterator[Callable[[Application], st
 
     yield bring_up
     applications.delete(running.connection, name)
+
+
+@pytest.fixture
+def one_process() -> Iterator[Callable[..., OneProcess]]:
+    """Have processes of each kind in this one, closed at the test's end."""
+    with contextlib.ExitStack() as made:
+
+        def make(target: Any, **options: Any) -> OneProcess:
+            return made.enter_context(contextlib.closing(OneProcess(target, **options)))
+
+        yield make
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -30,7 +30,10 @@ from greenroom.core.routing.tables import (
     EndpointTable,
     ReplicaTable,
 )
+from greenroom.serve.handle import DeploymentHandle
 from tests.support.lone_loop import LoneTransport
+
+DEADLINE_S = 30.0
 
 _places: WeakValueDictionary[int, Place] = WeakValueDictionary()
 
@@ -109,6 +112,15 @@ class OneProcess:
         caller.listen(place.on)
         self.client = CallerClient(caller)
         loop.run_until_complete(self._begin(target, limit, port, table))
+
+    @property
+    def handle(self) -> DeploymentHandle:
+        """A handle of the endpoint, for this caller."""
+        return DeploymentHandle("e", None, client=self.client)
+
+    def run(self, test: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine on the loop, for DEADLINE_S at most; return what it returns."""
+        return self.loop.run_until_complete(asyncio.wait_for(test, DEADLINE_S))
 
     def close(self) -> None:
         """End the threads and the loop; handles of later tests find their own way."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -92,13 +92,11 @@ def test_large_bytes_travel_on_any_transport(protocol: int) -> None:
 
 
 @pytest.fixture
-def world() -> Iterator[OneProcess]:
+def world(one_process: Callable[..., OneProcess]) -> OneProcess:
     async def sized(size: int) -> bytes:
         return b"x" * size
 
-    made = OneProcess(sized, limit=10)
-    yield made
-    made.close()
+    return one_process(sized, limit=10)
 
 
 def ask(world: OneProcess, *sizes: int) -> list[tuple[int, Any]]:
@@ -116,9 +114,9 @@ def ask(world: OneProcess, *sizes: int) -> list[tuple[int, Any]]:
 
             asked = query(world.caller.next_id(), **python_call(size))
             world.caller.submit(asked, answered)
-        await asyncio.wait_for(done.wait(), DEADLINE_S)
+        await done.wait()
 
-    world.loop.run_until_complete(run())
+    world.run(run())
     return answers
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,7 +22,6 @@ from greenroom.actors.messages.queries import (
 from greenroom.core.errors import DeploymentUnavailableError, ReplicaUnavailableError
 from greenroom.core.routing.leases import FENCE_S
 from greenroom.core.routing.tables import ENDPOINT_PREFIX, EndpointTable
-from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess, Place
 from tests.core.routing.queries import ongoing
 from tests.support.timing import until
@@ -42,10 +41,8 @@ class Model:
 class Leased:
     """One process of each kind, and a handle."""
 
-    def __init__(self, **table: Any) -> None:
-        self.one = OneProcess(Model, limit=8, **table)
-        self.leases = self.one.caller.leases
-        self.handle = DeploymentHandle("e", None, client=self.one.client)
+    def __init__(self, one: OneProcess) -> None:
+        self.one, self.leases, self.handle = one, one.caller.leases, one.handle
 
     async def hold(self) -> None:
         """Send queries until there is a lease."""
@@ -71,10 +68,8 @@ class Leased:
 
 
 @pytest.fixture
-def leased(request: pytest.FixtureRequest) -> Iterator[Leased]:
-    made = Leased(**getattr(request, "param", {}))
-    yield made
-    made.one.close()
+def leased(request: pytest.FixtureRequest, one_process: Callable[..., OneProcess]) -> Leased:
+    return Leased(one_process(Model, limit=8, **getattr(request, "param", {})))
 
 
 def on_its_loop(test: Callable[..., Any]) -> Callable[..., None]:
@@ -82,8 +77,7 @@ def on_its_loop(test: Callable[..., Any]) -> Callable[..., None]:
 
     @functools.wraps(test)
     def run(leased: Leased, **others: Any) -> None:
-        testing = asyncio.wait_for(test(leased, **others), 2 * DEADLINE_S)
-        leased.one.loop.run_until_complete(testing)
+        leased.one.run(test(leased, **others))
 
     return run
 

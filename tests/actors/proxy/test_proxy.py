@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ from greenroom.actors.messages import control as cm
 from greenroom.actors.messages.queries import QueriesFinished
 from greenroom.actors.runtime.processes import identify
 from greenroom.core.routing.tables import BACKEND_PREFIX, BackendTable, EndpointTable, ReplicaTable
-from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess, Place
 from tests.core.routing.queries import ongoing
 from tests.support.timing import until
@@ -25,10 +24,8 @@ async def echo(text: str) -> str:
 
 
 @pytest.fixture
-def one() -> Iterator[OneProcess]:
-    made = OneProcess(echo, limit=8)
-    yield made
-    made.close()
+def one(one_process: Callable[..., OneProcess]) -> OneProcess:
+    return one_process(echo, limit=8)
 
 
 def test_a_table_that_still_has_a_dead_replica_costs_a_query_no_attempt(one: OneProcess) -> None:
@@ -46,7 +43,7 @@ def test_a_table_that_still_has_a_dead_replica_costs_a_query_no_attempt(one: One
         one.proxy.dispatcher.take_tables([(f"{BACKEND_PREFIX}b", table)], time.monotonic())
 
     async def ask() -> Any:
-        answer = DeploymentHandle("e", None, client=one.client).remote("hello")
+        answer = one.handle.remote("hello")
         for _ in range(5):
             publish(dead)  # as a controller does that has not heard of its death
             assert "dead" not in ongoing(one.proxy.dispatcher.router)
@@ -54,7 +51,7 @@ def test_a_table_that_still_has_a_dead_replica_costs_a_query_no_attempt(one: One
         publish(dead, lives)
         return await answer
 
-    assert one.loop.run_until_complete(asyncio.wait_for(ask(), 30)) == "hello"
+    assert one.run(ask()) == "hello"
 
 
 def test_what_an_earlier_process_of_a_replica_says_frees_no_slot(
@@ -64,7 +61,7 @@ def test_what_an_earlier_process_of_a_replica_says_frees_no_slot(
     dispatcher = one.proxy.dispatcher
 
     async def ask() -> None:
-        answer = DeploymentHandle("e", None, client=one.client).remote("hello")
+        answer = one.handle.remote("hello")
         await until(lambda: ongoing(dispatcher.router) == {"r1": 1})
         for incarnation, left in (("first", 1), (one.queries.port.process.incarnation, 0)):
             said = {"replica": "r1", "incarnation": incarnation, "answered": ((1, 200),)}
@@ -72,17 +69,15 @@ def test_what_an_earlier_process_of_a_replica_says_frees_no_slot(
             assert ongoing(dispatcher.router) == {"r1": left}
         answer.cancel()
 
-    one.loop.run_until_complete(ask())
+    one.run(ask())
 
 
 def test_a_caller_that_was_abandoned_attaches_again(one: OneProcess) -> None:
     async def ask(text: str) -> Any:
-        handle = DeploymentHandle("e", None, client=one.client).options(retryable=True)
-        return await handle.remote(text)
+        return await one.handle.options(retryable=True).remote(text)
 
     for text in ("before", "after"):
-        asked = asyncio.wait_for(ask(text), 30)
-        assert one.loop.run_until_complete(asked) == text
+        assert one.run(ask(text)) == text
         one.proxy.dispatcher.detach(one.caller.process.incarnation)
 
 
@@ -127,5 +122,5 @@ def test_what_is_not_in_a_complete_set_is_gone(one: OneProcess) -> None:
     first.place = place
     routes = first.push(3, "/b", "/c", complete=True)
     assert routes == {"/b", "/c"}, "another controller's ids are its own"
-    one.loop.run_until_complete(asyncio.sleep(0.05))
+    one.run(asyncio.sleep(0.05))
     assert heard[-1] == 3

@@ -5,10 +5,9 @@ It is told as calls of our functions, whose number no machine changes.
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 
 import greenroom.actors
-from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess
 
 LEASED, ROUTED = 84, 156
@@ -31,10 +29,8 @@ async def answer() -> bytes:
 
 
 @pytest.fixture
-def one(request: pytest.FixtureRequest) -> Iterator[OneProcess]:
-    made = OneProcess(answer, limit=8, **request.param)
-    yield made
-    made.close()
+def one(request: pytest.FixtureRequest, one_process: Callable[..., OneProcess]) -> OneProcess:
+    return one_process(answer, limit=8, **request.param)
 
 
 def calls_each(one: OneProcess) -> float:
@@ -43,7 +39,7 @@ def calls_each(one: OneProcess) -> float:
     The median: a timer, or a lease that ran out while other processes had the processor, is not
     what a query costs.
     """
-    handle, counts = DeploymentHandle("e", None, client=one.client), [0]
+    handle, counts = one.handle, [0]
 
     def count(frame: FrameType, event: str, _argument: Any) -> None:
         counts[-1] += event == "call" and frame.f_code.co_filename.startswith(OURS)
@@ -60,7 +56,7 @@ def calls_each(one: OneProcess) -> float:
         finally:
             sys.setprofile(before)
 
-    one.loop.run_until_complete(asyncio.wait_for(ask(), DEADLINE_S))
+    one.run(ask())
     return statistics.median(counts[1:])
 
 

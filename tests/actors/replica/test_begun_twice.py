@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,10 +20,8 @@ from tests.support.queries import query
 
 
 @pytest.fixture
-def world() -> Iterator[OneProcess]:
-    made = OneProcess(lambda: None, limit=4)
-    yield made
-    made.close()
+def world(one_process: Callable[..., OneProcess]) -> OneProcess:
+    return one_process(lambda: None, limit=4)
 
 
 @pytest.fixture
@@ -72,7 +70,7 @@ def cut_off(world: OneProcess, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pass_turns(world: OneProcess) -> None:
     for _ in range(5):
-        world.loop.run_until_complete(asyncio.sleep(0))
+        world.run(asyncio.sleep(0))
 
 
 def test_the_second_is_ended_and_the_first_goes_on(world: OneProcess, cancelled: list[Any]) -> None:
@@ -104,7 +102,7 @@ def test_tasks_left_running_hear_that_nobody_listens(world: OneProcess, *, begun
         run.begin(200, ())
     run.end()
     with pytest.raises(NobodyListensError):
-        world.loop.run_until_complete(run.send(b"part"))
+        world.run(run.send(b"part"))
     with pytest.raises(NobodyListensError):
         run.begin(200, ())
     run.answer(m.StreamEnded(7, 200))
@@ -170,6 +168,6 @@ def test_a_query_that_user_code_cancels_before_it_begins_leaves_no_slot_taken(
     for task in asyncio.all_tasks(world.loop):  # as a handler may that begins in the same turn
         if "UserCode" in task.get_coro().__qualname__:  # type: ignore[union-attr]
             task.cancel()
-    world.loop.run_until_complete(asyncio.sleep(0.01))
+    world.run(asyncio.sleep(0.01))
     assert run.has_ended
     assert world.queries.running == 0

@@ -10,7 +10,7 @@ import random
 import signal
 import threading
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -92,11 +92,9 @@ def of_others() -> list[Any]:
 
 
 @pytest.fixture
-def one(of_others: list[Any]) -> Iterator[OneProcess]:
+def one(of_others: list[Any], one_process: Callable[..., OneProcess]) -> OneProcess:
     del of_others
-    made = OneProcess(Node, limit=30, request_timeout_s=3600.0)
-    yield made
-    made.close()
+    return one_process(Node, limit=30, request_timeout_s=3600.0)
 
 
 METHODS = [
@@ -135,8 +133,6 @@ def all_of(kind: str) -> list[Any]:
 def test_nothing_is_left_of_thirty_thousand_cancelled_calls(
     one: OneProcess, of_others: list[Any]
 ) -> None:
-    handle = DeploymentHandle("e", None, client=one.client)
-
     router, recorder = one.proxy.dispatcher.router, Recorder()
     router.observers.add(recorder)
 
@@ -146,7 +142,7 @@ def test_nothing_is_left_of_thirty_thousand_cancelled_calls(
         await asyncio.sleep(0.1)  # for what is put off, such as the news of deliveries
 
     async def rounds(count: int) -> None:
-        await cancel_many(handle, count)
+        await cancel_many(one.handle, count)
         await asyncio.wait_for(converge(), 200)
 
     one.loop.run_until_complete(rounds(1000))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -60,26 +60,22 @@ class Node:
 
 
 @pytest.fixture
-def one() -> Iterator[OneProcess]:
-    made = OneProcess(Node, limit=30)
-    yield made
-    made.close()
+def one(one_process: Callable[..., OneProcess]) -> OneProcess:
+    return one_process(Node, limit=30)
 
 
 @pytest.mark.parametrize("method", ["quick", "nested", "reads", "in_a_batch", "steps"])
 def test_no_call_is_part_of_a_cycle_when_it_is_over(one: OneProcess, method: str) -> None:
-    handle = DeploymentHandle("e", None, client=one.client)
-
     async def calls() -> None:
         for _ in range(CALLS):
-            await handle.options(method_name=method).remote()
+            await one.handle.options(method_name=method).remote()
         await asyncio.sleep(0.05)  # what the last one has set off
 
-    one.loop.run_until_complete(calls())
+    one.run(calls())
     gc.collect()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
-        one.loop.run_until_complete(calls())
+        one.run(calls())
         gc.collect()
         found: Counter[Any] = Counter(type(each) for each in gc.garbage if isinstance(each, KINDS))
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ import pytest
 from greenroom.actors.messages.control import MeetProxy
 from greenroom.actors.runtime.loop import Outbox
 from greenroom.core.routing.load import busy
-from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess, Place
 from tests.support.timing import until
 
@@ -23,7 +23,7 @@ async def quick(number: int) -> int:
     ("limit", "waits"), [(1, False), (2, True), (3, True)], ids=["one slot", "two", "three"]
 )
 def test_the_reports_of_a_full_replica_do_not_wait_for_others(
-    monkeypatch: pytest.MonkeyPatch, limit: int, waits: bool
+    one_process: Callable[..., OneProcess], monkeypatch: pytest.MonkeyPatch, limit: int, waits: bool
 ) -> None:
     """With one slot the router can send nothing before it knows: 2 ms of waiting for each query."""
     waited: list[Any] = []
@@ -34,17 +34,13 @@ def test_the_reports_of_a_full_replica_do_not_wait_for_others(
         put_patiently(outbox, item, within_s)
 
     monkeypatch.setattr(Outbox, "put_patiently", noting)
-    one = OneProcess(quick, limit=limit)
-    try:
-        handle = DeploymentHandle("e", None, client=one.client)
+    one = one_process(quick, limit=limit)
 
-        async def ask() -> int:
-            return await handle.remote(7)
+    async def ask() -> int:
+        return await one.handle.remote(7)
 
-        assert one.loop.run_until_complete(ask()) == 7
-        assert any(field == "answered" for field, _ in waited) is waits
-    finally:
-        one.close()
+    assert one.run(ask()) == 7
+    assert any(field == "answered" for field, _ in waited) is waits
 
 
 HELD: dict[str, asyncio.Event] = {}
@@ -58,29 +54,26 @@ async def held(number: int) -> int:
     return number
 
 
-def test_reports_of_a_query_reach_its_router_however_many_others_there_are() -> None:
+def test_reports_of_a_query_reach_its_router_however_many_others_there_are(
+    one_process: Callable[..., OneProcess],
+) -> None:
     """Its slot would stay taken for good."""
-    one = OneProcess(held, limit=1)
-    try:
-        handle = DeploymentHandle("e", None, client=one.client)
-        others = [Place(one.loop) for _ in range(300)]
+    one = one_process(held, limit=1)
+    others = [Place(one.loop) for _ in range(300)]
 
-        async def ask() -> int:
-            HELD.update(begun=asyncio.Event(), gate=asyncio.Event())
-            answer = handle.remote(7)
-            await HELD["begun"].wait()
-            for each in others:
-                meet = MeetProxy(proxy=each, process=each.process, is_near=False)
-                each.loop.send(one.queries.port.address, meet)
-            for _ in range(3):  # passes of the loop, until all have arrived
-                await asyncio.sleep(0)
-            HELD["gate"].set()
-            return await answer
-
-        assert one.loop.run_until_complete(ask()) == 7
-        state = one.proxy.dispatcher.router.state
-        one.loop.run_until_complete(until(lambda: not busy(state)))
+    async def ask() -> int:
+        HELD.update(begun=asyncio.Event(), gate=asyncio.Event())
+        answer = one.handle.remote(7)
+        await HELD["begun"].wait()
         for each in others:
-            each.loop.close()
-    finally:
-        one.close()
+            meet = MeetProxy(proxy=each, process=each.process, is_near=False)
+            each.loop.send(one.queries.port.address, meet)
+        for _ in range(3):  # passes of the loop, until all have arrived
+            await asyncio.sleep(0)
+        HELD["gate"].set()
+        return await answer
+
+    assert one.run(ask()) == 7
+    one.run(until(lambda: not busy(one.proxy.dispatcher.router.state)))
+    for each in others:
+        each.loop.close()

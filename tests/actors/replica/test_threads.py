@@ -421,25 +421,10 @@ class Bound:
 HANDLE = DeploymentHandle("e", None)
 
 
-@pytest.fixture
-def alone() -> Iterator[Callable[[type], OneProcess]]:
-    """Return what makes a replica of a class, for one query at a time, in this process."""
-    with contextlib.ExitStack() as stack:
-
-        def make(target: type) -> OneProcess:
-            replica = OneProcess(target, limit=1)
-            stack.callback(replica.close)
-            return replica
-
-        yield make
-
-
-def run_in(replica: OneProcess, test: Coroutine[Any, Any, None]) -> None:
-    replica.loop.run_until_complete(asyncio.wait_for(test, LIMIT_S))
-
-
-def test_one_at_a_time_is_one_thread_for_all_of_a_class(alone: Callable[..., OneProcess]) -> None:
-    replica = alone(Bound)
+def test_one_at_a_time_is_one_thread_for_all_of_a_class(
+    one_process: Callable[..., OneProcess],
+) -> None:
+    replica = one_process(Bound, limit=1)
     code = replica.user_code
 
     async def test() -> None:
@@ -450,7 +435,7 @@ def test_one_at_a_time_is_one_thread_for_all_of_a_class(alone: Callable[..., One
         assert streamed == [1, *range(10)]
         assert await asyncio.wrap_future(code.check_health()) is None
 
-    run_in(replica, test())
+    replica.run(test())
 
 
 class Slow:
@@ -468,9 +453,9 @@ class Slow:
 
 
 def test_a_call_that_runs_for_long_does_not_make_its_replica_unhealthy(
-    alone: Callable[..., OneProcess],
+    one_process: Callable[..., OneProcess],
 ) -> None:
-    replica = alone(Slow)
+    replica = one_process(Slow, limit=1)
     slow = replica.user_code.servable_object
 
     async def health() -> Any:
@@ -484,7 +469,7 @@ def test_a_call_that_runs_for_long_does_not_make_its_replica_unhealthy(
         assert await call
         assert "between calls alone" in (await health()).text
 
-    run_in(replica, test())
+    replica.run(test())
 
 
 class Loops:
@@ -498,12 +483,12 @@ class Loops:
 
 
 def test_a_class_with_async_methods_is_made_on_the_event_loop(
-    alone: Callable[..., OneProcess],
+    one_process: Callable[..., OneProcess],
 ) -> None:
     async def test() -> None:
         assert await HANDLE.remote()
 
-    run_in(alone(Loops), test())
+    one_process(Loops, limit=1).run(test())
 
 
 class Refuses:
