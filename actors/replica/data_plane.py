@@ -359,7 +359,8 @@ class CallerLink:
     def _gone(self) -> None:
         """End what only the caller itself could end."""
         queries = self._queries
-        queries.callers.pop(self._incarnation, None)
+        if queries.callers.get(self._incarnation) is self:
+            del queries.callers[self._incarnation]
         queries.leases.caller_gone(self)
         for run in list(queries.runs.values()):
             if run.caller is self and (run.proxy is None or run.upload is not None):
@@ -546,7 +547,8 @@ class Proxies(dict[str, ProxyLink]):
     def _gone(self, link: ProxyLink) -> None:
         """Let callers know where their queries run: only they can end them now."""
         link.is_gone = True
-        del self[link.incarnation]
+        if self.get(link.incarnation) is link:  # a link that breaks may be heard of twice
+            del self[link.incarnation]
         for run in [run for run in self._queries.runs.values() if run.proxy is link]:
             if run.caller is None:
                 run.cancel()
