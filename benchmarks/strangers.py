@@ -41,7 +41,7 @@ from thespian.actors import Actor, ActorExitRequest, ActorSystem
 from greenroom.actors.transport.addresses import ProcessAddress
 from greenroom.actors.transport.admission import Admission
 from greenroom.actors.transport.cluster_key import KeyFiles, ensure_key
-from greenroom.actors.transport.gate import Gate
+from greenroom.actors.transport.gate import Gate, Handshakes
 from greenroom.actors.transport.thespian_base import install
 
 HERE, THERE, NEXT_DOOR = "127.0.0.21", "127.0.0.22", "127.0.0.23"
@@ -180,7 +180,8 @@ async def stand_next_door(port: int, key_file: Path) -> None:
     """Be a gate that leads nowhere until standard input ends."""
     loop = asyncio.get_running_loop()
     own = ProcessAddress(NEXT_DOOR, port)
-    gate = Gate(loop, own, KeyFiles(key_file), Admission(loop), lambda sock, _: sock.close())
+    handshakes = Handshakes(loop, KeyFiles(key_file), Admission(loop))
+    gate = Gate(loop, own, handshakes, lambda sock, _: sock.close())
     print("there", flush=True)
     await loop.run_in_executor(None, sys.stdin.read)
     gate.close()

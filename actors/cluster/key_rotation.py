@@ -13,7 +13,7 @@ from greenroom.actors.runtime.loop import Callback, Loop
 from greenroom.actors.runtime.port import Port
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport.cluster_key import ClusterKeyError, KeyFiles, ensure_key
-from greenroom.actors.transport.links import KEY_CHECK_S
+from greenroom.actors.transport.other_hosts import KEY_CHECK_S
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.hosts import HostState
 from greenroom.core.cluster.key_rotation import KeyIds, next_step

@@ -77,9 +77,9 @@ class Loop:
         self._is_stopped = False
         self.deliveries_at_once = mailbox.deliveries_at_once
         self._mailbox = mailbox
-        mailbox.on_error = self._failed
+        mailbox.turn_end.on_error = self._failed
         # As the loop's own methods, and less than they do: what lanes are made of.
-        self.flush_at_turn_end = mailbox.at_turn_end
+        self.flush_at_turn_end = mailbox.turn_end.add
         self.send_loosely = mailbox.send_loosely
         self._posted: deque[Callback] = deque()
         self._woken = False
@@ -130,10 +130,6 @@ class Loop:
         """Return whether ``target`` is on this host, where the end of a process is certain."""
         return self._mailbox.is_here(target)
 
-    def write(self, target: Address) -> None:
-        """Write what was sent to ``target`` now, not at the turn's end."""
-        self._mailbox.write(target)
-
     def post(self, callback: Callback) -> None:
         """Run ``callback`` on the loop soon; callable from any thread; dropped after its end."""
         self._posted.append(callback)
@@ -167,7 +163,7 @@ class Loop:
 
     def at_turn_end(self, callback: Callback) -> None:
         """Run ``callback`` when the present messages or callback have been dealt with."""
-        self._mailbox.at_turn_end(partial(self.guarded, callback))
+        self.flush_at_turn_end(partial(self.guarded, callback))
 
     def call_later(self, delay_s: float, callback: Callback) -> Timer:
         """Run ``callback`` in ``delay_s`` seconds, never before; when idle, 3 ms late at most."""
@@ -360,7 +356,8 @@ class Lane:
             self._flush_due = True
             self._loop.flush_at_turn_end(self._flush)
         if len(self._items) >= gathered:
-            self._flush_now()
+            self._flush()
+            self._flush_due = True  # the callback of the turn's end is still to come
 
     def put_all(self, items: list[Any]) -> None:
         """Add items that are to leave in as few messages as they fit in."""
@@ -378,11 +375,6 @@ class Lane:
         """Forget and return what has not been given to the transport; for a dead target."""
         items, self._items = self._items, []
         return items
-
-    def _flush_now(self) -> None:
-        self._flush()
-        self._flush_due = True  # the callback of the turn's end is still to come
-        self._loop.write(self._target)
 
     def _flush(self) -> None:
         self._flush_due = False

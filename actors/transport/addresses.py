@@ -68,6 +68,11 @@ class ProcessAddress:
         return self.number & LAST_PORT
 
     @property
+    def gate(self) -> str:
+        """Return HOST:PORT where its host listens for other hosts."""
+        return f"{self.host}:{self.port}"
+
+    @property
     def socket_name(self) -> bytes:
         """Return the name in Linux's abstract namespace, which leaves nothing on disk.
 

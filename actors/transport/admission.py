@@ -1,4 +1,4 @@
-"""Keeps the unauthenticated connections of a process within bounds, and logs refusals."""
+"""Keeps what strangers cost a process within bounds: connections accepted, and lines logged."""
 
 from __future__ import annotations
 
@@ -6,72 +6,15 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from greenroom.actors.transport.addresses import ProcessAddress
 from greenroom.actors.transport.descriptors import Shortage
 from greenroom.actors.transport.sockets import credentials_of
 
-# --- Bounds on unauthenticated connections --------------------------------------------------------
-#
-# These are values without I/O: the caller supplies the clock and writes the log.
-#
-# When there are too many unauthenticated connections, the *oldest* one of the busiest source is
-# closed. If the newest one were refused instead, a few hundred idle connections could keep every
-# peer out for as long as they are renewed. An honest handshake takes milliseconds, so the oldest
-# connections are not honest ones, and a source that opens many connections closes its own first.
-
-MAX_STRANGERS = 256  # descriptors; a process may have 1024 as a rule
-PATIENCE_S = 5.0  # from the connection to the proof
-
 WINDOW_S = 60.0
 MAX_LINES = 50  # per window: a line is about 150 bytes, so at most 11 MB a day
 MAX_SOURCE_LINES = 10
-
-S = TypeVar("S")
-
-
-class PendingHandshakes(Generic[S]):
-    """The connections that are not authenticated, each hashable, and when each came."""
-
-    def __init__(self, limit: int = MAX_STRANGERS, patience_s: float = PATIENCE_S) -> None:
-        self.limit, self.patience_s = limit, patience_s
-        self._sources: dict[S, str] = {}
-        self._by_source: dict[str, dict[S, float]] = {}  # when they are overdue, oldest first
-
-    def __len__(self) -> int:
-        return len(self._sources)
-
-    def came(self, stranger: S, source: str, now: float) -> S | None:
-        """Note a connection from ``source``; return the one to turn away for it, if any."""
-        oldest = None
-        if len(self._sources) >= self.limit:
-            busiest = max(self._by_source.values(), key=len)
-            oldest = next(iter(busiest))
-            self.left(oldest)
-        self._sources[stranger] = source
-        self._by_source.setdefault(source, {})[stranger] = now + self.patience_s
-        return oldest
-
-    def left(self, stranger: S) -> bool:
-        """Note that one is authenticated or gone; return whether it was a stranger until then."""
-        source = self._sources.pop(stranger, None)
-        if source is None:
-            return False
-        same = self._by_source[source]
-        del same[stranger]
-        if not same:
-            del self._by_source[source]
-        return True
-
-    def overdue(self, now: float) -> list[S]:
-        """Return those that have had their time; they stay until they have ``left``."""
-        return [
-            stranger
-            for same in self._by_source.values()
-            for stranger, overdue_at in same.items()
-            if overdue_at <= now
-        ]
 
 
 class TokenBucket:
@@ -134,37 +77,13 @@ class Trouble(NamedTuple):
 
 
 class Admission:
-    """The unauthenticated connections of one process, on its loop."""
+    """What one process says of connections that it refuses, or that others do; on its loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.strangers: PendingHandshakes[object] = PendingHandshakes()
-        self._turn_away: dict[object, Callable[[str], None]] = {}  # what closes each, with a reason
         self._refusals = Refusals()
         self._troubles: dict[str, Trouble] = {}  # the last with each gate, by host and port
         self._loop = loop
-        self._sweep: asyncio.TimerHandle | None = None
         self._summary: asyncio.TimerHandle | None = None
-
-    def came(self, stranger: object, source: str, turn_away: Callable[[str], None]) -> None:
-        """Give a connection from ``source``, an address, its time; another may have to go.
-
-        ``turn_away(reason)`` closes it, and calls :meth:`left` and :meth:`refused`.
-        """
-        self._turn_away[stranger] = turn_away
-        now = self._loop.time()
-        oldest = self.strangers.came(stranger, source.rpartition(":")[0], now)
-        if oldest is not None:
-            self._turn_away.pop(oldest)(
-                f"more than {self.strangers.limit} connections are not authenticated, and this is "
-                "the oldest"
-            )
-        if self._sweep is None:
-            self._sweep = self._loop.call_later(self.strangers.patience_s, self._sweep_overdue)
-
-    def left(self, stranger: object) -> None:
-        """Note that a connection is authenticated, or has ended."""
-        self.strangers.left(stranger)
-        self._turn_away.pop(stranger, None)
 
     def refused(self, source: str, reason: str) -> None:
         """Say that the connection with ``source``, an address, was refused; or only count it."""
@@ -193,7 +112,7 @@ class Admission:
 
     def trouble_with(self, gate: ProcessAddress) -> Trouble:
         """Return why a gate was abandoned, or refused us, the last time."""
-        return self._troubles.get(f"{gate.host}:{gate.port}", Trouble())
+        return self._troubles.get(gate.gate, Trouble())
 
     def _say(self, what: str, address: str, trouble: Trouble) -> None:
         self._record(address, trouble)
@@ -212,18 +131,8 @@ class Admission:
 
     def close(self) -> None:
         """Forget everything."""
-        for timer in (self._sweep, self._summary):
-            if timer is not None:
-                timer.cancel()
-
-    def _sweep_overdue(self) -> None:
-        self._sweep = None
-        for stranger in self.strangers.overdue(self._loop.time()):
-            self._turn_away[stranger](
-                f"it was not authenticated within {self.strangers.patience_s:g} s"
-            )
-        if len(self.strangers):
-            self._sweep = self._loop.call_later(self.strangers.patience_s / 5, self._sweep_overdue)
+        if self._summary is not None:
+            self._summary.cancel()
 
     def _sum_up(self) -> None:
         self._summary = None

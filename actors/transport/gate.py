@@ -19,8 +19,9 @@ import os
 import socket
 import ssl
 import struct
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
 
 from greenroom.actors.transport.addresses import ProcessAddress, bound_host
 from greenroom.actors.transport.admission import Admission, Listener, TokenBucket
@@ -34,11 +35,11 @@ from greenroom.actors.transport.sockets import (
 )
 from greenroom.actors.transport.tls import TlsStream, describe
 
-T = TypeVar("T")
-
 MESSAGES, BEATS = 1, 2  # what a connection is for
 _WANTED = struct.Struct(">QB")  # number of the process, what for
 _READ_SIZE = 1024  # more than the record of either; nothing follows it
+MAX_STRANGERS = 256  # descriptors; a process may have 1024 as a rule
+PATIENCE_S = 5.0  # from the connection to the proof
 ACCEPTS_PER_PASS = 32
 # Half a processor at most, however many connect: a TLS handshake costs some 300 us. But a burst is
 # taken without pauses, because an honest peer may be the last in it.
@@ -52,16 +53,26 @@ DIAL_AGAIN_S = 0.4
 SECURE_TIMEOUT_S = 30.0
 
 
-class Arrivals:
-    """Connections from other hosts that have not shown the cluster's certificate yet."""
+class Handshakes:
+    """Connections from other hosts that have not shown the cluster's certificate yet.
+
+    When there are too many, the *oldest* one of the busiest host is turned away. If the newest were
+    refused instead, a few hundred idle connections could keep every peer out for as long as they
+    are renewed. An honest handshake takes milliseconds, so the oldest connections are not honest
+    ones, and a host that opens many connections closes its own first.
+    """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, keys: KeyFiles, admission: Admission
     ) -> None:
+        self.limit, self.patience_s = MAX_STRANGERS, PATIENCE_S
         self._loop = loop
         self._keys = keys
         self._admission = admission
-        self._tasks: dict[TlsStream, asyncio.Task[None]] = {}
+        self._tasks: dict[TlsStream, tuple[str, asyncio.Task[None]]] = {}  # oldest first
+
+    def __len__(self) -> int:
+        return len(self._tasks)
 
     def descriptors(self) -> list[int]:
         """Return the numbers of all sockets."""
@@ -75,39 +86,52 @@ class Arrivals:
     def take(
         self, sock: socket.socket, source: str, welcome: Callable[[TlsStream, str], Awaitable[None]]
     ) -> None:
-        """Shake hands; then ``welcome(stream, source)``, within the time of a stranger.
+        """Shake hands; then ``welcome(stream, source)``, all within the time of a stranger.
 
         What raises OSError is refused.
         """
+        if len(self._tasks) >= self.limit:
+            hosts = Counter(_host_of(each) for each, _ in self._tasks.values())
+            ((busiest, _),) = hosts.most_common(1)
+            oldest = next(s for s, (each, _) in self._tasks.items() if _host_of(each) == busiest)
+            self._admission.refused(
+                self._drop(oldest),
+                f"more than {self.limit} connections are not authenticated, and this is the oldest",
+            )
         stream = TlsStream(self._loop, sock, self._keys.tls(), accepts=True)
-        self._tasks[stream] = self._loop.create_task(self._let_in(stream, source, welcome))
-        self._admission.came(stream, source, lambda reason: self._turn_away(stream, source, reason))
+        task = self._loop.create_task(self._let_in(stream, source, welcome))
+        self._tasks[stream] = source, task
 
     async def _let_in(
         self, stream: TlsStream, source: str, welcome: Callable[[TlsStream, str], Awaitable[None]]
     ) -> None:
         try:
-            await stream.secure()
-            await welcome(stream, source)
-        except (ssl.SSLEOFError, ConnectionError) as error:  # as of a process that is ended
-            self._drop(stream)
-            self._admission.disconnected(source, describe(error))
+            async with asyncio.timeout(self.patience_s):
+                await stream.secure()
+                await welcome(stream, source)
         except OSError as error:
-            self._turn_away(stream, source, describe(error))
+            del self._tasks[stream]
+            stream.close()
+            if isinstance(error, ssl.SSLEOFError | ConnectionError):  # as of a process that ended
+                self._admission.disconnected(source, describe(error))
+            elif isinstance(error, TimeoutError) and error.errno is None:  # not the kernel's
+                reason = f"it was not authenticated within {self.patience_s:g} s"
+                self._admission.refused(source, reason)
+            else:
+                self._admission.refused(source, describe(error))
         else:
-            self._left(stream)
+            del self._tasks[stream]
 
-    def _turn_away(self, stream: TlsStream, source: str, reason: str) -> None:
-        self._drop(stream)
-        self._admission.refused(source, reason)
-
-    def _drop(self, stream: TlsStream) -> None:
-        self._left(stream).cancel()  # nothing, where it is the present task's last act
+    def _drop(self, stream: TlsStream) -> str:
+        """Abandon one; return its source."""
+        source, task = self._tasks.pop(stream)
+        task.cancel()
         stream.close()
+        return source
 
-    def _left(self, stream: TlsStream) -> asyncio.Task[None]:
-        self._admission.left(stream)
-        return self._tasks.pop(stream)
+
+def _host_of(source: str) -> str:
+    return source.rpartition(":")[0]
 
 
 class Gate:
@@ -117,14 +141,13 @@ class Gate:
         self,
         loop: asyncio.AbstractEventLoop,
         own: ProcessAddress,
-        keys: KeyFiles,
-        admission: Admission,
+        handshakes: Handshakes,
         take: Callable[[socket.socket, int], None],
         listener: socket.socket | None = None,
     ) -> None:
         self._own = own
         self._take = take
-        self._arrivals = Arrivals(loop, keys, admission)
+        self._handshakes = handshakes
         self._listener = Listener(
             loop,
             listener or tcp_listener(bound_host(own), own.port),
@@ -133,14 +156,13 @@ class Gate:
             allowance=TokenBucket(ACCEPTS_AT_ONCE, ACCEPTS_PER_S),
         )
 
-    def descriptors(self) -> list[int]:
-        """Return the numbers of all sockets."""
-        return [self._listener.fileno(), *self._arrivals.descriptors()]
+    def fileno(self) -> int:
+        """Return the number of the socket that it listens with."""
+        return self._listener.fileno()
 
     def close(self) -> None:
-        """Listen no more, and drop every connection that has not been handed over."""
+        """Listen no more."""
         self._listener.close()
-        self._arrivals.close()
 
     def _accept(self, sock: socket.socket, name: object) -> bool:
         assert isinstance(name, tuple), name
@@ -149,7 +171,7 @@ class Gate:
         except OSError:  # gone already
             sock.close()
         else:
-            self._arrivals.take(sock, f"{name[0]}:{name[1]}", self._ask)
+            self._handshakes.take(sock, f"{name[0]}:{name[1]}", self._ask)
         return True
 
     async def _ask(self, stream: TlsStream, _source: str) -> None:
@@ -221,7 +243,8 @@ async def connect(
     The others are closed. UnreachableError; or OSError of the first that fails otherwise.
     """
     try:
-        return await _within(DIAL_TIMEOUT_S, _first_to_connect(loop, sock, another, target))
+        async with _no_longer_than(DIAL_TIMEOUT_S):
+            return await _first_to_connect(loop, sock, another, target)
     except ConnectionRefusedError:
         raise UnreachableError("nothing listens at its port", is_certain=True) from None
 
@@ -266,8 +289,13 @@ async def dial(
 
     UnreachableError; or OSError when what was begun has failed, also by a refusal.
     """
+    stream = TlsStream(loop, sock, keys.tls(), accepts=False)
     try:
-        answer = await _within(DIAL_TIMEOUT_S, _ask(loop, sock, target, purpose, keys))
+        async with _no_longer_than(DIAL_TIMEOUT_S):
+            await stream.secure()
+            # A new connection has room for it.
+            stream.send(_WANTED.pack(target.number, purpose))
+            answer = await stream.receive(_READ_SIZE)
     except UnreachableError as error:  # but it has a host: not on a link that loses much
         raise TimeoutError(error.reason) from None
     if answer == b"\0":
@@ -275,38 +303,26 @@ async def dial(
     if answer != b"\1":
         raise ConnectionResetError("it closed the connection")
     stream = TlsStream(loop, sock, keys.tls(), accepts=False)
-    await _within(SECURE_TIMEOUT_S, stream.secure())
+    async with _no_longer_than(SECURE_TIMEOUT_S):
+        await stream.secure()
     return stream
 
 
-async def _within(limit_s: float, step: Coroutine[Any, Any, T]) -> T:
-    """Return what a step of dialing returns; UnreachableError where it takes too long."""
-    doing = asyncio.ensure_future(step)
-    doing.add_done_callback(_retrieve)
-    try:  # not by wait_for, which before Python 3.12 may take no notice of being canceled
-        await asyncio.wait({doing}, timeout=limit_s)
-    finally:
-        doing.cancel()
-    if not doing.done():
-        raise UnreachableError(f"no answer within {limit_s:g} s", is_certain=False)
-    return doing.result()
+@contextlib.asynccontextmanager
+async def _no_longer_than(limit_s: float) -> AsyncIterator[None]:
+    """Raise UnreachableError where a step of dialing takes longer."""
+    limit = asyncio.timeout(limit_s)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if limit.expired():  # else it is the kernel's
+            reason = f"no answer within {limit_s:g} s"
+            raise UnreachableError(reason, is_certain=False) from None
+        raise
 
 
 def _retrieve(task: asyncio.Future[Any]) -> None:
     """Look at what it raised, which asyncio would log otherwise."""
     if not task.cancelled():
         task.exception()
-
-
-async def _ask(
-    loop: asyncio.AbstractEventLoop,
-    sock: socket.socket,
-    target: ProcessAddress,
-    purpose: int,
-    keys: KeyFiles,
-) -> bytes:
-    """Return what the gate answers; b"" when it ends the connection instead."""
-    stream = TlsStream(loop, sock, keys.tls(), accepts=False)
-    await stream.secure()
-    stream.send(_WANTED.pack(target.number, purpose))  # a new connection has room for it
-    return await stream.receive(_READ_SIZE)

@@ -1,9 +1,9 @@
 """One process's messages, over its links: what our own code sends, receives and watches by.
 
-Theory of operation. A mailbox belongs to an asyncio loop. What arrives waits in it until the loop
-gives it to :attr:`Mailbox.handle`, and waits on while that is None. What is sent is *unfinished*
-until its outcome is known: that of a :class:`Delivery` of our own code, or of an intent of
-Thespian's, which has the same ``targetAddr`` and ``tx_done``.
+Theory of operation. A mailbox belongs to an asyncio loop. What arrives waits in its :class:`Inbox`
+until the loop has it handled. What is sent is :class:`Unfinished` until its outcome is known: that
+of a :class:`Delivery` of our own code, or of an intent of Thespian's, which has the same
+``targetAddr`` and ``tx_done``.
 
 An actor's mailbox is in the hands of Thespian (thespian_base.py). A process that is no actor, such
 as a worker of the HTTP front or a script, *attaches* one to a loop of its own.
@@ -42,7 +42,6 @@ from greenroom.actors.transport.cluster_key import ClusterKeyError, keys_of
 from greenroom.actors.transport.envelopes import Envelope, decode, encode
 from greenroom.actors.transport.frames import Buffer
 from greenroom.actors.transport.links import Links, Peer
-from greenroom.actors.transport.session import Unsent
 from greenroom.actors.transport.sockets import tcp_listener
 from greenroom.core.formats import OURS
 
@@ -92,7 +91,40 @@ MAX_WAITING_BYTES = 1024 * 1024
 
 
 class Inbox(deque[Envelope]):
-    """Envelopes in the order of their arrival."""
+    """Envelopes in the order of their arrival, and what handles them; while that is None they wait.
+
+    ``handle_ours(message, sender)`` gets our own messages, past Thespian.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self.handle: Callable[[Envelope], object] | None = None
+        self.handle_ours: Callable[[Any, Any], object] | None = None
+        self._loop = loop
+        self._is_delivering = False  # or will soon
+
+    def deliver(self) -> None:
+        """Handle what has arrived, in slices."""
+        if self._is_delivering or not self:
+            return
+        self._is_delivering = True  # what a handler does begins no other one
+        try:
+            if self.handle is not None:
+                for envelope in self.take_slice():
+                    if self.handle_ours is not None and type(envelope.message) in OURS:
+                        self.handle_ours(envelope.message, envelope.sender)
+                    else:
+                        self.handle(envelope)
+                    if self.handle is None:
+                        break
+        finally:
+            self._is_delivering = bool(self) and self.handle is not None
+            if self._is_delivering:
+                self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._is_delivering = False
+        self.deliver()
 
     def take_slice(self) -> Iterator[Envelope]:
         """Remove and yield what is to be handled before the loop gets its turn."""
@@ -108,6 +140,25 @@ class Inbox(deque[Envelope]):
             envelope = self.popleft()
             waiting -= envelope.size
             yield envelope
+
+
+class Unfinished(dict[Any, None]):
+    """What was sent and has no outcome yet; copied to be iterated, as threads add to it."""
+
+    on_finished: Callback | None = None
+
+    def finish(self, tag: Any, status: Any) -> None:
+        """End what is unfinished."""
+        if tag in self:
+            del self[tag]
+            tag.tx_done(status)
+            if self.on_finished is not None:
+                self.on_finished()
+
+    def finish_sent_to(self, target: Any) -> None:
+        """End all that was sent to a process that is dead."""
+        for tag in [each for each in list(self) if each.targetAddr == target]:
+            self.finish(tag, SendStatus.DeadTarget)
 
 
 # --- The mailbox ----------------------------------------------------------------------------------
@@ -132,18 +183,12 @@ class Mailbox:
         self.loop = loop
         self.address = ActorAddress(own)
         self.admin_address = admin
-        self.inbox = Inbox()
-        self.handle: Callable[[Envelope], object] | None = None
-        self.unfinished: dict[Any, None] = {}  # copied to be iterated: threads add to it
-        self.on_finished: Callback | None = None
-        # The same for our own messages, with their sender, past Thespian.
-        self.handle_ours: Callable[[Any, Any], object] | None = None
-        self.on_error: Callable[[Exception, object], None] = _log
+        self.inbox = Inbox(loop)
+        self.unfinished = Unfinished()
         # Takes what ``send`` is given for an address that only Thespian knows.
-        self.forward: Callable[[Any, Any, Callback | None, Callback | None], None] = self._forget
+        self.forward: Callable[[Any, Any, Callback | None, Callback | None], None] | None = None
         self._own = own
         self._pid = os.getpid()
-        self._delivery_is_due = False  # or under way
         self._is_closed = False
         self._watching: dict[str, list[OnGone]] = {}  # by the address's text
         try:
@@ -152,7 +197,7 @@ class Mailbox:
             if gate is not None:
                 gate.close()
             raise
-        self.at_turn_end = self.links.at_turn_end
+        self.turn_end = self.links.turn_end
         descriptors.release_in_children(self)
 
     def descriptors(self) -> list[int]:
@@ -162,9 +207,9 @@ class Mailbox:
     def close(self) -> None:
         """Fail what is unfinished, and let go of everything."""
         if not self._is_closed:
-            self.handle = self.handle_ours = None
+            self.inbox.handle = self.inbox.handle_ours = None
             for tag in list(self.unfinished):
-                self.finish(tag, SendStatus.Failed)
+                self.unfinished.finish(tag, SendStatus.Failed)
             self.links.close()
             self._is_closed = True
 
@@ -193,7 +238,7 @@ class Mailbox:
 
         The acknowledgement is not urgent, so it may come with others.
         """
-        if type(target.addressDetails) is not ProcessAddress:
+        if self.forward is not None and type(target.addressDetails) is not ProcessAddress:
             self.forward(target, message, on_sent, on_failed)
         else:
             self._deliver(target, message, encode(message), on_sent, on_failed)
@@ -202,7 +247,7 @@ class Mailbox:
         """Send what nobody asks the outcome of: at once, where that is possible."""
         address = target.addressDetails
         if type(address) is not ProcessAddress:
-            self.forward(target, message, None, None)
+            self.send(target, message, None, None)
             return
         buffers = encode(message)
         if not self.links.send_loosely(address, buffers):
@@ -226,40 +271,16 @@ class Mailbox:
         """Send an unfinished message; on the loop's thread."""
         address = tag.targetAddr.addressDetails
         if type(address) is not ProcessAddress:
-            self.loop.call_soon(self.finish, tag, SendStatus.DeadTarget)
+            logger.error("a %s has an address that is not known here", type(message).__name__)
+            self.loop.call_soon(self.unfinished.finish, tag, SendStatus.DeadTarget)
         elif address.text == self._own.text:
             self.loop.call_soon(self._to_self, tag, message)
         else:
             self.links.send(address, buffers, tag, delays_ack=delays_ack)
 
-    def write(self, target: Any) -> None:
-        """Write what was sent to ``target`` now; on the loop's thread only."""
-        self.links.write(target.addressDetails)
-
-    def finish(self, tag: Any, status: Any) -> None:
-        """End what is unfinished."""
-        if tag in self.unfinished:
-            del self.unfinished[tag]
-            tag.tx_done(status)
-            if self.on_finished is not None:
-                self.on_finished()
-
-    def finish_sent_to(self, target: Any) -> None:
-        """End all that was sent to a process that is dead."""
-        for tag in [each for each in list(self.unfinished) if each.targetAddr == target]:
-            self.finish(tag, SendStatus.DeadTarget)
-
     def _to_self(self, tag: Any, message: Any) -> None:
-        self.inbox.append(Envelope(tag.targetAddr, message))
-        self.finish(tag, SendStatus.Sent)
-        self.deliver()
-
-    def _forget(
-        self, _target: Any, message: Any, _on_sent: Callback | None, on_failed: Callback | None
-    ) -> None:
-        logger.error("a %s has an address that is not known here", type(message).__name__)
-        if on_failed is not None:
-            self.loop.call_soon(on_failed)
+        self.unfinished.finish(tag, SendStatus.Sent)
+        self.arrive(message)
 
     # --- What the links report: a Shell -------------------------------------------------------
 
@@ -284,7 +305,8 @@ class Mailbox:
 
     def take(self, sender: Peer, body: bytes) -> bool:
         """See Shell."""
-        if self.handle is None or self.handle_ours is None or self.inbox:
+        inbox = self.inbox
+        if inbox or inbox.handle is None or inbox.handle_ours is None:
             return False
         try:
             message = decode([body], is_exact=sender.has_our_format)
@@ -292,64 +314,38 @@ class Mailbox:
             return False
         if type(message) not in OURS:
             return False
-        self.handle_ours(message, sender.sender or _known(sender))
+        inbox.handle_ours(message, sender.sender or _known(sender))
         return True
 
     def arrive(self, message: Any) -> None:
         """Take what this process sends itself."""
         self.inbox.append(Envelope(self.address, message))
-        self.deliver()
+        self.inbox.deliver()
 
     def deliver(self) -> None:
-        """Hand over what has arrived, in slices; see Shell and :class:`Inbox`."""
-        if self._delivery_is_due or not self.inbox:
-            return
-        self._delivery_is_due = True  # what a handler does begins no other one
-        try:
-            if self.handle is not None:
-                for envelope in self.inbox.take_slice():
-                    if self.handle_ours is not None and type(envelope.message) in OURS:
-                        self.handle_ours(envelope.message, envelope.sender)
-                    else:
-                        self.handle(envelope)
-                    if self.handle is None:
-                        break
-        finally:
-            self._delivery_is_due = bool(self.inbox) and self.handle is not None
-            if self._delivery_is_due:
-                self.loop.call_soon(self._go_on)
-
-    def _go_on(self) -> None:
-        self._delivery_is_due = False
-        self.deliver()
+        """See Shell."""
+        self.inbox.deliver()
 
     def sent(self, tags: Sequence[object]) -> None:
         """See Shell."""
         for tag in tags:
-            self.finish(tag, SendStatus.Sent)
+            self.unfinished.finish(tag, SendStatus.Sent)
 
-    def undeliverable(self, messages: Sequence[Unsent]) -> None:
+    def undeliverable(self, tags: Sequence[object]) -> None:
         """See Shell."""
-        for message in messages:
-            self.finish(message.tag, SendStatus.DeadTarget)
-
-    def callback_failed(self, error: Exception, callback: object) -> None:
-        """See Shell."""
-        self.on_error(error, callback)
+        for tag in tags:
+            self.unfinished.finish(tag, SendStatus.DeadTarget)
 
     def refused(self, tag: object, reason: str) -> None:
         """See Shell."""
         if not isinstance(getattr(tag, "message", None), LogRecord):  # it would log without end
             logger.error("a message was not sent: %s", reason)
-        self.loop.call_soon(self.finish, tag, SendStatus.Failed)
+        self.loop.call_soon(self.unfinished.finish, tag, SendStatus.Failed)
 
-    def peer_down(self, address: ProcessAddress, *, is_certain: bool) -> None:
-        """See Shell."""
-        self._notify_watchers(address, is_certain=is_certain)
-
-    def peer_reset(self, address: ProcessAddress) -> None:
-        """See Shell; what the other end could not send is lost, as if it had not been reached."""
-        self._notify_watchers(address, is_certain=False)
+    def peer_gone(self, address: ProcessAddress, *, is_certain: bool) -> None:
+        """See Shell; what it could not send to a process that it had given up is lost, too."""
+        for on_gone in list(self._watching.get(address.text, ())):
+            self.loop.call_soon(on_gone, is_certain)
 
     # --- Other hosts --------------------------------------------------------------------------
 
@@ -386,11 +382,13 @@ class Mailbox:
 
     def beat_link(self, target: Any, on_answer: Callable[[bytes], None]) -> BeatLink | None:
         """Return a link for beats to a process of another host; None for one of this host."""
-        return self.links.beat_link(target.addressDetails, on_answer)
+        others = self.links.other_hosts
+        return None if others is None else others.beat_link(target.addressDetails, on_answer)
 
     def answer_beats(self, answer: Callable[[bytes], bytes]) -> None:
-        """Answer the beats of other processes so from now on."""
-        self.links.answer_beats(answer)
+        """Answer the beats of other processes so from now on; until then each is its own answer."""
+        if self.links.other_hosts is not None:
+            self.links.other_hosts.answer_beat = answer
 
     def try_host(self, gate: Any) -> None:
         """See whether another host still answers, on every connection with it."""
@@ -398,21 +396,13 @@ class Mailbox:
 
     def trouble_with(self, gate: Any) -> Trouble:
         """Return why the host of an address could not be reached the last time."""
-        return self.links.trouble_with(gate.addressDetails)
-
-    def _notify_watchers(self, address: ProcessAddress, *, is_certain: bool) -> None:
-        for on_gone in list(self._watching.get(address.text, ())):
-            self.loop.call_soon(on_gone, is_certain)
+        return self.links.admission.trouble_with(gate.addressDetails)
 
 
 def _known(peer: Peer) -> Any:
     """Return a peer's address, as its messages have it."""
     peer.sender = ActorAddress(peer.address)
     return peer.sender
-
-
-def _log(error: Exception, what: object) -> None:
-    logger.error("%r failed", what, exc_info=error)
 
 
 def attach(
@@ -437,6 +427,6 @@ def attach(
         gate = None if host == LOOPBACK else tcp_listener(host, 0)
         own = drawn_address(host, 0 if gate is None else gate.getsockname()[1])
         mailbox = Mailbox(loop, own, ActorAddress(admin), access.environ, gate)
-    mailbox.handle_ours = take
-    mailbox.handle = lambda envelope: take(envelope.message, envelope.sender)
+    mailbox.inbox.handle_ours = take
+    mailbox.inbox.handle = lambda envelope: take(envelope.message, envelope.sender)
     return mailbox

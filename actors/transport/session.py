@@ -19,7 +19,6 @@ import secrets
 import socket
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from greenroom.actors.transport.frames import (
@@ -40,14 +39,6 @@ MAX_KEPT = 256 * 1024 * 1024  # bytes that may wait for one peer, the unacknowle
 MESSAGE_COST = 256  # what keeping a message costs beside its bytes, about
 DELAYED_MESSAGES = 64
 DELAYED_BYTES = 256 * 1024
-
-
-@dataclass(slots=True)
-class Unsent:
-    """A message that was not acknowledged before its session ended."""
-
-    buffers: list[Buffer]
-    tag: object
 
 
 class Session:
@@ -142,8 +133,8 @@ class Session:
         self.sent_up_to = self.acknowledged
         self.own_ack = -1 if self.received else 0  # what was sent may be lost with the connection
 
-    def restart(self, *, keep_unwritten: bool) -> list[Unsent]:
-        """Start again from 1 with a peer that has a new session; return what may be lost.
+    def restart(self, *, keep_unwritten: bool) -> list[object]:
+        """Start again from 1 with a peer that has a new session; return tags of what may be lost.
 
         Messages that were never written go to the peer's new session if ``keep_unwritten``.
         """
@@ -152,11 +143,11 @@ class Session:
         unsent = [self.waiting.popleft() for _ in range(count)]
         self.kept_bytes -= sum(each.size + MESSAGE_COST for each in unsent)
         self.received = self.own_ack = self.acknowledged = self.sent_up_to = self._highest = 0
-        return [Unsent(each.buffers, each.tag) for each in unsent]
+        return [each.tag for each in unsent]
 
-    def unsent(self) -> list[Unsent]:
-        """Return all that is not acknowledged."""
-        return [Unsent(each.buffers, each.tag) for each in (*self._sent, *self.waiting)]
+    def unsent(self) -> list[object]:
+        """Return the tags of all that is not acknowledged."""
+        return [each.tag for each in (*self._sent, *self.waiting)]
 
     def receive(self, number: int, size: int, *, delays_ack: bool) -> bool:
         """Count a message that arrived; return False for one that had arrived before."""
@@ -222,6 +213,7 @@ class Connection:
         self.reader = FrameReader()
         self.writer = FrameWriter()
         self.session: Session | None = None  # whose messages are written here, while they are
+        self.greeted: asyncio.Future[None] | None = None  # done with the peer's hello, or the end
         self.is_closed = False
         self._loop = loop
         self._socket = sock
@@ -245,13 +237,20 @@ class Connection:
         if self.is_closed:
             return
         self.is_closed = True
-        self._loop.remove_reader(self._fd)
-        if self._waits_for_room:
-            self._loop.remove_writer(self._fd)
+        self.settle()
+        if self._socket.fileno() >= 0:  # else it was let go of, and its number may be another's
+            self._loop.remove_reader(self._fd)
+            if self._waits_for_room:
+                self._loop.remove_writer(self._fd)
         self._socket.close()
         self.session = None
         self._unwritten.clear()
         self._control.clear()
+
+    def settle(self) -> None:
+        """Note that the peer has said hello, or never will."""
+        if self.greeted is not None and not self.greeted.done():
+            self.greeted.set_result(None)
 
     def carry(self, session: Session | None) -> None:
         """Write the messages of ``session`` from now on; None to write no more of them."""

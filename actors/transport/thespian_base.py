@@ -255,7 +255,7 @@ class Transport(Naming):
         except BaseException:
             descriptors.close_loop(self.loop)
             raise
-        self.mailbox.on_finished = self._finished
+        self.mailbox.unfinished.on_finished = self._finished
         self.myAddress = self.mailbox.address
         self._interrupts = Interrupts(self.loop, self.mailbox.arrive)
         self._is_watching = self._expiry_due = False
@@ -282,7 +282,7 @@ class Transport(Naming):
 
     def deadAddress(self, _manager: Any, address: Any) -> None:
         """Give up what was sent to a child that exited and did not arrive."""
-        self.mailbox.finish_sent_to(address)
+        self.mailbox.unfinished.finish_sent_to(address)
 
     def lostRemote(self, address: Any) -> None:
         """Do nothing: what is under way to another host ends with its connection."""
@@ -352,7 +352,7 @@ class Transport(Naming):
             self.loop.call_later(EXPIRY_CHECK_S, self._expire)
         for intent in unfinished:
             if intent.expired():
-                self.mailbox.finish(intent, SendStatus.Failed)
+                self.mailbox.unfinished.finish(intent, SendStatus.Failed)
 
     def _finished(self) -> None:
         """Note that the outcome of something that was sent is known."""
@@ -413,17 +413,17 @@ class Transport(Naming):
             timer = self.loop.call_later(seconds, self._stop, None)
         outer = asyncio._get_running_loop()
         asyncio._set_running_loop(None)  # an actor or a coroutine may use a system of its own
-        self._is_running, self.mailbox.handle = True, handle
+        self._is_running, self.mailbox.inbox.handle = True, handle
         if self.mailbox.inbox:
-            self.loop.call_soon(self.mailbox.deliver)
+            self.loop.call_soon(self.mailbox.inbox.deliver)
         try:
             self.loop.run_forever()
         finally:
-            self._is_running, self.mailbox.handle = False, None
+            self._is_running, self.mailbox.inbox.handle = False, None
             asyncio._set_running_loop(outer)
             if timer is not None:
                 timer.cancel()
-        self.mailbox.links.finish_turn()
+        self.mailbox.turn_end.run()  # before the loop pauses
         raised, self._raised = self._raised, None
         if raised is not None:
             raise raised
@@ -449,7 +449,7 @@ class Transport(Naming):
 
     def _stop(self, result: Any) -> None:
         if self._is_running:
-            self._is_running, self.mailbox.handle = False, None
+            self._is_running, self.mailbox.inbox.handle = False, None
             self._result = result
             self.loop.stop()
 
@@ -577,7 +577,7 @@ class RepairedMultiProcManager(_Repaired, MultiProcManager):  # type: ignore[mis
         actor = self.actorInst
         if hasattr(actor, "created"):
             actor.created(self.transport.loop)
-            self.transport.mailbox.handle_ours = actor.receiveMessage
+            self.transport.mailbox.inbox.handle_ours = actor.receiveMessage
 
     def _forward(
         self, target: Any, message: Any, on_sent: Callback | None, on_failed: Callback | None

@@ -56,7 +56,6 @@ class Mailbox:
     """What loops and ports need of a mailbox, for one address of a process."""
 
     starved_s = 0.0
-    on_error: Callable[[Exception, object], None]
 
     def __init__(
         self, simulation: Simulation, process: SimProcess, address: Address, admin: int
@@ -65,19 +64,8 @@ class Mailbox:
         self.deliveries_at_once = simulation.deliveries_at_once
         self.address = address
         self.admin_address = Address(admin)
+        self.turn_end = TurnEnd(simulation.world, process)
         self._world = simulation.world
-
-    def at_turn_end(self, callback: Callable[[], None]) -> None:
-        def run() -> None:
-            try:
-                callback()
-            except Exception as error:
-                self.on_error(error, callback)
-
-        process = self.loop
-        process.turn_end.append(run)
-        if self._world.current is not process:
-            process.enqueue(lambda: None)
 
     def send(self, target: Any, message: Any, on_sent: Any, on_failed: Any) -> None:
         if isinstance(target, Later) and target.resolved() is None:
@@ -110,11 +98,28 @@ class Mailbox:
     def trouble_with(self, _gate: Any) -> Trouble:
         return Trouble("nobody answers")
 
-    def write(self, _target: Any) -> None:
-        """Do nothing: what was sent is on its way."""
-
     def close(self) -> None:
         """Nothing is needed."""
+
+
+class TurnEnd:
+    """What a process puts off to the end of its turn."""
+
+    on_error: Callable[[Exception, object], None]
+
+    def __init__(self, world: World, process: SimProcess) -> None:
+        self._world, self._process = world, process
+
+    def add(self, callback: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                callback()
+            except Exception as error:
+                self.on_error(error, callback)
+
+        self._process.turn_end.append(run)
+        if self._world.current is not self._process:
+            self._process.enqueue(lambda: None)
 
 
 class Later(Address):

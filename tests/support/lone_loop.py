@@ -71,6 +71,15 @@ def close_loops() -> None:
         _EventLoop.opened.pop().close()
 
 
+class TurnEnd:
+    """The end of a turn, which comes soon."""
+
+    on_error: Callable[[Exception, object], None]
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.add = loop.call_soon
+
+
 class LoneTransport:
     """A transport of this host that keeps what is sent; ``takes`` sees each message at once."""
 
@@ -81,13 +90,11 @@ class LoneTransport:
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.loop = loop or _EventLoop()
+        self.turn_end = TurnEnd(self.loop)
         self.sent: list[Sent] = []
         self.takes: Callable[[Sent], None] = lambda _sent: None
         self.watching: list[Callable[[bool], None]] = []
         self.is_remote = False  # where the processes are that others watch
-
-    def at_turn_end(self, callback: Callback) -> None:
-        self.loop.call_soon(callback)
 
     def send(self, target: Any, message: Any, on_sent: Any, on_failed: Any) -> None:
         self.sent.append(Sent(target, message, on_sent or nothing, on_failed or nothing))
@@ -95,9 +102,6 @@ class LoneTransport:
 
     def send_loosely(self, target: Any, message: Any) -> None:
         self.send(target, message, None, None)
-
-    def write(self, _target: Any) -> None:
-        """Do nothing: what was sent is on its way."""
 
     def is_here(self, _target: Any) -> bool:
         return not self.is_remote

@@ -7,7 +7,7 @@ import secrets
 
 import pytest
 
-from greenroom.actors.transport import beats, links
+from greenroom.actors.transport import beats, other_hosts
 from greenroom.actors.transport.addresses import drawn_address
 from greenroom.actors.transport.cluster_key import KeyFiles, key_id, make_key
 from greenroom.core.cluster.key_rotation import KeyIds
@@ -23,7 +23,9 @@ class Beating:
         self._world = world
         self.answers = []
         self._numbers = itertools.count(1)
-        self.link = one.links.beat_link(getattr(target, "address", target), self.answers.append)
+        self.link = one.links.other_hosts.beat_link(
+            getattr(target, "address", target), self.answers.append
+        )
         self._beat()
 
     def _beat(self):
@@ -64,11 +66,11 @@ def test_every_process_answers_beats_with_themselves(hosts, beat):
 
 def test_a_process_may_answer_in_its_own_way_or_not_at_all(world, hosts, beat):
     _, one, _, other = hosts
-    other.links.answer_beats(lambda beat: beat[::-1])
+    other.links.other_hosts.answer_beat = lambda beat: beat[::-1]
     beating = beat(one, other)
     beating.until_answered()
     assert beating.answers[0][0] != 0 == beating.answers[0][-1]
-    other.links.answer_beats(lambda _: b"")
+    other.links.other_hosts.answer_beat = lambda _: b""
     world.run_for(0.1)
     before = len(beating.answers)
     world.run_for(0.2)
@@ -76,9 +78,9 @@ def test_a_process_may_answer_in_its_own_way_or_not_at_all(world, hosts, beat):
 
 
 def test_there_is_no_link_for_beats_within_a_host_or_without_a_way(world, hosts):
-    here, one, _, other = hosts
-    assert one.links.beat_link(here.address, print) is None
-    assert world.process().links.beat_link(other.address, print) is None
+    here, one, _, _ = hosts
+    assert one.links.other_hosts.beat_link(here.address, print) is None
+    assert world.process().links.other_hosts is None
 
 
 def test_large_messages_do_not_delay_beats(world, hosts, beat):
@@ -99,9 +101,9 @@ def test_a_silent_link_is_dialed_anew_and_one_connection_is_left(world, hosts, b
     quiet = len(one.links.descriptors())
     beating = beat(one, other)
     beating.until_answered()
-    other.links.answer_beats(lambda _: b"")
+    other.links.other_hosts.answer_beat = lambda _: b""
     world.until(lambda: len(one.links.descriptors()) > quiet + 2, "it dials again and again")
-    other.links.answer_beats(lambda beat: beat)
+    other.links.other_hosts.answer_beat = lambda beat: beat
     beating.until_answered()
     world.until(lambda: len(one.links.descriptors()) == quiet + 1, "the others are closed")
     assert not len(there.strangers)
@@ -125,7 +127,7 @@ def test_whoever_lacks_the_cluster_file_is_not_answered(world, hosts, beat, port
 
 
 def test_a_link_goes_on_over_a_new_cluster_file(world, port, beat, monkeypatch):
-    monkeypatch.setattr(links, "KEY_CHECK_S", 0.05)
+    monkeypatch.setattr(other_hosts, "KEY_CHECK_S", 0.05)
     monkeypatch.setattr(beats, "REDIAL_S", 0.1)
     new = make_key()
     old_id, new_id = key_id(key_of(0)), key_id(new)

@@ -18,7 +18,7 @@ def clock(monkeypatch):
 
 
 def filled(number, size=10):
-    inbox = Inbox()
+    inbox = Inbox(None)
     for each in range(number):
         inbox.append(Envelope(None, each, size))
     return inbox

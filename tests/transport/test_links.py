@@ -17,6 +17,7 @@ from greenroom.actors.transport.descriptors import Shortage
 from greenroom.actors.transport.frames import (
     CHUNK,
     DATA,
+    DELAYED,
     HEADER,
     SMALL_MESSAGE,
     START,
@@ -255,7 +256,7 @@ def test_a_peer_of_another_user_is_not_heard(world, monkeypatch, caplog):
 
 def test_a_callback_at_the_turns_end_still_sends_within_it(world):
     one, other = world.pair()
-    other.on_deliver = lambda: other.links.at_turn_end(lambda: other.send(one, b"late"))
+    other.on_deliver = lambda: other.links.turn_end.add(lambda: other.send(one, b"late"))
     one.send(other)
     world.until(lambda: one.inbox)
     assert one.bodies == [b"late"]
@@ -264,8 +265,8 @@ def test_a_callback_at_the_turns_end_still_sends_within_it(world):
 def test_a_callback_at_the_turns_end_runs_without_a_turn_too(world):
     ran = []
     process = world.process()
-    process.links.at_turn_end(lambda: 1 / 0)
-    process.links.at_turn_end(lambda: ran.append(True))
+    process.links.turn_end.add(lambda: 1 / 0)
+    process.links.turn_end.add(lambda: ran.append(True))
     world.until(lambda: ran)
     assert [type(error) for error in process.raised] == [ZeroDivisionError]
 
@@ -302,6 +303,23 @@ def test_what_a_handler_sends_leaves_in_one_write(world):
         world.until(lambda: process.inbox)
         frames = list(FrameReader().frames(raw.sock.recv(65536)))
         assert [each[4] for each in frames if each[0] == DATA] == [b"answer"] * 50
+
+
+def test_what_its_sender_has_joined_leaves_before_the_handler_is_done(world):
+    process, heard = world.process(), []
+    with closing(Raw(process)) as raw:
+        raw.hello()
+        world.until(lambda: process.links.connections(raw.address))
+        raw.sock.recv(65536)  # the hello
+
+        def handle():
+            process.send(raw, b"answer", delays_ack=True)
+            heard.extend(FrameReader().frames(raw.sock.recv(65536)))
+
+        process.on_deliver = handle
+        raw.message()
+        world.until(lambda: process.inbox)
+    assert [each[4] for each in heard if each[0] == DELAYED] == [b"answer"]
 
 
 @pytest.mark.parametrize(
@@ -354,7 +372,7 @@ def test_a_new_process_at_an_address_starts_again_and_gets_nothing_for_the_old(w
         world.until(lambda: len(process.inbox) == 2)
         assert process.bodies == [b"of the old", b"of the new"]
         assert process.dead == [tag]
-        assert process.reset_by == [old.address]
+        assert (process.gone, process.certain) == ([old.address], [False])
 
 
 def test_what_arrives_twice_is_delivered_once(world):
@@ -440,6 +458,5 @@ def test_a_process_that_was_abandoned_hears_of_it_and_what_was_never_written_sti
         later.hello(session=2)
         later.message(b"after")
         world.until(lambda: len(process.inbox) == 2)
-        assert process.reset_by == [first.address]
+        assert (process.gone, process.certain) == ([first.address], [False])
         assert process.dead == [written]
-        assert process.gone == []

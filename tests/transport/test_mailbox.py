@@ -20,8 +20,8 @@ def test_our_messages_go_past_thespian_and_all_keep_their_order():
     seen = []
     with closing(asyncio.new_event_loop()) as loop:
         one, other = (attach(PORT, loop, lambda *_: None) for _ in range(2))
-        other.handle = lambda envelope: seen.append(("thespian's", envelope.message))
-        other.handle_ours = lambda message, sender: seen.append((sender, message))
+        other.inbox.handle = lambda envelope: seen.append(("thespian's", envelope.message))
+        other.inbox.handle_ours = lambda message, sender: seen.append((sender, message))
         expected = []
         with closing(one), closing(other):
             for number in range(300):
@@ -44,14 +44,14 @@ def test_what_arrives_while_nothing_is_handled_waits():
     seen = []
     with closing(asyncio.new_event_loop()) as loop:
         one, other = (attach(PORT, loop, lambda *_: None) for _ in range(2))
-        other.handle_ours = lambda message, _: seen.append(message)
+        other.inbox.handle_ours = lambda message, _: seen.append(message)
         with closing(one), closing(other):
             one.send(other.address, ours(0), lambda: None, None)
             loop.run_until_complete(until(lambda: seen))
-            handle, other.handle = other.handle, None
+            handle, other.inbox.handle = other.inbox.handle, None
             one.send_loosely(other.address, ours(1))
             loop.run_until_complete(until(lambda: len(other.inbox) == 1))
             assert seen == [ours(0)]
-            other.handle = handle
-            other.deliver()
+            other.inbox.handle = handle
+            other.inbox.deliver()
     assert seen == [ours(0), ours(1)]

@@ -9,7 +9,7 @@ import struct
 import time
 from contextlib import closing
 
-from greenroom.actors.transport import admission, admission as strangers
+from greenroom.actors.transport import admission
 from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
 from greenroom.actors.transport.cluster_key import KeyFiles
 from greenroom.actors.transport.frames import HEADER, LOOSE
@@ -208,9 +208,25 @@ def test_the_oldest_stranger_makes_room_and_peers_still_get_in(world, hosts, por
     assert len(there.links.descriptors()) == 2  # the two that it listens with
 
 
+def test_a_host_with_many_strangers_makes_room_for_others(world, hosts, port, caplog):
+    _, _, there, _ = hosts
+    there.strangers.limit = 4
+    idle = []
+    with contextlib.ExitStack() as ends:
+        for source in ("127.0.0.7", *["127.0.0.8"] * 3, "127.0.0.9"):
+            idle.append(socket.create_connection((THERE, port), source_address=(source, 0)))
+            ends.enter_context(idle[-1])
+            world.until(lambda: len(there.strangers) == min(len(idle), 4))
+        world.until(lambda: caplog.messages)
+        (line,) = caplog.messages
+        host, number = idle[1].getsockname()
+        assert line.startswith(f"refused the connection with {host}:{number}: ")
+        assert "more than 4 connections are not authenticated, and this is the oldest" in line
+    world.until(lambda: not len(there.strangers))
+
+
 def test_refusals_that_are_not_said_are_counted(world, port, caplog, monkeypatch):
-    for module in (admission, strangers):
-        monkeypatch.setattr(module, "WINDOW_S", 1.0)
+    monkeypatch.setattr(admission, "WINDOW_S", 1.0)
     world.host(THERE, port)
     for _ in range(7):
         with closing(socket.create_connection((THERE, port))) as stranger:
@@ -258,8 +274,8 @@ def test_a_process_that_is_reached_for_is_known_to_be_dead_or_only_out_of_reach(
     one.links.reach(away)  # its kernel says that nothing listens there
     world.until(lambda: one.gone == [nobody, away])
     assert one.certain == [True, True]
-    assert one.links.trouble_with(away) == ("nothing listens at its port", False)
-    assert not one.links.trouble_with(other.address)
+    assert one.links.admission.trouble_with(away) == ("nothing listens at its port", False)
+    assert not one.links.admission.trouble_with(other.address)
 
 
 def test_a_host_that_does_not_answer_is_out_of_reach_and_perhaps_alive(world, hosts, port):
@@ -271,7 +287,7 @@ def test_a_host_that_does_not_answer_is_out_of_reach_and_perhaps_alive(world, ho
         one.links.reach(target)
         world.until(lambda: one.gone == [target])
     assert one.certain == [False]
-    assert "no answer within" in one.links.trouble_with(target).reason
+    assert "no answer within" in one.links.admission.trouble_with(target).reason
 
 
 def test_a_process_outside_has_a_gate_of_its_own_for_those_who_answer_it(world, hosts):

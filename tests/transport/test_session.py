@@ -29,7 +29,7 @@ def test_messages_are_taken_in_order_and_kept_until_they_are_acknowledged() -> N
     session = session_with(b"a", b"b", b"c")
     assert taken(session) == [b"a", b"b", b"c"]
     assert session.acknowledge(2) == [b"a", b"b"]
-    assert [each.tag for each in session.unsent()] == [b"c"]
+    assert session.unsent() == [b"c"]
     assert session.acknowledge(3) == [b"c"]
     assert (session.kept_bytes, session.unacknowledged_bytes) == (0, 0)
 
@@ -46,7 +46,7 @@ def test_a_restart_reports_what_may_be_lost(keep: bool, lost: list[bytes]) -> No
     session = session_with(b"a", b"b")
     session.take()
     session.receive(1, 10, delays_ack=False)
-    assert [each.tag for each in session.restart(keep_unwritten=keep)] == lost
+    assert session.restart(keep_unwritten=keep) == lost
     assert taken(session) == ([b"b"] if keep else [])
     assert session.sent_up_to == int(keep)
     assert session.receive(1, 10, delays_ack=False), "the other end starts again, too"

@@ -4,39 +4,9 @@ from greenroom.actors.transport.admission import (
     MAX_LINES,
     MAX_SOURCE_LINES,
     WINDOW_S,
-    PendingHandshakes,
     Refusals,
     TokenBucket,
 )
-
-
-def test_strangers_are_counted_until_they_have_left() -> None:
-    strangers: PendingHandshakes[int] = PendingHandshakes()
-    assert strangers.came(1, "a", 0.0) is None
-    assert strangers.came(2, "a", 0.0) is None
-    assert len(strangers) == 2
-    assert strangers.left(1)
-    assert not strangers.left(1)
-    assert strangers.left(2)
-    assert len(strangers) == 0
-
-
-def test_each_has_its_time() -> None:
-    strangers: PendingHandshakes[int] = PendingHandshakes(patience_s=5.0)
-    strangers.came(1, "a", 0.0)
-    strangers.came(2, "b", 1.0)
-    assert strangers.overdue(4.9) == []
-    assert strangers.overdue(5.0) == [1]
-    assert strangers.overdue(6.0) == [1, 2]
-
-
-def test_the_oldest_of_the_busiest_source_makes_room() -> None:
-    strangers: PendingHandshakes[int] = PendingHandshakes(limit=4)
-    for stranger, source in enumerate("abbb"):
-        strangers.came(stranger, source, 0.0)
-    assert strangers.came(4, "c", 1.0) == 1
-    assert strangers.came(5, "b", 1.0) == 2
-    assert len(strangers) == 4
 
 
 def test_a_kind_of_refusal_is_said_once_per_source_and_window() -> None:

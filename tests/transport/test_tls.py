@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from greenroom.actors.transport import gate, links
+from greenroom.actors.transport import gate, links, other_hosts
 from greenroom.actors.transport.addresses import ProcessAddress
 from greenroom.actors.transport.cluster_key import KeyFiles, key_id, make_key
 from greenroom.actors.transport.gate import MESSAGES
@@ -143,7 +143,7 @@ def test_another_clusters_host_is_refused_with_one_line_on_each_side(world, port
     assert "it refuses this host's certificate" in theirs
     for line in (ours, theirs):
         assert "another cluster's file, or a newer one since `greenroom rotate-key`" in line
-    assert one.links.trouble_with(there.address).is_refusal
+    assert one.links.admission.trouble_with(there.address).is_refusal
     assert not there.inbox
 
 
@@ -360,7 +360,7 @@ def test_another_release_is_refused_naming_both_on_both_sides(world, port, monke
 
 
 def test_connections_go_on_over_a_new_cluster_file_and_nothing_is_lost(world, port, monkeypatch):
-    monkeypatch.setattr(links, "KEY_CHECK_S", 0.1)
+    monkeypatch.setattr(other_hosts, "KEY_CHECK_S", 0.1)
     new = make_key()
     old_id, new_id = key_id(key_of(0)), key_id(new)
     one_keys, other_keys = (KeyFiles(world.key_file()) for _ in range(2))

@@ -41,12 +41,12 @@ class Process:
         self.address = address or drawn_address(HOST)
         self.inbox = []
         self.done, self.dead, self.failed, self.gone, self.certain = [], [], [], [], []
-        self.reset_by = []
         self.on_deliver = lambda: None
         self.takes = lambda: False  # what came loosely, before the turn's end
         self.taken = []
         self.raised = []
         self.links = Links(loop, self.address, self, keys, gate)
+        self.links.turn_end.on_error = lambda error, _: self.raised.append(error)
         self._tags = itertools.count(1)
 
     def send(self, other, body=b"hello", tag=None, **how):
@@ -60,7 +60,7 @@ class Process:
 
     @property
     def strangers(self):
-        return self.links.admission.strangers
+        return self.links.other_hosts.handshakes
 
     def cut(self, other=None):
         """Cut this end's connections, or those with one other process."""
@@ -81,24 +81,18 @@ class Process:
     def deliver(self):
         self.on_deliver()
 
-    def callback_failed(self, error, _callback):
-        self.raised.append(error)
-
     def sent(self, tags):
         self.done.extend(tags)
 
-    def undeliverable(self, messages):
-        self.dead.extend(message.tag for message in messages)
+    def undeliverable(self, tags):
+        self.dead.extend(tags)
 
     def refused(self, tag, reason):
         self.failed.append((tag, reason))
 
-    def peer_down(self, address, *, is_certain):
+    def peer_gone(self, address, *, is_certain):
         self.gone.append(address)
         self.certain.append(is_certain)
-
-    def peer_reset(self, address):
-        self.reset_by.append(address)
 
 
 class World:

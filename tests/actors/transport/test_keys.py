@@ -14,7 +14,7 @@ from greenroom.actors.cluster import key_rotation as keys
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport import cluster_key as key_files
 from greenroom.actors.transport.cluster_key import ClusterKeyError, KeyFiles, ensure_key
-from greenroom.actors.transport.links import KEY_CHECK_S
+from greenroom.actors.transport.other_hosts import KEY_CHECK_S
 from greenroom.core.cluster.hosts import HostState
 from greenroom.core.cluster.key_rotation import KeyIds, next_step
 
