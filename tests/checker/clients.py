@@ -21,6 +21,7 @@ from greenroom.core.errors import ConflictError, GreenroomError, UnknownNameErro
 from greenroom.core.operations import CreateEndpoint, DeleteEndpoint
 from tests.checker.histories import OK, REFUSED, Journal
 from tests.support import cluster
+from tests.support.load import ask_on, read_answer
 
 VERSIONS = ("v0", "v1", "v2")
 LIMIT = 4  # requests that a replica may run at a time
@@ -127,42 +128,22 @@ class Clients:
         work = self._work
         rng = random.Random(f"{work.seed} {work.name} http {number}")
         ids = (f"{work.name}-h{number}-{count}" for count in itertools.count())
-        while not self._ending.is_set():
-            try:
-                reader, writer = await asyncio.open_connection("127.0.0.1", work.port)
-            except OSError:
-                await asyncio.sleep(0.05)
-                continue
-            try:
-                while await self._send_one(reader, writer, journal, next(ids), rng):
-                    if self._ending.is_set():
-                        break
-                    await asyncio.sleep(work.pause_s * rng.random() * 2)
-            except (OSError, asyncio.IncompleteReadError, TimeoutError):
-                pass  # the journal says that it was not answered
-            finally:
-                writer.close()
 
-    async def _send_one(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        journal: Journal,
-        key: str,
-        rng: random.Random,
-    ) -> bool:
-        """Send one request; return whether the connection stays."""
-        endpoint = rng.choice(self._work.endpoints)
-        method = rng.choice(["GET", "GET", "POST"])
-        journal.write("sent", key, self._work.host, endpoint, method)
-        line = f"{method} /{endpoint}?id={key} HTTP/1.1\r\n"
-        writer.write(f"{line}Host: localhost\r\nContent-Length: 0\r\n\r\n".encode())
-        async with asyncio.timeout(ANSWER_S):
-            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-            length = int(head.partition("content-length: ")[2].partition("\r\n")[0] or 0)
-            text = (await reader.readexactly(length)).decode()
-        journal.write("got", key, int(head[9:12]), text[:200])
-        return "connection: close" not in head
+        async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+            key, endpoint = next(ids), rng.choice(work.endpoints)
+            method = rng.choice(["GET", "GET", "POST"])
+            journal.write("sent", key, work.host, endpoint, method)
+            line = f"{method} /{endpoint}?id={key} HTTP/1.1\r\n"
+            writer.write(f"{line}Host: localhost\r\nContent-Length: 0\r\n\r\n".encode())
+            async with asyncio.timeout(ANSWER_S):
+                status, body, is_kept = await read_answer(reader)
+            journal.write("got", key, status, body.decode()[:200])
+            return is_kept
+
+        # Of one that fails the journal says that it was not answered.
+        await ask_on(
+            work.port, ask, self._ending, lambda: work.pause_s * rng.random() * 2, lambda _: None
+        )
 
 
 class Changer:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -73,42 +75,54 @@ class GetLoad:
         await asyncio.gather(*(self._connection(n) for n in range(self._connections)))
 
     async def _connection(self, number: int) -> None:
-        has_asked = False
-        while not (has_asked and self._ending.is_set()):
-            has_asked = True
-            try:
-                reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-            except OSError as error:
-                self._failed(number, f"connect: {type(error).__name__}")
-                await asyncio.sleep(0.02)
-                continue
-            try:
-                while await self._request_once(reader, writer, number):
-                    if self._ending.is_set():
-                        break
-                    await asyncio.sleep(self._pause_s)
-            except (OSError, asyncio.IncompleteReadError, ValueError) as error:
-                self._failed(number, f"{type(error).__name__}")
-            finally:
-                writer.close()
+        async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+            writer.write(self._request)
+            asked_at = time.monotonic()
+            status, body, is_kept = await read_answer(reader)
+            self.tally.slowest_s = max(self.tally.slowest_s, time.monotonic() - asked_at)
+            if status == 200:
+                self.tally.note_ok(time.monotonic())
+            else:
+                self.tally.texts.append(body.decode(errors="replace"))
+                self._failed(number, str(status))
+            return is_kept
 
-    async def _request_once(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int
-    ) -> bool:
-        """Send one request; False when the server asks to close the connection."""
-        writer.write(self._request)
-        asked_at = time.monotonic()
-        head = await reader.readuntil(b"\r\n\r\n")
-        status = int(head[9:12])
-        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
-        body = await reader.readexactly(length)
-        self.tally.slowest_s = max(self.tally.slowest_s, time.monotonic() - asked_at)
-        if status == 200:
-            self.tally.note_ok(time.monotonic())
-        else:
-            self.tally.texts.append(body.decode(errors="replace"))
-            self._failed(number, str(status))
-        return b"connection: close" not in head.lower()
+        def failed(error: Exception) -> None:
+            self._failed(number, type(error).__name__)
+
+        await ask_on(self._port, ask, self._ending, lambda: self._pause_s, failed)
 
     def _failed(self, number: int, what: str) -> None:
         self.tally.failures.append((time.monotonic(), number, what))
+
+
+async def ask_on(
+    port: int,
+    ask: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[bool]],
+    ending: threading.Event,
+    pause_s: Callable[[], float],
+    failed: Callable[[Exception], None],
+) -> None:
+    """Ask on one connection, or on one after the other, until ``ending``; once at least.
+
+    ``ask`` returns whether the connection stays.
+    """
+    has_asked = False
+    while not (has_asked and ending.is_set()):
+        has_asked = True
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            with contextlib.closing(writer):
+                while await ask(reader, writer) and not ending.is_set():
+                    await asyncio.sleep(pause_s())
+        except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+            failed(error)
+            await asyncio.sleep(0.02)
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bool]:
+    """Return the status, the body, and whether the connection stays."""
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+    body = await reader.readexactly(length)
+    return int(head[9:12]), body, b"connection: close" not in head
