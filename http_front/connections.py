@@ -109,7 +109,7 @@ class ClientConnection(asyncio.Protocol):
         """Return the connection's file descriptor."""
         return int(self.transport.get_extra_info("socket").fileno())
 
-    def close_idle(self, now: float, *, idle_s: float, fresh_s: float) -> None:
+    def close_idle(self, now: float, within_s: float | None) -> None:
         """Close it if its client has left, or is late; see :meth:`Connections.close_idle`."""
         raise NotImplementedError
 
@@ -188,16 +188,16 @@ class Connections:
         """Set the Date of responses; to be called every second."""
         self.default_head = b"date: %s\r\n" % formatdate(usegmt=True).encode()
 
-    def close_idle(self, now: float, *, idle_s: float, fresh_s: float) -> None:
+    def close_idle(self, now: float, within_s: float | None = None) -> None:
         """Close connections that wait too long.
 
-        A connection is cut whose client has left. It is closed when it has sent nothing yet for
-        ``fresh_s``, when it was served before and is not used for ``idle_s``, and when its headers
-        have been coming for ``header_timeout_s``.
+        A connection is cut whose client has left. It is closed when its first headers do not come
+        within ``header_timeout_s``, those of its next request within ``keep_alive_timeout_s``, or
+        either within ``within_s``; and when its headers have been coming for ``header_timeout_s``.
         """
         for connection in list(self.all):
             try:
-                connection.close_idle(now, idle_s=idle_s, fresh_s=fresh_s)
+                connection.close_idle(now, within_s)
             except Exception:  # the others are checked all the same
                 _logger.exception("a connection that waits could not be closed")
 

@@ -368,7 +368,7 @@ class FrontProtocol(ClientConnection):
     def _is_answering(self) -> bool:
         return self._cycle is not None and not self._cycle.is_complete
 
-    def close_idle(self, now: float, *, idle_s: float, fresh_s: float) -> None:
+    def close_idle(self, now: float, within_s: float | None) -> None:
         """See :class:`.connections.ClientConnection`."""
         options = self.shared.options
         if self._is_paused and has_left(self.fileno()):
@@ -383,8 +383,10 @@ class FrontProtocol(ClientConnection):
         elif self._head_begun_at is not None:
             if now - self._head_begun_at > options.header_timeout_s:
                 self._refuse(RefusedRequestError(408, "the headers did not arrive in time"))
-        elif now - self._idle_since > (idle_s if self._was_served else fresh_s):
-            self.close()
+        else:
+            least_s = options.keep_alive_timeout_s if self._was_served else options.header_timeout_s
+            if now - self._idle_since > (least_s if within_s is None else within_s):
+                self.close()
 
     @property
     def _must_wait(self) -> bool:

@@ -442,7 +442,7 @@ class FrontSocket(ClientConnection):
         """See :class:`.connections.ClientConnection`."""
         return 0.0 if self._is_closing else None
 
-    def close_idle(self, now: float, *, idle_s: float, fresh_s: float) -> None:
+    def close_idle(self, now: float, within_s: float | None) -> None:
         """Ping the client every PING_S, or abandon it."""
         if self._is_closing or now < self._ping_at:
             return

@@ -163,11 +163,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         while True:
             await asyncio.sleep(min(TICK_S, *(limit_s / 4 for limit_s in limits_s)))
             self._connections.set_date()
-            self._connections.close_idle(
-                self._loop.time(),
-                idle_s=options.keep_alive_timeout_s,
-                fresh_s=options.header_timeout_s,
-            )
+            self._connections.close_idle(self._loop.time())
 
     async def _shut_down(self) -> None:
         """Finish what is in flight, then stop."""
@@ -190,7 +186,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         """Close what is idle until the condition is False, it is late or it is to be quick."""
         while condition() and self._loop.time() < deadline and not self._is_quick:
             self.notify()
-            self._connections.close_idle(self._loop.time(), idle_s=FRESH_S, fresh_s=FRESH_S)
+            self._connections.close_idle(self._loop.time(), FRESH_S)
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def _hand_over(self) -> None:

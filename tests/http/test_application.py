@@ -189,7 +189,7 @@ async def test_a_body_that_comes_too_slowly_is_408_also_where_a_middleware_reads
     connection.say(posting(100))
     await turn_over()
     now = asyncio.get_running_loop().time() + app.front.options.body_timeout_s + 1
-    connection.connections.close_idle(now, idle_s=1000, fresh_s=1000)
+    connection.connections.close_idle(now)
     await turn_over()
     written = connection.wire.written
     await connection.end()

@@ -66,9 +66,8 @@ class Server:
         self.answers.release()
         self.loop.run_until_complete(turn_over())
 
-    def is_closed_after(self, seconds, *, idle_s=KEEP_ALIVE_S, fresh_s=HEADERS_TIMEOUT_S):
-        now = self.loop.time() + seconds
-        self.connections.close_idle(now, idle_s=idle_s, fresh_s=fresh_s)
+    def is_closed_after(self, seconds, within_s=None):
+        self.connections.close_idle(self.loop.time() + seconds, within_s)
         return self.wire.closed
 
 
@@ -124,7 +123,7 @@ def test_nor_are_those_of_a_later_request(server):
 def test_a_request_under_way_is_left_alone(server):
     server.say(WHOLE)
     for seconds in (0, 1000, 2000):
-        assert not server.is_closed_after(seconds, idle_s=0, fresh_s=0)
+        assert not server.is_closed_after(seconds, within_s=0)
 
 
 def test_a_connection_that_was_served_is_kept_for_a_time(server):
@@ -134,11 +133,13 @@ def test_a_connection_that_was_served_is_kept_for_a_time(server):
     assert server.is_closed_after(KEEP_ALIVE_S + 1)
 
 
-def test_a_worker_that_leaves_closes_what_was_served_and_is_not_in_use(server):
-    server.say(WHOLE)
-    server.let_answer()
-    assert not server.is_closed_after(0.2, idle_s=0.3), "the next request may be on its way"
-    assert server.is_closed_after(0.4, idle_s=0.3)
+@pytest.mark.parametrize("was_served", [True, False])
+def test_a_worker_that_leaves_closes_what_is_not_in_use(server, was_served):
+    if was_served:
+        server.say(WHOLE)
+        server.let_answer()
+    assert not server.is_closed_after(0.2, within_s=0.3), "a request may be on its way"
+    assert server.is_closed_after(0.4, within_s=0.3)
 
 
 @pytest.mark.parametrize("has_unsent", [False, True])

@@ -30,6 +30,12 @@ async def test_it_is_refused_and_what_follows_is_not_read(app, request_bytes):
     assert asked(app) == []
 
 
+async def test_a_head_that_ends_without_an_empty_line_is_refused_before_more_comes(app):
+    written = await exchange(app.front, b"GET /first\n\r\n", SECOND)
+    assert statuses(written) == [400]
+    assert b"empty line" in written
+
+
 @pytest.mark.parametrize("request_bytes", REFUSED_ALONE.values(), ids=REFUSED_ALONE)
 async def test_it_is_refused_and_what_follows_is_read(app, request_bytes):
     assert statuses(await exchange(app.front, request_bytes + SECOND)) == [400, 200]

@@ -312,7 +312,7 @@ async def check(connections):
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(0.05)
-        connections.close_idle(loop.time(), idle_s=30, fresh_s=30)
+        connections.close_idle(loop.time())
 
 
 @contextlib.asynccontextmanager
