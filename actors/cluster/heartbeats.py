@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from greenroom.actors.messages.queries import Address
-from greenroom.actors.runtime.loop import Loop, Timer
-from greenroom.core.cluster.hosts import BEAT_S, LOST_AFTER_S
+from greenroom.actors.messages.queries import Address, Process
+from greenroom.actors.runtime.loop import Callback, Loop, Timer, nothing
+from greenroom.core.cluster.hosts import BEAT_S, LOST_AFTER_S, Hosts
 
 _BEAT = struct.Struct(">8sQQ")
 
@@ -49,6 +49,85 @@ def answer(
     at = int(now * 1e6)
     hears_us = newest_answer and 0 <= at - newest_answer < LOST_AFTER_S * 1e6
     return _BEAT.pack(bytes.fromhex(controller), at, number), incarnation if hears_us else ""
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A process of a host whose end is watched for."""
+
+    host: str
+    unwatch: Callback = nothing
+    beats: Heard | None = None  # where they count as the host's
+
+
+class HostWatch:
+    """The controller's end: the host processes and proxies of all hosts, and what beats.
+
+    With the last process that beats ends its host. One that cannot be reached is not gone: whether
+    its host is lost is judged by its beats.
+    """
+
+    def __init__(self, loop: Loop, hosts: Hosts, controller: Process, changed: Callback) -> None:
+        self._loop = loop
+        self._hosts = hosts
+        self._controller = controller
+        self._changed = changed
+        self._watched: dict[str, _Watched] = {}  # by incarnation
+        loop.answer_beats(self._answer)
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._loop.answer_beats(lambda _beat: b"")
+
+    def watch(
+        self, process: Process, host: str, at: str, sender: Address | None, on_end: Callback
+    ) -> None:
+        """Run ``on_end`` when a process of a host ends, and take its beats as the host's.
+
+        Those count unless another host has that name, as ``at`` shows; "" is not known.
+        """
+        incarnation = process.incarnation
+        if incarnation not in self._watched:
+
+            def ended() -> None:
+                self._ended(incarnation)
+                on_end()
+                self._changed()
+
+            self._watched[incarnation] = watched = _Watched(host)
+            watched.unwatch = self._loop.watch_process(
+                process, ended, sender, on_unreachable=nothing
+            )
+        watched = self._watched[incarnation]
+        record = self._hosts.records.get(host)
+        is_its = record is None or at in ("", record.address)
+        if host != self._hosts.own.name and is_its and not watched.beats:
+            watched.beats = Heard()
+
+    def _ended(self, incarnation: str) -> None:
+        watched = self._watched.pop(incarnation, None)
+        if watched is None or watched.beats is None:
+            return
+        if not any(each.beats and each.host == watched.host for each in self._watched.values()):
+            self._hosts.gone(watched.host, time.monotonic())
+
+    def forget(self, host: str) -> None:
+        """Watch the processes of a host no more that is no more on record."""
+        for incarnation, watched in list(self._watched.items()):
+            if watched.host == host:
+                watched.unwatch()
+                del self._watched[incarnation]
+
+    def _answer(self, beat: bytes) -> bytes:
+        def heard_of(incarnation: str) -> Heard | None:
+            watched = self._watched.get(incarnation)
+            return None if watched is None else watched.beats
+
+        now = time.monotonic()
+        answered, incarnation = answer(beat, self._controller.incarnation, heard_of, now)
+        if incarnation:
+            self._loop.guarded(self._hosts.beat, self._watched[incarnation].host, now)
+        return answered
 
 
 class Beater:

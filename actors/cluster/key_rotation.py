@@ -14,8 +14,7 @@ from greenroom.actors.runtime.port import Port
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport.cluster_key import ClusterKeyError, KeyFiles, ensure_key
 from greenroom.actors.transport.other_hosts import KEY_CHECK_S
-from greenroom.core.cluster.cluster import Cluster
-from greenroom.core.cluster.hosts import HostState
+from greenroom.core.cluster.hosts import Host, Hosts, HostState
 from greenroom.core.cluster.key_rotation import KeyIds, next_step
 from greenroom.core.errors import GreenroomError
 
@@ -27,13 +26,11 @@ UNKNOWN = KeyIds("")
 class KeyRotation:
     """The controller's end; its state is its host's files, and what hosts report."""
 
-    def __init__(self, loop: Loop, cluster: Cluster, settings: HostSettings) -> None:
+    def __init__(self, loop: Loop, hosts: Hosts, settings: HostSettings) -> None:
         self._loop = loop
-        self._cluster = cluster
-        self._own_host = settings.host_name
+        self._hosts = hosts
         self._path = settings.cluster_key
         self._files: KeyFiles | None = None  # read when there is another host, or a rotation
-        self._held: dict[str, tuple[KeyIds, Address]] = {}  # by host, and where its process is
         self._begun_by = ""  # id of the request
         self._done_at: float | None = None  # since when all that run hold one key
 
@@ -56,38 +53,33 @@ class KeyRotation:
         """
         own = self._opened().ids()
         counted = self._counted()
-        if own != KeyIds(own.current) or any(self._held_by(name) != own for name in counted):
+        if own != KeyIds(own.current) or any(_held_by(each) != own for each in counted):
             self._done_at = None
             return None
         now = self._loop.machine.monotonic()
         self._done_at = self._done_at or now
         if now < self._done_at + KEY_CHECK_S:
             return None
-        away = sorted(name for name in self._cluster.hosts.records if name not in counted)
-        return {"hosts": [self._own_host, *sorted(counted)], "away": away}
+        names = sorted(each.name for each in counted)
+        away = sorted(self._hosts.records.keys() - {*names})
+        return {"hosts": [self._hosts.own.name, *names], "away": away}
 
-    def reported(self, host: str, held: tuple[str, str, str], at: Address) -> None:
-        """Take what a host holds; ask it to hold what this one does."""
-        if host != self._own_host:
-            self._held[host] = KeyIds(*held), at
-        elif self._files is None:
+    def reported(self, host: str) -> None:
+        """Ask a host that has reported to hold what this one does."""
+        if host == self._hosts.own.name and self._files is None:
             return  # there is no other host, and no rotation
         if not self._advance():
             self._send(host)
-
-    def forget(self, host: str) -> None:
-        """Forget what a host holds that is no more on record."""
-        self._held.pop(host, None)
 
     def _opened(self) -> KeyFiles:
         if self._files is None:
             self._files = KeyFiles(self._path)
         return self._files
 
-    def _counted(self) -> set[str]:
-        """Return the hosts to wait for: all that are not lost."""
-        hosts = self._cluster.hosts
-        return {name for name in hosts.records if hosts.state(name) is not HostState.LOST}
+    def _counted(self) -> list[Host]:
+        """Return the other hosts to wait for: all that are not lost."""
+        others = map(self._hosts.all.__getitem__, self._hosts.records)
+        return [each for each in others if each.state is not HostState.LOST]
 
     def _advance(self) -> bool:
         """Take the steps that can be taken; send them to all hosts, and return True, if any was."""
@@ -100,21 +92,22 @@ class KeyRotation:
         except ClusterKeyError as error:  # it is tried again with the next report
             logger.error("%s; the cluster file stays as it is", error)  # noqa: TRY400  # no bug
         if took:
-            for host in self._held:
+            for host in self._hosts.records:
                 self._send(host)
         return took
 
     def _next(self) -> KeyIds:
-        return next_step(self._opened().ids(), [*map(self._held_by, self._counted())])
+        return next_step(self._opened().ids(), [*map(_held_by, self._counted())])
 
-    def _held_by(self, host: str) -> KeyIds:
-        return self._held[host][0] if host in self._held else UNKNOWN
+    def _send(self, name: str) -> None:
+        files, own = self._opened(), self._opened().ids()
+        host = self._hosts.all[name]
+        if host is not self._hosts.own and host.said is not None and _held_by(host) != own:
+            self._loop.send(host.at, HoldKeys(keys=own, files=tuple(files())))
 
-    def _send(self, host: str) -> None:
-        files = self._opened()
-        own = files.ids()
-        if host in self._cluster.hosts.records and self._held_by(host) != own:
-            self._loop.send(self._held[host][1], HoldKeys(keys=own, files=tuple(files())))
+
+def _held_by(host: Host) -> KeyIds:
+    return UNKNOWN if host.said is None else KeyIds(*host.said.keys)
 
 
 class KeyHolder:

@@ -294,7 +294,7 @@ class LeaderLease:
         self._is_released = False
         self._trouble: tuple[float, str] | None = None  # since when it cannot be written, and why
         self.former = Lease()  # of who led before
-        self.away: Callable[[], str] = lambda: ""  # see Members.away
+        self.away: Callable[[], str] = lambda: ""  # see core.cluster.hosts.away
 
     def open(self) -> LeasedStore:
         """Take the store over, or end this process. Raises StoreError."""

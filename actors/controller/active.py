@@ -20,7 +20,7 @@ from greenroom.actors.cluster.leader_lease import LeaderLease
 from greenroom.actors.cluster.members import Members
 from greenroom.actors.controller.policies import Policies
 from greenroom.actors.controller.read_only import STORE_PATIENCE_S, saving
-from greenroom.actors.controller.requests import ASKED_S, PENDING, Later, Requests, failure
+from greenroom.actors.controller.requests import Requests, failure
 from greenroom.actors.controller.status_file import StatusFile
 from greenroom.actors.controller.supervisor import Supervisor
 from greenroom.actors.messages import admin as am, control as cm, queries as m
@@ -31,7 +31,9 @@ from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core import effects as fx, operations as ops
 from greenroom.core.cluster import status
+from greenroom.core.cluster.admin import PENDING, Later
 from greenroom.core.cluster.cluster import Cluster
+from greenroom.core.cluster.hosts import away, heir
 from greenroom.core.cluster.leader_lease import RENEW_S
 from greenroom.core.errors import StateNotReadableError, StateNotSavedError, last_line
 from greenroom.core.lifecycle.placement import Placement
@@ -110,7 +112,6 @@ class ActiveController:
             {
                 ops.GetStatus: lambda _asked, _id: self._status(),
                 ops.ListHosts: lambda _asked, _id: self._members.addresses(),
-                ops.DrainHost: self._drain_host,
                 ops.RotateKey: self._rotate_key,
                 ops.StopCluster: self._stop_cluster,
             },
@@ -141,7 +142,7 @@ class ActiveController:
 
         if lease is not None:
             self._members.succeed(lease.former)
-            lease.away = self._members.away
+            lease.away = lambda: away(self.cluster.hosts)
         for expected in self.cluster.state.long_poll.expected():
             if self._members.is_here(expected.host):
                 self._watch_proxy(m.Process(*expected.process), expected.host)
@@ -217,12 +218,6 @@ class ActiveController:
     def _may_act(self) -> bool:
         return self._lease is None or self._lease.may_act()
 
-    def _drain_host(self, asked: ops.DrainHost, _request_id: str) -> Later:
-        self._members.drain(asked)
-        poll = lambda: True if self._members.is_drained(asked) else PENDING  # noqa: E731
-        # A host that leaves may die first, and is forgotten all the same once it is empty.
-        return Later(poll) if asked.leave else Later(poll, ASKED_S, while_asked=True)
-
     def _rotate_key(self, _asked: ops.RotateKey, request_id: str) -> Later:
         keys = self._members.keys
         keys.begin(request_id)
@@ -239,9 +234,9 @@ class ActiveController:
 
     def _ended(self) -> bool:
         """Make another host lead, where one can: nothing is done from here any more."""
-        heir = self._members.heir()
-        if self._lease is not None and heir:
-            self._lease.release(heir, leaves=True)
+        next_one = heir(self.cluster.hosts)
+        if self._lease is not None and next_one:
+            self._lease.release(next_one, leaves=True)
         return True
 
     # --- Hosts ----------------------------------------------------------------------------------
@@ -294,8 +289,8 @@ class ActiveController:
             "version": self.cluster.state.history.last_id,
             "saving": saving(self._settings),
             "damaged": self._damaged(),
-            "format": self._members.format(),
-            "longest_drain_s": self._members.longest_drain_s(),
+            "format": status.format_of(self.cluster),
+            "longest_drain_s": status.longest_drain_s(self.cluster),
             "hosts": self._members.shown(),
             "applications": status.applications(self.cluster),
             "backends": status.backends(self.cluster),
@@ -344,12 +339,8 @@ class ActiveController:
         self, process: m.Process, host: str, sender: m.Address | None = None, at: str = ""
     ) -> None:
         """Have a proxy counted until it ends; one that cannot be reached goes with its host."""
-
-        def ended() -> None:
-            self.cluster.state.long_poll.gone(process.incarnation)
-            self._changed()
-
-        self._members.watch(process, host, at, sender, ended)
+        ended = lambda: self.cluster.state.long_poll.gone(process.incarnation)  # noqa: E731
+        self._members.processes.watch(process, host, at, sender, ended)
 
     def _load_reported(self, message: cm.LoadReported, _sender: m.Address) -> None:
         """Take a proxy's load; one that is not known as a listener may be dead already."""

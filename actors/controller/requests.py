@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from greenroom.actors.messages.admin import Request, RequestReply
 from greenroom.actors.messages.queries import Address
 from greenroom.core import operations as ops
 from greenroom.core.agenda import HELD
-from greenroom.core.cluster.admin import Now, carry_out
+from greenroom.core.cluster.admin import ASKED_S, PENDING, TURN, Later, Now, carry_out
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.errors import DeployFailedError, GreenroomError, StateNotSavedError
 from greenroom.core.lifecycle.goals import GOAL
@@ -30,27 +29,9 @@ from greenroom.core.routing.tables import ENDPOINT_PREFIX
 logger = logging.getLogger(__name__)
 
 MAX_ANSWERED = 1_000  # answers that are kept for repeats
-ASKED_S = 60.0  # clients repeat what they wait for; one that has not for so long is gone
 HELD_TIMEOUT_S = 5.0  # how long an answer waits for proxies to hold a changed endpoint
 FAILED = "the controller failed; see controller.log"
-PENDING = object()
 REQUEST = "request"  # the kind of their keys on the agenda
-TURN = "turn"  # the event of each turn
-
-
-@dataclass(frozen=True)
-class Later:
-    """An answer that waits: ``poll`` returns it, raises why there is none, or returns PENDING.
-
-    Past ``timeout_s`` the request is answered with an error. With ``while_asked`` each repeat
-    begins that time anew, and past it the request is forgotten. ``upon`` is the event after which
-    it is tried.
-    """
-
-    poll: Callable[[], Any]
-    timeout_s: float = float("inf")
-    while_asked: bool = False
-    upon: Hashable = TURN
 
 
 class _Parked(NamedTuple):

@@ -10,6 +10,7 @@ from dataclasses import field
 from typing import Any
 
 from greenroom.actors.messages.queries import Address, LargeBytes, Message, Process, message
+from greenroom.core.cluster.host_report import HostReport
 from greenroom.core.effects import CheckReplica, ReconfigureReplica, StopReplica  # noqa: F401  # they travel under this module's name
 from greenroom.core.lifecycle.replicas import Report
 
@@ -218,23 +219,11 @@ class StopHost(Message):
 
 
 @message
-class HostReported(Message):
+class HostReported(HostReport, Message):
     """Host process to controller: what this host is, and what runs there. Repeats are safe.
 
     The first one of a host joins it. Answered with HostAnswered.
-    ``replicas`` are (tag, address of the actor) of those that have a process there.
     """
-
-    host: str
-    process: Process
-    id: str  # of its state dir
-    address: str  # HOST:PORT of its actor system
-    capacity: dict[str, float]
-    labels: dict[str, str]
-    replicas: tuple[tuple[str, str], ...]
-    report: dict[str, Any]  # for status
-    keys: tuple[str, str, str] = ("", "", "")  # core.key_rotation.KeyIds of what it holds
-    may_lead: bool = False
 
 
 @message

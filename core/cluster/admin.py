@@ -7,14 +7,15 @@ itself. Repeating a completed operation changes nothing either. Operations on ho
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from greenroom.core import operations as ops
 from greenroom.core.cluster import status
 from greenroom.core.cluster.cluster import Cluster
+from greenroom.core.cluster.hosts import HostState
 from greenroom.core.config import as_written
 from greenroom.core.errors import ConflictError, InvalidRequestError
 from greenroom.core.lifecycle import definitions, history
@@ -49,6 +50,26 @@ class Now(NamedTuple):
 
     monotonic: float
     wall: float
+
+
+ASKED_S = 60.0  # clients repeat what they wait for; one that has not for so long is gone
+PENDING = object()
+TURN = "turn"  # the event of each turn
+
+
+@dataclass(frozen=True)
+class Later:
+    """An answer that waits: ``poll`` returns it, raises why there is none, or returns PENDING.
+
+    Past ``timeout_s`` the request is answered with an error. With ``while_asked`` each repeat
+    begins that time anew, and past it the request is forgotten. ``upon`` is the event after which
+    it is tried.
+    """
+
+    poll: Callable[[], Any]
+    timeout_s: float = float("inf")
+    while_asked: bool = False
+    upon: Hashable = TURN
 
 
 Carry = Callable[[Cluster, Any, Now], Any]
@@ -344,6 +365,35 @@ def _revoke_token(cluster: Cluster, asked: ops.RevokeToken, _now: Now) -> Change
 # --- Hosts --------------------------------------------------------------------------------------
 
 
+def _drain_host(cluster: Cluster, asked: ops.DrainHost, now: Now) -> Later:
+    """Begin to empty a host; answer True when nothing is left there, or no other can take it.
+
+    One that stops asks itself. What it asks for ends with its process, and when it leaves, it may
+    die first, and is forgotten all the same once it is empty.
+    """
+    hosts, name = cluster.hosts, asked.host
+    host = hosts.all.get(name)
+    is_stopping = (
+        host is not None and host.has_process and (host.report.get("state") == HostState.DRAINING)
+    )
+    if asked.leave or is_stopping:
+        hosts.stop(name, now.monotonic, leaves=asked.leave)
+    else:
+        hosts.drain(name, force=asked.force)
+
+    def poll() -> Any:
+        if hosts.state(name) is HostState.RUNNING:
+            raise ConflictError(f"host {name!r} was told meanwhile to take replicas again")
+        may_stay = not asked.leave and not cluster.state.placement.can_take_over(name)
+        if not (may_stay or hosts.is_empty(name)):
+            return PENDING
+        if asked.leave:
+            hosts.forget(name, cluster.now)
+        return True
+
+    return Later(poll) if asked.leave else Later(poll, ASKED_S, while_asked=True)
+
+
 def _rebalance_hosts(cluster: Cluster, _asked: ops.RebalanceHosts, now: Now) -> int:
     """Have replicas moved to where there are fewer of their backend, or fewer in all."""
     moved, held = 0, cluster.state.placement.held()
@@ -412,6 +462,7 @@ CARRIED_OUT: dict[type[ops.Operation], Carry] = {
     ops.CreateToken: _create_token,
     ops.RevokeToken: _revoke_token,
     ops.ListTokens: lambda c, _asked, _: [asdict(record) for record in c.tokens.values()],
+    ops.DrainHost: _drain_host,
     ops.UndrainHost: lambda c, asked, _: c.hosts.undrain(asked.host),
     ops.EvictHost: lambda c, asked, now: c.hosts.evict(asked.host, now.monotonic),
     ops.RebalanceHosts: _rebalance_hosts,

@@ -13,10 +13,12 @@ controller's own host is not judged: it runs, or drains.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
+from greenroom.core.cluster.host_report import HostReport
 from greenroom.core.errors import ConflictError
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.health import host_gone
@@ -126,8 +128,9 @@ class Host:
     record: HostRecord | None  # the controller's own may not have reported yet
     beats: Beats
     state: HostState = S.EXPECTED
-    incarnation: str = ""  # of its host process
-    running: frozenset[str] = frozenset()  # replicas that have a process there
+    said: HostReport | None = None  # the last report
+    at: Any = None  # the address of the host process that has sent it
+    has_process: bool = False  # which lives, as far as is known
     since: float = float("inf")  # when that was heard of first
     was_stable: bool = False  # when it was lost
     is_stopping: bool = False
@@ -137,6 +140,20 @@ class Host:
     def is_drained(self) -> bool:
         """Whether it was asked to drain, and not to stop."""
         return self.record is not None and self.record.draining
+
+    @property
+    def may_lead(self) -> bool:
+        """Whether it shares the store from which hosts lead."""
+        return self.said is not None and self.said.may_lead
+
+    @property
+    def report(self) -> Mapping[str, Any]:
+        """What it says of itself for status."""
+        return {} if self.said is None else self.said.report
+
+    def hear(self, report: HostReport, at: Any) -> None:
+        """Take a report of its host process, which is ``at``."""
+        self.said, self.at, self.has_process = report, at, True
 
     def move(self, event: HostEvent) -> None:
         """Take the table's transition."""
@@ -167,40 +184,37 @@ class Hosts:
         self._agenda = state.agenda
         self._on_gone = state.gone.host
         self._long_poll = state.long_poll
-        self._own = Host(own, records.get(own), Beats(now), S.RUNNING, is_kept=False)
-        self._hosts = {own: self._own}
+        self.own = Host(own, records.get(own), Beats(now), S.RUNNING, is_kept=False)
+        self.all = {own: self.own}  # by name
+        self.has_seen = False  # any other host, since the controller began
         for name, record in records.items():
             if name != own:
-                self._hosts[name] = Host(name, record, Beats(now, EXPECTED_S))
+                self.all[name] = Host(name, record, Beats(now, EXPECTED_S))
                 self._agenda.touch(HOST, "")
         if self._placement.is_gateway(own):
             self._empty(own, now)
-        if self._own.is_drained:
-            self._close(self._own)
+        if self.own.is_drained:
+            self._close(self.own)
 
     @property
     def records(self) -> dict[str, HostRecord]:
         """The records of all hosts but the controller's own, by name."""
-        others = (each for each in self._hosts.values() if each is not self._own)
+        others = (each for each in self.all.values() if each is not self.own)
         return {each.name: each.record for each in others if each.record is not None}
-
-    def record(self, name: str) -> HostRecord | None:
-        """Return the record of a host other than the controller's own."""
-        host = self._hosts.get(name)
-        return None if host is None or host is self._own else host.record
 
     def state(self, name: str) -> HostState:
         """Return a host's state; the controller's own runs or drains."""
-        return self._hosts[name].state if name in self._hosts else S.LOST
+        return self.all[name].state if name in self.all else S.LOST
 
-    def record_own(self, record: HostRecord, now: float, *, keeps: bool) -> None:
+    def own_reported(self, report: HostReport, at: Any, now: float, *, keeps: bool) -> None:
         """Take the report of the controller's own host.
 
         With ``keeps`` it is recorded, for one that will lead from elsewhere.
         """
-        self._own.is_kept = keeps
-        self._forget_other_names(record, now)
-        self._put(self._own, replace(record, draining=self._own.is_drained))
+        self.own.is_kept = keeps
+        self._forget_other_names(report, now)
+        self.own.hear(report, at)
+        self._put(self.own, _record_of(report, self.own.record))
 
     def _put(self, host: Host, record: HostRecord) -> None:
         if host.record != record:
@@ -213,91 +227,96 @@ class Hosts:
     def suspect(self, name: str, now: float) -> None:
         """Wait no longer for a host than for one that ran: a new controller leads because of it."""
         if self.state(name) is S.EXPECTED:
-            self._hosts[name].beats = Beats(now)
+            self.all[name].beats = Beats(now)
 
     # --- What is observed -----------------------------------------------------------------------
 
-    def reported(
-        self, record: HostRecord, running: Collection[str], now: float, incarnation: str = ""
-    ) -> None:
-        """Take a host's report of itself; the first one joins it.
+    def reported(self, report: HostReport, at: Any, now: float) -> None:
+        """Take the report of another host's process, which is ``at``; the first one joins it.
 
-        ``running`` are the replicas that have a process there; ``incarnation`` is that of its host
-        process. ConflictError when another host that is not lost has its name; one of the same
-        address is gone.
+        ConflictError when another host that is not lost has its name; one of the same address is
+        gone.
         """
-        name = record.name
-        self._check_name(record)
-        self._forget_other_names(record, now)
-        if (present := self.record(name)) is not None:
-            if present.id == record.id:
-                record = replace(record, draining=present.draining)
-            else:
-                self.forget(name, now)  # a new one, in place of one that was lost
+        name = report.host
+        self._check_name(report)
+        self._forget_other_names(report, now)
+        if (present := self.records.get(name)) is not None and present.id != report.id:
+            self.forget(name, now)  # a new one, in place of one that was lost
+            present = None
+        record = _record_of(report, present)
         if present != record:
             self._placement.set_host(name, record.capacity, record.labels)
-        if name not in self._hosts:
-            self._hosts[name] = Host(name, None, Beats(now))
+        if name not in self.all:
+            self.all[name] = Host(name, None, Beats(now))
             self._placement.close_host(name, _EXPECTED)
             self._agenda.touch(HOST, "")
-        host = self._hosts[name]
+        host = self.all[name]
+        is_new = host.said is None or host.said.process != report.process
+        host.hear(report, at)
         self._put(host, record)
         if present != record and not record.capacity:
             self._empty(name, now)
-        host.running = frozenset(running)
-        if host.incarnation != incarnation:
-            host.incarnation, host.since = incarnation, now
+        if is_new:
+            host.since = now
             if host.was_stable:  # it is not a link that comes and goes
                 host.beats = Beats(now)
                 self._seen(host, now)
         if host.state is S.EXPECTED:
             self._seen(host, now)
 
-    def _forget_other_names(self, record: HostRecord, now: float) -> None:
+    def process_ended(self, name: str, process: Any) -> None:
+        """Record that the host process that reported last is gone; what it said is still shown."""
+        host = self.all.get(name)
+        if host is not None and host.said is not None and host.said.process == process:
+            host.has_process = False
+
+    def _forget_other_names(self, report: HostReport, now: float) -> None:
         """Forget the same host by another name."""
         for name, other in self.records.items():
-            if other.id == record.id and name != record.name:
+            if other.id == report.id and name != report.host:
                 self.forget(name, now)
 
-    def _check_name(self, record: HostRecord) -> None:
-        present = self.record(record.name)
+    def _check_name(self, report: HostReport) -> None:
+        present = self.records.get(report.host)
         is_another = present is not None and (
-            present.id != record.id and present.address != record.address
+            present.id != report.id and present.address != report.address
         )
-        if record.name == self._own.name or (is_another and self.state(record.name) is not S.LOST):
+        if report.host == self.own.name or (is_another and self.state(report.host) is not S.LOST):
             at = "the controller is on" if present is None else f"is at {present.address}"
             raise ConflictError(
-                f"host name {record.name!r} is taken by the host that {at}; give this one "
+                f"host name {report.host!r} is taken by the host that {at}; give this one "
                 "another with --host-name"
             )
 
     def beat(self, name: str, now: float) -> None:
         """Record that a host lives and can be reached."""
-        if name in self._hosts:
-            self._hosts[name].beats.heard(now)
+        if name in self.all:
+            self.all[name].beats.heard(now)
 
     def gone(self, name: str, now: float) -> None:
         """Record that nothing of a host's system runs any more: it need not be waited for."""
-        host = self._hosts.get(name, self._own)
-        if host is not self._own and host.beats.abandon():
+        host = self.all.get(name, self.own)
+        if host is not self.own and host.beats.abandon():
             self._missed(host, now)
 
     def reconcile(self, now: float) -> None:
         """Judge all hosts by their beats."""
-        for host in self._hosts.values():
-            if host is not self._own and host.beats.check(now):
+        for host in self.all.values():
+            if host is not self.own and host.beats.check(now):
                 change = self._missed if host.beats.is_lost else self._seen
                 change(host, now)
-        if len(self._hosts) > 1:
+        if len(self.all) > 1:
             self._agenda.at(HOST, "", now + CHECK_S)
 
     def _seen(self, host: Host, now: float) -> None:
         was_lost = host.state is S.LOST
         host.was_stable = host.is_stopping = False
         host.move(E.SEEN)
+        self.has_seen = True
         self._placement.open_host(host.name)
+        running = {} if host.said is None else dict(host.said.replicas)
         for _, replica in self._at(host.name) if was_lost else ():
-            replica.host_back(now, is_running=replica.tag in host.running)
+            replica.host_back(now, is_running=replica.tag in running)
         if host.is_drained:
             self._close(host)
 
@@ -352,21 +371,21 @@ class Hosts:
             replica.moving = False
 
     def _known(self, name: str) -> tuple[Host, HostRecord]:
-        host = self._hosts.get(name)
+        host = self.all.get(name)
         if host is not None and host.record is not None:
             return host, host.record
         if host is not None:
             raise ConflictError(f"host {name!r} has not reported yet; ask again in a second")
-        raise unknown_name("host", name, self._hosts)
+        raise unknown_name("host", name, self.all)
 
     def stop(self, name: str, now: float, *, leaves: bool = False) -> None:
         """Replace elsewhere what is on a host that is to stop; harmless for one that has left.
 
         If it ``leaves``, what is left there stops, finishing what it has, replaced or not.
         """
-        if name in self._hosts:
-            self._hosts[name].is_stopping = True
-            self._close(self._hosts[name])
+        if name in self.all:
+            self.all[name].is_stopping = True
+            self._close(self.all[name])
         if leaves:
             self._empty(name, now)
 
@@ -401,7 +420,7 @@ class Hosts:
 
     def evict(self, name: str, now: float) -> None:
         """Forget a host that is lost and does not come back; UnknownNameError, ConflictError."""
-        if name == self._own.name:
+        if name == self.own.name:
             raise ConflictError(f"host {name!r} is RUNNING, and leads; stop it first")
         host, _ = self._known(name)
         if host.state is not S.LOST:
@@ -410,13 +429,50 @@ class Hosts:
 
     def forget(self, name: str, now: float) -> None:
         """Forget a host, and what was on it; harmless when it is forgotten."""
-        if self.record(name) is None:
+        if name not in self.records:
             return
         for backend, replica in self._at(name):
             host_gone(backend, replica, now)
             replica.host_back(now, is_running=False)
-        del self._hosts[name]
+        del self.all[name]
         self._long_poll.host_gone(name)
         self._placement.drop_host(name)
         self._changes.put(HOST, name, None)
         self._on_gone(name)
+
+
+def _record_of(report: HostReport, present: HostRecord | None) -> HostRecord:
+    return HostRecord(
+        name=report.host,
+        id=report.id,
+        address=report.address,
+        capacity=report.capacity,
+        labels=report.labels,
+        draining=present is not None and present.draining,
+    )
+
+
+# --- Who may lead ---------------------------------------------------------------------------------
+
+
+def may_lead(hosts: Hosts) -> list[str]:
+    """Return the names of the others that may lead, of those that are lost last: may be back."""
+    names = (name for name in hosts.records if hosts.all[name].may_lead)
+    return sorted(names, key=lambda name: hosts.state(name) is S.LOST)
+
+
+def heir(hosts: Hosts) -> str:
+    """Return the first other host of those that may lead that can; "" when none can."""
+    return next((name for name in may_lead(hosts) if hosts.state(name) is S.RUNNING), "")
+
+
+def away(hosts: Hosts) -> str:
+    """Return a host to lead instead where none of several others is heard any more; else "".
+
+    It is the next one by name. One that never heard another, since it leads, leads on: it may have
+    the lease of one that is as alone, or the others may be dead.
+    """
+    others, able = hosts.records, may_lead(hosts)
+    if not hosts.has_seen or len(others) < 2 or {*map(hosts.state, others)} != {S.LOST}:
+        return ""
+    return min(others, key=lambda name: (name not in able, name < hosts.own.name, name))

@@ -25,7 +25,7 @@ answers heartbeats, the others wait twice as long, because it may just be late.
 
 A leader releases the lease when its host is stopped, and when it hears none of several other hosts,
 which may hear each other. Then its own host takes the lease back only if no other host has: all of
-them are down, and it leads on until it has heard one (Members.away).
+them are down, and it leads on until it has heard one (``hosts.away``).
 """
 
 from __future__ import annotations

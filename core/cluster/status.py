@@ -6,11 +6,13 @@ a proxy of the controller's host.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from greenroom.core import formats
 from greenroom.core.cluster.cluster import Cluster
-from greenroom.core.config import config_shown, options_shown, without_credentials
+from greenroom.core.cluster.hosts import Host, HostState
+from greenroom.core.config import BackendConfig, config_shown, options_shown, without_credentials
 from greenroom.core.errors import last_line
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.definitions import deployment_names, deployment_record, qualified
@@ -22,6 +24,50 @@ from greenroom.core.metrics import Family, Group, Values
 from greenroom.core.operations import GetSeries
 from greenroom.core.records import BACKEND, ApplicationRecord, EndpointRecord
 from greenroom.core.rollouts.rollouts import ENDED
+
+
+def hosts(cluster: Cluster) -> list[dict[str, Any]]:
+    """Return what is known of each host, the controller's own first.
+
+    Another one is RUNNING once it has reported, and its proxy, which gets what it lacks then, has
+    called, too.
+    """
+    own, others = cluster.hosts.own, cluster.hosts.records
+    heard = {own.name, *cluster.state.long_poll.heard_hosts()}
+    names = [own.name] * (own.said is not None) + sorted(others)
+    return [_host(cluster, cluster.hosts.all[name], heard) for name in names]
+
+
+def _host(cluster: Cluster, host: Host, heard: Collection[str]) -> dict[str, Any]:
+    record, state = host.record, host.state
+    assert record is not None
+    shown = {"name": host.name, "address": record.address, **host.report}
+    if host.said is not None and not host.has_process:
+        shown["host_pid"] = None
+    if state is HostState.RUNNING and not (host.said is not None and host.name in heard):
+        state = HostState.EXPECTED  # its front has the routes of before, or none
+    if state is not HostState.RUNNING:
+        shown["state"] = state.value
+    resources = cluster.state.placement.shown(host.name)
+    return {**shown, "labels": dict(record.labels), "resources": resources}
+
+
+def format_of(cluster: Cluster) -> int:
+    """Return the lowest format of all hosts: what only a later one has must not be used yet.
+
+    That of a host which has not reported yet counts as the oldest.
+    """
+    releases = (host.report.get("release", "") for host in cluster.hosts.all.values())
+    return max(min(map(formats.named_in, releases)), formats.OLDEST)
+
+
+def longest_drain_s(cluster: Cluster) -> float:
+    """Return the longest ``graceful_shutdown_timeout_s`` of all deployments; 20 without any.
+
+    Any host's front may have calls at any replica.
+    """
+    configs = [backend.config for backend in cluster.state.backends.values()] or [BackendConfig()]
+    return max(each.graceful_shutdown_timeout_s for each in configs)
 
 
 def backends(cluster: Cluster) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.actors.transport.addresses import ProcessAddress, own_release
 from greenroom.actors.transport.cluster_key import ensure_key
+from greenroom.core.cluster.admin import CARRIED_OUT, Later, Now
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.hosts import HostState
 from greenroom.core.cluster.key_rotation import KeyIds
@@ -135,15 +136,14 @@ def test_what_a_host_that_stops_asks_for_is_not_kept_and_what_others_ask_for_is(
     led = Led(tmp_path, "")
     state = {"state": "DRAINING" if is_stopping else "RUNNING", "host_pid": 7}
     led.hear_of("b", report=state)
-    asked = DrainHost(host="b")
-    led.members.drain(asked)
+    drained: Later = CARRIED_OUT[DrainHost](led.cluster, DrainHost(host="b"), Now(100.0, 0.0))
     assert led.cluster.hosts.records["b"].draining is not is_stopping
     assert led.cluster.hosts.state("b") is HostState.DRAINING
-    assert led.members.is_drained(asked)
+    assert drained.poll() is True
     if not is_stopping:
         led.cluster.hosts.undrain("b")
         with pytest.raises(ConflictError, match="host 'b' was told meanwhile to take replicas"):
-            led.members.is_drained(asked)
+            drained.poll()
 
 
 def test_a_host_that_was_lost_is_shown_as_running_once_its_proxy_has_called_too(
@@ -194,24 +194,6 @@ def test_replicas_that_are_nobodys_go_also_on_the_host_of_who_leads_after_anothe
     address = led.settings.own_address if name == "a" else ADDRESS
     led.hear_of(name, address, replicas=(("t#1", "10.0.0.2:2000"),), report={})
     assert [at for at, _ in led.sent(cm.StopReplica)] == ["10.0.0.2:2000"] * is_stopped
-
-
-@pytest.mark.parametrize("has_heard", [True, False])
-@pytest.mark.parametrize(("own", "heir"), [("a", "b"), ("b", "c"), ("c", "a")])
-def test_a_leader_that_hears_no_other_any_more_gives_way_to_the_next_by_name(
-    tmp_path: Path, own: str, heir: str, has_heard: bool
-) -> None:
-    led = Led(tmp_path, own, *(host(name, f"{name}:1900") for name in "abc"))
-    away, hosts = led.members.away, led.cluster.hosts
-    assert away() == "", "they may be heard yet"
-    first, second = sorted({*"abc"} - {own})
-    if has_heard:
-        hosts.reported(host(first, f"{first}:1900"), (), 100.0, "process")
-        assert away() == ""
-    hosts.gone(first, 101.0)
-    assert away() == "", "the other may be heard yet"
-    hosts.gone(second, 101.0)
-    assert away() == (heir if has_heard else ""), "those never heard may be dead"
 
 
 @pytest.mark.parametrize(("drain_s", "longest_s"), [((), 20.0), ((20.0, 90.0, 5.0), 90.0)])

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors.controller.requests import HELD_TIMEOUT_S, PENDING, Later, Requests
+from greenroom.actors.controller.requests import HELD_TIMEOUT_S, Requests
 from greenroom.actors.messages import admin as am
 from greenroom.core import operations as ops
+from greenroom.core.cluster.admin import PENDING, Later
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.long_poll import NOTHING_SEEN
 

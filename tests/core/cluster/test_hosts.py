@@ -10,10 +10,12 @@ import pytest
 from greenroom.core.autoscaling.decision import EXPIRE_S
 from greenroom.core.cluster.admin import CARRIED_OUT, Now
 from greenroom.core.cluster.cluster import Cluster
-from greenroom.core.cluster.hosts import EXPECTED_S, STABLE_S, STEADY_S, HostState
+from greenroom.core.cluster.host_report import HostReport
+from greenroom.core.cluster.hosts import EXPECTED_S, STABLE_S, STEADY_S, HostState, away
 from greenroom.core.effects import Start
 from greenroom.core.errors import ConflictError, UnknownNameError
 from greenroom.core.lifecycle.failures import AVOID_S, OF_STARTS, WITH_HOST_S
+from greenroom.core.lifecycle.placement import Placement
 from greenroom.core.lifecycle.replicas import LIVE, ReplicaState, RestartReason
 from greenroom.core.operations import RebalanceHosts
 from greenroom.core.records import HostRecord
@@ -23,9 +25,18 @@ from tests.core.worlds import BROKEN, UNLOADABLE, Spec, World
 FULL = {"num_cpus": 4.0, "num_gpus": 0.0, "memory": 0.0}
 
 
-def record(name: str, **fields: Any) -> HostRecord:
+def described(name: str, **fields: Any) -> dict[str, Any]:
     values = {"id": f"id of {name}", "address": f"{name}:1900", "capacity": FULL, "labels": {}}
-    return HostRecord(name=name, **{**values, **fields})
+    return {**values, **fields}
+
+
+def record(name: str, **fields: Any) -> HostRecord:
+    return HostRecord(name=name, **described(name, **fields))
+
+
+def report(name: str, **fields: Any) -> HostReport:
+    said = {"process": "first", "replicas": (), "report": {}, **described(name, **fields)}
+    return HostReport(host=name, **said)
 
 
 def rebalance(cluster: Cluster, now: float) -> Any:
@@ -46,8 +57,9 @@ class Hosts(World):
     def join(self, name: str, incarnation: str = "first", **fields: Any) -> None:
         """Let a host report, with what runs there, and beat from now on."""
         self.alive.add(name)
-        running = self.on(name)
-        self.cluster.hosts.reported(record(name, **fields), running, self.now, incarnation)
+        replicas = tuple((tag, "") for tag in self.on(name))
+        said = report(name, process=incarnation, replicas=replicas, **fields)
+        self.cluster.hosts.reported(said, "there", self.now)
         self.flush()
 
     def on(self, name: str) -> list[str]:
@@ -283,7 +295,7 @@ def test_a_host_that_is_undrained_takes_replicas_and_keeps_those_that_have_not_m
 
 @pytest.mark.parametrize("name", ["", "x"])
 def test_a_drained_host_is_drained_under_a_new_controller_too(three: Hosts, name: str) -> None:
-    three.cluster.hosts.record_own(record(""), three.now, keeps=False)
+    three.cluster.hosts.own_reported(report(""), "here", three.now, keeps=False)
     drain(three, name)
     three.converge()
     others = three.spread()
@@ -332,7 +344,7 @@ def test_a_host_that_was_to_stop_and_did_not_takes_replicas_again(three: Hosts) 
 def test_the_last_host_that_takes_replicas_is_drained_only_by_force() -> None:
     world = Hosts("x")
     world.join("gate", capacity={})
-    world.cluster.hosts.record_own(record(""), world.now, keeps=True)
+    world.cluster.hosts.own_reported(report(""), "here", world.now, keeps=True)
     drain(world, "")
     with pytest.raises(ConflictError, match="host 'x' is the last that takes replicas: "):
         drain(world, "x")
@@ -368,7 +380,7 @@ def test_a_host_whose_name_has_changed_under_its_own_record_is_not_waited_for() 
     world = Hosts()
     world.records["host"]["old"] = record("old", id="id of ")
     world.boot()
-    world.cluster.hosts.record_own(record(""), world.now, keeps=False)
+    world.cluster.hosts.own_reported(report(""), "here", world.now, keeps=False)
     world.flush()
     assert not world.records["host"]
 
@@ -383,9 +395,9 @@ def test_a_deleted_application_does_not_wait_for_a_lost_host(three: Hosts) -> No
 
 def test_a_name_is_taken_while_its_host_is_there(three: Hosts) -> None:
     with pytest.raises(ConflictError, match="'x' is taken by the host that is at x:1900; give"):
-        three.cluster.hosts.reported(record("x", id="b", address="z:1900"), [], three.now)
+        three.cluster.hosts.reported(report("x", id="b", address="z:1900"), "", three.now)
     with pytest.raises(ConflictError, match="taken by the host that the controller is on"):
-        three.cluster.hosts.reported(record("", id="another"), [], three.now)
+        three.cluster.hosts.reported(report("", id="another"), "", three.now)
 
 
 def test_a_host_that_lost_its_state_dir_takes_its_own_place_at_once(three: Hosts) -> None:
@@ -700,3 +712,23 @@ def test_each_replica_and_host_that_is_gone_is_reported_once(three: Hosts) -> No
     assert sorted(replicas) == sorted(on_x)
     three.complete(ask.undeploy("a"))
     assert len(replicas) == len(set(replicas)) == 8
+
+
+@pytest.mark.parametrize("has_seen", [True, False])
+@pytest.mark.parametrize(("own", "next_one"), [("a", "b"), ("b", "c"), ("c", "a")])
+def test_a_leader_that_hears_no_other_any_more_gives_way_to_the_next_by_name(
+    own: str, next_one: str, has_seen: bool
+) -> None:
+    records: dict[str, Any] = {"host": {name: record(name) for name in "abc"}}
+    placement = Placement()
+    placement.set_host(own, None)
+    hosts = Cluster(records, 1, 100.0, placement, own_host=own).hosts
+    assert away(hosts) == "", "they may be heard yet"
+    first, second = sorted({*"abc"} - {own})
+    if has_seen:
+        hosts.reported(report(first), "there", 100.0)
+        assert away(hosts) == ""
+    hosts.gone(first, 101.0)
+    assert away(hosts) == "", "the other may be heard yet"
+    hosts.gone(second, 101.0)
+    assert away(hosts) == (next_one if has_seen else ""), "those never heard may be dead"
