@@ -15,7 +15,9 @@ controller, it follows that.
 
 The controller (:class:`LeaderLease`) takes the store over only if what its host process has written
 down is unchanged, so a leader that was only slow, and has renewed meanwhile, goes on. From then on
-the controller does nothing while its term may be over, and ends when the store refuses a renewal.
+the controller does nothing while its term may be over, and ends when the store refuses a renewal,
+or has taken none when the term is over. Where no other host leads then, the next controller of this
+one does, or says why the store cannot be used.
 """
 
 from __future__ import annotations
@@ -52,7 +54,6 @@ from greenroom.persistence.locations import location_at
 logger = logging.getLogger(__name__)
 
 LEADING_CONTROLLER = ("greenroom.actors.controller.actor.LeadingController", CONTROLLER[1])
-NOBODY_ELSE_S = 10.0  # longer than another host would take to lead
 STEPPED_DOWN = 0  # the exit status: nothing is wrong with this process
 RELEASE_S = 2.0  # that releasing the lease may take
 
@@ -292,7 +293,6 @@ class LeaderLease:
         self._location = location_at(settings.store_name)
         self._apart: ThreadPoolExecutor | None = None  # where the store renews apart
         self._is_released = False
-        self._trouble: tuple[float, str] | None = None  # since when it cannot be written, and why
         self.former = Lease()  # of who led before
         self.away: Callable[[], str] = lambda: ""  # see core.cluster.hosts.away
 
@@ -305,14 +305,14 @@ class LeaderLease:
                 expected_lease_file(self._settings).read_text(encoding="utf-8").partition("\n")
             )
             self._store = self._location.open(after=int(after), lease=lease.encode())
+            own, begun_at = self._settings, time.monotonic()
+            self._lease = Lease(self._store.epoch, own.host_name, address=own.own_address)
+            self._write()
         except FileNotFoundError:
             self._step_down("this host has not been told to lead")
         except StaleWriterError as error:
             self._step_down(str(error))
-        self._lease = Lease(
-            self._store.epoch, self._settings.host_name, address=self._settings.own_address
-        )
-        self.renew()
+        self._tenure.renewed(begun_at)
         if self._store.renews_apart:
             self._apart = ThreadPoolExecutor(1, "greenroom-lease")
         self._loop.call_later(RENEW_S, self._renew_again)
@@ -331,19 +331,13 @@ class LeaderLease:
         """
         return self.renew() if self._apart is None else self.may_act()
 
-    def trouble(self) -> str:
-        """Return why nothing can be done, where no other host takes over either; else ""."""
-        if self._trouble is None or time.monotonic() - self._trouble[0] < NOBODY_ELSE_S:
-            return ""
-        return f"nothing can be changed, or looked up, at present: {self._trouble[1]}"
-
     def renew(self) -> bool:
-        """Renew the lease, or end this process where that is refused. Blocks for a fsync."""
+        """Renew the lease, or end this process where that cannot be. Blocks for a fsync."""
         if self._is_released:
             return False
         begun_at = time.monotonic()
         self._lease = self._lease._replace(number=self._lease.number + 1)
-        has_renewed = self._write()
+        has_renewed = self._has_written(self._write)
         if has_renewed:
             self._tenure.renewed(begun_at)
         return has_renewed
@@ -360,13 +354,13 @@ class LeaderLease:
         self._tenure.end()
         self._lease = self._lease._replace(heir=heir, leaves=leaves)
         if self._apart is None:
-            self._write()  # where that fails, the others see it end
+            self._has_written(self._write)  # where that fails, the others see it end
         else:  # after the renewal that may be under way, which it must not come before
             with contextlib.suppress(TimeoutError, StoreError):
                 self._apart.submit(self._store.renew, self._written(), 0.0).result(RELEASE_S)
 
-    def _write(self) -> bool:
-        return self._has_written(lambda: self._store.renew(self._written(), OVER_S))
+    def _write(self) -> None:
+        self._store.renew(self._written(), OVER_S)
 
     def _written(self) -> bytes:
         return json.dumps(self._lease._asdict()).encode()
@@ -378,14 +372,10 @@ class LeaderLease:
         except StaleWriterError as error:
             self._step_down(str(error))
         except StoreError as error:
-            if self._trouble is None:
-                logger.exception("the lease could not be written")
-            since = time.monotonic() if self._trouble is None else self._trouble[0]
-            self._trouble = (since, str(error))
+            logger.warning("the lease could not be written: %s", error)
+            if self._tenure.is_over(time.monotonic()) and not self._is_released:
+                self._step_down("its term is over")
             return False
-        if self._trouble is not None:
-            logger.warning("the lease could be written again")
-        self._trouble = None
         return True
 
     def _renew_again(self) -> None:

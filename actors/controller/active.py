@@ -20,7 +20,7 @@ from greenroom.actors.cluster.leader_lease import LeaderLease
 from greenroom.actors.cluster.members import Members
 from greenroom.actors.controller.policies import Policies
 from greenroom.actors.controller.read_only import STORE_PATIENCE_S, saving
-from greenroom.actors.controller.requests import Requests, failure
+from greenroom.actors.controller.requests import Requests
 from greenroom.actors.controller.status_file import StatusFile
 from greenroom.actors.controller.supervisor import Supervisor
 from greenroom.actors.messages import admin as am, control as cm, queries as m
@@ -35,7 +35,7 @@ from greenroom.core.cluster.admin import PENDING, Later
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.hosts import away, heir
 from greenroom.core.cluster.leader_lease import RENEW_S
-from greenroom.core.errors import StateNotReadableError, StateNotSavedError, last_line
+from greenroom.core.errors import last_line
 from greenroom.core.lifecycle.placement import Placement
 from greenroom.core.lifecycle.state import KINDS, SOFT
 from greenroom.core.long_poll import epoch_of
@@ -169,9 +169,8 @@ class ActiveController:
         )
 
     def take(self, message: Any, sender: m.Address) -> None:
-        """Handle a message, unless another host's controller may lead by now."""
+        """Handle a message, unless another host's controller may lead by now: it is sent again."""
         if not self._may_act():
-            self._refuse(message, sender)
             return
         handler = self._handlers.get(type(message))
         if handler is None:
@@ -206,14 +205,6 @@ class ActiveController:
     def _request(self, message: am.Request, sender: m.Address) -> None:
         self._requests.take(message, sender)
         self._changed()
-
-    def _refuse(self, message: Any, sender: m.Address) -> None:
-        """Say why nothing is done; otherwise the sender asks again, of the host that leads then."""
-        trouble = "" if self._lease is None else self._lease.trouble()
-        if trouble and isinstance(message, am.Request):
-            kind = ops.OPERATIONS.get(message.operation, ops.Operation)
-            error = StateNotReadableError if kind.is_read else StateNotSavedError
-            self._loop.send(sender, failure(message.request_id, error(trouble)))
 
     def _may_act(self) -> bool:
         return self._lease is None or self._lease.may_act()

@@ -14,7 +14,6 @@ import pytest
 
 from greenroom.actors.cluster import leader_lease as leading
 from greenroom.actors.cluster.leader_lease import (
-    NOBODY_ELSE_S,
     LeaderLease,
     SeenLease,
     expected_lease_file,
@@ -96,24 +95,52 @@ def test_who_looks_for_the_leader_goes_on_after_an_error_of_any_kind(
     assert election.trouble == ""
 
 
-def test_a_leader_that_cannot_write_acts_no_more_says_why_and_goes_on_when_it_can(
+def refuse(_store: FileStore, _lease: bytes, _term_s: float) -> None:
+    raise StoreNotWritableError("cannot write to the store: No space left on device")
+
+
+def test_a_leader_goes_on_that_can_write_again_before_its_term_is_over(
     reign: LeaderLease, loop: LoneLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_store: FileStore, _lease: bytes, _term_s: float) -> None:
-        raise StoreNotWritableError("cannot write to the store: No space left on device")
-
     loop.pass_time(5.0)
-    assert reign.may_act()
     with monkeypatch.context() as full:
         full.setattr(FileStore, "renew", refuse)
-        loop.pass_time(TERM_S)
-        assert not reign.may_act()
-        assert reign.trouble() == ""  # another host may take over
-        loop.pass_time(NOBODY_ELSE_S)
-        assert "No space left on device" in reign.trouble()
-    loop.pass_time(RENEW_S)
+        loop.pass_time(TERM_S - RENEW_S)
+        assert reign.may_act()
+    loop.pass_time(5.0)
     assert reign.may_act()
-    assert reign.trouble() == ""
+
+
+def test_a_leader_that_has_stood_still_goes_on_if_it_can_still_renew(
+    reign: LeaderLease, loop: LoneLoop
+) -> None:
+    loop.stand_still(60.0)
+    assert reign.may_act()
+
+
+@pytest.mark.parametrize("stands_still", [True, False])
+def test_a_leader_that_cannot_write_until_its_term_is_over_ends_and_says_why(
+    reign: LeaderLease,
+    loop: LoneLoop,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    stands_still: bool,
+) -> None:
+    monkeypatch.setattr(FileStore, "renew", refuse)
+    if stands_still:
+        loop.stand_still(60.0)
+    with pytest.raises(SystemExit):
+        reign.may_act() if stands_still else loop.pass_time(TERM_S + RENEW_S)
+    assert "No space left on device" in caplog.text
+    assert caplog.messages[-1] == "this controller steps down: its term is over"
+
+
+def test_one_that_cannot_write_its_lease_at_first_does_not_lead(
+    loop: LoneLoop, settings: HostSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FileStore, "renew", refuse)
+    with pytest.raises(StoreNotWritableError, match="No space left on device"):
+        LeaderLease(settings, loop).open()
 
 
 def test_a_leader_that_steps_down_names_its_heir_and_never_acts_again(
