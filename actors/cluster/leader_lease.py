@@ -5,7 +5,7 @@ core/cluster/leader_lease.py has the rules of the lease in the store, which all 
 A host process that may lead (:class:`LeaderElection`) checks the lease on a thread, because a
 file system that hangs must not stop it. After each check the rules decide:
 
-    this host    what it does
+    this host    what it does (actors/cluster/controller_seeker.py)
     leads        writes down the epoch and the renewal that it saw, and asks its admin for the
                  controller; when that ends, the next check decides again
     follows      seeks the controller on the other hosts that may lead
@@ -28,15 +28,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from greenroom.actors.messages.queries import Address, Process
-from greenroom.actors.runtime.loop import Loop
-from greenroom.actors.runtime.port import CONTROLLER, Finder, Port
+from greenroom.actors.runtime.loop import Callback, Loop
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.runtime.state_dir import write_private
 from greenroom.core.cluster.leader_lease import (
@@ -53,7 +51,6 @@ from greenroom.persistence.locations import location_at
 
 logger = logging.getLogger(__name__)
 
-LEADING_CONTROLLER = ("greenroom.actors.controller.actor.LeadingController", CONTROLLER[1])
 STEPPED_DOWN = 0  # the exit status: nothing is wrong with this process
 RELEASE_S = 2.0  # that releasing the lease may take
 
@@ -105,47 +102,37 @@ def expected_lease_file(settings: HostSettings) -> Path:
 
 
 class LeaderElection:
-    """Finds or makes the controller, with the interface of a Finder; on the port's loop."""
+    """Decides whether this host leads, by what it sees of the lease; on the host process's loop.
+
+    ``silent_s`` is for how long the controller has not answered beats. ``decided`` is called after
+    each check: of those that failed, only where this host led.
+    """
 
     def __init__(
         self,
-        port: Port,
+        loop: Loop,
         settings: HostSettings,
-        on_found: Callable[[Address, Process], None],
         silent_s: Callable[[], float],
-        hosts: Callable[[], Iterable[str]],
+        decided: Callback,
     ) -> None:
-        self._port = port
+        self._loop = loop
         self._settings = settings
-        self._on_found = on_found
         self._silent_s = silent_s
-        self._hosts = hosts  # the addresses of all others that were heard of
+        self._decided = decided
         self._location = location_at(settings.store_name)
         self._succession = Succession(settings.host_name)
-        self._seen = SeenLease(Lease(), b"")
-        self._leader: tuple[str, ...] = ()  # its address, as the lease says
-        self._finder: Finder | None = None
         self._stopped = threading.Event()
         self._ended_at = float("-inf")  # when the last controller here did
         self._trouble = ""  # why the lease to follow on could not be written
-        self._unseen = ""  # why the lease could not be seen
+        self.seen = SeenLease(Lease(), b"")
+        self.unseen = ""  # why the lease could not be seen
         self.refusal = ""  # why this host begins nothing where there is no state
         self.leads = False
 
     @property
-    def found(self) -> tuple[Address, Process] | None:
-        """The controller, and None while there is none."""
-        return None if self._finder is None else self._finder.found
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the controller that was found, 0 where it is not known."""
-        return 0 if self._finder is None else self._finder.epoch
-
-    @property
     def trouble(self) -> str:
         """Why this host cannot see who leads, and so could not lead; "" where it can."""
-        return self._unseen or self.refusal
+        return self.unseen or self.refusal
 
     def start(self) -> None:
         """Begin to check."""
@@ -154,13 +141,31 @@ class LeaderElection:
     def stop(self) -> None:
         """Decide nothing any more; from any thread."""
         self._stopped.set()
-        if self._finder is not None:
-            self._finder.stop()
 
-    def doubt(self) -> None:
-        """Check whether others know of a later controller than the one that was found."""
-        if self._finder is not None and not self.leads:
-            self._finder.doubt()
+    def turn(self, *, leads: bool) -> None:
+        """Lead from now on, or no more."""
+        if leads != self.leads:
+            logger.warning("this host leads" if leads else "this host leads no more")
+        self.leads = leads
+
+    def let_lead(self) -> bool:
+        """Let this host's controller take the store over, if nothing has happened since.
+
+        Return False where that cannot be written down; the next check tries again.
+        """
+        expected, trouble = f"{self.seen.lease.epoch}\n{self.seen.written.decode()}", ""
+        try:
+            write_private(expected_lease_file(self._settings), expected)
+        except OSError as error:
+            trouble = str(error)
+            if trouble != self._trouble:
+                logger.error("this host cannot lead: %s", trouble)  # noqa: TRY400  # no bug
+        self._trouble = trouble
+        return not trouble
+
+    def controller_ended(self) -> None:
+        """Decide nothing by what was seen before this: it may have released the lease."""
+        self._ended_at = time.monotonic()
 
     def _watch(self) -> None:
         while not self._stopped.wait(CHECK_S):
@@ -172,14 +177,14 @@ class LeaderElection:
             seen = read_lease(self._location)
             self._compare_with_known(seen.lease)
         except Exception as error:  # whatever it is, the next check must come
-            if str(error) != self._unseen:
+            if str(error) != self.unseen:
                 is_expected = isinstance(error, StoreError | ValueError)
                 logger.warning("cannot see who leads: %s", error, exc_info=not is_expected)
-            self._unseen = str(error)
-            self._port.loop.post(self._could_not_check)
+            self.unseen = str(error)
+            self._loop.post(self._could_not_check)
         else:
-            self._unseen = ""
-            self._port.loop.post(partial(self._checked, seen, begun_at, time.monotonic()))
+            self.unseen = ""
+            self._loop.post(partial(self._checked, seen, begun_at, time.monotonic()))
 
     def _compare_with_known(self, lease: Lease) -> None:
         """Begin nothing where this host has seen a state: the folder may not be mounted."""
@@ -202,84 +207,16 @@ class LeaderElection:
         self.refusal = refusal
 
     def _could_not_check(self) -> None:
-        """Look for a later controller anywhere, where this host led.
-
-        Where the one here has ended, start another, which says why nothing can be done.
-        """
-        if self._stopped.is_set() or not self.leads:
-            return
-        if self._finder is None:
-            self._begin(self._seen)
-        if self._finder is not None:
-            self._finder.doubt(self._may_know())
+        if self.leads and not self._stopped.is_set():
+            self._decided()
 
     def _checked(self, seen: SeenLease, begun_at: float, at: float) -> None:
         if self._stopped.is_set() or begun_at < self._ended_at:
-            return  # it may have been read before the controller here released the lease
-        lease, self._seen = seen.lease, seen
-        if lease.address and lease.address != self._settings.own_address:
-            self._leader = (lease.address,)
-        leads = self._succession.check(lease, at, self._silent_s(), is_over=seen.is_over)
-        leads = leads and not self.refusal
-        if leads != self.leads or self._finder is None:
-            self._turn(leads=leads)
-        if self._finder is None:
-            self._begin(seen)
-        if lease.epoch > self.epoch:  # a former leader that reaches only the hosts still answers
-            self.doubt()
-
-    def _turn(self, *, leads: bool) -> None:
-        if leads != self.leads:
-            logger.warning("this host leads" if leads else "this host leads no more")
-        self.leads = leads
-        self._let_go()
-
-    def _let_go(self) -> None:
-        finder, self._finder = self._finder, None
-        if finder is not None:
-            finder.stop()
-
-    def _begin(self, seen: SeenLease) -> None:
-        if self.leads:
-            if not self._let_lead(seen):
-                return  # the next check tries again
-            self._finder = Finder(
-                self._port, LEADING_CONTROLLER, self._found, self._ended, after=seen.lease.epoch
-            )
-        else:
-            self._finder = Finder(self._port, CONTROLLER, self._on_found, gates=self._may_know)
-        self._finder.start()
-
-    def _found(self, address: Address, process: Process) -> None:
-        if self._port.loop.is_here(address):
-            self._on_found(address, process)
-        else:  # a later one, while the lease cannot be seen
-            self._turn(leads=False)
-            self._begin(self._seen)
-
-    def _may_know(self) -> list[Address]:
-        """Return where the controller may be: anywhere, as long as the lease is not seen."""
-        hosts = self._hosts() if self._unseen else ()
-        known = dict.fromkeys((*self._leader, *hosts))
-        known.pop(self._settings.own_address, None)
-        return [self._port.loop.machine.address_of(each) for each in known]
-
-    def _let_lead(self, seen: SeenLease) -> bool:
-        """Let this host's controller take the store over, if nothing has happened since."""
-        expected, trouble = f"{seen.lease.epoch}\n{seen.written.decode()}", ""
-        try:
-            write_private(expected_lease_file(self._settings), expected)
-        except OSError as error:
-            trouble = str(error)
-            if trouble != self._trouble:
-                logger.error("this host cannot lead: %s", trouble)  # noqa: TRY400  # no bug
-        self._trouble = trouble
-        return not trouble
-
-    def _ended(self) -> None:
-        """Let the next check decide whether there is to be another controller here."""
-        self._ended_at = time.monotonic()
-        self._let_go()
+            return
+        self.seen = seen
+        leads = self._succession.check(seen.lease, at, self._silent_s(), is_over=seen.is_over)
+        self.turn(leads=leads and not self.refusal)
+        self._decided()
 
 
 class LeaderLease:

@@ -43,7 +43,7 @@ from greenroom.actors.environments import folders, packages
 from greenroom.actors.host.ends import COUNT_EVERY_S, Ends, record_end
 from greenroom.actors.host.front import Front, GrpcServer, answers_http, shown_url, url_of
 from greenroom.actors.messages.admin import request_of
-from greenroom.actors.messages.control import DescribeEnd, EndDescribed, MeetController, StopHost
+from greenroom.actors.messages.control import DescribeEnd, EndDescribed, StopHost
 from greenroom.actors.messages.queries import Address, Process
 from greenroom.actors.runtime import draining, forking, settings as binding
 from greenroom.actors.runtime.capacity import count_gpus
@@ -56,7 +56,7 @@ from greenroom.actors.runtime.logs import (
     prune_replica_logs,
     rotate_logs,
 )
-from greenroom.actors.runtime.port import PROXY, Finder, Port
+from greenroom.actors.runtime.port import Port
 from greenroom.actors.runtime.processes import (
     child_pids,
     describe_process,
@@ -340,8 +340,7 @@ class Host:
         self._is_stopping = False
         self._supervision: list[asyncio.Future[None]] = []
         self._port = port
-        self._membership = Membership(settings, records, port, self._describe, self._introduce)
-        self._proxy = Finder(port, PROXY, self._found_proxy)
+        self._membership = Membership(settings, records, port, self._describe)
         self._ends = Ends(settings, groups=handed_on())
         port.on(StopHost, self._stop_as_ordered)
         port.on(DescribeEnd, self._describe_end)
@@ -359,7 +358,6 @@ class Host:
                 raise StartError("the actor system's admin does not answer; see logs/host.log")
             await asyncio.sleep(READY_POLL_S)
         self._membership.begin()
-        self._proxy.start()
         while not (
             self._is_in_cluster()
             and self._grpc.is_ready
@@ -478,30 +476,16 @@ class Host:
             return str(error)
         return ""
 
-    def _found_proxy(self, *_: object) -> None:
-        self._introduce()
-        self._membership.report()
-
-    def _introduce(self) -> None:
-        """Tell the proxy of the controller."""
-        controller = self._membership.controller
-        if controller.found is not None and self._proxy.found is not None:
-            address, process = controller.found
-            meet = MeetController(
-                controller=address, process=process, by=self._port.process, epoch=controller.epoch
-            )
-            self._port.loop.send(self._proxy.found[0], meet)
-
     def _describe(self) -> dict[str, Any]:
         """Return what status shows of this host."""
-        proxy = self._proxy.found
+        proxy, election = self._membership.proxy.found, self._membership.controller.election
         return {
             "name": self._settings.host_name,
             "address": self._settings.own_address,
             "state": "DRAINING" if self._is_stopping else "RUNNING",
             "release": own_release(),
             "takes_replicas": not self._settings.no_replicas,
-            "store_trouble": self._membership.store_trouble,
+            "store_trouble": "" if election is None else election.trouble,
             "admin_pid": self._admin.pid if is_alive(self._admin) else None,
             "logger_pid": None,  # Thespian's logger is no process any more
             "host_pid": self._port.process.pid,
@@ -550,12 +534,11 @@ class Host:
             asyncio.to_thread(self._front.stop, limit_s),
             asyncio.to_thread(self._grpc.stop, limit_s),
         )
-        if self._membership.leads:
+        if self._membership.controller.leads:
             await self._stop_controller(limit_s)
         elif not forget:
             await self._membership.drain(limit_s, leave=True)
-        self._membership.controller.stop()
-        self._proxy.stop()
+        self._membership.stop()
         self._port.detach()
         self._records.kill(spare=(HOST_ROLE,), under=self._port.process.pid)
         self._records.remove(self._port.process)

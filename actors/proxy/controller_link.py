@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from greenroom.actors.cluster.controller_seeker import Gates
 from greenroom.actors.cluster.epoch_fence import Following
 from greenroom.actors.cluster.heartbeats import Beater
-from greenroom.actors.cluster.membership import Gates
 from greenroom.actors.messages.control import Changed, Listen, MeetController
 from greenroom.actors.messages.queries import Address, Message, Process
 from greenroom.actors.runtime.loop import Loop, Timer, nothing

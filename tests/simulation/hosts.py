@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from greenroom.actors.cluster import leader_lease
 from greenroom.actors.cluster.membership import Membership
-from greenroom.actors.messages import control as cm
-from greenroom.actors.runtime.port import PROXY, Finder, Port
+from greenroom.actors.runtime.port import Port
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.cluster.key_rotation import KeyIds
 from greenroom.core.cluster.leader_lease import CHECK_S
@@ -127,31 +126,17 @@ class LeaderElection(leader_lease.LeaderElection):
     def _check_again(self) -> None:
         if not self._stopped.is_set():
             self._check()
-            self._port.loop.call_later(CHECK_S, self._check_again)
+            self._loop.call_later(CHECK_S, self._check_again)
 
 
 class HostProcess:
-    """What a host process does for the shells: joins, introduces the controller to the proxy."""
+    """What a host process does for the shells."""
 
     def __init__(self, simulation: Simulation, number: int, process: SimProcess) -> None:
         settings = simulation.settings[number]
         loop: Any = process
         port: Any = Port(PORT, process.identity, loop, machine=simulation.machine)
-        self._port, self._process = port, process.identity
         port.loop.keep_beating(simulation.machine.pulse(), settings.silence_timeout_s)
         records: Any = Records(simulation, number)
-        self.membership = Membership(
-            settings, records, port, lambda: {"name": settings.host_name}, self._introduce
-        )
-        self._proxy = Finder(port, PROXY, lambda *_: self._introduce())
+        self.membership = Membership(settings, records, port, lambda: {"name": settings.host_name})
         self.membership.begin()
-        self._proxy.start()
-
-    def _introduce(self) -> None:
-        controller, proxy = self.membership.controller, self._proxy.found
-        if controller.found is not None and proxy is not None:
-            address, process = controller.found
-            meet = cm.MeetController(
-                controller=address, process=process, by=self._process, epoch=controller.epoch
-            )
-            self._port.loop.send(proxy[0], meet)

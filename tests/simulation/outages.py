@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
-from greenroom.actors.cluster import membership
+from greenroom.actors.cluster import controller_seeker, membership
 from greenroom.actors.controller import read_only as unsaved
 from greenroom.actors.proxy import controller_link
 from greenroom.actors.runtime import actor as crash_loop, loop, port
@@ -38,7 +38,7 @@ _STRETCHED: list[tuple[Any, str, float]] = [
     (processes, "TICK_S", 600.0),
     (controller_link, "LISTEN_AGAIN_S", 600.0),
     (membership, "REPORT_EVERY_S", 600.0),
-    (membership, "LISTEN_S", 600.0),
+    (controller_seeker, "LISTEN_S", 600.0),
     (unsaved, "CHECK_S", 600.0),
     (port, "FIND_RETRY_S", 60.0),
 ]

@@ -385,7 +385,7 @@ def _classes(simulation: Simulation) -> dict[str, Any]:
         "controller.active.StatusFile": without_effect("changed", "close"),
         "controller.active.capacity_of": lambda _: CAPACITY,
         "controller.read_only.location_at": location,
-        "cluster.membership.LeaderElection": hosts.LeaderElection,
+        "cluster.controller_seeker.LeaderElection": hosts.LeaderElection,
         "proxy.dispatcher.Router": lambda draw, host: CheckedRouter(Router(draw, host), simulation),
         "replica.actor.UserCode": partial(ScriptedCode, simulation),
         "controller.actor.SharedMetrics": without_effect("keep_showing"),

@@ -14,7 +14,7 @@ from typing import Any
 
 from thespian.system.messages.admin import PendingActor, PendingActorResponse
 
-from greenroom.actors.cluster.leader_lease import LEADING_CONTROLLER
+from greenroom.actors.cluster.controller_seeker import LEADING_CONTROLLER
 from greenroom.actors.cluster.members import REPLICA
 from greenroom.actors.controller.actor import Controller, LeadingController
 from greenroom.actors.proxy.actor import Proxy

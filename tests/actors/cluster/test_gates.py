@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors.cluster import membership
-from greenroom.actors.cluster.membership import Gates
+from greenroom.actors.cluster import controller_seeker
+from greenroom.actors.cluster.controller_seeker import Gates
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core.errors import StartError
 from tests.support.timing import until
@@ -35,8 +35,8 @@ def test_a_name_is_looked_up_on_a_thread_until_it_is_known_and_again_after_that(
             raise StartError("it is not up yet")
         return answer
 
-    monkeypatch.setattr(membership, "resolved_gates", look_up)
-    monkeypatch.setattr(membership, "RESOLVE_EVERY_S", 0.001)
+    monkeypatch.setattr(controller_seeker, "resolved_gates", look_up)
+    monkeypatch.setattr(controller_seeker, "RESOLVE_EVERY_S", 0.001)
 
     async def found() -> None:
         loop: Any = SimpleNamespace(asyncio=asyncio.get_running_loop())
@@ -54,7 +54,7 @@ def test_addresses_need_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     async def found() -> list[str]:
         loop: Any = SimpleNamespace(asyncio=asyncio.get_running_loop())
         gates = Gates(joining(ADDRESS), loop, must_not_wait=True)
-        monkeypatch.setattr(membership, "RESOLVE_EVERY_S", 0.0)
+        monkeypatch.setattr(controller_seeker, "RESOLVE_EVERY_S", 0.0)
         monkeypatch.setattr(loop.asyncio, "run_in_executor", None)
         return gates.found()
 

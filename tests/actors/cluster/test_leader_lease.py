@@ -21,6 +21,7 @@ from greenroom.actors.cluster.leader_lease import (
     read_lease,
     remember_store,
 )
+from greenroom.actors.runtime.loop import nothing
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core.cluster.leader_lease import MIN_TENURE_S, RENEW_S, TERM_S, Lease
 from greenroom.persistence.filesystem import FileStore
@@ -81,9 +82,8 @@ def test_who_looks_for_the_leader_goes_on_after_an_error_of_any_kind(
     monkeypatch.setattr(leading, "CHECK_S", 0.001)
     monkeypatch.setattr(leading, "read_lease", read)
     posted: queue.Queue[Callable[[], None]] = queue.Queue()
-    port: Any = SimpleNamespace(loop=SimpleNamespace(post=posted.put))
-    nothing: Any = lambda *_: ()  # noqa: E731
-    election = leading.LeaderElection(port, settings, nothing, nothing, nothing)
+    loop: Any = SimpleNamespace(post=posted.put)
+    election = leading.LeaderElection(loop, settings, lambda: 0.0, nothing)
     election.start()
     try:
         assert [posted.get(timeout=20) for _ in range(3)] == [election._could_not_check] * 3

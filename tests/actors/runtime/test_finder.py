@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 from thespian.system.messages.admin import PendingActor, PendingActorResponse
 
-from greenroom.actors.cluster import membership as membership_module
-from greenroom.actors.cluster.membership import Membership
+from greenroom.actors.cluster import controller_seeker
+from greenroom.actors.cluster.controller_seeker import ControllerSeeker
 from greenroom.actors.messages import admin as am
 from greenroom.actors.messages.control import Identify, IdentifyReply
 from greenroom.actors.messages.queries import AskProxy, AskProxyReply, Process
 from greenroom.actors.runtime import asking
 from greenroom.actors.runtime.loop import nothing
 from greenroom.actors.runtime.port import BUSY_S, CONTROLLER, FIND_RETRY_S, PROXY, Finder
-from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.operations import ListBackends
 from tests.support.lone_loop import LonePort, Sent
@@ -113,16 +112,16 @@ def test_a_leader_that_goes_on_is_found_anew_and_none_of_an_epoch_before_elsewhe
 def test_a_host_that_joined_by_one_leader_asks_those_too_that_it_has_heard_of(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(membership_module, "resolved_gates", lambda settings: settings.gates)
+    monkeypatch.setattr(controller_seeker, "resolved_gates", lambda settings: settings.gates)
     system = System()
     given = {"bind": "10.0.0.3", "join": "10.0.0.1:1900", "state_dir": str(tmp_path)}
     settings = read_settings({}, **given)
-    membership = Membership(settings, RunRecords(tmp_path), system.port, dict, nothing)
-    membership.hosts = ("10.0.0.1:1900", "10.0.0.2:1900")  # as its controller has answered
-    system.loop.asyncio.call_soon(membership.controller.start)
+    seeker = ControllerSeeker(system.port, settings, nothing)
+    seeker.hosts = ("10.0.0.1:1900", "10.0.0.2:1900")  # as its controller has answered
+    system.loop.asyncio.call_soon(seeker.start)
     system.loop.pass_time(4 * FIND_RETRY_S)
-    membership.controller.stop()
-    for gate in membership.hosts:
+    seeker.stop()
+    for gate in seeker.hosts:
         assert any(gate in each for each in system.located)
 
 
