@@ -68,11 +68,14 @@ def project(app_dir):
 
 
 @pytest.mark.slow
-def test_another_checkout_of_the_same_code_has_the_same_hash(project, tmp_path):
+@pytest.mark.parametrize("by_value", ["", "yes"])
+def test_another_checkout_of_the_same_code_has_the_same_hash(project, tmp_path, by_value):
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(project, elsewhere)
-    source = BUILD + "print(spec.code_hash)"
-    assert python("-c", source, elsewhere) == python("-c", source, project)
+    if by_value:  # of what travels by value, lines and comments do not count
+        (elsewhere / "app.py").write_text(f"# moved down\n{MODULE}")
+    source, environ = BUILD + "print(spec.code_hash)", {"BY_VALUE": by_value}
+    assert python("-c", source, elsewhere, **environ) == python("-c", source, project, **environ)
     for folder in (project, elsewhere):  # where the code reads its place it is other code
         (folder / "helpers.py").write_text("def double(x):\n    return __file__\n")
     assert python("-c", source, elsewhere) != python("-c", source, project)
