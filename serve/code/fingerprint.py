@@ -144,10 +144,10 @@ def with_locks(cls: type, names: tuple[tuple[str, bool], ...]) -> Any:
 _ids = getattr(internals, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})
 _classes = getattr(internals, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
 _PLACE = ("__file__", "__path__", "__cached__", "__loader__", "__spec__", "__warningregistry__")
-# In default reprs, and in what Pydantic refers to classes by: shop.Item:94203348761200. Those of
-# builtins may be low.
+# In default reprs, and in Pydantic's names of classes: shop.Page:94203348761200[int:9452480];
+# addresses of arguments may be low.
 _ADDRESS = re.compile(
-    r"( at )0x[0-9a-f]+(?=>)|([\w>\]]:)[0-9]{14,15}(?![0-9])|(builtins\.\w+:)[0-9]{6,}"
+    r"( at )0x[0-9a-f]+(?=>)|((?:\.\w+|\]):)[0-9]{14,15}(?![0-9])|([\[,]\w+:)[0-9]{6,15}(?=[\],])"
 )
 _ID_LENGTHS = (32, 64)  # of cloudpickle's ids, and of ours
 _LONGEST_TEXT = 100_000  # arguments may be large, and have no addresses then

@@ -200,10 +200,10 @@ made = message("Hello", "name", "age")
         """
 class K: pass
 kept = K()
-NAMES = repr(kept), repr(K()), object.__repr__(K), f"the one {kept!r}", "at:1700000000000"
+NAMES = repr(kept), repr(K()), object.__repr__(K), f"the one {kept!r}", "at:170000000000000"
 def made(): return NAMES, kept, 1_700_000_000_000
 """,
-        [("at:1700000000000", "at:1700000000016"), ("1_700_000_000_000", "1_700_000_000_016")],
+        [("at:170000000000000", "at:170000000000016"), ("1_700_000_000_000", "1_700_000_000_016")],
     ),
     "models": (
         """
