@@ -14,7 +14,6 @@ import logging
 import os
 import select
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterable
@@ -22,6 +21,7 @@ from collections.abc import Iterable
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime.processes import describe_process
 from greenroom.actors.runtime.settings import HostSettings
+from greenroom.actors.transport.sockets import credentials_of
 from greenroom.core.errors import StartError
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,6 @@ UNAVAILABLE = (
     b"content-length: 0\r\n\r\n"
 )
 _AT_ONCE = 64 * 1024  # bytes
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 def lend(listener: socket.socket) -> None:
@@ -67,7 +66,7 @@ def _lend(asked: socket.socket, listener: socket.socket) -> None:
         reason = ""
         with borrower:
             try:
-                if _peer(borrower)[1] == os.geteuid():
+                if credentials_of(borrower).is_ours:
                     socket.send_fds(borrower, [b"."], [listener.fileno()])
             except OSError as error:  # that one has left
                 logger.warning("the HTTP port was not lent: %s", error)
@@ -80,7 +79,7 @@ def borrow(workers: Iterable[Process], settings: HostSettings) -> socket.socket 
             lender.settimeout(LEND_TIMEOUT_S)
             try:
                 lender.connect(_lender(worker.pid))
-                if _peer(lender)[:2] != (worker.pid, os.geteuid()):
+                if credentials_of(lender) != (worker.pid, os.geteuid()):
                     continue
                 _, fds, _, _ = socket.recv_fds(lender, 1, 1)
             except OSError:  # it has ended meanwhile, or is of a version that lends nothing
@@ -95,11 +94,6 @@ def borrow(workers: Iterable[Process], settings: HostSettings) -> socket.socket 
 
 def _lender(pid: int) -> bytes:
     return b"\0greenroom-http-%d" % pid
-
-
-def _peer(sock: socket.socket) -> tuple[int, ...]:
-    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return _CREDENTIALS.unpack(found)
 
 
 def _is_for(listener: socket.socket, settings: HostSettings) -> bool:

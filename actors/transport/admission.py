@@ -12,6 +12,8 @@ from greenroom.actors.transport.addresses import ProcessAddress
 from greenroom.actors.transport.descriptors import Shortage
 from greenroom.actors.transport.sockets import credentials_of
 
+logger = logging.getLogger(__name__)
+
 WINDOW_S = 60.0
 MAX_LINES = 50  # per window: a line is about 150 bytes, so at most 11 MB a day
 MAX_SOURCE_LINES = 10
@@ -32,37 +34,6 @@ class TokenBucket:
         return max(-self._left / self._per_s, 0.0)
 
 
-class Refusals:
-    """Decides which refusals are worth a line: each kind once per source and window."""
-
-    def __init__(self) -> None:
-        self._ends_at = 0.0
-        self._lines = 0
-        self._said: dict[str, set[str]] = {}
-        self._unsaid = 0
-
-    def say(self, source: str, reason: str, now: float) -> bool:
-        """Return whether to log that ``source`` (a host) was refused for ``reason``."""
-        if now >= self._ends_at:
-            self._ends_at = now + WINDOW_S
-            self._lines = 0
-            self._said.clear()
-        said = self._said.get(source, set())
-        if reason in said or len(said) >= MAX_SOURCE_LINES or self._lines >= MAX_LINES:
-            self._unsaid += 1
-            return False
-        self._said.setdefault(source, said).add(reason)
-        self._lines += 1
-        return True
-
-    def unsaid(self) -> int:
-        """Return how many refusals were not said since the last call."""
-        unsaid, self._unsaid = self._unsaid, 0
-        return unsaid
-
-
-logger = logging.getLogger(__name__)
-
 MAX_TROUBLES = 1_000  # strangers' addresses are among them
 
 
@@ -77,13 +48,18 @@ class Trouble(NamedTuple):
 
 
 class Admission:
-    """What one process says of connections that it refuses, or that others do; on its loop."""
+    """What one process says of connections that it refuses, or that others do; on its loop.
+
+    In each window, which begins with the first, there is a line for each kind and source. Others
+    are counted, and summed up at its end.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._refusals = Refusals()
         self._troubles: dict[str, Trouble] = {}  # the last with each gate, by host and port
         self._loop = loop
-        self._summary: asyncio.TimerHandle | None = None
+        self._window: asyncio.TimerHandle | None = None
+        self._said: dict[str, set[str]] = {}  # reasons by source, in this window
+        self._unsaid = 0
 
     def refused(self, source: str, reason: str) -> None:
         """Say that the connection with ``source``, an address, was refused; or only count it."""
@@ -125,24 +101,30 @@ class Admission:
         self._troubles[address] = trouble
 
     def _is_worth_a_line(self, source: str, reason: str) -> bool:
-        if self._summary is None:
-            self._summary = self._loop.call_later(WINDOW_S, self._sum_up)
-        return self._refusals.say(source, reason, self._loop.time())
+        if self._window is None:
+            self._window = self._loop.call_later(WINDOW_S, self._sum_up)
+        said = self._said.get(source, set())
+        is_new = reason not in said and len(said) < MAX_SOURCE_LINES
+        if not is_new or sum(map(len, self._said.values())) >= MAX_LINES:
+            self._unsaid += 1
+            return False
+        self._said.setdefault(source, said).add(reason)
+        return True
 
     def close(self) -> None:
         """Forget everything."""
-        if self._summary is not None:
-            self._summary.cancel()
+        if self._window is not None:
+            self._window.cancel()
 
     def _sum_up(self) -> None:
-        self._summary = None
-        unsaid = self._refusals.unsaid()
-        if unsaid:
+        if self._unsaid:
             logger.warning(
                 "%d more connections were refused or failed in the last %g s, as the ones above",
-                unsaid,
+                self._unsaid,
                 WINDOW_S,
             )
+        self._window, self._unsaid = None, 0
+        self._said.clear()
 
 
 # --- Accepting connections, a bounded number in each pass of the loop -----------------------------

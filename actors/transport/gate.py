@@ -21,14 +21,12 @@ import ssl
 import struct
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any
 
 from greenroom.actors.transport.addresses import ProcessAddress, bound_host
 from greenroom.actors.transport.admission import Admission, Listener, TokenBucket
 from greenroom.actors.transport.cluster_key import KeyFiles
 from greenroom.actors.transport.sockets import (
     credentials_of,
-    discard,
     local_socket,
     prepare_tcp,
     tcp_listener,
@@ -47,8 +45,6 @@ ACCEPTS_AT_ONCE, ACCEPTS_PER_S = 512, 1_500.0
 
 # Together with SILENCE_S this is how long it takes until a host that vanished counts as dead.
 DIAL_TIMEOUT_S = 1.5
-# The kernel sends a lost SYN again after a second: on a bad link two of them are too few.
-DIAL_AGAIN_S = 0.4
 # A process that is busy may take its time, and one that stands still is ended by its host.
 SECURE_TIMEOUT_S = 30.0
 
@@ -232,52 +228,6 @@ class UnreachableError(Exception):
         self.is_certain = is_certain
 
 
-async def connect(
-    loop: asyncio.AbstractEventLoop,
-    sock: socket.socket,
-    another: Callable[[], socket.socket],
-    target: ProcessAddress,
-) -> socket.socket:
-    """Return the first socket that reaches the port: ``sock``, or ``another()`` after a while.
-
-    The others are closed. UnreachableError; or OSError of the first that fails otherwise.
-    """
-    try:
-        async with _no_longer_than(DIAL_TIMEOUT_S):
-            return await _first_to_connect(loop, sock, another, target)
-    except ConnectionRefusedError:
-        raise UnreachableError("nothing listens at its port", is_certain=True) from None
-
-
-async def _first_to_connect(
-    loop: asyncio.AbstractEventLoop,
-    sock: socket.socket,
-    another: Callable[[], socket.socket],
-    target: ProcessAddress,
-) -> socket.socket:
-    def begin(sock: socket.socket) -> None:
-        task = loop.create_task(loop.sock_connect(sock, (target.host, target.port)))
-        task.add_done_callback(_retrieve)
-        tries[task] = sock
-
-    tries: dict[asyncio.Task[None], socket.socket] = {}
-    begin(sock)
-    try:
-        while True:
-            done, _ = await asyncio.wait(
-                tries, timeout=DIAL_AGAIN_S, return_when=asyncio.FIRST_COMPLETED
-            )
-            for task in done:
-                task.result()
-                return tries.pop(task)
-            with contextlib.suppress(OSError):  # out of descriptors: those that try go on
-                begin(another())
-    finally:
-        for task, each in tries.items():
-            task.cancel()
-            discard(loop, each)
-
-
 async def dial(
     loop: asyncio.AbstractEventLoop,
     sock: socket.socket,
@@ -291,7 +241,7 @@ async def dial(
     """
     stream = TlsStream(loop, sock, keys.tls(), accepts=False)
     try:
-        async with _no_longer_than(DIAL_TIMEOUT_S):
+        async with no_longer_than(DIAL_TIMEOUT_S):
             await stream.secure()
             # A new connection has room for it.
             stream.send(_WANTED.pack(target.number, purpose))
@@ -303,13 +253,13 @@ async def dial(
     if answer != b"\1":
         raise ConnectionResetError("it closed the connection")
     stream = TlsStream(loop, sock, keys.tls(), accepts=False)
-    async with _no_longer_than(SECURE_TIMEOUT_S):
+    async with no_longer_than(SECURE_TIMEOUT_S):
         await stream.secure()
     return stream
 
 
 @contextlib.asynccontextmanager
-async def _no_longer_than(limit_s: float) -> AsyncIterator[None]:
+async def no_longer_than(limit_s: float) -> AsyncIterator[None]:
     """Raise UnreachableError where a step of dialing takes longer."""
     limit = asyncio.timeout(limit_s)
     try:
@@ -320,9 +270,3 @@ async def _no_longer_than(limit_s: float) -> AsyncIterator[None]:
             reason = f"no answer within {limit_s:g} s"
             raise UnreachableError(reason, is_certain=False) from None
         raise
-
-
-def _retrieve(task: asyncio.Future[Any]) -> None:
-    """Look at what it raised, which asyncio would log otherwise."""
-    if not task.cancelled():
-        task.exception()

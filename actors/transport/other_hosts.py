@@ -9,19 +9,31 @@ ended here within ``KEY_CHECK_S``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from greenroom.actors.transport.addresses import LOOPBACK, ProcessAddress, bound_host
 from greenroom.actors.transport.admission import Admission, Listener, listen_here
 from greenroom.actors.transport.beats import BeatLink, answer_beats
 from greenroom.actors.transport.cluster_key import KeyFiles
 from greenroom.actors.transport.descriptors import Shortage
-from greenroom.actors.transport.gate import BEATS, Gate, Handshakes, connect, dial
+from greenroom.actors.transport.gate import (
+    BEATS,
+    DIAL_TIMEOUT_S,
+    Gate,
+    Handshakes,
+    UnreachableError,
+    dial,
+    no_longer_than,
+)
 from greenroom.actors.transport.sockets import discard, local_listener, tcp_socket
 from greenroom.actors.transport.tls import TlsStream
 
+# The kernel sends a lost SYN again after a second: on a bad link two of them are too few.
+DIAL_AGAIN_S = 0.4
 KEY_CHECK_S = 1.0
 
 
@@ -123,22 +135,46 @@ class OtherHosts:
         return sock
 
     async def reach(self, sock: socket.socket, to: ProcessAddress, purpose: int) -> TlsStream:
-        """Reach a process; see :func:`.gate.dial`."""
-        sockets = [sock]
-
-        def another() -> socket.socket:
-            sockets.append(self.new_socket())
-            return sockets[-1]
-
+        """Reach a process. UnreachableError; or OSError when what was begun has failed."""
+        sock = await self._connect(sock, to)
         try:
-            sock = await connect(self._loop, sock, another, to)
-            stream = await dial(self._loop, sock, to, purpose, self._keys)
-            sockets.remove(sock)
-        finally:  # also when it is canceled
-            for each in sockets:
+            return await dial(self._loop, sock, to, purpose, self._keys)
+        except BaseException:
+            discard(self._loop, sock)
+            raise
+        finally:
+            self._dialing.discard(sock)
+
+    async def _connect(self, sock: socket.socket, to: ProcessAddress) -> socket.socket:
+        """Return the first socket that reaches the port: ``sock``, or another one after a while."""
+
+        def begin(sock: socket.socket) -> None:
+            task = self._loop.create_task(self._loop.sock_connect(sock, (to.host, to.port)))
+            task.add_done_callback(_retrieve)
+            tries[task] = sock
+
+        tries: dict[asyncio.Task[None], socket.socket] = {}
+        begin(sock)
+        try:
+            async with no_longer_than(DIAL_TIMEOUT_S):
+                over: set[asyncio.Task[None]] = set()
+                while not over:
+                    over, _ = await asyncio.wait(
+                        tries, timeout=DIAL_AGAIN_S, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    if not over:
+                        with contextlib.suppress(OSError):  # out of descriptors: the others go on
+                            begin(self.new_socket())
+            first = over.pop()
+            first.result()
+            return tries.pop(first)
+        except ConnectionRefusedError:
+            raise UnreachableError("nothing listens at its port", is_certain=True) from None
+        finally:
+            for task, each in tries.items():
+                task.cancel()
                 discard(self._loop, each)
-            self._dialing.difference_update(sockets, {sock})
-        return stream
+                self._dialing.discard(each)
 
     def beat_link(
         self, address: ProcessAddress, on_answer: Callable[[bytes], None]
@@ -174,3 +210,9 @@ class OtherHosts:
                 end()
         if self._begun:
             self._key_check = self._loop.call_later(KEY_CHECK_S, self._check_keys)
+
+
+def _retrieve(task: asyncio.Future[Any]) -> None:
+    """Look at what it raised, which asyncio would log otherwise."""
+    if not task.cancelled():
+        task.exception()

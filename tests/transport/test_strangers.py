@@ -1,33 +1,64 @@
+"""What strangers cost: lines in a log, and connections that are accepted."""
+
 from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+
+import pytest
 
 from greenroom.actors.transport.admission import (
     MAX_LINES,
     MAX_SOURCE_LINES,
     WINDOW_S,
-    Refusals,
+    Admission,
     TokenBucket,
 )
+from tests.support.virtual_time import VirtualTimeLoop
 
 
-def test_a_kind_of_refusal_is_said_once_per_source_and_window() -> None:
-    refusals = Refusals()
-    assert refusals.say("a", "garbage", 0.0)
-    assert not refusals.say("a", "garbage", 1.0)
-    assert refusals.say("a", "wrong key", 1.0)
-    assert refusals.say("b", "garbage", 1.0)
-    assert refusals.say("a", "garbage", WINDOW_S)
-    assert refusals.unsaid() == 1, "also of a window that is over"
-    assert refusals.unsaid() == 0
+@pytest.fixture
+def loop():
+    with closing(VirtualTimeLoop()) as loop:
+        yield loop
 
 
-def test_a_flood_of_kinds_has_few_lines() -> None:
-    refusals = Refusals()
-    said = sum(refusals.say("a", f"kind {number}", 1.0) for number in range(10_000))
-    assert said == MAX_SOURCE_LINES
-    assert refusals.say("b", "garbage", 1.0), "another source is still heard"
-    said += sum(refusals.say(f"{number}", "garbage", 1.0) for number in range(10_000))
-    assert said == MAX_LINES - 1
-    assert refusals.unsaid() == 20_000 - said
+@pytest.fixture
+def admission(loop):
+    return Admission(loop)
+
+
+def end_window(loop) -> None:
+    loop.run_until_complete(asyncio.sleep(WINDOW_S))
+
+
+def test_a_kind_of_refusal_is_said_once_per_source_and_window(loop, admission, caplog) -> None:
+    for source, reason in (("a:1", "garbage"), ("a:2", "garbage"), ("a:1", "key"), ("b:1", "key")):
+        admission.refused(source, reason)
+    assert [each.partition(" with ")[2] for each in caplog.messages] == [
+        "a:1: garbage",
+        "a:1: key",
+        "b:1: key",
+    ]
+    end_window(loop)
+    assert caplog.messages[3].startswith("1 more connections were refused or failed")
+    admission.refused("a:1", "garbage")
+    assert len(caplog.messages) == 5
+    end_window(loop)
+    assert len(caplog.messages) == 5, "there is nothing to sum up"
+
+
+def test_a_flood_of_kinds_has_few_lines(loop, admission, caplog) -> None:
+    for number in range(1000):
+        admission.refused("a:1", f"kind {number}")
+    assert len(caplog.messages) == MAX_SOURCE_LINES
+    admission.refused("b:1", "garbage")
+    assert len(caplog.messages) == MAX_SOURCE_LINES + 1, "another source is still heard"
+    for number in range(1000):
+        admission.refused(f"{number}:1", "garbage")
+    assert len(caplog.messages) == MAX_LINES
+    end_window(loop)
+    assert caplog.messages[-1].startswith(f"{2001 - MAX_LINES} more connections")
 
 
 def test_a_burst_is_taken_without_a_rest_and_the_long_run_is_bounded() -> None:
