@@ -21,10 +21,12 @@ from greenroom.actors.caller.uploads import Upload
 from greenroom.core.errors import BodyIncompleteError, BodyTooLargeError, GreenroomError
 from greenroom.http_front.asgi import Event, Header, Receive
 from greenroom.http_front.clients import ClientCounts
+from greenroom.http_front.connections import NO_ROOM, Connections, Pace
 
 _logger = logging.getLogger(__name__)
 
 WHOLE = 1024 * 1024
+LARGE = 64 * 1024  # bytes of a part that is not copied
 AT_ONCE_S = 0.02  # how long a body of unknown length may take to go with its query
 EARLY = 16  # of each client
 
@@ -147,6 +149,75 @@ class Body:
             self._event = asyncio.ensure_future(self._receive())
         done, _ = await asyncio.wait((self._event,), timeout=AT_ONCE_S)
         return bool(done)
+
+
+class IncomingBody:
+    """A request's body as its connection brings it, until :class:`Body` takes it.
+
+    WHOLE bytes of it are in the budget for bodies that wait: the rest follows its query. Raises
+    RefusedRequestError where there is no room for as much as it declares.
+    """
+
+    __slots__ = (
+        *("_chunks", "_counted", "_is_wanted", "_shared"),
+        *("held", "is_complete", "is_late", "pace", "rest"),
+    )
+
+    def __init__(self, shared: Connections, length: int | None, max_trailer_bytes: int) -> None:
+        self._shared = shared
+        self.rest = length or 0  # bytes that are to come, of a body with a length
+        self._chunks = ChunkedBody(max_trailer_bytes) if length is None else None
+        if shared.lacks_room(min(self.rest, WHOLE)):
+            raise _no_room()
+        self.held: bytes | bytearray = b""  # what has come and waits to be taken
+        self.is_complete = False
+        self.is_late = False
+        self.pace = Pace()
+        self._counted = 0  # bytes, in Connections.waiting_bytes
+        self._is_wanted = True
+
+    def take(self, data: bytes, *, may_refuse: bool) -> bytes:
+        """Take what is of the body; return what lies behind it. Raises RefusedRequestError."""
+        if self._chunks is None:
+            piece = data[: self.rest]
+            taken = len(piece)
+            self.rest -= taken
+            self.is_complete = not self.rest
+        else:
+            pieces: list[bytes] = []
+            taken = self._chunks.take(data, pieces)
+            self.is_complete = self._chunks.is_complete
+            piece = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if self._is_wanted:
+            self._keep(piece, may_refuse)
+        return data[taken:]
+
+    def _keep(self, piece: bytes, may_refuse: bool) -> None:
+        if not self.is_complete:
+            self.pace.took(len(piece), self._shared.loop.time())
+        uncounted = min(len(piece), WHOLE - self._counted)
+        if uncounted > 0:
+            self._counted += uncounted
+            self._shared.waiting_bytes += uncounted
+            if self._shared.lacks_room() and may_refuse:
+                raise _no_room()
+        if not self.held:
+            self.held = piece
+        elif len(piece) >= LARGE:
+            self.held = b"".join((self.held, piece))
+        else:
+            if type(self.held) is bytes:
+                self.held = bytearray(self.held)
+            self.held += piece
+
+    def release(self) -> None:
+        """Keep and count nothing of it any more: it is not wanted."""
+        self._shared.waiting_bytes -= self._counted
+        self._counted, self.held, self._is_wanted = 0, b"", False
+
+
+def _no_room() -> RefusedRequestError:
+    return RefusedRequestError(503, NO_ROOM, ((b"retry-after", b"1"),))
 
 
 def _too_large(size: str, limit: int) -> str:

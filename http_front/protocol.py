@@ -25,9 +25,9 @@ from greenroom.actors.messages.closing import FAILED
 from greenroom.actors.runtime.loop import nothing
 from greenroom.core.errors import BodyIncompleteError
 from greenroom.http_front.asgi import App, Event, Headers
-from greenroom.http_front.bodies import WHOLE, ChunkedBody, RefusedRequestError
+from greenroom.http_front.bodies import LARGE, IncomingBody, RefusedRequestError
 from greenroom.http_front.clients import peer_of
-from greenroom.http_front.connections import NO_ROOM, ClientConnection, Connections, Pace, has_left
+from greenroom.http_front.connections import ClientConnection, Connections, has_left
 from greenroom.http_front.heads import MAX_HEAD_BYTES, Head, HeadReader
 from greenroom.http_front.request import CLOSE, Reply, Request
 from greenroom.http_front.responses import TEXT, is_valid_header, response_head
@@ -43,7 +43,6 @@ from greenroom.http_front.websocket import (
 _logger = logging.getLogger(__name__)
 
 AHEAD = 256 * 1024  # bytes of a body that wait to be taken
-LARGE = 64 * 1024  # bytes of a part that is not copied
 READ = 256 * 1024  # bytes that are read at once, as asyncio does
 MOST_READ = 1024 * 1024  # of a body that is taken as fast as it comes
 
@@ -63,11 +62,7 @@ class Cycle:
     _protocol: FrontProtocol
     request: Request
     keep_alive: bool  # the connection goes on after it
-    body: bytes | bytearray = b""  # what has come and waits to be taken
-    more_body: bool = False
-    counted: int = 0  # bytes of the body, in Connections.waiting_bytes
-    pace: Pace | None = None  # of the body, where one follows
-    is_late: bool = False  # the body comes too slowly
+    body: IncomingBody | None = None
     is_disconnected: bool = False
     is_started: bool = False  # the response is
     is_complete: bool = False
@@ -77,6 +72,11 @@ class Cycle:
     _start: tuple[int, Headers] | None = None  # until the first part of the body
     _is_chunked: bool = False
     _left: int | None = None  # of a response body with a length
+
+    @property
+    def coming(self) -> IncomingBody | None:
+        """The body, while some of it is to come."""
+        return None if self.body is None or self.body.is_complete else self.body
 
     def wake(self) -> None:
         """Let :meth:`receive` check again."""
@@ -112,16 +112,20 @@ class Cycle:
         """
         if self.request.expects_continue:
             self.request.expects_continue = False
-            waits = self.more_body and not self.body  # the client, with its body
+            waits = self.coming is not None and not self.coming.held  # the client, with its body
             if waits and not (self.is_started or self.is_disconnected):
                 self._protocol.write(_CONTINUE)
+        body = self.body
         while not (self.is_disconnected or self.is_complete):
-            if self.body or not (self.more_body or self._has_given_all):
-                body, self.body = self.body, b""
-                self._has_given_all = not self.more_body
+            held = b"" if body is None else body.held
+            more = self.coming is not None
+            if held or not (more or self._has_given_all):
+                if body is not None:
+                    body.held = b""
+                self._has_given_all = not more
                 self._protocol.throttle()
-                return {"type": "http.request", "body": bytes(body), "more_body": self.more_body}
-            if self.is_late:
+                return {"type": "http.request", "body": bytes(held), "more_body": more}
+            if body is not None and body.is_late:
                 raise BodyIncompleteError("the request body came too slowly")
             if self._event is None:
                 self._event = asyncio.Event()
@@ -130,15 +134,14 @@ class Cycle:
         return _DISCONNECT
 
     async def _wait(self, event: asyncio.Event) -> None:
-        if self.pace is None or not self.more_body:
-            await event.wait()
-            return
-        time = self._protocol.shared.loop.time
-        self.pace.wait(time())
+        body, time = self.coming, self._protocol.shared.loop.time
+        if body is not None:
+            body.pace.wait(time())
         try:
             await event.wait()
         finally:
-            self.pace.stop(time())
+            if body is not None:
+                body.pace.stop(time())
 
     async def send(self, event: Event) -> None:
         """Send an event of the response; its head leaves with the first part of its body."""
@@ -307,8 +310,6 @@ class FrontProtocol(ClientConnection):
         self._heads = HeadReader(shared.options)
         self._head_begun_at: float | None = None  # while a head is not here in full
         self._ahead = b""  # bytes behind the request that is being answered
-        self._rest = 0  # bytes that are to come of a body with a length
-        self._chunks: ChunkedBody | None = None  # of any other body
 
     # --- The connection -------------------------------------------------------------------------
 
@@ -360,8 +361,8 @@ class FrontProtocol(ClientConnection):
         if self._ahead:
             return None
         if self._cycle is not None and self._is_answering:
-            pace = self._cycle.pace
-            return None if pace is None else pace.since
+            body = self._cycle.body
+            return None if body is None else body.pace.since
         return self._head_begun_at or self._idle_since
 
     @property
@@ -377,8 +378,8 @@ class FrontProtocol(ClientConnection):
         if self._is_closing or (since := self.waiting_since) is None:
             return
         if self._cycle is not None and self._is_answering:
-            if now - since > options.body_timeout_s:
-                self._cycle.is_late = True
+            if self._cycle.body is not None and now - since > options.body_timeout_s:
+                self._cycle.body.is_late = True
                 self._cycle.wake()
         elif self._head_begun_at is not None:
             if now - self._head_begun_at > options.header_timeout_s:
@@ -392,9 +393,8 @@ class FrontProtocol(ClientConnection):
     def _must_wait(self) -> bool:
         if self._ahead:
             return True
-        cycle = self._cycle
-        if cycle is not None and cycle.more_body:
-            return len(cycle.body) > AHEAD
+        if self._cycle is not None and (body := self._cycle.coming) is not None:
+            return len(body.held) > AHEAD
         return self._writable is not None
 
     # --- Reading --------------------------------------------------------------------------------
@@ -442,8 +442,8 @@ class FrontProtocol(ClientConnection):
                         self._take_request(head)
                     elif self._head_begun_at is None:
                         self._head_begun_at = self.shared.loop.time()
-                elif self._cycle.more_body:
-                    data = self._take_body(self._cycle, data)
+                elif (body := self._cycle.coming) is not None:
+                    data = self._take_body(self._cycle, body, data)
                 else:
                     return data
         except RefusedRequestError as refusal:
@@ -460,7 +460,8 @@ class FrontProtocol(ClientConnection):
         else:
             self._cycle = Cycle(self, request, head.keep_alive)
         if head.has_body:
-            self._expect_body(self._cycle)
+            length = None if head.is_chunked else head.length
+            self._cycle.body = IncomingBody(self.shared, length, MAX_HEAD_BYTES)
         self._is_begun = False
 
     def _locate(self, head: Head) -> None:
@@ -491,63 +492,20 @@ class FrontProtocol(ClientConnection):
 
     # --- Bodies ---------------------------------------------------------------------------------
 
-    def _expect_body(self, cycle: Cycle) -> None:
-        length = cycle.request.head.length or 0
-        if self.shared.lacks_room(min(length, WHOLE)):
-            raise _no_room_for_body()
-        cycle.more_body = True
-        cycle.pace = Pace()
-        self._rest = length
-        self._chunks = ChunkedBody(MAX_HEAD_BYTES) if cycle.request.head.is_chunked else None
-
-    def _take_body(self, cycle: Cycle, data: bytes) -> bytes:
+    def _take_body(self, cycle: Cycle, body: IncomingBody, data: bytes) -> bytes:
         """Take what is of the body; return what lies behind it."""
-        if self._chunks is None:
-            piece = data[: self._rest]
-            taken = len(piece)
-            self._rest -= taken
-            is_complete = not self._rest
-            if self._rest >= LARGE and not cycle.body and self._is_begun:
-                self._read_at_once(MOST_READ)
-            elif is_complete:
-                self._read_at_once(READ)
-        else:
-            pieces: list[bytes] = []
-            taken = self._chunks.take(data, pieces)
-            is_complete = self._chunks.is_complete
-            piece = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        if is_complete:
-            cycle.more_body = False
-        if cycle.is_complete:  # the rest is not wanted
-            if is_complete:
-                self._cycle = None
-        elif piece or is_complete:
-            self._keep(cycle, piece)
-        return data[taken:]
-
-    def _read_at_once(self, size: int) -> None:
-        """Read up to so many bytes at once from now on, where the transport is asyncio's own."""
+        was_empty = not body.held
+        data = body.take(data, may_refuse=not cycle.is_started)
+        # More at once from now on, where the transport is asyncio's own.
         if hasattr(self.transport, "max_size"):
-            self.transport.max_size = size
-
-    def _keep(self, cycle: Cycle, piece: bytes) -> None:
-        if cycle.pace is not None and cycle.more_body:
-            cycle.pace.took(len(piece), self.shared.loop.time())
-        uncounted = min(len(piece), WHOLE - cycle.counted)
-        if uncounted > 0:  # a body that follows its query takes no more room than that
-            cycle.counted += uncounted
-            self.shared.waiting_bytes += uncounted
-            if self.shared.lacks_room() and not cycle.is_started:
-                raise _no_room_for_body()
-        if not cycle.body:
-            cycle.body = piece
-        elif len(piece) >= LARGE:
-            cycle.body = b"".join((cycle.body, piece))
-        else:
-            if type(cycle.body) is bytes:
-                cycle.body = bytearray(cycle.body)
-            cycle.body += piece
+            if body.is_complete:
+                self.transport.max_size = READ
+            elif body.rest >= LARGE and was_empty and self._is_begun:
+                self.transport.max_size = MOST_READ
+        if cycle.is_complete and body.is_complete:
+            self._cycle = None
         cycle.wake()
+        return data
 
     # --- Answering ------------------------------------------------------------------------------
 
@@ -556,10 +514,12 @@ class FrontProtocol(ClientConnection):
         if cycle is None or self._is_begun or self._is_closing:
             return
         self._is_begun = True
-        is_whole = not (cycle.more_body or cycle.request.head.is_socket)
+        is_whole = cycle.coming is None and not cycle.request.head.is_socket
         begin = self._begin_shortly if is_whole else None
-        if begin is not None and begin(cycle, bytes(cycle.body)):
-            cycle.body = b""  # the query has it
+        body = cycle.body
+        if begin is not None and begin(cycle, b"" if body is None else bytes(body.held)):
+            if body is not None:
+                body.held = b""  # the query has it
         else:
             cycle.go_on(self.shared.app)
 
@@ -567,16 +527,17 @@ class FrontProtocol(ClientConnection):
         """Go on with the next request, if it is here and the connection goes on."""
         cycle.is_complete = True
         cycle.wake()
-        self._release(cycle)
+        if cycle.body is not None:
+            cycle.body.release()
         self._was_served = True
         self._idle_since = self.shared.loop.time()
         if not cycle.keep_alive:
-            if cycle.more_body or self._ahead:
+            if cycle.coming is not None or self._ahead:
                 self.hang_up()
             else:
                 self.close()
             return
-        if not cycle.more_body:
+        if cycle.coming is None:
             self._cycle = None
         self._go_on()
 
@@ -591,19 +552,14 @@ class FrontProtocol(ClientConnection):
         else:
             self.close()
 
-    def _release(self, cycle: Cycle) -> None:
-        """Keep nothing of the body, and count it no more."""
-        self.shared.waiting_bytes -= cycle.counted
-        cycle.counted = 0
-        cycle.body = b""
-
     def _drop_cycle(self) -> None:
         """End what answers the request: its client has left."""
         cycle = self._cycle
         if cycle is not None and not (cycle.is_complete or cycle.is_disconnected):
             cycle.is_disconnected = True
             cycle.wake()
-            self._release(cycle)
+            if cycle.body is not None:
+                cycle.body.release()
             request = cycle.request
             if self._is_begun and (request.head.is_socket or _STAYS not in request.head.headers):
                 cycle.leave()
@@ -628,7 +584,3 @@ class FrontProtocol(ClientConnection):
         self._ahead = b""
         self._heads.close()
         super().hang_up()
-
-
-def _no_room_for_body() -> RefusedRequestError:
-    return RefusedRequestError(503, NO_ROOM, ((b"retry-after", b"1"),))
