@@ -120,15 +120,15 @@ class Caller:
     def _drop(self, entry: OpenQuery, status: int) -> Callable[[Any], None]:
         """End a query wherever it is, with this status; return what gets its answer."""
         query_id, exchange = entry.query.id, entry.exchange
+        if exchange is not None:
+            if exchange.upload is not None:
+                exchange.upload.stop()
+            exchange.stop_stream(query_id)
         on_answer = self._let_go(entry)
         if entry.share is None:
             self._proxy.cancel(query_id)
         else:
             self.leases.cancel(entry, status)
-        if exchange is not None:
-            if exchange.upload is not None:
-                exchange.upload.stop()
-            exchange.stop_stream(query_id)
         return on_answer
 
     def _let_go(self, entry: OpenQuery) -> Callable[[Any], None]:

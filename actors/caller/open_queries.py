@@ -141,9 +141,9 @@ class Exchange:
 
     def close(self, query_id: int) -> None:
         """Want nothing more: no answer is waited for."""
-        self._cancel = nothing  # it holds the query, which holds this
-        if self.upload is not None:
-            self.upload.close()
+        upload, self.upload, self._cancel = self.upload, None, nothing  # these hold the query
+        if upload is not None:
+            upload.close()
         for replica in self._runs_at:
             stop_at(self._loop, self._incarnation, replica, query_id)
 

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from greenroom import serve
 from greenroom.actors.caller.client import PendingQuery
 from greenroom.actors.caller.streams import Stream
-from greenroom.actors.messages.queries import Query
+from greenroom.actors.caller.uploads import Upload
+from greenroom.actors.messages.queries import HttpAnswer, HttpCall, Query, packed
 from greenroom.actors.replica.data_plane import Run
+from greenroom.core.routing.tickets import BODY
 from greenroom.serve.decorators.continuous import Stream as LiveStream
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess
+from tests.support.queries import query
 
 KINDS = (LiveStream, PendingQuery, Query, Run, Stream, asyncio.Task)
 CALLS = 20
@@ -58,6 +63,9 @@ class Node:
     async def steps(self) -> int:
         return sum([each async for each in self.step(3)])
 
+    async def __call__(self, request: Request) -> int:
+        return sum([len(part) async for part in request.stream()])
+
 
 @pytest.fixture
 def one(one_process: Callable[..., OneProcess]) -> OneProcess:
@@ -82,3 +90,34 @@ def test_no_call_is_part_of_a_cycle_when_it_is_over(one: OneProcess, method: str
         gc.set_debug(0)
         gc.garbage.clear()
     assert max(found.values(), default=0) < CALLS / 2, found
+
+
+def test_a_query_that_its_body_followed_holds_no_upload_when_it_is_over(one: OneProcess) -> None:
+    """It may have kept two megabytes."""
+    uploads = []
+    call = HttpCall("POST", "/", b"/", b"", (), b"", "http", "1.1", None, None, "")
+
+    def send(upload: Upload) -> None:
+        uploads.append(weakref.ref(upload))
+        upload.end(b"body")
+
+    async def ask() -> None:
+        answered = one.loop.create_future()
+        asked = query(
+            one.caller.next_id(),
+            http_method="POST",
+            call=packed(tuple(call)),
+            follows=BODY,
+        )
+        one.caller.submit(asked, answered.set_result, send)
+        answer = await answered
+        assert isinstance(answer, HttpAnswer), answer
+        assert answer.body == b"4"
+        await asyncio.sleep(0.05)  # what it has set off
+
+    gc.disable()
+    try:
+        one.run(ask())
+        assert [each() for each in uploads] == [None]
+    finally:
+        gc.enable()
