@@ -30,7 +30,7 @@ class TrustedProxies:
     def _trusts(self, host: str) -> bool:
         if self._trusts_all:
             return True
-        address = _address(host)
+        address = address_of(host)
         return address is not None and any(address in network for network in self._networks)
 
     def client_behind(self, peer: Peer | None, headers: Headers) -> tuple[Peer | None, str]:
@@ -52,7 +52,7 @@ class TrustedProxies:
         # hops, and each costs time: past the limit the peer itself stays the client.
         for at, hop in enumerate(reversed(hops[-MAX_HOPS:]), 1):
             host, port = _host_and_port(hop.strip())
-            if _address(host) is None:
+            if address_of(host) is None:
                 break
             if at == len(hops) or not self.trusts(host):
                 return (host, port), scheme
@@ -105,11 +105,12 @@ class ClientCounts:
 
 @lru_cache(maxsize=1024)
 def _client_key(host: str) -> bytes:
-    address = _address(host)
+    address = address_of(host)
     return host.encode() if address is None else address.packed[:8]
 
 
-def _address(host: str) -> _Address | None:
+def address_of(host: str) -> _Address | None:
+    """Return the IP address that a text is; None for any other."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -34,8 +34,8 @@ from greenroom.core.errors import (
 from greenroom.core.metrics import Group, text
 
 if TYPE_CHECKING:  # few workers need it
-    from greenroom.actors.messages.admin import Request
     from greenroom.actors.runtime.asking import Controller
+    from greenroom.core.operations import Operation
 
 CONNECT_RETRY_S = 0.1
 CONNECT_TIMEOUT_S = 10.0
@@ -159,15 +159,21 @@ class Link:
             return None
         return await port.ask_proxy(proxy, what, *arguments, timeout_s=SCRAPE_TIMEOUT_S)
 
-    async def request(self, request: Request, timeout_s: float) -> Any:
+    async def request(
+        self, operation: Operation, timeout_s: float, user: str = "", request_id: str = ""
+    ) -> Any:
         """Have the controller carry out an operation, and return its answer or raise its error.
 
         NotRunningError where no controller is found, TimeoutError where none answers in time.
         """
+        from greenroom.actors.messages.admin import request_of  # noqa: PLC0415
+        from greenroom.actors.runtime.asking import new_id  # noqa: PLC0415
+
         await self._wait_connected()
         requests = self._requests or self._follow_controller()
         if requests is None:
             raise NotRunningError("this host's actor system does not answer")
+        request = request_of(operation, request_id or new_id(), user)
         reply = await requests.ask(request, timeout_s)
         if reply.error_kind:
             raise error_from(reply.error_kind, reply.error)
@@ -175,12 +181,10 @@ class Link:
 
     async def _hosts(self) -> list[str]:
         """Return the addresses of all hosts; none while there is no controller."""
-        from greenroom.actors.messages.admin import request_of  # noqa: PLC0415
-        from greenroom.actors.runtime.asking import new_id  # noqa: PLC0415
         from greenroom.core.operations import ListHosts  # noqa: PLC0415
 
         try:
-            return list(await self.request(request_of(ListHosts(), new_id()), SCRAPE_TIMEOUT_S))
+            return list(await self.request(ListHosts(), SCRAPE_TIMEOUT_S))
         except (GreenroomError, TimeoutError):
             return []
 

@@ -11,25 +11,26 @@ The tokens' hashes are the controller's. A worker keeps a copy for REVOKED_WITHI
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
-from greenroom.actors.messages.admin import request_of
-from greenroom.actors.runtime.asking import new_id
+from greenroom.actors.runtime.settings import HostSettings
+from greenroom.core.config import is_loopback
 from greenroom.core.errors import ForbiddenError, UnauthorizedError
 from greenroom.core.operations import ListTokens, Operation, WaitForGoal
 from greenroom.core.records import TokenRecord
 from greenroom.core.tokens import Role, holder, may
+from greenroom.http_front.clients import address_of
 from greenroom.http_front.link import Kept, Link
+from greenroom.http_front.request import Request
 
 REVOKED_WITHIN_S = 2.0
 CREATED_WITHIN_S = 0.2  # a token that is not known is looked for this often at most
 TIMEOUT_S = 5.0
 ANSWER_S = 30.0  # how long an operation may take that does not wait for a goal
 MAX_TOKEN_BYTES = 200
+DASHBOARD = "/-/dashboard"
 _BY_PROXIES = frozenset({b"forwarded", b"via", b"x-real-ip"})
 
 Head = Mapping[bytes, bytes]
@@ -67,8 +68,7 @@ class Controller:
         return found
 
     async def _list(self) -> Sequence[TokenRecord]:
-        listed = await self._link.request(request_of(ListTokens(), new_id()), TIMEOUT_S)
-        return [TokenRecord(**each) for each in listed]
+        return [TokenRecord(**each) for each in await self._link.request(ListTokens(), TIMEOUT_S)]
 
     async def request(
         self,
@@ -79,8 +79,7 @@ class Controller:
         timeout_s: float = ANSWER_S,
     ) -> Any:
         """Return the operation's answer, or raise its error."""
-        request = request_of(operation, request_id or new_id(), f"token {author}")
-        return await self._link.request(request, timeout_s)
+        return await self._link.request(operation, timeout_s, f"token {author}", request_id)
 
     async def reached(self, goals: list[str], author: str, within_s: float) -> bool:
         """Return whether all goals are reached; raise why one has failed."""
@@ -109,60 +108,42 @@ def _bearer(head: Head) -> str:
 # --- Pages of other sites -------------------------------------------------------------------------
 
 
-def check_name(head: Head, own_names: Sequence[str], *, is_local: bool) -> None:
-    """Raise ForbiddenError for a Host that another site's page may have made lead here.
+def check_source(settings: HostSettings, request: Request) -> None:
+    """Raise ForbiddenError for what a page of another site, or a proxy, may have sent.
 
-    ``is_local``: whether only this host can connect. Then it must be an address, localhost or one
-    of ``own_names``. From elsewhere that is a matter of the operator's DNS.
+    Pages of other sites may link to the dashboard.
     """
-    host = _host(head)
-    name = _name(host)
-    if is_local and not (_is_address(name) or name in {"localhost", *own_names}):
+    http, head = settings.http, request.head.named
+    own_host, _ = http.pages_address or (http.host, http.port)
+    is_local = is_loopback(own_host)
+    # Tokens would be readable on their way, and whoever reads one has its role.
+    if not is_local and http.ssl_certfile is None:
         raise ForbiddenError(
-            f"the Host header {host[:100]!r} is no name of this host; call it localhost, or by "
-            "its address"
+            "other hosts reach this address, so the dashboard and the admin API are here only by "
+            "HTTPS: give --http-ssl-certfile and --http-ssl-keyfile, or a --http-pages-host that "
+            "only this host reaches"
         )
-
-
-def check_origin(head: Head) -> None:
-    """Raise ForbiddenError for what a browser sends for a page that is not ours."""
-    site = head.get(b"sec-fetch-site")
-    if site is not None:
-        is_own = site in {b"same-origin", b"none"}
-    else:
-        origin = head.get(b"origin")
-        is_own = origin is None or urlsplit(origin.decode("latin-1")).netloc.lower() == _host(head)
-    if not is_own:
-        raise ForbiddenError("a page of another site may not use the admin API")
-
-
-def check_not_forwarded(head: Head) -> None:
-    """Raise ForbiddenError for a request that a proxy has passed on.
-
-    Who shows the applications to others by a reverse proxy has not asked for these to be shown.
-    """
-    for name in head:
+    for name in () if http.pages_address is not None else head:
+        # Who shows the applications to others by a proxy has not asked for these to be shown.
         if name in _BY_PROXIES or name.startswith(b"x-forwarded-"):
             raise ForbiddenError(
                 f"the header {name.decode('latin-1')[:100]!r} says that a proxy passed this on; "
                 "the dashboard and the admin API are shown by one only from a place of their own "
                 "(--http-pages-port)"
             )
-
-
-def _host(head: Head) -> str:
-    return head.get(b"host", b"").decode("latin-1").lower()
-
-
-def _name(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+    host = head.get(b"host", b"").decode("latin-1").lower()
+    called = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    # Another site's page may have made its name lead here; from elsewhere that is a matter of DNS.
+    own_names = {"localhost", settings.host_name.lower(), own_host.lower()}
+    if is_local and called not in own_names and address_of(called) is None:
+        raise ForbiddenError(
+            f"the Host header {host[:100]!r} is no name of this host; call it localhost, or by "
+            "its address"
+        )
+    site, origin = head.get(b"sec-fetch-site"), head.get(b"origin")
+    is_own = site in {b"same-origin", b"none"}
+    if site is None:
+        own_origins = {f"http://{host}", f"https://{host}"}
+        is_own = origin is None or origin.decode("latin-1").lower() in own_origins
+    if not is_own and request.head.page != DASHBOARD:
+        raise ForbiddenError("a page of another site may not use the admin API")

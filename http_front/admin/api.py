@@ -25,21 +25,10 @@ from pydantic_core import from_json, to_json
 
 from greenroom.actors.runtime.logs import end_of_log
 from greenroom.actors.runtime.settings import HostSettings
-from greenroom.core.config import is_loopback
-from greenroom.core.errors import (
-    ForbiddenError,
-    InvalidRequestError,
-    NotRunningError,
-    UnknownNameError,
-)
+from greenroom.core.errors import InvalidRequestError, NotRunningError, UnknownNameError
 from greenroom.core.operations import OPERATIONS, GetStatus, Operation, WaitForGoal
 from greenroom.core.validation import problems_in, unknown_name
-from greenroom.http_front.admin.access import (
-    Controller,
-    check_name,
-    check_not_forwarded,
-    check_origin,
-)
+from greenroom.http_front.admin.access import DASHBOARD, Controller, check_source
 from greenroom.http_front.admin.applications import ApplicationsResource
 from greenroom.http_front.admin.openapi import openapi
 from greenroom.http_front.link import Link
@@ -51,7 +40,6 @@ MAX_WAIT_S = 300.0
 READ_BYTES = 64 * 1024  # of a body of an operation that reads, which any viewer may send
 CHANGE_BYTES = 100_000_000  # of one that changes something: code is in it
 SMALL_BYTES = 256 * 1024  # larger bodies are parsed in a thread, and hold up no requests
-DASHBOARD = "/-/dashboard"
 _PAGE = Path(__file__).with_name("dashboard.html")
 _IDEMPOTENCY_KEY = b"idempotency-key"
 
@@ -317,23 +305,4 @@ def add_to(
     app.add_route("/-/api/openapi.json", document)
     for path in ("/-/api/", "/-/api/v1", "/-/api/v1/"):
         app.add_route(path, document, suffix="index")
-    return partial(_check_origin, settings)
-
-
-def _check_origin(settings: HostSettings, request: Request) -> None:
-    """Raise ForbiddenError for what comes from other sites; but they may link to the page."""
-    http, head = settings.http, request.head
-    host, _ = http.pages_address or (http.host, http.port)
-    is_local = is_loopback(host)
-    # Tokens would be readable on their way, and whoever reads one has its role.
-    if not is_local and http.ssl_certfile is None:
-        raise ForbiddenError(
-            "other hosts reach this address, so the dashboard and the admin API are here only by "
-            "HTTPS: give --http-ssl-certfile and --http-ssl-keyfile, or a --http-pages-host that "
-            "only this host reaches"
-        )
-    if http.pages_address is None:
-        check_not_forwarded(head.named)
-    check_name(head.named, (settings.host_name.lower(), host.lower()), is_local=is_local)
-    if head.page != DASHBOARD:
-        check_origin(head.named)
+    return partial(check_source, settings)

@@ -28,7 +28,6 @@ import grpc
 
 from greenroom.actors.caller.streams import NobodyListensError, Stream
 from greenroom.actors.caller.uploads import Upload
-from greenroom.actors.messages.admin import request_of
 from greenroom.actors.messages.protobuf import portable
 from greenroom.actors.messages.queries import (
     BINARY,
@@ -38,7 +37,6 @@ from greenroom.actors.messages.queries import (
     StreamEnded,
     ValueAnswer,
 )
-from greenroom.actors.runtime.asking import new_id
 from greenroom.actors.runtime.loop import resolve
 from greenroom.core.errors import GreenroomError
 from greenroom.core.metrics import Family, Registry
@@ -89,7 +87,7 @@ class Applications:
     async def _read(self) -> dict[str, str] | None:
         # While there is no controller, what was known last will do.
         with contextlib.suppress(GreenroomError, TimeoutError):
-            report = await self._link.request(request_of(GetStatus(), new_id()), ASK_TIMEOUT_S)
+            report = await self._link.request(GetStatus(), ASK_TIMEOUT_S)
             found = report.get("applications") or {}
             ingresses = {n: each["ingress"] for n, each in found.items() if each.get("ingress")}
             asleep = {

@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from greenroom.actors.messages.admin import Request
+from greenroom.actors.messages.admin import Request, request_of
+from greenroom.actors.runtime.asking import new_id
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core import operations as ops
 from greenroom.core.cluster.admin import Now, carry_out
@@ -31,7 +32,10 @@ class ClusterLink(FakeLink):
         self.failure: Exception | None = None
         self.status: dict[str, Any] = {}  # in place of the cluster's
 
-    async def request(self, request: Request, timeout_s: float) -> Any:
+    async def request(
+        self, operation: ops.Operation, timeout_s: float, user: str = "", request_id: str = ""
+    ) -> Any:
+        request = request_of(operation, request_id or new_id(), user)
         operation = ops.read_operation(request.operation, request.fields)
         if not isinstance(operation, ops.ListTokens):
             self.requests.append(request)

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from greenroom.actors.messages.admin import Request
 from greenroom.core import operations as ops
 from greenroom.core.errors import (
     DeployFailedError,
@@ -313,8 +312,8 @@ def test_an_operation_that_reads_takes_a_small_body(api: Api) -> None:
 async def test_requests_without_a_controller_wait_at_the_same_time(api: Api) -> None:
     asked = []
 
-    async def slowly(request: Request, timeout_s: float) -> Any:
-        asked.append(request)
+    async def slowly(operation: ops.Operation, _timeout_s: float) -> Any:
+        asked.append(operation)
         await asyncio.sleep(0.05)
         raise NotRunningError("no controller answers")
 
@@ -334,6 +333,7 @@ async def test_requests_without_a_controller_wait_at_the_same_time(api: Api) -> 
         ({"host": "evil.example"}, 403),  # a name that a page has made lead here
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
+        ({"origin": "http://["}, 403),
         ({"origin": "http://localhost"}, 200),
         ({"origin": "http://localhost:9", "host": "localhost:8000"}, 403),
         ({"sec_fetch_site": "cross-site"}, 403),
