@@ -418,7 +418,8 @@ class FrontProtocol(ClientConnection):
             self._is_reading = False
         if self._is_closing:
             self._ahead = b""
-        self.throttle()
+        if self._is_paused or self._must_wait:
+            self.throttle()
 
     def _go_on(self) -> None:
         """Go on with what came ahead, now that its turn has come."""
@@ -427,7 +428,7 @@ class FrontProtocol(ClientConnection):
         if self._ahead and not self._is_answering:
             data, self._ahead = self._ahead, b""
             self._read(data)
-        else:
+        elif self._is_paused:
             self.throttle()
 
     def _take(self, data: bytes) -> bytes:
