@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from greenroom.actors.messages.queries import Address, Process
@@ -26,38 +25,12 @@ _BEAT = struct.Struct(">8sQQ")
 
 
 @dataclass(slots=True)
-class Heard:
-    """The newest beat of a process that the controller listens to, by its number."""
-
-    newest: int = 0
-
-
-def answer(
-    beat: bytes, controller: str, heard_of: Callable[[str], Heard | None], now: float
-) -> tuple[bytes, str]:
-    """Take a beat, at the controller's end; ``heard_of`` says what was heard of an incarnation.
-
-    Return the answer, b"" for a beat that means nothing, and the incarnation of a process that
-    hears us, else "".
-    """
-    name, number, newest_answer = _BEAT.unpack(beat)
-    incarnation = name.hex()
-    heard = heard_of(incarnation)
-    if heard is None or number <= heard.newest:
-        return b"", ""
-    heard.newest = number
-    at = int(now * 1e6)
-    hears_us = newest_answer and 0 <= at - newest_answer < LOST_AFTER_S * 1e6
-    return _BEAT.pack(bytes.fromhex(controller), at, number), incarnation if hears_us else ""
-
-
-@dataclass(slots=True)
 class _Watched:
     """A process of a host whose end is watched for."""
 
     host: str
     unwatch: Callback = nothing
-    beats: Heard | None = None  # where they count as the host's
+    newest: int | None = None  # the number of its newest beat, where its beats are the host's
 
 
 class HostWatch:
@@ -73,7 +46,7 @@ class HostWatch:
         self._controller = controller
         self._changed = changed
         self._watched: dict[str, _Watched] = {}  # by incarnation
-        loop.answer_beats(self._answer)
+        loop.answer_beats(self.answer)
 
     def close(self) -> None:
         """Answer no more."""
@@ -101,14 +74,13 @@ class HostWatch:
         watched = self._watched[incarnation]
         record = self._hosts.records.get(host)
         is_its = record is None or at in ("", record.address)
-        if host != self._hosts.own.name and is_its and not watched.beats:
-            watched.beats = Heard()
+        if host != self._hosts.own.name and is_its and watched.newest is None:
+            watched.newest = 0
 
     def _ended(self, incarnation: str) -> None:
         watched = self._watched.pop(incarnation, None)
-        if watched is None or watched.beats is None:
-            return
-        if not any(each.beats and each.host == watched.host for each in self._watched.values()):
+        left = {each.host for each in self._watched.values() if each.newest is not None}
+        if watched is not None and watched.newest is not None and watched.host not in left:
             self._hosts.gone(watched.host, time.monotonic())
 
     def forget(self, host: str) -> None:
@@ -118,16 +90,17 @@ class HostWatch:
                 watched.unwatch()
                 del self._watched[incarnation]
 
-    def _answer(self, beat: bytes) -> bytes:
-        def heard_of(incarnation: str) -> Heard | None:
-            watched = self._watched.get(incarnation)
-            return None if watched is None else watched.beats
-
-        now = time.monotonic()
-        answered, incarnation = answer(beat, self._controller.incarnation, heard_of, now)
-        if incarnation:
-            self._loop.guarded(self._hosts.beat, self._watched[incarnation].host, now)
-        return answered
+    def answer(self, beat: bytes) -> bytes:
+        """Take a beat; return the answer, b"" for one that means nothing."""
+        name, number, newest_answer = _BEAT.unpack(beat)
+        watched = self._watched.get(name.hex())
+        if watched is None or watched.newest is None or number <= watched.newest:
+            return b""
+        watched.newest, now = number, time.monotonic()
+        at = int(now * 1e6)
+        if newest_answer and 0 <= at - newest_answer < LOST_AFTER_S * 1e6:  # it hears us
+            self._loop.guarded(self._hosts.beat, watched.host, now)
+        return _BEAT.pack(bytes.fromhex(self._controller.incarnation), at, number)
 
 
 class Beater:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import secrets
+import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from greenroom.actors.cluster.heartbeats import BEAT_S, Beater, Heard, answer
+from greenroom.actors.cluster import heartbeats
+from greenroom.actors.cluster.heartbeats import BEAT_S, Beater, HostWatch
+from greenroom.actors.messages.queries import Process
+from greenroom.actors.runtime.loop import nothing
 from greenroom.core.cluster.hosts import LOST_AFTER_S
 from tests.support.lone_loop import LoneLoop
 
@@ -14,22 +20,31 @@ from tests.support.lone_loop import LoneLoop
 class Link:
     """The controller's end and one host's, on one loop, and what is between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.loop = LoneLoop()
-        self.controller, self.host = secrets.token_hex(8), secrets.token_hex(8)
+        self.host = Process(1, 1, secrets.token_hex(8))
         self.beats: list[str] = []
+        self.gone: list[str] = []
         self.clock_ahead_s = 0.0
-        self.known = {self.host: Heard()}
-        self.loop.answer_to = self.answer
+        now = lambda: self.loop.asyncio.time() + self.clock_ahead_s  # noqa: E731
+        clock = SimpleNamespace(monotonic=now, monotonic_ns=time.monotonic_ns)
+        monkeypatch.setattr(heartbeats, "time", clock)
+        hosts: Any = SimpleNamespace(
+            own=SimpleNamespace(name="own"),
+            records={},
+            beat=lambda host, _now: self.beats.append(host),
+            gone=lambda host, _now: self.gone.append(host),
+        )
+        controller = Process(2, 2, secrets.token_hex(8))
+        self.processes = HostWatch(self.loop, hosts, controller, nothing)
+        self.answer = self.loop.answer_to = self.processes.answer
+        self.watch(self.host)
 
-    def answer(self, beat: bytes) -> bytes:
-        now = self.loop.asyncio.time() + self.clock_ahead_s
-        answered, incarnation = answer(beat, self.controller, self.known.get, now)
-        self.beats += filter(None, [incarnation])
-        return answered
+    def watch(self, process: Process) -> None:
+        self.processes.watch(process, "host", "", None, nothing)
 
     def beat(self) -> Beater:
-        return Beater(self.loop, "controller", self.host)
+        return Beater(self.loop, "controller", self.host.incarnation)
 
     def pass_beats(self, count: int) -> None:
         self.loop.pass_time(count * BEAT_S)
@@ -40,14 +55,14 @@ class Link:
 
 
 @pytest.fixture
-def link() -> Link:
-    return Link()
+def link(monkeypatch: pytest.MonkeyPatch) -> Link:
+    return Link(monkeypatch)
 
 
 def test_a_host_that_hears_the_answers_is_heard_again_and_again(link: Link) -> None:
     link.beat()
     link.pass_beats(4)
-    assert link.beats == [link.host] * 4
+    assert link.beats == ["host"] * 4
 
 
 def test_a_later_beater_of_the_same_process_is_heard_too(link: Link) -> None:
@@ -59,7 +74,7 @@ def test_a_later_beater_of_the_same_process_is_heard_too(link: Link) -> None:
 
 
 def test_a_process_that_is_not_known_is_not_heard(link: Link) -> None:
-    link.known.clear()
+    link.processes.forget("host")
     link.beat()
     link.pass_beats(4)
     assert link.beats == []
@@ -118,3 +133,12 @@ def test_nothing_beats_for_a_controller_on_this_host(link: Link) -> None:
     assert beater.silent_s == float("inf")
     assert link.sent == []
     beater.close()
+
+
+def test_a_host_is_gone_with_the_last_process_that_beats_for_it(link: Link) -> None:
+    other = Process(3, 3, secrets.token_hex(8))
+    link.watch(other)
+    link.loop.end(link.host)
+    assert link.gone == []
+    link.loop.end(other)
+    assert link.gone == ["host"]
