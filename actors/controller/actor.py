@@ -14,6 +14,7 @@ from thespian.actors import ActorExitRequest
 
 from greenroom.actors.cluster.leader_lease import LeaderLease
 from greenroom.actors.controller.active import ActiveController
+from greenroom.actors.controller.held_store import HeldStore
 from greenroom.actors.controller.read_only import STORE_PATIENCE_S, ReadOnlyController
 from greenroom.actors.controller.requests import failure
 from greenroom.actors.messages import admin as am, control as cm
@@ -69,11 +70,8 @@ class Controller(LoopActor):
             self.settings,
             self.process,
             self.records,
-            self.pulse,
-            store,
-            lease,
+            HeldStore(self.settings, self.pulse, store, lease, self._wait),
             find=self._find_replica,
-            wait_for_store=self._wait,
         )
         self.epoch = self.active.epoch
 
@@ -93,6 +91,8 @@ class Controller(LoopActor):
 
     def _wait(self, error: StoreError, check: Callable[[], object] | None = None) -> None:
         """Go on without a store, until ``check`` raises no more that it cannot be used."""
+        if self.active is not None:
+            self.active.close()
         self.active = None
         self._read_only = ReadOnlyController(
             self.loop, self.settings, self.process, self.pulse, error, check

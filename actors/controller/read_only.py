@@ -26,6 +26,7 @@ from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.cluster.admin import CARRIED_OUT, Now, carry_out
 from greenroom.core.cluster.cluster import Cluster
+from greenroom.core.cluster.status import overview
 from greenroom.core.errors import GreenroomError, StateNotReadableError
 from greenroom.core.lifecycle.history import Author
 from greenroom.core.lifecycle.placement import Placement
@@ -39,16 +40,6 @@ logger = logging.getLogger(__name__)
 
 CHECK_S = 1.0
 STORE_PATIENCE_S = 60.0  # that a store may take: a disk or a database is slow, a lock is held
-_NOTHING_KNOWN: dict[str, Any] = {
-    "hosts": [],
-    "applications": {},
-    "backends": {},
-    "endpoints": {},
-    "goals": [],
-    "pending_goals": 0,
-    "rollouts": {},
-    "resources": {},
-}
 
 
 class ReadOnlyController:
@@ -157,7 +148,7 @@ class ReadOnlyController:
         except (OSError, ValueError):
             snapshot = {}
         return {
-            **_NOTHING_KNOWN,
+            **overview(Cluster({}, 0, time.monotonic())),
             **snapshot,
             "controller": self._shown,
             "saving": saving(self._settings, self._since, str(self._error)),

@@ -113,7 +113,6 @@ class Supervisor:
         is_wanted = self._cluster.replica_reported(message, time.monotonic())
         if not is_wanted and message.state != "draining":
             self._loop.send(sender, self._stop(message.replica, 0.0))
-        self._changed()
 
     def child_exited(self, address: m.Address) -> None:
         """Record a replica that ended before it reported; the others are watched by pid."""

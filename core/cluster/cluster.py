@@ -145,6 +145,11 @@ class Cluster:
         application = self.state.applications.get(name) if deployment else None
         return application is not None and deployment != application.ingress
 
+    def tallied(self, proxy: str, counted: Mapping[str, tuple[str, Mapping[str, Any]]]) -> None:
+        """Take what a proxy has counted for rollouts: by endpoint, the step's token and tallies."""
+        for endpoint, (token, tallies) in counted.items():
+            self.rollouts.reported(endpoint, token, proxy, tallies)
+
     def compared(self, replica: str, found: Mapping[Place, Plain]) -> None:
         """Keep what a shadow's replica has found by comparing."""
         self.differences.reported(replica, found)

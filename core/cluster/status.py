@@ -26,6 +26,23 @@ from greenroom.core.records import BACKEND, ApplicationRecord, EndpointRecord
 from greenroom.core.rollouts.rollouts import ENDED
 
 
+def overview(cluster: Cluster) -> dict[str, Any]:
+    """Return what ``greenroom status --json`` prints of a cluster, as of its last step."""
+    return {
+        "version": cluster.state.history.last_id,
+        "format": format_of(cluster),
+        "longest_drain_s": longest_drain_s(cluster),
+        "hosts": hosts(cluster),
+        "applications": applications(cluster),
+        "backends": backends(cluster),
+        "endpoints": endpoints(cluster),
+        "goals": goals(cluster),
+        "pending_goals": len(cluster.state.goals.pending()),
+        "rollouts": cluster.rollouts.status(cluster.now),
+        "resources": cluster.state.placement.shown(),
+    }
+
+
 def hosts(cluster: Cluster) -> list[dict[str, Any]]:
     """Return what is known of each host, the controller's own first.
 

@@ -37,8 +37,9 @@ class LeaderChecks:
         if before.alive:
             self._checks.counts["leader succeeded that lives"] += 1
             active = before.actor.active  # None where it has given way: it changes nothing then
+            at = self._world.monotonic(before)
             message = f"{process} takes over while {before} may think that it leads"
-            is_over = active is None or active._lease._tenure.is_over(self._world.monotonic(before))
+            is_over = active is None or active._store.lease._tenure.is_over(at)
             self._expect(is_over, message)
 
     def writes(self, process: SimProcess, what: str) -> None:

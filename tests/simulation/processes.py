@@ -379,7 +379,7 @@ def _classes(simulation: Simulation) -> dict[str, Any]:
         "cluster.leader_lease.write_private": lambda path, text: path.write_text(text),
         "cluster.membership.capacity_of": lambda _: CAPACITY,
         "cluster.membership.host_id": lambda settings: f"the id of {settings.host_name}",
-        "controller.active.location_at": location,
+        "controller.held_store.location_at": location,
         "controller.actor.location_at": location,
         "controller.active.Policies": without_effect("tidy", "close"),
         "controller.active.StatusFile": without_effect("changed", "close"),
