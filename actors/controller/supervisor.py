@@ -74,7 +74,7 @@ class Supervisor:
         self._stopping = False
         self._replicas: dict[str, _Replica] = {}  # by tag
         self._ends: dict[str, str] = {}  # why the last replicas ended
-        self._code: tuple[str, bytes] = ("", b"")  # the code last read
+        self._code: tuple[str, bytes | None, str] = ("", b"", "")  # last read: digest, see _read
         self._starts = Repeats(loop)
         cluster.state.gone.replica.append(self._forget)
 
@@ -210,18 +210,20 @@ class Supervisor:
         record = backend.record
         release = numbered(record, backend.replicas[effect.replica].release)
         try:
-            code = self._code_or_reason(release.code_digest)
+            if self._code[0] != release.code_digest or self._code[1] is None:  # it may be back
+                self._code = release.code_digest, *self._read(release.code_digest)
         except StoreNotReadableError as error:
             logger.warning("replica %s has to wait for its code: %s", effect.replica, error)
             self._loop.call_later(READ_AGAIN_S, lambda: self._start(effect))
             return
+        _, code, lost = self._code  # one that runs already has no need of it
         order = cm.StartReplica(
             replica=effect.replica,
             backend=record.tag,
             deployment=record.deployment or record.tag,
             application=record.application,
             version=release.version,
-            code=code,
+            code=lost_code(lost) if code is None else code,
             code_hash=release.code_hash,
             config=config_of_replica(release.config),
             config_id=release.config_id,
@@ -237,36 +239,27 @@ class Supervisor:
         """Send a replica the zip of the folder that it works in."""
         logger.info("sending folder %s to replica %s", message.digest, message.replica)
         try:
-            content = m.LargeBytes(self._checkpoints.load_code(message.digest))
-            answer = cm.FolderFetched(digest=message.digest, content=content)
+            content, lost = self._read(message.digest)
         except StoreNotReadableError as error:  # the replica asks again
             logger.warning("replica %s has to wait for its folder: %s", message.replica, error)
             return
-        except StoreError as error:
-            logger.exception("a folder is lost")
-            self._cluster.state.code_use.lost.add(message.digest)
-            answer = cm.FolderFetched(digest=message.digest, content=None, error=str(error))
+        folder = None if content is None else m.LargeBytes(content)
+        answer = cm.FolderFetched(digest=message.digest, content=folder, error=lost)
         self._loop.send(sender, answer)
 
-    def _code_or_reason(self, digest: str) -> bytes:
-        """Return the code, or where it is lost what makes a replica fail with that as the reason.
+    def _read(self, digest: str) -> tuple[bytes | None, str]:
+        """Return what is stored by its digest, or None and why it is lost.
 
-        One that runs already has no need of it. What cannot be read now is not lost, and raises
-        StoreNotReadableError.
+        What cannot be read now is not lost, and raises StoreNotReadableError.
         """
         try:
-            return self._load_code(digest)
+            return self._checkpoints.load_code(digest), ""
         except StoreNotReadableError:
             raise
         except StoreError as error:
             logger.exception("code is lost")
             self._cluster.state.code_use.lost.add(digest)
-            return lost_code(str(error))
-
-    def _load_code(self, digest: str) -> bytes:
-        if self._code[0] != digest:
-            self._code = (digest, self._checkpoints.load_code(digest))
-        return self._code[1]
+            return None, str(error)
 
     def _kill(self, tag: str) -> None:
         replica = self._replica(tag)
