@@ -106,7 +106,6 @@ class Handshakes:
                 await stream.secure()
                 await welcome(stream, source)
         except OSError as error:
-            del self._tasks[stream]
             stream.close()
             if isinstance(error, ssl.SSLEOFError | ConnectionError):  # as of a process that ended
                 self._admission.disconnected(source, describe(error))
@@ -115,8 +114,8 @@ class Handshakes:
                 self._admission.refused(source, reason)
             else:
                 self._admission.refused(source, describe(error))
-        else:
-            del self._tasks[stream]
+        finally:
+            self._tasks.pop(stream, None)
 
     def _drop(self, stream: TlsStream) -> str:
         """Abandon one; return its source."""
