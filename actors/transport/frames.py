@@ -123,13 +123,13 @@ Frame = tuple[int, int, int, int, bytes]  # kind, buffers, number, acknowledged,
 
 
 class FrameReader:
-    """Cuts a byte stream into frames; the bodies of chunks go to ``assembly``.
+    """Cuts a byte stream into frames, and makes messages of them.
 
-    A chunk is written as its bytes arrive and yielded, with an empty body, at its end.
+    A chunk goes to ``assembly`` as its bytes arrive, and is yielded, without a body, at its end.
     """
 
     def __init__(self) -> None:
-        self.assembly: Assembly | None = None
+        self.assembly: Assembly | None = None  # the message whose chunks come
         self._rest = bytearray()  # the beginning of a frame
         self._need = _HEADER_SIZE  # how long it must be before it can be read
         self.chunk: Assembly | None = None  # where the bytes of the chunk under way go
@@ -190,6 +190,26 @@ class FrameReader:
                 self._rest += received[at:]
                 return
 
+    def message(self, kind: int, buffers: int, number: int, body: bytes) -> list[Buffer] | None:
+        """Return the message that a frame completes, None if it completes none.
+
+        RefusedError where the frame is out of place, before memory is set aside for it.
+        """
+        assembly = self.assembly
+        if kind in {DATA, DELAYED}:
+            self.assembly = None  # of a message that was begun here and then sent elsewhere
+            return [body] if buffers == 1 else _split(buffers, body)
+        if kind == CHUNK and assembly is not None:
+            if assembly.left:
+                return None
+            self.assembly = None
+            return [*assembly.buffers]
+        if kind == START:
+            self.assembly = _begin(number, buffers, body)
+        elif kind != ACK or body:
+            raise RefusedError(f"a frame of kind {kind} with {len(body)} bytes, out of place")
+        return None
+
     def _joined(self, received: memoryview) -> bytes:
         """Return what was left of the last bytes and these, if they make a frame; else keep all."""
         if len(self._rest) + len(received) < self._need:
@@ -217,7 +237,7 @@ def _sizes(buffers: int, body: bytes) -> tuple[int, ...]:
     return struct.unpack_from(f">{buffers}Q", body)
 
 
-def split_body(buffers: int, body: bytes) -> list[Buffer]:
+def _split(buffers: int, body: bytes) -> list[Buffer]:
     """Cut the body of a DATA frame; only the first buffer, the pickle, may stay read-only."""
     sizes = _sizes(buffers, body)
     at = 8 * buffers
@@ -231,7 +251,7 @@ def split_body(buffers: int, body: bytes) -> list[Buffer]:
     return parts
 
 
-def begin_assembly(number: int, buffers: int, body: bytes) -> Assembly:
+def _begin(number: int, buffers: int, body: bytes) -> Assembly:
     """Make room for the message that a START frame announces."""
     sizes = _sizes(buffers, body)
     total = sum(sizes)

@@ -38,9 +38,6 @@ from greenroom.actors.transport.admission import Admission, listen_here
 from greenroom.actors.transport.cluster_key import KeyFiles
 from greenroom.actors.transport.descriptors import Shortage
 from greenroom.actors.transport.frames import (
-    ACK,
-    CHUNK,
-    DATA,
     DELAYED,
     HELLO,
     LOOSE,
@@ -50,9 +47,7 @@ from greenroom.actors.transport.frames import (
     FrameReader,
     Hello,
     RefusedError,
-    begin_assembly,
     read_hello,
-    split_body,
 )
 from greenroom.actors.transport.gate import MESSAGES, UnreachableError
 from greenroom.actors.transport.other_hosts import OtherHosts
@@ -130,6 +125,20 @@ class Peer:
         self.write_due = False
         if self.connection is not None:
             self.connection.flush()
+
+    def receive(
+        self, reader: FrameReader, kind: int, buffers: int, number: int, body: bytes
+    ) -> list[Buffer] | None:
+        """Return the message that a frame completes, if it does and the message is new."""
+        if kind == START:
+            self.session.check_order(number)  # before memory is set aside
+        parts = reader.message(kind, buffers, number, body)
+        if parts is None or not self.session.receive(
+            number, sum(map(len, parts)), delays_ack=kind == DELAYED
+        ):
+            return None
+        self.failures, self.has_progressed = 0, True
+        return parts
 
     def write_ack(self) -> None:
         """Acknowledge what has arrived."""
@@ -220,30 +229,6 @@ class DelayedAcks:
         for peer in peers:
             if peer.session.own_ack != peer.session.received:
                 peer.write_ack()
-
-
-def _message_in(
-    session: Session, reader: FrameReader, kind: int, buffers: int, number: int, body: bytes
-) -> list[Buffer] | None:
-    """Return the message that a frame completes, if it does and the message is new."""
-    if kind in {DATA, DELAYED}:
-        reader.assembly = None  # of a message that was begun here and then sent elsewhere
-        parts: list[Buffer] = [body] if buffers == 1 else split_body(buffers, body)
-        is_new = session.receive(number, len(body), delays_ack=kind == DELAYED)
-        return parts if is_new else None
-    assembly = reader.assembly
-    if kind == CHUNK and assembly is not None:
-        if assembly.left:
-            return None
-        reader.assembly = None
-        is_new = session.receive(assembly.number, assembly.size, delays_ack=False)
-        return [*assembly.buffers] if is_new else None
-    if kind == START:
-        session.check_order(number)
-        reader.assembly = begin_assembly(number, buffers, body)
-    elif kind != ACK or body:
-        raise RefusedError(f"a frame of kind {kind} with {len(body)} bytes, out of place")
-    return None
 
 
 class Links:
@@ -424,15 +409,13 @@ class Links:
             if acknowledged > peer.session.acknowledged:
                 tags = peer.session.acknowledge(acknowledged)
                 peer.failures, peer.has_progressed = 0, True
-                if peer.session.is_waiting:
+                if peer.session.waiting:
                     peer.write()
                 self._shell.sent(tags)
-            parts = _message_in(peer.session, reader, kind, buffers, number, body)
-            if parts is None:
-                continue
-            waits = peer.has_progressed = True
-            peer.failures = 0
-            self._shell.received(peer, parts)
+            parts = peer.receive(reader, kind, buffers, number, body)
+            if parts is not None:
+                waits = True
+                self._shell.received(peer, parts)
         if heard and peer is not None and not connection.is_closed:
             # Before handlers, which may take long; with what they send it was no faster: measured.
             self._acks.owe(peer)

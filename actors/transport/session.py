@@ -75,11 +75,6 @@ class Session:
         self.waiting: deque[Outgoing] = deque()  # to be written, perhaps for room in the window
         self._sent: deque[Outgoing] = deque()  # numbers acknowledged + 1 to sent_up_to
 
-    @property
-    def is_waiting(self) -> bool:
-        """Return whether :meth:`take` has a message."""
-        return bool(self.waiting) and self.unacknowledged_bytes < WINDOW
-
     def send(self, buffers: list[Buffer], tag: object, *, delays_ack: bool) -> None:
         """Take a message, whose buffers must not change until it is acknowledged.
 

@@ -4,6 +4,10 @@ Any user may take any name in the abstract namespace. So a process that connects
 which user's process is there. And an admin, whose name is known before it starts, listens at an
 *alternative* name where another user has that: the name with a random end, which /proc/net/unix
 shows.
+
+Files in a private folder would need none of these checks, but they outlive their processes, and
+where they are is not known: a service or a container may have a /tmp of its own, and another user
+may have made the folder there.
 """
 
 from __future__ import annotations

@@ -25,9 +25,7 @@ from greenroom.actors.transport.frames import (
     Hello,
     Outgoing,
     RefusedError,
-    begin_assembly,
     read_hello,
-    split_body,
 )
 
 OWN = Hello("127.0.0.1:70000", "greenroom 1, Python 3.11", 5, 7, 9, 11)
@@ -56,13 +54,7 @@ def read(stream: bytes, cuts: list[int], *, in_place: bool = False) -> list[list
             reader.filled(len(room))
             piece = piece[len(room) :]
         for kind, buffers, number, _, body in reader.frames(piece):
-            if kind == START:
-                reader.assembly = begin_assembly(number, buffers, body)
-            elif kind == CHUNK and not reader.assembly.left:
-                messages.append([bytes(each) for each in reader.assembly.buffers])
-                reader.assembly = None
-            elif kind == DATA:
-                parts = [body] if buffers == 1 else split_body(buffers, body)
+            if parts := reader.message(kind, buffers, number, body):
                 messages.append([bytes(each) for each in parts])
     return messages
 
@@ -91,8 +83,9 @@ def test_small_messages_arrive_byte_by_byte() -> None:
 
 
 def test_all_but_the_first_buffer_can_be_written_to() -> None:
-    (frame,) = FrameReader().frames(written([b"pickle", b"buffer"]))
-    first, second = split_body(frame[1], frame[4])
+    reader = FrameReader()
+    ((kind, buffers, number, _, body),) = reader.frames(written([b"pickle", b"buffer"]))
+    first, second = reader.message(kind, buffers, number, body)
     assert (type(first), type(second)) == (bytes, bytearray)
 
 

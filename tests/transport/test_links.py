@@ -15,16 +15,14 @@ from greenroom.actors.transport import links, session, sockets
 from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
 from greenroom.actors.transport.descriptors import Shortage
 from greenroom.actors.transport.frames import (
-    CHUNK,
     DATA,
     DELAYED,
     HEADER,
+    HELLO,
     SMALL_MESSAGE,
-    START,
     FrameReader,
     FrameWriter,
     Hello,
-    begin_assembly,
 )
 from greenroom.actors.transport.session import DELAYED_MESSAGES
 from tests.support.timing import check_within
@@ -413,10 +411,8 @@ def test_a_peer_that_does_not_read_delays_no_other_and_gets_all_later(world, mon
             except BlockingIOError:
                 continue
             for kind, buffers, number, _, body in reader.frames(received):
-                if kind == START:
-                    reader.assembly = begin_assembly(number, buffers, body)
-                elif kind == CHUNK and not reader.assembly.left:
-                    reader.assembly, bodies = None, bodies + 1
+                if kind != HELLO and reader.message(kind, buffers, number, body):
+                    bodies += 1
                     stuck.sock.send(FrameWriter().ack(number))
 
 
