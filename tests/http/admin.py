@@ -15,8 +15,9 @@ from greenroom.core.cluster.admin import Now, carry_out
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.lifecycle.history import Author
 from greenroom.core.tokens import digest_of
-from tests.http.conftest import Answer, AppClient
+from tests.http.conftest import AppClient
 from tests.http.fake_link import FakeLink
+from tests.support.asking import Got
 
 NOW = 1_000.0
 
@@ -76,7 +77,7 @@ class Api:
 
     def ask(
         self, method: str, path: str, body: Any = None, *, token: str = "admin", **headers: str
-    ) -> Answer:
+    ) -> Got:
         head = {"host": "localhost", **{k.replace("_", "-"): v for k, v in headers.items()}}
         if token:
             head.setdefault("authorization", f"Bearer {token}")

@@ -5,6 +5,8 @@ Variables of the environment say which way requests go through it: see ``WAY`` i
 
 import asyncio
 import contextlib
+import http.client
+import io
 import json
 import os
 import re
@@ -15,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,33 +29,11 @@ from greenroom.core.validation import validated
 from greenroom.http_front.app import Front
 from tests.http.fake_link import FakeLink
 from tests.http.wire import WAY, Conversation, connected
-from tests.support.asking import ask
+from tests.support.asking import Got, ask
 from tests.support.systems import listens, wait_until
 
 DEADLINE_S = 30.0
 FILES, MANY = 256, 300  # that a worker may have open where they are few, and more than that
-
-
-@dataclass
-class Answer:
-    status: int
-    headers: list[tuple[str, str]]
-    body: bytes
-
-    def all(self, name: str) -> list[str]:
-        return [value for key, value in self.headers if key.lower() == name]
-
-    def __getitem__(self, name: str) -> str:
-        (value,) = self.all(name)
-        return value
-
-    @property
-    def text(self) -> str:
-        return self.body.decode()
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
 
 
 def until(what: str, condition: Callable[[], Any]) -> Any:
@@ -79,7 +58,7 @@ class AppClient:
         self.front = Front(self.settings, self.link)
         return self
 
-    def ask(self, method: str = "GET", target: str = "/", **options: Any) -> Answer:
+    def ask(self, method: str = "GET", target: str = "/", **options: Any) -> Got:
         return asyncio.run(self.call(method, target, **options))
 
     async def call(
@@ -89,7 +68,7 @@ class AppClient:
         *,
         headers: tuple[tuple[bytes, bytes], ...] = ((b"host", b"test"),),
         body: bytes = b"",
-    ) -> Answer:
+    ) -> Got:
         names = {name for name, _ in headers}
         if body and not names & {b"content-length", b"transfer-encoding"}:
             headers = (*headers, (b"content-length", b"%d" % len(body)))
@@ -118,12 +97,10 @@ def is_complete(connection: Conversation, method: str) -> bool:
     return bool(ends) and (method == "HEAD" or len(body) >= int(length[1] if length else 0))
 
 
-def parsed(written: bytes) -> Answer:
-    head, _, body = written.partition(b"\r\n\r\n")
-    first, *lines = head.decode("latin-1").split("\r\n")
-    pairs = [line.split(": ", 1) for line in lines]
-    headers = [(name, value) for name, value in pairs if name != "date"]
-    return Answer(int(first.split()[1]), headers, body)
+def parsed(written: bytes) -> Got:
+    stream = io.BytesIO(written)
+    status = int(stream.readline().split()[1])
+    return Got(status, http.client.parse_headers(stream), stream.read())
 
 
 @pytest.fixture
@@ -178,9 +155,8 @@ class FrontProcess:
         except (ConnectionRefusedError, TimeoutError):
             return False
 
-    def ask(self, path: str, method: str = "GET", body: Any = None, **head: str) -> Answer:
-        got = ask(f"{self.url}{path}", body, method, **head)
-        return Answer(got.status, got.headers.items(), got.body)
+    def ask(self, path: str, method: str = "GET", body: Any = None, **head: str) -> Got:
+        return ask(f"{self.url}{path}", body, method, **head)
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_S)

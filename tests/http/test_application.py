@@ -283,8 +283,7 @@ def test_headers_about_the_connection_are_not_passed_on(app):
         (b"X-Kept", b"1"),
     ]
     app.link.handler = answering(sent, b"body")
-    names = {name for name, _ in app.ask().headers}
-    assert names == {"x-kept", "content-length", "x-request-id"}
+    assert set(app.ask().headers) - {"date"} == {"x-kept", "content-length", "x-request-id"}
 
 
 @pytest.mark.parametrize(

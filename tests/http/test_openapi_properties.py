@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
 
 from greenroom.http_front.admin.openapi import openapi
 from tests.http.admin import Api
-from tests.http.conftest import Answer
+from tests.support.asking import Got
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +80,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     made.front.front.access_log.close()
 
 
-def send(api: Api, request: requests.PreparedRequest) -> Answer:
+def send(api: Api, request: requests.PreparedRequest) -> Got:
     """Send a request to the front in this process."""
     pairs = {"host": "localhost", **{n.lower(): str(value) for n, value in request.headers.items()}}
     body = request.body or b""
@@ -120,7 +120,7 @@ def test_answers_are_those_of_the_document(api: Api, label: str, mode: Generatio
         assert send(api, request).status == 401
         request.headers["authorization"] = "Bearer admin"
         answer = send(api, request)
-        headers = {name: [value] for name, value in answer.headers}
+        headers = {name: [value] for name, value in answer.headers.items()}
         is_too_large = answer.status == 413  # a refusal, which the one check does not know as such
         case.validate_response(
             schemathesis.Response(answer.status, headers, answer.body, request, 0.0, verify=False),

@@ -15,8 +15,19 @@ TIMEOUT_S = 30.0
 
 class Got(NamedTuple):
     status: int
-    headers: Any
+    headers: http.client.HTTPMessage
     body: bytes
+
+    def __getitem__(self, name: Any) -> str:  # of a header that is there once
+        (value,) = self.all(name)
+        return value
+
+    def all(self, name: str) -> list[str]:
+        return self.headers.get_all(name, [])
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
 
     @property
     def json(self) -> Any:
