@@ -40,8 +40,8 @@ class JobLog:
         self._store: KVStore | None = None
         self._thread = ThreadPoolExecutor(1, "jobs")
         self._pending: dict[str, bytes | None] = {}
-        self._next: asyncio.Future[None] | None = None  # the write that has what is pending
-        self._current: asyncio.Future[None] | None = None
+        self._changes = self._saved = 0  # how many there were, and how many of them are on disk
+        self._moved = asyncio.Condition()  # that changed, or the problem
         self._writing: asyncio.Task[None] | None = None
 
     async def open(self) -> list[Job]:
@@ -63,18 +63,17 @@ class JobLog:
         if not values or self._is_closed:
             return
         self._pending.update(values)
-        loop = asyncio.get_running_loop()
-        self._next = self._next or loop.create_future()
+        self._changes += 1
         if self._writing is None:
-            self._writing = loop.create_task(self._write())
+            self._writing = asyncio.get_running_loop().create_task(self._write())
 
     async def durable(self) -> None:
         """Wait until all changes so far are on disk; StateNotSavedError where that fails."""
-        if self.problem:
+        number = self._changes
+        async with self._moved:
+            await self._moved.wait_for(lambda: self.problem or self._saved >= number)
+        if self._saved < number:
             raise StateNotSavedError(self.problem)
-        write = self._next or self._current
-        if write is not None:
-            await asyncio.shield(write)
 
     def close(self) -> None:
         """Close the store, once what is being written is; later changes are lost."""
@@ -88,9 +87,7 @@ class JobLog:
         assert self._store is not None, "open it first"
         failures = 0
         while self._pending:
-            batch, self._pending = self._pending, {}
-            write = self._current = self._next or asyncio.get_running_loop().create_future()
-            self._next = None
+            batch, self._pending, number = self._pending, {}, self._changes
             puts = {key: value for key, value in batch.items() if value is not None}
             deletes = [key for key, value in batch.items() if value is None]
             try:
@@ -99,17 +96,16 @@ class JobLog:
                 failures += 1
                 self.problem = f"the job is not saved: {error}"
                 logger.warning("jobs cannot be saved: %s", error)
-                write.set_exception(StateNotSavedError(self.problem))
-                write.exception()  # it may be that nothing waits for it
-                self._current = None
                 self._pending = {**batch, **self._pending}
-                if isinstance(error, StaleWriterError):
-                    self.is_superseded = True
-                    return
-                await asyncio.sleep(pause_s(failures, FIRST_REPEAT_S, MOST_REPEAT_S))
+                self.is_superseded = isinstance(error, StaleWriterError)
             else:
-                failures, self.problem, self._current = 0, "", None
-                write.set_result(None)
+                failures, self.problem, self._saved = 0, "", number
+            async with self._moved:
+                self._moved.notify_all()
+            if self.is_superseded:
+                return
+            if failures:
+                await asyncio.sleep(pause_s(failures, FIRST_REPEAT_S, MOST_REPEAT_S))
         self._writing = None
 
     def _read_jobs(self) -> list[Job]:
