@@ -13,6 +13,7 @@ of a goal, or None when nothing changed.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -428,6 +429,21 @@ def read_operation(key: object, fields: object) -> Operation:
     if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
         raise InvalidRequestError(f"{key}: expected its fields as a dict, not {fields!r}")
     return kind(**fields)
+
+
+@functools.cache
+def _reader(kind: type[Operation]) -> type[Operation]:
+    return kind.from_json()
+
+
+def read_given(kind: type[Operation], given: bytes | str | dict[str, str]) -> Operation:
+    """Make an operation of JSON, or of texts by name; InvalidRequestError names all bad ones."""
+    try:
+        if isinstance(given, dict):
+            return _reader(kind).model_validate_strings(given, strict=False)
+        return _reader(kind).model_validate_json(given or b"{}")
+    except ValidationError as error:
+        raise InvalidRequestError(f"{kind.key}: {'; '.join(problems_in(error))}") from None
 
 
 class Read(Operation):

@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import falcon.asgi
-from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
 from greenroom.actors.runtime.logs import end_of_log
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.errors import InvalidRequestError, NotRunningError, UnknownNameError
-from greenroom.core.operations import OPERATIONS, GetStatus, Operation, WaitForGoal
-from greenroom.core.validation import problems_in, unknown_name
+from greenroom.core.operations import OPERATIONS, GetStatus, Operation, WaitForGoal, read_given
+from greenroom.core.validation import unknown_name
 from greenroom.http_front.admin.access import DASHBOARD, Controller, check_source
 from greenroom.http_front.admin.applications import ApplicationsResource
 from greenroom.http_front.admin.openapi import openapi
@@ -49,7 +48,6 @@ class OperationResource:
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
-        self._readers: dict[str, type[Operation]] = {}  # those that were asked for
 
     async def on_get(self, req: Any, _resp: object, operation: str) -> None:
         """Answer one that only reads; its fields are in the query."""
@@ -67,7 +65,7 @@ class OperationResource:
         query = request.fields()
         wait_s = _wait(query.pop("wait", None))
         if request.head.method == "GET":
-            operation = self._read(kind, query)
+            operation = read_given(kind, query)
             request_id = ""
         else:
             if query:
@@ -76,9 +74,9 @@ class OperationResource:
                 )
             body = await request.whole_body(READ_BYTES if kind.is_read else CHANGE_BYTES)
             if len(body) <= SMALL_BYTES:
-                operation = self._read(kind, body)
+                operation = read_given(kind, body)
             else:
-                operation = await asyncio.to_thread(self._read, kind, body)
+                operation = await asyncio.to_thread(read_given, kind, body)
             request_id = _request_id(request.head.named, author, kind, body)
         if isinstance(operation, WaitForGoal):
             goal = operation.goal_id
@@ -94,15 +92,6 @@ class OperationResource:
         if kind.answers_goal:
             answer = {"goal": answer, "reached": is_reached}
         request.reply = json_reply(request, answer, is_accepted=not is_reached)
-
-    def _read(self, kind: type[Operation], given: bytes | dict[str, str]) -> Operation:
-        reader = self._readers.get(kind.key) or self._readers.setdefault(kind.key, kind.from_json())
-        try:
-            if isinstance(given, dict):
-                return reader.model_validate_strings(given, strict=False)
-            return reader.model_validate_json(given or b"{}")
-        except ValidationError as error:
-            raise InvalidRequestError(f"{kind.key}: {'; '.join(problems_in(error))}") from None
 
 
 def _known(key: str) -> type[Operation]:

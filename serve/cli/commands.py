@@ -26,7 +26,7 @@ from greenroom.serve.admin import applications, reports
 from greenroom.serve.admin.problems import problems_of, show_silent
 from greenroom.serve.admin.session import wait_for_goal
 from greenroom.serve.cli.display import Progress
-from greenroom.serve.cli.flags import ANYWHERE, HERE, as_json, command, settings_from
+from greenroom.serve.cli.flags import ANYWHERE, HERE, as_json, command, reading, settings_from
 from greenroom.serve.cli.logs import Line, Logs
 
 STATUS_TIMEOUT_S = 10.0
@@ -129,6 +129,20 @@ def undo(change_id: int | None, settings: HostSettings) -> None:
         with constructor_errors(failed), Progress(f"undoing change {undone['id']}"):
             wait_for_goal(connection, undone["goal"])
     click.echo(f"undid change {undone['id']}: {undone['what']}")
+
+
+@command(*ANYWHERE)
+@click.argument("operation", metavar="OPERATION", type=click.Choice(sorted(ops.OPERATIONS)))
+@click.argument("fields", metavar="[JSON]", default="{}")
+def ask(operation: str, fields: str, settings: HostSettings) -> None:
+    """Ask for any OPERATION of the admin API, such as set_traffic; print its answer as JSON.
+
+    Its fields are a JSON object, as over HTTP: '{"endpoint": "e", "weights": {"v1": 1}}'.
+    """
+    with reading():
+        asked = ops.read_given(ops.OPERATIONS[operation], fields)
+    with connected(settings) as connection:
+        print_json(connection.request(asked))
 
 
 def lines_of(changes: Iterable[Mapping[str, Any]]) -> Iterator[str]:

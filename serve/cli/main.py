@@ -46,6 +46,7 @@ SECTIONS: dict[str, dict[str, _Place]] = {
             delete="delete an application",
             history="the last changes",
             undo="restore what was before a change",
+            ask="ask for any operation of the admin API",
         ),
     },
     "Traffic": _in(

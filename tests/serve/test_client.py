@@ -1,3 +1,4 @@
+import json
 import time
 from functools import partial
 
@@ -146,6 +147,19 @@ def test_traffic_is_set(client):
     client.create_endpoint("e", backend="a")
     client.set_traffic("e", {"b": 1})
     assert client.list_endpoints()["e"]["traffic"] == {"b": 1.0}
+
+
+def test_any_operation_can_be_asked_for_by_its_name(client, invoke):
+    client.wait_for_goal(client.create_backend("a", hello))
+    assert client.ask("list_backends") == client.list_backends()
+    client.ask("create_endpoint", name="e", backend="a", methods=["get"])
+    with pytest.raises(UnknownNameError, match=r"no operation is named 'evict'.*evict_host"):
+        client.ask("evict", host="a")
+    with pytest.raises(InvalidRequestError, match="host=5: must be a valid string"):
+        client.ask("evict_host", host=5)
+    assert json.loads(invoke("ask", "list_endpoints").stdout) == client.list_endpoints()
+    shown = invoke("ask", "delete_endpoint", '{"name": "e"}').stdout
+    assert (shown, client.list_endpoints()) == ("null\n", {})
 
 
 def test_a_handle_of_an_endpoint_calls_it(client):
