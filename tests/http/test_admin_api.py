@@ -22,7 +22,7 @@ from greenroom.core.errors import (
     StateNotSavedError,
 )
 from greenroom.http_front.admin import applications
-from greenroom.http_front.admin.api import SMALL_BYTES, OperationResource
+from greenroom.http_front.admin.api import SMALL_BYTES
 from tests.http.admin import Api
 from tests.support.systems import alive, wait_until
 
@@ -289,13 +289,12 @@ def test_a_large_body_is_parsed_on_a_thread_so_that_no_request_waits(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on: list[threading.Thread] = []
-    read = OperationResource._read
 
     def noted(*arguments: Any) -> Any:
         on.append(threading.current_thread())
-        return read(*arguments)
+        return ops.read_given(*arguments)
 
-    monkeypatch.setattr(OperationResource, "_read", noted)
+    monkeypatch.setattr("greenroom.http_front.admin.api.read_given", noted)
     for size in (SMALL_BYTES // 2, SMALL_BYTES):
         code = base64.b64encode(b"x" * size).decode()
         deployed = api.ask("POST", "/v1/create_backend", {"tag": "m", **CODE, "code": code})
