@@ -43,14 +43,13 @@ class Entry(NamedTuple):
 
 
 class AccessLog:
-    """Appends entries to ``path``; used from one event loop, opened at the first flush."""
+    """Appends entries to ``path``; used from one event loop."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._waiting: list[Entry] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._file: int | None = None
-        self._torn = False  # the file ends within a line of ours
+        self._is_torn = False  # the file ends within a line of ours
         self._reported: set[str] = set()  # what has failed
 
     def add(self, entry: Entry) -> None:
@@ -74,34 +73,19 @@ class AccessLog:
         except OSError as error:
             self._report("cannot write the access log", str(error.strerror))
 
-    def close(self) -> None:
-        """Flush and close the file; a later entry would open it again."""
-        self.flush()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file, self._torn = None, False
-
     def _write(self, lines: bytes) -> None:
-        if self._file is not None and not self._is_current(self._file):
-            self._let_go()
-        if self._file is None:
-            make_private(self._path.parent)
-            self._file = open_private(self._path)
-        rest = memoryview(b"\n" + lines if self._torn else lines)
-        while rest:
-            written = os.write(self._file, rest)
-            rest = rest[written:]
-            self._torn = bool(rest)
-
-    def _is_current(self, file: int) -> bool:
-        """Return whether the file has its name still: the host process may have rotated it."""
+        make_private(self._path.parent)
+        file = open_private(self._path)  # anew: the host process may have rotated it
         try:
-            return os.path.samestat(os.fstat(file), os.lstat(self._path))
-        except FileNotFoundError:
-            return False
+            if self._is_torn and os.fstat(file).st_size:
+                lines = b"\n" + lines
+            rest = memoryview(lines)
+            while rest:
+                written = os.write(file, rest)
+                rest = rest[written:]
+                self._is_torn = bool(rest)
+        finally:
+            os.close(file)
 
     def _lines(self, entries: list[Entry]) -> bytes:
         """Return the lines of entries; one that cannot be made costs no other."""

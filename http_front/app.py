@@ -180,7 +180,7 @@ class Front:
             await self.link.stop()
         except Exception:
             _logger.exception("the link to the router did not stop cleanly")
-        self.access_log.close()
+        self.access_log.flush()
 
     # --- Inside the middlewares -----------------------------------------------------------------
 

@@ -203,7 +203,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
 
     def _clean_up(self) -> None:
         with contextlib.suppress(AttributeError):  # stopped before the app was loaded
-            self._front.access_log.close()  # once more: SIGINT and SIGQUIT skip Front.stop()
+            self._front.access_log.flush()  # once more: SIGINT and SIGQUIT skip Front.stop()
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()

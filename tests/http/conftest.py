@@ -107,7 +107,7 @@ def parsed(written: bytes) -> Got:
 def app(tmp_path: Path) -> Iterator[AppClient]:
     client = AppClient(read_settings(WAY, state_dir=tmp_path))
     yield client
-    client.front.access_log.close()
+    client.front.access_log.flush()
 
 
 # --- processes ------------------------------------------------------------------------------------

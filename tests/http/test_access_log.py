@@ -52,7 +52,7 @@ async def test_one_line_that_cannot_be_made_costs_no_other(tmp_path, caplog):
         log.add(ENTRY._replace(path=f"/{number}", duration_s="long" if number == 2 else 1))
     log.flush()
     log.add(ENTRY._replace(duration_s="long"))
-    log.close()
+    log.flush()
     lines = (tmp_path / "access.log").read_text().splitlines()
     assert [json.loads(text)["path"] for text in lines] == ["/0", "/1", "/3", "/4"]
     (report,) = [record.getMessage() for record in caplog.records]
@@ -91,7 +91,7 @@ def test_two_workers_append_whole_lines_to_the_same_file(tmp_path):
             if number % 7 == 0:
                 logs[number % 2].flush()
         for log in logs:
-            log.close()
+            log.flush()
 
     path = tmp_path / "logs" / "access.log"
     asyncio.run(fill(path))
@@ -104,7 +104,7 @@ async def test_a_burst_is_written_before_it_grows_without_bound(tmp_path, monkey
     for _ in range(25):
         log.add(ENTRY)
     written = (tmp_path / "access.log").read_text().count("\n")
-    log.close()
+    log.flush()
     assert written >= 10
 
 
@@ -144,7 +144,7 @@ async def test_after_a_torn_write_the_next_line_begins_on_its_own(tmp_path, monk
     log.add(ENTRY)
     log.flush()
     log.add(ENTRY)
-    log.close()
+    log.flush()
     torn, whole = (tmp_path / "access.log").read_text().splitlines()
     assert len(torn) == 10
     assert json.loads(whole)["request_id"] == "id"
@@ -165,7 +165,7 @@ async def test_a_log_that_is_rotated_under_its_workers_loses_no_line(tmp_path):
         log.flush()
         rotate_logs(tmp_path, 2000, 100)
     for log in logs:
-        log.close()
+        log.flush()
     parts = [each.read_text() for each in tmp_path.iterdir()]
     found = [json.loads(line)["request_id"] for part in parts for line in part.splitlines()]
     assert sorted(found) == sorted(ids)
@@ -183,7 +183,7 @@ async def test_of_a_rotated_log_so_many_files_are_kept(tmp_path, files):
         log.flush()
         rotate_logs(tmp_path, 1000, files)
     log.add(entry("last"))
-    log.close()
+    log.flush()
     assert names(tmp_path) == ["access.log", *(f"access.log.{n}" for n in range(1, files + 1))]
     assert '"last"' in path.read_text()
 
@@ -197,7 +197,7 @@ async def test_a_log_that_was_moved_or_deleted_is_made_anew(tmp_path):
         log.flush()
         then()
     log.add(entry("c"))
-    log.close()
+    log.flush()
     assert json.loads(path.read_text())["request_id"] == "c"
     assert json.loads((tmp_path / "b").read_text())["request_id"] == "b"
 

@@ -37,7 +37,7 @@ CODE = {"code": base64.b64encode(b"+/\xff?").decode(), "code_hash": "hash"}
 def api(tmp_path: Path) -> Iterator[Api]:
     made = Api(tmp_path)
     yield made
-    made.front.front.access_log.close()
+    made.front.front.access_log.flush()
 
 
 def test_an_operation_that_reads_takes_its_fields_from_the_query_or_the_body(api: Api) -> None:

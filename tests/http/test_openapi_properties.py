@@ -77,7 +77,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     made.ask("POST", "/v1/create_backend", {"tag": "m", "code": "", "code_hash": "hash"})
     made.ask("POST", "/v1/create_endpoint", {"name": "e", "backend": "m", "route": "/e"})
     yield made
-    made.front.front.access_log.close()
+    made.front.front.access_log.flush()
 
 
 def send(api: Api, request: requests.PreparedRequest) -> Got:
