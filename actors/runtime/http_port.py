@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 LEND_TIMEOUT_S = 1.0
 LEND_AGAIN_S = 1.0
 LENDER = "greenroom-lend"  # the thread that lends
+BACKLOG = 2048
 PAGES_BACKLOG = 128
 LEAVE_S = 0.5  # how long those who are turned away may take to read why
 UNAVAILABLE = (
@@ -164,31 +165,27 @@ def bind_pages(host: str, port: int) -> socket.socket:
 
     So a worker has it while those of a dead master are still there.
     """
-    listener = _make_socket(host)
+    return _listening(host, port, PAGES_BACKLOG, socket.SO_REUSEADDR, socket.SO_REUSEPORT)
+
+
+def _listening(host: str, port: int, backlog: int, *options: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        for option in options:
+            listener.setsockopt(socket.SOL_SOCKET, option, 1)
         listener.bind((host, port))
-        listener.listen(PAGES_BACKLOG)
+        listener.listen(backlog)
     except OSError:
         listener.close()
         raise
     return listener
 
 
-def _make_socket(host: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    return made
-
-
 def _bound(host: str, port: int, flag: str) -> socket.socket:
-    listener = _make_socket(host)
     try:
-        listener.bind((host, port))
-        listener.listen(2048)
+        return _listening(host, port, BACKLOG, socket.SO_REUSEADDR)
     except OSError as error:
-        listener.close()
         holder = describe_holder(port)
         reason = f"is in use by {holder}" if holder else f"cannot be had: {error.strerror}"
         kind = "gRPC" if flag == "grpc-port" else "HTTP"
@@ -196,7 +193,6 @@ def _bound(host: str, port: int, flag: str) -> socket.socket:
         raise StartError(
             f"{kind} port {port} on {host} {reason}; choose another with {other}"
         ) from None
-    return listener
 
 
 def describe_holder(port: int, address: str | None = None) -> str | None:
