@@ -230,14 +230,16 @@ def query_for(
     timeout = named.get(b"x-request-timeout-seconds")
     shard_key = named.get(b"x-serve-shard-key")
     model_id = named.get(MODEL_HEADER)
-    query = Query.of(
+    query = Query(
         number,
-        request.id,
-        _http_call(request, body),
+        call=packed(_http_call(request, body)),
+        request_id=request.id,
+        endpoint=None,
         path=head.path,
         http_method=head.method,
         call_method=_call_method(head) if CALL_METHOD_HEADER in named else "",
         timeout_s=most_s if timeout is None else _timeout(timeout, most_s),
+        retryable=None,
         shard_key=None if shard_key is None else _text(shard_key),
         multiplexed_model_id="" if model_id is None else _text(model_id),
         follows=follows,

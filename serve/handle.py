@@ -38,6 +38,7 @@ from greenroom.actors.messages.queries import (
     StreamEnded,
     ValueAnswer,
     exception_of,
+    packed,
 )
 from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica.context import Origin, RunningQuery
@@ -562,11 +563,13 @@ class DeploymentHandle(Generic[R_co]):
         trace = None if span is None else span.carried()
         call = PythonCall(method, arguments, inputs, self._options.stream, trace)
         deadline_at = origin.deadline_at
-        query = Query.of(
+        query = Query(
             pending.id,
-            pending.request_id,
-            call,
+            call=packed(call),
+            request_id=pending.request_id,
             endpoint=self.endpoint,
+            path="",
+            http_method="",
             call_method="" if method == "__call__" else method,
             timeout_s=None if deadline_at is None else deadline_at - time.monotonic(),
             retryable=self._options.retryable,

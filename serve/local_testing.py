@@ -16,6 +16,7 @@ from contextvars import Context, copy_context
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from greenroom.actors.caller import client as query_client
 from greenroom.actors.caller.client import PendingQuery, QueryClient
@@ -30,7 +31,7 @@ from greenroom.actors.messages.queries import (
     exception_of,
 )
 from greenroom.actors.replica import context as user_context
-from greenroom.actors.replica.context import ReplicaContext, Reply
+from greenroom.actors.replica.context import Headers, ReplicaContext, Reply
 from greenroom.actors.replica.user_code import Failure, UserCode
 from greenroom.actors.runtime.processes import this_process
 from greenroom.core.errors import DeployFailedError, UnknownNameError
@@ -54,6 +55,7 @@ class LocalClient(QueryClient):
         self.applications: dict[str, Any] = {}  # as a report has them
         self._deployments: dict[str, _Local] = {}  # by endpoint
         self._lock = threading.Lock()
+        self._replies = WeakValueDictionary[int, _LocalReply]()  # by the call's id
 
     def add(self, application: str, spec: DeploymentSpec) -> None:
         """Load a deployment; raises what its constructor raises."""
@@ -71,7 +73,7 @@ class LocalClient(QueryClient):
         if failure is not None:
             user_code.end()
             raise _error_of(failure, endpoint)
-        context = replace(context, servable_object=user_code.servable_object)
+        context = replace(context, servable_object=user_code.servable.instance)
         with self._lock:
             self._deployments[endpoint] = _Local(user_code, _as(context))
 
@@ -99,7 +101,7 @@ class LocalClient(QueryClient):
             local = self._deployments.get(str(query.endpoint))
             if local is not None:
                 run, context = local.user_code.run, local.context.copy()
-                reply = _LocalReply(pending, query, local.user_code)
+                reply = self._replies[pending.id] = _LocalReply(pending, query, local.user_code)
                 local.user_code.loop.call_soon_threadsafe(run, reply, context=context)
         if local is None:
             text = f"there is no endpoint {query.endpoint!r} in local testing mode"
@@ -107,15 +109,14 @@ class LocalClient(QueryClient):
 
     def cancel(self, pending: PendingQuery) -> None:
         """See :meth:`QueryClient.cancel`."""
-        with self._lock:
-            for local in self._deployments.values():
-                local.user_code.loop.call_soon_threadsafe(local.user_code.cancel, pending.id)
+        if (reply := self._replies.get(pending.id)) is not None:
+            reply.stop()
 
 
 class _LocalReply(Reply):
     """Gives the answer to the call that waits for it."""
 
-    __slots__ = ("_is_answered", "_pending", "_sender", "_stream", "_user_code", "key")
+    __slots__ = ("__weakref__", "_is_answered", "_pending", "_sender", "_stream", "_user_code")
 
     def __init__(self, pending: PendingQuery, query: Query, user_code: UserCode) -> None:
         assignment = Assignment(
@@ -128,17 +129,18 @@ class _LocalReply(Reply):
             timeout_s=query.timeout_s,
         )
         super().__init__(assignment, None)
-        self.key = pending.id
         self._pending = pending
         self._user_code = user_code
         self._is_answered = False
         self._sender: Sender | None = None
         self._stream: Stream | None = None
 
-    def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
+    def begin(self, status: int, headers: Headers) -> None:
         """Answer the call with a stream."""
-        self._stream = stream = Stream(StreamBegun(self.key, status, headers, this_process()), self)
-        self._sender = Sender(self.key, stream.arrived, self._user_code.loop.call_soon)
+        query_id = self._pending.id
+        begun = StreamBegun(query_id, status, headers, this_process())
+        self._stream = stream = Stream(begun, self)
+        self._sender = Sender(query_id, stream.arrived, self._user_code.loop.call_soon)
         self._pending.answered(stream)
 
     async def send(self, data: bytes, ends: int = MORE) -> None:
@@ -161,7 +163,7 @@ class _LocalReply(Reply):
 
     def stop(self) -> None:
         """Cancel the generator."""
-        self._on_loop(partial(self._user_code.cancel, self.key))
+        self._on_loop(partial(self._user_code.cancel, self))
 
     def _on_loop(self, callback: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # closed: nothing is sent any more
@@ -172,7 +174,7 @@ class _LocalReply(Reply):
         self.has_ended = True
         if not self._is_answered:
             text = f"{self.assignment.endpoint} was cancelled, or shut down while the call ran"
-            self.answer(FailedAnswer(self.key, "DeploymentUnavailableError", text))
+            self.answer(FailedAnswer(self._pending.id, "DeploymentUnavailableError", text))
 
 
 _client: LocalClient | None = None

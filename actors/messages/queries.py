@@ -111,7 +111,7 @@ class Query(NamedTuple):
     path: str
     http_method: str  # "" for a call through a handle
     call_method: str  # method of the user's class, "" for __call__
-    call: bytes | LargeBytes  # pickled PythonCall, or fields of an HttpCall
+    call: bytes | LargeBytes  # see ``packed``
     request_id: str
     timeout_s: float | None  # from now; None leaves it to the backend's setting
     retryable: bool | None  # by its caller's word; None leaves it to endpoint, deployment, method
@@ -120,43 +120,6 @@ class Query(NamedTuple):
     multiplexed_model_id: str = ""  # the model that user code is to use; "" for none
     follows: str = ""  # BODY or SOCKET: what its caller sends on to its replica; "" for nothing
     session_id: str = ""  # by a handle: whose calls stay at one replica
-
-    @classmethod
-    def of(
-        cls,
-        number: int,
-        request_id: str,
-        call: PythonCall | tuple[Any, ...],
-        *,
-        endpoint: str | None = None,
-        path: str = "",
-        http_method: str = "",
-        call_method: str = "",
-        timeout_s: float | None = None,
-        retryable: bool | None = None,
-        shard_key: str | None = None,
-        for_shadow: bool = False,
-        multiplexed_model_id: str = "",
-        follows: str = "",
-        session_id: str = "",
-    ) -> Query:
-        """Return the query that carries a call, an HttpCall as a plain tuple; see ``call_of``."""
-        return cls(
-            number,
-            endpoint,
-            path,
-            http_method,
-            call_method,
-            packed(call),
-            request_id,
-            timeout_s,
-            retryable,
-            shard_key,
-            for_shadow,
-            multiplexed_model_id,
-            follows,
-            session_id,
-        )
 
     def headers(self) -> tuple[tuple[bytes, bytes], ...]:
         """Return the headers of an HTTP request; this reads all of it."""

@@ -27,7 +27,7 @@ from greenroom.actors.caller.streams import NobodyListensError, Parts
 from greenroom.actors.messages.closing import ABNORMAL, NORMAL, check_code, close_frame, close_of
 from greenroom.actors.messages.queries import BINARY, END, TEXT, HttpAnswer, HttpCall, StreamEnded
 from greenroom.actors.replica import fastapi_routes, string_annotations
-from greenroom.actors.replica.context import Reply
+from greenroom.actors.replica.context import Headers, Reply
 from greenroom.actors.replica.responses import AsgiReply, make_scope
 from greenroom.core.errors import (
     DeployFailedError,
@@ -38,7 +38,6 @@ from greenroom.core.errors import (
 
 SWITCHING = 101
 SUBPROTOCOL = b"sec-websocket-protocol"
-Headers = tuple[tuple[bytes, bytes], ...]
 
 
 def make_socket_scope(call: HttpCall, route: str) -> dict[str, Any]:

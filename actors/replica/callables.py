@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Collection
-from types import MethodType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from greenroom.core.validation import HOOKS
@@ -35,21 +35,6 @@ class Manner(NamedTuple):
         """Look at ``function``."""
         generates = inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)
         return cls(*_argument_of(function), is_async(function), generates)
-
-
-class Manners:
-    """Those of one copy of user code, by the names of its methods."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[Any, Manner]] = {}
-
-    def of(self, name: str, function: Any) -> Manner:
-        """Return that of ``function``, which has this name for now: user code may change it."""
-        source = function.__func__ if type(function) is MethodType else function
-        known = self._known.get(name)
-        if known is None or known[0] is not source:
-            known = self._known[name] = source, Manner.of(function)
-        return known[1]
 
 
 def is_async(function: Any) -> bool:

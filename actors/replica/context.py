@@ -16,12 +16,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from greenroom.actors.messages.queries import MORE, Answer, Assignment
+from greenroom.actors.messages.queries import MORE, Answer, Assignment, StreamEnded
 from greenroom.core.validation import explain_missing
 
 if TYPE_CHECKING:
     from greenroom.actors.caller.streams import Parts
     from greenroom.actors.runtime.tracing import Span
+
+
+Headers = tuple[tuple[bytes, bytes], ...]  # of HTTP
 
 
 class DeploymentID(NamedTuple):
@@ -132,7 +135,7 @@ class RunningQuery:
     the cancellation from that of user code's loop.
     """
 
-    __slots__ = ("assignment", "calls", "deadline_at", "has_ended", "is_cancelled", "span")
+    __slots__ = ("assignment", "calls", "deadline_at", "has_ended", "is_cancelled", "span", "task")
 
     def __init__(self, assignment: Assignment, deadline_at: float | None) -> None:
         self.assignment = assignment
@@ -141,6 +144,7 @@ class RunningQuery:
         self.is_cancelled = False
         self.has_ended = False
         self.span: Span | None = None  # where this process traces
+        self.task: asyncio.Task[None] | None = None  # of a query, until it has ended
 
     def made(self, call: Call) -> None:
         """Cancel this call with the query, unless :meth:`over` comes before."""
@@ -164,18 +168,43 @@ class Reply(RunningQuery):
 
     __slots__ = ("extra_headers",)
 
-    key: Any  # what to cancel it by
     upload: Parts | None = None  # what follows it
     status: int = 0  # of its answer; 0 before that
-    extra_headers: tuple[tuple[bytes, bytes], ...]  # of an answer over HTTP
+    extra_headers: Headers  # of an answer over HTTP
 
-    def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
+    def begin(self, status: int, headers: Headers) -> None:
         """Begin an answer in parts; any answer ends it, a StreamEnded when all went well."""
         raise NotImplementedError
 
     async def send(self, data: bytes, ends: int = MORE) -> None:
         """Send the next part; return when more may be made."""
         raise NotImplementedError
+
+    async def give(
+        self,
+        values: Any,
+        pack: Callable[[Any], tuple[Headers, bytes]],
+        ends: int = MORE,
+        headers: Headers = (),
+    ) -> None:
+        """Answer with what a generator yields, as fast as the caller takes it.
+
+        ``pack`` makes a part of a value, with headers; ``headers`` are those where nothing comes.
+        """
+        has_begun = False
+        try:
+            async for value in values:
+                headers, part = pack(value)  # before it begins: a failure may come whole
+                if not has_begun:
+                    self.begin(200, headers)
+                    has_begun = True
+                await self.send(part, ends)
+        finally:
+            if hasattr(values, "aclose"):
+                await values.aclose()
+        if not has_begun:
+            self.begin(200, headers)
+        self.answer(StreamEnded(self.assignment.query.id, 200))
 
     def answer(self, answer: Answer) -> None:
         """Answer; user code may go on."""

@@ -68,7 +68,7 @@ from greenroom.actors.messages.queries import (
 )
 from greenroom.actors.replica import context as user_context, metrics
 from greenroom.actors.replica.comparisons import Comparisons, ResponseSampler
-from greenroom.actors.replica.context import Reply
+from greenroom.actors.replica.context import Headers, Reply
 from greenroom.actors.replica.user_code import UserCode
 from greenroom.actors.runtime.loop import (
     GATHERED,
@@ -141,7 +141,7 @@ class Run(Reply):
         self.timer: Timer | None = None
         self.extra_headers = ()
 
-    def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
+    def begin(self, status: int, headers: Headers) -> None:
         """Begin an answer in parts."""
         self._check_runs()
         query, caller = self.assignment.query, self.caller
@@ -232,7 +232,7 @@ class Run(Reply):
 
     def cancel(self) -> None:
         """Cancel it in user code."""
-        self.queries.user_code.cancel(self.key)
+        self.queries.user_code.cancel(self)
 
     def late(self) -> None:
         """End it, a while after its time was up: the router that would have has died."""
@@ -703,7 +703,8 @@ class Queries:
             answer = AnswerQueries(incarnation=source, answers=tuple(refused))
             self.port.loop.send(sender, answer)
         for query_id in message.cancelled:
-            self.user_code.cancel((source, query_id))
+            if (run := self.runs.get((source, query_id))) is not None:
+                run.cancel()
 
     def _begin(self, run: Run) -> None:
         self.runs[run.key] = run

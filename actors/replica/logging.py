@@ -33,25 +33,34 @@ else:
     _StreamHandler = logging.StreamHandler  # takes no parameter before Python 3.11
 
 OURS = "greenroom.serve"
-CONTEXT = (
-    "request_id",
-    "route",
-    "endpoint",
-    "application",
-    "deployment",
-    "backend",
-    "version",
-    "replica",
-    "multiplexed_model_id",
-    "remaining_s",
-    "is_shadow",
-    "trace_id",
-    "span_id",
-)
 _PYTHONS = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
 CANCELLED = 499
 
 _logs_queries = False
+
+
+def _context() -> dict[str, Any]:
+    """Return what is known here and now of the running query and its replica."""
+    query, replica = user_context.request_context(), user_context.replica_context()
+    trace_id, span_id = ("", "") if tracing.active is None else tracing.active.ids()
+    return {
+        "request_id": query.request_id,
+        "route": query.route,
+        "endpoint": query.endpoint,
+        "application": replica.app_name if replica else "",
+        "deployment": replica.deployment if replica else "",
+        "backend": replica.backend if replica else "",
+        "version": (replica.version if replica else None) or "",
+        "replica": replica.replica_tag if replica else "",
+        "multiplexed_model_id": query.multiplexed_model_id,
+        "remaining_s": None if query.remaining_s is None else round(query.remaining_s, 3),
+        "is_shadow": query.is_shadow,
+        "trace_id": trace_id,
+        "span_id": span_id,
+    }
+
+
+CONTEXT = tuple(_context())  # the names
 
 
 class ContextFilter(logging.Filter):
@@ -63,24 +72,7 @@ class ContextFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Add what is known here and now."""
-        query, replica = user_context.request_context(), user_context.replica_context()
-        trace_id, span_id = ("", "") if tracing.active is None else tracing.active.ids()
-        known = {
-            "request_id": query.request_id,
-            "route": query.route,
-            "endpoint": query.endpoint,
-            "application": replica.app_name if replica else "",
-            "deployment": replica.deployment if replica else "",
-            "backend": replica.backend if replica else "",
-            "version": (replica.version if replica else None) or "",
-            "replica": replica.replica_tag if replica else "",
-            "multiplexed_model_id": query.multiplexed_model_id,
-            "remaining_s": None if query.remaining_s is None else round(query.remaining_s, 3),
-            "is_shadow": query.is_shadow,
-            "trace_id": trace_id,
-            "span_id": span_id,
-        }
-        for name, value in known.items():
+        for name, value in _context().items():
             record.__dict__.setdefault(name, value)
         return True
 

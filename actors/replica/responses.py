@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message
 
 from greenroom.actors.caller.streams import Parts
 from greenroom.actors.messages.queries import END, HttpAnswer, HttpCall, StreamEnded
-from greenroom.actors.replica.context import Reply
+from greenroom.actors.replica.context import Headers, Reply
 from greenroom.actors.replica.jsonable import to_json
 from greenroom.core.errors import PASSED_ON, UnsupportedResultError
 
@@ -124,7 +124,7 @@ async def give_answer(reply: Reply, result: Any, request: Request) -> HttpAnswer
     if result is None:
         return HttpAnswer(query_id, 200, _PLAIN, b"")
     if hasattr(result, "__aiter__"):
-        await _give_parts(reply, result)
+        await reply.give(result, _part, headers=_TEXT)
         return None
     return HttpAnswer(query_id, 200, _JSON, _json(result))
 
@@ -146,25 +146,15 @@ def _encoded(text: str) -> bytes:
         raise UnsupportedResultError(f"a result that is no Unicode text: {error}") from error
 
 
-async def _give_parts(reply: Reply, parts: Any) -> None:
-    """Send str as text or bytes as they are; the first part says which it is."""
-    has_begun = False
-    try:
-        async for part in parts:
-            if not isinstance(part, str | bytes | bytearray | memoryview):
-                raise UnsupportedResultError(
-                    f"a generator yielded a {type(part).__name__}; yield str or bytes"
-                )
-            if not has_begun:
-                reply.begin(200, _TEXT if isinstance(part, str) else _BYTES)
-                has_begun = True
-            await reply.send(_encoded(part) if isinstance(part, str) else bytes(part))
-    finally:
-        if hasattr(parts, "aclose"):
-            await parts.aclose()
-    if not has_begun:
-        reply.begin(200, _TEXT)
-    reply.answer(StreamEnded(reply.assignment.query.id, 200))
+def _part(value: Any) -> tuple[Headers, bytes]:
+    """Return str as text or bytes as they are; the first part says which it is."""
+    if isinstance(value, str):
+        return _TEXT, _encoded(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return _BYTES, bytes(value)
+    raise UnsupportedResultError(
+        f"a generator yielded a {type(value).__name__}; yield str or bytes"
+    )
 
 
 def from_http_exception(query_id: int, error: HTTPException) -> HttpAnswer:
@@ -199,7 +189,7 @@ class AsgiReply:
         self._reply = reply
         self._query_id = reply.assignment.query.id
         self._status = 0  # 0 before the start
-        self._headers: tuple[tuple[bytes, bytes], ...] = ()
+        self._headers: Headers = ()
         self._has_begun = False
         self._is_complete = False
         self._end: HttpAnswer | StreamEnded | None = None  # that is held

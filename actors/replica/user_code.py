@@ -8,26 +8,26 @@ threads.py), ``check_health`` on a thread of its own. A class without async meth
 Whatever user code raises, SystemExit and CancelledError too, ends its own call and nothing else.
 
 The life of a query: :meth:`UserCode.run` makes a task of it, which reads the call, finds the method
-(:meth:`UserCode._method`), calls it on the loop or on a thread (:meth:`UserCode._invoke`), and
-gives the result to the :class:`Reply`: a value (:func:`dumps`), a generator's values
-(:func:`give_values`), an HTTP response (responses.py, asgi.py), or a FailedAnswer. A running sync
+of the :class:`Servable`, calls it on the loop or on a thread, and gives the result to the
+:class:`Reply`: a value (:func:`dumps`), a generator's values
+(:meth:`Reply.give`), an HTTP response (responses.py, asgi.py), or a FailedAnswer. A running sync
 call cannot be stopped. Cancelling it only drops its answer, and it holds its slot until it returns.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import inspect
 import math
 import pickle
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import cloudpickle
 
@@ -41,22 +41,16 @@ from greenroom.actors.messages.queries import (
     HttpCall,
     PythonCall,
     Query,
-    StreamEnded,
     ValueAnswer,
     arguments_of,
     call_of,
 )
 from greenroom.actors.replica import context as user_context, logging as user_logging
-from greenroom.actors.replica.callables import (
-    Manner,
-    Manners,
-    http_methods,
-    is_async,
-    users_traceback,
-)
-from greenroom.actors.replica.context import Reply
+from greenroom.actors.replica.callables import is_async, users_traceback
+from greenroom.actors.replica.context import Headers, Reply
 from greenroom.actors.replica.pickling import dumps as by_value
-from greenroom.actors.replica.threads import MAX_THREADS, NO_KWARGS, Stuck, UserLoop, outcome_of
+from greenroom.actors.replica.servable import RefusedError, Servable, is_sync
+from greenroom.actors.replica.threads import MAX_THREADS, Stuck, UserLoop, outcome_of
 from greenroom.actors.runtime import tracing
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.config import SessionAffinity
@@ -73,10 +67,8 @@ from greenroom.core.routing.tickets import SOCKET
 
 if TYPE_CHECKING:
     from greenroom.actors.caller.streams import Parts
-    from greenroom.actors.replica.asgi import AsgiHost
     from greenroom.actors.runtime.tracing import Span, Tracing
 
-ASGI_APP = "__greenroom_asgi_app__"  # the attribute of a class whose requests an app answers
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 _NO_SOCKETS = (
     "this takes no WebSockets: they are for ASGI apps with such routes, deployed by serve.ingress"
@@ -95,10 +87,6 @@ def named_target(module: str, qualname: str) -> Any:
     for name in qualname.split("."):
         found = getattr(found, name)
     return getattr(found, "func_or_class", found)
-
-
-class _RefusedError(InvalidRequestError):
-    """The query asks for something that does not exist; no user code has run for it."""
 
 
 class Failure(NamedTuple):
@@ -124,10 +112,29 @@ class Failure(NamedTuple):
         return cls(text, trace, pickled, isinstance(error, UnusableCodeError))
 
 
+P = ParamSpec("P")
 Result = TypeVar("Result")
 MAX_STATS = 10  # of a replica, for the policy of autoscaling
 MAX_NAME = 60  # characters
 NO_REQUEST = HttpCall("GET", "/", b"/", b"", (), b"", "http", "1.1", None, None, "")
+
+
+def _from_any_thread(
+    method: Callable[Concatenate[UserCode, P], Coroutine[Any, Any, Result]],
+) -> Callable[Concatenate[UserCode, P], Future[Result | Failure]]:
+    """Run a coroutine on user code's loop, whoever calls; what it raises comes as a Failure."""
+
+    @functools.wraps(method)
+    def call(self: UserCode, /, *args: P.args, **kwargs: P.kwargs) -> Future[Result | Failure]:
+        async def guarded() -> Result | Failure:
+            try:
+                return await method(self, *args, **kwargs)
+            except BaseException as error:  # sys.exit() in a constructor must not end the loop
+                return Failure.of(error)
+
+        return asyncio.run_coroutine_threadsafe(guarded(), self.loop)
+
+    return call
 
 
 class UserCode:
@@ -138,28 +145,16 @@ class UserCode:
     """
 
     def __init__(self) -> None:
-        # As the settings say; set by the replica's main thread.
-        self.http_call_methods: Collection[str] | None = ()
-        self.session_affinity: SessionAffinity | None = None
-        self.served_by_header = False
         self._user_loop = UserLoop()
         self.loop = self._user_loop.loop
         self._threads = self._user_loop.threads
+        self.servable = Servable(self._threads)
         self._health_pool = ThreadPoolExecutor(1, "health")
         self._changing = asyncio.Lock()  # load, reconfigure and close come one after the other
-        self._callable: Any = None
-        self._has_own_thread = False  # where all of a class's code runs
-        self._asgi: AsgiHost | None = None
-        self._manners = Manners()
-        self._http_methods: frozenset[str] = frozenset()
+        self._affinity: SessionAffinity | None = None
+        self._served_by_header = False
         self._responses: Any = None  # the module, which imports Starlette: only for HTTP
-        self._running: dict[Any, tuple[asyncio.Task[None], Reply]] = {}  # by the reply's key
-        self._cancelled: dict[Any, Reply] = {}  # by tasks, cancelled by us and not by user code
-
-    @property
-    def servable_object(self) -> Any:
-        """What user code has made of itself; None before."""
-        return self._callable
+        self._running: dict[asyncio.Task[None], Reply] = {}
 
     @property
     def takes_short_calls(self) -> bool:
@@ -176,124 +171,70 @@ class UserCode:
         self._user_loop.end()
         self._health_pool.shutdown(wait=False)
 
-    def set_max_ongoing_requests(self, number: int) -> None:
-        """Run as many sync calls at once, up to MAX_THREADS; callable from any thread."""
-        self._threads.size = min(MAX_THREADS, number)
+    def configure(self, config: Mapping[str, Any]) -> None:
+        """Take newer settings; callable from any thread. Older records lack some."""
+        affinity = config.get("session_affinity")
+        self._affinity = None if affinity is None else SessionAffinity.read(affinity)
+        self._served_by_header = config.get("served_by_header", False)
+        self.servable.http_call_methods = config.get("http_call_methods", ())
+        self._threads.size = min(MAX_THREADS, config["max_ongoing_requests"])
 
     # --- What the controller asks for ---------------------------------------------------------
 
-    def load(self, code: bytes, user_config: Any) -> Future[Failure | None]:
+    @_from_any_thread
+    async def load(self, code: bytes, user_config: Any) -> None:
         """Unpickle the code, construct its instance, call reconfigure, then warmup."""
-        return self._spawn(self._load(code, user_config))
+        async with self._changing:
+            target, args, kwargs = _unpickled(code)
+            self._threads.takes_short_calls = self._user_loop.has_thread and is_sync(target)
+            await self.servable.construct(target, args, kwargs)
+            if user_config is not None:
+                await self.servable.reconfigure(user_config)
+            await self.servable.warm_up()
 
-    def reconfigure(self, user_config: Any) -> Future[Failure | None]:
+    @_from_any_thread
+    async def reconfigure(self, user_config: Any) -> None:
         """Call the instance's reconfigure with the new user_config."""
-        return self._spawn(self._reconfigure(user_config))
+        async with self._changing:
+            await self.servable.reconfigure(user_config)
 
-    def close(self) -> Future[Failure | None]:
+    @_from_any_thread
+    async def close(self) -> None:
         """End the app's lifespan, unload models, call the instance's ``__del__``."""
-        return self._spawn(self._close())
+        async with self._changing:
+            await self.servable.close()
 
     def check_health(self) -> Future[Failure | None]:
         """Call the instance's check_health, where it has one."""
-        check = getattr(self._callable, "check_health", None)
-        if check is None or inspect.isclass(self._callable):
+        check = self.servable.hook("check_health")
+        if check is None:
             healthy: Future[Failure | None] = Future()
             healthy.set_result(None)
             return healthy
-        if is_async(check):
-            return self._spawn(_without_result(check()))
-        if self._has_own_thread:
-            return self._spawn(self._check_on_own_thread(check))
+        if is_async(check) or self.servable.has_own_thread:
+            return self._check(check)
         # Not by way of the event loop, which user code may be blocking.
         return self._health_pool.submit(_failure_in, check)
 
+    @_from_any_thread
+    async def _check(self, check: Any) -> None:
+        if is_async(check):
+            await check()
+        elif not self._threads.taken:  # between calls: one may take longer than a check may
+            await self._threads.run(check, ())
+
     def autoscaling_stats(self) -> Future[dict[str, float] | Failure] | None:
         """Call the instance's record_autoscaling_stats; None where it has none."""
-        method = getattr(self._callable, "record_autoscaling_stats", None)
-        if method is None or inspect.isroutine(self._callable):
-            return None
+        method = self.servable.hook("record_autoscaling_stats")
+        return None if method is None else self._record(method)
 
-        async def record() -> dict[str, float]:
-            return _numbers(await (method() if is_async(method) else self._threads.run(method, ())))
-
-        return self._spawn(record())
-
-    async def _check_on_own_thread(self, check: Any) -> None:
-        """Check the health between calls: a call may take longer than a check may."""
-        if not self._threads.taken:
-            await self._threads.run(check, ())
+    @_from_any_thread
+    async def _record(self, method: Any) -> dict[str, float]:
+        return _numbers(await self.servable.run("record_autoscaling_stats", method))
 
     def stuck(self, slots: int, now: float) -> Stuck:
         """Return how sync calls are stuck, where ``slots`` may run at once; from any thread."""
         return self._threads.stuck(slots, now)
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result | Failure]:
-        async def guarded() -> Result | Failure:
-            try:
-                return await coroutine
-            except BaseException as error:  # sys.exit() in a constructor must not end the loop
-                return Failure.of(error)
-
-        return asyncio.run_coroutine_threadsafe(guarded(), self.loop)
-
-    async def _load(self, code: bytes, user_config: Any) -> None:
-        async with self._changing:
-            target, args, kwargs = _unpickled(code)
-            self._threads.takes_short_calls = self._user_loop.has_thread and _is_sync(target)
-            if not inspect.isclass(target):
-                self._callable = target
-            elif inspect.iscoroutinefunction(target.__init__):
-                self._callable = target.__new__(target)
-                await self._callable.__init__(*args, **kwargs)
-            elif self._threads.size == 1 and _is_sync(target):
-                self._has_own_thread = True
-                # In a list, because what can be awaited is awaited.
-                [self._callable] = await self._threads.run(lambda: [target(*args, **kwargs)], ())
-            else:
-                self._callable = target(*args, **kwargs)
-            self._http_methods = http_methods(type(self._callable))
-            user_context.constructed(self._callable)
-            source = getattr(self._callable, ASGI_APP, None)
-            if source is not None:
-                from greenroom.actors.replica.asgi import AsgiHost  # noqa: PLC0415  # as above
-
-                self._asgi = AsgiHost(source.app(type(self._callable)))
-                await self._asgi.start()
-            if user_config is not None:
-                await self._call_reconfigure(user_config)
-            await self._warm_up()
-
-    async def _warm_up(self) -> None:
-        method = getattr(self._callable, "warmup", None)
-        if method is None or inspect.isroutine(self._callable):
-            return
-        try:
-            inspect.signature(method).bind()
-        except TypeError as error:
-            raise UnusableCodeError(f"warmup() is called without arguments: {error}") from None
-        await self._invoke("warmup", method, ())
-
-    async def _reconfigure(self, user_config: Any) -> None:
-        async with self._changing:
-            await self._call_reconfigure(user_config)
-
-    async def _call_reconfigure(self, user_config: Any) -> None:
-        method = getattr(self._callable, "reconfigure", None)
-        if method is None:
-            raise UnusableCodeError(
-                "user_config is set, but the deployment has no reconfigure(user_config) method"
-            )
-        await self._invoke("reconfigure", method, (user_config,))
-
-    async def _close(self) -> None:
-        async with self._changing:
-            if self._asgi is not None:
-                await self._asgi.stop()
-            await user_context.unload_models()
-            finalizer = getattr(type(self._callable), "__del__", None)
-            if finalizer is not None:
-                await self._invoke("__del__", finalizer, (self._callable,))
 
     # --- Queries ------------------------------------------------------------------------------
 
@@ -301,36 +242,39 @@ class UserCode:
         """Run a query."""
         serve = self._serve_logged if user_logging.logs_queries() else self._serve
         if tracing.active is not None:
-            serve = partial(_traced, serve)
-        task = self.loop.create_task(serve(reply))
-        task.add_done_callback(self._task_ended)
-        self._running[reply.key] = task, reply
+            serve = functools.partial(_traced, serve)
+        reply.task = task = self.loop.create_task(serve(reply))
+        task.add_done_callback(self._ended)  # user code may cancel it before it begins
+        self._running[task] = reply
 
-    def cancel(self, key: Any) -> None:
+    def cancel(self, reply: Reply) -> None:
         """Cancel a query: async code gets CancelledError, the answer of sync code is dropped.
 
         The calls that it has made are cancelled too, so a thread that waits for one is free at
         once.
         """
-        running = self._running.get(key)
-        if running is not None and running[0] not in self._cancelled:
-            task, reply = running
-            self._cancelled[task] = reply
-            task.cancel()
+        if reply.task is not None and not reply.is_cancelled:
+            reply.task.cancel()
             reply.cancel_calls()
 
     def _cancel_all(self) -> None:
-        for key in list(self._running):
-            self.cancel(key)
+        for reply in list(self._running.values()):
+            self.cancel(reply)
 
     async def _serve(self, reply: Reply) -> None:
-        answer = await self._answer(reply)
-        if answer is not None:
-            reply.answer(answer)
-        task, _ = self._running.pop(reply.key)
-        self._cancelled.pop(task, None)
-        task.remove_done_callback(self._task_ended)  # it would cost a pass of the loop
-        reply.end()
+        task = reply.task
+        assert task is not None, "set by run()"
+        task.remove_done_callback(self._ended)  # it would cost a pass of the loop
+        try:
+            answer = await self._answer(reply)
+            if answer is not None:
+                reply.answer(answer)
+        except GeneratorExit:  # the loop is closed, and this is collected
+            raise
+        except BaseException:
+            self._ended(task)
+            raise
+        self._ended(task)
 
     async def _serve_logged(self, reply: Reply) -> None:
         began_at = time.perf_counter()
@@ -340,12 +284,9 @@ class UserCode:
             took_s = time.perf_counter() - began_at
             user_logging.log_query(reply.assignment.query, reply.status, took_s)
 
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """Note the end of a task that was cancelled, by user code too, perhaps before it began."""
-        reply = self._cancelled.pop(task, None)
-        if reply is None:
-            reply = next(each for running, each in self._running.values() if running is task)
-        del self._running[reply.key]
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        reply = self._running.pop(task)
+        reply.task = None
         reply.end()
 
     async def _answer(self, reply: Reply) -> Answer | None:
@@ -361,13 +302,13 @@ class UserCode:
             if is_python:
                 return await self._answer_python(reply, call)
             return await self._answer_http(reply, call)
-        except _RefusedError as error:
+        except RefusedError as error:
             return FailedAnswer(query.id, InvalidRequestError.__name__, str(error))
         except GreenroomError as error:
             return _failed_by_us(reply, call, error)
         except BaseException as error:
             # Closed: this is collected, with the GeneratorExit of one that would not be cancelled.
-            if self.loop.is_closed() or asyncio.current_task() in self._cancelled:
+            if self.loop.is_closed() or reply.is_cancelled:
                 raise
             if reply.span is not None:
                 reply.span.failed(error)
@@ -377,18 +318,18 @@ class UserCode:
         try:
             args, kwargs = arguments_of(call)
         except ModuleNotFoundError as error:
-            raise _RefusedError(
+            raise RefusedError(
                 f"the arguments of a call to {call.method} have objects of a module that the "
                 f"deployment lacks ({error}); import it in the application's modules, or add it to "
                 "the runtime_env's py_modules"
             ) from error
         if reply.upload is not None:
             args = (*args, _values_of(reply.upload))
-        function = self._method(call.method)
-        if not (args or kwargs) and self._gets_a_request(call.method, function):
-            responses = self._responses or self._import_responses()
-            args = (responses.make_request(NO_REQUEST, reply),)
-        result = await self._invoke(call.method, function, args, kwargs)
+        function = self.servable.method(call.method)
+        manner = self.servable.manner(call.method, function)
+        if manner.needs_argument and not (args or kwargs) and _is_of_no_application():
+            args = (self._http().make_request(NO_REQUEST, reply),)
+        result = await self.servable.call(manner, function, args, kwargs)
         if not call.stream:
             return ValueAnswer(reply.assignment.query.id, dumps(result, "returned"))
         if hasattr(result, "__next__"):
@@ -398,45 +339,30 @@ class UserCode:
                 f"{call.method} returned a {type(result).__name__}; a call with stream=True is for "
                 "generators"
             )
-        await give_values(reply, result)
+        await reply.give(result, lambda value: ((), dumps(value, "yielded")), BINARY)
         return None
 
-    def _gets_a_request(self, name: str, function: Any) -> bool:
-        """Return whether a call without arguments gets an empty request, as in Ray Serve 1.x.
-
-        There handlers were written for HTTP, and handles called the same ones. Only what belongs to
-        no application was deployed in that way.
-        """
-        replica = user_context.replica_context()
-        is_alone = replica is not None and not replica.app_name
-        return is_alone and self._manners.of(name, function).needs_argument
-
     async def _answer_http(self, reply: Reply, call: HttpCall) -> Answer | None:
-        responses = self._responses or self._import_responses()
-        has_extra_headers = self.session_affinity is not None or self.served_by_header
-        replica = user_context.replica_context() if has_extra_headers else None
-        if self.session_affinity is not None and replica is not None:
-            route, tag = reply.assignment.route, replica.replica_tag
-            cookie = new_cookie(self.session_affinity, call.headers, route, tag)
-            reply.extra_headers = () if cookie is None else ((b"set-cookie", cookie),)
-        if self.served_by_header and replica is not None:
-            reply.extra_headers += ((b"x-served-by", replica.replica_tag.encode()),)
-        method = reply.assignment.query.call_method
+        servable, method = self.servable, reply.assignment.query.call_method
+        if self._affinity is not None or self._served_by_header:
+            reply.extra_headers = self._extra_headers(reply, call)
         if reply.assignment.query.follows == SOCKET:
-            if self._asgi is None or method:
-                raise _RefusedError(_NO_SOCKETS)
-            await self._asgi.converse(reply, call)
+            if servable.asgi is None or method:
+                raise RefusedError(_NO_SOCKETS)
+            await servable.asgi.converse(reply, call)
             return None
         if method:
-            self._check_method_header(method)
+            servable.check_method_header(method)
+        responses = self._responses or self._http()
         request = responses.make_request(call, reply)
-        if self._asgi is not None:
-            await self._asgi.answer(reply, request)
+        if servable.asgi is not None:
+            await servable.asgi.answer(reply, request)
             return None
-        function = self._method(method, is_http=True)
-        manner = self._manners.of(method, function)
+        function = servable.method(method, is_http=True)
+        manner = servable.manner(method, function)
+        args = (request,) if manner.takes_argument else ()
         try:
-            result = await self._call(manner, function, (request,) if manner.takes_argument else ())
+            result = await servable.call(manner, function, args)
         except responses.HTTPException as error:
             refused: Answer = responses.from_http_exception(reply.assignment.query.id, error)
             return refused
@@ -445,63 +371,31 @@ class UserCode:
         answer: Answer | None = await responses.give_answer(reply, result, request)
         return answer
 
-    def _import_responses(self) -> Any:
+    def _extra_headers(self, reply: Reply, call: HttpCall) -> Headers:
+        replica, headers = user_context.replica_context(), []
+        tag = "" if replica is None else replica.replica_tag
+        if self._affinity is not None:
+            cookie = new_cookie(self._affinity, call.headers, reply.assignment.route, tag)
+            headers += [] if cookie is None else [(b"set-cookie", cookie)]
+        if self._served_by_header:
+            headers.append((b"x-served-by", tag.encode()))
+        return tuple(headers)
+
+    def _http(self) -> Any:
         from greenroom.actors.replica import responses  # noqa: PLC0415
 
         self._responses = responses
         return responses
 
-    def _check_method_header(self, name: str) -> None:
-        """Refuse what HTTP requests may not call; clients do not learn what there is."""
-        if self._asgi is not None:
-            text = (
-                "an ASGI app answers this deployment's requests, and the header "
-                "X-Serve-Call-Method would go past it; leave the header out"
-            )
-        elif self.http_call_methods is not None and not self.http_call_methods:
-            text = "this deployment takes no header X-Serve-Call-Method; leave it out"
-        elif name == "__call__" or name in self._callable_by_http():
-            return
-        else:
-            text = (
-                f"header X-Serve-Call-Method: {name[:100]!r} is no method that HTTP requests may "
-                "call here"
-            )
-        raise _RefusedError(text)
 
-    def _callable_by_http(self) -> frozenset[str]:
-        named = self.http_call_methods
-        return self._http_methods if named is None else self._http_methods.intersection(named)
+def _is_of_no_application() -> bool:
+    """Return whether a call without arguments gets an empty request, as in Ray Serve 1.x.
 
-    def _method(self, name: str, *, is_http: bool = False) -> Any:
-        if name in {"", "__call__"}:
-            if callable(self._callable):
-                return self._callable
-            name = "__call__"
-        method = None if name.startswith("_") else getattr(self._callable, name, None)
-        if callable(method):
-            return method
-        kind = type(self._callable)
-        methods = [each for each in dir(kind) if callable(getattr(kind, each, None))]
-        public = [each for each in methods if each == "__call__" or not each.startswith("_")]
-        if not public:  # no mistake of the caller's
-            raise GreenroomError("the deployment has no method that can be called")
-        if is_http:
-            can_be_named = "name one of its methods in the header X-Serve-Call-Method"
-            only_by_handles = "no method is open to HTTP requests: see the option http_call_methods"
-            hint = can_be_named if self._callable_by_http() else only_by_handles
-            raise _RefusedError(f"the deployment has no {name}; {hint}")
-        raise _RefusedError(f"the deployment has no method {name!r}; it has: {', '.join(public)}")
-
-    async def _invoke(self, name: str, function: Any, args: Any, kwargs: Any = NO_KWARGS) -> Any:
-        return await self._call(self._manners.of(name, function), function, args, kwargs)
-
-    async def _call(self, manner: Manner, function: Any, args: Any, kwargs: Any = NO_KWARGS) -> Any:
-        if manner.is_async:
-            return await function(*args, **kwargs)
-        if manner.makes_generator:
-            return function(*args, **kwargs)
-        return await self._threads.run(function, args, kwargs)
+    There handlers were written for HTTP, and handles called the same ones. Only what belongs to no
+    application was deployed in that way.
+    """
+    replica = user_context.replica_context()
+    return replica is not None and not replica.app_name
 
 
 # --- Traces -----------------------------------------------------------------------------------
@@ -570,24 +464,6 @@ def _is_plain(value: Any) -> bool:
     return kind in _PLAIN
 
 
-async def give_values(reply: Reply, values: AsyncIterator[Any]) -> None:
-    """Send what a generator yields, one by one, as fast as the caller takes it."""
-    has_begun = False
-    try:
-        async for value in values:
-            pickled = dumps(value, "yielded")  # before it begins: a failure may come whole
-            if not has_begun:
-                reply.begin(200, ())
-                has_begun = True
-            await reply.send(pickled, BINARY)
-    finally:
-        if hasattr(values, "aclose"):
-            await values.aclose()
-    if not has_begun:
-        reply.begin(200, ())
-    reply.answer(StreamEnded(reply.assignment.query.id, 200))
-
-
 def _failed_by_us(reply: Reply, call: Any, error: GreenroomError) -> Answer | None:
     """Answer with an error of ours; return None where another replica is to answer."""
     query = reply.assignment.query
@@ -612,10 +488,6 @@ def _failed(query: Query, error: BaseException, *, is_http: bool) -> FailedAnswe
     )
 
 
-async def _without_result(coroutine: Any) -> None:
-    await coroutine
-
-
 def _failure_in(check: Callable[[], Any]) -> Failure | None:
     error = outcome_of(check, (), {})[1]
     return None if error is None else Failure.of(error)
@@ -637,17 +509,6 @@ def _unpickled(code: bytes) -> Any:
             f"the deployment's code cannot be unpickled on host {read_settings().host_name!r}: "
             f"{type(error).__name__}: {error}; is everything that it imports installed there?"
         ) from error
-
-
-def _is_sync(target: Any) -> bool:
-    """Return whether a function, or each method of a class, is sync, so it needs no event loop."""
-    methods = [target]
-    if inspect.isclass(target):
-        methods = [inspect.getattr_static(target, name) for name in dir(target)]
-    functions = [getattr(method, "__func__", method) for method in methods]  # of staticmethods too
-    return not hasattr(target, ASGI_APP) and not any(
-        is_async(function) or inspect.isasyncgenfunction(function) for function in functions
-    )
 
 
 class _Lost:

@@ -39,7 +39,7 @@ _ROLLUP = Path("/proc/self/smaps_rollup")
 
 
 class Wear:
-    """Looks once a second, while there are limits; ``worn`` and ``full`` hear of it with why.
+    """Looks once a second, while there are limits; ``worn`` hears why, and whether it is full.
 
     ``served`` returns how many queries have ended.
     """
@@ -48,12 +48,11 @@ class Wear:
         self,
         loop: Loop,
         served: Callable[[], int],
-        worn: Callable[[str], None],
-        full: Callable[[str], None],
+        worn: Callable[[str, bool], None],
     ) -> None:
         self._loop = loop
         self._served = served
-        self._on_worn, self._on_full = worn, full
+        self._on_worn = worn
         self._limits: dict[RestartReason, Any] = {}
         self._began_at: float | None = None  # to run
         self._timer: Timer | None = None
@@ -105,14 +104,14 @@ class Wear:
         text = f"it has {_mib(size)} of {what}, and {reason} are {_mib(most)}"
         if size > most * HARD:
             self.why = f"{RestartReason.OUT_OF_MEMORY}: {text}"
-            self._on_full(self.why)
+            self._on_worn(self.why, True)
         elif size > most:
             self._is_worn(reason, text)
 
     def _is_worn(self, reason: RestartReason, text: str) -> None:
         if not self.why:
             self.why = f"{reason}: {text}"
-            self._on_worn(self.why)
+            self._on_worn(self.why, False)
 
 
 def memory_bytes() -> int:

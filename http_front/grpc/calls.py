@@ -36,6 +36,7 @@ from greenroom.actors.messages.queries import (
     Query,
     StreamEnded,
     ValueAnswer,
+    packed,
 )
 from greenroom.actors.runtime.loop import resolve
 from greenroom.core.errors import GreenroomError
@@ -339,13 +340,17 @@ class _Call:
         call = PythonCall(self._method, arguments, stream=self._found.response_streaming)
         request_id = await metadata_of(self._context, "request_id") or secrets.token_hex(16)
         self._context.set_trailing_metadata((("request_id", request_id),))
-        query = Query.of(
+        query = Query(
             self._link.next_id(),
-            request_id,
-            call,
+            call=packed(call),
+            request_id=request_id,
             endpoint=endpoint,
+            path="",
+            http_method="",
             call_method=self._method,
             timeout_s=_shorter(self._context.time_remaining(), self._limit_s),
+            retryable=None,
+            shard_key=None,
             multiplexed_model_id=await metadata_of(self._context, "multiplexed_model_id"),
             follows=BODY if streams_in else "",
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from greenroom.actors.replica.callables import http_methods
-from greenroom.actors.replica.user_code import ASGI_APP
+from greenroom.actors.replica.servable import ASGI_APP
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.validation import Settings, is_number, validated
 

@@ -24,7 +24,7 @@ import cloudpickle
 from greenroom.actors.replica.callables import is_users
 from greenroom.actors.replica.modules import Module, loaded
 from greenroom.actors.replica.pickling import PROTOCOL, ByValuePickler, dumps
-from greenroom.actors.replica.user_code import ASGI_APP
+from greenroom.actors.replica.servable import ASGI_APP
 from greenroom.core.config import BackendConfig
 from greenroom.core.errors import InvalidRequestError
 from greenroom.serve.code.fingerprint import app_part, deployed_reference, fingerprint

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from greenroom.actors.replica.asgi import AppSource, is_app
 from greenroom.actors.replica.fastapi_routes import give_self
-from greenroom.actors.replica.user_code import ASGI_APP
+from greenroom.actors.replica.servable import ASGI_APP
 from greenroom.serve.deployments import Deployment
 
 T = TypeVar("T")

@@ -37,7 +37,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI
 from websockets.http11 import Response
 
 from greenroom.actors.replica.asgi import AppSource
-from greenroom.actors.replica.user_code import ASGI_APP, MAX_STATS
+from greenroom.actors.replica.servable import ASGI_APP
+from greenroom.actors.replica.user_code import MAX_STATS
 from greenroom.core.config import LOOPBACK, MAX_WEBSOCKET_MESSAGE_BYTES, RuntimeEnv
 from greenroom.core.errors import InvalidRequestError, NotBegunError
 from greenroom.core.metrics import name_problem

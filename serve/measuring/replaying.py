@@ -22,7 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from greenroom.actors.caller.client import QueryClient
-from greenroom.actors.messages.queries import FailedAnswer, HttpAnswer, HttpCall, Query, status_of
+from greenroom.actors.messages.queries import (
+    FailedAnswer,
+    HttpAnswer,
+    HttpCall,
+    Query,
+    packed,
+    status_of,
+)
 from greenroom.core.comparing.comparing import Compare, Differences, Outcome, Response, compare
 from greenroom.core.comparing.latencies import Interval, percentile, ratio, share
 from greenroom.core.errors import ConflictError, InvalidRequestError
@@ -230,14 +237,17 @@ class _Run:
     def _send(self, endpoint: str, row: Row) -> Future[tuple[Any, float]]:
         """Send a query as an HTTP worker does; the future gets the answer, and seconds."""
         pending = self._queries.pending(secrets.token_hex(16))
-        query = Query.of(
+        query = Query(
             pending.id,
-            pending.request_id,
-            tuple(_call_of(row)),
+            call=packed(tuple(_call_of(row))),
+            request_id=pending.request_id,
             endpoint=endpoint,
             path=row["path"],
             http_method=row["method"],
+            call_method="",
             timeout_s=QUERY_TIMEOUT_S,
+            retryable=None,
+            shard_key=None,
         )
         answered: Future[tuple[Any, float]] = Future()
         sent_at = time.monotonic()

@@ -17,7 +17,7 @@ from starlette.types import Send
 
 from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica.asgi import AppSource
-from greenroom.actors.replica.user_code import ASGI_APP
+from greenroom.actors.replica.servable import ASGI_APP
 from greenroom.core.errors import BodyTooLargeError
 from greenroom.serve.deployments import Deployment
 

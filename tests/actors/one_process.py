@@ -87,7 +87,7 @@ def pickle_messages() -> None:
 def load(target: Any, user_config: Any = None, *, limit: int = 100) -> Failure | None:
     """Make what a replica makes of a function or class; return why that fails."""
     code = UserCode()
-    code.set_max_ongoing_requests(limit)
+    code.configure({"max_ongoing_requests": limit})
     code.start()
     try:
         return code.load(dumps((target, (), {})), user_config).result(10)
@@ -100,7 +100,7 @@ class OneProcess:
 
     def __init__(self, target: Any, *, limit: int, **table: Any) -> None:
         self.user_code = UserCode()
-        self.user_code.set_max_ongoing_requests(limit)
+        self.user_code.configure({"max_ongoing_requests": limit})
         self.loop = loop = self.user_code.loop
         self.proxy = self._make_proxy(Place(loop))
         port: Any = Place(loop)

@@ -16,7 +16,6 @@ from greenroom.actors.messages.queries import (
     HttpAnswer,
     Pieces,
     Process,
-    Query,
     StreamBegun,
     StreamEnded,
     StreamPart,
@@ -26,6 +25,7 @@ from greenroom.http_front.heads import MAX_KNOWN, HeadReader
 from greenroom.http_front.request import Request
 from greenroom.http_front.responses import StreamedBody
 from tests.http.wire import connected, exchange, turn_over
+from tests.support.queries import query
 
 pytestmark = pytest.mark.anyio
 WAYS = {
@@ -196,7 +196,7 @@ def test_a_head_is_known_again_if_it_is_the_same_and_has_made_a_query(app):
     first, _ = heads.take(text)
     second, _ = heads.take(text)
     assert second is not first, "it has made none"
-    second.query = Query.of(1, "", ())
+    second.query = query(1)
     assert heads.take(text + b"rest") == (second, b"rest")
     assert heads.take(text.replace(b": id", b": other"))[0].named[b"x-request-id"] == b"other"
 

@@ -59,7 +59,7 @@ class ScriptedCode:
         self.composer: Composer | None = None  # of code that calls another deployment
         self._rate = simulation.world.rng.choice([20.0, 300.0])  # queries per second
 
-    def set_max_ongoing_requests(self, number: int) -> None:
+    def configure(self, config: Any) -> None:
         """Nothing is needed: no code here has threads."""
 
     def start(self) -> None:
@@ -210,15 +210,15 @@ class ScriptedCode:
                 reply.answer(ValueAnswer(query.id, pickle.dumps(query.call)))
         reply.end()
 
-    def cancel(self, key: Any) -> None:
-        running = self._running.get(key)
+    def cancel(self, reply: Any) -> None:
+        running = self._running.get(reply.key)
         if running is None or running.cancelled:
             return
         running.cancelled = True
         if running.stream is not None:
             running.stream.cancel()
-            del self._running[key]
-            self.loop.call_later(0.0, running.reply.end)
+            del self._running[reply.key]
+            self.loop.call_later(0.0, reply.end)
         elif not running.is_sync and (ended := running.timer.call) is not None:
             running.timer.cancel()  # what runs on a thread runs on, unheard
             self.loop.call_later(0.0, ended)

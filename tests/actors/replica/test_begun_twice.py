@@ -28,7 +28,7 @@ def world(one_process: Callable[..., OneProcess]) -> OneProcess:
 def cancelled(world: OneProcess, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return the keys of the runs that user code was to end."""
     keys: list[Any] = []
-    monkeypatch.setattr(world.user_code, "cancel", keys.append)
+    monkeypatch.setattr(world.user_code, "cancel", lambda run: keys.append(run.key))
     return keys
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors.replica.callables import Manner, Manners, http_methods
+from greenroom.actors.replica.callables import Manner, http_methods
+from greenroom.actors.replica.servable import Servable
 
 
 def plain() -> int:
@@ -45,6 +46,7 @@ class AsyncInstance:
         return request
 
 
+NO_THREADS: Any = None
 ONE = {"takes_argument", "needs_argument"}
 
 
@@ -66,16 +68,16 @@ ONE = {"takes_argument", "needs_argument"}
 def test_a_callable_is_called_as_what_it_is(function: Any, traits: set[str]) -> None:
     manner = Manner.of(function)
     assert {name for name, has_it in manner._asdict().items() if has_it} == traits
-    assert Manners().of("name", function) == manner
+    assert Servable(NO_THREADS).manner("name", function) == manner
 
 
 def test_what_user_code_puts_in_a_methods_place_is_read_again() -> None:
-    manners, instance = Manners(), Methods()
-    first = manners.of("plain", instance.plain)
-    assert manners.of("plain", instance.plain) is first
+    servable, instance = Servable(NO_THREADS), Methods()
+    first = servable.manner("plain", instance.plain)
+    assert servable.manner("plain", instance.plain) is first
     instance.plain = asynchronous  # type: ignore[method-assign,assignment]
-    assert manners.of("plain", instance.plain).is_async
-    assert manners.of("other", plain) == first
+    assert servable.manner("plain", instance.plain).is_async
+    assert servable.manner("other", plain) == first
 
 
 class Base(threading.Thread):

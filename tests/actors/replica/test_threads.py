@@ -373,7 +373,7 @@ def test_only_code_without_async_parts_has_short_calls(
     target: Any, limit: int, expected: bool
 ) -> None:
     code = UserCode()
-    code.set_max_ongoing_requests(limit)
+    code.configure({"max_ongoing_requests": limit})
     code.start()
     try:
         assert code.load(dumps((target, (), {})), None).result(LIMIT_S) is None
@@ -456,7 +456,7 @@ def test_a_call_that_runs_for_long_does_not_make_its_replica_unhealthy(
     one_process: Callable[..., OneProcess],
 ) -> None:
     replica = one_process(Slow, limit=1)
-    slow = replica.user_code.servable_object
+    slow = replica.user_code.servable.instance
 
     async def health() -> Any:
         return await asyncio.wrap_future(replica.user_code.check_health())

@@ -67,22 +67,25 @@ def test_frames_of_libraries_that_user_code_called_are_shown():
 class LacksPackages(Replica):
     """A replica whose packages cannot be installed, without an actor system."""
 
+    tag, state = "r1", "starting"
+    queries = None
+    _applied_id = 0
     found = None
 
-    def _is_in_environment(self):
-        return False
+    def _configure_logging(self, _config):
+        return None
 
-    async def _enter_environment(self, *_requirements):
+    async def _load_code(self, *_):
         error = DeployFailedError("pip failed: no such package")
         raise DeployFailedError(str(error)) from error  # as from the thread that installs
 
-    def _loaded(self, failure):
-        self.found = failure
+    def _report(self):
+        self.found = self._failure
 
 
 def test_what_keeps_a_replica_from_loading_is_reported_in_one_line():
     replica = LacksPackages()
-    asyncio.run(replica._load(SimpleNamespace(runtime_env={"pip": ["missing"]})))
+    asyncio.run(replica._load(SimpleNamespace(config={}, config_id=1), None))
     expected = "greenroom.core.errors.DeployFailedError: pip failed: no such package"
     assert replica.found.traceback.strip() == expected
 

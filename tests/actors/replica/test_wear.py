@@ -39,9 +39,12 @@ class Worn:
         module = importlib.reload(wear)  # it asks once for NVML
         self.loop, self.said = LoneLoop(), list[str]()
         self.served = self.on_gpu = 0
-        worn, full = self.said.append, lambda why: self.said.append(f"ends: {why}")
+
+        def worn(why: str, is_full: bool) -> None:
+            self.said.append(f"ends: {why}" if is_full else why)
+
         patch.setattr(module, "time", SimpleNamespace(monotonic=self.loop.asyncio.time))
-        self.wear = module.Wear(self.loop, lambda: self.served, worn, full)
+        self.wear = module.Wear(self.loop, lambda: self.served, worn)
         self.wear.configure(limits)
         self.wear.begin()
 
