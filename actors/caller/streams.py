@@ -235,6 +235,25 @@ class Parts:
             await arrival
         return self._take()
 
+    async def next_message(self) -> StreamPart | None:
+        """Return the next text, binary message or value, its parts joined; else like :meth:`next`.
+
+        The part that ends everything is not joined to what is not complete.
+        """
+        while (part := await self.next()) is not None and part.ends != END:
+            if (value := self._completed(part)) is not None:
+                return part._replace(data=value)
+        return part
+
+    def _completed(self, part: StreamPart) -> bytes | None:
+        """Return the value that a part ends; None while more of it is to come."""
+        self._value.append(part.data)
+        if part.ends == MORE:
+            return None
+        value = b"".join(self._value) if len(self._value) > 1 else part.data
+        self._value.clear()
+        return value
+
     async def next_bytes(self) -> bytes | None:
         """Return the bytes of the parts that are here, up to MAX_JOINED; else like :meth:`next`."""
         part = await self.next()
@@ -254,11 +273,7 @@ class Parts:
         """
         with self._lock:
             while self._parts:
-                part = self._take()
-                self._value.append(part.data)
-                if part.ends != MORE:
-                    value = b"".join(self._value) if len(self._value) > 1 else part.data
-                    self._value.clear()
+                if (value := self._completed(self._take())) is not None:
                     return value
             if self._end is None:
                 self._wake = wake

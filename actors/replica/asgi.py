@@ -62,7 +62,6 @@ class AsgiSocket:
         self._state = "connecting"
         self._has_connected = False  # user code, of the connection
         self._disconnect: Message | None = None
-        self._incoming: list[bytes] = []  # of a message that is not complete
         self._refusal: tuple[int, Headers] | None = None
         self._refusal_body: list[bytes] = []
         self._sending = asyncio.Lock()  # several tasks may send, and messages have several parts
@@ -72,18 +71,13 @@ class AsgiSocket:
         if not self._has_connected:
             self._has_connected = True
             return {"type": "websocket.connect"}
-        while self._disconnect is None:
-            part = await self._upload.next()
-            if part is None or part.ends == END:
-                self._disconnected(close_frame(ABNORMAL) if part is None else part.data)
-                break
-            self._incoming.append(part.data)
-            if part.ends in {TEXT, BINARY}:
-                content = b"".join(self._incoming)
-                self._incoming.clear()
-                if part.ends == TEXT:
-                    return {"type": "websocket.receive", "text": content.decode()}
-                return {"type": "websocket.receive", "bytes": content}
+        if self._disconnect is None:
+            part = await self._upload.next_message()
+            if part is not None and part.ends == TEXT:
+                return {"type": "websocket.receive", "text": part.data.decode()}
+            if part is not None and part.ends == BINARY:
+                return {"type": "websocket.receive", "bytes": part.data}
+            self._disconnected(close_frame(ABNORMAL) if part is None else part.data)
         assert self._disconnect is not None
         return self._disconnect
 

@@ -134,7 +134,7 @@ class Run(Reply):
             caller.uses += 1
             self.lane = caller.lane if proxy is None else caller.outbox
         self.sender: Sender | None = None
-        self.upload: Upload | None = None
+        self.upload: Incoming | None = None
         self.status = 0  # of its answer
         self.is_given_back = False
         self.has_arrived: bool | None = None  # its answer, at its caller; None while that is open
@@ -460,7 +460,7 @@ class Leases(dict[str, Lease]):
             self._drop([name for name in message.leases if name in self])
 
 
-class Upload(Parts):
+class Incoming(Parts):
     """What follows a query, as it arrives."""
 
     def __init__(self, run: Run, number: int) -> None:
@@ -482,7 +482,7 @@ class Uploads(dict[int, Run]):
         """Ask a query's caller for what follows it."""
         number = next(self._numbers)
         self[number] = run
-        run.upload = Upload(run, number)
+        run.upload = Incoming(run, number)
         run.put(FeedWanted(run.assignment.query.id, number, self._process))
 
     def _take(self, message: FeedQueries, _sender: Address) -> None:

@@ -35,7 +35,6 @@ from greenroom.actors.messages.protobuf import portable
 from greenroom.actors.messages.queries import (
     BINARY,
     END,
-    MORE,
     Answer,
     FailedAnswer,
     HttpCall,
@@ -433,12 +432,8 @@ def _span_of(tracer: Tracing, reply: Reply, call: PythonCall | HttpCall) -> Span
 
 async def _values_of(upload: Parts) -> AsyncIterator[Any]:
     """Yield what a caller streams, value by value."""
-    pieces: list[bytes] = []
-    while (part := await upload.next()) is not None and part.ends != END:
-        pieces.append(part.data)
-        if part.ends != MORE:
-            yield pickle.loads(b"".join(pieces))
-            pieces.clear()
+    while (part := await upload.next_message()) is not None and part.ends != END:
+        yield pickle.loads(part.data)
 
 
 def dumps(value: Any, did: str) -> bytes:
