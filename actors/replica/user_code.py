@@ -473,14 +473,12 @@ def _failed_by_us(reply: Reply, call: Any, error: GreenroomError) -> Answer | No
 
 
 def _failed(query: Query, error: BaseException, *, is_http: bool) -> FailedAnswer:
-    failure = Failure.of(error)
     user_logging.log_failure(query, error)
     kind = "UserCodeError"
     if is_http:
         return FailedAnswer(query.id, kind, "the deployment raised an exception")
-    return FailedAnswer(
-        query.id, kind, failure.text, exception=failure.exception, traceback=failure.traceback
-    )
+    text, trace, pickled, _ = Failure.of(error)
+    return FailedAnswer(query.id, kind, text, exception=pickled, traceback=trace)
 
 
 def _failure_in(check: Callable[[], Any]) -> Failure | None:
