@@ -195,7 +195,8 @@ class UserCode:
     async def reconfigure(self, user_config: Any) -> None:
         """Call the instance's reconfigure with the new user_config."""
         async with self._changing:
-            await self.servable.reconfigure(user_config)
+            if self.servable.instance is not None:  # else it is loaded with the newest
+                await self.servable.reconfigure(user_config)
 
     @_from_any_thread
     async def close(self) -> None:

@@ -103,3 +103,14 @@ def test_a_replica_takes_no_traffic_before_it_and_it_counts_as_the_constructor(
     late = serve.deployment(constructor_timeout_s=0.2, max_constructor_retry_count=1, version="2")
     with pytest.raises(DeployFailedError, match=r"constructor_timeout_s=0\.2"):
         deployed(late(Warm).bind())
+
+
+def test_settings_that_come_before_the_code_are_no_failure() -> None:
+    """While packages or folders are made; it is loaded with the newest."""
+    STEPS.clear()
+    code = UserCode()
+    code.start()
+    assert code.reconfigure("c").result(10) is None
+    assert code.load(pickle.dumps((Sync, (), {})), "c").result(10) is None
+    code.end()
+    assert STEPS[:2] == ["constructor", "config c"]
