@@ -259,7 +259,7 @@ class LeaderLease:
         """Return whether this controller may act; where another one does, its process ends."""
         if self._tenure.is_over(time.monotonic()) and self._apart is None:
             self.renew()
-        return not self._tenure.is_over(time.monotonic())
+        return not (self._is_released or self._tenure.is_over(time.monotonic()))
 
     def is_confirmed(self) -> bool:
         """Return whether the store takes this controller for the last one; may block for a fsync.
@@ -282,13 +282,11 @@ class LeaderLease:
     def abandon(self) -> None:
         """Neither act nor renew any more: the store is not the one that was led from."""
         self._is_released = True
-        self._tenure.end()
 
     def release(self, heir: str, *, leaves: bool) -> None:
         """Let another host lead, and act no more; ``leaves`` where this one is being stopped."""
         logger.warning("this controller releases the lease to host %s", heir)
         self._is_released = True
-        self._tenure.end()
         self._lease = self._lease._replace(heir=heir, leaves=leaves)
         if self._apart is None:
             self._has_written(self._write)  # where that fails, the others see it end
@@ -330,8 +328,7 @@ class LeaderLease:
 
     def _renewed(self, begun_at: float, done: Future[None]) -> None:
         if self._has_written(done.result):
-            if not self._is_released:
-                self._tenure.renewed(begun_at)
+            self._tenure.renewed(begun_at)
             self._release_where_alone()
         took_s = time.monotonic() - begun_at
         self._loop.call_later(max(RENEW_S - took_s, 0.0), self._renew_again)

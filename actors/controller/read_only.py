@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from greenroom.actors.controller.requests import failure, not_saved
@@ -62,9 +62,11 @@ class ReadOnlyController:
         self._error = error
         self._try = check or self._try_to_write
         self._since = time.time()
-        self._cluster: Cluster | None = None  # made for the first question that needs it
-        with pulse.patience(STORE_PATIENCE_S):
-            self._saved = self._requests_on_disk()
+        self._known: Cluster | None = None  # once it could be read
+        try:
+            self._cluster()
+        except StateNotReadableError:
+            logger.exception("nothing is known of what is saved")
         logger.error("the state cannot be saved, so this controller only waits: %s", error)
         self._loop.call_later(CHECK_S, self._check)
 
@@ -73,7 +75,7 @@ class ReadOnlyController:
 
         One that is on disk was carried out, and is answered by the next controller.
         """
-        if message.request_id in self._saved:
+        if self._known is not None and self._known.state.history.answered(message.request_id):
             return
         try:
             reply = self._reply(message)
@@ -99,25 +101,23 @@ class ReadOnlyController:
             raise StateNotReadableError(
                 f"{operation.key} has no answer while the state cannot be saved: {self._error}"
             )
-        if self._cluster is None:
-            with self._pulse.patience(STORE_PATIENCE_S):
-                self._cluster = self._read_cluster()
         author, now = Author("", "", ""), Now(time.monotonic(), time.time())
-        return carry_out(self._cluster, operation, author, now)
+        return carry_out(self._cluster(), operation, author, now)
 
-    def _read_cluster(self) -> Cluster:
+    def _cluster(self) -> Cluster:
         """Return the cluster as the store has it: nothing can change while nothing is saved."""
-        try:
-            records, lost = self._read(KINDS)
-        except StoreError as error:
-            raise StateNotReadableError(f"the state cannot be read: {error}") from error
-        own = self._settings.host_name
-        return Cluster(records, 0, time.monotonic(), Placement(), own_host=own, lost=lost)
-
-    def _read(self, kinds: Iterable[str]) -> tuple[dict[str, Any], dict[tuple[str, str], str]]:
-        """Return the records of these kinds by name, and what is lost; raises StoreError."""
-        checkpoints = Checkpoints(location_at(self._settings.store_name).read(is_record))
-        return {kind: checkpoints.load(kind) for kind in kinds}, checkpoints.lost
+        if self._known is None:
+            own, now = self._settings.host_name, time.monotonic()
+            try:
+                with self._pulse.patience(STORE_PATIENCE_S):
+                    store = location_at(self._settings.store_name).read(is_record)
+                    checkpoints = Checkpoints(store)
+                    records = {kind: checkpoints.load(kind) for kind in KINDS}
+            except StoreError as error:
+                raise StateNotReadableError(f"the state cannot be read: {error}") from error
+            lost = checkpoints.lost
+            self._known = Cluster(records, 0, now, Placement(), own_host=own, lost=lost)
+        return self._known
 
     def _try_to_write(self) -> None:
         location_at(self._settings.store_name).try_to_write()
@@ -132,14 +132,6 @@ class ReadOnlyController:
         else:
             logger.warning("the state can be saved again; the next controller goes on")
             os._exit(0)
-
-    def _requests_on_disk(self) -> set[str]:
-        try:
-            (history,) = self._read(["history"])[0].values()
-            return {entry.request_id for entry in history.values()}
-        except StoreError:
-            logger.exception("the history cannot be read")
-            return set()
 
     def _status(self) -> dict[str, Any]:
         """Return the last snapshot, or nothing known, with what is the matter."""

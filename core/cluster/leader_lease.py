@@ -62,10 +62,6 @@ class Tenure:
         """Count on from a renewal that was begun at ``begun_at``, and was accepted."""
         self._until = max(self._until, begun_at + TERM_S)
 
-    def end(self) -> None:
-        """Act no more: the lease is released."""
-        self._until = float("-inf")
-
     def is_over(self, now: float) -> bool:
         """Return whether another host may lead by now; then the controller must not act."""
         return now >= self._until

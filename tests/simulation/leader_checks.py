@@ -39,7 +39,8 @@ class LeaderChecks:
             active = before.actor.active  # None where it has given way: it changes nothing then
             at = self._world.monotonic(before)
             message = f"{process} takes over while {before} may think that it leads"
-            is_over = active is None or active._store.lease._tenure.is_over(at)
+            lease = None if active is None else active._store.lease
+            is_over = lease is None or lease._is_released or lease._tenure.is_over(at)
             self._expect(is_over, message)
 
     def writes(self, process: SimProcess, what: str) -> None:
