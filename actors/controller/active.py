@@ -99,7 +99,7 @@ class ActiveController:
             cm.HostReported: self._host_reported,
             cm.DescribeEnd: self._supervisor.describe_end,
             cm.Listen: self._listen,
-            cm.LoadReported: lambda each, _: cluster.autoscaler.load_reported(
+            cm.LoadReported: lambda each, _: cluster.loads.report(
                 each.proxy.incarnation, each.load, time.monotonic()
             ),
             cm.ReplicaEjected: lambda each, _: cluster.replica_ejected(
@@ -219,7 +219,7 @@ class ActiveController:
             return
         listener = message.listener
         self._watch_proxy(listener, message.host, sender, message.at)
-        self.cluster.autoscaler.expect(listener.incarnation, time.monotonic())
+        self.cluster.loads.expect(listener.incarnation, time.monotonic())
         plain = listener[:]  # records do without the class
         self.cluster.state.long_poll.listen(
             listener.incarnation, plain, message.seen, sender, message.host

@@ -18,14 +18,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from greenroom.core.agenda import NEVER, Agenda
 from greenroom.core.autoscaling.config import AutoscalingConfig
 from greenroom.core.validation import is_number
 
+LOADS = "loads"  # the kind of the keys of proxies that are to report, and of the events
 EXPIRE_S = 10.0  # without a report, of a proxy that has queries or has not reported yet
 FOUND_AFTER_S = 5.0  # after which proxies have found a new controller
 
@@ -45,79 +47,62 @@ class Load(NamedTuple):
 IDLE = Load()
 
 
-class _Report(NamedTuple):
-    """A proxy's newest report, or since when its first one is awaited, without a load."""
-
-    at: float
-    load: Mapping[str, Load] | None
-
-    @property
-    def expires(self) -> bool:
-        """Whether the next one must come: one without load need not report again."""
-        return self.load is None or bool(self.load)
-
-
-_NO_REPORT = _Report(0.0, None)
-
-
 class Loads:
     """How much each backend has to do: the sum over all proxies' newest reports.
 
     A report states the whole load of a proxy. So the next report makes up for a lost one, and a new
     controller is up to date after one report from each proxy. A proxy without load need not report
     again, and counts until it is gone. A proxy with load must; once it falls silent, its load no
-    longer counts.
-
-    Each method that changes loads returns the backends that it changed. ``now`` is always monotonic
-    seconds.
+    longer counts. That a backend's load has changed is an event: ``(LOADS, tag)``.
     """
 
-    def __init__(self, now: float) -> None:
-        self.check_at = math.inf  # when :meth:`expire` may have something to do
+    def __init__(self, now: float, agenda: Agenda) -> None:
+        self._agenda = agenda
         self._complete_at = now + FOUND_AFTER_S
-        self._reports: dict[Hashable, _Report] = {}  # by proxy
+        # By proxy; None of one whose first report is awaited.
+        self._reports: dict[str, Mapping[str, Load] | None] = {}
         self._sums: dict[str, Load] = {}
 
-    def expect(self, proxy: Hashable, now: float) -> None:
-        """Expect a report of a proxy."""
+    def expect(self, proxy: str, now: float) -> None:
+        """Expect a report of a proxy; ``now`` is always monotonic seconds."""
         if proxy not in self._reports:
-            self._take(proxy, _Report(now, None), now)
+            self._take(proxy, None, now + EXPIRE_S)
 
-    def report(self, proxy: Hashable, load: Mapping[str, tuple[int, int]], now: float) -> set[str]:
+    def report(self, proxy: str, load: Mapping[str, tuple[int, int]], now: float) -> None:
         """Take a proxy's report, backend -> (queued, ongoing)."""
-        report = _Report(now, {backend: Load(*each) for backend, each in load.items()})
-        return self._take(proxy, report, now)
+        report = {backend: Load(*each) for backend, each in load.items()}
+        self._take(proxy, report, now + EXPIRE_S if report else NEVER)
 
-    def _take(self, proxy: Hashable, report: _Report, now: float) -> set[str]:
-        before = self._reports.get(proxy, _NO_REPORT)
-        self._reports[proxy] = report
-        if report.expires:
-            self.check_at = min(self.check_at, now + EXPIRE_S)
-        return self._replace(before.load or {}, report.load or {})
-
-    def forget(self, proxy: Hashable) -> set[str]:
+    def forget(self, proxy: str) -> None:
         """Stop counting a proxy that is gone."""
-        return self._replace(self._reports.pop(proxy, _NO_REPORT).load or {}, {})
+        self._take(proxy, {}, NEVER)
+        del self._reports[proxy]
 
-    def expire(self, now: float) -> set[str]:
-        """Count the load of proxies no more that should have reported long ago.
+    def reconcile(self, proxy: str) -> None:
+        """Stop counting a proxy that should have reported long ago.
 
-        One that has never reported has none: it was counted as idle, and lost, and is back. Due at
-        ``check_at``.
+        One that has never reported has no load: it was counted as idle, and lost, and is back.
         """
-        if now < self.check_at:
-            return set()
-        changed: set[str] = set()
-        for proxy, report in list(self._reports.items()):
-            if not report.expires or now < report.at + EXPIRE_S:
-                continue
-            if report.load is None:
-                self.report(proxy, {}, now)
-            else:
-                changed |= self.forget(proxy)
-        times = (report.at for report in self._reports.values() if report.expires)
-        self.check_at = min(times, default=math.inf) + EXPIRE_S
-        return changed
+        if self._reports[proxy] is None:
+            self._take(proxy, {}, NEVER)
+        else:
+            self.forget(proxy)
+
+    def _take(self, proxy: str, load: Mapping[str, Load] | None, expires_at: float) -> None:
+        before, after = self._reports.get(proxy) or {}, load or {}
+        self._reports[proxy] = load
+        self._agenda.at(LOADS, proxy, expires_at)
+        for backend in {*before, *after}:
+            old, new = before.get(backend, IDLE), after.get(backend, IDLE)
+            if old != new:
+                present = self.of(backend)
+                self._sums[backend] = total = Load(
+                    present.queued + new.queued - old.queued,
+                    present.ongoing + new.ongoing - old.ongoing,
+                )
+                if total == IDLE:
+                    del self._sums[backend]
+                self._agenda.happened((LOADS, backend))
 
     def of(self, backend: str) -> Load:
         """Return what a backend has to do on all hosts."""
@@ -125,36 +110,20 @@ class Loads:
 
     def queues(self, backend: str) -> tuple[int, ...]:
         """Return how many queries of a backend each proxy has waiting."""
-        loads = (report.load for report in self._reports.values())
+        loads = self._reports.values()
         return tuple(load.get(backend, IDLE).queued for load in loads if load is not None)
 
     def is_complete(self, now: float) -> bool:
         """Return whether every proxy has reported; a new controller waits for that first."""
-        has_reported = (report.load is not None for report in self._reports.values())
-        return now >= self._complete_at and all(has_reported)
-
-    def _replace(self, before: Mapping[str, Load], after: Mapping[str, Load]) -> set[str]:
-        changed = {b for b in {*before, *after} if before.get(b, IDLE) != after.get(b, IDLE)}
-        for backend in changed:
-            old, new = before.get(backend, IDLE), after.get(backend, IDLE)
-            present = self.of(backend)
-            total = Load(
-                present.queued + new.queued - old.queued,
-                present.ongoing + new.ongoing - old.ongoing,
-            )
-            if total == IDLE:
-                self._sums.pop(backend, None)
-            else:
-                self._sums[backend] = total
-        return changed
+        return now >= self._complete_at and None not in self._reports.values()
 
 
+KEPT_DECISIONS = 20
 PERIOD_S = 1.0  # between two steps of a backend that may have to change
 STEPS_PER_WINDOW = 10  # at least, where the window is short
 MAX_WANTED = 1_000_000  # what a policy wants beyond this is taken for a mistake
 CLOCK_S = 0.002  # a window's ends are rounded to milliseconds
 ROUNDING = 1e-9  # 6 queries over 0.1 per replica are 60 replicas, whatever floats make of it
-NEVER = math.inf
 _WORDS = {"mean": "average", "max": "highest", "min": "lowest"}
 
 
@@ -292,11 +261,22 @@ class Wanted(NamedTuple):
     to_zero: tuple[str, float]
 
 
+class Kept(NamedTuple):
+    """A decision in the history, as last made; ``times`` counts how often it was made in a row."""
+
+    decision: Decision
+    since: float
+    times: int
+
+
 class Scaling:
-    """The window, the delays and the policy's state of one backend."""
+    """The window, the delays, the policy's state and the decisions of one backend."""
 
     def __init__(self, config: AutoscalingConfig) -> None:
         self.config = config
+        self.history: deque[Kept] = deque(maxlen=KEPT_DECISIONS)
+        self.asked = 0  # how often the user's policy was
+        self.asked_at: float | None = None  # while its answer is awaited
         self.due_at = 0.0
         self.average = 0.0
         self.policy_state: Any = {}
@@ -356,6 +336,17 @@ class Scaling:
         if not config.policy.is_custom:
             return self._decided(step, _built_in(config, inputs, queues, target), complete=complete)
         return None if answer is None else self._answered(step, answer, complete=complete)
+
+    def keep(self, decision: Decision) -> bool:
+        """Keep a decision; return whether it is unlike the last one."""
+        if self.history:
+            last, since, times = self.history[-1]
+            is_same = decision.target == decision.before == last.target
+            if is_same and decision.outcome is last.outcome:
+                self.history[-1] = Kept(decision, since, times + 1)
+                return False
+        self.history.append(Kept(decision, decision.at, 1))
+        return True
 
     @property
     def period_s(self) -> float:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from greenroom.core.agenda import HELD, NEVER, ROOM
-from greenroom.core.autoscaling.decision import Loads
-from greenroom.core.cluster.autoscaler import LOADS, SCALING, Autoscaler
+from greenroom.core.autoscaling.decision import LOADS, Loads
+from greenroom.core.cluster.autoscaler import SCALING, Autoscaler
 from greenroom.core.cluster.hosts import EXPECTED_S, HOST, Hosts, prepare
 from greenroom.core.comparing.comparing import AllDifferences, Place, Plain
 from greenroom.core.effects import Effect
@@ -71,12 +71,12 @@ class Cluster:
         prepare(placement, hosts, own_host)
         self.state = state = State(records, epoch, now, placement, lost)
         self.hosts = Hosts(state, hosts, own_host, now)
-        self.loads = Loads(now)
+        self.loads = Loads(now, state.agenda)
         self.differences = AllDifferences()
         self.series = Series(self._has_pair, self._is_inner)
         self._wall_now = 0.0
-        self.autoscaler = Autoscaler(self.loads, state.agenda)
-        state.gone.proxy.append(self.autoscaler.proxy_gone)
+        self.autoscaler = Autoscaler(self.loads, state.agenda, state.backends)
+        state.gone.proxy.append(self.loads.forget)
         state.gone.proxy.append(self._forget_ejections)
         self.rollouts = Rollouts(state, self.differences, records.get(ROLLOUT, {}))
         self.tokens: Records[TokenRecord] = Records(TOKEN, records.get(TOKEN, {}), state.changes)
@@ -88,7 +88,7 @@ class Cluster:
         self._reconcile: dict[str, Callable[[str], Iterable[Effect] | None]] = {
             LISTENER: state.long_poll.reconcile,
             HOST: lambda _: self.hosts.reconcile(self.now),
-            LOADS: lambda _: self.autoscaler.expire_loads(self.now),
+            LOADS: self.loads.reconcile,
             SCALING: lambda tag: self.autoscaler.reconcile(tag, self.now),
             BACKEND: self._reconcile_backend,
             APPLICATION: lambda name: definitions.advance_application(state, name),
@@ -201,7 +201,7 @@ class Cluster:
         if backend.recovered and tag in self._recovering:
             self._recovering.discard(tag)
             self.state.agenda.by(RECOVERY, "", NEVER if self._recovering else now)
-        self.autoscaler.watch(tag, backend)
+        self.autoscaler.watch(tag)
         self.series.scaled(tag, backend.running, self._wall_now)
         if backend.record.application:
             self.state.agenda.touch(APPLICATION, backend.record.application)

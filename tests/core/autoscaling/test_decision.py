@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from greenroom.core.agenda import Agenda
 from greenroom.core.autoscaling.config import AutoscalingConfig
 from greenroom.core.autoscaling.decision import (
     EXPIRE_S,
     FOUND_AFTER_S,
+    LOADS,
     NEVER,
     Decision,
     Load,
@@ -274,7 +276,7 @@ def test_a_window_is_what_adding_up_every_millisecond_gives(changes, length_s):
 
 # --- What holds for every curve -----------------------------------------------------------------
 
-LOADS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 60)), min_size=1, max_size=12).map(
+CURVES = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 60)), min_size=1, max_size=12).map(
     lambda parts: [load for length, load in parts for _ in range(length)]
 )
 CONFIGS = st.builds(
@@ -291,7 +293,7 @@ CONFIGS = st.builds(
 
 
 @settings(max_examples=60)
-@given(LOADS, CONFIGS, st.integers(0, 20))
+@given(CURVES, CONFIGS, st.integers(0, 20))
 def test_more_load_never_wants_fewer_replicas(loads, setting, more):
     target = max(setting.min_replicas, 1)
     less, greater = Scaling(setting), Scaling(setting)
@@ -302,7 +304,7 @@ def test_more_load_never_wants_fewer_replicas(loads, setting, more):
 
 
 @settings(max_examples=60)
-@given(LOADS, CONFIGS, st.integers(0, 3))
+@given(CURVES, CONFIGS, st.integers(0, 3))
 def test_the_targets_are_those_of_the_formulas_in_the_documentation(loads, setting, start_s):
     run = Run(setting, target=setting.min_replicas, start_s=start_s)
     assert run.replay(loads) == by_the_book(loads, setting, start_s)
@@ -349,28 +351,57 @@ def bounded_by_the_book(average: float, load: int, target: int, c: AutoscalingCo
 # --- Loads ----------------------------------------------------------------------------------------
 
 
+def loads_of(now: float = 0.0) -> tuple[Loads, Agenda]:
+    agenda = Agenda()
+    return Loads(now, agenda), agenda
+
+
+def changed(agenda: Agenda, *backends: str) -> set[str]:
+    """Return of which of these the load has changed since this was last asked."""
+    found = set(agenda.take("of", 0.0))
+    for backend in backends:
+        agenda.upon((LOADS, backend), "of", backend)
+    return found
+
+
+def expire(loads: Loads, agenda: Agenda, now: float) -> list[str]:
+    """Reconcile the proxies that are due; return which those are."""
+    due = agenda.take(LOADS, now)
+    for proxy in due:
+        loads.reconcile(proxy)
+    return due
+
+
 def test_a_report_replaces_the_earlier_one_of_the_same_proxy() -> None:
-    loads = Loads(0.0)
+    loads, agenda = loads_of()
     loads.report("p", {"a": (1, 2), "b": (0, 1)}, 0.0)
-    assert loads.report("p", {"a": (1, 2)}, 0.0) == {"b"}
-    assert loads.report("p", {"a": (1, 2)}, 0.0) == set(), "the same again changes nothing"
+    changed(agenda, "a", "b")
+    loads.report("p", {"a": (1, 2)}, 0.0)
+    assert changed(agenda, "a", "b") == {"b"}
+    loads.report("p", {"a": (1, 2)}, 0.0)
+    assert changed(agenda, "a", "b") == set(), "the same again changes nothing"
     assert (loads.of("a"), loads.of("b")) == ((1, 2), (0, 0))
-    assert loads.report("p", {}, 0.0) == {"a"}
+    loads.report("p", {}, 0.0)
+    assert changed(agenda, "a", "b") == {"a"}
     assert loads.of("a") == (0, 0)
 
 
 def test_what_a_dead_proxy_had_counts_no_more() -> None:
-    loads = Loads(0.0)
+    loads, agenda = loads_of()
     loads.report("p", {"a": (1, 2)}, 0.0)
     loads.report("q", {"a": (1, 0)}, 0.0)
-    assert loads.forget("p") == {"a"}
-    assert loads.forget("p") == set()
+    changed(agenda, "a")
+    loads.forget("p")
+    assert changed(agenda, "a") == {"a"}
+    loads.forget("p")
+    assert changed(agenda) == set()
     assert loads.of("a") == (1, 0)
+    assert expire(loads, agenda, 2 * EXPIRE_S) == ["q"], "p is not waited for"
 
 
 def test_sums_are_those_of_the_newest_reports_whatever_came_before() -> None:
     drawn = random.Random(7)
-    loads, newest = Loads(0.0), {}
+    (loads, _), newest = loads_of(), {}
     for _ in range(500):
         proxy = drawn.choice("pqr")
         load = {b: (drawn.randrange(3), drawn.randrange(3)) for b in "abc" if drawn.random() < 0.5}
@@ -382,20 +413,22 @@ def test_sums_are_those_of_the_newest_reports_whatever_came_before() -> None:
 
 
 def test_a_proxy_that_has_queries_and_falls_silent_counts_no_more() -> None:
-    loads = Loads(0.0)
+    loads, agenda = loads_of()
     loads.report("p", {"a": (1, 2)}, 1.0)
     loads.report("q", {"a": (0, 1)}, 4.0)
     loads.report("idle", {}, 0.0)
-    assert loads.check_at == 1.0 + EXPIRE_S
-    assert loads.expire(EXPIRE_S) == set(), "not yet"
-    assert loads.expire(loads.check_at) == {"a"}
+    assert agenda.next_at() == 1.0 + EXPIRE_S
+    assert expire(loads, agenda, EXPIRE_S) == [], "not yet"
+    changed(agenda, "a")
+    assert expire(loads, agenda, 1.0 + EXPIRE_S) == ["p"]
+    assert changed(agenda) == {"a"}
     assert loads.of("a") == (0, 1)
-    assert loads.check_at == 4.0 + EXPIRE_S
+    assert agenda.next_at() == 4.0 + EXPIRE_S
     assert loads.queues("a") == (0, 0), "q, and the one that has nothing to report"
 
 
 def test_what_is_known_is_complete_when_every_proxy_has_reported_or_had_its_time() -> None:
-    loads = Loads(100.0)
+    loads, agenda = loads_of(100.0)
     now = 100.0 + FOUND_AFTER_S
     assert not loads.is_complete(now - 0.1), "a new controller may not know of all yet"
     assert loads.is_complete(now)
@@ -405,7 +438,7 @@ def test_what_is_known_is_complete_when_every_proxy_has_reported_or_had_its_time
     loads.expect("p", now)
     assert loads.is_complete(now)
     loads.expect("q", now)
-    loads.expire(now + EXPIRE_S)
+    expire(loads, agenda, now + EXPIRE_S)
     assert loads.is_complete(now + EXPIRE_S)
     loads.expect("r", now)
     loads.forget("r")
@@ -413,21 +446,8 @@ def test_what_is_known_is_complete_when_every_proxy_has_reported_or_had_its_time
 
 
 def test_queues_are_by_proxy() -> None:
-    loads = Loads(0.0)
+    loads, _ = loads_of()
     loads.report("p", {"a": (3, 2)}, 0.0)
     loads.report("q", {"b": (1, 2)}, 0.0)
     assert sorted(loads.queues("a")) == [0, 3]
     assert loads.queues("never heard of") == (0, 0)
-
-
-@pytest.mark.parametrize("load", [None, {"a": (1, 0)}])
-def test_what_is_due_is_done_whatever_floats_make_of_the_time(load: Any) -> None:
-    now = 1014.004
-    loads = Loads(now)
-    loads.expect("p", now)
-    if load is not None:
-        loads.report("p", load, now)
-    due_at = loads.check_at
-    assert due_at - EXPIRE_S < now, "what is tested"
-    loads.expire(due_at)
-    assert loads.check_at > due_at

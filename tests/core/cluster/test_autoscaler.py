@@ -38,7 +38,7 @@ class Scaled(World):
     def report_load(self) -> None:
         for proxy in self.proxies:
             self.cluster.loads.expect(proxy.name, self.now)
-            self.cluster.autoscaler.load_reported(proxy.name, self.load, self.now)
+            self.cluster.loads.report(proxy.name, self.load, self.now)
 
     def set_load(self, backend: str, queued: int, ongoing: int = 0) -> None:
         self.load[backend] = (queued, ongoing)
@@ -140,9 +140,9 @@ def test_a_new_controller_keeps_the_scale_while_it_learns_the_load() -> None:
 def test_the_load_of_a_dead_proxy_counts_no_more() -> None:
     world = Scaled(proxies=2)
     world.complete(scaled())
-    world.cluster.autoscaler.load_reported("proxy 1", {"a": (9, 9)}, world.now)
+    world.cluster.loads.report("proxy 1", {"a": (9, 9)}, world.now)
     assert world.cluster.loads.of("a").total == 18
-    world.cluster.autoscaler.proxy_gone("proxy 1")
+    world.cluster.loads.forget("proxy 1")
     assert world.cluster.loads.of("a").total == 0
 
 

@@ -695,7 +695,7 @@ def test_an_idle_proxy_of_a_lost_host_counts_no_more_and_counts_again_when_it_is
     world.cluster.state.long_poll.listen("of x", process, 0, "its address", host="x")
     loads.expect("of x", world.now)
     loads.report("other", {"a#d": (20, 0)}, world.now + EXPIRE_S)
-    loads.expire(world.now + EXPIRE_S)  # it has nothing to report
+    loads.reconcile("of x")  # as it is due: it has nothing to report
     assert sorted(loads.queues("a#d")) == [0, 20]
 
 
