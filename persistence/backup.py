@@ -112,7 +112,8 @@ def _read_store(source: StoreLocation) -> dict[str, bytes]:
 
 def _check_empty(target: StoreLocation) -> None:
     with suppress(StoreMissingError):
-        if target.read().list_keys():
+        found = target.read()
+        if found.load() or found.lost:
             raise StoreNotWritableError(
                 f"{target} has a state already, which is never overwritten: name an empty store, "
                 "or end that cluster with `greenroom destroy` first"

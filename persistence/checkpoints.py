@@ -98,10 +98,7 @@ class Checkpoints:
         for (kind, name), record in puts.items():
             key = _key(_record_kind(kind), name)
             values[key] = _encode(key, record)
-        for blob in code:
-            key = _key(CODE, code_digest(blob))
-            if not self._holds(key, blob):
-                values[key] = blob
+        values |= {_key(CODE, code_digest(blob)): blob for blob in code}
         deleted = [_key(kind, name) for kind, name in deletes]
         self._store.apply(values, deleted)
         for key in (*values, *deleted):
@@ -125,12 +122,6 @@ class Checkpoints:
                 "with that sha256; deploy that code again"
             )
         return blob
-
-    def _holds(self, key: str, blob: bytes) -> bool:
-        try:
-            return self._store.get(key) == blob
-        except CorruptValueError:
-            return False  # and so it is written anew
 
 
 def code_digest(blob: bytes) -> str:

@@ -25,7 +25,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from greenroom.persistence.kv import Claim, CorruptValueError, StaleWriterError, StoreLockedError
 from greenroom.persistence.layout import Disk, FrameError, copy_of, frame, unframe
@@ -85,17 +84,9 @@ def change_lock(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
-class EpochFile(NamedTuple):
-    """What the epoch file says; nothing where there is none."""
-
-    epoch: int = 0
-    token: str = ""
-    store_id: str = ""  # made with the store, and the same ever after
-
-    @property
-    def framed(self) -> bytes:
-        """The content of the epoch file."""
-        return frame(f"{self.epoch} {self.token} {self.store_id}".encode())
+def _framed(claim: Claim) -> bytes:
+    """Return the content of the epoch file."""
+    return frame(f"{claim.epoch} {claim.token} {claim.store_id}".encode())
 
 
 class Writer:
@@ -106,7 +97,7 @@ class Writer:
         self.store_id = ""
         self._root = root
         self._disk = disk
-        self._claim = EpochFile()
+        self._claim = Claim()
         self._lock: int | None = None
 
     def claim(self, *, after: int | None, lease: bytes | None) -> None:
@@ -124,13 +115,13 @@ class Writer:
             for each in damage:
                 _log.warning("%s, and is written anew", each)
             lease_now = b"" if lease is None else lease_on_disk(root, disk)
-            found = Claim(before.epoch, before.store_id, lease_now)
-            found.check_as_seen(root, after, lease)
+            before._replace(lease=lease_now).check_as_seen(root, after, lease)
             store_id = before.store_id or secrets.token_hex(8)
             epochs = [before.epoch, *(int(name[4:14]) for name in names_of_logs(disk, root))]
-            self._claim = claim = EpochFile(max(epochs) + 1, secrets.token_hex(8), store_id)
+            claim = Claim(max(epochs) + 1, store_id, token=secrets.token_hex(8))
+            self._claim = claim
             for path in (copy_of(root / "epoch"), root / "epoch"):
-                self.replace(path, claim.framed)
+                self.replace(path, _framed(claim))
         self.epoch, self.store_id = claim.epoch, store_id
 
     def close(self) -> None:
@@ -144,7 +135,7 @@ class Writer:
         """Raise StaleWriterError if there was a later claim."""
         path = self._root / "epoch"
         try:
-            if self._disk.read(path) == self._claim.framed:
+            if self._disk.read(path) == _framed(self._claim):
                 return
         except FileNotFoundError:
             pass  # the copy counts
@@ -184,24 +175,24 @@ def lease_on_disk(root: Path, disk: Disk) -> bytes:
         return b""
 
 
-def claim_on_disk(root: Path, disk: Disk) -> EpochFile:
+def claim_on_disk(root: Path, disk: Disk) -> Claim:
     """Return the claim of the last writer; CorruptValueError where it and its copy are damaged."""
     return _read_claim(root, disk)[0]
 
 
-def _read_claim(root: Path, disk: Disk) -> tuple[EpochFile, list[str]]:
+def _read_claim(root: Path, disk: Disk) -> tuple[Claim, list[str]]:
     """Return the claim of the last writer, and what was damaged before it was found."""
     damage: list[str] = []
     for path in (root / "epoch", copy_of(root / "epoch")):
         try:
-            epoch, *rest = unframe(disk.read(path)).decode().split()
-            return EpochFile(int(epoch), *rest), damage
+            epoch, token, store_id = (*unframe(disk.read(path)).decode().split(), "")[:3]
+            return Claim(int(epoch), store_id, token=token), damage
         except FileNotFoundError:
             continue
         except FrameError as error:
             damage.append(f"{path} is damaged ({error})")
     if not damage:
-        return EpochFile(), damage
+        return Claim(), damage
     # Not repaired: to take over from an unknown writer must be a person's decision.
     raise CorruptValueError(
         f"{' and '.join(damage)}, so the next epoch is unknown. Make sure that no other writer "

@@ -152,8 +152,7 @@ class FileLocation:
         """Return what the store says of its last writer; see StoreLocation."""
         root, disk = self._root, self._disk
         try:
-            claim = claim_on_disk(root, disk)
-            return Claim(claim.epoch, claim.store_id, lease_on_disk(root, disk))
+            return claim_on_disk(root, disk)._replace(lease=lease_on_disk(root, disk))
         except OSError as error:
             raise _not_readable(root, error) from error
 
@@ -230,11 +229,6 @@ class FileStore:
             value = self._contents.value(key)
         check_found(self, key)
         return value
-
-    def list_keys(self) -> list[str]:
-        """Return all keys, sorted; see KVStore."""
-        self._refresh()
-        return sorted((self._contents.values.keys() | self._contents.lost.keys()) - {UNNAMED})
 
     def load(self, prefix: str = "") -> dict[str, bytes]:
         """Return the values whose keys start with ``prefix``, sorted; see KVStore."""

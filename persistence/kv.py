@@ -36,10 +36,6 @@ class KVStore(Protocol):
         """
         ...
 
-    def list_keys(self) -> list[str]:
-        """Return all keys, sorted by code point, those that are lost too."""
-        ...
-
     def load(self, prefix: str = "") -> dict[str, bytes]:
         """Return the values whose keys start with ``prefix``, in the order of their code points.
 
@@ -99,6 +95,7 @@ class Claim(NamedTuple):
     store_id: str = ""
     lease: bytes = b""
     is_over: bool | None = None  # by the store's own clock; None where it has none
+    token: str = ""  # that tells two writers of one epoch apart
 
     def check_as_seen(self, store: object, after: int | None, lease: bytes | None) -> None:
         """Raise StaleWriterError unless this is what the host that takes over has seen.

@@ -24,10 +24,6 @@ class MemoryStore:
         check_found(self, key)
         return self._values.get(key)
 
-    def list_keys(self) -> list[str]:
-        """Return all keys, sorted; see KVStore."""
-        return sorted((self.load().keys() | self.lost.keys()) - {""})
-
     def load(self, prefix: str = "") -> dict[str, bytes]:
         """Return the values whose keys start with ``prefix``, sorted; see KVStore."""
         self._check_open()

@@ -295,12 +295,6 @@ class PostgresStore:
                 raise CorruptValueError(f"key {key!r} is lost in {self._link}: {error}") from error
         return rows[0][-1] if rows else None
 
-    def list_keys(self) -> list[str]:
-        """Return all keys, sorted; see KVStore."""
-        self._check_open()
-        with self._link.errors(StoreNotReadableError):
-            return sorted(key.decode() for (key,) in self._link.run(_LIST, self._namespace))
-
     def load(self, prefix: str = "") -> dict[str, bytes]:
         """Return the values whose keys start with ``prefix``, sorted; see KVStore."""
         self._check_open()

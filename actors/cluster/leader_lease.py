@@ -65,7 +65,7 @@ class SeenLease(NamedTuple):
 
 def read_lease(location: StoreLocation) -> SeenLease:
     """Return the lease in the store; raises StoreError. Blocks."""
-    epoch, _, written, is_over = location.read_claim()
+    epoch, _, written, is_over, _ = location.read_claim()
     lease = json.loads(written) if written else {}
     if lease.get("epoch") != epoch:  # taken over, and not renewed yet
         return SeenLease(Lease(epoch), written, is_over)

@@ -240,7 +240,7 @@ def open_or_read(path: Path, *, read_only: bool) -> KVStore:
 
 
 def state_of(store: KVStore) -> dict[str, bytes | None]:
-    return {key: store.get(key) for key in store.list_keys()}
+    return store.load()
 
 
 def files_under(root: Path) -> dict[str, tuple[int, bytes]]:

@@ -119,16 +119,11 @@ def save_code(checkpoints: Checkpoints, blob: bytes) -> str:
     return code_digest(blob)
 
 
-def test_code_is_stored_once_by_its_hash() -> None:
-    store = RecordingStore()
-    checkpoints = Checkpoints(store)
+def test_code_is_stored_by_its_hash(checkpoints: Checkpoints) -> None:
     digest = save_code(checkpoints, b"def f(): ...")
     assert digest == code_digest(b"def f(): ...")
     assert checkpoints.load_code(digest) == b"def f(): ..."
-    store.changes.clear()
     assert save_code(checkpoints, b"def f(): ...") == digest
-    checkpoints.save({("backend", "a"): digest}, code=[b"def f(): ..."])
-    assert [puts for puts, _ in store.changes] == [set(), {"backend/a"}]
 
 
 def test_code_may_be_deleted_with_its_backend(checkpoints: Checkpoints) -> None:
@@ -207,7 +202,7 @@ def test_a_record_that_could_not_be_loaded_is_not_saved(
 ) -> None:
     with pytest.raises(RecordRefusedError, match="record goal/2 holds"):
         checkpoints.save({("goal", "1"): 1, ("goal", "2"): {"deep": [record]}})
-    assert store.list_keys() == []
+    assert store.load() == {}
 
 
 @pytest.mark.parametrize("record", [lambda: 1, sys, iter(())], ids=["lambda", "module", "iterator"])
@@ -216,7 +211,7 @@ def test_a_record_that_cannot_be_pickled_is_not_saved(
 ) -> None:
     with pytest.raises(RecordRefusedError, match="goal/1"):
         checkpoints.save({("goal", "1"): record})
-    assert store.list_keys() == []
+    assert store.load() == {}
 
 
 def calling(module: str, name: str) -> bytes:
@@ -247,7 +242,7 @@ def test_a_record_that_would_call_anything_else_is_refused(
     store.apply({"goal/1": struct.pack(">I", FORMAT) + calling(module, name)})
     with pytest.raises(RecordRefusedError, match=f"goal/1 holds {module}.{name}"):
         checkpoints.load("goal")
-    assert store.list_keys() == ["goal/1"]
+    assert list(store.load()) == ["goal/1"]
 
 
 @pytest.mark.parametrize("schema", [OLDEST - 1, FORMAT + 2])

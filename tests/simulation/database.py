@@ -399,7 +399,7 @@ def _apply(
 
 
 def _list(database: Database, _session: Session, _namespace: str) -> list[Any]:
-    return [(key.encode(),) for key in database.kept.list_keys()]
+    return [(key.encode(),) for key in database.kept.load()]
 
 
 def _load(database: Database, _session: Session, _namespace: str, keys: list[bytes]) -> list[Any]:

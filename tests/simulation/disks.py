@@ -65,9 +65,6 @@ class Store:
     def get(self, key: str) -> bytes | None:
         return self._disk.kept.get(key)
 
-    def list_keys(self) -> list[str]:
-        return self._disk.kept.list_keys()
-
     def load(self, prefix: str = "") -> dict[str, bytes]:
         return self._disk.kept.load(prefix)
 
