@@ -40,7 +40,7 @@ from greenroom.core.records import (
     backend_definition,
 )
 from greenroom.core.routing.tables import ROLLOUT_PREFIX
-from greenroom.persistence.checkpoints import Checkpoints
+from greenroom.persistence.checkpoints import Checkpoints, code_digest
 from greenroom.persistence.filesystem import FileLocation
 from greenroom.persistence.memory import MemoryStore
 
@@ -80,7 +80,7 @@ class Bench:
         if disk is not None:
             store = FileLocation(disk / str(backends), "controller").open()
         self.checkpoints = Checkpoints(store)
-        self.checkpoints.save({}, code=[CODE])
+        self.checkpoints.save({("code", code_digest(CODE)): CODE})
         records = _records(backends, replicas)
         for kind, added in (more or {}).items():
             records.setdefault(kind, {}).update(added)
@@ -114,7 +114,7 @@ class Bench:
         self.cluster.advance(self.now, 0.0)
         changes = self.cluster.take_changes()
         if changes:
-            self.checkpoints.save(changes.puts, changes.deletes, code=changes.code.values())
+            self.checkpoints.save(changes.puts, changes.deletes)
         self.cluster.state.long_poll.take_updates()
         return self.requests.take_answers()
 

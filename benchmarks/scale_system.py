@@ -33,7 +33,7 @@ from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core.config import BackendConfig
-from greenroom.persistence.checkpoints import Checkpoints
+from greenroom.persistence.checkpoints import Checkpoints, code_digest
 from greenroom.persistence.filesystem import FileLocation
 from greenroom.serve import Client
 
@@ -106,7 +106,7 @@ def _write_state(settings: HostSettings, backends: int) -> None:
     for name, record in records["endpoint"].items():
         puts["endpoint", name] = replace(record, route=None, methods=())
     store = FileLocation(settings.store_dir, "controller").open()
-    Checkpoints(store).save(puts, code=[CODE])
+    Checkpoints(store).save({**puts, ("code", code_digest(CODE)): CODE})
     store.close()
 
 

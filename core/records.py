@@ -251,6 +251,7 @@ class HistoryRecord:
 
 BACKEND, ENDPOINT, APPLICATION = ("backend", "endpoint", "application")
 ROLLOUT, CANARY = "rollout", "canary"  # by endpoint, and by application
+CODE = "code"  # by the sha256 of what is stored
 DEPLOYMENT = "deployment"  # a backend and the endpoint of its name; a goal may be about one
 
 Key = tuple[str, str]
@@ -382,14 +383,13 @@ def _plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class Changes:
-    """What to save: (kind, name) -> record, what to delete, and code by its digest."""
+    """What to save, (kind, name) -> record, and what to delete. Code is bytes, by its digest."""
 
-    puts: dict[tuple[str, str], Any] = field(default_factory=dict)
-    deletes: set[tuple[str, str]] = field(default_factory=set)
-    code: dict[str, bytes] = field(default_factory=dict)
+    puts: dict[Key, Any] = field(default_factory=dict)
+    deletes: set[Key] = field(default_factory=set)
 
     def __bool__(self) -> bool:
-        return bool(self.puts or self.deletes or self.code)
+        return bool(self.puts or self.deletes)
 
     def put(self, kind: str, name: str, record: Any) -> None:
         """Save a record; of several the last one. None deletes it."""
@@ -404,20 +404,10 @@ class Changes:
         self.puts.pop((kind, name), None)
         self.deletes.add((kind, name))
 
-    def put_code(self, digest: str, code: bytes) -> None:
-        """Save code under its digest."""
-        self.deletes.discard(("code", digest))
-        self.code[digest] = code
-
-    def delete_code(self, digest: str) -> None:
-        """Delete code that no backend runs."""
-        self.code.pop(digest, None)
-        self.deletes.add(("code", digest))
-
     def take(self) -> Changes:
         """Return all of this as an object of its own; nothing is left here."""
-        taken = Changes(self.puts, self.deletes, self.code)
-        self.puts, self.deletes, self.code = {}, set(), {}
+        taken = Changes(self.puts, self.deletes)
+        self.puts, self.deletes = {}, set()
         return taken
 
 

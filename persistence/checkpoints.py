@@ -15,6 +15,7 @@ import struct
 from collections.abc import Iterable, Mapping
 
 from greenroom.core.formats import FORMAT, OLDEST, SHAPES, Reader, reads_records_of
+from greenroom.core.records import CODE
 from greenroom.persistence.kv import (
     CorruptValueError,
     KVStore,
@@ -22,9 +23,6 @@ from greenroom.persistence.kv import (
     RecordRefusedError,
     StoreError,
 )
-
-CODE = "code"
-"""The kind of code blobs: ``(CODE, digest)`` may be deleted, and is put by ``code=`` only."""
 
 
 def is_record(key: str) -> bool:
@@ -67,7 +65,7 @@ class Checkpoints:
 
         Raises OtherFormatError and RecordRefusedError naming the key; nothing is changed.
         """
-        prefix = _key(_record_kind(kind), "")
+        prefix = _key(kind, "")
         records: dict[str, object] = {}
         for key, value in self._store.load(prefix).items():
             try:
@@ -86,19 +84,16 @@ class Checkpoints:
         self,
         puts: Mapping[tuple[str, str], object],
         deletes: Iterable[tuple[str, str]] = (),
-        *,
-        code: Iterable[bytes] = (),
     ) -> None:
-        """Save and delete records, ``(kind, name)`` each, and save code: all or nothing.
+        """Save and delete records, ``(kind, name)`` each, or code by its digest: all or nothing.
 
         Durable on return. Raises RecordRefusedError, before anything is written, for a record that
         could not be loaded again; else what KVStore.apply raises.
         """
         values: dict[str, bytes] = {}
         for (kind, name), record in puts.items():
-            key = _key(_record_kind(kind), name)
-            values[key] = _encode(key, record)
-        values |= {_key(CODE, code_digest(blob)): blob for blob in code}
+            key = _key(kind, name)
+            values[key] = record if kind == CODE else _encode(key, record)  # type: ignore[assignment]
         deleted = [_key(kind, name) for kind, name in deletes]
         self._store.apply(values, deleted)
         for key in (*values, *deleted):
@@ -132,12 +127,6 @@ def code_digest(blob: bytes) -> str:
 def _kind_and_name(key: str) -> tuple[str, str]:
     kind, _, name = key.partition("/")
     return kind, name
-
-
-def _record_kind(kind: str) -> str:
-    if kind == CODE:
-        raise ValueError(f"kind {CODE!r} is for code blobs; use code= and load_code")
-    return kind
 
 
 def _key(kind: str, name: str) -> str:

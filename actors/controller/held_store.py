@@ -61,7 +61,7 @@ class HeldStore:
         """Save all of it or nothing; NotSavedError. Blocks."""
         try:
             with self._pulse.patience(STORE_PATIENCE_S):
-                self.checkpoints.save(changes.puts, changes.deletes, code=changes.code.values())
+                self.checkpoints.save(changes.puts, changes.deletes)
         except (StoreError, OSError) as error:
             # What is in memory is not what is on disk: start again from the disk. Nothing was sent,
             # so the change has not been seen.

@@ -19,6 +19,7 @@ from greenroom.core.config import config_of_replica
 from greenroom.core.errors import last_line
 from greenroom.core.lifecycle.releases import numbered
 from greenroom.core.lifecycle.replicas import LIVE
+from greenroom.core.records import CODE
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.kv import StoreError, StoreNotReadableError
 
@@ -258,7 +259,7 @@ class Supervisor:
             raise
         except StoreError as error:
             logger.exception("code is lost")
-            self._cluster.state.code_use.lost.add(digest)
+            self._cluster.state.lost.add((CODE, digest))
             return None, str(error)
 
     def _kill(self, tag: str) -> None:

@@ -14,16 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from greenroom.core.errors import UnknownNameError
-from greenroom.core.lifecycle.releases import digests_of
-from greenroom.core.records import (
-    BackendDefinition,
-    Changes,
-    Definitions,
-    HistoryRecord,
-    Key,
-    Records,
-    differences,
-)
+from greenroom.core.records import Changes, Definitions, HistoryRecord, Key, Records, differences
 
 HISTORY = "history"
 KEPT = 200  # entries
@@ -108,17 +99,6 @@ class History:
             oldest = self._entries.pop(next(iter(self._entries)))
             self._by_request.pop(oldest.request_id, None)
         return entry
-
-
-def digests(entry: HistoryRecord) -> set[str]:
-    """Return the names of the code that an entry needs."""
-    return {
-        digest
-        for side in (entry.before, entry.after)
-        for definition in side.values()
-        if isinstance(definition, BackendDefinition)
-        for digest in digests_of(definition)
-    }
 
 
 def _name(entry_id: int) -> str:

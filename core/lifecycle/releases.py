@@ -17,12 +17,16 @@ from typing import Any
 
 from greenroom.core.config import RuntimeEnv
 from greenroom.core.lifecycle.replicas import Replica
-from greenroom.core.records import BackendDefinition, BackendRecord, Release
+from greenroom.core.records import CODE, BackendDefinition, BackendRecord, Definition, Key, Release
 
 
-def digests_of(release: Release | BackendDefinition) -> set[str]:
-    """Return the names of what is stored for a release: its code, and its folders."""
-    return {release.code_digest, *folders_of(release)}
+def digests_of(*held: Release | Definition | None) -> set[str]:
+    """Return the names of what is stored for these: their code, and their folders."""
+    digests: set[str] = set()
+    for each in held:
+        if isinstance(each, Release | BackendDefinition):
+            digests |= {each.code_digest, *folders_of(each)}
+    return digests
 
 
 def folders_of(release: Release | BackendDefinition) -> set[str]:
@@ -33,11 +37,12 @@ def folders_of(release: Release | BackendDefinition) -> set[str]:
 class CodeUse:
     """Which stored code is needed by which backend or history, so that the rest can be deleted."""
 
-    def __init__(self) -> None:
+    def __init__(self, lost: set[Key]) -> None:
+        """Take the keys of what is lost: another deploy may bring it again."""
+        self._lost = lost
         self._held: dict[Hashable, frozenset[str]] = {}
         self._holders: Counter[str] = Counter()
         self._freed: set[str] = set()
-        self.lost: set[str] = set()  # needed but missing; another deploy may bring it again
 
     def hold(self, holder: Hashable, digests: Iterable[str]) -> None:
         """Set the digests that ``holder`` needs; the cost follows their number alone."""
@@ -63,7 +68,7 @@ class CodeUse:
 
     def is_stored(self, digest: str) -> bool:
         """Return whether a holder needs the digest and it is not lost."""
-        return digest in self._holders and digest not in self.lost
+        return digest in self._holders and (CODE, digest) not in self._lost
 
 
 def numbered(record: BackendRecord, number: int) -> Release:
@@ -88,11 +93,6 @@ def may_fail(record: BackendRecord) -> bool:
     if record.failure or record.newest.ran:
         return False
     return not record.newest.served or fallback(record) is not None
-
-
-def digests(record: BackendRecord) -> set[str]:
-    """Return the names of all code that the record may have to start."""
-    return set[str]().union(*(digests_of(release) for release in record.releases))
 
 
 def with_newest(record: BackendRecord, **changes: Any) -> BackendRecord:

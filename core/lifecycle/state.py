@@ -21,12 +21,13 @@ from greenroom.core.lifecycle import releases
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.endpoints import Endpoints, Overlay, table_of
 from greenroom.core.lifecycle.goals import Goals
-from greenroom.core.lifecycle.history import CODE_KEPT, HISTORY, Author, History, digests
+from greenroom.core.lifecycle.history import CODE_KEPT, HISTORY, Author, History
 from greenroom.core.lifecycle.placement import Placement
 from greenroom.core.long_poll import LISTENER, LongPoll
 from greenroom.core.records import (
     APPLICATION,
     BACKEND,
+    CODE,
     DEPLOYMENT,
     ENDPOINT,
     ROLLOUT,
@@ -137,7 +138,7 @@ class State:
         }
         self.lost = set(lost)
         self.gone = Gone()
-        self.code_use = releases.CodeUse()
+        self.code_use = releases.CodeUse(self.lost)
         is_recovering = any(not backend.recovered for backend in self.backends.values())
         self.long_poll = LongPoll(
             epoch,
@@ -155,7 +156,6 @@ class State:
         for entry in self.history:
             if entry.id > self.history.last_id - CODE_KEPT:
                 self._hold_code_of(entry)
-        self.code_use.lost.update(name for kind, name in self.lost if kind == "code")
         for tag, backend in self.backends.items():
             self._count(backend.record)
             # A change that is not under way has succeeded, or was taken back.
@@ -337,8 +337,8 @@ class State:
         used = {*releases.folders_of(wanted), backend.record.newest.code_digest}
         for digest in used & code.keys():
             if not self.code_use.is_stored(digest):
-                self.changes.put_code(digest, code[digest])
-                self.code_use.lost.discard(digest)
+                self.changes.put(CODE, digest, code[digest])
+                self.lost.discard((CODE, digest))
         self._count(backend.record)
         self.agenda.touch(BACKEND, tag)
         return changed
@@ -346,14 +346,15 @@ class State:
     def _hold_code_of(self, entry: HistoryRecord) -> None:
         """Keep the code of an entry of the history, in place of that of one long before."""
         self.code_use.hold((HISTORY, entry.id - CODE_KEPT), ())
-        self.code_use.hold((HISTORY, entry.id), digests(entry))
+        held = *entry.before.values(), *entry.after.values()
+        self.code_use.hold((HISTORY, entry.id), releases.digests_of(*held))
 
     def take_changes(self) -> Changes:
         """Return what to save before anything else is done."""
         for digest in sorted(self.code_use.take_freed()):
-            self.changes.delete_code(digest)
+            self.changes.delete(CODE, digest)
         changes = self.changes.take()
-        self.lost -= changes.puts.keys() | changes.deletes | {("code", d) for d in changes.code}
+        self.lost -= changes.puts.keys() | changes.deletes
         return changes
 
     # --- Writing --------------------------------------------------------------------------------
@@ -392,4 +393,4 @@ class State:
 
     def _count(self, record: BackendRecord) -> None:
         self._of_application.setdefault(record.application, set()).add(record.tag)
-        self.code_use.hold(("backend", record.tag), releases.digests(record))
+        self.code_use.hold(("backend", record.tag), releases.digests_of(*record.releases))

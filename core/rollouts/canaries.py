@@ -292,8 +292,7 @@ class Canaries:
     def _hold_code(self, record: CanaryRecord) -> None:
         """Keep the code of both versions until one of them is what there is."""
         held = [*record.wanted.values(), *record.before.values()] * (record.state not in ENDED)
-        digests = [digests_of(each) for each in held if isinstance(each, BackendDefinition)]
-        self._state.code_use.hold((CANARY, record.application), set[str]().union(*digests))
+        self._state.code_use.hold((CANARY, record.application), digests_of(*held))
 
     # --- How they are shown ---------------------------------------------------------------------
 

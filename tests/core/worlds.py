@@ -201,10 +201,9 @@ class World:
         changes = self.cluster.take_changes()
         self._crash("before save")
         for (kind, name), record in changes.puts.items():
-            self.records[kind][name] = record
+            (self.code if kind == "code" else self.records[kind])[name] = record
         for kind, name in changes.deletes:
             (self.code if kind == "code" else self.records[kind]).pop(name, None)
-        self.code.update(changes.code)
         self._crash("after save")
         for number, effect in enumerate(effects):
             if number == 1:

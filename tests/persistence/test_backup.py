@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from greenroom.persistence.backup import copy_store, restore_backup, write_backup
-from greenroom.persistence.checkpoints import Checkpoints
+from greenroom.persistence.checkpoints import Checkpoints, code_digest
 from greenroom.persistence.kv import (
     CorruptValueError,
     StoreLocation,
@@ -36,7 +36,8 @@ def content(location: StoreLocation) -> dict[str, bytes]:
 
 def _save(location: StoreLocation) -> dict[str, bytes]:
     store = location.open()
-    Checkpoints(store).save({("backend", "a"): {"x": 1}}, code=[bytes(range(256)) * 400, b""])
+    code = {("code", code_digest(each)): each for each in (bytes(range(256)) * 400, b"")}
+    Checkpoints(store).save({("backend", "a"): {"x": 1}, **code})
     values = store.load()
     store.close()
     assert len(values) == 3

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from greenroom.core.formats import FORMAT, OLDEST, SHAPES
-from greenroom.persistence.checkpoints import CODE, Checkpoints, code_digest
+from greenroom.core.records import CODE
+from greenroom.persistence.checkpoints import Checkpoints, code_digest
 from greenroom.persistence.kv import (
     CorruptValueError,
     KVStore,
@@ -110,13 +111,16 @@ def test_a_save_is_one_change_of_the_store() -> None:
     checkpoints = Checkpoints(store)
     checkpoints.save({("goal", "old"): 1})
     store.changes.clear()
-    checkpoints.save({("backend", "a"): 1}, [("goal", "old")], code=[b"code"])
+    checkpoints.save(
+        {("backend", "a"): 1, (CODE, code_digest(b"code")): b"code"}, [("goal", "old")]
+    )
     assert store.changes == [({"backend/a", f"code/{code_digest(b'code')}"}, {"goal/old"})]
 
 
 def save_code(checkpoints: Checkpoints, blob: bytes) -> str:
-    checkpoints.save({}, code=[blob])
-    return code_digest(blob)
+    digest = code_digest(blob)
+    checkpoints.save({(CODE, digest): blob})
+    return digest
 
 
 def test_code_is_stored_by_its_hash(checkpoints: Checkpoints) -> None:
@@ -269,7 +273,7 @@ def test_bytes_that_are_no_record_are_lost_and_said_so(
     assert "goal/1" in checkpoints.lost["goal", "1"]
 
 
-@pytest.mark.parametrize("kind", ["", "a/b", CODE])
+@pytest.mark.parametrize("kind", ["", "a/b"])
 def test_an_impossible_kind_is_refused(checkpoints: Checkpoints, kind: str) -> None:
     with pytest.raises(ValueError, match="kind"):
         checkpoints.save({(kind, "1"): 1})

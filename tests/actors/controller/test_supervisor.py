@@ -96,12 +96,13 @@ def test_a_folder_that_cannot_be_read_at_present_is_not_taken_for_lost(is_lost: 
     def load_code(_digest: str) -> bytes:
         raise CorruptValueError("damaged") if is_lost else StoreNotReadableError("no answer")
 
-    loop, lost = LoneLoop(), set[str]()
+    loop, lost = LoneLoop(), set[tuple[str, str]]()
     supervisor, cluster = supervisor_of(loop, load_code)
-    cluster.state.code_use = SimpleNamespace(lost=lost)
+    cluster.state.lost = lost
     supervisor.fetch(cm.FetchFolder(replica=TAG, digest="d"), "there")
     answers = [message.error for _, message in loop.sent]
-    assert (answers, lost) == ((["damaged"], {"d"}) if is_lost else ([], set())), "it asks again"
+    found = (["damaged"], {("code", "d")}) if is_lost else ([], set())
+    assert (answers, lost) == found, "it asks again"
 
 
 def test_a_replica_that_is_gone_is_forgotten_and_not_made_anew_by_a_late_order() -> None:

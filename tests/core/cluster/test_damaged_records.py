@@ -13,7 +13,7 @@ from greenroom.core.lifecycle.state import KINDS
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, order_of_taking
 from greenroom.core.routing.tickets import NewQuery, Refuse
-from greenroom.persistence.checkpoints import CODE, Checkpoints
+from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.memory import MemoryStore
 from tests.core import requests as ask
 from tests.core.rollouts.steering import start
@@ -166,7 +166,7 @@ def test_no_replica_outlives_an_application_without_a_record(
 
 def test_lost_code_is_stored_again_by_a_deploy(world: World) -> None:
     digest = world.records["backend"]["v1"].newest.code_digest
-    cluster = without(world, (CODE, digest))
+    cluster = without(world, ("code", digest))
     made(cluster, ask.create("v1", b"one"))
-    assert cluster.take_changes().code == {digest: b"one"}
+    assert cluster.take_changes().puts["code", digest] == b"one"
     assert not cluster.state.lost

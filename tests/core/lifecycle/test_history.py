@@ -261,7 +261,7 @@ def test_undo_is_refused_where_the_code_is_lost(world: World) -> None:
     digest = world.cluster.state.backends["app#d"].record.newest.code_digest
     world.change(ask.version(b"two"))
     world.converge()
-    world.cluster.state.code_use.lost.add(digest)
+    world.cluster.state.lost.add(("code", digest))
     refused(world, 2, "no longer stored")
 
 
