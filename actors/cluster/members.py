@@ -87,7 +87,7 @@ class Members:
         return before is None or before.report != message.report
 
     def _answer(self, sender: Address, refusal: str = "", hosts: tuple[str, ...] = ()) -> None:
-        drain_s = status.longest_drain_s(self._cluster)
+        drain_s = self._cluster.state.longest_drain_s()
         answer = cm.HostAnswered(refusal=refusal, epoch=self.epoch, hosts=hosts, drain_s=drain_s)
         self._loop.send(sender, answer)
 

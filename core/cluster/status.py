@@ -12,7 +12,7 @@ from typing import Any
 from greenroom.core import formats
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.hosts import Host, HostState
-from greenroom.core.config import BackendConfig, config_shown, options_shown, without_credentials
+from greenroom.core.config import config_shown, options_shown, without_credentials
 from greenroom.core.errors import last_line
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.definitions import deployment_names, deployment_record, qualified
@@ -31,7 +31,7 @@ def overview(cluster: Cluster) -> dict[str, Any]:
     return {
         "version": cluster.state.history.last_id,
         "format": format_of(cluster),
-        "longest_drain_s": longest_drain_s(cluster),
+        "longest_drain_s": cluster.state.longest_drain_s(),
         "hosts": hosts(cluster),
         "applications": applications(cluster),
         "backends": backends(cluster),
@@ -76,15 +76,6 @@ def format_of(cluster: Cluster) -> int:
     """
     releases = (host.report.get("release", "") for host in cluster.hosts.all.values())
     return max(min(map(formats.named_in, releases)), formats.OLDEST)
-
-
-def longest_drain_s(cluster: Cluster) -> float:
-    """Return the longest ``graceful_shutdown_timeout_s`` of all deployments; 20 without any.
-
-    Any host's front may have calls at any replica.
-    """
-    configs = [backend.config for backend in cluster.state.backends.values()] or [BackendConfig()]
-    return max(each.graceful_shutdown_timeout_s for each in configs)
 
 
 def backends(cluster: Cluster) -> dict[str, Any]:

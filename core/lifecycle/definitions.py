@@ -126,10 +126,8 @@ def _application_of(state: State, asked: ApplicationSpec, *, from_file: bool) ->
             from_file=from_file,
         )
     }
-    before = state.applications.get(name)
-    for gone in () if before is None else before.deployments:
-        full_name = qualified(name, gone)
-        wanted |= {(ENDPOINT, full_name): None, (BACKEND, full_name): None}
+    if (before := state.applications.get(name)) is not None:
+        wanted |= _without(qualified(name, each) for each in before.deployments)
     own = {qualified(name, deployment) for deployment in deployments}
     for spec in specs:
         full_name = qualified(name, spec.name)
@@ -162,11 +160,11 @@ def _without_parts(state: State, name: str) -> Wanted:
         names = sorted(each.removeprefix(f"{name}#") for each in own | state.backends_of(name))
         if not names and (APPLICATION, name) not in state.lost:
             return {}
-    wanted: Wanted = {(APPLICATION, name): None}
-    for deployment in names:
-        full_name = qualified(name, deployment)
-        wanted |= {(ENDPOINT, full_name): None, (BACKEND, full_name): None}
-    return wanted
+    return {(APPLICATION, name): None} | _without(qualified(name, each) for each in names)
+
+
+def _without(names: Iterable[str]) -> Wanted:
+    return dict.fromkeys((kind, name) for name in names for kind in (ENDPOINT, BACKEND))
 
 
 def advance_application(state: State, name: str) -> None:
@@ -240,7 +238,7 @@ def without_deployment(state: State, name: str) -> Wanted:
             f"deployment {name!r} has {uses}; delete the endpoint, set its traffic elsewhere, or "
             "end the shadow first"
         )
-    return {(ENDPOINT, name): None, (BACKEND, name): None}
+    return _without([name])
 
 
 def deployment_record(state: State, name: str) -> BackendRecord:

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from greenroom.core.agenda import Agenda
+from greenroom.core.config import BackendConfig
 from greenroom.core.errors import InvalidRequestError, UnknownNameError
 from greenroom.core.lifecycle import releases
 from greenroom.core.lifecycle.backend import Backend
@@ -152,6 +153,7 @@ class State:
         agenda.touch(BACKEND, *self.backends)
         agenda.touch(APPLICATION, *self.applications)
         self.is_torn = False  # a change failed when a part of it may have been made
+        self._longest_drain_s: float | None = None  # until a backend changes
         self._of_application: dict[str, set[str]] = {}
         for entry in self.history:
             if entry.id > self.history.last_id - CODE_KEPT:
@@ -247,6 +249,17 @@ class State:
     def is_empty(self) -> bool:
         """Whether nothing is deployed, or lost."""
         return not (self.backends or self.endpoints or self.applications or self.lost)
+
+    def longest_drain_s(self) -> float:
+        """Return the longest ``graceful_shutdown_timeout_s`` of all backends; 20 without any.
+
+        Any host's front may have calls at any replica. Each host asks for it once a second, so it
+        is sought only after a change.
+        """
+        if self._longest_drain_s is None:
+            configs = [each.config for each in self.backends.values()] or [BackendConfig()]
+            self._longest_drain_s = max(each.graceful_shutdown_timeout_s for each in configs)
+        return self._longest_drain_s
 
     # --- Changes --------------------------------------------------------------------------------
 
@@ -362,8 +375,8 @@ class State:
     def save_backend(self, backend: Backend) -> None:
         """Save a backend's record, if it has changed."""
         if backend.record is not backend.saved:
-            backend.saved = backend.record
-            self.changes.put("backend", backend.record.tag, backend.record)
+            backend.saved, self._longest_drain_s = backend.record, None
+            self.changes.put(BACKEND, backend.record.tag, backend.record)
             self._count(backend.record)
 
     def record_running(self, tag: str) -> None:
@@ -374,9 +387,9 @@ class State:
 
     def remove_backend(self, tag: str) -> None:
         """Forget a backend that has no replicas any more."""
-        removed = self.backends.pop(tag).record
+        removed, self._longest_drain_s = self.backends.pop(tag).record, None
         self.long_poll.publish(BACKEND_PREFIX + tag, None)
-        self.changes.delete("backend", tag)
+        self.changes.delete(BACKEND, tag)
         self.code_use.hold(("backend", tag), ())
         self._of_application[removed.application].discard(tag)
         if not self._of_application[removed.application]:

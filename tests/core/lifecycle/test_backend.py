@@ -782,6 +782,19 @@ def test_code_that_is_stored_is_not_saved_again() -> None:
     assert b"other code" in world.cluster.take_changes().puts.values()
 
 
+def test_the_longest_time_to_drain_follows_the_backends() -> None:
+    world = running_world(graceful_shutdown_timeout_s=5.0)
+    state = world.cluster.state
+    assert state.longest_drain_s() == 5.0
+    world.complete(ask.create("other", graceful_shutdown_timeout_s=90.0))
+    assert state.longest_drain_s() == 90.0
+    world.complete(ask.update("other", graceful_shutdown_timeout_s=1.0))
+    assert state.longest_drain_s() == 5.0
+    world.complete(ask.delete("b"))
+    world.complete(ask.delete("other"))
+    assert state.longest_drain_s() == 20.0
+
+
 # --- The parts ------------------------------------------------------------------------------------
 
 
