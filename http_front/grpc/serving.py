@@ -11,7 +11,6 @@ import asyncio
 import importlib
 import signal
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from greenroom.actors.runtime.records import GRPC_ROLE, show_title
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.actors.runtime.shared_metrics import SharedMetrics
 from greenroom.core.errors import GreenroomError, InvalidRequestError
-from greenroom.http_front.clients import TrustedProxies
+from greenroom.http_front.clients import ClientCounts, TrustedProxies
 from greenroom.http_front.grpc.calls import Applications, Places, Servicers, metadata_of
 from greenroom.http_front.link import Link
 
@@ -89,22 +88,20 @@ class _Health(health.aio.HealthServicer):  # type: ignore[misc]  # grpc ships no
     def __init__(self, places: Places) -> None:
         super().__init__()
         self._places = places
-        self._watches: Counter[str] = Counter()  # by connection
+        self._watches = ClientCounts(WATCHES)  # of each connection
 
     async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802  # the service's name
         """Send the state of a service, now and whenever it changes."""
         peer = context.peer()
-        if self._watches[peer] >= WATCHES:
+        if not self._watches.has_room_for(peer):
             text = f"a connection may have {WATCHES} watches at a time"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         async with self._places.place(context, "watches"):
-            self._watches[peer] += 1
+            self._watches.add(peer)
             try:
                 await super().Watch(request, context)
             finally:
-                self._watches[peer] -= 1
-                if not self._watches[peer]:
-                    del self._watches[peer]
+                self._watches.remove(peer)
 
 
 class Services:
