@@ -1,6 +1,6 @@
 """A fuzzer guided by coverage: ``python -m tests.http.fuzz -max_total_time=60``; needs atheris.
 
-Each input is what one client sends, whole and cut in two. By the short way and without it the
+Each input is what one client sends, whole and cut in two. By the short way and by ASGI the
 front has to write the same bytes. Cut or not, it has to ask the same queries, and these are among
 the requests that a plain reading of RFC 9112 finds, in their order: never two requests where it
 finds one. The cases of doubtful.py are the first inputs. The options are libFuzzer's.
@@ -110,14 +110,14 @@ def chunks(data: bytes) -> tuple[bytes, bytes]:
 
 
 class Fronts:
-    """A front with the short way and one without it, on a loop that stays."""
+    """A front with the short way and one with ASGI's events, on a loop that stays."""
 
     def __init__(self, state_dir: Path) -> None:
         self._loop = asyncio.new_event_loop()
         settings = read_settings({}, state_dir=state_dir)
         self._fronts = []
-        for short_way in (True, False):
-            http = {**settings.http.model_dump(), "short_way": short_way}
+        for middlewares in ((), ("tests.support.middlewares:untouched",)):
+            http = {**settings.http.model_dump(), "middlewares": middlewares}
             link = FakeLink()
             front = Front(settings.with_options(validated(HTTPOptions, http))[0], link)
             self._fronts.append((front, link))
