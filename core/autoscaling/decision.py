@@ -81,9 +81,10 @@ class Loads:
     def reconcile(self, proxy: str) -> None:
         """Stop counting a proxy that should have reported long ago.
 
-        One that has never reported has no load: it was counted as idle, and lost, and is back.
+        One that has never reported has no load: it was counted as idle, and lost, and is back. One
+        that is due may have gone since, in the same step.
         """
-        if self._reports[proxy] is None:
+        if proxy in self._reports and self._reports[proxy] is None:
             self._take(proxy, {}, NEVER)
         else:
             self.forget(proxy)

@@ -41,8 +41,8 @@ class Autoscaler:
         """Scale a backend as its settings say; to be called after each change of it; cheap."""
         scaling, config = self._scalings.get(tag), self._backends[tag].autoscaled_by
         if config is None:
-            self._agenda.drop(SCALING, tag, (LOADS, tag))
-            self._scalings.pop(tag, None)
+            if self._scalings.pop(tag, None) is not None:
+                self._agenda.drop(SCALING, tag, (LOADS, tag))
         elif scaling is None:
             self._scalings[tag] = Scaling(config)
             self._agenda.touch(SCALING, tag)

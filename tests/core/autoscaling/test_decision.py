@@ -399,6 +399,15 @@ def test_what_a_dead_proxy_had_counts_no_more() -> None:
     assert expire(loads, agenda, 2 * EXPIRE_S) == ["q"], "p is not waited for"
 
 
+def test_a_proxy_that_goes_in_the_step_in_which_it_is_due_counts_no_more() -> None:
+    loads, agenda = loads_of()
+    loads.report("p", {"a": (1, 2)}, 0.0)
+    assert agenda.first([LOADS], EXPIRE_S) == LOADS
+    loads.forget("p")
+    assert expire(loads, agenda, EXPIRE_S) == ["p"]
+    assert (loads.of("a"), loads.queues("a")) == ((0, 0), ())
+
+
 def test_sums_are_those_of_the_newest_reports_whatever_came_before() -> None:
     drawn = random.Random(7)
     (loads, _), newest = loads_of(), {}
