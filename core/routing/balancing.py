@@ -183,10 +183,7 @@ class RoutedBackend:
         A replica that has the model which the query needs is better than the least loaded of all:
         loading one takes longer than waiting among other queries.
         """
-        failed = self.replicas.get(ticket.failed_at)
-        if failed is not None and (other := self._least_loaded_except([failed], slots)):
-            return other
-        if ticket.session is not None:
+        if ticket.home:
             home = self.replicas.get(ticket.home)
             return home if home is not None and home.has_room(slots) else None
         for rank in ticket.preference.ranks if ticket.preference is not None else ():
@@ -228,8 +225,15 @@ class RoutedBackend:
         return min(with_room, key=key, default=None)
 
     def assign_home(self, ticket: Ticket) -> None:
-        """Find a home for a ticket that has a session and is in no queue."""
-        if ticket.session is not None:
+        """Find a home for a ticket that is in no queue, and may not run at just any replica.
+
+        That of a session, or the least loaded other one for what has failed at a replica.
+        """
+        if ticket.failed_at:
+            others = [self.replicas[tag] for tag in self.inhabitable() if tag != ticket.failed_at]
+            least = min(others, key=lambda replica: replica.load, default=None)
+            ticket.home = "" if least is None else least.table.tag
+        elif ticket.session is not None:
             homes = self.inhabitable()
             ticket.home = self.homes.of(ticket.session, self.table.tag, homes) or NOWHERE
 

@@ -177,7 +177,7 @@ class Ticket:
     status_at: float = 0.0
     mirrored: tuple[Ticket, ...] = ()  # of an original
     session: Session | None = None
-    home: str = ""  # the replica that it waits for; "" for any
+    home: str = ""  # the only replica that it may run at; "" for any
     preference: Preference | None = None
     trial: Trial | None = None  # of a replica, that it is a part of
     # Where its answer is compared with others'; None until the mirrored queries are made.

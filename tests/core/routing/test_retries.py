@@ -229,9 +229,21 @@ def test_what_is_tried_elsewhere_has_the_time_that_is_left() -> None:
     assert [each for each in made.expire(2.0) if isinstance(each, Refuse)]
 
 
-def test_where_no_other_has_room_it_is_not_kept_waiting() -> None:
+def test_where_no_other_has_room_it_waits_for_that_and_keeps_no_other_waiting() -> None:
     made = router(backend("r1", "r2", limit=1))
     made.submit(NewQuery("c", Query(1)), 0.0)
     made.submit(NewQuery("c", Query(2)), 0.0)
     made.finished("r1", [(1, 500)], 0.5)
-    assert assigned(again(made, 9)) == [("r1", 9)]
+    assert not assigned(again(made, 9))
+    assert assigned(made.submit(NewQuery("c", Query(3)), 1.0)) == [("r1", 3)]
+    assert assigned(made.finished("r2", [(2, 200)], 1.5)) == [("r2", 9)]
+
+
+def test_where_all_others_are_gone_it_goes_back_to_the_one_where_it_has_failed() -> None:
+    made = router(backend("r1", "r2", limit=1))
+    made.submit(NewQuery("c", Query(1)), 0.0)
+    made.submit(NewQuery("c", Query(2, retryable=False)), 0.0)
+    made.finished("r1", [(1, 500)], 0.5)
+    assert not assigned(again(made, 9))
+    assert assigned(made.replica_gone("r2", (), 2.0)) == []
+    assert assigned(made.set_backend("b", backend("r1", limit=1), 2.0)) == [("r1", 9)]
