@@ -119,14 +119,11 @@ class Caller:
 
     def _drop(self, entry: OpenQuery, status: int) -> Callable[[Any], None]:
         """End a query wherever it is, with this status; return what gets its answer."""
-        query_id, exchange = entry.query.id, entry.exchange
-        if exchange is not None:
-            if exchange.upload is not None:
-                exchange.upload.stop()
-            exchange.stop_stream(query_id)
+        if entry.exchange is not None:
+            entry.exchange.end_at_replica(entry.query.id)
         on_answer = self._let_go(entry)
         if entry.share is None:
-            self._proxy.cancel(query_id)
+            self._proxy.cancel(entry.query.id)
         else:
             self.leases.cancel(entry, status)
         return on_answer

@@ -114,7 +114,7 @@ class CallerLeases:
         """Ask a replica to drop a query, which ends with this status; its slot is free then."""
         share = entry.share
         assert share is not None, "it has a slot"
-        share.lease.count(share, status, time.monotonic() - entry.submitted_at)
+        share.lease.give_up(status, time.monotonic() - entry.submitted_at)
         share.at.lane.put(entry.query.id)
 
     def refused(self, entry: OpenQuery) -> None:

@@ -34,7 +34,7 @@ from greenroom.actors.messages.queries import (
     StreamPart,
     part_arrived,
 )
-from greenroom.actors.runtime.loop import Callback, Loop, Outbox, Timer, nothing
+from greenroom.actors.runtime.loop import Callback, Loop, Timer, nothing
 from greenroom.core.routing.leases import HeldShare
 
 OnAnswer = Callable[[Answer | Stream], None]
@@ -53,7 +53,6 @@ class OpenQuery:
     is_sent: bool = False  # by the proxy's outbox, or by the lane of its share
     is_wanted: bool = True
     timer: Timer | None = None  # of its time limit
-    stop_waiting: Callback = nothing  # for a proxy with tables, or for the end of its replica
     exchange: Exchange | None = None  # from the first piece on
     # What the router is told of it.
     is_resent: bool = False  # it was sent before, and may have run
@@ -71,8 +70,6 @@ class OpenQuery:
         self.is_wanted = False
         if self.timer is not None:
             self.timer.cancel()
-        if self.stop_waiting is not nothing:
-            self.stop_waiting()
         if self.exchange is None:
             return self.on_answer
         self.exchange.close(self.query.id)
@@ -96,7 +93,8 @@ class Exchange:
         self._loop = loop
         self._incarnation = incarnation
         self._cancel = cancel
-        self._outbox: Outbox | None = None  # to the stream's replica: what was taken
+        self._stream_id = 0
+        self._unwatch: Callback = nothing
         self._runs_at: list[Address] = []  # replicas that run it for a router that is dead
 
     def take(self, item: AnswerPart | FeedTaken | StillRuns | StreamPart, sender: Address) -> None:
@@ -114,21 +112,16 @@ class Exchange:
 
     def begin(self, begun: StreamBegun, sender: Address) -> Stream:
         """Return the stream that has begun."""
-        incarnation = self._incarnation  # with self, the outbox would be in a cycle
-
-        def pack(sizes: list[int]) -> ControlStreams:
-            taken = ((begun.query_id, sum(sizes)),)
-            return ControlStreams(incarnation=incarnation, taken=taken)
-
         self.replica, self.at = begun.process, sender
-        self._outbox = Outbox(self._loop, sender, pack)
+        self._stream_id = begun.query_id
         self.stream = Stream(begun, self)
         return self.stream
 
     def taken(self, size: int) -> None:
         """Tell the stream's replica that so much was taken."""
-        assert self._outbox is not None, "begin() comes first"
-        self._loop.run(partial(self._outbox.put, size))
+        taken = ((self._stream_id, size),)
+        message = ControlStreams(incarnation=self._incarnation, taken=taken)
+        self._loop.run(partial(_tell, self._loop, self.at, message))
 
     def stop(self) -> None:
         """Cancel the query."""
@@ -139,18 +132,37 @@ class Exchange:
         if self.stream is not None:
             stop_at(self._loop, self._incarnation, self.at, query_id)
 
+    def end_at_replica(self, query_id: int) -> None:
+        """Have the replica that answers end the query."""
+        if self.upload is not None:
+            self.upload.stop()
+        self.stop_stream(query_id)
+
+    def watch(self, on_death: Callback) -> None:
+        """Notice the end of the replica that answers, when no proxy is there to report it."""
+        assert self.replica is not None, "nobody answers yet"
+        self._unwatch()
+        self._unwatch = self._loop.watch_process(self.replica, on_death, self.at)
+
     def close(self, query_id: int) -> None:
         """Want nothing more: no answer is waited for."""
-        upload, self.upload, self._cancel = self.upload, None, nothing  # these hold the query
-        if upload is not None:
-            upload.close()
+        self._unwatch()
+        self._unwatch = self._cancel = nothing  # these hold the query, as does the upload
+        if self.upload is not None:
+            self.upload.close()
+            self.upload = None
         for replica in self._runs_at:
             stop_at(self._loop, self._incarnation, replica, query_id)
 
 
 def stop_at(loop: Loop, incarnation: str, replica: Address, query_id: int) -> None:
     """End a caller's query at a replica when its answer is not wanted; it might go on for ever."""
-    loop.send(replica, ControlStreams(incarnation=incarnation, stopped=(query_id,)))
+    _tell(loop, replica, ControlStreams(incarnation=incarnation, stopped=(query_id,)))
+
+
+def _tell(loop: Loop, replica: Address, message: ControlStreams) -> None:
+    """Send so that it comes on another link if the present one breaks: it is not repeated."""
+    loop.send(replica, message, nothing)
 
 
 def weigh(item: OpenQuery | int) -> int:

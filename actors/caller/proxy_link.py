@@ -23,7 +23,7 @@ from greenroom.actors.messages.queries import (
     Process,
     SubmitQueries,
 )
-from greenroom.actors.runtime.loop import Callback, Loop, Outbox, nothing
+from greenroom.actors.runtime.loop import Callback, Loop, Outbox, Timer
 from greenroom.core.errors import DeploymentUnavailableError
 from greenroom.core.routing.retries import RetryBudget
 
@@ -53,6 +53,7 @@ class ProxyLink:
         self._fail = fail
         self._budget = RetryBudget(FIRST_REPEATS)
         self._outbox: Outbox | None = None
+        self._patience: Timer | None = None  # armed while what waits has no proxy with tables
 
     def send(self, message: Any) -> None:
         """Send the proxy a message; drop it while there is none."""
@@ -63,7 +64,7 @@ class ProxyLink:
         """Send a query; without a proxy, once there is one."""
         self._budget.pay_in(max(MOST_REPEATS, len(self._queries)))
         if not self.is_ready:
-            self._wait(entry)
+            self._wait()
         if self._outbox is not None:
             self._outbox.put(entry)
 
@@ -97,10 +98,9 @@ class ProxyLink:
     def has_tables(self) -> None:
         """Let queries take as long with this proxy as they are let."""
         self.is_ready = True
-        for entry in self._queries.values():
-            if entry.replica is None:
-                entry.stop_waiting()
-                entry.stop_waiting = nothing
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def gone(self) -> None:
         """Keep what was with the proxy for the next one, unless it must not be sent again.
@@ -112,12 +112,12 @@ class ProxyLink:
         for entry in list(self._queries.values()):
             if entry.share is not None:
                 continue
-            if entry.replica is not None:
-                self._watch(entry, entry.replica)
+            if entry.exchange is not None and entry.exchange.replica is not None:
+                died = unavailable(entry.query.id, REPLICA_DIED)
+                entry.exchange.watch(partial(self._fail, entry, died))
             elif not entry.is_sent or self._may_be_sent_again(entry):
                 entry.is_sent = False
-                if entry.stop_waiting is nothing:
-                    self._wait(entry)
+                self._wait()
 
     def _may_be_sent_again(self, entry: OpenQuery) -> bool:
         """Mark a query that may have run for its dead proxy, or fail it."""
@@ -131,28 +131,19 @@ class ProxyLink:
             entry.is_resent = True
         return entry.is_wanted
 
-    def _watch(self, entry: OpenQuery, replica: Process) -> None:
-        """Notice the end of a query's replica: the proxy that would report it is dead."""
+    def _wait(self) -> None:
+        if self._patience is None:
+            self._patience = self._loop.call_later(NO_PROXY_S, self._abandon)
 
-        def gone() -> None:
-            self._fail(entry, unavailable(entry.query.id, REPLICA_DIED))
-
-        entry.stop_waiting()
-        at = None if entry.exchange is None else entry.exchange.at
-        entry.stop_waiting = self._loop.watch_process(replica, gone, at)
-
-    def _wait(self, entry: OpenQuery) -> None:
-        """Let a query wait for a proxy with tables, for a limited time."""
-
-        def abandon() -> None:
-            if entry.replica is None:  # else that has it, and needs no proxy any more
-                error = DeploymentUnavailableError
-                text = f"no proxy has had route tables for {NO_PROXY_S:g} s; see `greenroom status`"
+    def _abandon(self) -> None:
+        """Fail what waits for a proxy with tables; a replica that answers needs none."""
+        self._patience = None
+        error = DeploymentUnavailableError
+        text = f"no proxy has had route tables for {NO_PROXY_S:g} s; see `greenroom status`"
+        for entry in list(self._queries.values()):
+            if entry.replica is None and entry.share is None:
                 answer = FailedAnswer(entry.query.id, error.__name__, text, error.retry_after_s)
                 self._fail(entry, answer)
-
-        entry.stop_waiting()
-        entry.stop_waiting = self._loop.call_later(NO_PROXY_S, abandon).cancel
 
     # --- What is sent -------------------------------------------------------------------------
 

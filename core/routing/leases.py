@@ -97,7 +97,7 @@ class HeldLease:
     methods: tuple[str, ...]
     timeout_s: float | None
     shares: list[HeldShare]
-    used_at: float
+    used_at: float  # when a slot was free, the last time
     is_returned: bool = False
     ended: dict[int, list[float]] = field(default_factory=dict)  # by status: how long
     failed: dict[str, int] = field(default_factory=dict)  # by replica
@@ -132,27 +132,24 @@ class HeldLease:
         if not best.ongoing:
             best.began_at = now
         best.ongoing += 1
-        self.used_at = now
         return best
 
     def free(self, share: HeldShare, now: float, status: int = 0, seconds: float = 0.0) -> None:
         """Free a slot; count the query that had it, unless that has no status: 0."""
         share.ongoing -= 1
         share.began_at = self.used_at = now
-        if status:
-            self.count(share, status, seconds)
-
-    def count(self, share: HeldShare, status: int, seconds: float) -> None:
-        """Count a query that has ended, and has left its slot unless its status is a bad one."""
+        if not status:
+            return
         if status < BAD:
             if share.taken.queries < ENOUGH:
                 share.taken.add(seconds, share.ongoing)
         elif has_failed(status):
             self.failed[share.replica] = self.failed.get(share.replica, 0) + 1
-        ended = self.ended.get(status)
-        if ended is None:
-            ended = self.ended[status] = []
-        ended.append(seconds)
+        self.ended.setdefault(status, []).append(seconds)
+
+    def give_up(self, status: int, seconds: float) -> None:
+        """Count a query that nobody waits for any more, and that has its slot yet."""
+        self.ended.setdefault(status, []).append(seconds)
 
     def drop(self, share: HeldShare) -> None:
         """Use a replica no more: it is dead, with all that it had."""
@@ -161,7 +158,7 @@ class HeldLease:
     def extend(self, slots: Mapping[str, int]) -> None:
         """Use so many slots from now on, by replica."""
         for share in self.shares:
-            share.slots = max(share.slots, slots.get(share.replica, 0))
+            share.slots = slots.get(share.replica, share.slots)
 
     def is_to_be_returned(self, now: float, unheard_s: float) -> bool:
         """Return whether it is not used, or a replica says nothing for so long."""

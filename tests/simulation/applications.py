@@ -198,8 +198,10 @@ class Composer:
         self._checks = checks
         self._process = process
         loop: Any = process
-        port = Port(PORT, process.identity, loop, machine=checks.simulation.machine)
-        self._caller = caller = Caller(port.loop, process.identity)
+        # Beside that of the replica's handles, as user code connects to the system itself.
+        identity = process.identity._replace(incarnation=f"{process.identity.incarnation}+")
+        port = Port(PORT, identity, loop, machine=checks.simulation.machine)
+        self._caller = caller = Caller(port.loop, identity)
         caller.listen(port.on)
         Finder(port, PROXY, caller.met_proxy, caller.proxy_gone).start()
 

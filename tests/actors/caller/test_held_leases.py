@@ -13,6 +13,7 @@ import pickle
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest import mock
@@ -27,7 +28,7 @@ from greenroom.actors.proxy import leases as desks
 from greenroom.core.rollouts.judging import OVERDUE_S
 from greenroom.core.routing import tickets
 from greenroom.core.routing.dispatching import WAIT_S
-from greenroom.core.routing.leases import ORPHAN_S
+from greenroom.core.routing.leases import IDLE_S, ORPHAN_S
 from greenroom.core.routing.load import busy, overdue
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable, backend_of
@@ -468,7 +469,7 @@ class LeaseModel(RuleBasedStateMachine):
         living: Counter[m.Process] = Counter()
         for caller in self.callers.values():
             state = vars(caller.leases)
-            assert not state["_returned"]
+            assert not {**state["_returned"], **state["_splits"]}
             assert not caller.leases.held
             assert not caller.queries, "each query was answered, and its slot is free"
             living.update(
@@ -529,19 +530,22 @@ def test_a_new_proxy_confirms_tables_once_its_replicas_have_met_it_or_no_old_lea
     assert confirmed
 
 
+@pytest.mark.parametrize(
+    ("own_s", "limit_s"), [(None, TIMEOUT_S), (2 * TIMEOUT_S, TIMEOUT_S), (1.0, 1.0)]
+)
 def test_a_query_under_a_lease_goes_to_the_replica_alone_with_the_time_limit(
-    model: LeaseModel,
+    model: LeaseModel, own_s: float | None, limit_s: float
 ) -> None:
     caller, replica = _pick(model.callers, 0), _pick(model.replicas, 0)
     number = next(model.ids)
-    assert caller.send(number, timeout_s=2 * TIMEOUT_S)
+    assert caller.send(number, timeout_s=own_s)
     model.wires.end_turn()
     assert not model.wires.under_way[caller.name, "proxy"]
     ((run, _),) = model.wires.under_way[caller.name, replica.table.address]
-    assert [(each.id, each.timeout_s) for _, each in run.queries] == [(number, TIMEOUT_S)]
+    assert [(each.id, each.timeout_s) for _, each in run.queries] == [(number, limit_s)]
     model.deliver_all()
     assert (caller.name, number) in replica.running
-    model.sleep(TIMEOUT_S)
+    model.sleep(limit_s)
     assert not caller.waits(number)
 
 
@@ -555,27 +559,115 @@ def test_what_the_router_has_to_decide_is_not_sent_under_a_lease(
     assert not _pick(model.callers, 0).send(next(model.ids), **settings)
 
 
+def grant(model: LeaseModel, number: int) -> m.LeaseGranted:
+    """Return what the proxy says of a lease of that number, with a slot more than any has."""
+    replica = _pick(model.replicas, 0).table
+    return m.LeaseGranted(
+        proxy=PROXY,
+        lease=f"proxy/{number}",
+        number=number,
+        endpoint="e",
+        methods=(),
+        timeout_s=None,
+        slots=(m.LeasedSlots(replica.tag, replica.process, replica.address, LIMIT),),
+        backend="b",
+        traffic=model.traffic,
+    )
+
+
 def test_a_grant_of_more_that_arrives_after_the_return_of_its_lease_is_not_used(
     model: LeaseModel,
 ) -> None:
     caller = _pick(model.callers, 0)
     held = caller.leases.held["e", "b"]
     caller.leases.revoked(m.RevokeLeases(proxy=PROXY, numbers=(held.number,)))
-    replica = _pick(model.replicas, 0).table
-    slots = (m.LeasedSlots(replica.tag, replica.process, replica.address, LIMIT),)
-    late = m.LeaseGranted(
-        proxy=PROXY,
-        lease=held.name,
-        number=held.number,
-        endpoint="e",
-        methods=(),
-        timeout_s=None,
-        slots=slots,
-        backend="b",
-        traffic=model.traffic,
-    )
-    caller.leases.granted(late)
+    caller.leases.granted(grant(model, held.number))
     assert not caller.send(next(model.ids))
+
+
+def test_what_is_late_or_of_another_proxy_changes_nothing_of_a_lease(model: LeaseModel) -> None:
+    caller = _pick(model.callers, 0)
+    held, other = caller.leases.held["e", "b"], m.Process(9, 9, "the proxy before")
+    slots = [share.slots for share in held.shares]
+    caller.leases.granted(grant(model, held.number - 1))
+    caller.leases.granted(replace(grant(model, held.number + 1), proxy=other))
+    caller.leases.revoked(m.RevokeLeases(proxy=other, numbers=(held.number,)))
+    assert caller.leases.held == {("e", "b"): held}
+    assert [share.slots for share in held.shares] == slots
+    caller.leases.granted(grant(model, held.number + 1))
+    assert held.is_returned, "another one takes its place"
+
+
+def test_what_was_sent_just_before_a_lease_is_revoked_runs_under_it(model: LeaseModel) -> None:
+    caller, replica = _pick(model.callers, 0), _pick(model.replicas, 0)
+    number, held = next(model.ids), caller.leases.held["e", "b"]
+    assert caller.send(number)  # and it has not left yet, as a message to close the lease might
+    caller.leases.revoked(m.RevokeLeases(proxy=PROXY, numbers=(held.number,)))
+    model.wires.end_turn()
+    model.deliver_all()
+    assert replica.running == {(caller.name, number): held.name}
+
+
+def test_leases_end_when_the_next_proxy_is_met_whose_numbers_begin_anew(model: LeaseModel) -> None:
+    caller, proxy = _pick(model.callers, 0), m.Process(9, 9, "the next proxy")
+    assert caller.send(next(model.ids))  # so that something is in use
+    caller.proxy_gone()
+    caller.met_proxy("proxy", proxy)
+    caller.leases.report()
+    sent = [message for message, _ in model.wires.under_way[caller.name, "proxy"]]
+    assert not [each for each in sent if isinstance(each, m.LeasesUsed)]
+    assert not caller.send(next(model.ids))
+    caller.leases.granted(replace(grant(model, 1), proxy=proxy))
+    assert caller.send(next(model.ids))
+    model.kill_caller(0)
+
+
+def test_a_query_that_is_given_up_counts_once_and_is_not_sent_if_it_has_not_left(
+    model: LeaseModel,
+) -> None:
+    caller, replica = _pick(model.callers, 0), _pick(model.replicas, 0)
+    model.end_all()
+    model.deliver_all()
+    caller.leases.report()
+    held, numbers = caller.leases.held["e", "b"], [next(model.ids), next(model.ids)]
+    assert caller.send(numbers[0])
+    model.wires.end_turn()
+    model.deliver_all()
+    assert caller.send(numbers[1])
+    caller.cancel(numbers[1])
+    caller.cancel(numbers[0])
+    replica.end(caller.name, numbers[0])  # before it hears of that
+    model.wires.end_turn()
+    ((last, _),) = model.wires.under_way[caller.name, replica.table.tag]
+    assert last.queries == ()
+    model.deliver_all()
+    assert not caller.queries
+    assert held.take_used().ended == {499: [0.0, 0.0]}
+
+
+def test_a_method_that_the_endpoint_does_not_take_is_left_to_the_router(model: LeaseModel) -> None:
+    caller = _pick(model.callers, 0)
+    held = caller.leases.held["e", "b"]
+    caller.leases.granted(replace(grant(model, held.number + 1), methods=("GET",)))
+    assert not caller.send(next(model.ids), http_method="PUT")
+    assert caller.send(next(model.ids), http_method="GET")
+
+
+def test_leases_outlive_their_proxy_for_a_while_only(model: LeaseModel) -> None:
+    caller = _pick(model.callers, 0)
+    caller.proxy_gone()
+    steps, under_lease = round(2 * ORPHAN_S / IDLE_S), []
+    for _ in range(2 * steps):  # so often that they are not returned because they are not used
+        under_lease.append(caller.send(next(model.ids)))
+        model.wires.end_turn()
+        model.deliver_all()
+        model.end_all()
+        model.deliver_all()
+        model.sleep(ORPHAN_S / steps)
+    assert all(under_lease[: steps - 1])
+    assert not any(under_lease[steps + 1 :])
+    caller.met_proxy("proxy", PROXY)
+    caller.attached(m.AttachCallerReply(proxy=PROXY, ready=True))
 
 
 def test_a_new_replica_comes_to_its_share_of_a_lease_as_of_the_routers_queries(
@@ -609,6 +701,10 @@ def test_what_a_replica_refuses_after_a_fence_goes_to_the_router(model: LeaseMod
     number = next(model.ids)
     assert caller.send(number)
     model.wires.end_turn()
+    for way in ((caller.name, replica.table.tag), (replica.table.tag, caller.name)):
+        model.deliver(list(filter(model.wires.under_way.get, model.wires.under_way)).index(way), 4)
+    sent = [message for message, _ in model.wires.under_way[caller.name, "proxy"]]
+    assert [each.refused for each in sent if isinstance(each, m.SubmitQueries)] == [(number,)]
     model.converge()
     assert number not in caller.queries
 

@@ -5,10 +5,22 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from greenroom.core.routing.dispatching import PAUSE_S, WAIT_S
-from greenroom.core.routing.leases import ASK_WITHIN_S, IDLE_S, HeldLease, HeldShare, Used, share_of
+from greenroom.core.routing.leases import (
+    ASK_WITHIN_S,
+    IDLE_S,
+    MAX_REPLICAS,
+    RECENT_S,
+    HeldLease,
+    HeldShare,
+    Used,
+    share_of,
+)
 from greenroom.core.routing.load import busy, by_endpoint, overdue
 from greenroom.core.routing.retries import MAX_ATTEMPTS
 from greenroom.core.routing.router import Router
@@ -85,6 +97,8 @@ def test_no_lease_is_granted_where_the_router_has_a_say() -> None:
         ({}, lambda router: router.set_endpoint("e", endpoint("e", shadows={"b": 1.0}, to="b"), 0)),
         ({"max_queued_requests": 5}, lambda router: None),
         ({"limit": 1}, lambda router: None),
+        ({"request_router": {}}, lambda router: None),
+        ({"unavailable": "it is about to end"}, lambda router: None),
     ):
         router = leasing(**limits)
         change(router)
@@ -103,19 +117,54 @@ def test_leased_slots_count_as_taken() -> None:
 
 
 def test_a_greedy_caller_returns_what_is_above_its_share_when_another_asks() -> None:
-    router = leasing(100, "greedy", "modest")
+    router, at = leasing(100, "greedy", "modest"), 2 * RECENT_S
     first = granted(router, "greedy")
     assert first.slots == {"b#1": share_of(100, 1)}
-    effects = run(router, "modest", 1, 0.02) + run(router, "modest", 2, 0.03)
-    assert [each.lease for each in effects if isinstance(each, Revoke)] == [first]
-    router.leases.returned("greedy", first.number, {}, 0.04)
+    router.leases.used("greedy", first.number, Used(1, {}), at)  # it asks the router no more
+    effects = run(router, "modest", 1, at) + run(router, "modest", 2, at + 0.01)
+    assert [each for each in effects if not isinstance(each, Assign)] == [Revoke(first)]
+    router.leases.returned("greedy", first.number, {}, at + 0.02)
     found = {}
     for number in range(3, 9):
         for caller in ("greedy", "modest"):
-            for effect in run(router, caller, number, 0.03 + number / 1000):
+            for effect in run(router, caller, number, at + 0.02 + number / 1000):
                 if isinstance(effect, Grant):
-                    found[caller] = effect.lease.slots["b#1"]
-    assert found == {"greedy": 37, "modest": 37}
+                    found[caller] = effect.lease
+    slots = {caller: lease.slots["b#1"] for caller, lease in found.items()}
+    assert slots == {"greedy": 37, "modest": 37}
+
+
+@pytest.mark.parametrize(("is_revoked", "slots"), [(False, 75), (True, 37)])
+def test_a_caller_that_is_alone_again_gets_more_unless_it_is_to_return_its_lease(
+    *, is_revoked: bool, slots: int
+) -> None:
+    router = leasing(100, "c1", "c2")
+    router.leases.returned("c2", granted(router, "c2").number, {}, 0.1)
+    lease = granted(router, "c1", 0.1)
+    assert lease.slots == {"b#1": 37}
+    if is_revoked:
+        moved(router, "all")
+    effects = [e for n in (9, 10) for e in run(router, "c1", n, 2 * RECENT_S)]
+    assert [e for e in effects if isinstance(e, Grant)] == [Grant(lease)] * (not is_revoked)
+    assert lease.slots == {"b#1": slots}
+
+
+def test_a_lease_is_of_the_least_loaded_replicas_here_that_may_get_queries() -> None:
+    router, tags = leasing(), [f"b#{number}" for number in range(MAX_REPLICAS + 4)]
+    tables = [replica(tag, host="far" if tag == "b#1" else "") for tag in tags]
+    router.set_backend("b", replace(table(), replicas=tuple(tables)), 0.0)
+    for number in range(100, 100 + 2 * len(tags)):
+        router.submit(NewQuery("another", Query(number)), 0.0)
+    first = {tag: each for tag, each in router.state.replicas.items() if tag not in ("b#1", "b#2")}
+    freed = list(first)[3 : 3 + MAX_REPLICAS - 1]
+    for tag in (*freed, "b#1", "b#2"):
+        numbers = list(router.state.replicas[tag].ongoing)
+        finished(router, tag, [(number, 200) for number in numbers], 0.0)
+    router.rejected("b#2", [], 0.0, draining=True)
+    assert granted(router).slots.keys() <= first.keys()
+    (lease,) = router.state.leases.values()
+    assert len(lease.slots) == MAX_REPLICAS
+    assert set(freed) <= lease.slots.keys()
 
 
 def split(*, of_splits: bool = True, **more: Any) -> tuple[Router, Callable[[str, int], int]]:
@@ -202,6 +251,14 @@ def test_what_is_overdue_under_leases_counts_by_their_backends_until_it_has_ende
     assert not overdue(router.state, 9.0)
 
 
+def moved(router: Router, path: str) -> list[Any]:
+    """Have a path lead elsewhere than before, by which all leases are revoked."""
+    version = router.state.routes.version
+    effects = router.set_endpoint("g", EndpointTable(name="g", route=f"/{path}"), 1.0)
+    assert router.state.routes.version > version or not effects
+    return effects
+
+
 # --- Ends -----------------------------------------------------------------------------------------
 
 
@@ -219,11 +276,38 @@ def test_what_a_change_of_tables_revokes_is_unconfirmed_until_it_is_returned() -
         lease = granted(router)
         assert Revoke(lease) in change(router), what
         assert router.leases.unconfirmed == {lease.number}
+        assert Revoke(lease) not in moved(router, "once"), "its caller knows"
         router.leases.returned("c1", lease.number, {"b#1": 2}, 1.0)
         assert not router.leases.unconfirmed, "nothing begins; what has begun runs on"
+        assert Revoke(lease) not in moved(router, "twice"), "it is back"
+        assert busy(router.state) == {"b": (0, 2)}
+        router.leases.fenced(lease.number, 1.0)  # which its replicas say late
         assert ongoing(router)["b#1"] == 2
         assert router.leases.returned("c1", lease.number, {}, 1.0) == []
         assert ongoing(router).get("b#1", 0) == 0
+
+
+def test_what_another_says_of_a_callers_lease_changes_nothing() -> None:
+    router = leasing(LIMIT, "c1", "c2")
+    lease = granted(router)
+    router.leases.used("c2", lease.number, Used(3, {200: [0.1]}, overdue=1), 1.0)
+    router.leases.returned("c2", lease.number, {}, 1.0)
+    router.leases.fenced(lease.number, 1.0)  # nor what replicas say of one that is not revoked
+    assert busy(router.state) == {}
+    assert not overdue(router.state, 0.0)
+    assert ongoing(router) == {"b#1": lease.slots["b#1"]}
+
+
+def test_a_lease_of_a_backend_that_was_deleted_says_nothing_of_the_next_one_with_its_name() -> None:
+    router = leasing()
+    first = granted(router)
+    router.set_backend("b", None, 1.0)
+    router.set_backend("b", table(100), 2.0)
+    second = granted(router, now=2.0)
+    router.leases.returned("c1", first.number, {}, 3.0)
+    again = [e for number in (5, 6) for e in run(router, "c1", number, 3.0)]
+    assert not any(isinstance(each, Grant) for each in again), "it has one"
+    assert ongoing(router)["b#1"] == sum(second.slots.values())
 
 
 def test_the_same_table_again_revokes_nothing() -> None:
@@ -247,6 +331,16 @@ def test_a_lease_is_gone_with_its_caller_and_when_its_replicas_refuse_it() -> No
     assert not router.leases.unconfirmed
     assert ongoing(router) == {"b#1": 0}
     assert router.leases.returned("c1", lease.number, {}, 2.0) == [], "it may come after all"
+
+
+def test_a_lease_whose_replicas_have_died_is_revoked_or_gone_if_it_is_back() -> None:
+    for is_back in (False, True):
+        router = leasing()
+        lease = granted(router)
+        if is_back:
+            router.leases.returned("c1", lease.number, {"b#1": 2}, 1.0)
+        assert router.replica_gone("b#1", (), 1.0) == ([] if is_back else [Revoke(lease)])
+        assert list(router.state.leases) == ([] if is_back else [lease.number])
 
 
 def test_a_lease_is_revoked_when_a_query_waits_for_its_backend_unless_the_wait_is_short() -> None:
@@ -389,8 +483,11 @@ def test_observers_hear_of_queries_under_leases() -> None:
     router = leasing()
     router.observers.add(Listens())
     lease = granted(router)
+    paid = router.state.endpoints["e"].budgets["b"].tokens
     router.leases.used("c1", lease.number, Used(3, {200: [0.1, 0.2], 500: [0.3]}), 1.0)
     assert heard == [("e", "b", 200, [0.1, 0.2]), ("e", "b", 500, [0.3])]
+    assert router.state.endpoints["e"].budgets["b"].tokens == paid + 3
+    assert router.state.backends["b"].rate.run_s == pytest.approx(0.2)
     assert busy(router.state) == {"b": (0, 3)}
     assert by_endpoint(router.state)[0] == {("e", "b"): (0, 3)}
 
@@ -410,6 +507,8 @@ def test_replicas_take_turns_and_get_no_more_than_their_slots() -> None:
     assert lease.take(0.0) is not None
     assert lease.take(0.0) is None
     assert lease.in_use() == {"a": 2, "b": 3}
+    lease.extend({"a": 3})
+    assert {share.replica: share.slots for share in lease.shares} == {"a": 3, "b": 3}
 
 
 def test_it_is_returned_when_it_is_idle_or_a_replica_is_silent() -> None:
@@ -422,3 +521,15 @@ def test_it_is_returned_when_it_is_idle_or_a_replica_is_silent() -> None:
     assert lease.is_to_be_returned(6.1, 1.0)
     lease.free(share, 6.1)
     assert not lease.is_to_be_returned(6.1 + IDLE_S / 2, 1.0)
+
+
+def test_a_report_says_each_thing_once() -> None:
+    lease, now = held(a=3), 1.0
+    shares = [share for _ in range(3) if (share := lease.take(now))]
+    lease.free(shares[0], now, 200, 0.1)
+    lease.free(shares[1], now, 500, 0.2)
+    lease.give_up(408, 0.3)
+    ((tag, took),) = (used := lease.take_used()).took.items()
+    assert used[:3] == (1, {200: [0.1], 500: [0.2], 408: [0.3]}, {"a": 1})
+    assert (tag, took[0], took[3]) == ("a", 1, 2), "a query, beside two others"
+    assert lease.take_used() == Used(1, {}, {}, {})
