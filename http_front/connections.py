@@ -18,6 +18,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from email.utils import formatdate
+from functools import partial
 from heapq import nsmallest
 from itertools import islice
 from typing import Any
@@ -51,6 +52,7 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, shared: Connections) -> None:
         self.shared = shared
         self.peer: tuple[str, int] | None = None
+        self.opening: asyncio.Future[Any] | None = None  # until it is open: TLS takes a while
         self._is_closing = False  # what comes is not for us any more
         self._is_paused = False
         self._writable: asyncio.Event | None = None  # while nothing can be written
@@ -154,23 +156,14 @@ class Connections:
         self.most = most
         most_each = options.max_connections_per_client or max(1, most // SHARE)
         self._clients = ClientCounts(most_each, self.proxies)
-        # TLS handshakes, the oldest first
-        self._opening: dict[asyncio.Future[Any], tuple[str, int] | None] = {}
         self._warned_at: dict[str, float] = {}
         self.set_date()
 
-    @property
-    def are_open(self) -> bool:
-        """Whether there are any, or some are being opened."""
-        return bool(self.all or self._opening)
-
     def add(self, connection: ClientConnection, peer: tuple[str, int] | None) -> None:
-        """Count a connection, which is not being opened any more."""
-        opening = next((each for each, of in self._opening.items() if of == peer), None)
-        if opening is not None:  # else it would count twice until that is done
-            self._forget(opening)
-        host = self.all[connection] = None if peer is None else peer[0]
-        self._clients.add(host)
+        """Count a connection, once."""
+        if connection not in self.all:
+            host = self.all[connection] = None if peer is None else peer[0]
+            self._clients.add(host)
 
     def remove(self, connection: ClientConnection) -> None:
         """Count a connection no more."""
@@ -195,7 +188,7 @@ class Connections:
         within ``header_timeout_s``, those of its next request within ``keep_alive_timeout_s``, or
         either within ``within_s``; and when its headers have been coming for ``header_timeout_s``.
         """
-        for connection in list(self.all):
+        for connection in [each for each in self.all if each.opening is None]:
             try:
                 connection.close_idle(now, within_s)
             except Exception:  # the others are checked all the same
@@ -227,7 +220,7 @@ class Connections:
                 "proxy)"
             )
             return False
-        if len(self.all) + len(self._opening) < self.most + PAGES_ROOM * for_pages:
+        if len(self.all) < self.most + PAGES_ROOM * for_pages:
             return True
         self.warn(
             f"this worker has {self.most} connections, its most: those that have waited longest "
@@ -237,7 +230,8 @@ class Connections:
 
     def _close_waiting(self) -> bool:
         """Close those that have waited longest; one whose bytes are here unread does not wait."""
-        waiting = [(since, each) for each in self.all if (since := each.waiting_since) is not None]
+        are_open = [each for each in self.all if each.opening is None]
+        waiting = [(since, each) for each in are_open if (since := each.waiting_since) is not None]
         longest = nsmallest(EVICTED, waiting, key=lambda pair: pair[0])
         unread = select.poll()
         for _, each in longest:
@@ -250,28 +244,28 @@ class Connections:
 
     def _cancel_handshakes(self) -> bool:
         is_tls = self.options.ssl_certfile is not None  # else none waits for its client
-        oldest = list(islice(self._opening, EVICTED)) if is_tls else []
-        for opening in oldest:
-            opening.cancel()
+        opening = (each.opening for each in self.all if is_tls and each.opening is not None)
+        oldest = list(islice(opening, EVICTED))
+        for each in oldest:
+            each.cancel()
         return bool(oldest)
 
-    def open(self, connecting: Awaitable[Any], peer: tuple[str, int] | None = None) -> None:
+    def open(
+        self,
+        connection: ClientConnection,
+        connecting: Awaitable[Any],
+        peer: tuple[str, int] | None = None,
+    ) -> None:
         """Open an accepted connection, for which TLS may need a handshake."""
-        opening = asyncio.ensure_future(connecting)
-        self._opening[opening] = peer
-        self._clients.add(None if peer is None else peer[0])
-        opening.add_done_callback(self._opened)
+        self.add(connection, peer)
+        connection.opening = asyncio.ensure_future(connecting)
+        connection.opening.add_done_callback(partial(self._opened, connection))
 
-    def _forget(self, opening: asyncio.Future[Any]) -> None:
-        peer = self._opening.pop(opening)
-        self._clients.remove(None if peer is None else peer[0])
-
-    def _opened(self, opening: asyncio.Future[Any]) -> None:
-        if opening in self._opening:
-            self._forget(opening)
-        if opening.cancelled():
-            return
-        error = opening.exception()
+    def _opened(self, connection: ClientConnection, opening: asyncio.Future[Any]) -> None:
+        connection.opening = None
+        error = None if opening.cancelled() else opening.exception()
+        if opening.cancelled() or error is not None:
+            self.remove(connection)
         if error is not None and not isinstance(error, OSError):  # a bad handshake is one
             _logger.error("a connection could not be opened", exc_info=error)
 
@@ -286,7 +280,7 @@ class Listener:
         self,
         listening: socket.socket,
         connections: Connections,
-        make: Callable[[], asyncio.Protocol],
+        make: Callable[[], ClientConnection],
         tls: ssl.SSLContext | None = None,
         *,
         for_pages: bool = False,
@@ -337,8 +331,9 @@ class Listener:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._send_timeout_ms)
         peer = peer_of(name)
         if connections.has_room(peer, for_pages=self._for_pages):
-            opening = self._loop.connect_accepted_socket(self._make, accepted, **self._tls)
-            connections.open(opening, peer)
+            made = self._make()
+            opening = self._loop.connect_accepted_socket(lambda: made, accepted, **self._tls)
+            connections.open(made, opening, peer)
             return True
         with contextlib.suppress(OSError):
             accepted.send(UNAVAILABLE)

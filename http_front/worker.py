@@ -178,7 +178,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         for listener in self._listeners:
             listener.accept_waiting()
             listener.close()
-        await self._drain_while(lambda: self._connections.are_open, deadline)
+        await self._drain_while(lambda: bool(self._connections.all), deadline)
         if not self._is_quick:
             await front.stop()
 

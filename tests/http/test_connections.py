@@ -408,22 +408,22 @@ async def test_an_address_has_its_share_of_connections_and_a_trusted_proxy_any(c
 
 async def test_a_connection_counts_once_while_it_comes_to_be_open():
     connections = Connections(None, HTTPOptions(max_connections_per_client=2), 2)
-    connections.open(asyncio.Future(), (peer := ("10.0.0.1", 7)))
-    made = FrontProtocol(connections)
+    made, peer = FrontProtocol(connections), ("10.0.0.1", 7)
+    connections.open(made, asyncio.Future(), peer)
     connections.add(made, peer)  # before the future is done
     assert connections.has_room(("10.0.0.1", 8))
     connections.remove(made)
-    assert not connections.are_open
+    assert not connections.all
 
 
 async def test_the_pages_own_port_has_room_that_requests_cannot_take():
     connections = Connections(None, OPTIONS, 4)
     for number in range(4):
-        connections.open(asyncio.Future(), (f"10.0.0.{number}", 1))
+        connections.open(FrontProtocol(connections), asyncio.Future(), (f"10.0.0.{number}", 1))
     assert not connections.has_room(("10.0.0.9", 1))
     for _ in range(module.PAGES_ROOM):
         assert connections.has_room(("10.0.0.9", 1), for_pages=True)
-        connections.open(asyncio.Future(), ("10.0.0.9", 1))
+        connections.open(FrontProtocol(connections), asyncio.Future(), ("10.0.0.9", 1))
     assert not connections.has_room(("10.0.0.9", 1), for_pages=True)
 
 
@@ -462,7 +462,7 @@ async def test_without_a_setting_the_share_is_a_quarter():
     waiting = [asyncio.Future() for _ in range(2)]
     for each in waiting:
         assert connections.has_room(("10.0.0.1", 1))
-        connections.open(each, ("10.0.0.1", 1))
+        connections.open(FrontProtocol(connections), each, ("10.0.0.1", 1))
     assert not connections.has_room(("10.0.0.1", 1))
     assert connections.has_room(("10.0.0.2", 1))
     waiting[0].cancel()  # a handshake, say
