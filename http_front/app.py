@@ -288,6 +288,8 @@ class Router(CompiledRouter):
         request = asked(req)
         head, options = request.head, self._front.options
         self._front.admit(head)
+        if head.query is not None:  # of the same head, which came before
+            return self._else
         page = head.page
         if not (page or head.for_pages):
             return self._else
