@@ -188,7 +188,7 @@ def test_a_client_that_leaves_cancels_every_call_made_for_it(
 
 @pytest.mark.usefixtures("chain")
 def test_what_goes_on_in_the_background_has_no_deadline(ask: Ask, tmp_path: Path) -> None:
-    assert answer(ask("afterwards", "a", **{"X-Request-Timeout-Seconds": "2"}))[0] == 200
+    assert answer(ask("afterwards", "a", **{"X-Request-Timeout-Seconds": "2"})).status == 200
     wait_until((tmp_path / "a None").exists, 5, "it calls after the deadline of its query")
 
 
@@ -201,7 +201,7 @@ def test_a_batch_lasts_as_long_as_one_of_its_items_is_wanted(
     wait_until(lambda: ongoing(running, name) == 2, 5, "the first waits in the middle")
     second = ask("batched", "b", **{"X-Request-Timeout-Seconds": "2"})
     wait_until((tmp_path / "batch began").exists, 5, "both make a batch")
-    assert answer(second)[0] == 408
+    assert answer(second).status == 408
     assert not (tmp_path / "batch cancelled").exists()
     first.close()
     wait_until((tmp_path / "batch cancelled").exists, 5, "nobody wants it any more")
