@@ -53,9 +53,9 @@ def to_json(value: Any) -> bytes:
     """Return ``value`` as JSON; TypeError, ValueError or RecursionError for what cannot be."""
     try:
         written = orjson.dumps(value, option=_OURS)
-    except TypeError:
+        return _encoder.encode(value).encode() if b"null" in written else written
+    except TypeError:  # json knows neither UUIDs nor Enums, which orjson does
         return _encoder.encode(_plain(value)).encode()
-    return _encoder.encode(value).encode() if b"null" in written else written
 
 
 def _plain(value: Any) -> Any:

@@ -196,6 +196,8 @@ def test_json_is_what_fastapi_and_ray_serve_make_of_it(made: Callable[[], Any]) 
     theirs = json.dumps(jsonable_encoder(made(), custom_encoder=RAYS))
     assert json.loads(to_json(made())) == json.loads(theirs)
     assert json.loads(to_json({"in": [made()]}))["in"] == [json.loads(theirs)]
+    beside_null = [None, made()]
+    assert json.loads(to_json(beside_null)) == [None, json.loads(theirs)]
 
 
 @pytest.mark.parametrize(
