@@ -285,15 +285,21 @@ async def test_what_a_dead_caller_sent_under_a_lease_ends_with_it(
 
 @on_its_loop
 async def test_leases_of_a_dead_proxy_end_with_the_next_ones_word(leased: Leased) -> None:
+    place = Place(leased.one.loop)
+    port: Any = leased.one.queries.port.address
+    leases = leased.one.queries.leases
+
     await leased.hold()
-    assert leased.one.queries.leases
+    assert leases
+    name = f"{leased.one.proxy.process.incarnation}/never seen"
+    fence = CloseLeases(incarnation=port.process.incarnation, leases=(name,), is_fence=True)
+    port.arrived(fence, place)
     leased.one.caller.proxy_gone()
     assert await leased.handle.remote() == 0.0, "they go on meanwhile"
-    place = Place(leased.one.loop)
-    meet = MeetProxy(proxy=place, process=Process(1, 1, "next"), is_near=True)
-    port: Any = leased.one.queries.port.address
-    port.arrived(meet, place)
-    assert not leased.one.queries.leases
+    for process, fenced in ((leased.one.proxy.process, {name}), (Process(1, 1, "next"), set())):
+        port.arrived(MeetProxy(proxy=place, process=process, is_near=True), place)
+        assert leases._fenced == fenced, "kept for as long as somebody may send such leases"
+    assert not leases
 
 
 @pytest.mark.parametrize("leased", [{"request_timeout_s": 0.1}], indirect=True)

@@ -1,6 +1,6 @@
 """A query that comes to the same replica again: by the next router, or after a broken link.
 
-And what comes of a query after its end.
+And what comes of a query after its end, or that of its router or caller.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ import pytest
 
 from greenroom.actors.caller.streams import NobodyListensError
 from greenroom.actors.messages import queries as m
+from greenroom.actors.replica import data_plane
 from greenroom.actors.replica.data_plane import ProxyLink, Run
-from tests.actors.one_process import OneProcess
+from greenroom.core.routing.tickets import BODY
+from tests.actors.one_process import OneProcess, Place
 from tests.support.queries import query
+from tests.support.timing import until
 
 
 @pytest.fixture
@@ -109,6 +112,40 @@ def test_tasks_left_running_hear_that_nobody_listens(world: OneProcess, *, begun
     assert run.caller is not None
     assert not run.caller.streams
     assert world.queries.undelivered == 0
+
+
+@pytest.mark.parametrize("dies", ["caller", "router"])
+def test_what_nobody_else_could_end_ends_with_its_caller_or_router(
+    world: OneProcess, cancelled: list[Any], monkeypatch: pytest.MonkeyPatch, dies: str
+) -> None:
+    caller, router = Place(world.loop), m.Process(1, 1, "router")
+    said: list[Any] = []
+    caller.on(m.AnswerQueries, lambda message, _sender: said.extend(message.answers))
+    ends: dict[str, Callable[[], None]] = {}
+
+    def watch(process: m.Process, on_exit: Callable[[], None], _at: Any) -> Callable[[], None]:
+        ends[process.incarnation] = on_exit
+        return lambda: None
+
+    monkeypatch.setattr(world.queries.port.loop, "watch_process", watch)
+    monkeypatch.setattr(data_plane, "ORPHANED_S", 0.001)
+    monkeypatch.setattr(world.user_code, "run", lambda _run: None)
+    incarnation, port = world.queries.port.process.incarnation, world.queries.port.address
+    plain = run_by(world, "any", 1).assignment._replace(
+        caller=pickle.dumps(caller), caller_incarnation=caller.process.incarnation
+    )
+    copy = plain._replace(ticket=2, caller=None)
+    followed = plain._replace(ticket=3, query=query(8, follows=BODY))
+    order = m.RunQueries(incarnation, router, (plain, copy, followed))
+    port.arrived(order, world.proxy.myAddress)
+    (number,) = world.queries.uploads
+    part = m.StreamPart(number, b"")
+    feed = m.FeedQueries(incarnation=incarnation, process=caller.process, parts=(part,))
+    port.arrived(feed, caller)
+    ends[router.incarnation if dies == "router" else caller.process.incarnation]()
+    assert cancelled == [("router", 2 if dies == "router" else 3)]
+    if dies == "router":  # again and again, until the caller is known to be dead
+        world.run(until(lambda: min(said.count(m.StillRuns(each)) for each in (7, 8)) > 2))
 
 
 def test_what_runs_is_not_run_again_by_a_router_that_had_forgotten_it(
