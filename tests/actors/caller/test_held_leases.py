@@ -127,7 +127,7 @@ class Replica:
         self.process: Any = table.process
         self.running: dict[tuple[str, int], str] = {}  # (caller, query) -> lease
         self.closed: dict[str, int] = {}  # lease -> the first query that may not run under it
-        self._open: set[str] = set()
+        self.open: dict[str, str] = {}  # lease -> its caller
         self._fenced: set[str] = set()
         self._loop = loop
 
@@ -142,14 +142,14 @@ class Replica:
 
     def take(self, sender: str, message: Any) -> None:
         if isinstance(message, m.OpenLease):
-            self._open.add(message.lease)
+            self.open[message.lease] = message.caller.incarnation
         elif isinstance(message, m.CloseLeases):
-            self._open -= set(message.leases)
+            self.open = {name: it for name, it in self.open.items() if name not in message.leases}
             self._fenced |= set(message.leases) if message.is_fence else set()
         else:
             assert isinstance(message, m.RunLeased)
             for lease, each in message.queries:
-                if lease in self._open:
+                if lease in self.open:
                     assert each.id < self.closed.get(lease, each.id + 1), "sent after the change"
                     chosen = self._split.choose(key_of(each, sender))
                     assert chosen == backend_of(self.table), "the router would choose another"
@@ -169,6 +169,7 @@ class Replica:
 
     def forget(self, caller: str) -> None:
         self.running = {key: lease for key, lease in self.running.items() if key[0] != caller}
+        self.open = {name: it for name, it in self.open.items() if it != caller}
 
 
 class Caller(callers.Caller):
@@ -476,6 +477,7 @@ class LeaseModel(RuleBasedStateMachine):
                 self.replicas[each.address].process  # type: ignore[index]
                 for each in state["_targets"].values()
             )
+        assert not any(replica.open for replica in self.replicas.values()), "all were closed"
         watched = Counter({key: len(each) for key, each in self.wires.watchers.items() if each})
         assert watched == living, "whom a caller may send to, and only they, are watched"
         assert not self.wires.timers
@@ -643,6 +645,38 @@ def test_a_query_that_is_given_up_counts_once_and_is_not_sent_if_it_has_not_left
     model.deliver_all()
     assert not caller.queries
     assert held.take_used().ended == {499: [0.0, 0.0]}
+
+
+def sent_to_proxy(model: LeaseModel, caller: Caller, kind: type[Any]) -> list[Any]:
+    return [each for each, _ in model.wires.under_way[caller.name, "proxy"] if type(each) is kind]
+
+
+def test_a_report_says_by_replica_what_failed_and_what_others_took(model: LeaseModel) -> None:
+    caller, tag = _pick(model.callers, 0), _pick(model.replicas, 0).table.tag
+    number, numbers = caller.leases.held["e", "b"].number, [next(model.ids), next(model.ids)]
+    assert all(map(caller.send, numbers))
+    model.wires.end_turn()
+    caller.ended(m.FailedAnswer(numbers[0], "UserCodeError", "it failed"))
+    caller.ended(m.ValueAnswer(numbers[1], b""))
+    caller.leases.report()
+    (report,) = sent_to_proxy(model, caller, m.LeasesUsed)
+    assert report.failed == {number: {tag: 1}}
+    assert report.took[number].keys() == {tag}
+
+
+def test_of_an_answer_that_has_begun_under_a_lease_the_router_may_only_say_why_it_ends(
+    model: LeaseModel,
+) -> None:
+    caller, replica = _pick(model.callers, 0), _pick(model.replicas, 0)
+    number = next(model.ids)
+    assert caller.send(number)
+    model.wires.end_turn()
+    model.deliver_all()
+    replica.answer(caller.name, m.StreamBegun(number, 200, (), replica.process))
+    model.deliver_all()
+    model.kill_replica(0)
+    (submitted,) = sent_to_proxy(model, caller, m.SubmitQueries)
+    assert [(each.id, each.retryable) for each in submitted.queries] == [(number, False)]
 
 
 def test_a_method_that_the_endpoint_does_not_take_is_left_to_the_router(model: LeaseModel) -> None:
