@@ -28,7 +28,7 @@ from greenroom.actors.proxy import leases as desks
 from greenroom.core.rollouts.judging import OVERDUE_S
 from greenroom.core.routing import tickets
 from greenroom.core.routing.dispatching import WAIT_S
-from greenroom.core.routing.leases import IDLE_S, ORPHAN_S
+from greenroom.core.routing.leases import IDLE_S, ORPHAN_S, Used
 from greenroom.core.routing.load import busy, overdue
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable, backend_of
@@ -677,6 +677,32 @@ def test_of_an_answer_that_has_begun_under_a_lease_the_router_may_only_say_why_i
     model.kill_replica(0)
     (submitted,) = sent_to_proxy(model, caller, m.SubmitQueries)
     assert [(each.id, each.retryable) for each in submitted.queries] == [(number, False)]
+
+
+def test_a_grant_says_all_that_its_caller_decides_by_and_routes_once(model: LeaseModel) -> None:
+    caller, tag = _pick(model.callers, 0), _pick(model.replicas, 0).table.tag
+    table = EndpointTable(name="e", traffic=model.traffic, route="/x", methods=("GET",))
+    model.perform(model.router.set_endpoint("e", table, 0.0))
+    model.deliver_all()
+    replica = model.router.state.replicas[tag]
+    replica.weight = replica.weight._replace(pace=2.0)
+    for number in (97, 98):
+        model.desk.grant(tickets.Grant(tickets.Lease(number, caller.name, "e", "b", {tag: 2})))
+    first, second = [message for message, _ in model.wires.under_way["proxy", caller.name]]
+    assert (first.methods, first.route, first.routes) == (("GET",), "/x", {"/x": "e"})
+    assert [(each.slots, each.pace) for each in first.slots] == [(2, 2.0)]
+    assert second.routes is None
+    model.wires.under_way["proxy", caller.name].clear()
+
+
+def test_the_router_hears_all_of_a_report(model: LeaseModel) -> None:
+    failed, took, ended = {"b#1": 1}, {"b#1": (1, 0.5)}, {200: [0.1]}
+    report = m.LeasesUsed(
+        incarnation="c", used=((7, (3, ended)),), failed={7: failed}, took={7: took}, overdue={7: 2}
+    )
+    with mock.patch.object(model.router.leases, "used", return_value=[]) as used:
+        model.desk.used(report)
+    used.assert_called_once_with("c", 7, Used(3, ended, failed, took, 2), model.wires.now)
 
 
 def test_a_method_that_the_endpoint_does_not_take_is_left_to_the_router(model: LeaseModel) -> None:
