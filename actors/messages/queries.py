@@ -603,6 +603,9 @@ class LargeBytes:
     def __len__(self) -> int:
         return len(self.view)
 
+    def __repr__(self) -> str:
+        return f"LargeBytes(<{len(self)} bytes>)"
+
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         if protocol < 5:
             return LargeBytes, (bytes(self.view),)
