@@ -68,7 +68,11 @@ class CodeUse:
 
     def is_stored(self, digest: str) -> bool:
         """Return whether a holder needs the digest and it is not lost."""
-        return digest in self._holders and (CODE, digest) not in self._lost
+        return self.is_needed(digest) and (CODE, digest) not in self._lost
+
+    def is_needed(self, digest: str) -> bool:
+        """Return whether a holder needs the digest."""
+        return digest in self._holders
 
 
 def numbered(record: BackendRecord, number: int) -> Release:

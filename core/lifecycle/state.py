@@ -367,7 +367,10 @@ class State:
         for digest in sorted(self.code_use.take_freed()):
             self.changes.delete(CODE, digest)
         changes = self.changes.take()
-        self.lost -= changes.puts.keys() | changes.deletes
+        deletes, is_needed = changes.deletes & self.lost, self.code_use.is_needed
+        # Code that something still needs, as the history may, stays lost.
+        needed = {(kind, name) for kind, name in deletes if kind == CODE and is_needed(name)}
+        self.lost -= changes.puts.keys() | (deletes - needed)
         return changes
 
     # --- Writing --------------------------------------------------------------------------------

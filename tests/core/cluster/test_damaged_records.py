@@ -164,9 +164,14 @@ def test_no_replica_outlives_an_application_without_a_record(
     assert not cluster.state.lost
 
 
-def test_lost_code_is_stored_again_by_a_deploy(world: World) -> None:
+@pytest.mark.parametrize(("tag", "is_deleted"), [("v1", False), ("again", True)])
+def test_lost_code_is_stored_again_by_a_deploy(world: World, tag: str, is_deleted: bool) -> None:
     digest = world.records["backend"]["v1"].newest.code_digest
     cluster = without(world, ("code", digest))
-    made(cluster, ask.create("v1", b"one"))
+    if is_deleted:
+        made(cluster, ask.do(ops.DeleteEverything))
+        cluster.take_changes()
+        assert not cluster.state.code_use.is_stored(digest), "the history needs it"
+    made(cluster, ask.create(tag, b"one"))
     assert cluster.take_changes().puts["code", digest] == b"one"
     assert not cluster.state.lost
