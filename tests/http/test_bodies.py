@@ -214,19 +214,42 @@ async def test_what_is_left_of_a_body_behind_its_answer_is_dropped_and_the_next_
     for start in range(100, len(sent), AHEAD):
         server.connection.say(sent[start : start + AHEAD])
     assert not server.wire.paused
+    assert server.connections.waiting_bytes == 0
     server.connection.say(NEXT)
     await turn_over()
     await server.connection.end()
     assert list(server.bodies) == ["/", "/next"]
 
 
-@pytest.mark.parametrize("came", [0, LARGE])
-async def test_a_client_that_leaves_amid_it_is_reported(came):
+async def test_a_body_is_not_refused_for_want_of_room_once_its_response_has_begun():
+    async def answer(_scope, receive, send):
+        headers = [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"o", "more_body": True})
+        assert await receive() == {"type": "http.request", "body": b"x", "more_body": False}
+        await send({"type": "http.response.body", "body": b"k"})
+
+    talk = Conversation(answer, OPTIONS)
+    sent = request(b"/", b"x")
+    talk.say(sent[:-1])
+    await turn_over()
+    talk.connections.waiting_bytes = OPTIONS.max_waiting_body_bytes  # of others
+    talk.say(sent[-1:])
+    await turn_over()
+    assert talk.wire.written.endswith(b"\r\n\r\nok")
+    await talk.end()
+
+
+@pytest.mark.parametrize(
+    ("came", "length"), [(0, 2 * OPTIONS.max_waiting_body_bytes), (LARGE, 4 * AHEAD)]
+)
+async def test_a_client_that_leaves_amid_it_is_reported(came, length):
     server = Server()
-    head, _, body = request(b"/", b"x" * (4 * AHEAD)).partition(b"\r\n\r\n")
-    server.connection.say(head + b"\r\n\r\n" + body[:came])
+    head = request(b"/", b"").replace(b"Length: 0", b"Length: %d" % length)
+    server.connection.say(head + b"x" * came)
     await turn_over()
     assert server.connections.waiting_bytes == came
+    assert not server.wire.written, "what follows a query needs no room"
     await server.connection.end()
     await turn_over()
     assert server.bodies in ({"/": None}, {})  # its task is cancelled while it waits

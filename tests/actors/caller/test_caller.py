@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from greenroom.actors.caller.caller import Caller
-from greenroom.actors.caller.proxy_link import FIRST_REPEATS, NO_PROXY_S
+from greenroom.actors.caller.proxy_link import FIRST_REPEATS, NO_PROXY_S, RESEND_S
 from greenroom.actors.caller.streams import Stream, StreamFailedError
 from greenroom.actors.messages import queries as m
 from greenroom.core.routing.tickets import BODY
@@ -107,6 +107,26 @@ def test_what_the_next_proxy_gets_says_that_it_may_have_run() -> None:
     assert submitted(loop, "next") == [(1, -1)]
     deliver(caller, "first", m.ValueAnswer(1, b""))
     assert [type(each) for each in answers] == [m.ValueAnswer]
+
+
+@pytest.mark.parametrize("retryable", [None, False])
+def test_what_did_not_reach_the_proxy_may_have_run(retryable: bool | None) -> None:
+    _, loop, answers = asked(retryable)
+    loop.outbox[-1].failed()
+    loop.pass_time(RESEND_S + 0.1)
+    assert submitted(loop, "proxy") == [(1,), (1, -1) if retryable is None else ()]
+    assert len(answers) == (retryable is False)
+
+
+def test_what_runs_without_its_router_ends_when_its_answer_is_not_wanted() -> None:
+    caller, loop, answers = asked()
+    caller.proxy_gone()
+    deliver(caller, "first", m.StillRuns(1))
+    caller.met_proxy("next", m.Process(8, 8, "next"))
+    assert stopped(loop) == []
+    deliver(caller, "second", m.ValueAnswer(1, b""))
+    assert [type(each) for each in answers] == [m.ValueAnswer]
+    assert stopped(loop) == [("first", 1)]
 
 
 def test_what_its_caller_forbids_to_repeat_fails_at_once() -> None:

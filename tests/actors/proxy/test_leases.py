@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors.caller import held_leases as caller_leases
+from greenroom.actors.caller import held_leases as caller_leases, proxy_link
 from greenroom.actors.messages.control import MeetProxy
 from greenroom.actors.messages.queries import (
     CloseLeases,
@@ -18,10 +18,12 @@ from greenroom.actors.messages.queries import (
     LeaseGranted,
     OpenLease,
     Process,
+    SubmitQueries,
 )
 from greenroom.core.errors import DeploymentUnavailableError, ReplicaUnavailableError
 from greenroom.core.routing.leases import FENCE_S
 from greenroom.core.routing.tables import ENDPOINT_PREFIX, EndpointTable
+from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess, Place
 from tests.core.routing.queries import ongoing
 from tests.support.timing import until
@@ -300,6 +302,26 @@ async def test_leases_of_a_dead_proxy_end_with_the_next_ones_word(leased: Leased
         port.arrived(MeetProxy(proxy=place, process=process, is_near=True), place)
         assert leases._fenced == fenced, "kept for as long as somebody may send such leases"
     assert not leases
+
+
+@on_its_loop
+async def test_a_query_under_a_lease_needs_no_proxy(
+    leased: Leased, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy_link, "NO_PROXY_S", 0.05)
+    sent: list[str] = []
+    place = Place(leased.one.loop)
+    place.on(SubmitQueries, lambda message, _: sent.extend(q.endpoint for q in message.queries))
+
+    await leased.hold()
+    running = leased.handle.remote(0.3)
+    await until(lambda: leased.one.queries.running)
+    leased.one.caller.proxy_gone()
+    leased.one.caller.met_proxy(place, place.process)
+    with pytest.raises(DeploymentUnavailableError, match="no proxy has had route tables"):
+        await DeploymentHandle("other", None, client=leased.one.client).remote()
+    assert await running == 0.3
+    assert sent == ["other"]
 
 
 @pytest.mark.parametrize("leased", [{"request_timeout_s": 0.1}], indirect=True)
