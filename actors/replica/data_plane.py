@@ -357,10 +357,10 @@ class CallerLink:
             self._unwatch = None
 
     def _gone(self) -> None:
-        """End what only the caller itself could end."""
-        queries = self._queries
-        if queries.callers.get(self._incarnation) is self:
-            del queries.callers[self._incarnation]
+        """End what only the caller itself could end. It may live, and come back for the rest."""
+        queries, unwatch, self._unwatch = self._queries, self._unwatch, None
+        if unwatch is not None:
+            unwatch()
         queries.leases.caller_gone(self)
         for run in list(queries.runs.values()):
             if run.caller is self and (run.proxy is None or run.upload is not None):

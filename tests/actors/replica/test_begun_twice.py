@@ -98,6 +98,29 @@ def test_a_caller_can_still_end_the_first_when_the_second_has_ended(
     assert cancelled == [("old", 5)]
 
 
+def test_a_caller_that_was_cut_off_goes_on_with_its_stream(
+    world: OneProcess, cancelled: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[Callable[[], None]] = []
+
+    def watch(_process: m.Process, on_exit: Callable[[], None], _at: Any) -> Callable[[], None]:
+        ends.append(on_exit)
+        return lambda: None
+
+    monkeypatch.setattr(world.queries.port.loop, "watch_process", watch)
+    run, process = run_by(world, "proxy", 5), world.caller.process
+    run.begin(200, ())
+    caller = world.queries.callers[process.incarnation]
+    caller.watch(process)  # as under a lease
+    ends[0]()
+    assert not cancelled, "its router may end it"
+    stop = m.ControlStreams(incarnation=process.incarnation, taken=(), stopped=(7,))
+    world.queries.port.address.arrived(stop, None)
+    assert cancelled == [("proxy", 5)]
+    caller.watch(process)
+    assert len(ends) == 2, "it may die yet"
+
+
 @pytest.mark.parametrize("begun", [True, False])
 def test_tasks_left_running_hear_that_nobody_listens(world: OneProcess, *, begun: bool) -> None:
     run = run_by(world, "new", 1)
