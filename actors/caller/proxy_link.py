@@ -10,6 +10,7 @@ after the deaths of proxies have a budget, like retries after the deaths of repl
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -53,7 +54,9 @@ class ProxyLink:
         self._fail = fail
         self._budget = RetryBudget(FIRST_REPEATS)
         self._outbox: Outbox | None = None
-        self._patience: Timer | None = None  # armed while what waits has no proxy with tables
+        # What waits for a proxy with tables, and until when, in the loop's time.
+        self._waiting: deque[tuple[float, OpenQuery]] = deque()
+        self._patience: Timer | None = None  # armed while anything waits
 
     def send(self, message: Any) -> None:
         """Send the proxy a message; drop it while there is none."""
@@ -64,7 +67,7 @@ class ProxyLink:
         """Send a query; without a proxy, once there is one."""
         self._budget.pay_in(max(MOST_REPEATS, len(self._queries)))
         if not self.is_ready:
-            self._wait()
+            self._wait(entry)
         if self._outbox is not None:
             self._outbox.put(entry)
 
@@ -98,6 +101,7 @@ class ProxyLink:
     def has_tables(self) -> None:
         """Let queries take as long with this proxy as they are let."""
         self.is_ready = True
+        self._waiting.clear()
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
@@ -117,7 +121,7 @@ class ProxyLink:
                 entry.exchange.watch(partial(self._fail, entry, died))
             elif not entry.is_sent or self._may_be_sent_again(entry):
                 entry.is_sent = False
-                self._wait()
+                self._wait(entry)
 
     def _may_be_sent_again(self, entry: OpenQuery) -> bool:
         """Mark a query that may have run for its dead proxy, or fail it."""
@@ -131,19 +135,23 @@ class ProxyLink:
             entry.is_resent = True
         return entry.is_wanted
 
-    def _wait(self) -> None:
+    def _wait(self, entry: OpenQuery) -> None:
+        self._waiting.append((self._loop.asyncio.time() + NO_PROXY_S, entry))
         if self._patience is None:
             self._patience = self._loop.call_later(NO_PROXY_S, self._abandon)
 
     def _abandon(self) -> None:
-        """Fail what waits for a proxy with tables; a replica that answers needs none."""
+        """Fail what has waited for so long; a replica that answers needs no proxy."""
         self._patience = None
-        error = DeploymentUnavailableError
+        error, now = DeploymentUnavailableError, self._loop.asyncio.time()
         text = f"no proxy has had route tables for {NO_PROXY_S:g} s; see `greenroom status`"
-        for entry in list(self._queries.values()):
+        while self._waiting and self._waiting[0][0] <= now:
+            _, entry = self._waiting.popleft()
             if entry.replica is None and entry.share is None:
                 answer = FailedAnswer(entry.query.id, error.__name__, text, error.retry_after_s)
                 self._fail(entry, answer)
+        if self._waiting:
+            self._patience = self._loop.call_later(self._waiting[0][0] - now, self._abandon)
 
     # --- What is sent -------------------------------------------------------------------------
 

@@ -166,6 +166,19 @@ def test_a_query_before_the_first_proxy_does_not_wait_for_ever() -> None:
     assert [each.kind for each in answers] == ["DeploymentUnavailableError"]
 
 
+def test_each_query_waits_as_long_for_a_proxy() -> None:
+    loop = LoneLoop()
+    caller, failed = Caller(loop, HERE), []
+    for number in (1, 2):
+        caller.submit(
+            query(number, http_method="GET"), lambda answer: failed.append(answer.query_id)
+        )
+        loop.pass_time(NO_PROXY_S - 1.0)
+    assert failed == [1]
+    loop.pass_time(2.0)
+    assert failed == [1, 2]
+
+
 def test_a_query_waits_for_its_answer_once_a_proxy_with_tables_is_there() -> None:
     caller, loop, answers = asked(True)
     caller.proxy_gone()

@@ -79,6 +79,7 @@ class WiredLoop:
 
     def __init__(self, wires: Wires, name: str) -> None:
         self._wires, self._name = wires, name
+        self.asyncio = SimpleNamespace(time=lambda: wires.now)
 
     def send(
         self,
