@@ -193,7 +193,8 @@ class Caller:
             is_wanted, exchange = entry.is_wanted, entry.exchange
             if is_wanted:
                 if exchange is not None:
-                    if exchange.failing_at:
+                    # Else the replica has died before its failure came, and another one answers.
+                    if exchange.failing_at and status_of(answer) >= 500:
                         self._try_again(entry, exchange, answer)
                         continue
                     if not isinstance(answer, StreamEnded):  # another replica may have answered

@@ -77,6 +77,15 @@ def test_an_answer_that_comes_to_its_end_costs_no_further_message() -> None:
     assert stopped(loop) == []
 
 
+def test_a_good_answer_after_a_failure_that_never_came_is_the_answer() -> None:
+    caller, loop, answers = asked()
+    deliver(caller, "first", m.MayTryAgain(1, "first"))  # and dies; the router has another run it
+    deliver(caller, "second", m.ValueAnswer(1, b""))
+    loop.pass_time(1)
+    assert [type(each) for each in answers] == [m.ValueAnswer]
+    assert submitted(loop, "proxy") == [(1,)]
+
+
 def test_whoever_fails_on_an_answer_keeps_no_other_from_theirs() -> None:
     caller, _, answers = asked()
 
