@@ -15,6 +15,7 @@ from greenroom.core.cluster.hosts import EXPECTED_S, STABLE_S, STEADY_S, HostSta
 from greenroom.core.effects import Start
 from greenroom.core.errors import ConflictError, UnknownNameError
 from greenroom.core.lifecycle.failures import AVOID_S, OF_STARTS, WITH_HOST_S
+from greenroom.core.lifecycle.health import MAX_MISSED_CHECKS
 from greenroom.core.lifecycle.placement import Placement
 from greenroom.core.lifecycle.replicas import LIVE, ReplicaState, RestartReason
 from greenroom.core.operations import RebalanceHosts
@@ -203,6 +204,26 @@ def test_a_host_that_was_cut_off_is_back_without_duplicates_or_kills(three: Host
     three.join("x")
     three.converge()
     assert three.spread() == {"": 2, "x": 2, "y": 2}
+    assert set(three.on("x")) == kept
+
+
+def test_health_checks_that_failed_before_a_host_was_lost_count_no_more(three: Hosts) -> None:
+    kept = set(three.on("x"))
+    replicas = three.cluster.state.backends["a#d"].replicas
+    for tag in kept:
+        three.processes[tag].sick = True
+
+    def fail_checks(count: int) -> None:
+        for _ in range(3 * 10):  # seconds; each 10 there is one
+            if {replicas[tag].missed_checks for tag in kept} == {count}:
+                return
+            three.wait(1)
+        raise AssertionError(three.describe())
+
+    fail_checks(MAX_MISSED_CHECKS - 1)
+    lose_and_replace(three)
+    three.join("x")
+    fail_checks(1)
     assert set(three.on("x")) == kept
 
 

@@ -698,15 +698,32 @@ def test_a_late_answer_to_an_earlier_check_means_nothing() -> None:
     assert next(iter(backend(world).replicas.values())).missed_checks == 0
 
 
+def test_a_start_that_is_asked_to_stop_has_not_failed() -> None:
+    world = world_with()
+    (process,) = world.processes.values()
+    process.state = "draining"
+    world.report(process)
+    world.flush()
+    assert restarts(world) == {}
+    world.converge()
+    assert states(world) == ["RUNNING"]
+
+
 def test_a_replica_that_says_it_drains_is_replaced_before_it_is_gone() -> None:
     """A controller that died may have told it to stop."""
-    world = running_world()
+    world = running_world(health_check_period_s=2)
+    world.wait(2)
     old = world.running("b")[0]
     old.state = "draining"
     world.report(old)
     world.flush()
     assert sorted(states(world)) == ["STARTING", "STOPPING"]
     assert world.table("backend/b").replicas == ()
+    old.sick = True
+    (check,) = checks(world)
+    world.report(old, check[1])
+    world.flush()
+    assert backend(world).failures.last_error == "", "its health is nobody's concern any more"
 
 
 # --- Config -------------------------------------------------------------------------------------

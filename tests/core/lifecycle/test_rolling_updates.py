@@ -136,11 +136,18 @@ def test_replicas_that_wear_out_amid_an_update_are_replaced_by_that_alone() -> N
     assert "restarts" not in status.backend_status(world.cluster, world.cluster.state.backends[D])
 
 
-def test_an_old_replica_that_dies_during_an_update_is_replaced_by_an_old_one() -> None:
+@pytest.mark.parametrize("drains", [False, True])
+def test_an_old_replica_that_ends_during_an_update_is_replaced_by_an_old_one(drains: bool) -> None:
     world = world_with(3)
     world.request(ask.version(b"two", num_replicas=3))
     world.flush()  # a new one is starting, and takes its time
-    world.die(world.running(D)[0].tag)
+    old = world.running(D)[0]
+    if drains:
+        old.state = "draining"
+        world.report(old)
+        world.flush()
+        assert len(world.processes) == 4, "there is room when it is gone"
+    world.die(old.tag)
     world.flush()
     starting = sorted(p.code for p in world.processes.values() if p.state == "starting")
     assert starting == [b"one", b"two"]
