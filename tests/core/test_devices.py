@@ -160,24 +160,24 @@ def ranks(world: World, name: str = "a") -> list[int]:
     return [each["rank"] for each in found if each["rank"] is not None]
 
 
+def by_tag(world: World) -> dict[str, int]:
+    replicas = world.cluster.state.backends["a#d"].replicas.values()
+    return {each.tag: each.rank.rank for each in replicas if each.rank}
+
+
 def test_ranks_are_contiguous_and_those_that_stay_keep_theirs() -> None:
     world = World()
     world.complete(deploy("a", 4))
     assert sorted(ranks(world)) == [0, 1, 2, 3]
-    kept = {
-        r.tag: r.rank.rank for r in world.cluster.state.backends["a#d"].replicas.values() if r.rank
-    }
+    kept = by_tag(world)
     gone = next(tag for tag, number in kept.items() if number == 1)
     world.die(gone)
     world.converge()
-    now = {
-        r.tag: r.rank.rank for r in world.cluster.state.backends["a#d"].replicas.values() if r.rank
-    }
+    now = by_tag(world)
     assert sorted(now.values()) == [0, 1, 2, 3]
     assert [now[tag] for tag in kept if tag != gone] == [n for n in kept.values() if n != 1]
     world.boot()
-    again = world.cluster.state.backends["a#d"].replicas.values()
-    assert {r.tag: r.rank.rank for r in again if r.rank} == now
+    assert by_tag(world) == now
     world.complete(deploy("a", 2))
     assert sorted(ranks(world)) == [0, 1]
     assert {
@@ -194,6 +194,18 @@ def test_ranks_are_unique_at_each_moment_of_an_update() -> None:
         assert sorted(ranks(world)) == list(range(len(ranks(world))))
     world.converge()
     assert sorted(ranks(world)) == [0, 1, 2]
+
+
+def test_a_new_controller_changes_no_rank_before_it_knows_what_runs() -> None:
+    world = World()
+    world.complete(deploy("a", 3))
+    world.request(deploy("a", 2))
+    world.flush()  # one drains, and another has its number by now
+    recorded = by_tag(world)
+    assert sorted(recorded.values()) == [0, 0, 1]
+    world.boot()
+    world.turn()
+    assert by_tag(world) == recorded
 
 
 def test_a_changed_rank_is_sent_at_once() -> None:
