@@ -190,6 +190,15 @@ def test_all_ways_give_the_same_bytes_and_lines_of_the_log(app, request_bytes, i
     assert seen[0] == seen[1] == seen[2]
 
 
+def test_a_head_may_be_cut_anywhere(app):
+    text = GET % b"/ok"
+    for at in range(1, len(text)):
+        heads = HeadReader(app.front.options)
+        assert heads.take(text[:at]) == (None, b"")
+        head, behind = heads.take(text[at:] + b"rest")
+        assert (head.target, behind) == (b"/ok", b"rest")
+
+
 def test_a_head_is_known_again_if_it_is_the_same_and_has_made_a_query(app):
     heads = HeadReader(app.front.options)
     text = GET % b"/ok"
