@@ -147,7 +147,7 @@ class ProxyLink:
         text = f"no proxy has had route tables for {NO_PROXY_S:g} s; see `greenroom status`"
         while self._waiting and self._waiting[0][0] <= now:
             _, entry = self._waiting.popleft()
-            if entry.replica is None and entry.share is None:
+            if entry.replica is None:
                 answer = FailedAnswer(entry.query.id, error.__name__, text, error.retry_after_s)
                 self._fail(entry, answer)
         if self._waiting:

@@ -230,7 +230,7 @@ def test_logs_are_not_written_through_links(tmp_path: Path) -> None:
 
 async def add_a_line(log: AccessLog) -> None:
     log.add(Entry(0.0, "r", "GET", "/", 200, 0.1, 1, None))
-    log.close()
+    log.flush()
 
 
 def test_all_that_a_host_writes_is_for_its_owner_only(tmp_path: Path) -> None:

@@ -45,35 +45,46 @@ class Host:
             machine=SimpleNamespace(monotonic=lambda: self.cluster.now),
         )
         if self.name == "a":
-            seen: Any = SimpleNamespace(hosts=self.cluster)
-            self.rotation = keys.KeyRotation(loop, seen, self.settings)  # type: ignore[arg-type]
+            self.rotation = keys.KeyRotation(loop, self.cluster, self.settings)  # type: ignore[arg-type]
         else:
             port: Any = SimpleNamespace(on=self.handlers.__setitem__, loop=loop)
             self.holder = keys.KeyHolder(self.settings, port, self.report)
 
     def report(self) -> None:
-        held = KeyFiles(self.path).ids()
-        self.cluster.hosts["a"].rotation.reported(self.name, held, self.name)  # type: ignore[arg-type]
+        self.cluster.all[self.name].said = SimpleNamespace(keys=tuple(KeyFiles(self.path).ids()))
+        self.cluster.hosts["a"].rotation.reported(self.name)
 
     @property
     def keys(self) -> list[bytes]:
         return list(KeyFiles(self.path)())
 
 
+class Known:
+    """A host as the controller knows it."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self._cluster = cluster
+        self.name = self.at = name
+        self.said: Any = None
+
+    @property
+    def state(self) -> HostState:
+        return HostState.LOST if self.name in self._cluster.lost else HostState.RUNNING
+
+
 class Cluster:
-    """Messages between hosts, one at a time, with a check after each."""
+    """Messages between hosts, one at a time, with a check after each; the controller's Hosts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.queue: deque[tuple[str, str, Any]] = deque()
         self.records: dict[str, None] = {"b": None, "c": None}
+        self.all = {name: Known(self, name) for name in "abc"}
+        self.own = self.all["a"]
         self.lost: set[str] = set()
         self.sent: list[Any] = []
         self.now = 100.0
         self.hosts = {name: Host(self, name) for name in "abc"}
-
-    def state(self, name: str) -> HostState:
-        return HostState.LOST if name in self.lost else HostState.RUNNING
 
     def send(self, sender: str, to: str, message: Any) -> None:
         self.sent.append(message)
@@ -208,11 +219,10 @@ def test_a_host_that_is_back_while_its_key_is_taken_is_brought_along(cluster: Cl
 def test_a_host_that_was_evicted_is_given_nothing(cluster: Cluster) -> None:
     cluster.converge()
     cluster.sent.clear()
-    del cluster.records["c"]
+    del cluster.records["c"], cluster.all["c"]
     cluster.queue.clear()
     cluster.hosts["a"].rotation.begin("1")
     cluster.hosts["b"].report()
-    cluster.hosts["c"].report()
     assert {to for _, to, _ in cluster.queue} == {"b"}
 
 

@@ -446,7 +446,7 @@ def test_a_caller_uses_and_reports_replicas_of_a_lease_by_what_they_take() -> No
         lease.take(0.0)
     assert lease.in_use() == {"quick": 30, "slow": 10}
     for status in (200, 201, 404, 499, 500):
-        lease.count(slow, status, 3.0)
+        lease.free(slow, 0.0, status, 3.0)
     took = lease.take_used().took
     assert {name: taken[0] for name, taken in took.items()} == {"slow": 2}
     assert lease.take_used().took == {}
