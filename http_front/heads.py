@@ -57,7 +57,6 @@ class Head:
     named: dict[bytes, bytes] = field(init=False)  # the same by their names, of several the last
     length: int | None = None  # of the body, where it declares one
     is_chunked: bool = False
-    has_body: bool = False  # one follows
     keep_alive: bool = False
     expects_continue: bool = False
     is_socket: bool = False  # it opens a WebSocket
@@ -72,6 +71,11 @@ class Head:
     query_string: bytes = field(init=False)
     root_path: str = field(init=False)
     query: Query | None = None  # that was made from it; without its call, if a body follows
+
+    @property
+    def has_body(self) -> bool:
+        """Whether a body follows."""
+        return self.is_chunked or bool(self.length)
 
     @property
     def page(self) -> str:
@@ -205,14 +209,13 @@ class HeadReader:
             if not length.isdigit() or len(length) > MAX_LENGTH_DIGITS:
                 raise self._refused(400, _ONCE[b"content-length"])
             head.length = int(length)
-            head.has_body = head.length > 0
         if (coding := named.get(b"transfer-encoding")) is not None:
             if coding.lower() != b"chunked":
                 # A coding before "chunked" would reach user code undone, as if it were the body.
                 shown = coding[:100].decode("latin-1")
                 text = f"the Transfer-Encoding {shown!r} is not supported; use chunked alone"
                 raise self._refused(501, text)
-            head.is_chunked = head.has_body = True
+            head.is_chunked = True
 
     def _check_repeated(self) -> None:
         names = [name for name, _ in self._head.headers]

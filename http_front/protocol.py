@@ -418,8 +418,7 @@ class FrontProtocol(ClientConnection):
             self._is_reading = False
         if self._is_closing:
             self._ahead = b""
-        if self._is_paused or self._must_wait:
-            self.throttle()
+        self.throttle()
 
     def _go_on(self) -> None:
         """Go on with what came ahead, now that its turn has come."""

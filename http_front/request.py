@@ -114,10 +114,9 @@ class Request:
         for name in ("http_version", "server", "client", "scheme", "headers", "query_string"):
             setattr(head, name, scope[name])
         head.named = named = dict(head.headers)
-        head.is_chunked = head.has_body = b"transfer-encoding" in named
+        head.is_chunked = b"transfer-encoding" in named
         if (length := named.get(b"content-length")) is not None:
             head.length = int(length)
-            head.has_body |= head.length > 0
         head.place(scope["path"], scope["raw_path"], original.head.root_path)
         request = cls(head, original.expects_continue, id=original.id, span=original.span)
         request._scope = scope

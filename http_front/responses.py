@@ -280,11 +280,9 @@ def failed_reply(answer: FailedAnswer, request: Request) -> Reply:
     text = answer.text
     extra: Headers = [*answer.headers]
     if issubclass(error, RouteNotFoundError):
-        pages = (
-            "GET /-/api/v1 has all of them"
-            if request.is_admin
-            else ("Ping /-/routes for available routes")
-        )
+        pages = "Ping /-/routes for available routes"
+        if request.is_admin:
+            pages = "GET /-/api/v1 has all of them"
         text = f"Path '{request.head.full_path}' not found. {pages}."
     elif issubclass(error, MethodNotAllowedError):
         extra.append((b"allow", ", ".join(answer.allowed).encode("latin-1", "replace")))
