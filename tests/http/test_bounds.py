@@ -8,7 +8,8 @@ import psutil
 import pytest
 
 from tests.http.conftest import FILES, MANY
-from tests.http.wire import OPENING, head, statuses
+from tests.http.wire import OPENING, head
+from tests.support.asking import statuses
 
 MIB = 1024 * 1024
 GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"

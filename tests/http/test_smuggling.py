@@ -7,7 +7,8 @@ Where the end of the first is in doubt, the connection is closed, and the second
 import pytest
 
 from tests.http.doubtful import ABC, READ_IN_ONE_WAY, REFUSED, REFUSED_ALONE, SECOND, get
-from tests.http.wire import OPENING, exchange, head, statuses
+from tests.http.wire import OPENING, exchange, head
+from tests.support.asking import statuses
 
 pytestmark = pytest.mark.anyio
 

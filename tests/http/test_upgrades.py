@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.http.wire import OPENING, exchange, head, statuses
+from tests.http.wire import OPENING, exchange, head
+from tests.support.asking import statuses
 from tests.support.programs import needed
 from tests.support.systems import free_port
 

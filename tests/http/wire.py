@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from typing import Any
 
 from greenroom.http_front import short_way
@@ -116,10 +115,6 @@ OPENING = (
 
 def head(method: bytes, path: bytes, *lines: bytes) -> bytes:
     return b"\r\n".join([b"%s %s HTTP/1.1" % (method, path), b"Host: x", *lines, b"", b""])
-
-
-def statuses(received: bytes) -> list[int]:
-    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", received)]
 
 
 async def exchange(front: Front, *segments: bytes) -> bytes:

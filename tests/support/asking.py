@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -87,3 +88,8 @@ def asking(url: str) -> Iterator[Get]:
             return connection.getresponse()
 
         yield ask
+
+
+def statuses(received: bytes) -> list[int]:
+    """Return the statuses of all answers among the bytes that came, in their order."""
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", received)]

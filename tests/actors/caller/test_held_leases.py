@@ -112,9 +112,6 @@ class WiredLoop:
         watchers.append(watch)
         return lambda: watchers.remove(watch) if watch in watchers else None
 
-    def write(self, _target: str) -> None:
-        """Do nothing: what was sent is on its way."""
-
     def guarded(self, callback: Callable[..., None], *args: Any) -> None:
         callback(*args)
 
@@ -617,8 +614,7 @@ def test_leases_end_when_the_next_proxy_is_met_whose_numbers_begin_anew(model: L
     caller.proxy_gone()
     caller.met_proxy("proxy", proxy)
     caller.leases.report()
-    sent = [message for message, _ in model.wires.under_way[caller.name, "proxy"]]
-    assert not [each for each in sent if isinstance(each, m.LeasesUsed)]
+    assert not sent_to_proxy(model, caller, m.LeasesUsed)
     assert not caller.send(next(model.ids))
     caller.leases.granted(replace(grant(model, 1), proxy=proxy))
     assert caller.send(next(model.ids))
@@ -764,8 +760,8 @@ def test_what_a_replica_refuses_after_a_fence_goes_to_the_router(model: LeaseMod
     model.wires.end_turn()
     for way in ((caller.name, replica.table.tag), (replica.table.tag, caller.name)):
         model.deliver(list(filter(model.wires.under_way.get, model.wires.under_way)).index(way), 4)
-    sent = [message for message, _ in model.wires.under_way[caller.name, "proxy"]]
-    assert [each.refused for each in sent if isinstance(each, m.SubmitQueries)] == [(number,)]
+    submitted = sent_to_proxy(model, caller, m.SubmitQueries)
+    assert [each.refused for each in submitted] == [(number,)]
     model.converge()
     assert number not in caller.queries
 
@@ -782,8 +778,7 @@ def test_queries_of_a_replica_that_dies_go_to_the_router_and_no_more_are_sent_th
     assert caller.send(numbers[1])  # and it has not left yet
     model.kill_replica(0)
     assert not any(map(caller.has_leased, numbers))
-    sent = [message for message, _ in model.wires.under_way[caller.name, "proxy"]]
-    (to_router,) = [each for each in sent if isinstance(each, m.SubmitQueries)]
+    (to_router,) = sent_to_proxy(model, caller, m.SubmitQueries)
     assert [each.id for each in to_router.queries] == numbers
     assert to_router.lost == ((numbers[0], 1),), "the other one had not left"
     assert not caller.send(next(model.ids))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -13,7 +12,7 @@ from starlette.responses import StreamingResponse
 from greenroom import serve
 from greenroom.serve.admin import applications
 from tests.actors.conftest import deploy
-from tests.support.asking import exchange
+from tests.support.asking import exchange, statuses
 from tests.support.systems import RunningSystem
 
 EVIL = "1\r\nx-evil: 1"
@@ -131,10 +130,6 @@ def raw(running: RunningSystem) -> Iterator[Raw]:
     yield ask
     for name in NAMES:
         applications.delete(running.connection, name)
-
-
-def statuses(received: bytes) -> list[int]:
-    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", received)]
 
 
 @pytest.mark.parametrize(
