@@ -151,7 +151,7 @@ class CallerLeases:
     def leave(self) -> None:
         """Return all leases, and close those in use too: no answer is waited for any more."""
         self._return_all(list(self.held.values()))
-        for share in {each.share for each in self._queries.values() if each.share is not None}:
+        for share in self._shares():  # of queries only, by now
             self._close(share)
         self.report()
 

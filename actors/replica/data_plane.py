@@ -658,8 +658,7 @@ class Queries:
         """Run what there is room for, reject the rest."""
         if message.incarnation != self.port.process.incarnation:
             return  # meant for a dead process whose address this one has
-        known = self.proxies.get(message.proxy.incarnation)
-        proxy = known or self.proxies.link(message.proxy, sender)
+        proxy = self.proxies.link(message.proxy, sender)
         source, runs = proxy.incarnation, self.runs
         room = max(self.limit - self.running, 0) if self.accepting else 0
         # A router that could not reach this replica for a while sends what it had here again.

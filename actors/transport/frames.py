@@ -86,7 +86,7 @@ class Assembly:
     def __init__(self, number: int, sizes: Sequence[int]) -> None:
         self.number = number
         self.buffers = [bytearray(size) for size in sizes]
-        self.size = self.left = sum(sizes)
+        self.left = sum(sizes)
         self._buffer, self._at = 0, 0
 
     def rooms(self, limit: int) -> list[memoryview]:

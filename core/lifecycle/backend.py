@@ -32,11 +32,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from greenroom.core.agenda import NEVER
 from greenroom.core.autoscaling.config import AutoscalingConfig
 from greenroom.core.config import BackendConfig
 from greenroom.core.lifecycle import releases
 from greenroom.core.lifecycle.failures import Failures
-from greenroom.core.lifecycle.orders import NEVER, Orders
+from greenroom.core.lifecycle.orders import Orders
 from greenroom.core.lifecycle.placement import Placement, anywhere, needs_of
 from greenroom.core.lifecycle.replicas import LIVE, Replica, ReplicaState
 from greenroom.core.records import BackendRecord
@@ -237,7 +238,6 @@ class Backend:
         records = {tag: replica.record for tag, replica in self.replicas.items()}
         if records != self.record.replicas:
             self.update(replicas=records)
-        self.record = releases.pruned(self.record)
 
 
 def count_running(replicas: Iterable[Replica]) -> int:

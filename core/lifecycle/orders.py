@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from greenroom.core.agenda import NEVER
 from greenroom.core.config import BackendConfig, config_of_replica
 from greenroom.core.effects import (
     CheckReplica,
@@ -34,7 +35,6 @@ KILL_MARGIN_S = 1.0  # past the drain time, before SIGKILL
 SILENT_EXIT_S = 5.0  # past that; one that has never reported is then taken for gone
 RELEASE_TIMEOUT_S = 5.0  # how long a slow proxy may hold up a stop
 CHECKED_TOGETHER = 0.1  # of the period: a check may be early by this, to be sent with another
-NEVER = float("inf")
 
 
 class Orders(NamedTuple):

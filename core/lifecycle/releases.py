@@ -126,7 +126,7 @@ def updated(record: BackendRecord, changes: Mapping[str, Any], wanted: int) -> B
 
 def rolled_back(record: BackendRecord, to: Release, error: str) -> BackendRecord:
     """Return the record with an earlier release as its newest again, because of ``error``."""
-    return pruned(replace(_with_last(record, to), update_failure=error))
+    return replace(_with_last(record, to), update_failure=error)
 
 
 def as_never_run(record: BackendRecord) -> BackendRecord:

@@ -12,10 +12,10 @@ import secrets
 from collections import Counter
 from collections.abc import Callable
 
+from greenroom.core.agenda import NEVER
 from greenroom.core.effects import Effect
 from greenroom.core.lifecycle import failures, health, releases
 from greenroom.core.lifecycle.backend import Backend, count_running
-from greenroom.core.lifecycle.orders import NEVER
 from greenroom.core.lifecycle.placement import request_of
 from greenroom.core.lifecycle.replicas import (
     LEAVING,
@@ -41,16 +41,18 @@ def reconcile(backend: Backend, publish: Callable[[Backend], bool], now: float) 
     _choose(backend, now)
     _rank(backend)
     released = publish(backend)
+    orders = backend.orders
     for replica in backend.replicas.values():
-        effects += backend.orders.next(replica, now, released=released)
+        effects += orders.next(replica, now, released=released)
     backend.record_replicas()
-    if backend.wanted and backend.converged:
+    converged = backend.converged
+    if backend.wanted and converged:
         backend.failures.came_up()
         backend.proven = True
         if not backend.record.newest.ran:
             backend.record = releases.with_newest(backend.record, ran=True)
     lost = len(backend.in_state(ReplicaState.LOST))
-    if backend.converged and len(backend.replicas) - lost == backend.wanted:
+    if converged and len(backend.replicas) - lost == backend.wanted:
         backend.rescaling = ""
     backend.record = releases.pruned(backend.record)
     return effects
