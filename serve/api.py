@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from greenroom.actors.replica import context as user_context
 from greenroom.core.config import GrpcOptions, HTTPOptions, LoggingConfig, RuntimeEnv
 from greenroom.core.errors import NotRunningError
-from greenroom.core.operations import DeleteApplication
 from greenroom.core.validation import Settings
 from greenroom.serve import local_testing
 from greenroom.serve.admin import applications, reports, session
@@ -63,7 +62,7 @@ def run(
         return local_testing.run(built)
     ours = session.current()
     connection = ours.ensure_running()
-    ours.deployed(DeleteApplication(application=name))
+    ours.deployed(name)
 
     def warn(reason: str) -> None:
         logger.warning("waiting for %r: %s", name, reason)

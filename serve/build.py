@@ -134,11 +134,6 @@ class _Builder:
         if known is not None:
             return known
         deployment = application.deployment
-        if alone := ", ".join(deployment.settings.alone):
-            raise InvalidRequestError(
-                f"deployment {deployment.name!r} has options for its deploy() only: {alone}; call "
-                "that, or leave them out: serve.run takes a route_prefix, and bind the arguments"
-            )
         held = self._handles_in(application)
         name = self._free_name(deployment.name)
         deployment = deployment.options(**self._options.get(name, {}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Protocol, Unpack, overload
@@ -15,13 +15,12 @@ from typing_extensions import TypeVar
 
 from greenroom.core.config import ActorOptions, BackendConfig, GivenSettings
 from greenroom.core.errors import InvalidRequestError
-from greenroom.core.operations import DeleteDeployment, NewName
+from greenroom.core.operations import NewName
 from greenroom.core.validation import problems_in
 from greenroom.serve.admin.checks import HINTS, check_arguments
 from greenroom.serve.tasks.consumers import QUEUE_OPTIONS, TASKS
 
 if TYPE_CHECKING:
-    from greenroom.serve.admin.client import Client
     from greenroom.serve.handle import DeploymentHandle
 
 # --- Options of a deployment; one error names all bad ones ----------------------------------------
@@ -34,10 +33,6 @@ class GivenOptions(GivenSettings, total=False):
     version: str | None
     actor_options: ActorOptions | Mapping[str, Any] | None
     ray_actor_options: ActorOptions | Mapping[str, Any] | None
-    prev_version: str | None
-    route_prefix: str | None
-    init_args: Sequence[Any]
-    init_kwargs: Mapping[str, Any] | None
 
 
 class DeploymentOptions(BackendConfig):
@@ -54,21 +49,11 @@ class DeploymentOptions(BackendConfig):
     actor_options: Annotated[
         ActorOptions, BeforeValidator(lambda given: {} if given is None else given)
     ] = Field(default_factory=ActorOptions)
-    # What only a deployment of its own can have, which Deployment.deploy() makes and checks.
-    prev_version: Any = None
-    route_prefix: Any = None
-    init_args: Any = None
-    init_kwargs: Any = None
 
     @property
     def config(self) -> BackendConfig:
         """How replicas are run."""
         return BackendConfig(**{name: getattr(self, name) for name in BackendConfig.model_fields})
-
-    @property
-    def alone(self) -> dict[str, Any]:
-        """What is given for ``deploy()`` only."""
-        return {name: value for name, value in self if name in self.model_fields_set & _ALONE}
 
     def changed(self, given: Mapping[str, Any]) -> DeploymentOptions:
         """Return them with others; raise an InvalidRequestError naming each bad one."""
@@ -79,9 +64,6 @@ class DeploymentOptions(BackendConfig):
             name = given.get("name", self.name)
             problems = "; ".join(_as_written(problem, written) for problem in problems_in(error))
             raise InvalidRequestError(f"bad options of deployment {name!r}: {problems}") from None
-
-
-_ALONE = frozenset({"prev_version", "route_prefix", "init_args", "init_kwargs"})
 
 
 def _as_written(problem: str, written: Mapping[str, str]) -> str:
@@ -194,35 +176,6 @@ class Deployment(Generic[R_co]):
         queue = _deployed(TaskQueue, f"{self.name}-queue", QUEUE_OPTIONS)
         return Application(queue, (application, consumer))
 
-    def deploy(self, *init_args: Any, _blocking: bool = True, **init_kwargs: Any) -> None:
-        """Run it by itself, as with Ray Serve 1.x, and wait until it serves.
-
-        It is a deployment of its own then, of no application: see :meth:`Client.deploy`, which has
-        the options ``prev_version`` and ``route_prefix``, too. The arguments replace those of the
-        options ``init_args`` and ``init_kwargs``.
-        """
-        from greenroom.serve.admin import session  # noqa: PLC0415  # few need it
-
-        ours = session.current()
-        ours.ensure_running()
-        ours.deployed(DeleteDeployment(name=self.name))
-        options = self.settings.alone
-        if init_args or init_kwargs:
-            options |= {"init_args": init_args, "init_kwargs": init_kwargs}
-        client = _client()
-        goal = client.deploy(self.name, self, **options)
-        if _blocking:
-            client.wait_for_goal(goal)
-
-    def delete(self) -> None:
-        """Delete what :meth:`deploy` has deployed, and wait until it is gone."""
-        client = _client()
-        client.wait_for_goal(client.delete_deployment(self.name))
-
-    def get_handle(self, sync: bool | None = True) -> DeploymentHandle:
-        """Return a handle of what :meth:`deploy` has deployed; any handle can do both ways."""
-        return _client().get_handle(self.name)
-
     @property
     def ray_actor_options(self) -> ActorOptions:
         """Ray Serve's name of ``actor_options``."""
@@ -257,13 +210,6 @@ class Deployment(Generic[R_co]):
 def _deployed(target: Callable[..., Any], name: str, options: Mapping[str, Any]) -> Deployment:
     settings = DeploymentOptions.model_construct(name=name)  # which options may replace
     return Deployment(target, settings.changed(options))
-
-
-def _client() -> Client:
-    from greenroom.serve.admin import client, session  # noqa: PLC0415  # few need it
-
-    ours = session.current()
-    return client.Client(ours.connect(), ours.settings)
 
 
 class _Decorator(Protocol):

@@ -622,9 +622,6 @@ if TYPE_CHECKING:
         def __getattr__(self, name: str) -> StreamingHandle: ...
 
 
-RayServeHandle = RayServeSyncHandle = RayServeDeploymentHandle = DeploymentHandle  # in Ray 1.x
-
-
 def _restore(
     deployment_name: str, app_name: str | None, options: HandleOptions
 ) -> DeploymentHandle:

@@ -110,7 +110,6 @@ class DeploymentSchema(BackendConfig):
 
     hints: ClassVar[Mapping[str, str]] = {
         **HINTS,
-        "route_prefix": "it is an application's",
         "runtime_env": "it is an application's, or one of ray_actor_options",
     }
 

@@ -19,14 +19,9 @@ from greenroom.core.validation import HOOKS
 
 
 class Manner(NamedTuple):
-    """How to call one function or method.
-
-    What ``makes_generator`` runs no user code when it is called, and ``needs_argument`` cannot be
-    called without just one.
-    """
+    """How to call one function or method; what ``makes_generator`` then runs no user code yet."""
 
     takes_argument: bool
-    needs_argument: bool
     is_async: bool
     makes_generator: bool
 
@@ -34,7 +29,7 @@ class Manner(NamedTuple):
     def of(cls, function: Any) -> Manner:
         """Look at ``function``."""
         generates = inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)
-        return cls(*_argument_of(function), is_async(function), generates)
+        return cls(_takes_argument(function), is_async(function), generates)
 
 
 def is_async(function: Any) -> bool:
@@ -47,15 +42,11 @@ def is_async(function: Any) -> bool:
     return inspect.iscoroutinefunction(call)
 
 
-def _argument_of(function: Any) -> tuple[bool, bool]:
-    """Return whether it takes an argument, and whether it needs one and no more."""
+def _takes_argument(function: Any) -> bool:
     try:
-        parameters = inspect.signature(function).parameters.values()
+        return len(inspect.signature(function).parameters) > 0
     except (TypeError, ValueError):  # some callables in C have no signature
-        return True, False
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [p for p in parameters if p.default is p.empty and p.kind not in optional]
-    return len(parameters) > 0, [p.kind is not p.KEYWORD_ONLY for p in needed] == [True]
+        return True
 
 
 def http_methods(cls: type) -> frozenset[str]:

@@ -115,7 +115,6 @@ P = ParamSpec("P")
 Result = TypeVar("Result")
 MAX_STATS = 10  # of a replica, for the policy of autoscaling
 MAX_NAME = 60  # characters
-NO_REQUEST = HttpCall("GET", "/", b"/", b"", (), b"", "http", "1.1", None, None, "")
 
 
 def _from_any_thread(
@@ -327,8 +326,6 @@ class UserCode:
             args = (*args, _values_of(reply.upload))
         function = self.servable.method(call.method)
         manner = self.servable.manner(call.method, function)
-        if manner.needs_argument and not (args or kwargs) and _is_of_no_application():
-            args = (self._http().make_request(NO_REQUEST, reply),)
         result = await self.servable.call(manner, function, args, kwargs)
         if not call.stream:
             return ValueAnswer(reply.assignment.query.id, dumps(result, "returned"))
@@ -386,16 +383,6 @@ class UserCode:
 
         self._responses = responses
         return responses
-
-
-def _is_of_no_application() -> bool:
-    """Return whether a call without arguments gets an empty request, as in Ray Serve 1.x.
-
-    There handlers were written for HTTP, and handles called the same ones. Only what belongs to no
-    application was deployed in that way.
-    """
-    replica = user_context.replica_context()
-    return replica is not None and not replica.app_name
 
 
 # --- Traces -----------------------------------------------------------------------------------

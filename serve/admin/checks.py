@@ -17,6 +17,7 @@ from greenroom.core.validation import Settings, is_number, validated
 PUBLIC_NAMES = {"GrpcOptions": "gRPCOptions"}
 HINTS = {
     # Ray Serve's, of today and of once
+    "route_prefix": "it is an application's",
     "rolling_update_percentage": "it is called max_surge_percent, in percent",
     "backpressure_config": "leave it out: what max_queued_requests refuses gets 503",
     "gang_scheduling_config": "replicas have ranks: serve.get_replica_context().rank",

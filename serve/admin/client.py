@@ -101,8 +101,7 @@ class Client:
     ) -> str | None:
         """Run code under a tag; returns the goal's id."""
         what = f"backend {tag!r}"
-        target = _code(func_or_class)
-        code, folders = self._packed(what, target, init_args, {}, version, actor_options)
+        code, folders = self._packed(what, func_or_class, init_args, {}, version, actor_options)
         made = packed(what, settings_of(BackendConfig, config))
         return self._goal(ops.CreateBackend.of(tag=tag, config=made, folders=folders, **code))
 
@@ -275,25 +274,18 @@ class Client:
         new replicas start before old ones stop, and when they cannot start, the old version stays
         and the goal fails. Other settings alone are changed in place. ``prev_version`` makes it a
         compare-and-set: unless just that version is deployed, ConflictError, and nothing changes.
-        ``route_prefix`` is ``/<name>`` if not given; None gives it no route. Of a Deployment, its
-        own options count where none are given here.
+        ``route_prefix`` is ``/<name>`` if not given; None gives it no route.
         """
-        target = _code(func_or_class)
-        if target is not func_or_class:
-            given: Any = func_or_class
-            version = given.version if version is None else version
-            config = given.config if config is None else config
-            actor_options = given.actor_options if actor_options is None else actor_options
         check_list("init_args", init_args)
         if init_kwargs is not None:
             check_mapping("init_kwargs", init_kwargs)
         what = f"deployment {name!r}"
         made = settings_of(BackendConfig, config)
         arguments = tuple(init_args), dict(init_kwargs or {})
-        code, folders = self._packed(what, target, *arguments, version, actor_options)
+        code, folders = self._packed(what, func_or_class, *arguments, version, actor_options)
         route = f"/{name}" if route_prefix is BY_NAME else route_prefix
         if route is not None:
-            check_answers_http(what, target, made.http_call_methods)
+            check_answers_http(what, func_or_class, made.http_call_methods)
         spec = {"name": name, "config": packed(what, made), **code}
         return self._goal(
             ops.Deploy.of(spec=spec, route_prefix=route, prev_version=prev_version, folders=folders)
@@ -392,8 +384,3 @@ class Client:
     def _goal(self, request: Any) -> str | None:
         goal: str | None = self._connection.request(request)
         return goal
-
-
-def _code(func_or_class: Any) -> Any:
-    """Return the function or class of a deployment; another is itself."""
-    return getattr(func_or_class, "func_or_class", func_or_class)

@@ -23,9 +23,9 @@ from greenroom.actors.runtime.draining import DEFAULT_S, stop_s
 from greenroom.actors.runtime.settings import HostSettings, differences, read_settings, variable
 from greenroom.core.errors import DeployFailedError, GreenroomError, NotRunningError
 from greenroom.core.operations import (
+    DeleteApplication,
     DeleteEverything,
     GetStatus,
-    Operation,
     StopCluster,
     WaitForGoal,
 )
@@ -45,7 +45,7 @@ class Session:
         self.settings = settings
         self._connection: Connection | None = None
         self._started = False
-        self._undone_by: list[Operation] = []
+        self._deployed: dict[str, None] = {}  # the applications, in their order
         self._lock = threading.RLock()
         self._pid = os.getpid()
 
@@ -88,10 +88,9 @@ class Session:
                     atexit.register(self.undo)
             return self.connect()
 
-    def deployed(self, undone_by: Operation) -> None:
-        """Remember that this process deployed something, and what deletes it."""
-        if undone_by not in self._undone_by:
-            self._undone_by.append(undone_by)
+    def deployed(self, application: str) -> None:
+        """Remember that this process deployed an application."""
+        self._deployed[application] = None
 
     def disconnect(self) -> None:
         """Close the connection; the next use opens another."""
@@ -118,8 +117,8 @@ class Session:
             self._started = False
             # Without this, the state that stays on disk would bring them up with the next start.
             with contextlib.suppress(GreenroomError, TimeoutError):
-                for operation in self._undone_by:
-                    self._request(operation)
+                for application in self._deployed:
+                    self._request(DeleteApplication(application=application))
             self.disconnect()
             system.stop(self.settings)
 

@@ -138,14 +138,6 @@ def test_an_application_in_the_closure_of_what_is_deployed_is_refused():
         build(Caller.bind(), "a")
 
 
-@pytest.mark.parametrize(
-    ("option", "value"), [("route_prefix", "/a"), ("prev_version", "1"), ("init_args", (1,))]
-)
-def test_options_of_a_deployment_of_its_own_are_refused_in_an_application(option, value):
-    with pytest.raises(InvalidRequestError, match=f"for its deploy\\(\\) only: {option}; call"):
-        build(Leaf.options(**{option: value}).bind(), "a")
-
-
 def test_objects_without_applications_are_passed_on_as_they_are():
     chain = None
     for _ in range(5_000):

@@ -61,8 +61,8 @@ def test_a_backend_is_created_with_its_config_and_code(client, controller):
     assert len(controller.of("WaitForGoal")) == 1
 
 
-def test_a_backend_may_be_made_of_a_deployment_a_function_and_settings(client, controller):
-    client.create_backend("a", serve.deployment(Model), config=BackendConfig(num_replicas=3))
+def test_a_backend_may_be_made_of_a_class_a_function_and_settings(client, controller):
+    client.create_backend("a", Model, config=BackendConfig(num_replicas=3))
     closed = BackendConfig(http_call_methods=())
     client.create_backend("b", hello, actor_options=ActorOptions(memory=1), config=closed)
     assert client.get_backend_config("a").num_replicas == 3
@@ -87,6 +87,7 @@ def endpoint(**options):
     [
         (create("", Model), "tag=''"),
         (create("a", 3), "is no function or class"),
+        (create("a", serve.deployment(Model)), "Deployment(name='Model') is no function or class"),
         (create("a", Model, config={"num_replica": 1}), "num_replica=1"),
         (create("a", Model, config=3), "BackendConfig=3: must be BackendConfig or a dict"),
         (create("a", Model, actor_options={"num_cpus": -1}), "num_cpus=-1"),
@@ -216,14 +217,14 @@ def test_unknown_names_are_key_errors_that_say_what_there_is(client):
     assert client.delete_backend("nobody") is None
 
 
-def test_a_deployments_own_options_count_where_none_are_given_and_it_can_be_looked_up(client):
-    decorated = serve.deployment(version="7", num_replicas=2, max_ongoing_requests=3)(hello)
-    client.wait_for_goal(client.deploy("d", decorated))
+def test_a_deployment_can_be_looked_up_and_changed(client):
+    config = {"num_replicas": 2, "max_ongoing_requests": 3}
+    client.wait_for_goal(client.deploy("d", hello, version="7", config=config))
     info = client.list_deployments()["d"]
     assert (info["version"], info["route_prefix"]) == ("7", "/d")
     assert info["config"]["num_replicas"] == 2
     assert [replica["version"] for replica in info["replicas"]] == ["7", "7"]
-    goal = client.deploy("d", decorated, version="8", config={"num_replicas": 1})
+    goal = client.deploy("d", hello, version="8", config={"num_replicas": 1})
     client.wait_for_goal(goal)
     info = client.get_deployment_info("d")
     assert (info["version"], info["config"]["max_ongoing_requests"]) == ("8", 100)

@@ -84,8 +84,7 @@ def test_num_replicas_none_means_one():
 
 def test_type_checkers_know_all_options_and_no_others():
     known = {*BackendConfig.model_fields, "name", "version", "actor_options", "ray_actor_options"}
-    alone = {"prev_version", "route_prefix", "init_args", "init_kwargs"}
-    assert set(GivenOptions.__annotations__) == known | alone | set(BackendConfig.aliases)
+    assert set(GivenOptions.__annotations__) == known | set(BackendConfig.aliases)
 
 
 @pytest.mark.parametrize("name", ["runtime_config", "config", "max_concurrency"])

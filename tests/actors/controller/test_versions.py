@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.serve.admin import session
-from greenroom.serve.exceptions import ConflictError
 from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem
 
@@ -106,37 +104,3 @@ def test_a_rolling_update_under_load_fails_no_request_and_keeps_the_capacity(
     assert min(counts)[0] >= 4
     assert max(c[1] for c in counts) <= 8  # 6 and a fifth of 6, rounded up
     assert len(counts) > 20
-
-
-@pytest.fixture
-def classic(running: RunningSystem, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let the functions of serve talk to the shared system."""
-    ours = session.Session(running.settings)
-    monkeypatch.setattr(session, "_current", ours)
-    yield
-    ours.disconnect()
-
-
-@pytest.mark.usefixtures("classic")
-def test_code_of_ray_serve_1_deploys_with_versions(
-    running: RunningSystem, client: serve.Client, name: str
-) -> None:
-    @serve.deployment(name=name, version="1", max_concurrent_queries=7, init_args=("one",))
-    class Versioned:
-        def __init__(self, text: str) -> None:
-            self.text = text
-
-        def __call__(self, request: Any) -> str:
-            return f"{self.text} {request.method} {request.query_params.get('q')}"
-
-    Versioned.deploy()
-    assert running.get(f"/{name}?q=x")[1] == b"one GET x"
-    assert Versioned.get_handle().remote().result(20) == "one GET None"
-    Versioned.options(version="2", prev_version="1").deploy("two")
-    assert running.get(f"/{name}")[1] == b"two GET None"
-    with pytest.raises(ConflictError, match="'2'"):
-        Versioned.options(version="3", prev_version="1").deploy("three")
-    assert client.get_deployment_info(name)["version"] == "2"
-    assert client.get_backend_config(name).max_ongoing_requests == 7
-    Versioned.delete()
-    assert name not in client.list_deployments()

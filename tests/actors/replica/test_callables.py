@@ -47,7 +47,7 @@ class AsyncInstance:
 
 
 NO_THREADS: Any = None
-ONE = {"takes_argument", "needs_argument"}
+ONE = {"takes_argument"}
 
 
 @pytest.mark.parametrize(
