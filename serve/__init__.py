@@ -11,100 +11,72 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from greenroom.core.jobs import TaskProcessorConfig
-    from greenroom.serve.admin.client import Client
+    from greenroom.core.jobs import TaskProcessorConfig as TaskProcessorConfig
+    from greenroom.serve.admin.client import Client as Client
     from greenroom.serve.api import (
-        RunTarget,
-        delete,
-        get_app_handle,
-        get_deployment_handle,
-        run,
-        run_many,
-        shutdown,
-        shutdown_async,
-        start,
-        status,
+        RunTarget as RunTarget,
+        delete as delete,
+        get_app_handle as get_app_handle,
+        get_deployment_handle as get_deployment_handle,
+        run as run,
+        run_many as run_many,
+        shutdown as shutdown,
+        shutdown_async as shutdown_async,
+        start as start,
+        status as status,
     )
-    from greenroom.serve.config import HTTPOptions
+    from greenroom.serve.config import HTTPOptions as HTTPOptions
     from greenroom.serve.context import (
-        get_batch_request_context,
-        get_replica_context,
-        get_request_context,
-        get_trace_context,
+        get_batch_request_context as get_batch_request_context,
+        get_replica_context as get_replica_context,
+        get_request_context as get_request_context,
+        get_trace_context as get_trace_context,
     )
-    from greenroom.serve.decorators.batching import batch
-    from greenroom.serve.decorators.continuous import continuous_batch
-    from greenroom.serve.decorators.ingress import ingress
-    from greenroom.serve.decorators.multiplex import get_multiplexed_model_id, multiplexed
-    from greenroom.serve.deployments import Application, Deployment, deployment
-    from greenroom.serve.engines.engine import Engine
-    from greenroom.serve.protocols.inference import inference
-    from greenroom.serve.protocols.openai import openai
-    from greenroom.serve.tasks.consumers import task_consumer, task_handler
+    from greenroom.serve.decorators.batching import batch as batch
+    from greenroom.serve.decorators.continuous import continuous_batch as continuous_batch
+    from greenroom.serve.decorators.ingress import ingress as ingress
+    from greenroom.serve.decorators.multiplex import (
+        get_multiplexed_model_id as get_multiplexed_model_id,
+        multiplexed as multiplexed,
+    )
+    from greenroom.serve.deployments import (
+        Application as Application,
+        Deployment as Deployment,
+        deployment as deployment,
+    )
+    from greenroom.serve.engines.engine import Engine as Engine
+    from greenroom.serve.protocols.inference import inference as inference
+    from greenroom.serve.protocols.openai import openai as openai
+    from greenroom.serve.tasks.consumers import (
+        task_consumer as task_consumer,
+        task_handler as task_handler,
+    )
 
     __version__: str
 
-__all__ = [
-    "Application",
-    "Client",
-    "Deployment",
-    "Engine",
-    "HTTPOptions",
-    "RunTarget",
-    "TaskProcessorConfig",
-    "batch",
-    "continuous_batch",
-    "delete",
-    "deployment",
-    "get_app_handle",
-    "get_batch_request_context",
-    "get_deployment_handle",
-    "get_multiplexed_model_id",
-    "get_replica_context",
-    "get_request_context",
-    "get_trace_context",
-    "inference",
-    "ingress",
-    "multiplexed",
-    "openai",
-    "run",
-    "run_many",
-    "shutdown",
-    "shutdown_async",
-    "start",
-    "status",
-    "task_consumer",
-    "task_handler",
-]
-
-_MODULES = {
-    "Application": "deployments",
-    "Client": "admin.client",
-    "Deployment": "deployments",
-    "Engine": "engines.engine",
-    "HTTPOptions": "config",
-    "batch": "decorators.batching",
-    "continuous_batch": "decorators.continuous",
-    "deployment": "deployments",
-    "get_batch_request_context": "context",
-    "get_multiplexed_model_id": "decorators.multiplex",
-    "get_replica_context": "context",
-    "get_request_context": "context",
-    "get_trace_context": "context",
-    "inference": "protocols.inference",
-    "ingress": "decorators.ingress",
-    "multiplexed": "decorators.multiplex",
-    "openai": "protocols.openai",
-    "TaskProcessorConfig": "tasks.consumers",
-    "task_consumer": "tasks.consumers",
-    "task_handler": "tasks.consumers",
-} | dict.fromkeys(
-    (
+_NAMES = {
+    "admin.client": ("Client",),
+    "api": (
         *("RunTarget", "delete", "get_app_handle", "get_deployment_handle"),
         *("run", "run_many", "shutdown", "shutdown_async", "start", "status"),
     ),
-    "api",
-)
+    "config": ("HTTPOptions",),
+    "context": (
+        *("get_batch_request_context", "get_replica_context"),
+        *("get_request_context", "get_trace_context"),
+    ),
+    "decorators.batching": ("batch",),
+    "decorators.continuous": ("continuous_batch",),
+    "decorators.ingress": ("ingress",),
+    "decorators.multiplex": ("get_multiplexed_model_id", "multiplexed"),
+    "deployments": ("Application", "Deployment", "deployment"),
+    "engines.engine": ("Engine",),
+    "protocols.inference": ("inference",),
+    "protocols.openai": ("openai",),
+    "tasks.consumers": ("TaskProcessorConfig", "task_consumer", "task_handler"),
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = [*_MODULES]  # noqa: PLE0604  # names, as a type checker sees above
 
 
 def __getattr__(name: str) -> Any:

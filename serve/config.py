@@ -1,38 +1,21 @@
 """The settings that users write down, under the names Ray Serve's users know."""
 
 from greenroom.core.autoscaling.config import (
-    AutoscalingConfig,
-    AutoscalingContext,
-    AutoscalingPolicy,
-    QueueLengthPolicy,
+    AutoscalingConfig as AutoscalingConfig,
+    AutoscalingContext as AutoscalingContext,
+    AutoscalingPolicy as AutoscalingPolicy,
+    QueueLengthPolicy as QueueLengthPolicy,
 )
 from greenroom.core.config import (
-    ActorOptions,
-    BackendConfig,
-    CorsOptions,
-    GrpcOptions,
-    HTTPOptions,
-    LoggingConfig,
-    MiddlewareOptions,
-    RequestRouterConfig,
-    SessionAffinity,
+    ActorOptions as ActorOptions,
+    BackendConfig as BackendConfig,
+    CorsOptions as CorsOptions,
+    GrpcOptions as GrpcOptions,
+    HTTPOptions as HTTPOptions,
+    LoggingConfig as LoggingConfig,
+    MiddlewareOptions as MiddlewareOptions,
+    RequestRouterConfig as RequestRouterConfig,
+    SessionAffinity as SessionAffinity,
 )
-
-__all__ = [
-    "ActorOptions",
-    "AutoscalingConfig",
-    "AutoscalingContext",
-    "AutoscalingPolicy",
-    "BackendConfig",
-    "CorsOptions",
-    "GrpcOptions",
-    "HTTPOptions",
-    "LoggingConfig",
-    "MiddlewareOptions",
-    "QueueLengthPolicy",
-    "RequestRouterConfig",
-    "SessionAffinity",
-    "gRPCOptions",
-]
 
 gRPCOptions = GrpcOptions  # noqa: N816  # Ray Serve's name

@@ -5,20 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from greenroom.actors.replica import context as user_context
-from greenroom.actors.replica.context import ReplicaContext, RequestContext
-from greenroom.actors.replica.logging import ContextFilter
+from greenroom.actors.replica.context import (
+    ReplicaContext as ReplicaContext,
+    RequestContext as RequestContext,
+)
+from greenroom.actors.replica.logging import ContextFilter as ContextFilter
 from greenroom.actors.runtime import tracing
 from greenroom.core.errors import GreenroomError
-
-__all__ = [
-    "ContextFilter",
-    "ReplicaContext",
-    "RequestContext",
-    "get_batch_request_context",
-    "get_replica_context",
-    "get_request_context",
-    "get_trace_context",
-]
 
 
 def get_replica_context() -> ReplicaContext:

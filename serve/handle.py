@@ -439,9 +439,6 @@ class DeploymentResponseGenerator(_Response, Generic[V_co]):
         return value
 
 
-__all__ = ["DeploymentHandle", "DeploymentResponse", "DeploymentResponseGenerator"]
-
-
 @dataclass(frozen=True, slots=True)
 class HandleOptions:
     """How a handle makes its calls."""
@@ -494,7 +491,7 @@ class DeploymentHandle(Generic[R_co]):
     @overload
     def options(
         self, *, method_name: str = ..., stream: Literal[True], **changes: Unpack[_CallChanges]
-    ) -> StreamingHandle: ...
+    ) -> _StreamingHandle: ...
     @overload
     def options(
         self, *, method_name: str, stream: Literal[False] = ..., **changes: Unpack[_CallChanges]
@@ -613,13 +610,13 @@ class DeploymentHandle(Generic[R_co]):
 
 if TYPE_CHECKING:
 
-    class StreamingHandle(DeploymentHandle[Any]):
+    class _StreamingHandle(DeploymentHandle[Any]):
         """A handle with ``options(stream=True)``, as type checkers see it."""
 
         def remote(  # type: ignore[override]
             self, *args: Any, **kwargs: Any
         ) -> DeploymentResponseGenerator: ...
-        def __getattr__(self, name: str) -> StreamingHandle: ...
+        def __getattr__(self, name: str) -> _StreamingHandle: ...
 
 
 def _restore(

@@ -24,15 +24,6 @@ from greenroom.serve.engines.engine import PORT, EngineReplica, EngineSettings
 from greenroom.serve.handle import DeploymentHandle
 from greenroom.serve.protocols.apps import instance, read_body
 
-__all__ = [
-    "LLMConfig",
-    "LLMServer",
-    "LLMServingArgs",
-    "ModelLoadingConfig",
-    "build_llm_deployment",
-    "build_openai_app",
-]
-
 MAX_BODY_BYTES = 16 << 20
 _COMMANDS = {
     "vLLM": ("vllm", "serve", "SOURCE", "--served-model-name", "ID", "--host", "127.0.0.1"),

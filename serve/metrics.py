@@ -26,7 +26,7 @@ from greenroom.actors.replica import metrics as of_replica
 from greenroom.actors.replica.context import replica_context, request_context
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.metrics import (
-    CONTENT_TYPE,
+    CONTENT_TYPE as CONTENT_TYPE,
     MAX_VALUE,
     SECONDS,
     Family,
@@ -38,8 +38,6 @@ from greenroom.core.metrics import (
     text as as_text,
 )
 from greenroom.core.validation import is_number
-
-__all__ = ["CONTENT_TYPE", "Counter", "Gauge", "Histogram", "text"]
 
 ADDED = ("deployment", "replica", "application")
 RESERVED = frozenset({*ADDED, "host", "le"})

@@ -1,23 +1,12 @@
 """Request routers of your own, under Ray Serve's names: see docs/routing.md."""
 
 from greenroom.actors.plugins.routing import (
-    FIFOMixin,
-    LocalityMixin,
-    MultiplexMixin,
-    PendingRequest,
-    RequestMetadata,
-    RequestRouter,
-    RunningReplica,
+    FIFOMixin as FIFOMixin,
+    LocalityMixin as LocalityMixin,
+    MultiplexMixin as MultiplexMixin,
+    PendingRequest as PendingRequest,
+    RequestMetadata as RequestMetadata,
+    RequestRouter as RequestRouter,
+    RunningReplica as RunningReplica,
 )
-from greenroom.actors.replica.context import ReplicaID
-
-__all__ = [
-    "FIFOMixin",
-    "LocalityMixin",
-    "MultiplexMixin",
-    "PendingRequest",
-    "ReplicaID",
-    "RequestMetadata",
-    "RequestRouter",
-    "RunningReplica",
-]
+from greenroom.actors.replica.context import ReplicaID as ReplicaID

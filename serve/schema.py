@@ -22,39 +22,20 @@ from pydantic import (
     field_validator,
 )
 
-from greenroom.actors.replica.context import ReplicaRank
+from greenroom.actors.replica.context import ReplicaRank as ReplicaRank
 from greenroom.core.config import (
     ActorOptions,
     BackendConfig,
     GrpcOptions,
     HTTPOptions,
-    LoggingConfig,
+    LoggingConfig as LoggingConfig,
     RuntimeEnv,
 )
 from greenroom.core.errors import InvalidRequestError
-from greenroom.core.jobs import TaskProcessorConfig
+from greenroom.core.jobs import TaskProcessorConfig as TaskProcessorConfig
 from greenroom.core.operations import ApplicationName, NewName, Route
 from greenroom.core.validation import Settings, expectation, explain_missing, jsonable, value_of
 from greenroom.serve.admin.checks import HINTS
-
-__all__ = [
-    "ApplicationStatus",
-    "ApplicationStatusOverview",
-    "DeploymentSchema",
-    "DeploymentStatus",
-    "DeploymentStatusOverview",
-    "EncodingType",
-    "InvalidDocumentError",
-    "LoggingConfig",
-    "ReplicaRank",
-    "ReplicaStatusOverview",
-    "ServeApplicationSchema",
-    "ServeDeploySchema",
-    "ServeStatus",
-    "TaskProcessorConfig",
-    "read_document",
-    "with_place",
-]
 
 # --- What is to be: the document of greenroom deploy FILE -----------------------------------------
 

@@ -47,8 +47,6 @@ from greenroom.serve.decorators.per_instance import (
     streaming,
 )
 
-__all__ = ["batch"]
-
 _ENDS = (StopIteration, StopAsyncIteration)
 
 
@@ -69,13 +67,13 @@ class _Limited(Protocol):
     def set_batch_wait_timeout_s(self, batch_wait_timeout_s: float) -> None: ...
 
 
-class Batched(_Limited, Protocol[Item_P, R_co]):
+class _Batched(_Limited, Protocol[Item_P, R_co]):
     """A batch function as it is called: with one item. Its limits can be changed."""
 
     def __call__(self, *args: Item_P.args, **kwargs: Item_P.kwargs) -> R_co: ...
 
 
-class BatchedMethod(_Limited, Protocol[S_contra, Item_P, R_co]):
+class _BatchedMethod(_Limited, Protocol[S_contra, Item_P, R_co]):
     """The same for a method, which is called without its instance."""
 
     def __call__(
@@ -85,7 +83,7 @@ class BatchedMethod(_Limited, Protocol[S_contra, Item_P, R_co]):
     @overload
     def __get__(self, instance: None, owner: type, /) -> Self: ...
     @overload
-    def __get__(self, instance: Any, owner: type, /) -> Batched[Item_P, R_co]: ...
+    def __get__(self, instance: Any, owner: type, /) -> _Batched[Item_P, R_co]: ...
 
 
 class Batch(Protocol):
@@ -97,23 +95,23 @@ class Batch(Protocol):
     @overload
     def __call__(
         self, function: Callable[[list[A]], Coroutine[Any, Any, Sequence[R]]], /
-    ) -> Batched[[A], Coroutine[Any, Any, R]]: ...
+    ) -> _Batched[[A], Coroutine[Any, Any, R]]: ...
     @overload
     def __call__(
         self, function: Callable[[list[A]], AsyncIterator[Sequence[R]]], /
-    ) -> Batched[[A], AsyncGenerator[R, None]]: ...
+    ) -> _Batched[[A], AsyncGenerator[R, None]]: ...
     @overload
     def __call__(
         self, function: Callable[[list[A], list[B]], Coroutine[Any, Any, Sequence[R]]], /
-    ) -> Batched[[A, B], Coroutine[Any, Any, R]]: ...
+    ) -> _Batched[[A, B], Coroutine[Any, Any, R]]: ...
     @overload
     def __call__(
         self, function: Callable[[S, list[A]], Coroutine[Any, Any, Sequence[R]]], /
-    ) -> BatchedMethod[S, [A], Coroutine[Any, Any, R]]: ...
+    ) -> _BatchedMethod[S, [A], Coroutine[Any, Any, R]]: ...
     @overload
     def __call__(
         self, function: Callable[[S, list[A]], AsyncIterator[Sequence[R]]], /
-    ) -> BatchedMethod[S, [A], AsyncGenerator[R, None]]: ...
+    ) -> _BatchedMethod[S, [A], AsyncGenerator[R, None]]: ...
     @overload
     def __call__(self, function: Callable[..., Any], /) -> Any: ...
     @overload

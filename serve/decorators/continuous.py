@@ -31,8 +31,6 @@ from greenroom.serve.decorators.per_instance import (
     streaming,
 )
 
-__all__ = ["Stream", "continuous_batch"]
-
 I = TypeVar("I")  # noqa: E741  # the item
 V = TypeVar("V")
 

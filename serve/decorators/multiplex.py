@@ -23,8 +23,6 @@ from greenroom.actors.replica import context as user_context, metrics
 from greenroom.actors.replica.callables import users_traceback
 from greenroom.serve.decorators.per_instance import Args, Decorated, Failure, received
 
-__all__ = ["get_multiplexed_model_id", "multiplexed"]
-
 UNLIMITED = -1
 F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
 

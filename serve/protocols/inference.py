@@ -32,8 +32,6 @@ from greenroom.core.validation import describe
 from greenroom.serve.protocols.apps import Answerer, give_app, instance, make_app, read_body
 from greenroom.serve.protocols.failures import describe_failure
 
-__all__ = ["inference"]
-
 MAX_JSON_BYTES = 16 << 20  # it takes many times its size in memory; large tensors come as binary
 HEADER = "inference-header-content-length"
 BYTES = "BYTES"

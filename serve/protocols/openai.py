@@ -39,24 +39,14 @@ from greenroom.serve.protocols.apps import (
     read_body,
 )
 from greenroom.serve.protocols.chats import (
-    ChatRequest,
+    ChatRequest as ChatRequest,
     Completion,
-    Delta,
+    Delta as Delta,
     Generation,
     OpenAIRequest,
-    StopCutter,
+    StopCutter as StopCutter,
 )
 from greenroom.serve.protocols.failures import describe_failure
-
-__all__ = [
-    "ChatRequest",
-    "Delta",
-    "Embeddings",
-    "EmbeddingsRequest",
-    "OpenAIError",
-    "StopCutter",
-    "openai",
-]
 
 MAX_BODY_BYTES = 16 << 20  # JSON takes many times its size in memory, and images are in it
 METHODS = ("chat", "embeddings")
