@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from greenroom.actors.messages import control as cm
-from greenroom.actors.proxy.actor import Proxy
+from greenroom.actors.proxy.proxy import Proxy
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
 from tests.simulation.processes import Manager, replaced
 from tests.simulation.simulation import Simulation

@@ -29,7 +29,7 @@ from greenroom.core.errors import ConflictError
 
 logger = logging.getLogger(__name__)
 
-REPLICA = "greenroom.actors.replica.actor.Replica"
+REPLICA = "greenroom.actors.replica.actor.Replica"  # for any release's admin
 END_DESCRIBED_WITHIN_S = 0.5
 ORPHAN_DRAIN_S = 20.0  # what is left of a replica that was replaced may finish
 

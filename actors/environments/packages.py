@@ -127,7 +127,7 @@ def make(folder: Path, installer: str, lines: tuple[str, ...], lock: int) -> Non
     host = "".join(f"import site; site.addsitedir({path!r})\n" for path in paths)
     packages = sysconfig.get_path("purelib", "posix_prefix", vars={"base": str(folder)})
     (Path(packages) / "greenroom-host.pth").write_text(host, encoding="utf-8")
-    _run([python, "-c", "import greenroom.actors.replica.actor"], IMPORT, lock)
+    _run([python, "-c", "import greenroom.actors.replica.replica"], IMPORT, lock)
     (folder / COMPLETE).touch()
 
 

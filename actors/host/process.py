@@ -251,8 +251,8 @@ def _start_actor_system(settings: HostSettings, process: Process) -> Process:
         )
     # For the fork; not before the front has been started, which has as much to import.
     with forking.uncollected():
-        from greenroom.actors.controller import actor as controller  # noqa: F401, PLC0415
-        from greenroom.actors.proxy import actor as proxy  # noqa: F401, PLC0415
+        from greenroom.actors.controller import controller  # noqa: F401, PLC0415
+        from greenroom.actors.proxy import proxy  # noqa: F401, PLC0415
 
         # What replicas have, they share.
         with contextlib.suppress(ImportError):

@@ -39,6 +39,7 @@ import contextlib
 import logging
 import logging.config
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -89,6 +90,7 @@ NAME = "greenroomBase"
 if "THESPLOG_FILE_MAXSIZE" not in os.environ:  # else each process writes Thespian's log in /tmp
     thesplog_control(logging.WARNING, useLogging=False, tmpFileMaxSize=0)
 
+_NAMED_ONCE = re.compile(r"^(greenroom\.actors)\.(controller|proxy|replica)\.actor\.")
 EXPIRY_CHECK_S = 1.0
 DELIVERY_TIMEOUT_S = 30.0  # of what our actors send by Thespian
 
@@ -553,6 +555,12 @@ class RepairedMultiProcAdmin(_Repaired, MultiProcAdmin):  # type: ignore[misc]  
         """Log what an actor forwards."""
         logging.getLogger(envelope.message.name).handle(envelope.message)
         return True
+
+    def h_PendingActor(self, envelope: Any) -> Any:
+        """Make an actor; ours have the names between hosts that they had in format 2."""
+        asked = envelope.message
+        asked.actorClassName = _NAMED_ONCE.sub(r"\1.\2.\2.", asked.actorClassName)
+        return super().h_PendingActor(envelope)
 
     def _cleanupAdmin(self, finish_cleanup: Callable[[], None]) -> None:
         """End without a logger to be waited for."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from greenroom.actors.cluster.members import REPLICA
 from greenroom.actors.messages import control as cm, queries as m
 from greenroom.actors.runtime.port import ThreadPort
 from greenroom.actors.runtime.processes import this_process
@@ -20,7 +21,6 @@ from greenroom.serve.code.packing import pack_code
 from tests.support.queries import python_call, query
 from tests.support.systems import alive
 
-REPLICA = "greenroom.actors.replica.actor.Replica"
 DEADLINE_S = 30.0
 HEARD = (cm.IdentifyReply, cm.ReplicaReported, m.QueriesFinished, m.AnswerQueries)
 

@@ -12,7 +12,7 @@ from greenroom.actors.caller import client as query_client
 from greenroom.actors.caller.caller import Caller
 from greenroom.actors.caller.client import CallerClient
 from greenroom.actors.messages.queries import Process
-from greenroom.actors.proxy.actor import Proxy
+from greenroom.actors.proxy.proxy import Proxy
 from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica.comparisons import Comparisons
 from greenroom.actors.replica.data_plane import Queries

@@ -16,9 +16,9 @@ from thespian.system.messages.admin import PendingActor, PendingActorResponse
 
 from greenroom.actors.cluster.controller_seeker import LEADING_CONTROLLER
 from greenroom.actors.cluster.members import REPLICA
-from greenroom.actors.controller.actor import Controller, LeadingController
-from greenroom.actors.proxy.actor import Proxy
-from greenroom.actors.replica.actor import Replica
+from greenroom.actors.controller.controller import Controller, LeadingController
+from greenroom.actors.proxy.proxy import Proxy
+from greenroom.actors.replica.replica import Replica
 from greenroom.actors.replica.wear import HARD
 from greenroom.actors.runtime import liveness as silence
 from greenroom.actors.runtime.port import CONTROLLER, PROXY

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from greenroom import serve
+from greenroom.actors.cluster.members import REPLICA
 from greenroom.actors.host import launcher as system
 from greenroom.actors.runtime import processes as open_files
 from greenroom.actors.runtime.port import CONTROLLER, PROXY
@@ -82,7 +83,7 @@ def actors_of(victim: RunningSystem, hand: Hand) -> dict[str, Any]:
     return {
         "controller": hand.locate(*CONTROLLER),
         "proxy": hand.locate(*PROXY),
-        "replica": hand.locate("greenroom.actors.replica.actor.Replica", f"replica {tag}"),
+        "replica": hand.locate(REPLICA, f"replica {tag}"),
     }
 
 

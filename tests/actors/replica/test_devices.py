@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.actors.replica.actor import COLLECT_AFTER
+from greenroom.actors.replica.replica import COLLECT_AFTER
 from greenroom.serve.exceptions import DeployFailedError
 from tests.support.systems import RunningSystem, running_system, wait_until
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from greenroom import serve
-from greenroom.actors.replica.actor import Replica
 from greenroom.actors.replica.callables import users_traceback
+from greenroom.actors.replica.replica import Replica
 from greenroom.core.errors import DeployFailedError
 from greenroom.serve.exceptions import InvalidRequestError
 from tests.actors.one_process import load

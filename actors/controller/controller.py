@@ -19,7 +19,7 @@ from greenroom.actors.controller.read_only import STORE_PATIENCE_S, ReadOnlyCont
 from greenroom.actors.controller.requests import failure
 from greenroom.actors.messages import admin as am, control as cm
 from greenroom.actors.messages.queries import Address
-from greenroom.actors.replica.actor import Replica
+from greenroom.actors.replica.replica import Replica
 from greenroom.actors.runtime.actor import LoopActor
 from greenroom.actors.runtime.settings import LEADS, MAY_LEAD
 from greenroom.actors.runtime.shared_metrics import SharedMetrics
