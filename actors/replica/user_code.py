@@ -154,11 +154,6 @@ class UserCode:
         self._responses: Any = None  # the module, which imports Starlette: only for HTTP
         self._running: dict[asyncio.Task[None], Reply] = {}
 
-    @property
-    def takes_short_calls(self) -> bool:
-        """Return whether the loop's thread may run sync calls: there is no async code, then."""
-        return self._threads.takes_short_calls
-
     def start(self) -> None:
         """Start the loop's thread."""
         self._user_loop.start()

@@ -16,6 +16,7 @@ import pytest
 
 from greenroom.actors.replica import threads as threads_module
 from greenroom.actors.replica.pickling import dumps
+from greenroom.actors.replica.servable import is_sync
 from greenroom.actors.replica.threads import PR_SET_TIMERSLACK, USERS_SLACK_NS, Threads, UserLoop
 from greenroom.actors.replica.user_code import UserCode
 from greenroom.serve.handle import DeploymentHandle
@@ -24,6 +25,7 @@ from tests.support.systems import wait_until
 
 pytestmark = pytest.mark.anyio
 LIMIT_S = 10
+MANY = 300  # calls, after which their mean counts
 
 
 @contextlib.contextmanager
@@ -352,11 +354,15 @@ def test_a_loop_ends_while_a_call_has_its_thread(user_loop: UserLoop) -> None:
     gate.set()
 
 
+def thread_name() -> str:
+    return threading.current_thread().name
+
+
 class Sync:
     """Has no async code."""
 
-    def __call__(self) -> str:
-        return threading.current_thread().name
+    def record_autoscaling_stats(self) -> dict[str, int]:
+        return {threading.current_thread().name: 1}
 
 
 class Mixed(Sync):
@@ -366,18 +372,25 @@ class Mixed(Sync):
 
 
 @pytest.mark.parametrize(
-    ("target", "limit", "expected"),
-    [(Sync, 100, True), (Sync.__call__, 100, True), (Mixed, 100, False), (Mixed.other, 9, False)],
+    ("target", "expected"),
+    [(Sync, True), (thread_name, True), (Mixed, False), (Mixed.other, False)],
 )
-def test_only_code_without_async_parts_has_short_calls(
-    target: Any, limit: int, expected: bool
-) -> None:
+def test_only_what_has_no_async_parts_is_sync(target: Any, expected: bool) -> None:
+    assert is_sync(target) is expected
+
+
+@pytest.mark.parametrize(("target", "expected"), [(Sync, "user-loop"), (Mixed, "user_1")])
+def test_only_sync_code_has_short_calls(target: Any, expected: str) -> None:
     code = UserCode()
-    code.configure({"max_ongoing_requests": limit})
+    code.configure({"max_ongoing_requests": 100})
     code.start()
     try:
         assert code.load(dumps((target, (), {})), None).result(LIMIT_S) is None
-        assert code.takes_short_calls is expected
+        for _ in range(MANY):
+            stats = code.autoscaling_stats()
+            assert stats is not None
+            last = stats.result(LIMIT_S)
+        assert last == {expected: 1}
     finally:
         code.end()
 
@@ -386,10 +399,6 @@ def test_one_at_a_time_has_no_short_calls(user_loop: UserLoop) -> None:
     user_loop.threads.size = 1
     name = on_loop(user_loop, user_loop.threads.run(thread_name, ()))
     assert name == "user_1"
-
-
-def thread_name() -> str:
-    return threading.current_thread().name
 
 
 # --- Code that is bound to its thread ---------------------------------------------------------
