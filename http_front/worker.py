@@ -26,9 +26,9 @@ from gunicorn.sock import ssl_context
 from gunicorn.workers.base import Worker
 
 from greenroom.actors.runtime import draining
-from greenroom.actors.runtime.http_port import bind_pages
 from greenroom.actors.runtime.loop import new_event_loop
 from greenroom.actors.runtime.processes import MOST, raise_limit
+from greenroom.actors.transport.sockets import tcp_listener
 from greenroom.http_front import short_way
 from greenroom.http_front.app import Front
 from greenroom.http_front.connections import Connections, Listener
@@ -135,7 +135,8 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         if address is None or not self.alive:
             return
         try:
-            listening = bind_pages(*address)
+            # Shared with the workers of a dead master, which are still there for a while.
+            listening = tcp_listener(*address, shares=True)
         except OSError as error:
             self._connections.warn(
                 f"the pages under /-/ cannot be served: port {address[1]} on {address[0]} cannot "

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime.processes import describe_process
 from greenroom.actors.runtime.settings import HostSettings
-from greenroom.actors.transport.sockets import credentials_of
+from greenroom.actors.transport.sockets import credentials_of, local_listener, tcp_listener
 from greenroom.core.errors import StartError
 
 logger = logging.getLogger(__name__)
@@ -29,8 +29,6 @@ logger = logging.getLogger(__name__)
 LEND_TIMEOUT_S = 1.0
 LEND_AGAIN_S = 1.0
 LENDER = "greenroom-lend"  # the thread that lends
-BACKLOG = 2048
-PAGES_BACKLOG = 128
 LEAVE_S = 0.5  # how long those who are turned away may take to read why
 UNAVAILABLE = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n"
@@ -41,14 +39,12 @@ _AT_ONCE = 64 * 1024  # bytes
 
 def lend(listener: socket.socket) -> None:
     """Give this process's listening socket to processes of this user that ask, on a thread."""
-    asked = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        asked.bind(_lender(os.getpid()))
-        asked.listen()
+        asked = local_listener(_lender(os.getpid()))
     except OSError as error:
-        asked.close()
         logger.warning("the HTTP port could not be lent to a new host process: %s", error)
         return
+    asked.setblocking(True)
     arguments = (asked, listener)
     threading.Thread(target=_lend, args=arguments, name=LENDER, daemon=True).start()
 
@@ -160,31 +156,9 @@ def check_grpc(settings: HostSettings) -> None:
         _bound(settings.http.host, settings.grpc_port, "grpc-port").close()
 
 
-def bind_pages(host: str, port: int) -> socket.socket:
-    """Bind the port for our own pages, which all workers of this user share; OSError.
-
-    So a worker has it while those of a dead master are still there.
-    """
-    return _listening(host, port, PAGES_BACKLOG, socket.SO_REUSEADDR, socket.SO_REUSEPORT)
-
-
-def _listening(host: str, port: int, backlog: int, *options: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        for option in options:
-            listener.setsockopt(socket.SOL_SOCKET, option, 1)
-        listener.bind((host, port))
-        listener.listen(backlog)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
 def _bound(host: str, port: int, flag: str) -> socket.socket:
     try:
-        return _listening(host, port, BACKLOG, socket.SO_REUSEADDR)
+        return tcp_listener(host, port)
     except OSError as error:
         holder = describe_holder(port)
         reason = f"is in use by {holder}" if holder else f"cannot be had: {error.strerror}"

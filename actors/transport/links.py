@@ -23,6 +23,7 @@ import asyncio
 import logging
 import secrets
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -184,7 +185,7 @@ class TurnEnd:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.is_due = False  # :meth:`run` will be called
         self._loop = loop
-        self._callbacks: list[Callable[[], None]] = []
+        self._callbacks: deque[Callable[[], None]] = deque()
 
     def add(self, callback: Callable[[], None]) -> None:
         """Call back, once, at the end of this turn."""
@@ -194,15 +195,18 @@ class TurnEnd:
             self._loop.call_soon(self.run)
 
     def run(self) -> None:
-        """End the turn."""
-        while self._callbacks:
-            callbacks, self._callbacks = self._callbacks, []
-            for callback in callbacks:
+        """End the turn; what is left where a callback ends the loop's run is done with the next."""
+        try:
+            while self._callbacks:
+                callback = self._callbacks.popleft()
                 try:
                     callback()
                 except Exception as error:
                     self.on_error(error, callback)
-        self.is_due = False
+        finally:
+            self.is_due = bool(self._callbacks)
+            if self.is_due:
+                self._loop.call_soon(self.run)
 
 
 class DelayedAcks:
@@ -496,13 +500,7 @@ class Links:
     async def _welcome(self, stream: TlsStream, source: str) -> None:
         """Take a connection with a process of another host, which is to say hello."""
         assert self.other_hosts is not None
-        connection = self._begin(self.other_hosts, stream, None, source)
-        connection.greeted = self._loop.create_future()
-        try:
-            await connection.greeted
-        finally:
-            if self._by_connection.get(connection, connection) is None:
-                self._ended(connection)
+        self._begin(self.other_hosts, stream, None, source)
 
     def _begin(
         self, others: OtherHosts, stream: TlsStream, peer: Peer | None, source: str
@@ -541,7 +539,6 @@ class Links:
         if session.other not in {0, hello.session}:
             self._restart(peer, connection, is_same_process=hello.process == peer.process)
         peer.process, session.other = hello.process, hello.session
-        connection.settle()
         if known is None:
             peer.greet(connection, self._own)
             connection.flush()

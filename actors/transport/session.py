@@ -208,7 +208,6 @@ class Connection:
         self.reader = FrameReader()
         self.writer = FrameWriter()
         self.session: Session | None = None  # whose messages are written here, while they are
-        self.greeted: asyncio.Future[None] | None = None  # done with the peer's hello, or the end
         self.is_closed = False
         self._loop = loop
         self._socket = sock
@@ -232,7 +231,6 @@ class Connection:
         if self.is_closed:
             return
         self.is_closed = True
-        self.settle()
         if self._socket.fileno() >= 0:  # else it was let go of, and its number may be another's
             self._loop.remove_reader(self._fd)
             if self._waits_for_room:
@@ -241,11 +239,6 @@ class Connection:
         self.session = None
         self._unwritten.clear()
         self._control.clear()
-
-    def settle(self) -> None:
-        """Note that the peer has said hello, or never will."""
-        if self.greeted is not None and not self.greeted.done():
-            self.greeted.set_result(None)
 
     def carry(self, session: Session | None) -> None:
         """Write the messages of ``session`` from now on; None to write no more of them."""

@@ -29,7 +29,7 @@ from typing import NamedTuple
 logger = logging.getLogger(__name__)
 
 SEND_BUFFER = 1024 * 1024  # the kernel gives what it allows
-BACKLOG = 1024
+BACKLOG = 2048  # the kernel gives what it allows, as of the above
 # A host that acknowledges nothing of what was sent for this long is gone. The kernels acknowledge,
 # so a process that is busy or stopped still counts as alive.
 SILENCE_S = 2.0
@@ -166,10 +166,14 @@ def holder_of(name: bytes) -> Credentials | None:
     return None
 
 
-def tcp_listener(host: str, port: int) -> socket.socket:
-    """Listen at one address of this host; OSError when it is not this host's, or taken."""
-    sock = socket.socket(socket.AF_INET, NON_BLOCKING_STREAM)
+def tcp_listener(host: str, port: int, *, shares: bool = False) -> socket.socket:
+    """Listen at one address of this host; OSError when it is not this host's, or taken.
+
+    ``shares`` lets other processes of this user listen there, too.
+    """
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, NON_BLOCKING_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shares)
     return _listening(sock, (host, port))
 
 

@@ -6,6 +6,7 @@ import errno
 import os
 import secrets
 import socket
+import sys
 import time
 from contextlib import closing
 
@@ -267,6 +268,17 @@ def test_a_callback_at_the_turns_end_runs_without_a_turn_too(world):
     process.links.turn_end.add(lambda: ran.append(True))
     world.until(lambda: ran)
     assert [type(error) for error in process.raised] == [ZeroDivisionError]
+
+
+def test_what_ends_the_loops_run_at_the_turns_end_keeps_nothing_from_being_sent(world):
+    one, other = world.pair()
+    one.links.turn_end.add(lambda: sys.exit(3))
+    one.links.turn_end.add(lambda: one.send(other, b"put off with it"))
+    with pytest.raises(SystemExit):
+        world.passes()
+    one.links.turn_end.add(lambda: one.send(other, b"put off later"))
+    world.until(lambda: len(other.inbox) == 3)
+    assert other.bodies[1:] == [b"put off with it", b"put off later"]
 
 
 class Raw:

@@ -23,8 +23,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from greenroom.actors.transport import gate, links, other_hosts
-from greenroom.actors.transport.addresses import ProcessAddress
+from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
 from greenroom.actors.transport.cluster_key import KeyFiles, key_id, make_key
+from greenroom.actors.transport.frames import DATA, HEADER, Hello
 from greenroom.actors.transport.gate import MESSAGES
 from greenroom.actors.transport.tls import TlsStream
 from greenroom.core.cluster.key_rotation import KeyIds
@@ -313,7 +314,7 @@ def test_a_member_that_breaks_the_rules_behind_the_gate_is_refused(world, hosts,
     member.sock.close()
 
 
-@pytest.mark.parametrize("stage", ["connected", "at the gate", "at the process", "without a hello"])
+@pytest.mark.parametrize("stage", ["connected", "at the gate", "at the process"])
 def test_whoever_stops_on_the_way_is_closed_in_time(world, hosts, port, caplog, stage):
     _, _, there, other = hosts
     there.strangers.patience_s = other.strangers.patience_s = 0.3
@@ -325,8 +326,6 @@ def test_whoever_stops_on_the_way_is_closed_in_time(world, hosts, port, caplog, 
         if stage != "at the gate":
             member.say(wanted(other.address.number))
             member.hear(1)
-        if stage == "without a hello":
-            member.secure()
     sock.setblocking(False)
 
     def closed():
@@ -342,6 +341,25 @@ def test_whoever_stops_on_the_way_is_closed_in_time(world, hosts, port, caplog, 
     assert not len(there.strangers)
     assert not len(other.strangers)
     sock.close()
+
+
+def test_a_member_that_has_proven_itself_makes_no_room_for_strangers(world, hosts, port, caplog):
+    there = hosts[2]
+    there.strangers.limit, there.strangers.patience_s = 2, 0.3
+    member = Member(world, port)
+    member.say(wanted(port))
+    member.hear(1)
+    member.secure()
+    with contextlib.ExitStack() as ends:
+        for _ in range(4):
+            ends.enter_context(socket.create_connection((THERE, port)))
+        world.until(lambda: refusals(caplog), "strangers make room")
+        world.until(lambda: not len(there.strangers), "their time is over")
+    process = drawn_address(HERE)
+    member.say(Hello(process.text, links.own_release(), 5, 7, 0, 0).frame())
+    member.say(HEADER.pack(DATA, 1, 5, 1, 0) + b"hello")
+    world.until(lambda: there.bodies == [b"hello"])
+    member.sock.close()
 
 
 def test_another_release_is_refused_naming_both_on_both_sides(world, port, monkeypatch, caplog):
