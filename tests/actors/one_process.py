@@ -32,6 +32,7 @@ from greenroom.core.routing.tables import (
 )
 from greenroom.serve.handle import DeploymentHandle
 from tests.support.lone_loop import LoneTransport
+from tests.support.queries import query
 
 DEADLINE_S = 30.0
 
@@ -118,6 +119,13 @@ class OneProcess:
         """A handle of the endpoint, for this caller."""
         return DeploymentHandle("e", None, client=self.client)
 
+    async def answer(self, *upload: Callable[[Any], None], **settings: Any) -> Any:
+        """Send one query, whose body follows as ``upload`` says; return its answer or stream."""
+        answered = self.loop.create_future()
+        asked = query(self.caller.next_id(), **settings)
+        self.caller.submit(asked, answered.set_result, *upload)
+        return await answered
+
     def run(self, test: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on the loop, for DEADLINE_S at most; return what it returns."""
         return self.loop.run_until_complete(asyncio.wait_for(test, DEADLINE_S))
@@ -126,6 +134,7 @@ class OneProcess:
         """End the threads and the loop; handles of later tests find their own way."""
         query_client.install(None)
         user_context.on_models_changed(None)
+        user_context.install(None)
         for place in (self.proxy.loop, self.caller.loop, self.queries.port.loop):
             place.close()
         self.user_code.end()
@@ -145,6 +154,11 @@ class OneProcess:
         return proxy
 
     async def _begin(self, target: Any, limit: int, port: Place, table: dict[str, Any]) -> None:
+        user_context.install(
+            user_context.ReplicaContext(
+                app_name="", deployment="b", replica_tag="r1", backend="b", version=None
+            )
+        )
         loading = self.user_code.load(dumps((target, (), {})), None)
         assert await asyncio.wrap_future(loading) is None
         self.queries.accepting = True

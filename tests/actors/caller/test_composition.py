@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
-import time
+import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,245 +12,209 @@ import pytest
 from greenroom import serve
 from greenroom.serve.exceptions import (
     DeploymentUnavailableError,
-    InvalidRequestError,
     RequestCancelledError,
     UnknownNameError,
 )
-from greenroom.serve.handle import DeploymentHandle
-from tests.support.asking import answer, connect
-from tests.support.metrics import ongoing
-from tests.support.systems import RunningSystem, wait_until
+from greenroom.serve.handle import DeploymentHandle, decode
+from tests.actors.one_process import OneProcess
+from tests.support.queries import python_call
+from tests.support.systems import RunningSystem
+from tests.support.timing import until
 
 
-class Leaf:
-    """The last in the chain; says in ``folder`` what becomes of its calls."""
+class LostWeightsError(Exception):
+    def __init__(self, path: str, size: int = 0) -> None:
+        super().__init__(path, size)
+        self.path, self.size = path, size
 
-    def __init__(self, folder: str) -> None:
-        self.folder = Path(folder)
 
-    async def wait(self, mark: str) -> None:
-        (self.folder / f"{mark} began").touch()
+class Node:
+    """Calls itself, as deployments call each other, and notes what becomes of the calls."""
+
+    def __init__(self) -> None:
+        self.itself = DeploymentHandle("e", None)
+        self.notes: list[str] = []
+        self.gate = threading.Event()
+
+    async def double(self, number: int) -> int:
+        return 2 * number
+
+    async def doubles(self, count: int) -> int:
+        chained = self.itself.double.remote(self.itself.double.remote(count))
+        each = (self.itself.double.remote(number) for number in range(count))
+        return await chained + sum(await asyncio.gather(*each))
+
+    def doubles_in_a_thread(self, count: int) -> int:
+        responses = [self.itself.double.remote(number) for number in range(count)]
+        return 4 * count + sum(response.result(timeout_s=20) for response in responses)
+
+    def fail(self) -> None:
+        raise LostWeightsError("/weights", 42)
+
+    async def catches(self) -> Any:
         try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            (self.folder / f"{mark} cancelled").touch()
-            raise
+            await self.itself.fail.remote()
+        except LostWeightsError as error:
+            return error.path, error.size, "".join(error.__notes__)
 
-    def block(self, mark: str) -> None:
-        (self.folder / f"{mark} began").touch()
-        context = serve.get_request_context()
-        while not context.is_cancelled:
-            time.sleep(0.01)
-        (self.folder / f"{mark} cancelled").touch()
-        while not (self.folder / "gate").exists():
-            time.sleep(0.01)
+    def catches_in_a_thread(self) -> Any:
+        try:
+            self.itself.fail.remote().result()
+        except LostWeightsError as error:
+            return error.path, error.size, "".join(error.__notes__)
 
     async def timing(self) -> tuple[str, float | None]:
         context = serve.get_request_context()
         return context.request_id, context.remaining_s
 
-    async def note(self, mark: str) -> None:
-        (self.folder / mark).touch()
+    async def asks_for_timing(self) -> Any:
+        self.later = asyncio.create_task(self.asks_later())
+        return await self.itself.timing.remote()
 
-    async def double(self, number: int) -> int:
-        await asyncio.sleep(0.01)
-        return 2 * number
+    async def asks_later(self) -> Any:
+        await asyncio.sleep(serve.get_request_context().remaining_s or 0.0)
+        return await self.itself.timing.remote()
 
-
-class Middle:
-    """Passes on."""
-
-    def __init__(self, leaf: Any) -> None:
-        self.leaf = leaf
-
-    async def timing(self) -> Any:
-        return await self.leaf.timing.remote()
-
-    async def wait(self, mark: str) -> None:
-        await self.leaf.wait.remote(mark)
-
-    async def block(self, mark: str) -> None:
-        await self.leaf.block.remote(mark)
-
-    def wait_in_a_thread(self, mark: str) -> None:
+    async def wait(self) -> None:
+        self.notes.append("began")
         try:
-            self.leaf.wait.remote(mark).result()
-        except RequestCancelledError:
-            with pytest.raises(RequestCancelledError, match="the query that calls"):
-                self.leaf.note.remote("never")
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            self.notes.append("cancelled")
             raise
 
-    async def wait_for_none(self, mark: str) -> None:
-        waits = [self.leaf.wait.remote(f"{mark}{number}") for number in range(3)]
+    def block(self) -> None:
+        self.notes.append("began")
+        context = serve.get_request_context()
+        while not context.is_cancelled:
+            self.gate.wait(0.001)
+        self.notes.append("cancelled")
+        self.gate.wait(20)
+
+    async def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    async def awaits(self) -> None:
+        await self.itself.wait.remote()
+
+    async def awaits_a_thread(self) -> None:
+        await self.itself.block.remote()
+
+    def waits_in_a_thread(self) -> None:
+        try:
+            self.itself.wait.remote().result()
+        except RequestCancelledError:
+            with pytest.raises(RequestCancelledError, match="the query that calls"):
+                self.itself.note.remote("never")
+            raise
+
+    async def awaits_none(self) -> None:
+        waits = [self.itself.wait.remote() for _ in range(3)]
         await asyncio.sleep(60)
         assert waits
 
-    async def clean_up(self, mark: str) -> None:
+    async def cleans_up(self) -> None:
         try:
-            await self.leaf.wait.remote(mark)
+            await self.itself.wait.remote()
         finally:
-            await self.leaf.note.remote("cleaned up")
-
-    async def afterwards(self, mark: str) -> None:
-        left_s = serve.get_request_context().remaining_s
-        assert left_s is not None
-
-        async def later() -> None:
-            await asyncio.sleep(left_s + 0.1)
-            _, remaining_s = await self.leaf.timing.remote()
-            await self.leaf.note.remote(f"{mark} {remaining_s}")
-
-        self.task = asyncio.create_task(later())
-
-    @serve.batch(max_batch_size=2, batch_wait_timeout_s=10)
-    async def batched(self, marks: list[str]) -> list[float | None]:
-        _, remaining_s = await self.leaf.timing.remote()
-        await self.leaf.note.remote("batch began")
-        await self.leaf.wait.remote("batch")
-        return [remaining_s] * len(marks)
-
-
-class Front:
-    """The ingress: has the middle do what the query string says."""
-
-    def __init__(self, middle: Any, leaf: Any) -> None:
-        self.middle, self.leaf = middle, leaf
-
-    async def __call__(self, request: Any) -> Any:
-        do = request.query_params["do"]
-        if do == "timing":
-            return await self.middle.timing.remote()
-        return await getattr(self.middle, do).remote(request.query_params["mark"])
-
-
-def graph(folder: Path) -> serve.Application:
-    leaf = serve.deployment(Leaf).bind(str(folder))
-    middle = serve.deployment(Middle).bind(leaf)
-    return serve.deployment(Front).bind(middle, leaf)
+            await self.itself.note.remote("cleaned up")
 
 
 @pytest.fixture
-def chain(deployed: Callable[..., Any], tmp_path: Path) -> Any:
-    return deployed(graph(tmp_path))
+def one(one_process: Callable[..., OneProcess]) -> OneProcess:
+    return one_process(Node, limit=100)
 
 
-Ask = Callable[..., http.client.HTTPConnection]
+def call(one: OneProcess, method: str, *args: Any, **options: Any) -> Any:
+    """Return a call's response, whose value is waited for on the loop that all run on."""
+    return one.handle.options(method_name=method, **options).remote(*args)
 
 
-@pytest.fixture
-def ask(running: RunningSystem, name: str) -> Ask:
-    """Send a request; the answer is not waited for."""
+@pytest.mark.parametrize("method", ["doubles", "doubles_in_a_thread"])
+def test_many_calls_of_calls_return_their_values(one: OneProcess, method: str) -> None:
+    async def ask() -> None:
+        assert await call(one, method, 60) == 4 * 60 + sum(2 * n for n in range(60))
 
-    def send(do: str, mark: str = "", **headers: str) -> http.client.HTTPConnection:
-        connection = connect(running.url)
-        connection.request("GET", f"/{name}?do={do}&mark={mark}", headers=headers)
-        return connection
-
-    return send
+    one.run(ask())
 
 
-@pytest.mark.usefixtures("chain")
-def test_the_request_id_and_the_deadline_travel_along(ask: Ask) -> None:
-    headers = {"X-Request-ID": "abc", "X-Request-Timeout-Seconds": "7"}
-    got = answer(ask("timing", **headers))
-    assert got.status == 200
-    request_id, remaining_s = got.json
-    assert request_id == "abc"
-    assert 1 < remaining_s < 7
-    assert answer(ask("timing")).json[1] is None
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("chain")
-@pytest.mark.parametrize("do", ["wait", "block", "wait_in_a_thread", "wait_for_none", "clean_up"])
-def test_a_client_that_leaves_cancels_every_call_made_for_it(
-    ask: Ask, running: RunningSystem, name: str, do: str, tmp_path: Path
+@pytest.mark.parametrize("method", ["catches", "catches_in_a_thread"])
+def test_an_exception_of_the_users_is_raised_where_it_was_called(
+    one: OneProcess, method: str
 ) -> None:
-    connection = ask(do, "a")
-    marks = ["a0", "a1", "a2"] if do == "wait_for_none" else ["a"]
-    for mark in marks:
-        wait_until((tmp_path / f"{mark} began").exists, 5, "the leaf has begun")
-    wait_until(lambda: ongoing(running, name) == 2 + len(marks), 5, "each call has a slot")
-    connection.close()
-    for mark in marks:
-        wait_until((tmp_path / f"{mark} cancelled").exists, 5, "the leaf is cancelled")
-    if do == "block":
-        wait_until(lambda: ongoing(running, name) == 1, 5, "the others' slots are free")
-        assert ongoing(running, name, anew=True) == 1, "sync code has its slot until it returns"
-        (tmp_path / "gate").touch()
-    if do == "clean_up":
-        wait_until((tmp_path / "cleaned up").exists, 5, "async code may still call")
-    wait_until(lambda: ongoing(running, name) == 0, 5, "all slots are free")
-    assert not (tmp_path / "never").exists()
+    async def ask() -> None:
+        path, size, notes = await call(one, method)
+        assert (path, size) == ("/weights", 42)
+        assert 'raise LostWeightsError("/weights", 42)' in notes
+
+    one.run(ask())
 
 
-@pytest.mark.usefixtures("chain")
-def test_what_goes_on_in_the_background_has_no_deadline(ask: Ask, tmp_path: Path) -> None:
-    assert answer(ask("afterwards", "a", **{"X-Request-Timeout-Seconds": "2"})).status == 200
-    wait_until((tmp_path / "a None").exists, 5, "it calls after the deadline of its query")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("chain")
-def test_a_batch_lasts_as_long_as_one_of_its_items_is_wanted(
-    ask: Ask, running: RunningSystem, name: str, tmp_path: Path
+def test_the_request_id_and_the_deadline_travel_along_and_not_to_what_goes_on_afterwards(
+    one: OneProcess,
 ) -> None:
-    first = ask("batched", "a", **{"X-Request-Timeout-Seconds": "30"})
-    wait_until(lambda: ongoing(running, name) == 2, 5, "the first waits in the middle")
-    second = ask("batched", "b", **{"X-Request-Timeout-Seconds": "2"})
-    wait_until((tmp_path / "batch began").exists, 5, "both make a batch")
-    assert answer(second).status == 408
-    assert not (tmp_path / "batch cancelled").exists()
-    first.close()
-    wait_until((tmp_path / "batch cancelled").exists, 5, "nobody wants it any more")
+    async def ask() -> None:
+        asked = {"request_id": "abc", "timeout_s": 0.5, **python_call(method="asks_for_timing")}
+        request_id, remaining_s = decode(await one.answer(**asked), "it").value
+        assert request_id == "abc"
+        assert 0 < remaining_s < 0.5
+        assert (await one.user_code.servable.instance.later)[1] is None
+        assert (await call(one, "asks_for_timing"))[1] is None
+
+    one.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("method", "calls"),
+    [
+        ("awaits", 1),
+        ("awaits_a_thread", 1),
+        ("waits_in_a_thread", 1),
+        ("awaits_none", 3),
+        ("cleans_up", 1),
+    ],
+)
+def test_every_call_made_for_a_call_is_cancelled_with_it(
+    one: OneProcess, method: str, calls: int
+) -> None:
+    node = one.user_code.servable.instance
+
+    async def ask() -> None:
+        response = call(one, method)
+        await until(lambda: node.notes == ["began"] * calls)
+        assert one.queries.running == 1 + calls
+        response.cancel()
+        await until(lambda: node.notes.count("cancelled") == calls)
+        if method == "awaits_a_thread":
+            await until(lambda: one.queries.running == 1)
+            await asyncio.sleep(0.02)
+            assert one.queries.running == 1, "sync code has its slot until it returns"
+            node.gate.set()
+        await until(lambda: one.queries.running == 0)
+        others = {*node.notes} - {"began", "cancelled"}
+        assert others == ({"cleaned up"} if method == "cleans_up" else set())
+
+    one.run(ask())
 
 
 @serve.deployment(max_constructor_retry_count=1)
 class Finds:
     """Asks for another deployment by name, in its constructor."""
 
-    def __init__(self, others: Any, name: str) -> None:
-        self.others = others
-        self.handle = serve.get_deployment_handle(name)
+    def __init__(self, name: str) -> None:
+        serve.get_deployment_handle(name)
 
-    async def __call__(self) -> int:
-        return int(await self.handle.double.remote(4))
+    def __call__(self) -> None: ...
 
 
-def test_a_deployment_that_is_not_there_fails_the_deploy_with_its_name(
-    deployed: Callable[..., Any], name: str, tmp_path: Path
+def test_a_deployment_that_is_not_there_fails_the_deploy_and_a_call_with_its_name(
+    running: RunningSystem, deployed: Callable[..., Any], name: str
 ) -> None:
-    leaf = serve.deployment(Leaf).bind(str(tmp_path))
-    with pytest.raises(UnknownNameError, match="is named 'Leef'; there are: Finds, Leaf"):
-        deployed(Finds.bind(leaf, "Leef"))
-    with pytest.raises(InvalidRequestError, match="has no deployment 'Leef'; it has: Finds"):
-        deployed(Finds.bind(DeploymentHandle("Leef", name), "Finds"))
+    with pytest.raises(UnknownNameError, match="is named 'Leef'; there are: Finds"):
+        deployed(Finds.bind("Leef"))
     with pytest.raises(UnknownNameError, match="no application is named 'elsewhere'"):
-        deployed(Finds.bind(DeploymentHandle("Leaf", "elsewhere"), "Finds"))
-    with pytest.raises(UnknownNameError, match="no endpoint is named 'nowhere'"):
-        deployed(Finds.bind(DeploymentHandle("nowhere", None), "Finds"))
-
-
-class Broken:
-    def __init__(self) -> None:
-        raise OSError("broken on purpose")
-
-    def __call__(self) -> str:
-        return "never"
-
-
-def test_a_call_of_what_is_gone_or_cannot_start_says_so_at_once(
-    running: RunningSystem, deployed: Callable[..., Any], name: str, tmp_path: Path
-) -> None:
+        deployed(Finds.bind(DeploymentHandle("Leaf", "elsewhere")))
     never = DeploymentHandle("Leaf", name, client=running.connection.queries)
-    for handle in (never, never.options(stream=True)):
-        response = handle.timing.remote()
+    for response in (never.remote(), never.options(stream=True).remote()):
         with pytest.raises(DeploymentUnavailableError, match=f"no endpoint is named '{name}#Leaf'"):
-            next(response) if handle is not never else response.result(timeout_s=10)
-    with pytest.raises(OSError, match="broken on purpose"):
-        deployed(serve.deployment(max_constructor_retry_count=1)(Broken).bind())
-    broken = DeploymentHandle("Broken", name, client=running.connection.queries)
-    with pytest.raises(DeploymentUnavailableError, match="is unavailable: it could not be started"):
-        broken.remote().result(timeout_s=10)
-    deployed(graph(tmp_path))
-    assert never.double.remote(2).result(timeout_s=10) == 4
+            response.result(10) if hasattr(response, "result") else next(response)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import pickle
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
-from starlette.requests import Request
 
-from greenroom import serve
 from greenroom.actors.messages import queries as m
 from greenroom.actors.messages.queries import (
     LARGE,
@@ -25,10 +21,8 @@ from greenroom.actors.messages.queries import (
     put_together,
 )
 from greenroom.actors.transport.envelopes import decode, encode
-from tests.actors.noting import DEADLINE_S
 from tests.actors.one_process import OneProcess
-from tests.support.queries import python_call, query
-from tests.support.systems import RunningSystem
+from tests.support.queries import python_call
 
 BODY = bytes(range(251)) * (5 * PART // 251)
 
@@ -103,18 +97,11 @@ def ask(world: OneProcess, *sizes: int) -> list[tuple[int, Any]]:
     """Ask for values of these sizes at once; return number and answer, in order of arrival."""
     answers: list[tuple[int, Any]] = []
 
+    async def one(number: int, size: int) -> None:
+        answers.append((number, await world.answer(**python_call(size))))
+
     async def run() -> None:
-        done = asyncio.Event()
-        for number, size in enumerate(sizes):
-
-            def answered(answer: Any, number: int = number) -> None:
-                answers.append((number, answer))
-                if len(answers) == len(sizes):
-                    done.set()
-
-            asked = query(world.caller.next_id(), **python_call(size))
-            world.caller.submit(asked, answered)
-        await done.wait()
+        await asyncio.gather(*(one(number, size) for number, size in enumerate(sizes)))
 
     world.run(run())
     return answers
@@ -135,25 +122,3 @@ def test_nothing_is_left_of_them(world: OneProcess, is_leased: bool) -> None:
     ask(world, 10 * PART, LARGE, LARGE - 1)
     assert world.caller.is_idle
     assert world.queries.undelivered == 0
-
-
-# --- Over HTTP ------------------------------------------------------------------------------------
-
-
-@serve.deployment
-def large(request: Request) -> bytes:
-    size = int(request.query_params["size"])
-    return (BODY * (size // len(BODY) + 1))[:size]
-
-
-def test_answers_of_every_size_arrive_whole_on_one_connection(
-    deployed_once: Callable[..., str], running: RunningSystem
-) -> None:
-    path, port = deployed_once(large.bind()), running.settings.http.port
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)) as connection:
-        for size in (0, LARGE - 1, LARGE, PART, PART + 1, 40 * PART):
-            connection.request("GET", f"{path}?size={size}")
-            response = connection.getresponse()
-            body = response.read()
-            assert (response.status, response.headers["content-length"]) == (200, str(size))
-            assert body == (BODY * (size // len(BODY) + 1))[:size]

@@ -22,7 +22,6 @@ from greenroom.core.routing.tickets import BODY
 from greenroom.serve.decorators.continuous import Stream as LiveStream
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess
-from tests.support.queries import query
 
 KINDS = (LiveStream, PendingQuery, Query, Run, Stream, asyncio.Task)
 CALLS = 20
@@ -102,15 +101,8 @@ def test_a_query_that_its_body_followed_holds_no_upload_when_it_is_over(one: One
         upload.end(b"body")
 
     async def ask() -> None:
-        answered = one.loop.create_future()
-        asked = query(
-            one.caller.next_id(),
-            http_method="POST",
-            call=packed(tuple(call)),
-            follows=BODY,
-        )
-        one.caller.submit(asked, answered.set_result, send)
-        answer = await answered
+        settings = {"http_method": "POST", "call": packed(tuple(call)), "follows": BODY}
+        answer = await one.answer(send, **settings)
         assert isinstance(answer, HttpAnswer), answer
         assert answer.body == b"4"
         await asyncio.sleep(0.05)  # what it has set off

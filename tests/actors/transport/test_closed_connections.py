@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 
 import pytest
 
 from greenroom import serve
 from greenroom.actors.caller.connection import Connection
-from greenroom.serve.exceptions import GreenroomError, ReplicaUnavailableError
+from greenroom.serve.exceptions import GreenroomError, NotRunningError, ReplicaUnavailableError
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.conftest import deploy
 from tests.support.systems import RunningSystem, wait_until
@@ -64,6 +65,17 @@ def test_a_handle_of_a_closed_connection_says_so(running: RunningSystem, handle_
     connection.close()
     with pytest.raises(GreenroomError, match="closed"):
         handle.remote(0)
+
+
+def test_a_closed_client_says_so_at_once(running: RunningSystem) -> None:
+    client = serve.Client.connect(f"127.0.0.1:{running.settings.admin_port}")
+    client.close()
+    client.close()
+    for use in (client.list_backends, client.status, lambda: client.get_handle("a")):
+        began_at = time.monotonic()
+        with pytest.raises(NotRunningError, match=r"connection .* was closed; open another"):
+            use()
+        assert time.monotonic() - began_at < 1
 
 
 def test_a_handle_in_a_forked_process_says_so(running: RunningSystem, handle_of) -> None:
