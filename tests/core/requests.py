@@ -32,10 +32,8 @@ def delete(tag: str, *, force: bool = False) -> Request:
     return do(ops.DeleteBackend, tag=tag, force=force)
 
 
-def endpoint(
-    name: str, backend: str, route: str | None = None, methods: tuple[str, ...] = ("GET",)
-) -> Request:
-    return do(ops.CreateEndpoint, name=name, backend=backend, route=route, methods=methods)
+def endpoint(name: str, backend: str, route: str | None = None, **more: Any) -> Request:
+    return do(ops.CreateEndpoint, name=name, backend=backend, route=route, **more)
 
 
 def unname(name: str) -> Request:

@@ -17,7 +17,7 @@ from greenroom.serve.exceptions import (
 )
 from greenroom.serve.handle import DeploymentHandle, decode
 from tests.actors.one_process import OneProcess
-from tests.support.queries import python_call
+from tests.support.queries import python_call, query
 from tests.support.systems import RunningSystem
 from tests.support.timing import until
 
@@ -113,6 +113,12 @@ class Node:
         await asyncio.sleep(60)
         assert waits
 
+    @serve.batch(max_batch_size=2, batch_wait_timeout_s=10)
+    async def batched(self, items: list[int]) -> list[int]:
+        _, self.batchs_s = await self.itself.timing.remote()
+        await self.itself.wait.remote()
+        return items
+
     async def cleans_up(self) -> None:
         try:
             await self.itself.wait.remote()
@@ -193,6 +199,21 @@ def test_every_call_made_for_a_call_is_cancelled_with_it(
         await until(lambda: one.queries.running == 0)
         others = {*node.notes} - {"began", "cancelled"}
         assert others == ({"cleaned up"} if method == "cleans_up" else set())
+
+    one.run(ask())
+
+
+def test_what_a_batch_calls_lasts_as_long_as_one_of_its_items_is_wanted(one: OneProcess) -> None:
+    node = one.user_code.servable.instance
+
+    async def ask() -> None:
+        number, item = one.caller.next_id(), python_call(1, method="batched")
+        one.caller.submit(query(number, timeout_s=30.0, **item), lambda _answer: None)
+        assert (await one.answer(timeout_s=0.3, **item)).kind == "QueryTimeoutError"
+        assert node.batchs_s > 1
+        assert node.notes == ["began"]
+        one.caller.cancel(number)
+        await until(lambda: node.notes == ["began", "cancelled"])
 
     one.run(ask())
 

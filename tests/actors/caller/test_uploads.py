@@ -22,6 +22,7 @@ from greenroom.actors.caller.uploads import KEPT
 from greenroom.http_front.bodies import WHOLE
 from tests.actors.noting import DEADLINE_S, Noting
 from tests.support.asking import answer as answer_of, connect as connect_to
+from tests.support.metrics import ongoing
 from tests.support.systems import RunningSystem, running_system, wait_until
 
 LARGE = 5 * WHOLE
@@ -129,11 +130,6 @@ def chunk(content: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(content), content)
 
 
-def ongoing(running: RunningSystem, application: str) -> int:
-    deployments = running.status()["applications"][application]["deployments"].values()
-    return sum(replica["ongoing"] for each in deployments for replica in each["replicas"])
-
-
 # --- what arrives -----------------------------------------------------------------------------
 
 
@@ -148,20 +144,6 @@ def test_bodies_of_every_size_arrive_as_they_were_sent(
         status, got = answer(connection)
         assert status == 200
         assert hashlib.sha256(body).hexdigest().encode() in got, size
-
-
-def test_a_file_of_a_form_arrives(path: str, connect: Connect) -> None:
-    content = os.urandom(LARGE)
-    head = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f.bin"\r\n\r\n'
-    connection = connect()
-    connection.request(
-        "POST",
-        f"{path}/file",
-        head + content + b"\r\n--b--\r\n",
-        {"Content-Type": "multipart/form-data; boundary=b"},
-    )
-    digest = hashlib.sha256(content).hexdigest()
-    assert answer(connection) == (200, b'{"name":"f.bin","sha256":"%s"}' % digest.encode())
 
 
 def test_parts_arrive_while_later_ones_are_not_sent_yet(path: str, connect: Connect) -> None:

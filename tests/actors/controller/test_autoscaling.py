@@ -84,39 +84,6 @@ def test_up_down_to_zero_and_from_zero_without_a_failed_request(own_system: Runn
     assert own_system.get()[0] == 200, "though the controller is dead"
 
 
-def test_a_policy_of_ones_own_decides_and_may_fail_without_harm(own_system: RunningSystem) -> None:
-    def by_queries(context: Any) -> Any:
-        if context.total_num_requests > 50:
-            raise RuntimeError("too many for me")
-        wanted = context.aggregated_metrics.get("wanted", {}).values()
-        return max(wanted, default=1) if context.total_num_requests else 1
-
-    scaling = {**QUICK, "min_replicas": 1, "policy": by_queries}
-    deployed = Sleeper.options(autoscaling_config=scaling, health_check_period_s=0.5)
-    own_system.deploy(deployed.bind())
-    with GetLoad(own_system.settings.http.port, connections=4) as load:
-        wait_until(lambda: running_now(own_system) == 2, 20, "the policy's two replicas")
-        (policy,) = [pid for role, pid in own_system.pids() if role == "policy"]
-        os.kill(policy, signal.SIGKILL)
-        wait_until(lambda: backend_of(own_system)["policy_failures"], 20, "the failure is counted")
-        wait_until(
-            lambda: [pid for role, pid in own_system.pids() if role == "policy"], 20, "another"
-        )
-        assert load.stop().failures == []
-    with GetLoad(own_system.settings.http.port, connections=70) as load:
-        error = "the policy failed: RuntimeError: too many for me"
-        backend = wait_until(
-            lambda: error in (found := backend_of(own_system))["decisions"][-1]["why"] and found,
-            20,
-            "its exception is told",
-        )
-        assert backend["decisions"][-1]["outcome"] == "POLICY_FAILED"
-        assert backend["target_replicas"] == 2, "the last target stays"
-        assert load.stop().failures == []
-    shown = own_system.greenroom("status", "--json").stdout
-    assert "gAW" not in shown, "its code is not for reading"
-
-
 def test_a_new_controller_keeps_the_scale_and_ends_the_policies_of_the_old(
     own_system: RunningSystem,
 ) -> None:

@@ -21,15 +21,12 @@ from greenroom.actors.host import launcher as system
 from greenroom.actors.runtime import processes as open_files
 from greenroom.actors.runtime.port import CONTROLLER, PROXY
 from greenroom.actors.runtime.records import RunRecords
-from greenroom.persistence.locations import location_at
 from greenroom.serve.exceptions import StartError
 from tests.actors.by_hand import Hand
-from tests.actors.conftest import deploy
 from tests.support import template
 from tests.support.another_user import NOBODY, another_user
-from tests.support.systems import RunningSystem, running_system, wait_until
-
-NAME = "victim"
+from tests.support.metrics import ongoing
+from tests.support.systems import RunningSystem, wait_until
 
 
 @serve.deployment(max_ongoing_requests=2)
@@ -40,74 +37,42 @@ class Victim:
         return "serves"
 
 
-@pytest.fixture(scope="module")
-def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
-    """A system with one deployment."""
-    state = tmp_path_factory.mktemp("victim")
-    with running_system(state) as running:
-        deploy(running, Victim.bind(), NAME)
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def serves_on(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After every test here, the same processes serve as before."""
-    if "victim" not in request.fixturenames:
-        yield
-        return
-    victim: RunningSystem = request.getfixturevalue("victim")
-    before = sorted(victim.pids())
-    yield
-    assert victim.get() == (200, b"serves")
-    assert victim.status()["applications"][NAME]["status"] == "RUNNING"
-    wait_until(lambda: sorted(victim.pids()) == before, 10, f"the processes of before, {before}")
-
-
 @pytest.fixture
-def stranger(victim: RunningSystem) -> Iterator[Hand]:
-    hand = Hand(victim.settings.admin_port)
-    yield hand
-    hand.close()
+def victim(
+    running: RunningSystem, deployed: Callable[..., Any], name: str
+) -> Iterator[RunningSystem]:
+    """A system with a deployment that serves on after the test, in the same processes."""
+    deployed(Victim.bind())
+    (replica,) = running.replica_pids(name)
+    before = {(role, pid) for role, pid in running.pids() if role != "replica" or pid == replica}
+    yield running
+    assert running.get(f"/{name}") == (200, b"serves")
+    assert running.status()["applications"][name]["status"] == "RUNNING"
+    assert before <= {*running.pids()}
 
 
 NONSENSE = ["a string", 42, None, 1.5, [1], {"a": 1}, ValueError("no"), b"bytes", ("a", 1), object]
 
 
-def tag_of(victim: RunningSystem) -> str:
-    (backend,) = victim.status()["backends"].values()
-    return str(backend["replicas"][0]["tag"])
-
-
-def actors_of(victim: RunningSystem, hand: Hand) -> dict[str, Any]:
-    tag = tag_of(victim)
-    return {
-        "controller": hand.locate(*CONTROLLER),
-        "proxy": hand.locate(*PROXY),
-        "replica": hand.locate(REPLICA, f"replica {tag}"),
-    }
-
-
-def test_messages_of_no_known_kind_are_ignored(victim: RunningSystem, stranger: Hand) -> None:
-    for address in actors_of(victim, stranger).values():
-        process, _ = stranger.identify(address)
+def test_messages_of_no_known_kind_are_ignored(
+    victim: RunningSystem, hand: Hand, name: str
+) -> None:
+    ((replica,),) = [
+        each["replicas"] for tag, each in victim.status()["backends"].items() if name in tag
+    ]
+    for actor in (CONTROLLER, PROXY, (REPLICA, f"replica {replica['tag']}")):
+        address = hand.locate(*actor)
+        process, _ = hand.identify(address)
         for message in NONSENSE:
-            stranger.send(address, message)
-        assert stranger.identify(address)[0] == process
+            hand.send(address, message)
+        assert hand.identify(address)[0] == process
 
 
-def test_clients_that_leave_at_once_leave_nothing_behind(victim: RunningSystem) -> None:
+def test_clients_that_leave_at_once_leave_nothing_behind(victim: RunningSystem, name: str) -> None:
     for _ in range(50):
         with socket.create_connection(("127.0.0.1", victim.settings.http.port)) as client:
-            client.sendall(b"GET /?nap=1 HTTP/1.1\r\nHost: x\r\n\r\n")
-    wait_until(
-        lambda: all(
-            replica["ongoing"] == 0
-            for backend in victim.status()["backends"].values()
-            for replica in backend["replicas"]
-        ),
-        5,
-        "no request is left",
-    )
+            client.sendall(f"GET /{name}?nap=1 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    wait_until(lambda: ongoing(victim, name, anew=True) == 0, 5, "no request is left")
 
 
 # --- Starts that cannot succeed -----------------------------------------------------------------
@@ -125,39 +90,28 @@ def failed_start(running: RunningSystem) -> str:
 
 
 def test_an_http_port_in_use_names_the_process_that_has_it(
-    victim: RunningSystem, tmp_path: Path
+    running: RunningSystem, tmp_path: Path
 ) -> None:
-    port = victim.settings.http.port
-    running = RunningSystem(tmp_path / "state", GREENROOM_HTTP_PORT=str(port))
-    text = failed_start(running)
+    port = running.settings.http.port
+    text = failed_start(RunningSystem(tmp_path / "state", GREENROOM_HTTP_PORT=str(port)))
     assert f"HTTP port {port}" in text
-    assert any(f"in use by pid {pid} (" in text for _, pid in victim.pids())
+    assert any(f"in use by pid {pid} (" in text for _, pid in running.pids())
     assert "--http-port" in text
 
 
 def test_an_admin_port_in_use_names_the_process_that_has_it(
-    victim: RunningSystem, tmp_path: Path
+    running: RunningSystem, tmp_path: Path
 ) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        running = RunningSystem(tmp_path / "state", GREENROOM_ADMIN_PORT=str(port))
-        text = failed_start(running)
+        text = failed_start(RunningSystem(tmp_path / "state", GREENROOM_ADMIN_PORT=str(port)))
     assert f"admin port {port} is in use by pid {os.getpid()} " in text
     assert "--admin-port" in text
-    port = victim.settings.admin_port
+    port = running.settings.admin_port
     text = failed_start(RunningSystem(tmp_path / "other", GREENROOM_ADMIN_PORT=str(port)))
     assert re.search(rf"admin port {port} is in use by pid \d+ .*Admin", text)
-
-
-def test_a_state_whose_last_writer_is_unknown_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    running = RunningSystem(tmp_path / "state")
-    location_at(running.settings.store_name).open().close()
-    for name in ("epoch", "epoch.copy"):
-        (running.settings.store_dir / "controller" / name).write_bytes(b"broken")
-    text = failed_start(running)
-    assert "so the next epoch is unknown. Make sure that no other writer runs, then remove" in text
 
 
 def test_a_state_dir_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
@@ -272,15 +226,3 @@ def as_nobody(action: Callable[[], Any]) -> str:
         text = reader.read()
     os.waitpid(pid, 0)
     return text
-
-
-@pytest.mark.slow
-def test_a_middleware_that_cannot_be_imported_is_an_error_of_the_start(tmp_path: Path) -> None:
-    middlewares = {"GREENROOM_HTTP_MIDDLEWARES": "nowhere.to_be:Found"}
-    running = RunningSystem(tmp_path / "state", **middlewares)
-    done = running.greenroom("start")
-    assert done.returncode == 1
-    message = "the middleware 'nowhere.to_be:Found' cannot be imported: ModuleNotFoundError: "
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert running.pids() == []

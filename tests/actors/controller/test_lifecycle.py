@@ -23,7 +23,7 @@ from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.errors import StartError
 from greenroom.core.formats import FORMAT, OLDEST
 from greenroom.persistence.filesystem import FileLocation
-from greenroom.serve.exceptions import NotRunningError, UnknownNameError
+from greenroom.serve.exceptions import UnknownNameError
 from tests.actors.conftest import deploy
 from tests.support.systems import RunningSystem, alive, patched_environ, running_system, wait_until
 
@@ -145,15 +145,6 @@ def processes_with_files_in(folder: Path) -> set[int]:
             if folder in Path(os.readlink(path)).parents:
                 found.add(int(path.parts[2]))
     return found
-
-
-def test_that_nothing_runs_is_said_at_once(tmp_path: Path) -> None:
-    running = RunningSystem(tmp_path / "state")
-    assert not system.stop(running.settings)
-    begun = time.monotonic()
-    with pytest.raises(NotRunningError, match="greenroom start"):
-        running.connection  # noqa: B018
-    assert time.monotonic() - begun < 3
 
 
 def test_shutdown_forgets_the_state(tmp_path: Path) -> None:

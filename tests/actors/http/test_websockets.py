@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
-from starlette.applications import Starlette
 from starlette.responses import JSONResponse
-from starlette.routing import WebSocketRoute
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -181,23 +179,6 @@ async def test_a_route_sees_its_class_and_all_of_the_opening(talk: str) -> None:
         )
 
 
-async def test_an_app_alone_takes_them_too(url: str, deployed: Callable[..., Any]) -> None:
-    def make() -> Starlette:
-        async def shout(websocket: Any) -> None:
-            await websocket.accept()
-            await websocket.send_text((await websocket.receive_text()).upper())
-            await websocket.close()
-
-        return Starlette(routes=[WebSocketRoute("/shout", shout)])
-
-    deployed(serve.deployment(serve.ingress(make)()).bind())
-    async with connect(f"{url}/shout") as client:
-        await client.send("ä")
-        assert await client.recv() == "Ä"
-        assert await end_of(client) == (1000, "")
-    assert (await refusal(f"{url}/else")).status_code == 403, "as Starlette answers an unknown path"
-
-
 async def test_refusals_have_the_status_and_the_body_that_the_app_gives(talk: str) -> None:
     assert (await refusal(f"{talk}/refuse")).status_code == 403
     denied = await refusal(f"{talk}/deny", additional_headers={"X-Request-ID": "mine"})
@@ -238,25 +219,6 @@ async def test_text_and_binary_of_any_size_come_back_whole(talk: str) -> None:
             assert await client.recv() == message
         await client.send(["in ", "three ", "frames"])
         assert await client.recv() == "in three frames"
-
-
-async def test_five_hundred_at_once_each_get_their_own(talk: str) -> None:
-    count = 500
-    opened = 0
-
-    async def one(number: int, all_open: asyncio.Event) -> None:
-        nonlocal opened
-        async with connect(f"{talk}/echo", open_timeout=DEADLINE_S) as client:
-            opened += 1
-            if opened == count:
-                all_open.set()
-            await all_open.wait()
-            for turn in range(3):
-                await client.send(f"{number} {turn}")
-                assert await client.recv() == f"{number} {turn}"
-
-    all_open = asyncio.Event()
-    await asyncio.gather(*(one(number, all_open) for number in range(count)))
 
 
 async def test_an_app_that_does_not_read_holds_its_client_back(

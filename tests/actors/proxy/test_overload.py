@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from greenroom import serve
-from greenroom.serve.exceptions import BackPressureError
 from tests.support.asking import ask
 from tests.support.systems import RunningSystem, wait_until
 
@@ -52,42 +50,6 @@ def napping(
 
 def served(folder: Path, endpoint: str) -> int:
     return sum(path.name.startswith(f"{endpoint} ") for path in folder.iterdir())
-
-
-@pytest.mark.slow
-def test_who_is_turned_away_hears_when_what_waits_will_be_gone(
-    running: RunningSystem,
-    client: serve.Client,
-    napping: Callable[..., None],
-    name: str,
-    tmp_path: Path,
-) -> None:
-    napping(max_ongoing_requests=1, max_queued_requests=40)
-    handle = client.get_handle(name)
-    responses = [handle.remote() for _ in range(60)]
-    outcomes = []
-    for response in responses:
-        try:
-            outcomes.append(response.result(timeout_s=30))
-        except BackPressureError as error:
-            outcomes.append(error)
-    assert sum(outcome == "rested" for outcome in outcomes) >= 41, "the slot, and those that wait"
-    (tmp_path / "stop").touch()
-    before = served(tmp_path, name)
-    responses = [handle.remote()]
-    # Its router, too, knows by now that nobody else has the slot.
-    wait_until(lambda: served(tmp_path, name) > before, 10, "the next one runs")
-    responses += [handle.remote() for _ in range(40)]
-    with pytest.raises(BackPressureError, match="40 queries queued, its limit") as raised:
-        handle.remote().result(timeout_s=10)
-    retry_after_s = raised.value.retry_after_s
-    assert retry_after_s is not None
-    assert 40 * NAP_S < retry_after_s < 60
-    status, headers, _ = ask(f"{running.url}/{name}")
-    assert status == 503
-    assert int(headers["Retry-After"]) >= math.ceil(retry_after_s), "it stands still meanwhile"
-    (tmp_path / "stop").unlink()
-    assert [response.result(timeout_s=30) for response in responses] == ["rested"] * 41
 
 
 def test_a_query_past_its_time_never_reaches_user_code_that_blocks_its_loop(

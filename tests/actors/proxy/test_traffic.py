@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import urllib.request
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,6 @@ import pytest
 from greenroom import serve
 from tests.support.metrics import scraped, total
 from tests.support.systems import RunningSystem, wait_until
-
-KEYS = [f"customer-{i}" for i in range(40)]
-
-
-class Tagged:
-    def __init__(self, tag: str) -> None:
-        self.tag = tag
-
-    def __call__(self) -> str:
-        return self.tag
 
 
 async def echo(request: Any) -> bytes:
@@ -81,18 +70,6 @@ def shop(
 
 
 # --- Traffic --------------------------------------------------------------------------------------
-
-
-def test_a_split_reaches_all_backends_and_a_weight_of_zero_none(shop: Endpoint) -> None:
-    tags = [shop.backend(Tagged, each) for each in ("v1", "v2", "v3")]
-    weights = dict(zip(tags, (0.75, 0.25, 0.0), strict=True))
-    shop.client.set_traffic(shop.name, weights)
-    assert shop.client.list_endpoints()[shop.name]["traffic"] == weights
-    counts = Counter(shop.get() for _ in range(200))
-    assert set(counts) == {b"v1", b"v2"}
-    assert 20 <= counts[b"v2"] <= 80, "five standard deviations"
-    shop.client.set_traffic(shop.name, {tags[2]: 1.0})
-    assert {shop.get() for _ in range(20)} == {b"v3"}, "from the first query on"
 
 
 # --- Shadows --------------------------------------------------------------------------------------

@@ -164,19 +164,6 @@ def test_what_user_code_gives_back_is_rejected_unless_an_answer_has_begun(
     assert failed_answer(replica).kind == "NotBegunError"
 
 
-def test_cancelled_async_code_hears_of_it_and_frees_its_slot(
-    replica_of: MakeReplica, gate: Path
-) -> None:
-    replica = replica_of(Gate, str(gate), max_ongoing_requests=1)
-    calls = replica.calls(1, method="coroutine")
-    replica.run(calls)
-    wait_until(inside(gate, 1), 5, "the call inside")
-    replica.run(cancelled=[calls[0].ticket])
-    assert replica.outcomes(calls) == {calls[0].ticket: 499}
-    assert (gate / "cancelled").exists()
-    assert replica.check(1)[0].ongoing == 0
-
-
 def test_arguments_of_a_module_that_the_deployment_lacks_are_refused_by_its_name(
     replica_of: MakeReplica, gate: Path
 ) -> None:

@@ -80,6 +80,9 @@ class Answers:
     def parts(self) -> Iterator[str]:
         yield from ("ä", "", "b")
 
+    def sized_parts(self) -> Any:
+        return StreamingResponse(iter(["ab", "c"]), headers={"content-length": "3"})
+
     def parts_of_bytes(self) -> Iterator[Any]:
         yield from (b"a", bytearray(b"b"), memoryview(b"c"))
 
@@ -113,6 +116,7 @@ WITHOUT_BODY = {"content-type": None, "transfer-encoding": None}
         ("events", 200, {"content-type": "text/event-stream; charset=utf-8"}, EVENTS),
         ("parts", 200, {"content-type": TEXT}, "äb".encode()),
         ("parts_of_bytes", 200, {"content-type": BYTES}, b"abc"),
+        ("sized_parts", 200, {"content-length": "3", "transfer-encoding": None}, b"abc"),
         ("response", 201, {"x-a": "b", "location": "/x"}, b'{"made":true}'),
         ("teapot", 418, {"content-type": TEXT}, b"I am a teapot"),
         ("elsewhere", 307, {"location": "/there?a=b%20c"}, b""),

@@ -11,16 +11,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from starlette.background import BackgroundTask
-from starlette.responses import FileResponse, JSONResponse
+from starlette.responses import JSONResponse
 
 from greenroom import serve
 from tests.support.asking import Get, asking, exchange
 from tests.support.systems import RunningSystem, running_system, wait_until
-
-PART = 100_000
 
 
 class Parts:
@@ -52,16 +49,6 @@ class Parts:
                 time.sleep(0.01)
         finally:
             (self.folder / "closed").touch()
-
-    async def counted(self, count: int) -> AsyncIterator[bytes]:
-        for number in range(count):
-            (self.folder / "made").write_text(str(number + 1))
-            yield bytes([number % 256]) * PART
-
-    def file(self, _count: int) -> FileResponse:
-        path = self.folder / "file.bin"
-        path.write_bytes(os.urandom(300_000))
-        return FileResponse(path)
 
     def nothing(self, _count: int) -> Iterator[str]:
         yield from ()
@@ -104,32 +91,10 @@ def test_sync_generators(get: Get, kind: str, body: bytes) -> None:
     assert get(kind).read() == body
 
 
-def test_a_file_keeps_its_length(get: Get, tmp_path: Path) -> None:
-    response = get("file")
-    assert response.headers["content-length"] == "300000"
-    assert response.read() == (tmp_path / "file.bin").read_bytes()
-
-
 def test_head_gets_no_parts_and_ends_the_generator(get: Get, tmp_path: Path) -> None:
     response = get("gated", method="HEAD")
     assert (response.status, response.read()) == (200, b"")
     wait_until((tmp_path / "closed").exists, 5, "the generator is closed")
-
-
-def test_a_slow_client_slows_the_generator_and_costs_no_memory(get: Get, tmp_path: Path) -> None:
-    count = 600
-    pid = int(get("pid").read())
-    response = get("counted", count)
-    first = response.read(PART)
-    made = tmp_path / "made"
-    before = -1
-    while before != (before := int(made.read_text() or 0)):  # until it stands still
-        time.sleep(0.3)
-    assert before < count // 2, "it waits for its client"
-    resident = psutil.Process(pid).memory_info().rss
-    rest = response.read()
-    assert first + rest == b"".join(bytes([number % 256]) * PART for number in range(count))
-    assert psutil.Process(pid).memory_info().rss - resident < 30_000_000
 
 
 def test_a_client_that_leaves_ends_the_generator_and_frees_the_slot(

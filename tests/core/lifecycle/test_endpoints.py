@@ -201,6 +201,13 @@ def test_the_same_endpoint_again_is_a_no_op_also_when_its_traffic_has_moved(worl
     assert world.cluster.state.endpoints["e"] == before
 
 
+def test_what_endpoint_and_backend_say_of_retries_reaches_proxies(world: World) -> None:
+    world.complete(ask.create("never", retryable=False))
+    world.complete(ask.endpoint("again", "never", retryable=True))
+    assert world.table("endpoint/again").retryable is True
+    assert world.table("backend/never").retryable is False
+
+
 def test_the_order_of_methods_makes_no_other_endpoint(world: World) -> None:
     world.complete(ask.endpoint("both", "v1", methods=("GET", "POST")))
     made(world.cluster, ask.endpoint("both", "v1", methods=("POST", "get")))
