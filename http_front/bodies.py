@@ -230,6 +230,7 @@ def _too_large(size: str, limit: int) -> str:
 # say where the body ends, reports trailers as headers, and bounds neither trailers nor chunk
 # extensions. Here both are dropped, and have a bound.
 
+MOST_CHUNKS = 1000  # that are read at once: of a byte each, that takes some milliseconds
 MAX_CHUNK_LINE_BYTES = 1024  # the size, of 16 digits at most, and its extensions
 
 _chunk_line = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t\x20-\x7e\x80-\xff]*)?").fullmatch
@@ -259,10 +260,10 @@ class ChunkedBody:
     def take(self, data: bytes, onto: list[bytes]) -> int:
         """Append the body's bytes to a list; return how many bytes of ``data`` were taken.
 
-        Raises RefusedRequestError.
+        That is all, but for what follows MOST_CHUNKS. Raises RefusedRequestError.
         """
         at, size = 0, len(data)
-        while at < size and self._state != _DONE:
+        while at < size and self._state != _DONE and len(onto) < MOST_CHUNKS:
             if self._state == _DATA:
                 piece = data[at : at + self._rest]
                 onto.append(piece)

@@ -55,6 +55,8 @@ class ClientConnection(asyncio.Protocol):
         self.opening: asyncio.Future[Any] | None = None  # until it is open: TLS takes a while
         self._is_closing = False  # what comes is not for us any more
         self._is_paused = False
+        self._ahead = b""  # what came and is not read yet
+        self._is_due = False  # it is read in the loop's next pass
         self._writable: asyncio.Event | None = None  # while nothing can be written
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -73,7 +75,7 @@ class ClientConnection(asyncio.Protocol):
         if self._writable is not None:
             self._writable.set()
             self._writable = None
-            self._go_on()
+            self.go_on()
 
     async def drained(self) -> None:
         """Return when something can be written, or the client is gone."""
@@ -82,7 +84,7 @@ class ClientConnection(asyncio.Protocol):
 
     def throttle(self) -> None:
         """Read, or read no more, as what is here demands."""
-        pause = not self._is_closing and self._must_wait
+        pause = not self._is_closing and (bool(self._ahead) or self._must_wait)
         if pause is self._is_paused or self.transport.is_closing():
             return
         self._is_paused = pause
@@ -127,6 +129,34 @@ class ClientConnection(asyncio.Protocol):
         """
         raise NotImplementedError
 
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        self._ahead += data
+        if not self._is_due:
+            self._take_turn()
+
+    def go_on(self) -> None:
+        """Read on, if nothing holds that up, after all other connections have had their turn."""
+        if self._ahead and not self._is_due and self._may_read:
+            self._is_due = True
+            self.shared.loop.call_soon(self._take_turn)
+        self.throttle()
+
+    def _take_turn(self) -> None:
+        self._is_due = False
+        if self._ahead and self._may_read:
+            self._read()
+        self.go_on()
+
+    def _read(self) -> None:
+        """Read of what is here as much as others can wait for."""
+        raise NotImplementedError
+
+    @property
+    def _may_read(self) -> bool:
+        """Whether what is here is next; also where it is dropped."""
+        raise NotImplementedError
+
     @property
     def _must_wait(self) -> bool:
         """Whether nothing is to be read now."""
@@ -134,10 +164,6 @@ class ClientConnection(asyncio.Protocol):
 
     def _throttled(self) -> None:
         """Record that reading was paused, or goes on."""
-
-    def _go_on(self) -> None:
-        """Go on, now that something can be written."""
-        self.throttle()
 
 
 class Connections:

@@ -123,7 +123,7 @@ class Cycle:
                 if body is not None:
                     body.held = b""
                 self._has_given_all = not more
-                self._protocol.throttle()
+                self._protocol.go_on()
                 return {"type": "http.request", "body": bytes(held), "more_body": more}
             if body is not None and body.is_late:
                 raise BodyIncompleteError("the request body came too slowly")
@@ -304,12 +304,10 @@ class FrontProtocol(ClientConnection):
         self._was_served = False
         self._cycle: Cycle | None = None  # until its body is read and its response is sent
         self._is_begun = False  # an app or the short way answers it
-        self._is_reading = False  # and so the next request's turn comes by itself
         self._server: tuple[str, int] | None = None
         self._scheme = "http"
         self._heads = HeadReader(shared.options)
         self._head_begun_at: float | None = None  # while a head is not here in full
-        self._ahead = b""  # bytes behind the request that is being answered
 
     # --- The connection -------------------------------------------------------------------------
 
@@ -391,44 +389,24 @@ class FrontProtocol(ClientConnection):
 
     @property
     def _must_wait(self) -> bool:
-        if self._ahead:
-            return True
         if self._cycle is not None and (body := self._cycle.coming) is not None:
             return len(body.held) > AHEAD
         return self._writable is not None
 
     # --- Reading --------------------------------------------------------------------------------
 
-    def data_received(self, data: bytes) -> None:
-        """See asyncio."""
-        if not self._is_closing:
-            self._read(self._ahead + data if self._ahead else data)
-
-    def _read(self, data: bytes) -> None:
-        """Read requests, and have them answered, for as long as responses come at once."""
-        self._is_reading = True
-        try:
-            while True:
-                self._ahead = data = self._take(data)
-                # A request is begun when all of it is read that is here.
-                self._begin()
-                if not data or self._is_answering or self._writable is not None:
-                    break
-        finally:
-            self._is_reading = False
+    def _read(self) -> None:
+        """Read one request, or many chunks of its body."""
+        self._ahead = self._take(self._ahead)
+        # A request is begun when all of it is read that is here.
+        self._begin()
         if self._is_closing:
             self._ahead = b""
-        self.throttle()
 
-    def _go_on(self) -> None:
-        """Go on with what came ahead, now that its turn has come."""
-        if self._is_closing or self._is_reading:
-            return
-        if self._ahead and not self._is_answering:
-            data, self._ahead = self._ahead, b""
-            self._read(data)
-        elif self._is_paused:
-            self.throttle()
+    @property
+    def _may_read(self) -> bool:
+        is_next = self._cycle is None or self._cycle.coming is not None
+        return self._is_closing or (is_next and not self._must_wait)
 
     def _take(self, data: bytes) -> bytes:
         """Take up to the end of one request; return what lies behind it."""
@@ -444,6 +422,8 @@ class FrontProtocol(ClientConnection):
                         self._head_begun_at = self.shared.loop.time()
                 elif (body := self._cycle.coming) is not None:
                     data = self._take_body(self._cycle, body, data)
+                    if not body.is_complete:
+                        return data
                 else:
                     return data
         except RefusedRequestError as refusal:
@@ -539,7 +519,8 @@ class FrontProtocol(ClientConnection):
             return
         if cycle.coming is None:
             self._cycle = None
-        self._go_on()
+        if self._ahead or self._is_paused:
+            self.go_on()
 
     def cut(self, cycle: Cycle) -> None:
         """End the connection: a response was not given, or not to its end."""

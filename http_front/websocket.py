@@ -73,6 +73,7 @@ OPENING_TIMEOUT_S = 60.0  # where requests have no limit
 PING_S = 20.0  # in which a client has to be heard of, too
 CLOSE_S = 5.0
 MESSAGE_TIMEOUT_S = 30.0  # that a message may lag behind MIN_RATE
+TURN = 16 * 1024  # bytes that are read at once: of empty messages, that takes some 30 ms
 UNCOUNTED_BYTES = 64 * 1024  # of messages that wait, which cost no more than a connection does
 POLICY_VIOLATION = 1008
 TRY_AGAIN_LATER = 1013
@@ -284,7 +285,7 @@ class FrontSocket(ClientConnection):
         """See asyncio; the app hears of it."""
         self.shared.remove(self)
         self.resume_writing()
-        self._message = None
+        self._message, self._ahead = None, b""
         self._count()
         self._conn.parser.close()  # it and its owner hold each other, with all that has come, and
         self._conn.parser_exc = None  # so does an error, by its frames: until a full collection
@@ -292,9 +293,14 @@ class FrontSocket(ClientConnection):
         self._queue.put_nowait(disconnect())
 
     def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        self._has_heard = True
+        super().data_received(data)
+
+    def _read(self) -> None:
         """Take frames; the library discards what comes behind a close or an error."""
         conn = self._conn
-        self._has_heard = True
+        data, self._ahead = self._ahead[:TURN], self._ahead[TURN:]
         conn.receive_data(data)
         has_ended = False
         for event in conn.events_received():
@@ -316,11 +322,11 @@ class FrontSocket(ClientConnection):
             now = self.shared.loop.time()
             self._pace.wait(now)
             self._pace.took(len(data), now)
+            if self._must_wait:
+                self._pace.stop(now)
         self._count()
         if self._counted and not self._is_closing and self.shared.lacks_room():
             self._break_off(TRY_AGAIN_LATER, NO_ROOM)
-        else:
-            self.throttle()
 
     # --- The app's side ---------------------------------------------------------------------------
 
@@ -332,7 +338,7 @@ class FrontSocket(ClientConnection):
             self._count()
         event = await self._queue.get()
         self._in_hand = len(event.get("bytes") or event.get("text") or b"")
-        self.throttle()
+        self.go_on()
         return event
 
     async def send(self, event: Event) -> None:
@@ -371,7 +377,7 @@ class FrontSocket(ClientConnection):
 
     def _count(self) -> None:
         """Count what this worker holds of messages in the budget for bodies that wait."""
-        unfinished = len(self._conn.reader.buffer) + len(self._message or b"")
+        unfinished = len(self._ahead) + len(self._conn.reader.buffer) + len(self._message or b"")
         size = 0 if self.transport.is_closing() else self._untaken + unfinished
         counted = size if size > UNCOUNTED_BYTES else 0
         self.shared.waiting_bytes += counted - self._counted
@@ -434,6 +440,10 @@ class FrontSocket(ClientConnection):
             self._pace.stop(now)
         elif self._has_begun_message:
             self._pace.wait(now)
+
+    @property
+    def _may_read(self) -> bool:
+        return self._is_closing or not self._must_wait
 
     # --- Dead and slow clients --------------------------------------------------------------------
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from greenroom.core.config import HTTPOptions
-from greenroom.http_front.bodies import WHOLE, ChunkedBody, RefusedRequestError
+from greenroom.http_front.bodies import MOST_CHUNKS, WHOLE, ChunkedBody, RefusedRequestError
 from greenroom.http_front.connections import Connections
 from greenroom.http_front.protocol import AHEAD, LARGE, MOST_READ, READ
-from tests.http.doubtful import BROKEN
+from tests.http.doubtful import BROKEN, chunked
 from tests.http.wire import Conversation, respond, turn_over
 
 pytestmark = pytest.mark.anyio
@@ -172,6 +172,16 @@ async def test_what_comes_when_it_is_waited_for_is_passed_on_as_it_came():
     await turn_over()
     await server.connection.end()
     assert server.parts == [LARGE] * 4
+
+
+async def test_of_a_great_many_chunks_some_are_read_at_once_and_others_have_their_turn():
+    server = Server()
+    server.connection.say(chunked(b"1\r\nx\r\n" * 5 * MOST_CHUNKS + b"0\r\n\r\n") + NEXT)
+    while "/next" not in server.bodies:
+        await asyncio.sleep(0)
+    await server.connection.end()
+    assert server.bodies["/first"] == b"x" * 5 * MOST_CHUNKS
+    assert max(server.parts) <= MOST_CHUNKS
 
 
 async def test_while_much_of_it_is_not_taken_no_more_is_read():

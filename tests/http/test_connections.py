@@ -19,6 +19,7 @@ from greenroom.http_front import connections as module
 from greenroom.http_front.clients import MAX_HOPS, ClientCounts, TrustedProxies
 from greenroom.http_front.connections import Connections, Listener, Pace, has_left
 from greenroom.http_front.protocol import FrontProtocol
+from greenroom.http_front.request import Reply
 from greenroom.http_front.worker import most_connections
 from tests.http.wire import Conversation, respond, turn_over
 
@@ -220,6 +221,26 @@ def test_a_header_line_without_an_end_is_not_collected(server):
     for _ in range(70):
         server.say(b"a" * 1000)
     assert server.wire.written.startswith(b"HTTP/1.1 431 ")
+
+
+def test_of_many_requests_that_are_refused_at_once_one_is_answered_each_time(server):
+    async def arrive():
+        server.connection.say(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 100)
+        for _ in range(200):
+            answered.append(server.wire.written.count(b"HTTP/1.1 400 "))
+            await asyncio.sleep(0)
+
+    def refuse(cycle, _body):
+        cycle.reply(Reply(400, [(b"content-length", b"0")], b""))
+        return True
+
+    answered = []
+    server.connection.protocol = FrontProtocol(server.connections, refuse)
+    server.connection.protocol.connection_made(server.wire)
+    server.loop.run_until_complete(arrive())
+    assert answered[0] == 1
+    assert answered[-1] == 100
+    assert not server.wire.paused
 
 
 def test_nothing_begins_while_nothing_can_be_written(server):

@@ -521,6 +521,38 @@ async def test_fragments_however_many_are_one_message():
         assert await client.read() == (BYTES, b"a" + b"b" * 10 + b"c")
 
 
+async def test_of_many_empty_messages_nobody_takes_few_are_read_and_the_others_counted():
+    async def silent(_scope, receive, send):
+        await receive()
+        await send({"type": "websocket.accept"})
+        await asyncio.Event().wait()
+
+    connection = Conversation(silent, HTTPOptions())
+    connection.say(REQUEST)
+    await turn_over()
+    connection.say(frame(b"", TEXT_FRAME) * 50_000)
+    await turn_over()
+    assert connection.wire.paused
+    assert 280_000 < connection.connections.waiting_bytes < 300_000
+    for task in connection.connections.tasks:
+        task.cancel()
+    await connection.end()
+    assert connection.connections.waiting_bytes == 0
+
+
+async def test_of_many_pings_some_are_answered_at_once_and_others_have_their_turn():
+    connection = Conversation(echo, HTTPOptions())
+    connection.say(REQUEST)
+    await turn_over()
+    opened = len(connection.wire.written)
+    connection.say(frame(b"", PING) * 5_000)
+    assert len(connection.wire.written) - opened <= 2 * websocket.TURN / 6
+    await turn_over()
+    assert connection.wire.written[opened:] == b"\x8a\0" * 5_000
+    assert not connection.wire.paused
+    await connection.end()
+
+
 @pytest.mark.parametrize(
     ("data", "code"),
     [
