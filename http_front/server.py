@@ -90,7 +90,7 @@ class FrontArbiter(Arbiter):  # type: ignore[misc]  # gunicorn ships no types
 
 def _begin_worker(worker: Any) -> None:
     for listener in worker.sockets:
-        lend(listener.sock)
+        lend(listener.sock, worker.loop)
     show_title(WORKER_ROLE)  # last: it means that the worker is ready
 
 

@@ -62,15 +62,15 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         self._listeners: list[Listener] = []
         self._pages_socket: socket.socket | None = None
         # These are made after the fork, in the order of gunicorn's calls.
-        self._loop: asyncio.AbstractEventLoop
+        self.loop: asyncio.AbstractEventLoop
         self._stopping: asyncio.Event
         self._connections: Connections
 
     def init_process(self) -> None:
         """Begin; returns when the worker ends."""
-        self._loop = new_event_loop()
+        self.loop = new_event_loop()
         self._stopping = asyncio.Event()
-        asyncio.set_event_loop(self._loop)
+        asyncio.set_event_loop(self.loop)
         super().init_process()
 
     @property
@@ -90,7 +90,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
             (signal.SIGUSR1, self.log.reopen_files),
             (signal.SIGWINCH, lambda: None),  # a terminal's, not for us
         ):
-            self._loop.add_signal_handler(number, handler)
+            self.loop.add_signal_handler(number, handler)
 
     def _drain_and_stop(self) -> None:
         self.alive = False
@@ -107,7 +107,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
     def run(self) -> None:
         """Serve until a signal ends it."""
         try:
-            self._loop.run_until_complete(self._serve())
+            self.loop.run_until_complete(self._serve())
         finally:
             self._clean_up()
 
@@ -142,7 +142,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
                 f"the pages under /-/ cannot be served: port {address[1]} on {address[0]} cannot "
                 f"be had: {error.strerror}"
             )
-            self._loop.call_later(BIND_AGAIN_S, self._open_pages, tls)
+            self.loop.call_later(BIND_AGAIN_S, self._open_pages, tls)
             return
         self._pages_socket = listening
         make = partial(FrontProtocol, self._connections, for_pages=True)
@@ -164,7 +164,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         while True:
             await asyncio.sleep(min(TICK_S, *(limit_s / 4 for limit_s in limits_s)))
             self._connections.set_date()
-            self._connections.close_idle(self._loop.time())
+            self._connections.close_idle(self.loop.time())
 
     async def _shut_down(self) -> None:
         """Finish what is in flight, then stop."""
@@ -174,7 +174,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         else:
             front.drain()
         front.conversations.close_all()
-        deadline = self._loop.time() + draining.drain_s(front.settings)
+        deadline = self.loop.time() + draining.drain_s(front.settings)
         await self._drain_while(lambda: front.requests.in_flight > 0, deadline)
         for listener in self._listeners:
             listener.accept_waiting()
@@ -185,9 +185,9 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
 
     async def _drain_while(self, condition: Callable[[], bool], deadline: float) -> None:
         """Close what is idle until the condition is False, it is late or it is to be quick."""
-        while condition() and self._loop.time() < deadline and not self._is_quick:
+        while condition() and self.loop.time() < deadline and not self._is_quick:
             self.notify()
-            self._connections.close_idle(self._loop.time(), FRESH_S)
+            self._connections.close_idle(self.loop.time(), FRESH_S)
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def _hand_over(self) -> None:
@@ -198,19 +198,19 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         self._front.leave()
         for listener in self._listeners:
             listener.close()
-        deadline = self._loop.time() + HAND_OVER_S
-        while self._connections.all and self._loop.time() < deadline:
+        deadline = self.loop.time() + HAND_OVER_S
+        while self._connections.all and self.loop.time() < deadline:
             await asyncio.sleep(DRAIN_POLL_S)
 
     def _clean_up(self) -> None:
         with contextlib.suppress(AttributeError):  # stopped before the app was loaded
             self._front.access_log.flush()  # once more: SIGINT and SIGQUIT skip Front.stop()
-        tasks = asyncio.all_tasks(self._loop)
+        tasks = asyncio.all_tasks(self.loop)
         for task in tasks:
             task.cancel()
         if tasks:
-            self._loop.run_until_complete(asyncio.wait(tasks, timeout=CLEAN_UP_S))
-        self._loop.close()
+            self.loop.run_until_complete(asyncio.wait(tasks, timeout=CLEAN_UP_S))
+        self.loop.close()
         for each in self.sockets:
             each.close()
         if self._pages_socket is not None:

@@ -6,6 +6,7 @@ core/cluster/key_rotation.py has the steps.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from greenroom.actors.messages.control import HoldKeys
 from greenroom.actors.messages.queries import Address
@@ -26,9 +27,10 @@ UNKNOWN = KeyIds("")
 class KeyRotation:
     """The controller's end; its state is its host's files, and what hosts report."""
 
-    def __init__(self, loop: Loop, hosts: Hosts, settings: HostSettings) -> None:
+    def __init__(self, loop: Loop, hosts: Hosts, settings: HostSettings, epoch: int) -> None:
         self._loop = loop
         self._hosts = hosts
+        self._epoch = epoch
         self._path = settings.cluster_key
         self._files: KeyFiles | None = None  # read when there is another host, or a rotation
         self._begun_by = ""  # id of the request
@@ -103,7 +105,8 @@ class KeyRotation:
         files, own = self._opened(), self._opened().ids()
         host = self._hosts.all[name]
         if host is not self._hosts.own and host.said is not None and _held_by(host) != own:
-            self._loop.send(host.at, HoldKeys(keys=own, files=tuple(files())))
+            order = HoldKeys(keys=own, files=tuple(files()), epoch=self._epoch)
+            self._loop.send(host.at, order)
 
 
 def _held_by(host: Host) -> KeyIds:
@@ -113,7 +116,14 @@ def _held_by(host: Host) -> KeyIds:
 class KeyHolder:
     """A host's end, in its host process, on the port's thread."""
 
-    def __init__(self, settings: HostSettings, port: Port, report: Callback) -> None:
+    def __init__(
+        self,
+        settings: HostSettings,
+        port: Port,
+        report: Callback,
+        obeys: Callable[[int, Address], bool],
+    ) -> None:
+        self._obeys = obeys
         self._path = settings.cluster_key
         self._files: KeyFiles | None = None
         self._report = report
@@ -125,9 +135,10 @@ class KeyHolder:
             self._files = KeyFiles(self._path)
         return UNKNOWN if self._files is None else self._files.ids()
 
-    def _hold(self, message: HoldKeys, _controller: Address) -> None:
+    def _hold(self, message: HoldKeys, controller: Address) -> None:
         wanted = KeyIds(*message.keys)
-        if self.ids() == wanted or self._files is None:
+        is_news = self._obeys(message.epoch, controller) and self.ids() != wanted
+        if not is_news or self._files is None:
             return
         try:
             self._files.hold(wanted, message.files)

@@ -53,7 +53,7 @@ class Members:
         self._settings = settings
         self._process = process
         self._port: Port | None = None  # to ask admins and host processes; made at first need
-        self.keys = KeyRotation(loop, cluster.hosts, settings)
+        self.keys = KeyRotation(loop, cluster.hosts, settings, epoch)
         self.processes = HostWatch(loop, cluster.hosts, process, changed)
         cluster.state.gone.host.append(self.processes.forget)
 

@@ -53,7 +53,7 @@ class Membership:
         self._records = records
         self._port = port
         self._describe = describe
-        self._keys = KeyHolder(settings, port, self.report)
+        self._keys = KeyHolder(settings, port, self.report, self.obeys)
         self._constant: dict[str, Any] = {
             "host": settings.host_name,
             "process": port.process,

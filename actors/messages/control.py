@@ -245,6 +245,7 @@ class HoldKeys(Message):
 
     keys: tuple[str, str, str]
     files: tuple[bytes, ...] = field(repr=False)  # the host may lack some
+    epoch: int = 0
 
 
 @message

@@ -32,12 +32,9 @@ _MARKS = "greenroom.actors.runtime.records"
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
-def can_fork(*, besides: str = "") -> bool:
-    """Return whether this process has no other threads, but for those of a name that hold no lock.
-
-    Such as one that waits in the kernel for connections, and logs: logging sees to its locks.
-    """
-    return sum(thread.name != besides for thread in threading.enumerate()) == 1
+def can_fork() -> bool:
+    """Return whether this process has no other threads."""
+    return threading.active_count() == 1
 
 
 @contextlib.contextmanager

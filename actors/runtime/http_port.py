@@ -9,26 +9,26 @@ still wait in the queue are turned away (:func:`turn_away`).
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
 import select
 import socket
-import threading
 import time
 from collections.abc import Iterable
 
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime.processes import describe_process
 from greenroom.actors.runtime.settings import HostSettings
+from greenroom.actors.transport.admission import Admission, listen_here
+from greenroom.actors.transport.descriptors import Shortage
 from greenroom.actors.transport.sockets import credentials_of, local_listener, tcp_listener
 from greenroom.core.errors import StartError
 
 logger = logging.getLogger(__name__)
 
 LEND_TIMEOUT_S = 1.0
-LEND_AGAIN_S = 1.0
-LENDER = "greenroom-lend"  # the thread that lends
 LEAVE_S = 0.5  # how long those who are turned away may take to read why
 UNAVAILABLE = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n"
@@ -37,36 +37,22 @@ UNAVAILABLE = (
 _AT_ONCE = 64 * 1024  # bytes
 
 
-def lend(listener: socket.socket) -> None:
-    """Give this process's listening socket to processes of this user that ask, on a thread."""
+def lend(listener: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+    """Give this listening socket to processes of this user that ask, while the loop runs."""
+
+    def give(borrower: socket.socket) -> None:
+        with borrower:
+            try:
+                socket.send_fds(borrower, [b"."], [listener.fileno()])
+            except OSError as error:  # that one has left
+                logger.warning("the HTTP port was not lent: %s", error)
+
     try:
         asked = local_listener(_lender(os.getpid()))
     except OSError as error:
         logger.warning("the HTTP port could not be lent to a new host process: %s", error)
-        return
-    asked.setblocking(True)
-    arguments = (asked, listener)
-    threading.Thread(target=_lend, args=arguments, name=LENDER, daemon=True).start()
-
-
-def _lend(asked: socket.socket, listener: socket.socket) -> None:
-    reason = ""
-    while True:
-        try:
-            borrower, _ = asked.accept()
-        except OSError as error:  # this process has too many files open
-            if str(error) != reason:
-                logger.warning("the HTTP port is not lent: %s", error)
-            reason = str(error)
-            time.sleep(LEND_AGAIN_S)
-            continue
-        reason = ""
-        with borrower:
-            try:
-                if credentials_of(borrower).is_ours:
-                    socket.send_fds(borrower, [b"."], [listener.fileno()])
-            except OSError as error:  # that one has left
-                logger.warning("the HTTP port was not lent: %s", error)
+    else:
+        listen_here(loop, asked, Admission(loop), give, Shortage())
 
 
 def borrow(workers: Iterable[Process], settings: HostSettings) -> socket.socket | None:

@@ -27,7 +27,7 @@ import re
 import secrets
 import ssl
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -166,14 +166,10 @@ def key_id(text: bytes) -> str:
 def create_key(path: Path, text: bytes) -> bool:
     """Write a cluster file and return True, unless there is one; ClusterKeyError if it cannot."""
     try:
-        temporary = _write_temporary(path, text)
-        try:
+        with _written(path, text) as temporary:
             os.link(temporary, path)  # unlike a rename it does not replace what is there
-        except FileExistsError:
-            return False
-        finally:
-            temporary.unlink()
-        _sync_folder(path.parent)
+    except FileExistsError:
+        return False
     except OSError as error:
         raise ClusterKeyError(f"the cluster file {path} cannot be made: {error.strerror}") from None
     return True
@@ -182,31 +178,32 @@ def create_key(path: Path, text: bytes) -> bool:
 def write_key(path: Path, text: bytes) -> None:
     """Write this to a file, whatever it held; ClusterKeyError when that fails."""
     try:
-        _write_temporary(path, text).replace(path)
-        _sync_folder(path.parent)
+        with _written(path, text) as temporary:
+            temporary.replace(path)
     except OSError as error:
         raise ClusterKeyError(
             f"the cluster file {path} cannot be written: {error.strerror}"
         ) from None
 
 
-def _write_temporary(path: Path, content: bytes) -> Path:
-    """Return a new file in the same folder, private and on the disk."""
+@contextlib.contextmanager
+def _written(path: Path, content: bytes) -> Iterator[Path]:
+    """Give a new file in the same folder, private and on the disk, which is to get a name there."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(fd)
-    return temporary
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(fd)
+        yield temporary
+    finally:  # also where the disk is full, which is tried again and again
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
     finally:
-        os.close(fd)
+        os.close(folder)
 
 
 class Tls(NamedTuple):

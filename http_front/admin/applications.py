@@ -25,7 +25,6 @@ import falcon
 from pydantic import ValidationError
 
 from greenroom.actors.runtime import forking
-from greenroom.actors.runtime.http_port import LENDER
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.errors import GreenroomError, InvalidRequestError, error_from
 from greenroom.core.operations import DeployApplications, DeployFlags, GetStatus
@@ -132,7 +131,7 @@ async def applied(
 
 def _start(fd: int, *, by_fork: bool) -> int:
     output = sys.stderr.fileno()
-    if by_fork and forking.can_fork(besides=LENDER):
+    if by_fork and forking.can_fork():
         main = partial(forking.run, _APPLYING, str(fd))
         return forking.fork(main, output, keep=[fd], is_brief=True)
     child = forking.spawn(_APPLYING, str(fd), output=output, keep=[fd])

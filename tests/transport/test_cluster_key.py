@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -183,6 +184,21 @@ def test_a_key_that_is_missing_or_no_file_is_refused(path: Path) -> None:
         read_key(path)
     with pytest.raises(ClusterKeyError, match="no regular file"):
         read_key(path.parent)
+
+
+def test_a_full_disk_leaves_the_file_and_no_other(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = ensure_key(path)
+
+    def fails(_fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fails)
+    for write in (write_key, create_key):
+        with pytest.raises(ClusterKeyError, match="No space left"):
+            write(path, b"another")
+    assert [each.read_bytes() for each in path.parent.iterdir()] == [key]
 
 
 def test_a_folder_that_cannot_be_written_is_named(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -28,11 +30,12 @@ from tests.support.systems import free_port, wait_until
 
 LENDER = b"\0greenroom-http-%d"
 WORKER = """
-import socket, sys
+import asyncio, socket, sys
 from greenroom.actors.runtime.http_port import lend
-lend(socket.socket(fileno=int(sys.argv[1])))
+loop = asyncio.new_event_loop()
+lend(socket.socket(fileno=int(sys.argv[1])), loop)
 print("lends", flush=True)
-sys.stdin.read()
+loop.run_until_complete(loop.run_in_executor(None, sys.stdin.read))
 """
 
 
@@ -86,29 +89,30 @@ def test_a_name_that_another_process_has_is_not_trusted() -> None:
 def test_a_worker_whose_name_is_taken_serves_all_the_same(
     lent: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with socket.socket(socket.AF_UNIX) as squatter:
+    with socket.socket(socket.AF_UNIX) as squatter, closing(asyncio.new_event_loop()) as loop:
         squatter.bind(LENDER % os.getpid())
-        lend(lent)
+        lend(lent, loop)
     assert "could not be lent" in caplog.text
     assert borrow([this_process()], settings_for(lent.getsockname()[1])) is None
 
 
 WITHOUT_DESCRIPTORS = """
-import logging, os, resource, socket, sys, time
+import asyncio, concurrent.futures.thread, logging, resource, socket, sys
 from greenroom.actors.runtime.http_port import lend
 logging.basicConfig(format="%(message)s")
-lend(socket.socket(fileno=int(sys.argv[1])))
+loop = asyncio.new_event_loop()
+lend(socket.socket(fileno=int(sys.argv[1])), loop)
 before = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
 print("lacks", flush=True)
-sys.stdin.readline()
+loop.run_until_complete(loop.run_in_executor(None, sys.stdin.readline))
 resource.setrlimit(resource.RLIMIT_NOFILE, before)
-sys.stdin.read()
+loop.run_until_complete(loop.run_in_executor(None, sys.stdin.read))
 """
 
 
 @pytest.mark.slow
-def test_a_worker_out_of_descriptors_says_so_once_and_lends_once_it_has_some(
+def test_a_worker_out_of_descriptors_says_so_and_lends_once_it_has_some(
     lent: socket.socket,
 ) -> None:
     port = lent.getsockname()[1]
@@ -125,7 +129,7 @@ def test_a_worker_out_of_descriptors_says_so_once_and_lends_once_it_has_some(
         again = wait_until(lambda: borrow([worker], settings_for(port)), 5, "it lends again")
         again.close()
         child.stdin.close()
-        assert child.stderr.read().count(b"the HTTP port is not lent: [Errno 24]") == 1
+        assert b"cannot accept a connection: [Errno 24]" in child.stderr.read()
 
 
 @pytest.fixture

@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 
 from greenroom.actors.cluster import key_rotation as keys
+from greenroom.actors.cluster.epoch_fence import EpochFence
+from greenroom.actors.messages.control import HoldKeys, Superseded
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.transport import cluster_key as key_files
 from greenroom.actors.transport.cluster_key import ClusterKeyError, KeyFiles, ensure_key
 from greenroom.actors.transport.other_hosts import KEY_CHECK_S
 from greenroom.core.cluster.hosts import HostState
 from greenroom.core.cluster.key_rotation import KeyIds, next_step
+
+EPOCH = 3  # of the controller
 
 
 class Crash(BaseException):
@@ -45,10 +49,11 @@ class Host:
             machine=SimpleNamespace(monotonic=lambda: self.cluster.now),
         )
         if self.name == "a":
-            self.rotation = keys.KeyRotation(loop, self.cluster, self.settings)  # type: ignore[arg-type]
+            self.rotation = keys.KeyRotation(loop, self.cluster, self.settings, EPOCH)  # type: ignore[arg-type]
         else:
             port: Any = SimpleNamespace(on=self.handlers.__setitem__, loop=loop)
-            self.holder = keys.KeyHolder(self.settings, port, self.report)
+            obeys = EpochFence(loop).accepts  # type: ignore[arg-type]
+            self.holder = keys.KeyHolder(self.settings, port, self.report, obeys)
 
     def report(self) -> None:
         self.cluster.all[self.name].said = SimpleNamespace(keys=tuple(KeyFiles(self.path).ids()))
@@ -200,6 +205,17 @@ def test_it_is_done_when_no_connection_of_before_is_open(cluster: Cluster) -> No
         assert rotation.rotated() is None
         cluster.now += KEY_CHECK_S / 2
     assert rotation.rotated() is not None
+
+
+def test_a_controller_that_was_succeeded_turns_no_host_back(cluster: Cluster) -> None:
+    before, ids = cluster.hosts["b"].keys, KeyFiles(cluster.hosts["b"].path).ids()
+    cluster.rotate()
+    after = cluster.hosts["b"].keys
+    cluster.sent.clear()
+    late = HoldKeys(keys=ids, files=tuple(before), epoch=EPOCH - 1)  # it stood still meanwhile
+    cluster.hosts["b"].handlers[HoldKeys](late, "former")
+    assert cluster.hosts["b"].keys == after
+    assert cluster.sent == [Superseded(epoch=EPOCH)]
 
 
 def test_a_lost_host_is_not_waited_for(cluster: Cluster) -> None:
