@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,38 +24,38 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
+def running(tmp_path_factory):
     """One system for the whole tier; at its end nothing of it may be left."""
     with running_system(tmp_path_factory.mktemp("shared")) as system:
         yield system
 
 
 @pytest.fixture(scope="session")
-def client(running: RunningSystem) -> serve.Client:
+def client(running):
     return serve.Client(running.connection, running.settings)
 
 
 @pytest.fixture(scope="session")
-def hand(running: RunningSystem) -> Iterator[Hand]:
+def hand(running):
     hand = Hand(running.settings.admin_port)
     yield hand
     hand.close()
 
 
 @pytest.fixture
-def name() -> str:
+def name():
     """A name that no other test uses; "/" + name is a free route."""
     return f"app{next(_numbers)}"
 
 
 @pytest.fixture
-def noted(tmp_path: Path) -> Callable[..., list[str]]:
+def noted(tmp_path):
     """Wait for notes of :class:`~tests.actors.noting.Noting` in this test's folder."""
     return partial(wait_for_notes, tmp_path)
 
 
 @pytest.fixture
-def own_system(tmp_path: Path) -> Iterator[RunningSystem]:
+def own_system(tmp_path):
     with running_system(tmp_path / "state") as system:
         yield system
 
@@ -70,9 +68,7 @@ def deploy(
 
 
 @pytest.fixture
-def deployed(
-    running: RunningSystem, name: str
-) -> Iterator[Callable[[Application], DeploymentHandle]]:
+def deployed(running, name):
     """Deploy on the shared system under this test's name and route; deleted afterwards."""
 
     def bring_up(application: Application) -> DeploymentHandle:
@@ -83,7 +79,7 @@ def deployed(
 
 
 @pytest.fixture
-def serving(client: serve.Client, name: str) -> Iterator[Callable[..., str]]:
+def serving(client, name):
     """Bring up a backend, NAME:v1 and so on; the first is served at /NAME. Returns its tag."""
     tags: list[str] = []
 
@@ -103,7 +99,7 @@ def serving(client: serve.Client, name: str) -> Iterator[Callable[..., str]]:
 
 
 @pytest.fixture(scope="module")
-def deployed_once(running: RunningSystem) -> Iterator[Callable[[Application], str]]:
+def deployed_once(running):
     """Deploy on the shared system for all of a module's tests; returns the route."""
     name = f"app{next(_numbers)}"
 
@@ -116,7 +112,7 @@ def deployed_once(running: RunningSystem) -> Iterator[Callable[[Application], st
 
 
 @pytest.fixture
-def one_process() -> Iterator[Callable[..., OneProcess]]:
+def one_process():
     """Have processes of each kind in this one, closed at the test's end."""
     with contextlib.ExitStack() as made:
 
@@ -127,7 +123,7 @@ def one_process() -> Iterator[Callable[..., OneProcess]]:
 
 
 @pytest.fixture
-def replica_of(hand: Hand) -> Iterator[Callable[..., Any]]:
+def replica_of(hand):
     """Have replicas by hand, stopped at the test's end."""
     replicas = []
 

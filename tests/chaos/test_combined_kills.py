@@ -48,7 +48,7 @@ Lent = tuple[RunningSystem, dict[str, int]]  # with what each role has, before a
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept[Lent]]:
+def kept(tmp_path_factory):
     """One system for all; its end checks that stopping it leaves nothing."""
 
     @contextlib.contextmanager
@@ -71,18 +71,18 @@ def restore(lent: Lent) -> None:
 
 
 @pytest.fixture
-def lent(request: pytest.FixtureRequest, kept: Kept[Lent]) -> Iterator[Lent]:
+def lent(request, kept):
     with kept.lent(request) as lent:
         yield lent
 
 
 @pytest.fixture
-def running(lent: Lent) -> RunningSystem:
+def running(lent):
     return lent[0]
 
 
 @pytest.fixture
-def before(lent: Lent) -> dict[str, int]:
+def before(lent):
     return lent[1]
 
 
@@ -101,9 +101,7 @@ def wait_until_healed(running: RunningSystem) -> None:
         for name, roles in HEALS_BY_ITSELF.items()
     ],
 )
-def test_a_system_heals_by_itself_and_loses_no_response(
-    running: RunningSystem, before: dict[str, int], roles: tuple[str, ...]
-) -> None:
+def test_a_system_heals_by_itself_and_loses_no_response(running, before, roles):
     def harm() -> None:
         kill_roles(running, roles)
         wait_until_healed(running)
@@ -115,9 +113,7 @@ def test_a_system_heals_by_itself_and_loses_no_response(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("roles", NEEDS_A_START.values(), ids=NEEDS_A_START.keys())
-def test_a_system_without_its_host_process_is_healed_by_a_start(
-    running: RunningSystem, before: dict[str, int], roles: tuple[str, ...]
-) -> None:
+def test_a_system_without_its_host_process_is_healed_by_a_start(running, before, roles):
     kill_roles(running, roles)
     begun = time.monotonic()
     assert system.start(running.settings)
@@ -128,9 +124,7 @@ def test_a_system_without_its_host_process_is_healed_by_a_start(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("others", [("http master",), ("proxy", "controller")])
-def test_requests_are_served_without_the_host_process_too(
-    running: RunningSystem, before: dict[str, int], others: tuple[str, ...]
-) -> None:
+def test_requests_are_served_without_the_host_process_too(running, before, others):
     """What HTTP needs, workers and proxies bring back themselves; ``start`` takes over the rest."""
 
     def attempt() -> float:
@@ -164,7 +158,7 @@ def roles_of(running: RunningSystem) -> set[str]:
 
 
 @pytest.mark.slow
-def test_stop_ends_a_system_whose_records_are_gone(running: RunningSystem) -> None:
+def test_stop_ends_a_system_whose_records_are_gone(running):
     kill_roles(running, ("replica",))
     remove = ["rm", "-rf", str(running.settings.run_dir)]  # where records come and go meanwhile
     wait_until(lambda: subprocess.run(remove, check=False).returncode == 0, 5, "no records")
@@ -181,8 +175,8 @@ def test_stop_ends_a_system_whose_records_are_gone(running: RunningSystem) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.05])
 def test_replicas_that_were_being_made_when_the_admin_died_are_not_left_behind(
-    running: RunningSystem, before: dict[str, int], delay_s: float
-) -> None:
+    running, before, delay_s
+):
     kill_roles(running, ("replica",))
     time.sleep(delay_s)  # the point of the test
     kill_roles(running, ("thespian admin",))
@@ -193,7 +187,7 @@ def test_replicas_that_were_being_made_when_the_admin_died_are_not_left_behind(
 
 
 @pytest.mark.slow
-def test_a_system_without_its_host_process_is_stopped_by_a_stop(running: RunningSystem) -> None:
+def test_a_system_without_its_host_process_is_stopped_by_a_stop(running):
     kill_roles(running, ("host", "thespian admin", "http master"))
     running.stop()
     wait_until(lambda: not footprint.pids_of(running), 5, "the end of all processes")
@@ -201,7 +195,7 @@ def test_a_system_without_its_host_process_is_stopped_by_a_stop(running: Running
 
 
 @pytest.mark.slow
-def test_deaths_while_a_system_starts_over_do_not_end_it(running: RunningSystem) -> None:
+def test_deaths_while_a_system_starts_over_do_not_end_it(running):
     """The host process starts over for the death of the admin, and again for each next one."""
     host = running.pid_of("host")
 

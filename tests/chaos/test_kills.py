@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -37,13 +36,13 @@ AT_ONCE_S = 0.1  # in which no proxy is back with tables
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
+def started(tmp_path_factory):
     with system_to_kill(tmp_path_factory.mktemp("kills")) as started:
         yield started
 
 
 @pytest.fixture
-def leak_free(running: RunningSystem, in_use: dict[str, int]) -> Iterator[None]:
+def leak_free(running, in_use):
     """Check that this test and those before left nothing over."""
     yield
     assert_nothing_leaked(running, in_use)
@@ -55,7 +54,7 @@ def kill_any(running: RunningSystem, role: str) -> None:
 
 @pytest.mark.parametrize("role", BACK_WITHIN_S)
 @pytest.mark.usefixtures("leak_free")
-def test_a_killed_process_costs_no_response(running: RunningSystem, role: str) -> None:
+def test_a_killed_process_costs_no_response(running, role):
     before = dict(running.pids())
     for tally in under_load(
         running, role, lambda: kill_any(running, role), BACK_WITHIN_S[role], pause_s=0.005
@@ -67,7 +66,7 @@ def test_a_killed_process_costs_no_response(running: RunningSystem, role: str) -
 
 
 @pytest.mark.usefixtures("leak_free")
-def test_a_killed_proxy_costs_no_pause_where_callers_have_leases(running: RunningSystem) -> None:
+def test_a_killed_proxy_costs_no_pause_where_callers_have_leases(running):
     client = serve.Client(running.connection, running.settings)
     client.create_endpoint("plain", backend="v1", route="/plain")  # which needs no decisions
     with GetLoad(running.settings.http.port, "/plain", connections=4, pause_s=0.0) as load:
@@ -83,7 +82,7 @@ def test_a_killed_proxy_costs_no_pause_where_callers_have_leases(running: Runnin
 
 
 @pytest.mark.usefixtures("leak_free")
-def test_a_killed_worker_costs_only_its_own_connections(running: RunningSystem) -> None:
+def test_a_killed_worker_costs_only_its_own_connections(running):
     for tally in under_load(
         running, "http worker", lambda: kill_any(running, "http worker"), 1.0, pause_s=0.0
     ):
@@ -93,7 +92,7 @@ def test_a_killed_worker_costs_only_its_own_connections(running: RunningSystem) 
         assert len(connections) == len(set(connections))
 
 
-def test_a_killed_host_process_costs_nothing_and_start_takes_over(running: RunningSystem) -> None:
+def test_a_killed_host_process_costs_nothing_and_start_takes_over(running):
     before = {pid for role, pid in running.pids() if role != "host"}
     with GetLoad(running.settings.http.port) as load:
         wait_until(lambda: load.tally.ok > 300, 15, "load on its way")
@@ -107,7 +106,7 @@ def test_a_killed_host_process_costs_nothing_and_start_takes_over(running: Runni
 
 
 @pytest.mark.slow
-def test_what_dies_after_a_take_over_is_restarted(running: RunningSystem) -> None:
+def test_what_dies_after_a_take_over_is_restarted(running):
     """The new host process is not the parent of what it took over."""
     kill(running.pid_of("host"))
     assert system.start(running.settings)

@@ -10,7 +10,6 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -39,7 +38,7 @@ BY_ITSELF = {
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
+def started(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stops")
     with system_to_kill(folder, GREENROOM_SILENCE_TIMEOUT_S=str(LIMIT_S)) as started:
         yield started
@@ -70,9 +69,7 @@ def stop(running: RunningSystem, roles: tuple[str, ...]) -> float:
         for name, roles in BY_ITSELF.items()
     ],
 )
-def test_what_stands_still_is_replaced_and_costs_no_response(
-    running: RunningSystem, in_use: dict[str, int], roles: tuple[str, ...]
-) -> None:
+def test_what_stands_still_is_replaced_and_costs_no_response(running, in_use, roles):
     # Only of one: the others have the mark slow, and run beside what computes.
     within_s = KILLED_WITHIN_S if roles == BY_ITSELF["proxy"] else math.inf
     for tally in under_load(running, f"{roles} stopped", lambda: stop(running, roles), within_s):
@@ -87,9 +84,7 @@ def test_what_stands_still_is_replaced_and_costs_no_response(
 
 
 @pytest.mark.slow
-def test_a_host_process_that_stands_still_is_ended_and_start_takes_over(
-    running: RunningSystem,
-) -> None:
+def test_a_host_process_that_stands_still_is_ended_and_start_takes_over(running):
     host = running.pid_of("host")
     process = identify(host)
     assert process is not None
@@ -107,7 +102,7 @@ def test_a_host_process_that_stands_still_is_ended_and_start_takes_over(
 
 
 @pytest.mark.slow
-def test_nothing_is_killed_where_everything_stood_still(running: RunningSystem) -> None:
+def test_nothing_is_killed_where_everything_stood_still(running):
     before = sorted(running.pids())
     pids = [pid for _, pid in before]
     with GetLoad(running.settings.http.port) as load:
@@ -124,7 +119,7 @@ def test_nothing_is_killed_where_everything_stood_still(running: RunningSystem) 
 
 
 @pytest.mark.slow
-def test_a_stop_that_ends_in_time_changes_nothing(running: RunningSystem) -> None:
+def test_a_stop_that_ends_in_time_changes_nothing(running):
     """A controller that stood still for less than the limit goes on where it was."""
     before = sorted(running.pids())
     controller = running.pid_of("controller")

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +24,7 @@ ALL = {"a": "RUNNING", "b": "RUNNING", "c": "RUNNING"}
 
 
 @pytest.fixture
-def three(tmp_path: Path) -> Iterator[Cluster]:
+def three(tmp_path):
     """Three hosts, nothing running."""
     with cluster_of(3, tmp_path) as cluster:
         yield cluster
@@ -60,13 +59,13 @@ def keep(tmp_path_factory: pytest.TempPathFactory, leaders: int = 0) -> Iterator
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept[Cluster]]:
+def kept(tmp_path_factory):
     with keep(tmp_path_factory) as kept:
         yield kept
 
 
 @pytest.fixture
-def serving(request: pytest.FixtureRequest, kept: Kept[Cluster]) -> Iterator[Cluster]:
+def serving(request, kept):
     """Three hosts in one cluster, with a replica of one application on each."""
     with kept.lent(request) as cluster:
         yield cluster

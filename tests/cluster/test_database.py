@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from greenroom.core.errors import StateNotSavedError
 from greenroom.core.operations import CreateToken
 from tests.cluster.conftest import WHO
 from tests.support.cluster import connection, controllers
-from tests.support.database import RUNNING, SharedDatabase, shared_database
+from tests.support.database import RUNNING, shared_database
 from tests.support.postgres import PASSWORD
 
 pytestmark = pytest.mark.slow
@@ -23,7 +22,7 @@ SLACK_S = 4.0
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedDatabase]:
+def shared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shared")
     with shared_database(folder, standby=True, size="120m") as shared:
         shared.cluster.start()
@@ -32,7 +31,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedDatabase]
 
 
 @pytest.fixture(autouse=True)
-def whole(shared: SharedDatabase) -> None:
+def whole(shared):
     """Wait until all is as it was before the last test."""
     cluster = shared.cluster
     cluster.wait_for(shared.runs_on_all, 40, "all hosts run")
@@ -41,9 +40,7 @@ def whole(shared: SharedDatabase) -> None:
     )
 
 
-def test_hosts_find_each_other_by_the_database_and_no_password_is_shown(
-    shared: SharedDatabase,
-) -> None:
+def test_hosts_find_each_other_by_the_database_and_no_password_is_shown(shared):
     for host in shared.cluster.hosts:
         assert host.hosts() == RUNNING
         assert host.get("/")[0] == 200
@@ -55,7 +52,7 @@ def test_hosts_find_each_other_by_the_database_and_no_password_is_shown(
     shared.cluster.wait_for(lambda: len(controllers(shared.cluster)) == 1, 20, "one controller")
 
 
-def test_another_leads_when_the_leader_is_cut_off_from_the_database(shared: SharedDatabase) -> None:
+def test_another_leads_when_the_leader_is_cut_off_from_the_database(shared):
     leader, (one, _) = shared.leader(), shared.followers()
     with leader.load(connections=8) as end_load:
         begun = time.monotonic()
@@ -81,9 +78,7 @@ def test_another_leads_when_the_leader_is_cut_off_from_the_database(shared: Shar
     assert not tally.failures, tally
 
 
-def test_while_the_database_is_away_http_goes_on_and_changes_are_refused(
-    shared: SharedDatabase,
-) -> None:
+def test_while_the_database_is_away_http_goes_on_and_changes_are_refused(shared):
     (one, _) = shared.followers()
     (shared.cluster.folder / "late.py").write_text(WHO, encoding="utf-8")
     with one.load(connections=8) as end_load:
@@ -113,7 +108,7 @@ def make_token(environ: dict[str, str], name: str) -> str:
     return ""
 
 
-def test_a_failover_to_the_standby_keeps_what_was_acknowledged(shared: SharedDatabase) -> None:
+def test_a_failover_to_the_standby_keeps_what_was_acknowledged(shared):
     (one, _) = shared.followers()
     with one.load(connections=8) as end_load:
         before = [f"before-{number}" for number in range(10)]
@@ -132,7 +127,7 @@ def test_a_failover_to_the_standby_keeps_what_was_acknowledged(shared: SharedDat
     assert not tally.failures, tally
 
 
-def test_with_a_full_disk_http_goes_on_and_changes_are_refused(shared: SharedDatabase) -> None:
+def test_with_a_full_disk_http_goes_on_and_changes_are_refused(shared):
     (one, _) = shared.followers()
     names = (f"full-{number}" for number in itertools.count())
     with one.load(connections=8) as end_load:
@@ -151,7 +146,7 @@ def test_with_a_full_disk_http_goes_on_and_changes_are_refused(shared: SharedDat
     assert not tally.failures, tally
 
 
-def test_changes_are_made_while_each_takes_the_database_two_seconds(shared: SharedDatabase) -> None:
+def test_changes_are_made_while_each_takes_the_database_two_seconds(shared):
     (one, _) = shared.followers()
     machine = shared.machine
     with one.load(connections=8) as end_load:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.conftest import ALL
 from tests.support import far
-from tests.support.cluster import HTTP_PORT, Cluster, cluster_of, listening
+from tests.support.cluster import HTTP_PORT, cluster_of, listening
 from tests.support.timing import check_within
 
 # The first one starts three hosts, and a machine with other work takes its time for that.
@@ -19,7 +18,7 @@ BUSY_S = 1.0  # what a busy machine may add
 
 
 @pytest.fixture(scope="module")
-def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def apart(tmp_path_factory):
     """Three hosts, with the only replica on the last one."""
     folder: Path = tmp_path_factory.mktemp("apart")
     with cluster_of(3, folder) as cluster:
@@ -29,7 +28,7 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-def test_streams_uploads_and_websockets_cross_hosts(apart: Cluster) -> None:
+def test_streams_uploads_and_websockets_cross_hosts(apart):
     shown = {host["name"]: host for host in apart.hosts[0].status()["hosts"]}["c"]
     assert shown["labels"] == {"zone": "there"}
     assert shown["resources"]["gpu"] == {"total": 1, "taken": 0}
@@ -39,7 +38,7 @@ def test_streams_uploads_and_websockets_cross_hosts(apart: Cluster) -> None:
         assert host.call(far.talk, HTTP_PORT, 300)
 
 
-def test_max_ongoing_requests_holds_over_all_routers_together(apart: Cluster) -> None:
+def test_max_ongoing_requests_holds_over_all_routers_together(apart):
     with (
         apart.hosts[0].load("/count") as end_at_a,
         apart.hosts[1].load("/count") as end_at_b,
@@ -52,9 +51,7 @@ def test_max_ongoing_requests_holds_over_all_routers_together(apart: Cluster) ->
     assert apart.hosts[1].get("/count") == (200, "4")  # and never was more
 
 
-def test_an_answer_of_a_host_that_vanishes_ends_soon_though_nothing_is_sent(
-    apart: Cluster,
-) -> None:
+def test_an_answer_of_a_host_that_vanishes_ends_soon_though_nothing_is_sent(apart):
     _, b, _ = apart.hosts
 
     def attempt() -> float:
@@ -73,7 +70,7 @@ def test_an_answer_of_a_host_that_vanishes_ends_soon_though_nothing_is_sent(
     check_within(4.0 + BUSY_S, attempt)
 
 
-def test_they_cross_a_link_that_loses_thirty_percent(apart: Cluster) -> None:
+def test_they_cross_a_link_that_loses_thirty_percent(apart):
     a, _, c = apart.hosts
     before = a.replicas(far.BACKEND)
     assert a.call(far.read_parts, HTTP_PORT, 1)  # connections are there, whatever ran before
@@ -107,7 +104,7 @@ HELPER = "def answer(said):\n    return 'known-answer-to-' + said\n"
 WORDS = [b"known-route", b"KnownDeployment", b"knownmodule", b"known-answer-to-", b"known-request"]
 
 
-def test_nothing_is_readable_and_nothing_listens_elsewhere(apart: Cluster) -> None:
+def test_nothing_is_readable_and_nothing_listens_elsewhere(apart):
     a, b, _ = apart.hosts
     folder = apart.folder / "known"  # from which no host imports
     folder.mkdir()

@@ -13,8 +13,6 @@ import pytest
 
 from greenroom.actors.transport.cluster_key import ensure_key, read_key
 from tests.cluster.conftest import ALL, WHO
-from tests.support.cluster import Cluster
-from tests.support.kept import Kept
 from tests.support.namespaces import run_ip
 from tests.support.systems import wait_until
 
@@ -37,9 +35,7 @@ app = Given.bind()
 """
 
 
-def test_every_host_answers_and_shows_all_and_one_that_leaves_is_replaced_first(
-    serving: Cluster,
-) -> None:
+def test_every_host_answers_and_shows_all_and_one_that_leaves_is_replaced_first(serving):
     a, b, c = serving.hosts
     for host in serving.hosts:
         assert host.hosts() == ALL
@@ -63,7 +59,7 @@ def test_every_host_answers_and_shows_all_and_one_that_leaves_is_replaced_first(
     wait_until(lambda: "b" in a.replicas("default#Who").values(), 20, "one is moved to b")
 
 
-def test_a_scrape_of_any_host_has_all_and_can_be_of_one(serving: Cluster) -> None:
+def test_a_scrape_of_any_host_has_all_and_can_be_of_one(serving):
     """As it is put in Prometheus' own format, whose labels name the host."""
     b = serving.hosts[1]
 
@@ -79,7 +75,7 @@ def test_a_scrape_of_any_host_has_all_and_can_be_of_one(serving: Cluster) -> Non
     assert hosts("?host=self", "greenroom_build_info") == {"b"}
 
 
-def test_any_host_shows_the_logs_of_all(serving: Cluster) -> None:
+def test_any_host_shows_the_logs_of_all(serving):
     a, b, _ = serving.hosts
     token = a.check("token", "create", "reader", "--role", "viewer").strip()
 
@@ -102,7 +98,7 @@ def test_any_host_shows_the_logs_of_all(serving: Cluster) -> None:
     a.check("token", "revoke", "another")
 
 
-def test_the_client_and_commands_work_against_any_host(serving: Cluster) -> None:
+def test_the_client_and_commands_work_against_any_host(serving):
     b = serving.hosts[1]
     key = str(serving.hosts[0].state_dir / "cluster.key")
     elsewhere = str(serving.folder / "nothing")
@@ -142,9 +138,7 @@ def _ask_everyone(key: str) -> list[list[str]]:
     return found
 
 
-def test_a_folder_reaches_every_host_once_and_a_module_it_lacks_is_named_with_the_host(
-    serving: Cluster,
-) -> None:
+def test_a_folder_reaches_every_host_once_and_a_module_it_lacks_is_named_with_the_host(serving):
     a, b, c = serving.hosts
     project = serving.folder / "project"
     project.mkdir()
@@ -171,7 +165,7 @@ def test_a_folder_reaches_every_host_once_and_a_module_it_lacks_is_named_with_th
     a.check("delete", "given")
 
 
-def test_a_host_that_cannot_join_hears_why_and_joins_when_it_can(serving: Cluster) -> None:
+def test_a_host_that_cannot_join_hears_why_and_joins_when_it_can(serving):
     a, _, c = serving.hosts
     key = str(a.state_dir / "cluster.key")
     old = serving.folder / "old"
@@ -198,7 +192,7 @@ def test_a_host_that_cannot_join_hears_why_and_joins_when_it_can(serving: Cluste
 
 
 @pytest.mark.timeout(240)  # it starts many processes, which a machine with other work has to do
-def test_the_key_is_replaced_under_load_and_an_evicted_host_stays_out(serving: Cluster) -> None:
+def test_the_key_is_replaced_under_load_and_an_evicted_host_stays_out(serving):
     a, b, c = serving.hosts
     before = read_key(a.state_dir / "cluster.key")
     replicas = a.replicas("default#Who")
@@ -232,9 +226,7 @@ def test_the_key_is_replaced_under_load_and_an_evicted_host_stays_out(serving: C
     serving.wait_for(lambda: c.hosts() == ALL, 20, "it is back, without a restart")
 
 
-def test_hosts_whose_addresses_are_translated_advertise_those_that_others_reach(
-    three: Cluster,
-) -> None:
+def test_hosts_whose_addresses_are_translated_advertise_those_that_others_reach(three):
     """Each is bound to one address, and is reached by the others at another one alone."""
     a, b, c = three.hosts
     for host, public in ((a, "10.77.0.21"), (b, "10.77.0.22")):
@@ -271,9 +263,7 @@ def _ask(address: str, key: str) -> str:
         return str(client.get_handle("default#Who").remote(None).result(timeout_s=10))
 
 
-def test_a_shutdown_on_any_host_stops_all_and_deletes_their_state(
-    serving: Cluster, kept: Kept[Cluster]
-) -> None:
+def test_a_shutdown_on_any_host_stops_all_and_deletes_their_state(serving, kept):
     for host in serving.hosts:
         assert (host.state_dir / "run").exists()
     serving.hosts[1].check("destroy", "--yes")

@@ -48,7 +48,7 @@ def is_spread(witness: ClusterHost) -> bool:
     return Counter(r["state"] for r in status) == {"RUNNING": 3}
 
 
-def test_a_host_that_dies_is_replaced_and_the_others_fail_nothing(serving: Cluster) -> None:
+def test_a_host_that_dies_is_replaced_and_the_others_fail_nothing(serving):
     a, b, c = serving.hosts
     with a.load() as end_at_a, c.load() as end_at_c:
         b.crash()
@@ -62,9 +62,7 @@ def test_a_host_that_dies_is_replaced_and_the_others_fail_nothing(serving: Clust
 
 
 @pytest.mark.slow
-def test_a_host_that_is_cut_off_serves_on_and_is_reconciled_when_it_is_back(
-    serving: Cluster,
-) -> None:
+def test_a_host_that_is_cut_off_serves_on_and_is_reconciled_when_it_is_back(serving):
     a, b, c = serving.hosts
     with a.load() as end_at_a, c.load() as end_at_c, b.load() as end_at_b:
         b.cut()
@@ -81,7 +79,7 @@ def test_a_host_that_is_cut_off_serves_on_and_is_reconciled_when_it_is_back(
 
 
 @pytest.mark.slow
-def test_a_host_that_only_sends_is_lost_and_does_not_flap(serving: Cluster) -> None:
+def test_a_host_that_only_sends_is_lost_and_does_not_flap(serving):
     a, b, c = serving.hosts
     with a.load() as end_at_a:
         b.link(received={"is_cut": True})
@@ -97,7 +95,7 @@ def test_a_host_that_only_sends_is_lost_and_does_not_flap(serving: Cluster) -> N
 
 
 @pytest.mark.slow
-def test_a_host_that_is_stopped_is_replaced_and_waited_for_by_no_get(serving: Cluster) -> None:
+def test_a_host_that_is_stopped_is_replaced_and_waited_for_by_no_get(serving):
     a, b, c = serving.hosts
     with a.load() as end_at_a, c.load() as end_at_c:
         thaw = b.freeze()
@@ -111,9 +109,7 @@ def test_a_host_that_is_stopped_is_replaced_and_waited_for_by_no_get(serving: Cl
 
 
 @pytest.mark.slow
-def test_without_its_leader_a_cluster_serves_on_and_all_is_as_before_when_it_is_back(
-    serving: Cluster,
-) -> None:
+def test_without_its_leader_a_cluster_serves_on_and_all_is_as_before_when_it_is_back(serving):
     a, b, c = serving.hosts
     with b.load() as end_at_b, c.load() as end_at_c:
         a.crash()

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +85,7 @@ class Pod:
 
 
 @pytest.fixture
-def pods(tmp_path: Path) -> Iterator[tuple[Pod, Pod]]:
+def pods(tmp_path):
     (tmp_path / "where.py").write_text(WHERE)
     with cluster_of(2, tmp_path) as cluster:
         made = Pod(cluster.hosts[0], tmp_path), Pod(cluster.hosts[1], tmp_path)
@@ -104,7 +103,7 @@ def _name(pods: tuple[Pod, Pod]) -> None:
         pod.hosts_file.write_text(f"127.0.0.1 localhost\n{pods[0].address} {NAME}\n")
 
 
-def test_hosts_follow_a_leader_whose_name_has_another_address(pods: tuple[Pod, Pod]) -> None:
+def test_hosts_follow_a_leader_whose_name_has_another_address(pods):
     leader, other = pods
     _name(pods)
     leader.start()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,8 +11,7 @@ import pytest
 from greenroom.actors.transport.cluster_key import read_key
 from greenroom.core.operations import RotateKey
 from tests.cluster.conftest import ALL, keep
-from tests.support.cluster import Cluster, ClusterHost, connection, controllers, read_status
-from tests.support.kept import Kept
+from tests.support.cluster import ClusterHost, connection, controllers, read_status
 from tests.support.systems import wait_until
 
 pytestmark = pytest.mark.slow
@@ -23,14 +21,14 @@ SLACK_S = 4.0  # what finding the new one, asking for the status, and a busy mac
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept[Cluster]]:
+def kept(tmp_path_factory):
     """Hosts of which a and b may lead, and share a folder."""
     with keep(tmp_path_factory, leaders=2) as kept:
         yield kept
 
 
 @pytest.fixture
-def roles(serving: Cluster) -> tuple[ClusterHost, ClusterHost, ClusterHost]:
+def roles(serving):
     """The host that leads, the one that may, and the one that never does."""
     a, b, c = serving.hosts
     return (a, b, c) if c.status()["controller"]["host"] == "a" else (b, a, c)
@@ -45,9 +43,7 @@ def wait_for_leader(witness: ClusterHost, label: str, timeout_s: float) -> float
     return time.monotonic() - begun
 
 
-def test_another_takes_over_within_seconds_and_no_get_fails(
-    serving: Cluster, roles: tuple[ClusterHost, ...]
-) -> None:
+def test_another_takes_over_within_seconds_and_no_get_fails(serving, roles):
     leader, heir, c = roles
     assert controllers(serving) == [leader.label]
     with heir.load(connections=16) as end_at_heir, c.load(connections=16) as end_at_c:
@@ -65,9 +61,7 @@ def test_another_takes_over_within_seconds_and_no_get_fails(
     assert leader.get("/")[0] == 200
 
 
-def test_a_leader_that_is_stopped_hands_over_at_once_and_no_get_fails(
-    serving: Cluster, roles: tuple[ClusterHost, ...]
-) -> None:
+def test_a_leader_that_is_stopped_hands_over_at_once_and_no_get_fails(serving, roles):
     leader, heir, c = roles
     with heir.load(connections=16) as end_at_heir, c.load(connections=16) as end_at_c:
         leader.check("stop")
@@ -82,9 +76,7 @@ def test_a_leader_that_is_stopped_hands_over_at_once_and_no_get_fails(
     leader.start()
 
 
-def test_a_leader_whom_nobody_hears_gives_way_to_one_that_others_hear(
-    serving: Cluster, roles: tuple[ClusterHost, ...]
-) -> None:
+def test_a_leader_whom_nobody_hears_gives_way_to_one_that_others_hear(serving, roles):
     leader, heir, c = roles
     c.cut()  # then the other two reach one each, and the leader leads on
     serving.wait_for(lambda: heir.hosts()["c"] == "LOST", 20, "it is lost")
@@ -112,9 +104,7 @@ def replace_key(environ: dict[str, str]) -> Any:
 
 
 @pytest.mark.timeout(240)  # it starts many processes, which a machine with other work has to do
-def test_another_takes_over_amid_the_replacing_of_the_key(
-    serving: Cluster, roles: tuple[ClusterHost, ...]
-) -> None:
+def test_another_takes_over_amid_the_replacing_of_the_key(serving, roles):
     leader, heir, c = roles
     key = heir.state_dir / "cluster.key"
     before = read_key(key)

@@ -43,7 +43,7 @@ LOAD: dict[str, Any] = {"connections": 4, "pause_s": 0.02}
 
 
 @pytest.fixture(scope="module", name="wheelhouse")
-def write_wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def write_wheels(tmp_path_factory):
     """Releases of Greenroom, and what they need."""
     folder = tmp_path_factory.mktemp("wheelhouse")
     wheels.write_needed(folder / "needed", "cluster")
@@ -99,7 +99,7 @@ def running(version: str, labels: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module", name="kept")
-def keep(tmp_path_factory: pytest.TempPathFactory, wheelhouse: Path) -> Iterator[Kept[Fleet]]:
+def keep(tmp_path_factory, wheelhouse):
     @contextlib.contextmanager
     def make() -> Iterator[Fleet]:
         folder = tmp_path_factory.mktemp("machines")
@@ -123,13 +123,13 @@ def keep(tmp_path_factory: pytest.TempPathFactory, wheelhouse: Path) -> Iterator
 
 
 @pytest.fixture(name="fleet")
-def lend(request: pytest.FixtureRequest, kept: Kept[Fleet]) -> Iterator[Fleet]:
+def lend(request, kept):
     """Five machines that serve; three, once two of them have left."""
     with kept.lent(request) as fleet:
         yield fleet
 
 
-def test_bare_machines_serve_within_two_minutes(fleet: Fleet) -> None:
+def test_bare_machines_serve_within_two_minutes(fleet):
     assert fleet.took_s < 120
     for host in fleet.hosts:
         assert host.get() == (200, "served")
@@ -138,7 +138,7 @@ def test_bare_machines_serve_within_two_minutes(fleet: Fleet) -> None:
     assert fleet.check("up") == f"nothing to change: 5 hosts run greenroom {fleet.version}\n"
 
 
-def test_hosts_that_leave_the_file_are_drained_and_removed(fleet: Fleet, wheelhouse: Path) -> None:
+def test_hosts_that_leave_the_file_are_drained_and_removed(fleet, wheelhouse):
     fleet.want(wheelhouse, "abc")
     would = [f"{label}: drain, stop and remove, as the file does not name it\n" for label in "de"]
     assert fleet.run("up", "--plan")[:2] == (3, "".join(would))
@@ -150,9 +150,7 @@ def test_hosts_that_leave_the_file_are_drained_and_removed(fleet: Fleet, wheelho
     assert not any(fleet.home(label).exists() for label in "de")
 
 
-def test_an_upgrade_goes_host_by_host_under_load_the_leader_last(
-    fleet: Fleet, wheelhouse: Path
-) -> None:
+def test_an_upgrade_goes_host_by_host_under_load_the_leader_last(fleet, wheelhouse):
     fleet.want(wheelhouse, "abc", fleet.other())
     code, shown, _ = fleet.run("up", "--plan")
     assert code == 3
@@ -164,9 +162,7 @@ def test_an_upgrade_goes_host_by_host_under_load_the_leader_last(
     assert fleet.releases() == running(fleet.version, "abc")
 
 
-def test_a_host_that_does_not_become_healthy_goes_back_and_the_others_are_left(
-    fleet: Fleet, wheelhouse: Path
-) -> None:
+def test_a_host_that_does_not_become_healthy_goes_back_and_the_others_are_left(fleet, wheelhouse):
     fleet.want(wheelhouse, "abc", "0.0.4")
     with fleet.loaded():
         code, shown, output = fleet.run("up")
@@ -181,7 +177,7 @@ def test_a_host_that_does_not_become_healthy_goes_back_and_the_others_are_left(
     assert fleet.run("up", "--plan")[0] == 0
 
 
-def test_down_stops_all_and_up_brings_all_back(fleet: Fleet, wheelhouse: Path) -> None:
+def test_down_stops_all_and_up_brings_all_back(fleet, wheelhouse):
     assert sorted(fleet.check("down").splitlines()) == [f"{label}: stopped" for label in "abc"]
     for host in fleet.hosts[:3]:
         assert not host.call(listens, HTTP_PORT, host.address)
@@ -195,7 +191,7 @@ def test_down_stops_all_and_up_brings_all_back(fleet: Fleet, wheelhouse: Path) -
     assert hosts["c"]["resources"]["disk"]["total"] == 2
 
 
-def test_a_command_that_is_killed_goes_on_where_it_was(fleet: Fleet, wheelhouse: Path) -> None:
+def test_a_command_that_is_killed_goes_on_where_it_was(fleet, wheelhouse):
     fleet.want(wheelhouse, "abc", fleet.other())
     for when in ("installing", "restarting"):
         with fleet.begin("up") as process:

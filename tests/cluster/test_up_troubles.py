@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 import socket
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # as in test_up.py
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+def bare(tmp_path_factory):
     """One machine, bare until the last test."""
     folder = tmp_path_factory.mktemp("bare")
     with cluster_of(2, folder) as cluster:
@@ -29,7 +26,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
 
 
 @pytest.fixture(name="small_disk")
-def mount_small(bare: Machines) -> Iterator[Path]:
+def mount_small(bare):
     """The machine's folder on a disk that is too small."""
     home = bare.home("a")
     home.mkdir(exist_ok=True)  # an installation that failed may be below
@@ -48,9 +45,7 @@ def mount_small(bare: Machines) -> Iterator[Path]:
     ],
     ids=["a wrong user", "no sshd", "no Python", "a folder that cannot be made"],
 )
-def test_a_host_that_cannot_be_used_is_named_with_what_to_do(
-    bare: Machines, entry: dict[str, Any], message: str
-) -> None:
+def test_a_host_that_cannot_be_used_is_named_with_what_to_do(bare, entry, message):
     bare.write("a", hosts={"a": entry})
     code, _, error = bare.run("up")
     assert code == 1
@@ -59,7 +54,7 @@ def test_a_host_that_cannot_be_used_is_named_with_what_to_do(
     assert not bare.home("a").exists()
 
 
-def test_a_wrong_key_is_reported_with_the_command_to_try(bare: Machines) -> None:
+def test_a_wrong_key_is_reported_with_the_command_to_try(bare):
     bare.write("a")
     keys = bare.folder / "authorized_keys"
     own = keys.read_text()
@@ -71,7 +66,7 @@ def test_a_wrong_key_is_reported_with_the_command_to_try(bare: Machines) -> None
     assert "see that `ssh 10.77.0.1 true` works and asks nothing" in error
 
 
-def test_wheels_that_do_not_fit_are_reported_in_the_installers_words(bare: Machines) -> None:
+def test_wheels_that_do_not_fit_are_reported_in_the_installers_words(bare):
     parrot = wheels.write_wheel(bare.folder / "wheels", "parrot", "1.0", "", requires="grain")
     bare.write("a")
     code, _, error = bare.run("up")
@@ -81,9 +76,7 @@ def test_wheels_that_do_not_fit_are_reported_in_the_installers_words(bare: Machi
     assert "grain" in error
 
 
-def test_a_host_with_one_trouble_after_the_other_is_served_by_the_last_run(
-    bare: Machines, small_disk: Path
-) -> None:
+def test_a_host_with_one_trouble_after_the_other_is_served_by_the_last_run(bare, small_disk):
     """A full disk, a cable that is pulled, a busy port, another system: each is told."""
     (bare.folder / "wheels" / "greenroom-0.0.2-py3-none-any.whl").unlink()
     wheels.write_needed(bare.folder / "wheels", "cluster")

@@ -32,7 +32,7 @@ LOAD: dict[str, Any] = {"connections": 4, "pause_s": 0.02}
 
 
 @pytest.fixture(scope="module", name="folders")
-def unpack(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def unpack(tmp_path_factory):
     """Folders of the releases by version; the last one's only where there is git."""
     base = tmp_path_factory.mktemp("releases")
     made = [releases.last_release, releases.this_release, releases.next_release]
@@ -42,9 +42,7 @@ def unpack(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("versions", [("0.0.1", "0.0.2"), ("0.0.2", "0.0.3", "0.0.2")], ids=str)
-def test_three_hosts_change_their_release_one_by_one_and_nothing_is_lost(
-    three: Cluster, folders: dict[str, Path], versions: tuple[str, ...]
-) -> None:
+def test_three_hosts_change_their_release_one_by_one_and_nothing_is_lost(three, folders, versions):
     """From the last release to this one, and to the next and back; the leader goes last."""
     if versions[0] not in folders:
         cannot_run("there is no git repository here, which has the last release")

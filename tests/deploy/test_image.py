@@ -7,14 +7,13 @@ import os
 import re
 import time
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from greenroom.actors.runtime.processes import child_pids, identify
-from tests.support.container import ROOT, Container, container, dockerfile, instruction
+from tests.support.container import ROOT, container, dockerfile, instruction
 from tests.support.systems import wait_until
 
 pytestmark = pytest.mark.slow
@@ -37,7 +36,7 @@ GRACE_S = 30  # of Kubernetes, unless told otherwise; deploy/kubernetes allows m
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
+def running(tmp_path_factory):
     with container(tmp_path_factory.mktemp("image")) as made:
         made.start()
         made.wait_for("started: HTTP at")
@@ -67,7 +66,7 @@ def is_healthy(url: str) -> bool:
         return False
 
 
-def test_all_processes_are_one_tree_without_rights(running: Container) -> None:
+def test_all_processes_are_one_tree_without_rights(running):
     tree = _below(running.pid)
     namespace = os.readlink(f"/proc/{running.pid}/ns/pid")
     assert tree == {int(each) for each in os.listdir("/proc") if _is_in_it(each, namespace)}
@@ -80,7 +79,7 @@ def test_all_processes_are_one_tree_without_rights(running: Container) -> None:
         assert int(status["CapBnd"], 16) == 0
 
 
-def test_the_root_is_read_only_and_the_state_private(running: Container) -> None:
+def test_the_root_is_read_only_and_the_state_private(running):
     mounts = [line.split() for line in running.check("cat", "/proc/1/mountinfo").splitlines()]
     writable = {where for _, _, _, _, where, options, *_ in mounts if "rw" in options.split(",")}
     outside = {each for each in writable if each.split("/")[1] not in ("dev", "proc")}
@@ -90,18 +89,18 @@ def test_the_root_is_read_only_and_the_state_private(running: Container) -> None
     assert state.stat().st_uid == running.uid
 
 
-def test_the_health_check_is_one_of_the_front(running: Container) -> None:
+def test_the_health_check_is_one_of_the_front(running):
     options, _, command = instruction("HEALTHCHECK").partition(" CMD ")
     assert "--interval" in options
     running.check(*json.loads(command))
 
 
-def test_what_happens_is_printed_as_json(running: Container) -> None:
+def test_what_happens_is_printed_as_json(running):
     running.wait_for("deploy application 'default'")
     assert {"time", "level", "part", "pid", "message"} == set(running.events()[-1])
 
 
-def test_what_dies_is_replaced_and_leaves_no_zombie(running: Container) -> None:
+def test_what_dies_is_replaced_and_leaves_no_zombie(running):
     before = _below(running.pid)
     found = json.loads(running.check("greenroom", "status", "--json"))
     (replica,) = found["applications"]["default"]["deployments"]["Hello"]["replicas"]
@@ -114,7 +113,7 @@ def test_what_dies_is_replaced_and_leaves_no_zombie(running: Container) -> None:
     wait_until(is_whole, 10, "as many processes as before, none a zombie")
 
 
-def test_a_stop_under_load_loses_no_request_and_ends_in_time(running: Container) -> None:
+def test_a_stop_under_load_loses_no_request_and_ends_in_time(running):
     app_dir = running.volume / "app"
     app_dir.mkdir()
     (app_dir / "slow.py").write_text(SLOW)
@@ -148,7 +147,7 @@ def test_a_stop_under_load_loses_no_request_and_ends_in_time(running: Container)
     assert running.events()[-1]["message"].startswith("stopped; its state stays in")
 
 
-def test_its_state_is_there_in_the_next_container(running: Container) -> None:
+def test_its_state_is_there_in_the_next_container(running):
     for _ in range(2):
         running.kill()  # as by a node that is lost: nothing is told
         running.printed.unlink()
@@ -158,7 +157,7 @@ def test_its_state_is_there_in_the_next_container(running: Container) -> None:
     assert found["applications"]["default"]["status"] == "RUNNING"
 
 
-def test_what_the_image_needs_is_sent_to_the_build() -> None:
+def test_what_the_image_needs_is_sent_to_the_build():
     rules = (ROOT / ".dockerignore").read_text().splitlines()
     sent = {line[1:] for line in rules if line.startswith("!")}
     folders = {found.parent.name for found in ROOT.glob("*/py.typed")}

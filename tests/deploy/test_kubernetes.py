@@ -1,7 +1,5 @@
 """deploy/kubernetes*: they follow Kubernetes' own schemas, and fit Greenroom and the image."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path
@@ -26,20 +24,20 @@ SECRETS = {"greenroom-store": {"uri": "postgresql://greenroom:se%40cret@db/green
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_resources_follow_the_schemas(folder: str, version: str) -> None:
+def test_resources_follow_the_schemas(folder, version):
     for (kind, _), each in rendered(folder).items():
         if kind != "ServiceMonitor":  # of the Prometheus operator, which has no schema there
             kubernetes_validate.validate(each, version, strict=True)
 
 
-def test_the_schemas_refuse_what_is_misspelt() -> None:
+def test_the_schemas_refuse_what_is_misspelt():
     wrong = {**ALL["Service", "greenroom"], "spec": {"selectr": NAME}}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, NEWEST, strict=True)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_the_settings_are_settings(folder: str) -> None:
+def test_the_settings_are_settings(folder):
     documents = rendered(folder)
     given = environment_of(documents, name="greenroom-1", ip="10.0.0.2", secrets=SECRETS)
     assert set(given) <= {variable(name) for name in FIELDS}
@@ -53,7 +51,7 @@ def test_the_settings_are_settings(folder: str) -> None:
         assert "se%40cret" not in repr(settings)
 
 
-def test_with_a_database_no_volume_is_kept_and_no_pod_is_special() -> None:
+def test_with_a_database_no_volume_is_kept_and_no_pod_is_special():
     (spec,) = (
         each["spec"]
         for (kind, _), each in rendered("kubernetes-postgres").items()
@@ -68,7 +66,7 @@ def test_with_a_database_no_volume_is_kept_and_no_pod_is_special() -> None:
     assert "JOIN" not in container["args"][0]
 
 
-def test_services_probes_and_budgets_select_the_pods_and_their_ports() -> None:
+def test_services_probes_and_budgets_select_the_pods_and_their_ports():
     ports = {each["name"]: each["containerPort"] for each in CONTAINER["ports"]}
     assert ports == {"http": HTTPOptions().port, "hosts": read_settings({}).admin_port}
     assert SET["template"]["metadata"]["labels"] == NAME == SET["selector"]["matchLabels"]
@@ -90,7 +88,7 @@ def test_services_probes_and_budgets_select_the_pods_and_their_ports() -> None:
     }
 
 
-def test_the_pod_is_what_the_image_is_made_for() -> None:
+def test_the_pod_is_what_the_image_is_made_for():
     context = POD["securityContext"]
     assert f"{context['runAsUser']}:{context['runAsGroup']}" == instruction("USER")
     assert CONTAINER["securityContext"]["readOnlyRootFilesystem"]
@@ -109,7 +107,7 @@ def test_the_pod_is_what_the_image_is_made_for() -> None:
         ("greenroom-10", "greenroom-0.greenroom-hosts:1900"),
     ],
 )
-def test_the_first_pod_leads_and_the_others_join_it(pod: str, join: str) -> None:
+def test_the_first_pod_leads_and_the_others_join_it(pod, join):
     user = int(instruction("USER").partition(":")[0])
     with TemporaryDirectory() as name:
         folder = Path(name)

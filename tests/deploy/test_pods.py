@@ -13,7 +13,6 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +127,7 @@ class Pods:
 
 
 @pytest.fixture(scope="module")
-def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
+def pods(tmp_path_factory):
     with shared_database(tmp_path_factory.mktemp("pods")) as shared:
         made = Pods(shared.cluster, shared.server.url)
         for name, host in zip(PODS, shared.cluster.hosts, strict=True):
@@ -138,7 +137,7 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
         yield made
 
 
-def test_pods_find_each_other_and_any_can_lead(pods: Pods) -> None:
+def test_pods_find_each_other_and_any_can_lead(pods):
     for name, host in pods.at.items():
         wait_until(lambda host=host: host.get("/")[0] == 200, 10, f"an answer of {name}")
     # The pod that leads is lost with its volume, and made anew.
@@ -154,7 +153,7 @@ def test_pods_find_each_other_and_any_can_lead(pods: Pods) -> None:
     wait_until(lambda: pods.at[lost].get("/")[0] == 200, 10, f"an answer of {lost}")
 
 
-def test_a_pod_that_is_ended_leaves_and_lets_another_lead(pods: Pods) -> None:
+def test_a_pod_that_is_ended_leaves_and_lets_another_lead(pods):
     leader = pods.leader(PODS[0])
     other = next(name for name in PODS if name != leader)
     assert pods.at[leader].call(terminate) == 0
@@ -166,7 +165,7 @@ def test_a_pod_that_is_ended_leaves_and_lets_another_lead(pods: Pods) -> None:
     pods.wait_for_all("it is back, as an empty pod")
 
 
-def test_jobs_survive_the_death_of_their_queue_its_pod_and_all_pods(pods: Pods) -> None:
+def test_jobs_survive_the_death_of_their_queue_its_pod_and_all_pods(pods):
     folder = pods.cluster.folder
     (folder / "jobs.py").write_text(JOBS, encoding="utf-8")
     placed = ["--name", "jobs", "--route-prefix", "/jobs", "--app-dir", str(folder)]

@@ -123,7 +123,7 @@ class Prometheus:
 
 
 @pytest.fixture(scope="module")
-def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+def prometheus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("prometheus")
     (folder / "shop.py").write_text(SHOP)
     with running_system(folder / "state") as system:
@@ -145,7 +145,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
 
 
 @pytest.mark.slow
-def test_a_real_prometheus_answers_what_the_dashboard_asks(prometheus: Prometheus) -> None:
+def test_a_real_prometheus_answers_what_the_dashboard_asks(prometheus):
     for query in dashboard_queries():
         if any(word in query for word in QUIET):
             prometheus.ask("query", query=query)
@@ -154,7 +154,7 @@ def test_a_real_prometheus_answers_what_the_dashboard_asks(prometheus: Prometheu
 
 
 @pytest.mark.slow
-def test_a_real_prometheus_evaluates_the_alerts(prometheus: Prometheus) -> None:
+def test_a_real_prometheus_evaluates_the_alerts(prometheus):
     def states() -> dict[str, str]:
         groups = prometheus.ask("rules")["groups"]
         return {each["name"]: each["health"] for group in groups for each in group["rules"]}
@@ -169,12 +169,12 @@ def _metrics(query: str) -> Iterator[str]:
     yield from re.findall(r"\bgreenroom_\w+", re.sub(r'"[^"]*"', "", query))
 
 
-def test_the_alerts_are_valid_and_fire_when_they_should() -> None:
+def test_the_alerts_are_valid_and_fire_when_they_should():
     _promtool("check", "rules", RULES.name, folder=RULES.parent)
     _promtool("test", "rules", "tests.yml", folder=RULES.parent)
 
 
-def test_each_alert_has_a_test_and_a_text() -> None:
+def test_each_alert_has_a_test_and_a_text():
     tests = yaml.safe_load((RULES.parent / "tests.yml").read_text())["tests"]
     fired = {
         each["alertname"] for one in tests for each in one["alert_rule_test"] if each["exp_alerts"]
@@ -183,14 +183,14 @@ def test_each_alert_has_a_test_and_a_text() -> None:
     assert all(rule["annotations"]["summary"] for rule in _rules())
 
 
-def test_prometheus_parses_what_the_dashboard_asks(tmp_path: Path) -> None:
+def test_prometheus_parses_what_the_dashboard_asks(tmp_path):
     rules = [{"record": f"q{n}", "expr": query} for n, query in enumerate(dashboard_queries())]
     text = yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]})
     (tmp_path / "queries.yml").write_text(text)
     _promtool("check", "rules", "queries.yml", folder=tmp_path)
 
 
-def test_alerts_and_dashboard_name_only_metrics_that_there_are() -> None:
+def test_alerts_and_dashboard_name_only_metrics_that_there_are():
     queries = [*dashboard_queries(), *(rule["expr"] for rule in _rules())]
     named = {name for query in queries for name in _metrics(query)}
     # A test of its own says that this table has what a running system exposes.
@@ -199,7 +199,7 @@ def test_alerts_and_dashboard_name_only_metrics_that_there_are() -> None:
     assert named <= there
 
 
-def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
+def test_the_panels_of_the_dashboard_do_not_overlap():
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         at = panel["gridPos"]
@@ -214,6 +214,6 @@ def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
 
 
-def test_each_variable_that_the_dashboard_uses_is_made() -> None:
+def test_each_variable_that_the_dashboard_uses_is_made():
     made = {each["name"] for each in DASHBOARD["templating"]["list"]} | {"__rate_interval"}
     assert set(re.findall(r"\$\{?(\w+)", json.dumps(DASHBOARD["panels"]))) <= made

@@ -1,12 +1,9 @@
 """deploy/systemd: systemd accepts the unit, and its settings are Greenroom's."""
 
-from __future__ import annotations
-
 import configparser
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 from greenroom.actors.runtime.cgroups import SUBGROUP
 from greenroom.actors.runtime.draining import DEFAULT_S, stop_s
@@ -17,7 +14,7 @@ from tests.support.programs import needed
 UNIT = ROOT / "deploy" / "systemd" / "greenroom.service"
 
 
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(tmp_path):
     analyze = needed("systemd-analyze", "systemd")
     # It asks that the program is there.
     unit = tmp_path / UNIT.name
@@ -28,7 +25,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_its_variables_are_settings_and_a_stop_has_the_time_that_it_needs() -> None:
+def test_its_variables_are_settings_and_a_stop_has_the_time_that_it_needs():
     text = UNIT.read_text()
     names = re.findall(r"^Environment=(\w+)=", text, re.MULTILINE)
     assert set(names) <= {variable(name) for name in FIELDS}
@@ -38,7 +35,7 @@ def test_its_variables_are_settings_and_a_stop_has_the_time_that_it_needs() -> N
     assert parser["Service"]["KillMode"] == "process"
 
 
-def test_the_limits_hand_on_the_group_in_which_hosts_look_for_it() -> None:
+def test_the_limits_hand_on_the_group_in_which_hosts_look_for_it():
     parser = configparser.ConfigParser()
     parser.read_string((UNIT.parent / "limits.conf").read_text())
     assert parser["Service"]["DelegateSubgroup"] == SUBGROUP
@@ -46,7 +43,7 @@ def test_the_limits_hand_on_the_group_in_which_hosts_look_for_it() -> None:
     assert parser["Service"]["ProtectControlGroups"] == "false"
 
 
-def test_it_is_exposed_to_little() -> None:
+def test_it_is_exposed_to_little():
     """As the systemd of the machine counts it, out of 10; "OK" is below 5."""
     analyze = needed("systemd-analyze", "systemd")
     done = subprocess.run(

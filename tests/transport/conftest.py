@@ -1,7 +1,5 @@
 """Actor systems on our base, each on a port of its own."""
 
-from __future__ import annotations
-
 import pytest
 from thespian.actors import ActorSystem
 

@@ -1,7 +1,5 @@
 """Addresses as values."""
 
-from __future__ import annotations
-
 import pickle
 from contextlib import closing
 

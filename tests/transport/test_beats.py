@@ -1,7 +1,5 @@
 """Links for beats over real sockets: answered at once, and dialed anew where they are silent."""
 
-from __future__ import annotations
-
 import itertools
 import secrets
 

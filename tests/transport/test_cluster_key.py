@@ -5,7 +5,6 @@ import os
 import stat
 import sys
 from multiprocessing.pool import ThreadPool
-from pathlib import Path
 
 import pytest
 
@@ -26,11 +25,11 @@ from greenroom.core.cluster.key_rotation import KeyIds
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "cluster.key"
 
 
-def test_the_first_start_makes_a_key_and_later_ones_keep_it(path: Path) -> None:
+def test_the_first_start_makes_a_key_and_later_ones_keep_it(path):
     key = ensure_key(path)
     assert key_id(key) != key_id(ensure_key(path.with_name("other")))
     assert ensure_key(path) == read_key(path) == key
@@ -38,7 +37,7 @@ def test_the_first_start_makes_a_key_and_later_ones_keep_it(path: Path) -> None:
     assert [each.name for each in path.parent.iterdir() if each.name.startswith(".")] == []
 
 
-def test_a_mask_that_takes_nothing_away_still_gives_a_private_file(path: Path) -> None:
+def test_a_mask_that_takes_nothing_away_still_gives_a_private_file(path):
     before = os.umask(0)
     try:
         ensure_key(path)
@@ -47,20 +46,20 @@ def test_a_mask_that_takes_nothing_away_still_gives_a_private_file(path: Path) -
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_two_that_start_at_once_have_the_same_key(path: Path) -> None:
+def test_two_that_start_at_once_have_the_same_key(path):
     with ThreadPool(8) as pool:
         keys = pool.map(ensure_key, [path] * 8)
     assert len(set(keys)) == 1
 
 
-def test_a_joining_host_gets_the_key_by_file(path: Path) -> None:
+def test_a_joining_host_gets_the_key_by_file(path):
     key = ensure_key(path)
     there = path.with_name("there")
     assert ensure_key(there, path) == ensure_key(there, path) == ensure_key(there) == key
     assert ensure_key(there, there) == key
 
 
-def test_a_host_that_has_another_key_says_so(path: Path) -> None:
+def test_a_host_that_has_another_key_says_so(path):
     ensure_key(path)
     other = path.with_name("other")
     ensure_key(other)
@@ -77,15 +76,13 @@ def test_a_host_that_has_another_key_says_so(path: Path) -> None:
         *((True, text) for text in (b"# next\nno key\n", b"# last\n-----BEGIN CERTIFICATE-")),
     ],
 )
-def test_a_file_without_keys_and_certificates_is_refused(
-    path: Path, has_key: bool, text: bytes
-) -> None:
+def test_a_file_without_keys_and_certificates_is_refused(path, has_key, text):
     create_key(path, make_key() * has_key + text)
     with pytest.raises(ClusterKeyError, match=r"does not hold a private key and a certificate"):
         KeyFiles(path)
 
 
-def test_a_key_that_does_not_fit_its_certificate_is_refused(path: Path) -> None:
+def test_a_key_that_does_not_fit_its_certificate_is_refused(path):
     one, other = (make_key().decode().partition("-----BEGIN CERT") for _ in range(2))
     create_key(path, (one[0] + other[1] + other[2]).encode())
     with pytest.raises(ClusterKeyError, match=r"cannot be used, .*(?i:mismatch)"):
@@ -96,18 +93,14 @@ def test_a_key_that_does_not_fit_its_certificate_is_refused(path: Path) -> None:
     assert not mine.exists(), "what cannot be used is not copied"
 
 
-def test_a_file_can_be_made_only_with_the_extra(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_can_be_made_only_with_the_extra(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "cryptography", None)
     with pytest.raises(ClusterKeyError, match=r"pip install 'greenroom\[cluster\]'"):
         ensure_key(path)
     assert not path.exists()
 
 
-def test_a_file_that_becomes_unusable_leaves_what_was_read_in_use(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_that_becomes_unusable_leaves_what_was_read_in_use(path, caplog):
     key = ensure_key(path)
     files = KeyFiles(path)
     before = files.tls()
@@ -120,7 +113,7 @@ def test_a_file_that_becomes_unusable_leaves_what_was_read_in_use(
     assert files.tls().own not in before.taken
 
 
-def test_a_file_holds_what_it_is_asked_to_and_remembers_what_was_replaced(path: Path) -> None:
+def test_a_file_holds_what_it_is_asked_to_and_remembers_what_was_replaced(path):
     first = ensure_key(path).rstrip()  # as an editor may leave it
     path.write_bytes(first)
     files = KeyFiles(path)
@@ -141,7 +134,7 @@ def test_a_file_holds_what_it_is_asked_to_and_remembers_what_was_replaced(path: 
         files.hold(KeyIds(key_id(first)))
 
 
-def test_a_key_that_was_replaced_under_an_earlier_release_is_known(path: Path) -> None:
+def test_a_key_that_was_replaced_under_an_earlier_release_is_known(path):
     kept, given = ensure_key(path), path.with_name("given")
     first = ensure_key(given)
     with pytest.raises(ClusterKeyError, match="is not the cluster file that this host has"):
@@ -150,7 +143,7 @@ def test_a_key_that_was_replaced_under_an_earlier_release_is_known(path: Path) -
     assert ensure_key(path, given) == kept
 
 
-def test_a_file_that_is_copied_amid_a_replacing_is_taken(path: Path) -> None:
+def test_a_file_that_is_copied_amid_a_replacing_is_taken(path):
     ensure_key(path)
     KeyFiles(path).begin()
     there = path.with_name("there")
@@ -159,21 +152,21 @@ def test_a_file_that_is_copied_amid_a_replacing_is_taken(path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o601])
-def test_a_key_that_others_can_use_is_refused(path: Path, mode: int) -> None:
+def test_a_key_that_others_can_use_is_refused(path, mode):
     ensure_key(path)
     path.chmod(mode)
     with pytest.raises(ClusterKeyError, match=f"has mode {mode:04o}.*chmod 600"):
         ensure_key(path)
 
 
-def test_a_key_of_somebody_else_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_of_somebody_else_is_refused(path, monkeypatch):
     ensure_key(path)
     monkeypatch.setattr(cluster_key.os, "geteuid", lambda: 4242)
     with pytest.raises(ClusterKeyError, match=r"belongs to user .*, not to user 4242"):
         read_key(path)
 
 
-def test_a_key_that_is_missing_or_no_file_is_refused(path: Path) -> None:
+def test_a_key_that_is_missing_or_no_file_is_refused(path):
     with pytest.raises(ClusterKeyError, match=r"No such file.*--key-file"):
         read_key(path)
     with pytest.raises(ClusterKeyError, match="No such file"):
@@ -186,9 +179,7 @@ def test_a_key_that_is_missing_or_no_file_is_refused(path: Path) -> None:
         read_key(path.parent)
 
 
-def test_a_full_disk_leaves_the_file_and_no_other(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_file_and_no_other(path, monkeypatch):
     key = ensure_key(path)
 
     def fails(_fd: int) -> None:
@@ -201,12 +192,12 @@ def test_a_full_disk_leaves_the_file_and_no_other(
     assert [each.read_bytes() for each in path.parent.iterdir()] == [key]
 
 
-def test_a_folder_that_cannot_be_written_is_named(path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named(path):
     with pytest.raises(ClusterKeyError, match=r"cannot be made: No such file"):
         ensure_key(path.parent / "missing" / "cluster.key")
 
 
-def test_a_bound_host_has_the_files_that_its_environment_names(path: Path) -> None:
+def test_a_bound_host_has_the_files_that_its_environment_names(path):
     key = ensure_key(path)
     environ = {"GREENROOM_KEY_FILE": str(path)}
     for own in (ProcessAddress("10.0.0.1", 1900), drawn_address("10.0.0.1", 1900)):
@@ -216,7 +207,7 @@ def test_a_bound_host_has_the_files_that_its_environment_names(path: Path) -> No
     assert keys_of(ProcessAddress("127.0.0.1", 1900), environ) is None
 
 
-def test_only_an_admin_insists_on_a_cluster_file() -> None:
+def test_only_an_admin_insists_on_a_cluster_file():
     with pytest.raises(ClusterKeyError, match="GREENROOM_KEY_FILE"):
         keys_of(ProcessAddress("10.0.0.1", 1900), {})
     assert keys_of(drawn_address("10.0.0.1", 1900), {}) is None

@@ -1,7 +1,5 @@
 """A thousand idle and two hundred hostile connections at once: nobody else notices."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

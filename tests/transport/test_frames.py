@@ -71,18 +71,18 @@ MESSAGES = [
 
 @settings(max_examples=60)
 @given(st.data(), st.booleans())
-def test_messages_arrive_whole_however_the_stream_is_cut(data, in_place) -> None:
+def test_messages_arrive_whole_however_the_stream_is_cut(data, in_place):
     stream = written(*MESSAGES)
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=12))
     assert read(stream, cuts, in_place=in_place) == MESSAGES
 
 
-def test_small_messages_arrive_byte_by_byte() -> None:
+def test_small_messages_arrive_byte_by_byte():
     stream = written(*MESSAGES[:2], *MESSAGES[3:4])
     assert read(stream, list(range(len(stream)))) == [*MESSAGES[:2], *MESSAGES[3:4]]
 
 
-def test_all_but_the_first_buffer_can_be_written_to() -> None:
+def test_all_but_the_first_buffer_can_be_written_to():
     reader = FrameReader()
     ((kind, buffers, number, _, body),) = reader.frames(written([b"pickle", b"buffer"]))
     first, second = reader.message(kind, buffers, number, body)
@@ -107,14 +107,14 @@ def test_all_but_the_first_buffer_can_be_written_to() -> None:
         (HEADER.pack(DATA, 2, 17, 1, 0) + bytes(15) + b"\5a", "buffers of 5 bytes in a body of 1"),
     ],
 )
-def test_a_malformed_frame_is_refused_before_memory_is_set_aside(stream, said) -> None:
+def test_a_malformed_frame_is_refused_before_memory_is_set_aside(stream, said):
     with pytest.raises(RefusedError, match=said):
         read(stream, [])
 
 
 @settings(max_examples=300)
 @given(st.data())
-def test_a_stream_with_changed_bytes_is_read_or_refused_and_nothing_else(data) -> None:
+def test_a_stream_with_changed_bytes_is_read_or_refused_and_nothing_else(data):
     stream = bytearray(written([b"a" * 50], [b"b", b"c" * 30], [b"d" * (SMALL_MESSAGE + 9)]))
     for _ in range(data.draw(st.integers(1, 4))):
         stream[data.draw(st.integers(0, 200))] = data.draw(st.integers(0, 255))
@@ -122,7 +122,7 @@ def test_a_stream_with_changed_bytes_is_read_or_refused_and_nothing_else(data) -
         read(bytes(stream), data.draw(st.lists(st.integers(0, len(stream)), max_size=4)))
 
 
-def test_a_hello_is_read_as_it_was_written() -> None:
+def test_a_hello_is_read_as_it_was_written():
     ((kind, _, session, received, body),) = FrameReader().frames(OWN.frame())
     assert kind == HELLO
     assert read_hello(session, received, body) == OWN
@@ -140,13 +140,13 @@ def test_a_hello_is_read_as_it_was_written() -> None:
         (OWN.frame()[HEADER.size :] + b"\xff", "short, printable ASCII"),
     ],
 )
-def test_a_hello_that_is_none_is_refused(body, said) -> None:
+def test_a_hello_that_is_none_is_refused(body, said):
     with pytest.raises(RefusedError, match=said):
         read_hello(1, 0, body)
     with pytest.raises(RefusedError, match="session 0"):
         read_hello(0, 0, OWN.frame()[HEADER.size :])
 
 
-def test_an_acknowledgement_is_a_header() -> None:
+def test_an_acknowledgement_is_a_header():
     ((kind, buffers, number, acknowledged, body),) = FrameReader().frames(FrameWriter().ack(17))
     assert (kind, buffers, number, acknowledged, body) == (ACK, 0, 0, 17, b"")

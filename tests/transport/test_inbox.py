@@ -1,7 +1,5 @@
 """How much of what has arrived is handled before the loop gets its turn."""
 
-from __future__ import annotations
-
 import pytest
 
 from greenroom.actors.transport import mailbox as inbox_module

@@ -1,7 +1,5 @@
 """Processes of one host over Unix sockets, several of them on one loop."""
 
-from __future__ import annotations
-
 import errno
 import os
 import secrets

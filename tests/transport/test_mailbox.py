@@ -1,7 +1,5 @@
 """What a mailbox gives to which handler."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import closing
 

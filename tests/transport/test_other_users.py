@@ -1,7 +1,5 @@
 """What a process of another user can do to ours over Unix sockets: nothing that matters."""
 
-from __future__ import annotations
-
 import re
 from contextlib import contextmanager
 

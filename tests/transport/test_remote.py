@@ -1,7 +1,5 @@
 """Processes of several hosts over TCP; addresses of 127.0.0.0/8 are the hosts."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -25,7 +25,7 @@ def taken(session: Session) -> list[bytes]:
     return bodies
 
 
-def test_messages_are_taken_in_order_and_kept_until_they_are_acknowledged() -> None:
+def test_messages_are_taken_in_order_and_kept_until_they_are_acknowledged():
     session = session_with(b"a", b"b", b"c")
     assert taken(session) == [b"a", b"b", b"c"]
     assert session.acknowledge(2) == [b"a", b"b"]
@@ -34,7 +34,7 @@ def test_messages_are_taken_in_order_and_kept_until_they_are_acknowledged() -> N
     assert (session.kept_bytes, session.unacknowledged_bytes) == (0, 0)
 
 
-def test_what_was_never_sent_cannot_be_acknowledged() -> None:
+def test_what_was_never_sent_cannot_be_acknowledged():
     session = session_with(b"a", b"b")
     session.take()
     with pytest.raises(RefusedError, match="acknowledges message 2 of 1"):
@@ -42,7 +42,7 @@ def test_what_was_never_sent_cannot_be_acknowledged() -> None:
 
 
 @pytest.mark.parametrize(("keep", "lost"), [(True, [b"a"]), (False, [b"a", b"b"])])
-def test_a_restart_reports_what_may_be_lost(keep: bool, lost: list[bytes]) -> None:
+def test_a_restart_reports_what_may_be_lost(keep, lost):
     session = session_with(b"a", b"b")
     session.take()
     session.receive(1, 10, delays_ack=False)
@@ -52,7 +52,7 @@ def test_a_restart_reports_what_may_be_lost(keep: bool, lost: list[bytes]) -> No
     assert session.receive(1, 10, delays_ack=False), "the other end starts again, too"
 
 
-def test_a_message_that_came_before_is_dropped_and_one_too_far_is_refused() -> None:
+def test_a_message_that_came_before_is_dropped_and_one_too_far_is_refused():
     session = Session()
     assert session.receive(1, 1, delays_ack=True)
     assert session.receive(2, 1, delays_ack=True)
@@ -62,7 +62,7 @@ def test_a_message_that_came_before_is_dropped_and_one_too_far_is_refused() -> N
             session.receive(number, 1, delays_ack=True)
 
 
-def test_an_acknowledgement_is_urgent_when_the_sender_waits_or_much_has_come() -> None:
+def test_an_acknowledgement_is_urgent_when_the_sender_waits_or_much_has_come():
     session = Session()
     session.receive(1, 10, delays_ack=True)
     assert not session.ack_is_urgent
@@ -73,7 +73,7 @@ def test_an_acknowledgement_is_urgent_when_the_sender_waits_or_much_has_come() -
     assert session.ack_is_urgent
 
 
-def test_a_full_window_takes_no_more_until_half_is_acknowledged(monkeypatch) -> None:
+def test_a_full_window_takes_no_more_until_half_is_acknowledged(monkeypatch):
     monkeypatch.setattr(session_module, "WINDOW", 1000)
     session = session_with(*[bytes(600)] * 3)
     assert len(taken(session)) == 2
@@ -81,7 +81,7 @@ def test_a_full_window_takes_no_more_until_half_is_acknowledged(monkeypatch) -> 
     assert len(taken(session)) == 1
 
 
-def test_too_much_is_refused(monkeypatch) -> None:
+def test_too_much_is_refused(monkeypatch):
     monkeypatch.setattr(session_module, "MAX_KEPT", 5000)
     monkeypatch.setattr(session_module, "MAX_MESSAGE", 10_000)
     session = session_with(bytes(4000))

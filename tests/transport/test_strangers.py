@@ -32,7 +32,7 @@ def end_window(loop) -> None:
     loop.run_until_complete(asyncio.sleep(WINDOW_S))
 
 
-def test_a_kind_of_refusal_is_said_once_per_source_and_window(loop, admission, caplog) -> None:
+def test_a_kind_of_refusal_is_said_once_per_source_and_window(loop, admission, caplog):
     for source, reason in (("a:1", "garbage"), ("a:2", "garbage"), ("a:1", "key"), ("b:1", "key")):
         admission.refused(source, reason)
     assert [each.partition(" with ")[2] for each in caplog.messages] == [
@@ -48,7 +48,7 @@ def test_a_kind_of_refusal_is_said_once_per_source_and_window(loop, admission, c
     assert len(caplog.messages) == 5, "there is nothing to sum up"
 
 
-def test_a_flood_of_kinds_has_few_lines(loop, admission, caplog) -> None:
+def test_a_flood_of_kinds_has_few_lines(loop, admission, caplog):
     for number in range(1000):
         admission.refused("a:1", f"kind {number}")
     assert len(caplog.messages) == MAX_SOURCE_LINES
@@ -61,7 +61,7 @@ def test_a_flood_of_kinds_has_few_lines(loop, admission, caplog) -> None:
     assert caplog.messages[-1].startswith(f"{2001 - MAX_LINES} more connections")
 
 
-def test_a_burst_is_taken_without_a_rest_and_the_long_run_is_bounded() -> None:
+def test_a_burst_is_taken_without_a_rest_and_the_long_run_is_bounded():
     allowance, now, taken = TokenBucket(most=512, per_s=4000.0), 1000.0, 0
     rests = []
     while now < 1010.0:
@@ -74,7 +74,7 @@ def test_a_burst_is_taken_without_a_rest_and_the_long_run_is_bounded() -> None:
     assert taken <= 512 + 10 * 4000 + 32
 
 
-def test_after_a_lull_no_more_is_taken_at_once_than_at_first() -> None:
+def test_after_a_lull_no_more_is_taken_at_once_than_at_first():
     allowance = TokenBucket(most=100, per_s=1000.0)
     assert allowance.take(100, 5.0) == 0.0
     assert allowance.take(10, 5.0) == 0.01

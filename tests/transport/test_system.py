@@ -1,7 +1,5 @@
 """Whole actor systems on our base: what Thespian promises, and the repairs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

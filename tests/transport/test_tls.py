@@ -1,7 +1,5 @@
 """Who is let in at a host's port: hosts with the cluster file, and no one else."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import datetime as dt

@@ -1,7 +1,5 @@
 """What actors on our base bear: stopped processes, cut connections, floods, large messages."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -48,7 +48,7 @@ def begun(by: m.Process) -> m.StreamBegun:
     return m.StreamBegun(1, 200, (), by)
 
 
-def test_a_replica_that_begins_an_answer_which_nobody_waits_for_is_asked_to_end_it() -> None:
+def test_a_replica_that_begins_an_answer_which_nobody_waits_for_is_asked_to_end_it():
     caller, loop, answers = asked()
     deliver(caller, "second", m.ValueAnswer(1, b""))  # a new proxy had it run there
     deliver(caller, "first", begun(FIRST), m.StreamPart(1, b"part"))
@@ -56,7 +56,7 @@ def test_a_replica_that_begins_an_answer_which_nobody_waits_for_is_asked_to_end_
     assert stopped(loop) == [("first", 1)]
 
 
-def test_of_two_replicas_that_begin_the_same_answer_both_are_asked_to_end_it() -> None:
+def test_of_two_replicas_that_begin_the_same_answer_both_are_asked_to_end_it():
     caller, loop, answers = asked()
     deliver(caller, "first", begun(FIRST))
     deliver(caller, "second", begun(SECOND))
@@ -64,20 +64,20 @@ def test_of_two_replicas_that_begin_the_same_answer_both_are_asked_to_end_it() -
     assert sorted(stopped(loop)) == [("first", 1), ("second", 1)]
 
 
-def test_an_answer_of_another_replica_ends_the_one_that_had_begun() -> None:
+def test_an_answer_of_another_replica_ends_the_one_that_had_begun():
     caller, loop, _ = asked()
     deliver(caller, "first", begun(FIRST))
     deliver(caller, "second", m.ValueAnswer(1, b""))
     assert stopped(loop) == [("first", 1)]
 
 
-def test_an_answer_that_comes_to_its_end_costs_no_further_message() -> None:
+def test_an_answer_that_comes_to_its_end_costs_no_further_message():
     caller, loop, _ = asked()
     deliver(caller, "first", begun(FIRST), m.StreamPart(1, b"part"), m.StreamEnded(1, 200))
     assert stopped(loop) == []
 
 
-def test_a_good_answer_after_a_failure_that_never_came_is_the_answer() -> None:
+def test_a_good_answer_after_a_failure_that_never_came_is_the_answer():
     caller, loop, answers = asked()
     deliver(caller, "first", m.MayTryAgain(1, "first"))  # and dies; the router has another run it
     deliver(caller, "second", m.ValueAnswer(1, b""))
@@ -86,7 +86,7 @@ def test_a_good_answer_after_a_failure_that_never_came_is_the_answer() -> None:
     assert submitted(loop, "proxy") == [(1,)]
 
 
-def test_whoever_fails_on_an_answer_keeps_no_other_from_theirs() -> None:
+def test_whoever_fails_on_an_answer_keeps_no_other_from_theirs():
     caller, _, answers = asked()
 
     def fail(_answer: Any) -> None:
@@ -107,7 +107,7 @@ def submitted(loop: LoneLoop, to: str) -> list[tuple[int, ...]]:
     ]
 
 
-def test_what_the_next_proxy_gets_says_that_it_may_have_run() -> None:
+def test_what_the_next_proxy_gets_says_that_it_may_have_run():
     caller, loop, answers = asked(None)
     assert submitted(loop, "proxy") == [(1,)]
     caller.proxy_gone()
@@ -119,7 +119,7 @@ def test_what_the_next_proxy_gets_says_that_it_may_have_run() -> None:
 
 
 @pytest.mark.parametrize("retryable", [None, False])
-def test_what_did_not_reach_the_proxy_may_have_run(retryable: bool | None) -> None:
+def test_what_did_not_reach_the_proxy_may_have_run(retryable):
     _, loop, answers = asked(retryable)
     loop.outbox[-1].failed()
     loop.pass_time(RESEND_S + 0.1)
@@ -127,7 +127,7 @@ def test_what_did_not_reach_the_proxy_may_have_run(retryable: bool | None) -> No
     assert len(answers) == (retryable is False)
 
 
-def test_what_runs_without_its_router_ends_when_its_answer_is_not_wanted() -> None:
+def test_what_runs_without_its_router_ends_when_its_answer_is_not_wanted():
     caller, loop, answers = asked()
     caller.proxy_gone()
     deliver(caller, "first", m.StillRuns(1))
@@ -138,7 +138,7 @@ def test_what_runs_without_its_router_ends_when_its_answer_is_not_wanted() -> No
     assert stopped(loop) == [("first", 1)]
 
 
-def test_what_its_caller_forbids_to_repeat_fails_at_once() -> None:
+def test_what_its_caller_forbids_to_repeat_fails_at_once():
     caller, loop, answers = asked(False)
     caller.proxy_gone()
     assert answers[0].kind == "ReplicaUnavailableError"
@@ -149,9 +149,7 @@ def test_what_its_caller_forbids_to_repeat_fails_at_once() -> None:
 
 @pytest.mark.parametrize("retryable", [None, True])
 @pytest.mark.parametrize("meets_another", [False, True])
-def test_without_a_proxy_that_has_tables_a_query_fails_in_the_end(
-    retryable: bool | None, meets_another: bool
-) -> None:
+def test_without_a_proxy_that_has_tables_a_query_fails_in_the_end(retryable, meets_another):
     caller, loop, answers = asked(retryable)
     caller.attached(m.AttachCallerReply(proxy=m.Process(9, 9, "proxy"), ready=True))
     loop.pass_time(10 * NO_PROXY_S)
@@ -166,7 +164,7 @@ def test_without_a_proxy_that_has_tables_a_query_fails_in_the_end(
     assert not loop.due()
 
 
-def test_a_query_before_the_first_proxy_does_not_wait_for_ever() -> None:
+def test_a_query_before_the_first_proxy_does_not_wait_for_ever():
     loop = LoneLoop()
     caller = Caller(loop, HERE)
     answers: list[Any] = []
@@ -175,7 +173,7 @@ def test_a_query_before_the_first_proxy_does_not_wait_for_ever() -> None:
     assert [each.kind for each in answers] == ["DeploymentUnavailableError"]
 
 
-def test_each_query_waits_as_long_for_a_proxy() -> None:
+def test_each_query_waits_as_long_for_a_proxy():
     loop = LoneLoop()
     caller, failed = Caller(loop, HERE), []
     for number in (1, 2):
@@ -188,7 +186,7 @@ def test_each_query_waits_as_long_for_a_proxy() -> None:
     assert failed == [1, 2]
 
 
-def test_a_query_waits_for_its_answer_once_a_proxy_with_tables_is_there() -> None:
+def test_a_query_waits_for_its_answer_once_a_proxy_with_tables_is_there():
     caller, loop, answers = asked(True)
     caller.proxy_gone()
     caller.met_proxy("next", m.Process(8, 8, "next"))
@@ -197,7 +195,7 @@ def test_a_query_waits_for_its_answer_once_a_proxy_with_tables_is_there() -> Non
     assert not answers
 
 
-def test_one_that_fails_without_a_proxy_waits_no_longer_once_the_next_has_tables() -> None:
+def test_one_that_fails_without_a_proxy_waits_no_longer_once_the_next_has_tables():
     caller, loop, answers = asked(True)
     caller.proxy_gone()
     failure = m.FailedAnswer(1, "UserCodeError", "it failed")
@@ -209,7 +207,7 @@ def test_one_that_fails_without_a_proxy_waits_no_longer_once_the_next_has_tables
     assert not answers
 
 
-def test_a_query_that_kills_every_proxy_is_abandoned() -> None:
+def test_a_query_that_kills_every_proxy_is_abandoned():
     caller, loop, answers = asked(None)
     for number in range(2 * FIRST_REPEATS):
         caller.proxy_gone()
@@ -219,7 +217,7 @@ def test_a_query_that_kills_every_proxy_is_abandoned() -> None:
     assert "retries, limited to as many as queries, are used up" in answers[0].text
 
 
-def test_the_death_of_a_replica_that_answers_is_noticed_when_the_proxy_is_dead() -> None:
+def test_the_death_of_a_replica_that_answers_is_noticed_when_the_proxy_is_dead():
     def begins() -> None:
         deliver(caller, "first", begun(FIRST))
 
@@ -239,7 +237,7 @@ def test_the_death_of_a_replica_that_answers_is_noticed_when_the_proxy_is_dead()
         assert not loop.watched()
 
 
-def test_the_death_of_a_replica_that_takes_a_body_is_noticed_when_the_proxy_is_dead() -> None:
+def test_the_death_of_a_replica_that_takes_a_body_is_noticed_when_the_proxy_is_dead():
     caller, loop, answers = asked(follows=BODY)
     caller.proxy_gone()
     deliver(caller, "first", m.FeedWanted(1, 5, FIRST))

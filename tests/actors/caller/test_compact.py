@@ -75,7 +75,7 @@ def same(one: Any, other: Any) -> bool:
     )
 
 
-def test_hosts_that_do_not_know_of_failures_read_all_messages_without_them() -> None:
+def test_hosts_that_do_not_know_of_failures_read_all_messages_without_them():
     message = m.SubmitQueries(incarnation="i", queries=(query(1),), refused=(1,))
     as_before = (m.SUBMIT, "i", [tuple(query(1))], (), (), (), (1,))
     assert pickle.loads(encode(message)[0]) == as_before
@@ -83,16 +83,16 @@ def test_hosts_that_do_not_know_of_failures_read_all_messages_without_them() -> 
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=str)
-def test_a_message_arrives_as_it_was(message: Any) -> None:
+def test_a_message_arrives_as_it_was(message):
     assert same(message, decode(encode(message)))
 
 
 @pytest.mark.parametrize("message", MESSAGES[:2], ids=str)
-def test_what_is_pickled_of_queries_is_plain(message: Any) -> None:
+def test_what_is_pickled_of_queries_is_plain(message):
     assert b"greenroom" not in encode(message)[0]
 
 
-def test_large_bytes_still_travel_outside_of_the_pickle() -> None:
+def test_large_bytes_still_travel_outside_of_the_pickle():
     content = b"x" * 100_000
     asked = query(1)._replace(call=LargeBytes(content))
     buffers = encode(m.SubmitQueries(incarnation="i", queries=(asked,)))
@@ -103,6 +103,6 @@ def test_large_bytes_still_travel_outside_of_the_pickle() -> None:
     assert bytes(decode(buffers).answers[0].content.view) == content
 
 
-def test_a_tuple_that_was_not_made_here_raises() -> None:
+def test_a_tuple_that_was_not_made_here_raises():
     with pytest.raises(KeyError):
         decode([pickle.dumps((99, "unknown"))])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from greenroom.serve.exceptions import (
 from greenroom.serve.handle import DeploymentHandle, decode
 from tests.actors.one_process import OneProcess
 from tests.support.queries import python_call, query
-from tests.support.systems import RunningSystem
 from tests.support.timing import until
 
 
@@ -127,7 +125,7 @@ class Node:
 
 
 @pytest.fixture
-def one(one_process: Callable[..., OneProcess]) -> OneProcess:
+def one(one_process):
     return one_process(Node, limit=100)
 
 
@@ -137,7 +135,7 @@ def call(one: OneProcess, method: str, *args: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("method", ["doubles", "doubles_in_a_thread"])
-def test_many_calls_of_calls_return_their_values(one: OneProcess, method: str) -> None:
+def test_many_calls_of_calls_return_their_values(one, method):
     async def ask() -> None:
         assert await call(one, method, 60) == 4 * 60 + sum(2 * n for n in range(60))
 
@@ -145,9 +143,7 @@ def test_many_calls_of_calls_return_their_values(one: OneProcess, method: str) -
 
 
 @pytest.mark.parametrize("method", ["catches", "catches_in_a_thread"])
-def test_an_exception_of_the_users_is_raised_where_it_was_called(
-    one: OneProcess, method: str
-) -> None:
+def test_an_exception_of_the_users_is_raised_where_it_was_called(one, method):
     async def ask() -> None:
         path, size, notes = await call(one, method)
         assert (path, size) == ("/weights", 42)
@@ -156,9 +152,7 @@ def test_an_exception_of_the_users_is_raised_where_it_was_called(
     one.run(ask())
 
 
-def test_the_request_id_and_the_deadline_travel_along_and_not_to_what_goes_on_afterwards(
-    one: OneProcess,
-) -> None:
+def test_the_request_id_and_the_deadline_travel_along_and_not_to_what_goes_on_afterwards(one):
     async def ask() -> None:
         asked = {"request_id": "abc", "timeout_s": 0.5, **python_call(method="asks_for_timing")}
         request_id, remaining_s = decode(await one.answer(**asked), "it").value
@@ -180,9 +174,7 @@ def test_the_request_id_and_the_deadline_travel_along_and_not_to_what_goes_on_af
         ("cleans_up", 1),
     ],
 )
-def test_every_call_made_for_a_call_is_cancelled_with_it(
-    one: OneProcess, method: str, calls: int
-) -> None:
+def test_every_call_made_for_a_call_is_cancelled_with_it(one, method, calls):
     node = one.user_code.servable.instance
 
     async def ask() -> None:
@@ -203,7 +195,7 @@ def test_every_call_made_for_a_call_is_cancelled_with_it(
     one.run(ask())
 
 
-def test_what_a_batch_calls_lasts_as_long_as_one_of_its_items_is_wanted(one: OneProcess) -> None:
+def test_what_a_batch_calls_lasts_as_long_as_one_of_its_items_is_wanted(one):
     node = one.user_code.servable.instance
 
     async def ask() -> None:
@@ -229,8 +221,8 @@ class Finds:
 
 
 def test_a_deployment_that_is_not_there_fails_the_deploy_and_a_call_with_its_name(
-    running: RunningSystem, deployed: Callable[..., Any], name: str
-) -> None:
+    running, deployed, name
+):
     with pytest.raises(UnknownNameError, match="is named 'Leef'; there are: Finds"):
         deployed(Finds.bind("Leef"))
     with pytest.raises(UnknownNameError, match="no application is named 'elsewhere'"):

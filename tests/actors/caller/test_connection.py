@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -45,7 +44,7 @@ class Port(port_module.Port):
 
 
 @pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[Port]:
+def port(monkeypatch):
     monkeypatch.setattr(connection_module, "GONE_S", GONE_S)
     monkeypatch.setattr(asking, "CHECK_EVERY_S", 0.01)
     loop = asyncio.new_event_loop()
@@ -71,12 +70,12 @@ def seconds_until_gone(connection: Connection) -> float:
     return time.monotonic() - began_at
 
 
-def test_a_system_that_does_not_answer_is_gone_after_a_while(port: Port) -> None:
+def test_a_system_that_does_not_answer_is_gone_after_a_while(port):
     port.is_there = False
     assert seconds_until_gone(Connection(port)) >= GONE_S
 
 
-def test_what_an_earlier_request_has_seen_does_not_count(port: Port) -> None:
+def test_what_an_earlier_request_has_seen_does_not_count(port):
     connection = Connection(port)
     port.is_there = False
     request = threading.Thread(target=connection.request, args=(ListBackends(),), daemon=True)
@@ -91,7 +90,7 @@ def test_what_an_earlier_request_has_seen_does_not_count(port: Port) -> None:
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-def test_a_repeat_of_a_request_that_is_under_way_gets_its_answer(port: Port, leaves: bool) -> None:
+def test_a_repeat_of_a_request_that_is_under_way_gets_its_answer(port, leaves):
     loop = port.loop.asyncio
     requests = asking.Controller(port, port.answers, 10, "gone")
     request = request_of(ListBackends(), "id", "user")
@@ -107,9 +106,7 @@ def test_a_repeat_of_a_request_that_is_under_way_gets_its_answer(port: Port, lea
     assert leaves or first.result(20) == reply
 
 
-def test_a_connection_that_was_made_before_a_fork_says_so(
-    port: Port, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_that_was_made_before_a_fork_says_so(port, monkeypatch):
     connection = Connection(port)
     monkeypatch.setattr(connection_module.os, "getpid", lambda: 0)
     with pytest.raises(NotRunningError, match="made before a fork"):

@@ -12,7 +12,7 @@ import itertools
 import pickle
 import random
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -502,7 +502,7 @@ TestSplitLeaseModel.settings = settings(max_examples=200, stateful_step_count=40
 
 
 @pytest.fixture
-def model() -> Iterator[LeaseModel]:
+def model():
     """Return a model whose first caller has a lease."""
     model = LeaseModel()
     assert list(_pick(model.callers, 0).leases.held) == [("e", "b")]
@@ -512,8 +512,8 @@ def model() -> Iterator[LeaseModel]:
 
 @pytest.mark.parametrize("is_met", [True, False])
 def test_a_new_proxy_confirms_tables_once_its_replicas_have_met_it_or_no_old_lease_can_live(
-    model: LeaseModel, is_met: bool
-) -> None:
+    model, is_met
+):
     """A lease of the proxy before it is open at a replica until that has heard of this one."""
     confirmed: list[bool] = []
     table = _pick(model.replicas, 0).table
@@ -533,9 +533,7 @@ def test_a_new_proxy_confirms_tables_once_its_replicas_have_met_it_or_no_old_lea
 @pytest.mark.parametrize(
     ("own_s", "limit_s"), [(None, TIMEOUT_S), (2 * TIMEOUT_S, TIMEOUT_S), (1.0, 1.0)]
 )
-def test_a_query_under_a_lease_goes_to_the_replica_alone_with_the_time_limit(
-    model: LeaseModel, own_s: float | None, limit_s: float
-) -> None:
+def test_a_query_under_a_lease_goes_to_the_replica_alone_with_the_time_limit(model, own_s, limit_s):
     caller, replica = _pick(model.callers, 0), _pick(model.replicas, 0)
     number = next(model.ids)
     assert caller.send(number, timeout_s=own_s)
@@ -553,9 +551,7 @@ def test_a_query_under_a_lease_goes_to_the_replica_alone_with_the_time_limit(
     "settings",
     [{"follows": "stream"}, {"multiplexed_model_id": "x"}, {"session_id": "s"}, {"endpoint": "f"}],
 )
-def test_what_the_router_has_to_decide_is_not_sent_under_a_lease(
-    model: LeaseModel, settings: dict[str, str]
-) -> None:
+def test_what_the_router_has_to_decide_is_not_sent_under_a_lease(model, settings):
     assert not _pick(model.callers, 0).send(next(model.ids), **settings)
 
 
@@ -575,9 +571,7 @@ def grant(model: LeaseModel, number: int) -> m.LeaseGranted:
     )
 
 
-def test_a_grant_of_more_that_arrives_after_the_return_of_its_lease_is_not_used(
-    model: LeaseModel,
-) -> None:
+def test_a_grant_of_more_that_arrives_after_the_return_of_its_lease_is_not_used(model):
     caller = _pick(model.callers, 0)
     held = caller.leases.held["e", "b"]
     caller.leases.revoked(m.RevokeLeases(proxy=PROXY, numbers=(held.number,)))
@@ -585,7 +579,7 @@ def test_a_grant_of_more_that_arrives_after_the_return_of_its_lease_is_not_used(
     assert not caller.send(next(model.ids))
 
 
-def test_what_is_late_or_of_another_proxy_changes_nothing_of_a_lease(model: LeaseModel) -> None:
+def test_what_is_late_or_of_another_proxy_changes_nothing_of_a_lease(model):
     caller = _pick(model.callers, 0)
     held, other = caller.leases.held["e", "b"], m.Process(9, 9, "the proxy before")
     slots = [share.slots for share in held.shares]
@@ -598,7 +592,7 @@ def test_what_is_late_or_of_another_proxy_changes_nothing_of_a_lease(model: Leas
     assert held.is_returned, "another one takes its place"
 
 
-def test_what_was_sent_just_before_a_lease_is_revoked_runs_under_it(model: LeaseModel) -> None:
+def test_what_was_sent_just_before_a_lease_is_revoked_runs_under_it(model):
     caller, replica = _pick(model.callers, 0), _pick(model.replicas, 0)
     number, held = next(model.ids), caller.leases.held["e", "b"]
     assert caller.send(number)  # and it has not left yet, as a message to close the lease might
@@ -608,7 +602,7 @@ def test_what_was_sent_just_before_a_lease_is_revoked_runs_under_it(model: Lease
     assert replica.running == {(caller.name, number): held.name}
 
 
-def test_leases_end_when_the_next_proxy_is_met_whose_numbers_begin_anew(model: LeaseModel) -> None:
+def test_leases_end_when_the_next_proxy_is_met_whose_numbers_begin_anew(model):
     caller, proxy = _pick(model.callers, 0), m.Process(9, 9, "the next proxy")
     assert caller.send(next(model.ids))  # so that something is in use
     caller.proxy_gone()
@@ -621,9 +615,7 @@ def test_leases_end_when_the_next_proxy_is_met_whose_numbers_begin_anew(model: L
     model.kill_caller(0)
 
 
-def test_a_query_that_is_given_up_counts_once_and_is_not_sent_if_it_has_not_left(
-    model: LeaseModel,
-) -> None:
+def test_a_query_that_is_given_up_counts_once_and_is_not_sent_if_it_has_not_left(model):
     caller, replica = _pick(model.callers, 0), _pick(model.replicas, 0)
     model.end_all()
     model.deliver_all()
@@ -648,7 +640,7 @@ def sent_to_proxy(model: LeaseModel, caller: Caller, kind: type[Any]) -> list[An
     return [each for each, _ in model.wires.under_way[caller.name, "proxy"] if type(each) is kind]
 
 
-def test_a_report_says_by_replica_what_failed_and_what_others_took(model: LeaseModel) -> None:
+def test_a_report_says_by_replica_what_failed_and_what_others_took(model):
     caller, tag = _pick(model.callers, 0), _pick(model.replicas, 0).table.tag
     number, numbers = caller.leases.held["e", "b"].number, [next(model.ids), next(model.ids)]
     assert all(map(caller.send, numbers))
@@ -661,9 +653,7 @@ def test_a_report_says_by_replica_what_failed_and_what_others_took(model: LeaseM
     assert report.took[number].keys() == {tag}
 
 
-def test_of_an_answer_that_has_begun_under_a_lease_the_router_may_only_say_why_it_ends(
-    model: LeaseModel,
-) -> None:
+def test_of_an_answer_that_has_begun_under_a_lease_the_router_may_only_say_why_it_ends(model):
     caller, replica = _pick(model.callers, 0), _pick(model.replicas, 0)
     number = next(model.ids)
     assert caller.send(number)
@@ -676,7 +666,7 @@ def test_of_an_answer_that_has_begun_under_a_lease_the_router_may_only_say_why_i
     assert [(each.id, each.retryable) for each in submitted.queries] == [(number, False)]
 
 
-def test_a_grant_says_all_that_its_caller_decides_by_and_routes_once(model: LeaseModel) -> None:
+def test_a_grant_says_all_that_its_caller_decides_by_and_routes_once(model):
     caller, tag = _pick(model.callers, 0), _pick(model.replicas, 0).table.tag
     table = EndpointTable(name="e", traffic=model.traffic, route="/x", methods=("GET",))
     model.perform(model.router.set_endpoint("e", table, 0.0))
@@ -692,7 +682,7 @@ def test_a_grant_says_all_that_its_caller_decides_by_and_routes_once(model: Leas
     model.wires.under_way["proxy", caller.name].clear()
 
 
-def test_the_router_hears_all_of_a_report(model: LeaseModel) -> None:
+def test_the_router_hears_all_of_a_report(model):
     failed, took, ended = {"b#1": 1}, {"b#1": (1, 0.5)}, {200: [0.1]}
     report = m.LeasesUsed(
         incarnation="c", used=((7, (3, ended)),), failed={7: failed}, took={7: took}, overdue={7: 2}
@@ -702,7 +692,7 @@ def test_the_router_hears_all_of_a_report(model: LeaseModel) -> None:
     used.assert_called_once_with("c", 7, Used(3, ended, failed, took, 2), model.wires.now)
 
 
-def test_a_method_that_the_endpoint_does_not_take_is_left_to_the_router(model: LeaseModel) -> None:
+def test_a_method_that_the_endpoint_does_not_take_is_left_to_the_router(model):
     caller = _pick(model.callers, 0)
     held = caller.leases.held["e", "b"]
     caller.leases.granted(replace(grant(model, held.number + 1), methods=("GET",)))
@@ -710,7 +700,7 @@ def test_a_method_that_the_endpoint_does_not_take_is_left_to_the_router(model: L
     assert caller.send(next(model.ids), http_method="GET")
 
 
-def test_leases_outlive_their_proxy_for_a_while_only(model: LeaseModel) -> None:
+def test_leases_outlive_their_proxy_for_a_while_only(model):
     caller = _pick(model.callers, 0)
     caller.proxy_gone()
     steps, under_lease = round(2 * ORPHAN_S / IDLE_S), []
@@ -727,9 +717,7 @@ def test_leases_outlive_their_proxy_for_a_while_only(model: LeaseModel) -> None:
     caller.attached(m.AttachCallerReply(proxy=PROXY, ready=True))
 
 
-def test_a_new_replica_comes_to_its_share_of_a_lease_as_of_the_routers_queries(
-    model: LeaseModel,
-) -> None:
+def test_a_new_replica_comes_to_its_share_of_a_lease_as_of_the_routers_queries(model):
     model.sleep(2 * SLOW_START_S)
     model.converge()
     model.add_replica()
@@ -744,7 +732,7 @@ def test_a_new_replica_comes_to_its_share_of_a_lease_as_of_the_routers_queries(
     assert new.weight is not model.router.state.replicas[new.replica].weight  # its clock is another
 
 
-def test_what_a_replica_refuses_after_a_fence_goes_to_the_router(model: LeaseModel) -> None:
+def test_what_a_replica_refuses_after_a_fence_goes_to_the_router(model):
     caller, replica = _pick(model.callers, 0), _pick(model.replicas, 0)
     model.send(0, 1)  # and it runs, so that the lease is not returned as unused
     model.deliver_all()
@@ -766,9 +754,7 @@ def test_what_a_replica_refuses_after_a_fence_goes_to_the_router(model: LeaseMod
     assert number not in caller.queries
 
 
-def test_queries_of_a_replica_that_dies_go_to_the_router_and_no_more_are_sent_there(
-    model: LeaseModel,
-) -> None:
+def test_queries_of_a_replica_that_dies_go_to_the_router_and_no_more_are_sent_there(model):
     caller, replica = _pick(model.callers, 0), _pick(model.replicas, 0)
     numbers = [next(model.ids), next(model.ids)]
     assert caller.send(numbers[0])
@@ -784,9 +770,7 @@ def test_queries_of_a_replica_that_dies_go_to_the_router_and_no_more_are_sent_th
     assert not caller.send(next(model.ids))
 
 
-def test_what_is_drawn_for_a_backend_without_a_lease_goes_to_the_router_which_draws_the_same() -> (
-    None
-):
+def test_what_is_drawn_for_a_backend_without_a_lease_goes_to_the_router_which_draws_the_same():
     model = SplitLeaseModel()
     caller = _pick(model.callers, 0)
     for _ in range(20):
@@ -809,9 +793,7 @@ def test_what_is_drawn_for_a_backend_without_a_lease_goes_to_the_router_which_dr
     model.teardown()
 
 
-def test_a_caller_says_how_many_of_its_queries_are_overdue_also_under_returned_leases(
-    model: LeaseModel,
-) -> None:
+def test_a_caller_says_how_many_of_its_queries_are_overdue_also_under_returned_leases(model):
     model.end_all()
     model.send(0, 2)
     model.deliver_all()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ BODY = bytes(range(251)) * (5 * PART // 251)
 
 
 @given(st.integers(0, len(BODY)), st.booleans())
-def test_an_answer_that_was_cut_is_put_together(size: int, is_http: bool) -> None:
+def test_an_answer_that_was_cut_is_put_together(size, is_http):
     body = BODY[:size]
     answer = m.HttpAnswer(7, 201, ((b"a", b"b"),), body) if is_http else m.ValueAnswer(7, body)
     *parts, last = decode(encode(in_parts(answer, 1)))
@@ -39,7 +38,7 @@ def test_an_answer_that_was_cut_is_put_together(size: int, is_http: bool) -> Non
     assert again == answer
 
 
-def test_an_answer_that_lacks_a_part_is_a_failure_that_says_so() -> None:
+def test_an_answer_that_lacks_a_part_is_a_failure_that_says_so():
     *parts, last = in_parts(m.ValueAnswer(7, BODY), 1)
     failure = put_together(last, [part.content for part in parts[1:]])
     assert isinstance(failure, m.FailedAnswer)
@@ -47,7 +46,7 @@ def test_an_answer_that_lacks_a_part_is_a_failure_that_says_so() -> None:
     assert "in full" in failure.text
 
 
-def test_pieces_are_let_go_of_one_after_the_other() -> None:
+def test_pieces_are_let_go_of_one_after_the_other():
     pieces = Pieces([memoryview(b"abc"), memoryview(b"de")])
     assert len(pieces) == 5
     assert [bytes(piece) for piece in pieces] == [b"abc", b"de"]
@@ -64,7 +63,7 @@ def owner(view: Any) -> Any:
     return view
 
 
-def test_large_bytes_are_copied_into_no_pickle_not_even_when_they_are_passed_on() -> None:
+def test_large_bytes_are_copied_into_no_pickle_not_even_when_they_are_passed_on():
     body = BODY[:LARGE]
     buffers = encode(out_of_band(body))
     assert len(buffers[0]) < 200
@@ -76,7 +75,7 @@ def test_large_bytes_are_copied_into_no_pickle_not_even_when_they_are_passed_on(
 
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-def test_large_bytes_travel_on_any_transport(protocol: int) -> None:
+def test_large_bytes_travel_on_any_transport(protocol):
     again = pickle.loads(pickle.dumps(out_of_band(BODY), protocol))
     assert content_of(again) == BODY
     assert out_of_band(b"small") == content_of(b"small") == b"small"
@@ -86,7 +85,7 @@ def test_large_bytes_travel_on_any_transport(protocol: int) -> None:
 
 
 @pytest.fixture
-def world(one_process: Callable[..., OneProcess]) -> OneProcess:
+def world(one_process):
     async def sized(size: int) -> bytes:
         return b"x" * size
 
@@ -107,7 +106,7 @@ def ask(world: OneProcess, *sizes: int) -> list[tuple[int, Any]]:
     return answers
 
 
-def test_small_answers_overtake_large_ones(world: OneProcess) -> None:
+def test_small_answers_overtake_large_ones(world):
     answers = ask(world, 40 * PART, 30 * PART, 1, 100)
     assert {number for number, _ in answers[:2]} == {2, 3}
     sizes = {number: len(answer.value) for number, answer in answers}
@@ -115,7 +114,7 @@ def test_small_answers_overtake_large_ones(world: OneProcess) -> None:
 
 
 @pytest.mark.parametrize("is_leased", [False, True])
-def test_nothing_is_left_of_them(world: OneProcess, is_leased: bool) -> None:
+def test_nothing_is_left_of_them(world, is_leased):
     """A replica that counted one as under way would take all its time to stop."""
     while is_leased and not world.caller.leases.held:
         ask(world, 1)

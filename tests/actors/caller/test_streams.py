@@ -84,8 +84,8 @@ async def keep_carrying(joined: Joined, laziness: int) -> None:
 @settings(max_examples=50)
 @given(st.lists(SIZES, max_size=60), st.integers(1, 5), st.booleans())
 async def test_any_bytes_arrive_whole_and_in_order_and_any_values_one_by_one(
-    sizes: list[int], laziness: int, are_values: bool
-) -> None:
+    sizes, laziness, are_values
+):
     parts = [bytes([number % 256]) * size for number, size in enumerate(sizes)]
 
     joined = Joined()
@@ -119,7 +119,7 @@ async def test_any_bytes_arrive_whole_and_in_order_and_any_values_one_by_one(
     assert got == parts if are_values else b"".join(got) == b"".join(parts)
 
 
-def test_a_receiver_that_takes_nothing_holds_a_window_and_small_parts_count_too() -> None:
+def test_a_receiver_that_takes_nothing_holds_a_window_and_small_parts_count_too():
     async def held(size: int) -> int:
         joined = Joined()
 
@@ -140,7 +140,7 @@ def test_a_receiver_that_takes_nothing_holds_a_window_and_small_parts_count_too(
     assert WINDOW <= asyncio.run(held(100_000)) < WINDOW + MAX_PART
 
 
-async def test_few_messages_go_back() -> None:
+async def test_few_messages_go_back():
     joined = Joined()
     for number in range(5000):
         await joined.sender.send(pickle.dumps(number), BINARY)
@@ -149,7 +149,7 @@ async def test_few_messages_go_back() -> None:
     assert len(joined.reported) <= 5000 * 300 // (WINDOW // 2) + 1
 
 
-async def test_the_end_comes_after_the_parts() -> None:
+async def test_the_end_comes_after_the_parts():
     joined = Joined()
     joined.stream.arrived(StreamPart(1, b"a", BINARY))
     joined.stream.ended(FailedAnswer(1, "ReplicaUnavailableError", "it died"))
@@ -163,14 +163,14 @@ async def test_the_end_comes_after_the_parts() -> None:
     assert not joined.stops, "there is nothing to stop"
 
 
-async def test_an_answer_in_place_of_the_end_is_a_failure() -> None:
+async def test_an_answer_in_place_of_the_end_is_a_failure():
     joined = Joined()
     joined.stream.ended(Any)  # type: ignore[arg-type]
     with pytest.raises(StreamFailedError, match="answered anew"):
         await joined.stream.next()
 
 
-def test_closing_drops_what_is_here_and_stops_the_replica_once() -> None:
+def test_closing_drops_what_is_here_and_stops_the_replica_once():
     joined = Joined()
     overs: list[int] = []
     joined.stream.when_over(lambda: overs.append(1))
@@ -186,7 +186,7 @@ def test_closing_drops_what_is_here_and_stops_the_replica_once() -> None:
     assert (joined.stops, overs) == (1, [1, 2])
 
 
-def test_a_stream_that_was_left_is_stopped_by_more_of_it_and_not_by_being_closed() -> None:
+def test_a_stream_that_was_left_is_stopped_by_more_of_it_and_not_by_being_closed():
     joined = Joined()
     joined.stream.leave()
     joined.stream.close()
@@ -197,7 +197,7 @@ def test_a_stream_that_was_left_is_stopped_by_more_of_it_and_not_by_being_closed
 
 
 @pytest.mark.parametrize("what", ["value", "end", "close"])
-def test_a_reader_that_waits_is_woken_once(what: str) -> None:
+def test_a_reader_that_waits_is_woken_once(what):
     joined = Joined()
     woken: list[str] = []
     assert joined.stream.take_value(lambda: woken.append(what)) is None
@@ -210,7 +210,7 @@ def test_a_reader_that_waits_is_woken_once(what: str) -> None:
     assert woken == [what]
 
 
-def test_a_thread_may_take_values_while_others_arrive() -> None:
+def test_a_thread_may_take_values_while_others_arrive():
     joined = Joined()
     got: list[int] = []
 
@@ -232,7 +232,7 @@ def test_a_thread_may_take_values_while_others_arrive() -> None:
     assert got == list(range(2000))
 
 
-async def test_small_parts_of_a_turn_travel_as_one_before_whatever_follows_them() -> None:
+async def test_small_parts_of_a_turn_travel_as_one_before_whatever_follows_them():
     joined = Joined()
     for data, ends in ((b"a", MORE), (b"bc", MORE), (b"d", BINARY), (b"e", MORE)):
         await joined.sender.send(data, ends)
@@ -246,7 +246,7 @@ async def test_small_parts_of_a_turn_travel_as_one_before_whatever_follows_them(
     assert found[:2] == [StreamPart(1, b"abc", parts=2), StreamPart(1, b"d", BINARY)]
 
 
-async def test_joined_parts_are_bounded_in_number_and_size() -> None:
+async def test_joined_parts_are_bounded_in_number_and_size():
     joined = Joined()
     for data in (*[b"a"] * (MOST_JOINED + 1), *[b"b" * (MAX_JOINED // 2)] * 3):
         await joined.sender.send(data)
@@ -256,7 +256,7 @@ async def test_joined_parts_are_bounded_in_number_and_size() -> None:
     assert max(len(part.data) for part in found) <= MAX_JOINED
 
 
-async def test_a_generator_that_awaits_nothing_lets_its_parts_leave() -> None:
+async def test_a_generator_that_awaits_nothing_lets_its_parts_leave():
     sent: list[StreamPart] = []
     seen: set[int] = set()
     sender = Sender(1, sent.append, lambda callback: callback())
@@ -274,7 +274,7 @@ async def test_a_generator_that_awaits_nothing_lets_its_parts_leave() -> None:
     assert seen >= {1, 2, 3, 4}
 
 
-async def test_a_sender_whose_receiver_has_gone_fails() -> None:
+async def test_a_sender_whose_receiver_has_gone_fails():
     joined = Joined()
     making = asyncio.create_task(joined.sender.send(b"x" * 3 * WINDOW))
     await asyncio.sleep(0)

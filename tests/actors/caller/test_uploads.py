@@ -7,9 +7,8 @@ import http.client
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -23,7 +22,7 @@ from greenroom.http_front.bodies import WHOLE
 from tests.actors.noting import DEADLINE_S, Noting
 from tests.support.asking import answer as answer_of, connect as connect_to
 from tests.support.metrics import ongoing
-from tests.support.systems import RunningSystem, running_system, wait_until
+from tests.support.systems import running_system, wait_until
 
 LARGE = 5 * WHOLE
 BEGUN = WHOLE + 1000  # enough of a body for its query to leave
@@ -93,19 +92,19 @@ Connect = Callable[[], http.client.HTTPConnection]
 
 
 @pytest.fixture
-def connect(running: RunningSystem) -> Iterator[Connect]:
+def connect(running):
     with contextlib.ExitStack() as opened:
         yield lambda: opened.enter_context(contextlib.closing(connect_to(running.url)))
 
 
 @pytest.fixture(scope="module")
-def path(deployed_once: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> str:
+def path(deployed_once, tmp_path_factory):
     """One for all who need to know nothing of what it did, and leave it as it was."""
     return deployed_once(Taker.bind(str(tmp_path_factory.mktemp("taker"))))
 
 
 @pytest.fixture
-def own_path(name: str, deployed: Callable[..., Any], tmp_path: Path) -> str:
+def own_path(name, deployed, tmp_path):
     deployed(Taker.bind(str(tmp_path)))
     return f"/{name}"
 
@@ -134,9 +133,7 @@ def chunk(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("way", ["whole", "parts"])
-def test_bodies_of_every_size_arrive_as_they_were_sent(
-    path: str, connect: Connect, way: str
-) -> None:
+def test_bodies_of_every_size_arrive_as_they_were_sent(path, connect, way):
     for size in (0, 1, WHOLE - 1, WHOLE, WHOLE + 1, LARGE, 20 * WHOLE):
         body = os.urandom(size)
         connection = connect()
@@ -146,7 +143,7 @@ def test_bodies_of_every_size_arrive_as_they_were_sent(
         assert hashlib.sha256(body).hexdigest().encode() in got, size
 
 
-def test_parts_arrive_while_later_ones_are_not_sent_yet(path: str, connect: Connect) -> None:
+def test_parts_arrive_while_later_ones_are_not_sent_yet(path, connect):
     connection = connect()
     connection.putrequest("POST", f"{path}/echo")
     connection.putheader("Transfer-Encoding", "chunked")
@@ -162,9 +159,7 @@ def test_parts_arrive_while_later_ones_are_not_sent_yet(path: str, connect: Conn
     assert response.read() == b""
 
 
-def test_user_code_that_does_not_read_holds_the_client_back(
-    own_path: str, connect: Connect, noted: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_user_code_that_does_not_read_holds_the_client_back(own_path, connect, noted, tmp_path):
     length = 90 * WHOLE  # the kernel alone may keep 32 MiB for the reader, 4 MiB for the writer
     body = begin(connection := connect(), "PUT", f"{own_path}/stuck", length)
     body.settimeout(1)
@@ -180,7 +175,7 @@ def test_user_code_that_does_not_read_holds_the_client_back(
     assert answer(connection) == (200, b"%d" % length)
 
 
-def test_an_answer_before_the_end_of_the_body_arrives(path: str, connect: Connect) -> None:
+def test_an_answer_before_the_end_of_the_body_arrives(path, connect):
     connection = connect()
     body = begin(connection, "POST", f"{path}/early", LARGE)
     body.sendall(b"x" * (LARGE - 1))
@@ -193,12 +188,8 @@ def test_an_answer_before_the_end_of_the_body_arrives(path: str, connect: Connec
 
 
 def test_a_client_that_leaves_amid_its_body_cancels_the_query(
-    own_path: str,
-    connect: Connect,
-    noted: Callable[..., Any],
-    running: RunningSystem,
-    name: str,
-) -> None:
+    own_path, connect, noted, running, name
+):
     body = begin(connection := connect(), "PUT", f"{own_path}/stuck", LARGE)
     body.sendall(b"x" * (WHOLE + 1000))
     noted("began")
@@ -227,9 +218,7 @@ class Forwarding:
             return str(error)
 
 
-def test_a_request_whose_body_is_here_may_be_passed_on(
-    running: RunningSystem, deployed: Callable[..., Any], name: str
-) -> None:
+def test_a_request_whose_body_is_here_may_be_passed_on(running, deployed, name):
     deployed(Forwarding.bind(Sizes.bind()))
     asked = partial(running.get, f"/{name}")
     assert asked(method="PUT", data=b"small") == (200, b"5")
@@ -240,7 +229,7 @@ def test_a_request_whose_body_is_here_may_be_passed_on(
 
 
 @pytest.mark.slow
-def test_there_may_be_no_limit_and_memory_stays_as_it_was(tmp_path: Path) -> None:
+def test_there_may_be_no_limit_and_memory_stays_as_it_was(tmp_path):
     size = 200 * WHOLE
     part = os.urandom(WHOLE)
     with running_system(tmp_path / "state", GREENROOM_HTTP_MAX_BODY_BYTES="none") as own:
@@ -280,8 +269,8 @@ def test_there_may_be_no_limit_and_memory_stays_as_it_was(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_query_whose_body_has_hardly_left_runs_again_at_another_replica(
-    own_path: str, connect: Connect, noted: Callable[..., Any], tmp_path: Path
-) -> None:
+    own_path, connect, noted, tmp_path
+):
     body = begin(connection := connect(), "PUT", f"{own_path}/stuck", LARGE)
     body.sendall(b"x" * BEGUN)
     (pid,) = noted("began ")
@@ -294,13 +283,8 @@ def test_a_query_whose_body_has_hardly_left_runs_again_at_another_replica(
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "sent"), [("PUT", MUCH), ("POST", BEGUN)])
 def test_what_cannot_be_sent_again_or_may_not_run_again_is_503(
-    own_path: str,
-    connect: Connect,
-    noted: Callable[..., Any],
-    method: str,
-    sent: int,
-    tmp_path: Path,
-) -> None:
+    own_path, connect, noted, method, sent, tmp_path
+):
     body = begin(connection := connect(), method, f"{own_path}/stuck", LARGE)
     body.sendall(b"x" * BEGUN)
     (pid,) = noted("began ")
@@ -314,7 +298,7 @@ def test_what_cannot_be_sent_again_or_may_not_run_again_is_503(
 
 
 @pytest.mark.slow
-def test_an_upload_outlives_the_proxy(tmp_path: Path, noted: Callable[..., Any]) -> None:
+def test_an_upload_outlives_the_proxy(tmp_path, noted):
     with running_system(tmp_path / "state") as own:
         own.deploy(Taker.bind(str(tmp_path)))
         connection = connect_to(own.url)

@@ -20,7 +20,7 @@ def changed(by: Process, epoch: int, upto: int = 1, *, complete: bool = True) ->
     return Changed(controller=by, snapshots={}, upto=upto, complete=complete, epoch=epoch)
 
 
-def test_orders_of_an_earlier_controller_are_refused_and_answered_with_the_later_epoch() -> None:
+def test_orders_of_an_earlier_controller_are_refused_and_answered_with_the_later_epoch():
     loop = LoneLoop()
     obedience = EpochFence(loop)
     assert obedience.accepts(3, "old")
@@ -30,7 +30,7 @@ def test_orders_of_an_earlier_controller_are_refused_and_answered_with_the_later
     assert obedience.accepts(0, "one that leads alone")
 
 
-def test_tables_are_taken_of_the_latest_controller_only() -> None:
+def test_tables_are_taken_of_the_latest_controller_only():
     loop = LoneLoop()
     following = Following(loop)
     assert following.known() is None
@@ -43,7 +43,7 @@ def test_tables_are_taken_of_the_latest_controller_only() -> None:
     assert (following.controller, following.known()) == ("new", ("new", NEW, 2))
 
 
-def test_tables_that_a_newer_one_has_overtaken_or_that_lack_the_rest_are_not_taken() -> None:
+def test_tables_that_a_newer_one_has_overtaken_or_that_lack_the_rest_are_not_taken():
     following = Following(LoneLoop())
     assert not following.takes(changed(OLD, 0, complete=False), "old")
     assert following.takes(changed(OLD, 0, upto=5), "old")
@@ -53,7 +53,7 @@ def test_tables_that_a_newer_one_has_overtaken_or_that_lack_the_rest_are_not_tak
     assert following.takes(changed(OLD, 0, upto=6, complete=False), "old")
 
 
-def test_late_tables_of_a_dead_controller_are_not_taken_after_its_successors() -> None:
+def test_late_tables_of_a_dead_controller_are_not_taken_after_its_successors():
     following = Following(LoneLoop())
     assert following.meets(meet(OLD))
     assert following.meets(meet(NEW))
@@ -63,7 +63,7 @@ def test_late_tables_of_a_dead_controller_are_not_taken_after_its_successors() -
     assert following.known() == ("new", NEW, 0)
 
 
-def test_tables_of_a_controller_that_began_with_a_restored_backup_are_taken() -> None:
+def test_tables_of_a_controller_that_began_with_a_restored_backup_are_taken():
     following = Following(LoneLoop())
     assert following.takes(changed(OLD, 0, upto=2**33), "old")
     following.seen = 2**33
@@ -71,9 +71,7 @@ def test_tables_of_a_controller_that_began_with_a_restored_backup_are_taken() ->
     assert following.takes(changed(NEW, 0, upto=2**32), "new")
 
 
-def test_what_a_dead_host_process_says_of_a_dead_controller_is_not_believed_when_it_is_late() -> (
-    None
-):
+def test_what_a_dead_host_process_says_of_a_dead_controller_is_not_believed_when_it_is_late():
     following = Following(LoneLoop())
     assert following.meets(meet(OLD))
     assert following.meets(meet(NEW, by=LATER_HOST))

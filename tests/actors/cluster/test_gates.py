@@ -7,8 +7,6 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from greenroom.actors.cluster import controller_seeker
 from greenroom.actors.cluster.controller_seeker import Gates
 from greenroom.actors.runtime.settings import HostSettings, read_settings
@@ -22,9 +20,7 @@ def joining(gate: str) -> HostSettings:
     return read_settings({}, bind="10.0.0.3", join=gate)
 
 
-def test_a_name_is_looked_up_on_a_thread_until_it_is_known_and_again_after_that(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_name_is_looked_up_on_a_thread_until_it_is_known_and_again_after_that(monkeypatch):
     may_answer, asked = threading.Event(), []
     answers: list[list[str] | None] = [None, [ADDRESS], ["10.0.0.2:1900"]]
 
@@ -50,7 +46,7 @@ def test_a_name_is_looked_up_on_a_thread_until_it_is_known_and_again_after_that(
     asyncio.run(asyncio.wait_for(found(), 20))
 
 
-def test_addresses_need_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_need_no_thread(monkeypatch):
     async def found() -> list[str]:
         loop: Any = SimpleNamespace(asyncio=asyncio.get_running_loop())
         gates = Gates(joining(ADDRESS), loop, must_not_wait=True)

@@ -55,17 +55,17 @@ class Link:
 
 
 @pytest.fixture
-def link(monkeypatch: pytest.MonkeyPatch) -> Link:
+def link(monkeypatch):
     return Link(monkeypatch)
 
 
-def test_a_host_that_hears_the_answers_is_heard_again_and_again(link: Link) -> None:
+def test_a_host_that_hears_the_answers_is_heard_again_and_again(link):
     link.beat()
     link.pass_beats(4)
     assert link.beats == ["host"] * 4
 
 
-def test_a_later_beater_of_the_same_process_is_heard_too(link: Link) -> None:
+def test_a_later_beater_of_the_same_process_is_heard_too(link):
     link.beat().close()
     heard = len(link.beats)
     link.beat()
@@ -73,14 +73,14 @@ def test_a_later_beater_of_the_same_process_is_heard_too(link: Link) -> None:
     assert len(link.beats) > heard
 
 
-def test_a_process_that_is_not_known_is_not_heard(link: Link) -> None:
+def test_a_process_that_is_not_known_is_not_heard(link):
     link.processes.forget("host")
     link.beat()
     link.pass_beats(4)
     assert link.beats == []
 
 
-def test_a_host_that_does_not_hear_the_answers_is_not_heard(link: Link) -> None:
+def test_a_host_that_does_not_hear_the_answers_is_not_heard(link):
     def carry(beat: bytes) -> bytes:
         link.answer(beat)
         return b""  # lost on the way back
@@ -92,7 +92,7 @@ def test_a_host_that_does_not_hear_the_answers_is_not_heard(link: Link) -> None:
     assert beater.silent_s > 3 * BEAT_S
 
 
-def test_a_beat_that_names_an_old_answer_is_not_heard(link: Link) -> None:
+def test_a_beat_that_names_an_old_answer_is_not_heard(link):
     link.beat()
     link.pass_beats(2)
     assert link.beats
@@ -104,7 +104,7 @@ def test_a_beat_that_names_an_old_answer_is_not_heard(link: Link) -> None:
     assert link.beats
 
 
-def test_a_beat_that_comes_again_or_late_counts_for_nothing(link: Link) -> None:
+def test_a_beat_that_comes_again_or_late_counts_for_nothing(link):
     beater = link.beat()
     link.pass_beats(4)
     beater.close()
@@ -113,9 +113,7 @@ def test_a_beat_that_comes_again_or_late_counts_for_nothing(link: Link) -> None:
     assert len(link.beats) == heard
 
 
-def test_silence_is_counted_from_the_last_answer_and_a_closed_beater_ends_its_link(
-    link: Link,
-) -> None:
+def test_silence_is_counted_from_the_last_answer_and_a_closed_beater_ends_its_link(link):
     beater = link.beat()
     link.pass_beats(3)
     assert beater.silent_s <= BEAT_S
@@ -127,7 +125,7 @@ def test_silence_is_counted_from_the_last_answer_and_a_closed_beater_ends_its_li
     assert not link.loop.due()
 
 
-def test_nothing_beats_for_a_controller_on_this_host(link: Link) -> None:
+def test_nothing_beats_for_a_controller_on_this_host(link):
     link.loop.beat_link = lambda *_: None  # type: ignore[method-assign]
     beater = link.beat()
     assert beater.silent_s == float("inf")
@@ -135,7 +133,7 @@ def test_nothing_beats_for_a_controller_on_this_host(link: Link) -> None:
     beater.close()
 
 
-def test_a_host_is_gone_with_the_last_process_that_beats_for_it(link: Link) -> None:
+def test_a_host_is_gone_with_the_last_process_that_beats_for_it(link):
     other = Process(3, 3, secrets.token_hex(8))
     link.watch(other)
     link.loop.end(link.host)

@@ -6,7 +6,6 @@ import queue
 import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +21,7 @@ from greenroom.actors.cluster.leader_lease import (
     remember_store,
 )
 from greenroom.actors.runtime.loop import nothing
-from greenroom.actors.runtime.settings import HostSettings, read_settings
+from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.cluster.leader_lease import MIN_TENURE_S, RENEW_S, TERM_S, Lease
 from greenroom.persistence.filesystem import FileStore
 from greenroom.persistence.kv import StoreNotWritableError
@@ -31,7 +30,7 @@ from tests.support.lone_loop import LoneLoop
 
 
 @pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> LoneLoop:
+def loop(monkeypatch):
     made = LoneLoop()
     monkeypatch.setattr(leading.time, "monotonic", made.asyncio.time)
     monkeypatch.setattr(leading.os, "_exit", sys.exit)
@@ -39,7 +38,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> LoneLoop:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> HostSettings:
+def settings(tmp_path):
     given = {"store": str(tmp_path / "shared"), "state_dir": str(tmp_path), "host_name": "one"}
     made = read_settings({}, bind="10.0.0.1", **given)
     made.run_dir.mkdir(parents=True)
@@ -48,16 +47,14 @@ def settings(tmp_path: Path) -> HostSettings:
 
 
 @pytest.fixture
-def reign(loop: LoneLoop, settings: HostSettings) -> LeaderLease:
+def reign(loop, settings):
     made = LeaderLease(settings, loop)
     made.open()
     return made
 
 
 @pytest.mark.parametrize("damaged", [b"", b"\xff\xfe", b"/some\x80where"])
-def test_a_store_counts_as_known_where_its_file_is_damaged(
-    settings: HostSettings, damaged: bytes
-) -> None:
+def test_a_store_counts_as_known_where_its_file_is_damaged(settings, damaged):
     location = location_at(settings.store_name)
     assert not is_known(settings, location)
     settings.known_store_file.write_bytes(damaged)
@@ -68,9 +65,7 @@ def test_a_store_counts_as_known_where_its_file_is_damaged(
     assert not is_known(settings, location)
 
 
-def test_who_looks_for_the_leader_goes_on_after_an_error_of_any_kind(
-    settings: HostSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_looks_for_the_leader_goes_on_after_an_error_of_any_kind(settings, monkeypatch, caplog):
     """It is a thread of its own: if it ended, this host would never lead nor follow again."""
     outcomes = ["a decoder's", "a decoder's", "another's"]
 
@@ -99,9 +94,7 @@ def refuse(_store: FileStore, _lease: bytes, _term_s: float) -> None:
     raise StoreNotWritableError("cannot write to the store: No space left on device")
 
 
-def test_a_leader_goes_on_that_can_write_again_before_its_term_is_over(
-    reign: LeaderLease, loop: LoneLoop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_leader_goes_on_that_can_write_again_before_its_term_is_over(reign, loop, monkeypatch):
     loop.pass_time(5.0)
     with monkeypatch.context() as full:
         full.setattr(FileStore, "renew", refuse)
@@ -111,21 +104,15 @@ def test_a_leader_goes_on_that_can_write_again_before_its_term_is_over(
     assert reign.may_act()
 
 
-def test_a_leader_that_has_stood_still_goes_on_if_it_can_still_renew(
-    reign: LeaderLease, loop: LoneLoop
-) -> None:
+def test_a_leader_that_has_stood_still_goes_on_if_it_can_still_renew(reign, loop):
     loop.stand_still(60.0)
     assert reign.may_act()
 
 
 @pytest.mark.parametrize("stands_still", [True, False])
 def test_a_leader_that_cannot_write_until_its_term_is_over_ends_and_says_why(
-    reign: LeaderLease,
-    loop: LoneLoop,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    stands_still: bool,
-) -> None:
+    reign, loop, monkeypatch, caplog, stands_still
+):
     monkeypatch.setattr(FileStore, "renew", refuse)
     if stands_still:
         loop.stand_still(60.0)
@@ -135,17 +122,13 @@ def test_a_leader_that_cannot_write_until_its_term_is_over_ends_and_says_why(
     assert caplog.messages[-1] == "this controller steps down: its term is over"
 
 
-def test_one_that_cannot_write_its_lease_at_first_does_not_lead(
-    loop: LoneLoop, settings: HostSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_cannot_write_its_lease_at_first_does_not_lead(loop, settings, monkeypatch):
     monkeypatch.setattr(FileStore, "renew", refuse)
     with pytest.raises(StoreNotWritableError, match="No space left on device"):
         LeaderLease(settings, loop).open()
 
 
-def test_a_leader_that_steps_down_names_its_heir_and_never_acts_again(
-    reign: LeaderLease, loop: LoneLoop, settings: HostSettings
-) -> None:
+def test_a_leader_that_steps_down_names_its_heir_and_never_acts_again(reign, loop, settings):
     reign.release("two", leaves=True)
     lease = read_lease(location_at(settings.store_name)).lease
     assert (lease.holder, lease.heir, lease.leaves, lease.epoch) == ("one", "two", True, 1)
@@ -155,9 +138,7 @@ def test_a_leader_that_steps_down_names_its_heir_and_never_acts_again(
     assert read_lease(location_at(settings.store_name)).lease == lease
 
 
-def test_a_leader_that_hears_no_other_host_gives_way_and_ends(
-    reign: LeaderLease, loop: LoneLoop, settings: HostSettings
-) -> None:
+def test_a_leader_that_hears_no_other_host_gives_way_and_ends(reign, loop, settings):
     reign.away = lambda: "two"
     loop.pass_time(MIN_TENURE_S - 2 * RENEW_S)
     assert reign.may_act(), "it has led for too short a time"
@@ -171,11 +152,8 @@ def test_a_leader_that_hears_no_other_host_gives_way_and_ends(
 
 
 def test_a_leader_that_another_has_succeeded_steps_down_at_its_next_renewal(
-    reign: LeaderLease,
-    loop: LoneLoop,
-    settings: HostSettings,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    reign, loop, settings, caplog
+):
     location_at(settings.store_name).open(after=1).close()
     assert reign.may_act(), "as it has renewed lately, and others wait for that"
     with pytest.raises(SystemExit):

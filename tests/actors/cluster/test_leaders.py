@@ -28,9 +28,7 @@ def leader(tmp_path: Path, name: str, bind: str, port: int, store: Path) -> Runn
     )
 
 
-def test_a_host_does_not_begin_anew_in_a_folder_that_is_not_there_or_has_lost_its_state(
-    tmp_path: Path,
-) -> None:
+def test_a_host_does_not_begin_anew_in_a_folder_that_is_not_there_or_has_lost_its_state(tmp_path):
     """As when the folder is not mounted: it would serve none of what was deployed."""
     store = tmp_path / "store of all"
     alone = leader(tmp_path, "one", ONE, free_port(), store)

@@ -81,7 +81,7 @@ def host(name: str, address: str = ADDRESS) -> HostRecord:
     return HostRecord(name=name, id=name, address=address, capacity={"num_cpus": 1.0}, labels={})
 
 
-def test_a_replica_is_asked_for_at_its_own_host(tmp_path: Path) -> None:
+def test_a_replica_is_asked_for_at_its_own_host(tmp_path):
     led = Led(tmp_path, "a", host("b"))
 
     def answer(sent: Sent) -> None:
@@ -98,7 +98,7 @@ def test_a_replica_is_asked_for_at_its_own_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cause", ["exit code 3", ""])
-def test_a_host_is_asked_how_a_process_ended_and_need_not_say(tmp_path: Path, cause: str) -> None:
+def test_a_host_is_asked_how_a_process_ended_and_need_not_say(tmp_path, cause):
     led = Led(tmp_path)
 
     def answer(sent: Sent) -> None:
@@ -115,7 +115,7 @@ def test_a_host_is_asked_how_a_process_ended_and_need_not_say(tmp_path: Path, ca
     assert ask() == cause
 
 
-def test_a_host_that_is_forgotten_is_forgotten_everywhere(tmp_path: Path) -> None:
+def test_a_host_that_is_forgotten_is_forgotten_everywhere(tmp_path):
     led = Led(tmp_path, "")
     state = {"name": "b", "state": "RUNNING", "host_pid": 7}
     led.hear_of("b", report=state, may_lead=True)
@@ -131,8 +131,8 @@ def test_a_host_that_is_forgotten_is_forgotten_everywhere(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("is_stopping", [True, False])
 def test_what_a_host_that_stops_asks_for_is_not_kept_and_what_others_ask_for_is(
-    tmp_path: Path, is_stopping: bool
-) -> None:
+    tmp_path, is_stopping
+):
     led = Led(tmp_path, "")
     state = {"state": "DRAINING" if is_stopping else "RUNNING", "host_pid": 7}
     led.hear_of("b", report=state)
@@ -146,9 +146,7 @@ def test_what_a_host_that_stops_asks_for_is_not_kept_and_what_others_ask_for_is(
             drained.poll()
 
 
-def test_a_host_that_was_lost_is_shown_as_running_once_its_proxy_has_called_too(
-    tmp_path: Path,
-) -> None:
+def test_a_host_that_was_lost_is_shown_as_running_once_its_proxy_has_called_too(tmp_path):
     led = Led(tmp_path)
 
     def report_itself() -> str:
@@ -167,7 +165,7 @@ def test_a_host_that_was_lost_is_shown_as_running_once_its_proxy_has_called_too(
     assert report_itself() == "RUNNING"
 
 
-def test_a_host_whose_proxy_is_heard_before_its_report_has_a_state_too(tmp_path: Path) -> None:
+def test_a_host_whose_proxy_is_heard_before_its_report_has_a_state_too(tmp_path):
     led = Led(tmp_path, "a", host("b"))
     led.cluster.hosts.gone("b", 200.0)  # it was cut off when this controller began, and is back
     led.is_back("b")
@@ -176,7 +174,7 @@ def test_a_host_whose_proxy_is_heard_before_its_report_has_a_state_too(tmp_path:
     assert [each["state"] for each in led.members.shown()] == ["EXPECTED"]
 
 
-def test_a_host_that_may_not_lead_hears_of_those_that_may(tmp_path: Path) -> None:
+def test_a_host_that_may_not_lead_hears_of_those_that_may(tmp_path):
     led = Led(tmp_path, epoch=1)
     led.hear_of("c")
     ((_, found),) = led.sent(cm.HostAnswered)
@@ -188,8 +186,8 @@ def test_a_host_that_may_not_lead_hears_of_those_that_may(tmp_path: Path) -> Non
     [("b", 0, True), ("a", 2, True), ("a", 0, False)],  # nobody else has led, and lost it
 )
 def test_replicas_that_are_nobodys_go_also_on_the_host_of_who_leads_after_another(
-    tmp_path: Path, name: str, epoch: int, is_stopped: bool
-) -> None:
+    tmp_path, name, epoch, is_stopped
+):
     led = Led(tmp_path, epoch=epoch)
     address = led.settings.own_address if name == "a" else ADDRESS
     led.hear_of(name, address, replicas=(("t#1", "10.0.0.2:2000"),), report={})
@@ -198,8 +196,8 @@ def test_replicas_that_are_nobodys_go_also_on_the_host_of_who_leads_after_anothe
 
 @pytest.mark.parametrize(("drain_s", "longest_s"), [((), 20.0), ((20.0, 90.0, 5.0), 90.0)])
 def test_a_host_gets_the_longest_time_that_any_deployment_has_to_finish(
-    tmp_path: Path, drain_s: tuple[float, ...], longest_s: float
-) -> None:
+    tmp_path, drain_s, longest_s
+):
     configs = [{"graceful_shutdown_timeout_s": each} for each in drain_s]
     releases = [Release(code_hash="h", code_digest="d", config=config) for config in configs]
     records = [BackendRecord(tag=f"b{n}", releases=(each,)) for n, each in enumerate(releases)]

@@ -48,7 +48,7 @@ def running_now(running: RunningSystem) -> int:
     return len(running.replica_pids())
 
 
-def test_up_down_to_zero_and_from_zero_without_a_failed_request(own_system: RunningSystem) -> None:
+def test_up_down_to_zero_and_from_zero_without_a_failed_request(own_system):
     own_system.deploy(Sleeper.bind())
     assert running_now(own_system) == 0
     begun = time.monotonic()
@@ -84,9 +84,7 @@ def test_up_down_to_zero_and_from_zero_without_a_failed_request(own_system: Runn
     assert own_system.get()[0] == 200, "though the controller is dead"
 
 
-def test_a_new_controller_keeps_the_scale_and_ends_the_policies_of_the_old(
-    own_system: RunningSystem,
-) -> None:
+def test_a_new_controller_keeps_the_scale_and_ends_the_policies_of_the_old(own_system):
     scaling = {**QUICK, "min_replicas": 1, "policy": lambda _context: 3, "downscale_delay_s": 0}
     own_system.deploy(Sleeper.options(autoscaling_config=scaling).bind())
     wait_until(lambda: running_now(own_system) == 3, 20, "three replicas")

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.responses import Response
 
-from greenroom import serve
 from greenroom.serve.exceptions import ReplicaUnavailableError
 from tests.support.metrics import scraped, scraped_text, total
-from tests.support.systems import RunningSystem, alive, wait_until
+from tests.support.systems import alive, wait_until
 
 
 class Hanging:
@@ -37,13 +35,11 @@ class Hanging:
 
 
 @pytest.fixture
-def tag(serving: Callable[..., str], tmp_path: Path) -> str:
+def tag(serving, tmp_path):
     return serving(Hanging, str(tmp_path), max_ongoing_requests=1)
 
 
-def test_a_forced_delete_kills_what_hangs(
-    client: serve.Client, tag: str, name: str, tmp_path: Path
-) -> None:
+def test_a_forced_delete_kills_what_hangs(client, tag, name, tmp_path):
     response = client.get_handle(name).hang.remote()
     wait_until((tmp_path / "hanging").exists, 10, "the call to run")
     (replica,) = client.list_backends()[tag]["replicas"]
@@ -60,8 +56,8 @@ def test_a_forced_delete_kills_what_hangs(
 
 
 def test_requests_errors_latencies_and_load_are_counted_by_endpoint_and_backend(
-    running: RunningSystem, client: serve.Client, tag: str, name: str, tmp_path: Path
-) -> None:
+    running, client, tag, name, tmp_path
+):
     def counted(metric: str, **labels: str) -> float:
         labels |= {"endpoint": name, "backend": tag}
         return total(scraped(running), f"greenroom_{metric}", **labels)

@@ -9,7 +9,7 @@ import resource
 import socket
 import stat
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from greenroom.actors.runtime import processes as open_files
 from greenroom.actors.runtime.port import CONTROLLER, PROXY
 from greenroom.actors.runtime.records import RunRecords
 from greenroom.serve.exceptions import StartError
-from tests.actors.by_hand import Hand
 from tests.support import template
 from tests.support.another_user import NOBODY, another_user
 from tests.support.metrics import ongoing
@@ -38,9 +37,7 @@ class Victim:
 
 
 @pytest.fixture
-def victim(
-    running: RunningSystem, deployed: Callable[..., Any], name: str
-) -> Iterator[RunningSystem]:
+def victim(running, deployed, name):
     """A system with a deployment that serves on after the test, in the same processes."""
     deployed(Victim.bind())
     (replica,) = running.replica_pids(name)
@@ -54,9 +51,7 @@ def victim(
 NONSENSE = ["a string", 42, None, 1.5, [1], {"a": 1}, ValueError("no"), b"bytes", ("a", 1), object]
 
 
-def test_messages_of_no_known_kind_are_ignored(
-    victim: RunningSystem, hand: Hand, name: str
-) -> None:
+def test_messages_of_no_known_kind_are_ignored(victim, hand, name):
     ((replica,),) = [
         each["replicas"] for tag, each in victim.status()["backends"].items() if name in tag
     ]
@@ -68,7 +63,7 @@ def test_messages_of_no_known_kind_are_ignored(
         assert hand.identify(address)[0] == process
 
 
-def test_clients_that_leave_at_once_leave_nothing_behind(victim: RunningSystem, name: str) -> None:
+def test_clients_that_leave_at_once_leave_nothing_behind(victim, name):
     for _ in range(50):
         with socket.create_connection(("127.0.0.1", victim.settings.http.port)) as client:
             client.sendall(f"GET /{name}?nap=1 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
@@ -89,9 +84,7 @@ def failed_start(running: RunningSystem) -> str:
     return text
 
 
-def test_an_http_port_in_use_names_the_process_that_has_it(
-    running: RunningSystem, tmp_path: Path
-) -> None:
+def test_an_http_port_in_use_names_the_process_that_has_it(running, tmp_path):
     port = running.settings.http.port
     text = failed_start(RunningSystem(tmp_path / "state", GREENROOM_HTTP_PORT=str(port)))
     assert f"HTTP port {port}" in text
@@ -99,9 +92,7 @@ def test_an_http_port_in_use_names_the_process_that_has_it(
     assert "--http-port" in text
 
 
-def test_an_admin_port_in_use_names_the_process_that_has_it(
-    running: RunningSystem, tmp_path: Path
-) -> None:
+def test_an_admin_port_in_use_names_the_process_that_has_it(running, tmp_path):
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
@@ -114,7 +105,7 @@ def test_an_admin_port_in_use_names_the_process_that_has_it(
     assert re.search(rf"admin port {port} is in use by pid \d+ .*Admin", text)
 
 
-def test_a_state_dir_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_a_state_dir_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file" / "state", Path("/proc/greenroom")):  # not even root may
         text = failed_start(RunningSystem(folder))
@@ -122,7 +113,7 @@ def test_a_state_dir_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         assert "--state-dir" in text
 
 
-def test_a_state_dir_without_permission_to_write_is_refused(tmp_path: Path) -> None:
+def test_a_state_dir_without_permission_to_write_is_refused(tmp_path):
     state = tmp_path / "state"
     state.mkdir()
     state.chmod(stat.S_IRUSR | stat.S_IXUSR)
@@ -147,9 +138,7 @@ time.sleep(100)
 
 
 @pytest.mark.slow
-def test_a_system_starts_and_is_found_where_another_user_has_taken_its_names(
-    tmp_path: Path,
-) -> None:
+def test_a_system_starts_and_is_found_where_another_user_has_taken_its_names(tmp_path):
     running = RunningSystem(tmp_path / "state")
     port = running.settings.admin_port
     names = [f"greenroom-{os.geteuid()}/{host}:{port}" for host in ("127.0.0.1", "10.0.0.1")]
@@ -177,9 +166,7 @@ def start_with_open_files(
     )
 
 
-def test_too_few_open_files_are_an_error_that_says_how_many_and_what_is_needed(
-    tmp_path: Path,
-) -> None:
+def test_too_few_open_files_are_an_error_that_says_how_many_and_what_is_needed(tmp_path):
     running = RunningSystem(tmp_path / "state")
     done = start_with_open_files(running, 100, 128)
     assert done.returncode == 1
@@ -188,7 +175,7 @@ def test_too_few_open_files_are_an_error_that_says_how_many_and_what_is_needed(
     assert f"needs {open_files.LEAST}" in said
 
 
-def test_the_limit_of_open_files_is_raised_where_it_may_be(tmp_path: Path) -> None:
+def test_the_limit_of_open_files_is_raised_where_it_may_be(tmp_path):
     running = RunningSystem(tmp_path / "state")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     inherited = os.dup2(2, 200)  # of who calls, beyond the limit that the command begins with

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -26,7 +25,7 @@ def healthy(running: RunningSystem) -> list[str]:
 
 
 @pytest.fixture
-def damaged(tmp_path: Path):
+def damaged(tmp_path):
     """Deploy "one" and "two", stop, damage the files of that kind that ``which`` picks."""
     running = RunningSystem(tmp_path / "state")
     running.start()
@@ -46,7 +45,7 @@ def damaged(tmp_path: Path):
     running.greenroom("stop")
 
 
-def test_lost_code_hurts_its_own_application_alone_until_it_is_deployed_again(damaged) -> None:
+def test_lost_code_hurts_its_own_application_alone_until_it_is_deployed_again(damaged):
     running, damage = damaged
     damage("code", lambda names: names[:1])
     root = running.settings.store_dir / "controller"
@@ -68,7 +67,7 @@ def test_lost_code_hurts_its_own_application_alone_until_it_is_deployed_again(da
 
 
 @pytest.fixture(name="vanishing")
-def make_vanishing(tmp_path: Path) -> Iterator[RunningSystem]:
+def make_vanishing(tmp_path):
     running = RunningSystem(tmp_path / "state")
     running.start()
     running.deploy(application("one"), name="one", route_prefix="/one")
@@ -77,9 +76,7 @@ def make_vanishing(tmp_path: Path) -> Iterator[RunningSystem]:
     running.greenroom("stop")
 
 
-def test_a_store_that_vanishes_is_refused_until_it_is_back_and_requests_are_served(
-    vanishing: RunningSystem,
-) -> None:
+def test_a_store_that_vanishes_is_refused_until_it_is_back_and_requests_are_served(vanishing):
     store = vanishing.settings.store_dir
     away = store.with_name("away")
     before = vanishing.pid_of("controller")

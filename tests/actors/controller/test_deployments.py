@@ -13,7 +13,6 @@ from greenroom import serve
 from greenroom.serve.deployments import Application
 from greenroom.serve.exceptions import GreenroomError
 from greenroom.serve.handle import DeploymentHandle
-from tests.support.systems import RunningSystem
 
 Deployed = Callable[[Application], DeploymentHandle]
 
@@ -30,8 +29,8 @@ Deployed = Callable[[Application], DeploymentHandle]
     ],
 )
 def test_a_constructor_that_ends_its_process_fails_the_deployment(
-    deployed: Deployed, running: RunningSystem, name: str, how: str, message: str
-) -> None:
+    deployed, running, name, how, message
+):
     @serve.deployment(max_constructor_retry_count=1)
     class Ends:
         def __init__(self) -> None:

@@ -30,9 +30,7 @@ def can_mount(folder: Path) -> str:
     return tried.stderr.strip() if tried.returncode else ""
 
 
-def test_changes_are_refused_while_the_disk_is_full_or_read_only_and_made_when_it_is_not(
-    tmp_path: Path,
-) -> None:
+def test_changes_are_refused_while_the_disk_is_full_or_read_only_and_made_when_it_is_not(tmp_path):
     if reason := can_mount(tmp_path):
         cannot_run(f"no small disk can be mounted: {reason}")
     script = 'mount -t tmpfs -o size=4m,mode=700 none "$0"; exec "$@"'

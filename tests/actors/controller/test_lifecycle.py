@@ -48,9 +48,7 @@ class Counting:
         return self.start
 
 
-def test_a_second_start_changes_nothing_and_says_which_settings_it_would_have(
-    own_system: RunningSystem,
-) -> None:
+def test_a_second_start_changes_nothing_and_says_which_settings_it_would_have(own_system):
     deploy(own_system, Counting.bind(7))
     before = sorted(own_system.pids())
     with patched_environ(own_system.environ):
@@ -65,7 +63,7 @@ def test_a_second_start_changes_nothing_and_says_which_settings_it_would_have(
 
 
 @pytest.mark.slow
-def test_of_concurrent_starts_one_starts_and_all_return_when_it_answers(tmp_path: Path) -> None:
+def test_of_concurrent_starts_one_starts_and_all_return_when_it_answers(tmp_path):
     running = RunningSystem(tmp_path / "state")
     started, statuses, errors = [], [], []
 
@@ -91,9 +89,7 @@ def test_of_concurrent_starts_one_starts_and_all_return_when_it_answers(tmp_path
         running.stop()
 
 
-def test_stop_then_start_brings_back_everything_from_disk_also_on_other_ports(
-    tmp_path: Path,
-) -> None:
+def test_stop_then_start_brings_back_everything_from_disk_also_on_other_ports(tmp_path):
     with running_system(tmp_path / "state") as first:
         deploy(first, Counting.bind(1), "one", "/one")
         deploy(first, Counting.options(num_replicas=1).bind(2), "two", "/two")
@@ -122,7 +118,7 @@ def test_stop_then_start_brings_back_everything_from_disk_also_on_other_ports(
     assert len(pids) == len(set(pids))
 
 
-def test_nothing_is_left_after_stop(tmp_path: Path) -> None:
+def test_nothing_is_left_after_stop(tmp_path):
     state, temporary = tmp_path / "state", tmp_path / "tmp"
     temporary.mkdir()
     with running_system(state, TMPDIR=str(temporary)) as running:
@@ -147,7 +143,7 @@ def processes_with_files_in(folder: Path) -> set[int]:
     return found
 
 
-def test_shutdown_forgets_the_state(tmp_path: Path) -> None:
+def test_shutdown_forgets_the_state(tmp_path):
     running = RunningSystem(tmp_path / "state")
     running.start()
     try:
@@ -162,9 +158,7 @@ def test_shutdown_forgets_the_state(tmp_path: Path) -> None:
         running.stop()
 
 
-def test_status_shows_host_application_deployment_and_replicas_with_pids(
-    own_system: RunningSystem,
-) -> None:
+def test_status_shows_host_application_deployment_and_replicas_with_pids(own_system):
     deploy(own_system, Counting.bind(7), "counting", "/counting")
     wait_until(
         lambda: [h for h in own_system.status()["hosts"] if h["front"]["workers"]],
@@ -199,7 +193,7 @@ def test_status_shows_host_application_deployment_and_replicas_with_pids(
     assert {replica["host"] for replica in replicas} == {name}
 
 
-def test_a_folder_with_only_the_users_file_is_served_within_seconds(tmp_path: Path) -> None:
+def test_a_folder_with_only_the_users_file_is_served_within_seconds(tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "mine.py").write_text(MINE)
@@ -241,9 +235,7 @@ def test_a_folder_with_only_the_users_file_is_served_within_seconds(tmp_path: Pa
 
 
 @pytest.mark.parametrize("schema", [OLDEST - 1, FORMAT + 2])
-def test_the_state_of_another_version_is_refused_at_once_naming_both(
-    tmp_path: Path, schema: int
-) -> None:
+def test_the_state_of_another_version_is_refused_at_once_naming_both(tmp_path, schema):
     settings = HostSettings(state_dir=tmp_path / "state")
     store = FileLocation(settings.store_dir, "controller").open()
     store.apply({"goal/1": schema.to_bytes(4, "big") + b"a record", "code/x": b"code"})
@@ -256,9 +248,7 @@ def test_the_state_of_another_version_is_refused_at_once_naming_both(
 
 
 @pytest.mark.slow
-def test_a_drained_host_takes_no_replicas_over_a_restart_until_it_is_undrained(
-    own_system: RunningSystem,
-) -> None:
+def test_a_drained_host_takes_no_replicas_over_a_restart_until_it_is_undrained(own_system):
     host = own_system.settings.host_name
     refused = own_system.greenroom("drain", host)
     assert refused.returncode == 1
@@ -277,7 +267,7 @@ def test_a_drained_host_takes_no_replicas_over_a_restart_until_it_is_undrained(
 
 
 @pytest.mark.slow
-def test_a_stop_resets_no_connection_that_was_made(tmp_path: Path) -> None:
+def test_a_stop_resets_no_connection_that_was_made(tmp_path):
     """Whose POST was reset cannot know whether it ran; who is refused, or answered, can."""
     outcomes: list[list[str]] = [[] for _ in range(8)]
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -103,13 +103,13 @@ class Asker:
 
 
 @pytest.fixture
-def asker(tmp_path: Path) -> Iterator[Asker]:
+def asker(tmp_path):
     asker = Asker(tmp_path)
     yield asker
     asker.close()
 
 
-def test_a_policy_gets_the_context_and_its_arguments_and_may_have_a_state(asker: Asker) -> None:
+def test_a_policy_gets_the_context_and_its_arguments_and_may_have_a_state(asker):
     def policy(context: AutoscalingContext, step: int) -> Any:
         assert context.config.max_replicas == 9
         assert abs(context.current_time - time.time()) < 60
@@ -123,7 +123,7 @@ def test_a_policy_gets_the_context_and_its_arguments_and_may_have_a_state(asker:
     assert asker.pids() == [pid], "one process serves all questions"
 
 
-def test_numbers_of_numpy_are_numbers(asker: Asker) -> None:
+def test_numbers_of_numpy_are_numbers(asker):
     def policy(_context: Any) -> Any:
         return np.int64(4)
 
@@ -181,16 +181,14 @@ def scribble(_context: Any) -> int:
         (scribble, "its process ended"),
     ],
 )
-def test_what_goes_wrong_is_an_error_that_says_what(
-    asker: Asker, policy: Any, message: str
-) -> None:
+def test_what_goes_wrong_is_an_error_that_says_what(asker, policy, message):
     asker.set_policy(policy)
     assert message in asker.ask()["error"]
 
 
 def test_one_that_is_not_done_in_time_is_killed_with_what_it_started_and_starts_again_later(
-    asker: Asker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    asker, monkeypatch
+):
     monkeypatch.setattr(policies_module, "LOAD_TIMEOUT_S", 1.0)
     asker.set_policy({"policy_function": hang, "timeout_s": 0.1})
     begun = time.monotonic()
@@ -206,18 +204,18 @@ def test_one_that_is_not_done_in_time_is_killed_with_what_it_started_and_starts_
     assert asker.pids() == []
 
 
-def test_one_that_came_without_its_code_says_so(asker: Asker) -> None:
+def test_one_that_came_without_its_code_says_so(asker):
     config = AutoscalingConfig(policy="mine:policy")  # not by way of serve
     asker.cluster.state.backends["b"] = SimpleNamespace(autoscaled_by=config)
     assert "it came without its code" in asker.ask()["error"]
 
 
-def test_a_backend_that_is_gone_is_not_asked(asker: Asker) -> None:
+def test_a_backend_that_is_gone_is_not_asked(asker):
     asker.put(1)
     assert (asker.pids(), asker.answers) == ([], [])
 
 
-def test_nothing_here_waits_for_a_policy(asker: Asker) -> None:
+def test_nothing_here_waits_for_a_policy(asker):
     asker.set_policy(hang)
     begun = time.monotonic()
     asker.put(1)
@@ -229,7 +227,7 @@ def test_nothing_here_waits_for_a_policy(asker: Asker) -> None:
     assert asker.answers == []
 
 
-def test_changed_code_runs_in_a_new_process(asker: Asker) -> None:
+def test_changed_code_runs_in_a_new_process(asker):
     asker.set_policy(lambda _context: 1)
     assert asker.ask() == {"replicas": 1}
     (old,) = asker.pids()
@@ -240,7 +238,7 @@ def test_changed_code_runs_in_a_new_process(asker: Asker) -> None:
     wait_until(lambda: not alive(old), 5, "the old process is gone")
 
 
-def test_what_a_policy_prints_is_in_a_log_of_its_own(asker: Asker) -> None:
+def test_what_a_policy_prints_is_in_a_log_of_its_own(asker):
     def policy(_context: Any) -> int:
         print("thinking")
         sys.stdout.flush()

@@ -39,7 +39,7 @@ def with_a_backend(folder: Path) -> HostSettings:
     return settings
 
 
-def test_questions_are_answered_from_what_can_be_read(tmp_path: Path) -> None:
+def test_questions_are_answered_from_what_can_be_read(tmp_path):
     settings = with_a_backend(tmp_path)
     config, backends, history, unknown, change, hosts = ask(
         settings,
@@ -60,9 +60,7 @@ def test_questions_are_answered_from_what_can_be_read(tmp_path: Path) -> None:
     assert hosts.error_kind == "StateNotReadableError"
 
 
-def test_where_nothing_can_be_read_a_question_is_answered_so_and_nothing_of_changes(
-    tmp_path: Path,
-) -> None:
+def test_where_nothing_can_be_read_a_question_is_answered_so_and_nothing_of_changes(tmp_path):
     settings = read_settings({}, state_dir=str(tmp_path))
     (found, status) = ask(settings, ops.ListBackends(), ops.GetStatus())
     assert found.error_kind == "StateNotReadableError"

@@ -58,7 +58,7 @@ def gone(cluster: Cluster) -> None:
     assert "b" not in cluster.state.backends
 
 
-def test_a_repeat_of_what_was_refused_is_refused_when_it_would_be_allowed_by_now() -> None:
+def test_a_repeat_of_what_was_refused_is_refused_when_it_would_be_allowed_by_now():
     cluster, requests = cluster_with_requests()
     ask(requests, create(1))
     refusal = ask(requests, create(2, b"other"))
@@ -70,7 +70,7 @@ def test_a_repeat_of_what_was_refused_is_refused_when_it_would_be_allowed_by_now
     assert ask(requests, create(4, b"other")).error_kind == ""
 
 
-def test_a_repeat_of_what_changed_nothing_changes_nothing_later() -> None:
+def test_a_repeat_of_what_changed_nothing_changes_nothing_later():
     cluster, requests = cluster_with_requests()
     ask(requests, create(1))
     unchanged = ask(requests, create(2))
@@ -80,9 +80,7 @@ def test_a_repeat_of_what_changed_nothing_changes_nothing_later() -> None:
     assert "b" not in cluster.state.backends
 
 
-def test_who_waits_for_a_goal_and_asks_no_more_is_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_waits_for_a_goal_and_asks_no_more_is_forgotten(monkeypatch):
     cluster, requests = cluster_with_requests()
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
@@ -127,7 +125,7 @@ class Proxies:
         return [reply for _, reply in self._requests.take_answers()]
 
 
-def test_a_change_of_an_endpoint_is_answered_when_every_proxy_holds_it() -> None:
+def test_a_change_of_an_endpoint_is_answered_when_every_proxy_holds_it():
     cluster, requests = cluster_with_requests()
     for tag in "bc":
         made = ops.CreateBackend(tag=tag, code=b"code", code_hash="code")
@@ -154,9 +152,7 @@ def test_a_change_of_an_endpoint_is_answered_when_every_proxy_holds_it() -> None
         assert (found, error) == (str(number), "")
 
 
-def test_a_proxy_that_is_silent_is_reported_as_the_reason_after_a_while(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_proxy_that_is_silent_is_reported_as_the_reason_after_a_while(monkeypatch):
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     cluster, requests = cluster_with_requests()
@@ -172,7 +168,7 @@ def test_a_proxy_that_is_silent_is_reported_as_the_reason_after_a_while(
     assert "saved, but not every proxy has taken it yet" in reply.error
 
 
-def test_answers_are_kept_for_the_last_requests_only_and_not_what_was_read() -> None:
+def test_answers_are_kept_for_the_last_requests_only_and_not_what_was_read():
     _, requests = cluster_with_requests()
     for number in range(1_010):
         ask(requests, delete(number))
@@ -208,8 +204,8 @@ def test_answers_are_kept_for_the_last_requests_only_and_not_what_was_read() -> 
     ],
 )
 def test_what_is_no_operation_or_has_bad_fields_is_refused_by_name_and_value(
-    operation: Any, fields: Any, message: str
-) -> None:
+    operation, fields, message
+):
     cluster, requests = cluster_with_requests()
     ask(requests, create(0))
     cluster.take_changes()
@@ -219,7 +215,7 @@ def test_what_is_no_operation_or_has_bad_fields_is_refused_by_name_and_value(
     assert not cluster.take_changes()
 
 
-def test_a_repeat_of_what_waits_is_not_carried_out_again() -> None:
+def test_a_repeat_of_what_waits_is_not_carried_out_again():
     begun = []
 
     def rotate(_asked: ops.Operation, request_id: str) -> Later:
@@ -233,15 +229,13 @@ def test_a_repeat_of_what_waits_is_not_carried_out_again() -> None:
     assert begun == ["1"]
 
 
-def test_fields_that_say_nothing_are_not_sent_as_an_earlier_release_may_not_know_them() -> None:
+def test_fields_that_say_nothing_are_not_sent_as_an_earlier_release_may_not_know_them():
     assert am.request_of(ops.DrainHost(host="a"), "1").fields == {"host": "a"}
     forced = ops.DrainHost(host="a", force=True)
     assert am.request_of(forced, "1").fields == {"host": "a", "force": True}
 
 
-def test_an_answer_that_cannot_be_made_is_an_error_for_its_client_alone(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_answer_that_cannot_be_made_is_an_error_for_its_client_alone(caplog):
     broken = Later(lambda: {}["gone"])
     requests = Requests(Cluster({}, 1, 0.0), {ops.RotateKey: lambda _asked, _id: broken})
     requests.take(am.request_of(ops.RotateKey(), "1"), Client())

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -61,9 +61,7 @@ class Traffic:
 QUICK: dict[str, Any] = {"hold_s": 1.0, "min_samples": 20, "abort_if": {"error_rate_increase": 0}}
 
 
-def test_a_good_version_gets_all_traffic_and_a_bad_one_none(
-    running: RunningSystem, client: serve.Client, name: str, serving: Callable[..., str]
-) -> None:
+def test_a_good_version_gets_all_traffic_and_a_bad_one_none(running, client, name, serving):
     old, new, shop = serving(Sometimes, "v1"), serving(Sometimes, "v2", 4), name
     with Traffic(running, f"/{shop}").flowing() as counts:
         goal = client.rollout(shop, to=new, steps=[0.2, 1], **QUICK)
@@ -124,9 +122,7 @@ def answer_of(version: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_composed_application_is_new_or_old_as_a_whole_though_the_controller_dies(
-    own_system: RunningSystem,
-) -> None:
+def test_a_composed_application_is_new_or_old_as_a_whole_though_the_controller_dies(own_system):
     wait = partial(wait_for_goal, own_system.connection, timeout_s=60)
     canary = {"steps": (0.5, 1.0), "hold_s": 2.0, "min_samples": 20, "compare": "json"}
     wait(deploy_composed(own_system, "one", None))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from pathlib import Path
 
 import pytest
 
@@ -30,7 +29,7 @@ class One:
         return str(self.number)
 
 
-def test_fifty_deployments_deployed_in_one_go_all_answer_and_stop_cleanly(tmp_path: Path) -> None:
+def test_fifty_deployments_deployed_in_one_go_all_answer_and_stop_cleanly(tmp_path):
     with running_system(tmp_path / "state") as running:
         begun = time.monotonic()
         goals = []

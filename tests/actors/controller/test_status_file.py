@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from greenroom import serve
 from greenroom.actors.controller import status_file
 from greenroom.actors.controller.status_file import StatusFile
 from tests.support.lone_loop import LoneLoop
-from tests.support.systems import RunningSystem, alive, wait_until
+from tests.support.systems import alive, wait_until
 
 
 def hello(_request: Any) -> str:
@@ -23,11 +22,11 @@ def hello(_request: Any) -> str:
 
 
 @pytest.fixture(name="loop")
-def make_loop() -> LoneLoop:
+def make_loop():
     return LoneLoop()
 
 
-def test_many_changes_are_one_write_and_the_next_waits(loop: LoneLoop, tmp_path: Path) -> None:
+def test_many_changes_are_one_write_and_the_next_waits(loop, tmp_path):
     reads: list[int] = []
     path = tmp_path / "status.json"
     file = StatusFile(loop, path, lambda: {"reads": reads.append(1) or len(reads)})
@@ -51,7 +50,7 @@ def test_many_changes_are_one_write_and_the_next_waits(loop: LoneLoop, tmp_path:
     assert [each.name for each in tmp_path.iterdir()] == ["status.json"]
 
 
-def test_a_large_cluster_is_reported_less_often(loop: LoneLoop, tmp_path: Path) -> None:
+def test_a_large_cluster_is_reported_less_often(loop, tmp_path):
     reads: list[float] = []
 
     def read() -> dict[str, Any]:
@@ -67,9 +66,7 @@ def test_a_large_cluster_is_reported_less_often(loop: LoneLoop, tmp_path: Path) 
     assert reads[1] - reads[0] == pytest.approx(0.1 + 5.0)  # fifty times as long as it took
 
 
-def test_a_file_that_cannot_be_written_is_logged_once_and_tried_again(
-    loop: LoneLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_written_is_logged_once_and_tried_again(loop, tmp_path, monkeypatch):
     warnings: list[Any] = []
     monkeypatch.setattr(status_file.logger, "warning", lambda *logged: warnings.append(logged))
     path = tmp_path / "missing" / "status.json"
@@ -89,9 +86,7 @@ def test_a_file_that_cannot_be_written_is_logged_once_and_tried_again(
 
 
 @pytest.mark.slow
-def test_the_file_follows_what_runs_and_goes_when_the_system_stops(
-    own_system: RunningSystem,
-) -> None:
+def test_the_file_follows_what_runs_and_goes_when_the_system_stops(own_system):
     path = own_system.settings.status_file
     assert path == own_system.settings.state_dir / "status.json"
 
@@ -130,9 +125,7 @@ def test_the_file_follows_what_runs_and_goes_when_the_system_stops(
 
 
 @pytest.mark.slow
-def test_a_shutdown_finishes_queries_ends_everything_and_returns_its_goals(
-    own_system: RunningSystem, tmp_path: Path
-) -> None:
+def test_a_shutdown_finishes_queries_ends_everything_and_returns_its_goals(own_system, tmp_path):
     def slow(_request: Any) -> str:
         (tmp_path / "began").touch()
         time.sleep(1.0)

@@ -61,7 +61,7 @@ def supervisor_of(
     return made, cluster
 
 
-def test_an_order_to_start_that_is_still_on_its_way_is_not_sent_once_more() -> None:
+def test_an_order_to_start_that_is_still_on_its_way_is_not_sent_once_more():
     loop = LoneLoop()
     supervisor, _ = supervisor_of(loop)
     supervisor.perform(fx.Start(TAG, BACKEND))
@@ -74,7 +74,7 @@ def test_an_order_to_start_that_is_still_on_its_way_is_not_sent_once_more() -> N
     assert kinds(loop).count(cm.StartReplica) == 3
 
 
-def test_code_that_cannot_be_read_at_present_is_read_again_and_not_taken_for_lost() -> None:
+def test_code_that_cannot_be_read_at_present_is_read_again_and_not_taken_for_lost():
     loop = LoneLoop()
     answers = iter([StoreNotReadableError("no answer"), b"code"])
 
@@ -92,7 +92,7 @@ def test_code_that_cannot_be_read_at_present_is_read_again_and_not_taken_for_los
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_a_folder_that_cannot_be_read_at_present_is_not_taken_for_lost(is_lost: bool) -> None:
+def test_a_folder_that_cannot_be_read_at_present_is_not_taken_for_lost(is_lost):
     def load_code(_digest: str) -> bytes:
         raise CorruptValueError("damaged") if is_lost else StoreNotReadableError("no answer")
 
@@ -105,7 +105,7 @@ def test_a_folder_that_cannot_be_read_at_present_is_not_taken_for_lost(is_lost: 
     assert (answers, lost) == found, "it asks again"
 
 
-def test_a_replica_that_is_gone_is_forgotten_and_not_made_anew_by_a_late_order() -> None:
+def test_a_replica_that_is_gone_is_forgotten_and_not_made_anew_by_a_late_order():
     loop = LoneLoop()
     found: list[str] = []
     supervisor, cluster = supervisor_of(loop, find=lambda tag: found.append(tag) or "there")
@@ -120,7 +120,7 @@ def test_a_replica_that_is_gone_is_forgotten_and_not_made_anew_by_a_late_order()
     assert found == [TAG, TAG]
 
 
-def test_a_replica_of_another_host_is_asked_itself_as_well_when_it_is_killed() -> None:
+def test_a_replica_of_another_host_is_asked_itself_as_well_when_it_is_killed():
     """Its end may have come while its host was cut off, and then no watch has told of it."""
     loop = LoneLoop()
     killed: list[m.Process] = []
@@ -134,7 +134,7 @@ def test_a_replica_of_another_host_is_asked_itself_as_well_when_it_is_killed() -
     assert kinds(loop) == [cm.StopReplica]
 
 
-def test_what_a_proxy_calls_gone_is_killed_and_not_what_follows_it() -> None:
+def test_what_a_proxy_calls_gone_is_killed_and_not_what_follows_it():
     killed: list[m.Process] = []
     made, cluster = supervisor_of(LoneLoop(), kill=lambda process, _host: killed.append(process))
     cluster.replica_reported = lambda *_args: True
@@ -146,7 +146,7 @@ def test_what_a_proxy_calls_gone_is_killed_and_not_what_follows_it() -> None:
 
 
 @pytest.mark.parametrize("becomes", ["found", "refused", "gone"])
-def test_orders_for_another_host_wait_until_its_replica_is_found(becomes: str) -> None:
+def test_orders_for_another_host_wait_until_its_replica_is_found(becomes):
     loop = LoneLoop()
     asked: list[tuple[str, str]] = []
     is_answered = asyncio.Event()
@@ -199,7 +199,7 @@ class Ending:
         return [(to, each.request_id, each.cause) for to, each in self.loop.sent]
 
 
-def test_proxies_hear_why_a_replica_ended_once_the_controller_knows() -> None:
+def test_proxies_hear_why_a_replica_ended_once_the_controller_knows():
     ending = Ending("SIGSEGV")
     ending.ask("early")  # it has seen the end first
     ending.ask("early")
@@ -222,8 +222,8 @@ def test_proxies_hear_why_a_replica_ended_once_the_controller_knows() -> None:
     ],
 )
 def test_what_a_replica_had_said_goes_before_its_exit_code_but_not_before_the_kernel(
-    worn: str, cause: str, message: str
-) -> None:
+    worn, cause, message
+):
     ending = Ending(cause, worn)
     ending.loop.end(ending.process)
     ending.loop.pass_time(1.0)
@@ -231,7 +231,7 @@ def test_what_a_replica_had_said_goes_before_its_exit_code_but_not_before_the_ke
     assert ending.described() == [("proxy", "by proxy", message)]
 
 
-def test_of_a_replica_that_is_not_known_proxies_hear_nothing() -> None:
+def test_of_a_replica_that_is_not_known_proxies_hear_nothing():
     loop = LoneLoop()
     supervisor, _ = supervisor_of(loop)
     question = cm.DescribeEnd(request_id="q", replica="other#1", address=None)

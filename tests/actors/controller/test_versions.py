@@ -6,12 +6,10 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from greenroom import serve
 from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem
 
@@ -37,7 +35,7 @@ class Model:
 
 
 @pytest.fixture
-def deployed(client: serve.Client, name: str) -> Iterator[Any]:
+def deployed(client, name):
     """Deploy a version of Model under this test's name, and wait; deleted afterwards."""
 
     def deploy(
@@ -64,8 +62,8 @@ def answer(running: RunningSystem, name: str) -> Any:
 
 
 def test_a_rolling_update_under_load_fails_no_request_and_keeps_the_capacity(
-    running: RunningSystem, client: serve.Client, deployed: Any, name: str
-) -> None:
+    running, client, deployed, name
+):
     deployed("1", num_replicas=4)
     counts: list[tuple[int, int]] = []
     over = threading.Event()

@@ -8,7 +8,6 @@ import hashlib
 import io
 import weakref
 import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -27,9 +26,7 @@ def zipped() -> bytearray:
     return bytearray(content.getvalue())
 
 
-async def test_a_folder_that_cannot_be_unpacked_for_any_reason_fails_its_replica(
-    tmp_path: Path,
-) -> None:
+async def test_a_folder_that_cannot_be_unpacked_for_any_reason_fails_its_replica(tmp_path):
     """And gives the lock back: others would wait for it for ever."""
     sent = zipped()
     for header, offset in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
@@ -49,7 +46,7 @@ async def test_a_folder_that_cannot_be_unpacked_for_any_reason_fails_its_replica
             await fetch()
 
 
-async def test_what_came_is_not_kept_in_memory(tmp_path: Path) -> None:
+async def test_what_came_is_not_kept_in_memory(tmp_path):
     digest = hashlib.sha256(zipped()).hexdigest()
     kept: list[weakref.ref[memoryview]] = []
 
@@ -66,8 +63,8 @@ async def test_what_came_is_not_kept_in_memory(tmp_path: Path) -> None:
 
 
 async def test_what_the_controller_does_not_have_fails_the_replica_and_a_repeat_is_ignored(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     def answer() -> None:
         for reason in ("it was deleted", "once more"):
             arrival.arrived(None, reason)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from greenroom.actors.environments.folders import try_lock
 from greenroom.actors.environments.packages import COMPLETE
 from greenroom.serve.exceptions import DeployFailedError
 from tests.support.another_user import NOBODY
-from tests.support.systems import PATIENCE, RunningSystem, alive, running_system, wait_until
+from tests.support.systems import PATIENCE, alive, running_system, wait_until
 from tests.support.wheels import write_wheel
 
 pytestmark = pytest.mark.slow
@@ -33,7 +33,7 @@ DEADLINE_S = 10 * PATIENCE
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheels(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheels")
     write_wheel(folder, "parrot", "1.0", "WORD = 'one'\n")
     write_wheel(folder, "parrot", "2.0", "WORD = 'two'\n")
@@ -47,7 +47,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
+def system(tmp_path_factory):
     with running_system(tmp_path_factory.mktemp("environments") / "state") as running:
         yield running
 
@@ -82,9 +82,7 @@ def lines(wheels: Path, *requirements: str) -> list[str]:
     return ["--no-index", f"--find-links {wheels}", *requirements]
 
 
-def test_replicas_share_one_environment_and_another_version_is_another(
-    system: RunningSystem, wheels: Path, tmp_path: Path
-) -> None:
+def test_replicas_share_one_environment_and_another_version_is_another(system, wheels, tmp_path):
     with system.as_default():
         needed = lines(wheels, "parrot==1.0", "typing_extensions==99.0")
         handle = serve.run(with_env(3, pip=needed), route_prefix=None)
@@ -103,9 +101,7 @@ def test_replicas_share_one_environment_and_another_version_is_another(
     assert len([path for path in made if not path.name.startswith("pip-")]) == 2
 
 
-def test_what_cannot_be_installed_is_the_reason_and_names_the_package(
-    system: RunningSystem, wheels: Path
-) -> None:
+def test_what_cannot_be_installed_is_the_reason_and_names_the_package(system, wheels):
     with system.as_default():
         absent = with_env(2, pip=lines(wheels, "no-such-package"))
         with pytest.raises(DeployFailedError, match=r"pip failed: .*no-such-package"):
@@ -141,7 +137,7 @@ Install = Callable[[Path], "Future[None]"]
 
 
 @pytest.fixture
-def uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def uv(tmp_path, monkeypatch):
     program = tmp_path / "bin" / "uv"
     program.parent.mkdir()
     files = {name: tmp_path / name for name in ("log", "gate", "broken")}
@@ -152,7 +148,7 @@ def uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def install() -> Iterator[Install]:
+def install():
     """Return what begins to make an environment, on the loop of a thread."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -170,9 +166,7 @@ def install() -> Iterator[Install]:
     loop.close()
 
 
-def test_one_that_waits_finds_what_the_other_made_or_shares_its_failure(
-    uv: Path, install: Install
-) -> None:
+def test_one_that_waits_finds_what_the_other_made_or_shares_its_failure(uv, install):
     def begin_two(name: str, runs: int) -> list[Future[None]]:
         """Begin two while the installer runs for the first, and let it end."""
         (uv / "gate").touch()
@@ -210,9 +204,7 @@ asyncio.run(prepare(Path(sys.argv[1]), 'uv', ('parrot',)))
 """
 
 
-def test_a_killed_one_leaves_nothing_half_and_its_installer_nothing_behind(
-    uv: Path, install: Install
-) -> None:
+def test_a_killed_one_leaves_nothing_half_and_its_installer_nothing_behind(uv, install):
     folder = uv / "environments" / "a"
     (uv / "gate").touch()
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(folder)])
@@ -228,9 +220,7 @@ def test_a_killed_one_leaves_nothing_half_and_its_installer_nothing_behind(
 
 
 @pytest.mark.parametrize("planted", ["environments", "environments/a"])
-def test_what_others_planted_or_may_write_is_not_run(
-    uv: Path, install: Install, planted: str
-) -> None:
+def test_what_others_planted_or_may_write_is_not_run(uv, install, planted):
     folder = uv / "environments" / "a"
     folder.mkdir(parents=True)
     (folder / COMPLETE).touch()
@@ -256,9 +246,7 @@ wait
 """
 
 
-def test_an_installer_that_takes_too_long_is_ended_with_what_it_started(
-    uv: Path, install: Install, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installer_that_takes_too_long_is_ended_with_what_it_started(uv, install, monkeypatch):
     (uv / "bin" / "uv").write_text(SLOW_UV.format(log=uv / "log", child=uv / "child"))
     monkeypatch.setattr(packages, "TIMEOUT_S", 2)
     folder = uv / "environments" / "a"
@@ -270,9 +258,7 @@ def test_an_installer_that_takes_too_long_is_ended_with_what_it_started(
     wait_until(lambda: not alive(child), 5, "the end of what it started")
 
 
-def test_an_installer_whose_replica_was_killed_gives_the_lock_back_in_time(
-    uv: Path, install: Install
-) -> None:
+def test_an_installer_whose_replica_was_killed_gives_the_lock_back_in_time(uv, install):
     (uv / "bin" / "uv").write_text(SLOW_UV.format(log=uv / "log", child=uv / "child"))
     folder = uv / "environments" / "a"
     program = (
@@ -289,16 +275,14 @@ def test_an_installer_whose_replica_was_killed_gives_the_lock_back_in_time(
     assert not alive(int((uv / "child").read_text()))
 
 
-def test_a_host_without_uv_says_so(
-    tmp_path: Path, install: Install, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_without_uv_says_so(tmp_path, install, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(DeployFailedError, match="uv is not installed on this host"):
         install(tmp_path / "a").result(DEADLINE_S)
     assert not (tmp_path / "a").exists()
 
 
-def test_unused_environments_go_but_for_the_last(tmp_path: Path) -> None:
+def test_unused_environments_go_but_for_the_last(tmp_path):
     for number in range(6):
         (tmp_path / f"e{number}").mkdir()
         if number:
@@ -314,9 +298,7 @@ def test_unused_environments_go_but_for_the_last(tmp_path: Path) -> None:
     packages.prune(tmp_path / "nothing", list)
 
 
-def test_what_cannot_be_removed_does_not_keep_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_removed_does_not_keep_the_others(tmp_path, monkeypatch):
     remove = shutil.rmtree
 
     def fails_for_one(path: Path, ignore_errors: bool = False) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
@@ -28,7 +27,7 @@ Extension modules: numpy._core (total: 1)
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> HostSettings:
+def settings(tmp_path):
     settings = read_settings({"GREENROOM_STATE_DIR": str(tmp_path)})
     settings.run_dir.mkdir()
     settings.logs_dir.mkdir()
@@ -58,9 +57,7 @@ LAST = "one\ntwo\n\n  three\nbad magic number\n"
     ],
     ids=["a code", "a signal", "a crash of Python", "a long line", "no log"],
 )
-def test_an_end_is_reported_by_code_or_signal_and_the_last_lines(
-    settings: HostSettings, status: int, logged: str | None, message: str
-) -> None:
+def test_an_end_is_reported_by_code_or_signal_and_the_last_lines(settings, status, logged, message):
     if logged is not None:
         (settings.logs_dir / f"replica-{TAG}.log").write_text(logged)
     record_end(settings.run_dir, ADDRESS, status)
@@ -73,9 +70,7 @@ def cause_of_kill(settings: HostSettings, ends: Ends) -> str:
     return cause(settings, ends)
 
 
-def test_a_kill_by_the_kernel_for_memory_is_told_apart_from_others(
-    settings: HostSettings, tmp_path: Path
-) -> None:
+def test_a_kill_by_the_kernel_for_memory_is_told_apart_from_others(settings, tmp_path):
     vmstat = tmp_path / "vmstat"
     vmstat.write_text("pgfault 17\noom_kill 4\n")
     ends = Ends(settings, vmstat)
@@ -85,9 +80,7 @@ def test_a_kill_by_the_kernel_for_memory_is_told_apart_from_others(
     assert cause_of_kill(settings, ends) == "SIGKILL", "not counted by the kernel"
 
 
-def test_a_kill_is_not_laid_to_the_kernel_that_has_killed_another_long_ago(
-    settings: HostSettings, tmp_path: Path
-) -> None:
+def test_a_kill_is_not_laid_to_the_kernel_that_has_killed_another_long_ago(settings, tmp_path):
     vmstat = tmp_path / "vmstat"
     vmstat.write_text("oom_kill 4\n")
     ends = Ends(settings, vmstat)
@@ -98,9 +91,7 @@ def test_a_kill_is_not_laid_to_the_kernel_that_has_killed_another_long_ago(
         assert cause_of_kill(settings, ends) == expected
 
 
-def test_a_kill_for_the_limit_of_its_own_control_group_is_reported(
-    settings: HostSettings, tmp_path: Path
-) -> None:
+def test_a_kill_for_the_limit_of_its_own_control_group_is_reported(settings, tmp_path):
     group = tmp_path / "groups" / replica_log(TAG)
     group.mkdir(parents=True)
     ends = Ends(settings, tmp_path / "no vmstat", group.parent)
@@ -111,9 +102,7 @@ def test_a_kill_for_the_limit_of_its_own_control_group_is_reported(
 
 
 @pytest.mark.parametrize("noted", [None, "", "three"])
-def test_an_end_that_nobody_recorded_is_not_explained_and_soon_abandoned(
-    settings: HostSettings, noted: str | None
-) -> None:
+def test_an_end_that_nobody_recorded_is_not_explained_and_soon_abandoned(settings, noted):
     if noted is not None:
         (settings.run_dir / f"{ADDRESS.number}.end").write_text(noted)
     begun = time.monotonic()
@@ -122,9 +111,7 @@ def test_an_end_that_nobody_recorded_is_not_explained_and_soon_abandoned(
 
 
 @pytest.mark.parametrize("so_far", [None, ""])
-def test_a_note_that_comes_a_little_later_is_waited_for(
-    settings: HostSettings, so_far: str | None
-) -> None:
+def test_a_note_that_comes_a_little_later_is_waited_for(settings, so_far):
     if so_far is not None:  # it is being written
         (settings.run_dir / f"{ADDRESS.number}.end").write_text(so_far)
 
@@ -138,7 +125,7 @@ def test_a_note_that_comes_a_little_later_is_waited_for(
     assert asyncio.run(asked()) == "exit code 3"
 
 
-def test_notes_that_nobody_asks_for_are_removed_after_a_while(settings: HostSettings) -> None:
+def test_notes_that_nobody_asks_for_are_removed_after_a_while(settings):
     old, new = settings.run_dir / "1.end", settings.run_dir / "2.end"
     for number in (1, 2):
         record_end(settings.run_dir, ProcessAddress("127.0.0.1", number), 0)
@@ -150,6 +137,6 @@ def test_notes_that_nobody_asks_for_are_removed_after_a_while(settings: HostSett
     assert not new.exists()
 
 
-def test_what_cannot_be_recorded_is_no_error(tmp_path: Path) -> None:
+def test_what_cannot_be_recorded_is_no_error(tmp_path):
     record_end(tmp_path / "gone", ADDRESS, 3)
     assert not (tmp_path / "gone").exists()

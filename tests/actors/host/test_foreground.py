@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +30,7 @@ class Broken:
 
 
 @pytest.mark.slow
-def test_every_event_is_one_object_on_the_standard_output(tmp_path: Path) -> None:
+def test_every_event_is_one_object_on_the_standard_output(tmp_path):
     running = RunningSystem(tmp_path / "state", GREENROOM_LOG_FORMAT="json")
     printed = tmp_path / "printed"
     with printed.open("wb") as output:

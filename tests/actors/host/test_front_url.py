@@ -1,7 +1,5 @@
 """The address of the HTTP front: as this host reaches it, and as status shows it."""
 
-from __future__ import annotations
-
 import pytest
 
 from greenroom.actors.host.front import shown_url, url_of
@@ -27,8 +25,6 @@ from greenroom.actors.runtime.settings import read_settings
         ),
     ],
 )
-def test_a_front_at_all_addresses_is_shown_at_the_hosts_own(
-    given: dict[str, str], reached: str, shown: str
-) -> None:
+def test_a_front_at_all_addresses_is_shown_at_the_hosts_own(given, reached, shown):
     settings = read_settings({f"GREENROOM_{name}": value for name, value in given.items()})
     assert (url_of(settings), shown_url(settings)) == (reached, shown)

@@ -7,7 +7,6 @@ import contextlib
 import os
 import re
 import socket
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,16 +57,14 @@ def kept_up(monkeypatch: pytest.MonkeyPatch, outcomes: list[str]) -> None:
     asyncio.run(keep())
 
 
-def test_the_first_death_costs_no_time_and_later_ones_ever_more_up_to_a_limit(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_first_death_costs_no_time_and_later_ones_ever_more_up_to_a_limit(monkeypatch, caplog):
     kept_up(monkeypatch, ["dies", "dies", "gone", "no port", "dies", "lives", "dies"])
     pauses = [float(re.findall(r"in ([\d.]+) s$", each)[0]) for each in caplog.messages]
     assert pauses == [0.0, 0.001, 0.002, 0.004, 0.004, 0.0, 0.001]
     assert "the part cannot start: no port (failure 4 in a row, see log.log)" in caplog.text
 
 
-def test_what_is_no_failure_to_start_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_failure_to_start_is_not_hidden(monkeypatch):
     class Part(Service):
         async def ensure(self) -> None:
             raise ValueError("a bug")
@@ -79,9 +76,7 @@ def test_what_is_no_failure_to_start_is_not_hidden(monkeypatch: pytest.MonkeyPat
         asyncio.run(service(Part).keep_up(ended))
 
 
-def test_a_front_is_forked_at_the_start_alone_not_by_a_loop_that_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_front_is_forked_at_the_start_alone_not_by_a_loop_that_runs(tmp_path, monkeypatch):
     """A child of the loop lost its listening socket when an object of the loop's was freed."""
     launched: list[bool] = []
 
@@ -105,9 +100,7 @@ def test_a_front_is_forked_at_the_start_alone_not_by_a_loop_that_runs(
     assert launched == [True, False]
 
 
-def test_the_socket_of_a_front_that_was_found_is_held_for_when_all_of_it_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_socket_of_a_front_that_was_found_is_held_for_when_all_of_it_ends(monkeypatch):
     found = service(Front)
     monkeypatch.setattr(Front, "workers", [1])
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -7,12 +7,11 @@ import pytest
 from greenroom import serve
 from greenroom.core.validation import MAX_NAME_BYTES, MAX_TAG_BYTES
 from tests.actors.conftest import deploy
-from tests.support.systems import RunningSystem
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("letter", ["a", "é", "模", "😀", "/", "%"])
-def test_the_longest_names_can_be_deployed_and_deleted(running: RunningSystem, letter: str) -> None:
+def test_the_longest_names_can_be_deployed_and_deleted(running, letter):
     name = letter * (MAX_NAME_BYTES // len(letter.encode()))
 
     @serve.deployment(name=name)
@@ -25,7 +24,7 @@ def test_the_longest_names_can_be_deployed_and_deleted(running: RunningSystem, l
         serve.delete(name)
 
 
-def test_the_longest_names_of_the_admin_client_work(client: serve.Client) -> None:
+def test_the_longest_names_of_the_admin_client_work(client):
     tag = "t" * MAX_TAG_BYTES
     client.wait_for_goal(client.create_backend(tag, lambda: "here"))
     client.create_endpoint(tag, backend=tag)

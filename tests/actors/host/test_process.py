@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,15 +17,11 @@ from greenroom import serve
 from greenroom.actors.host import process
 from greenroom.actors.runtime.records import HOST_ROLE, RunRecords, is_ready
 from greenroom.actors.runtime.settings import read_settings
-from greenroom.serve.deployments import Application
-from greenroom.serve.handle import DeploymentHandle
 from tests.actors.conftest import deploy
 from tests.support.systems import RunningSystem, alive, running_system, wait_until
 
 
-def test_folders_that_nobody_needs_are_removed_on_a_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_that_nobody_needs_are_removed_on_a_thread(tmp_path, monkeypatch):
     """On the loop of the host process, a slow disk would have it taken for dead."""
     on: list[threading.Thread] = []
     pruned = lambda _settings: on.append(threading.current_thread())  # noqa: E731
@@ -44,9 +38,7 @@ def test_folders_that_nobody_needs_are_removed_on_a_thread(
     assert on[0] is not threading.current_thread()
 
 
-def test_what_is_done_again_and_again_goes_on_after_an_error(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_what_is_done_again_and_again_goes_on_after_an_error(caplog):
     done = asyncio.Event()
 
     async def work() -> None:
@@ -65,7 +57,7 @@ def test_what_is_done_again_and_again_goes_on_after_an_error(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_start_whose_starter_ends_comes_up_whole(tmp_path: Path, number: int) -> None:
+def test_a_start_whose_starter_ends_comes_up_whole(tmp_path, number):
     running = RunningSystem(tmp_path / "state")
     records = RunRecords(running.settings.run_dir)
     starter = subprocess.Popen(
@@ -100,9 +92,7 @@ class Starter:
         return pid
 
 
-def test_processes_that_a_replica_started_end_with_it(
-    running: RunningSystem, deployed: Callable[[Application], DeploymentHandle], name: str
-) -> None:
+def test_processes_that_a_replica_started_end_with_it(running, deployed, name):
     handle = deployed(serve.deployment(Starter).bind())
     pids = [handle.popen.remote().result(10), handle.fork.remote().result(10)]
     assert all(map(alive, pids))
@@ -111,7 +101,7 @@ def test_processes_that_a_replica_started_end_with_it(
     wait_until(lambda: not any(map(alive, pids)), 5, "what the replica started ends")
 
 
-def test_what_a_killed_replica_started_ends_with_the_system(tmp_path: Path) -> None:
+def test_what_a_killed_replica_started_ends_with_the_system(tmp_path):
     with running_system(tmp_path / "state") as running:
         handle = deploy(running, serve.deployment(Starter).bind())
         pids = [handle.popen.remote().result(10), handle.fork.remote().result(10)]

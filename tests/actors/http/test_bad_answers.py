@@ -13,7 +13,6 @@ from greenroom import serve
 from greenroom.serve.admin import applications
 from tests.actors.conftest import deploy
 from tests.support.asking import exchange, statuses
-from tests.support.systems import RunningSystem
 
 EVIL = "1\r\nx-evil: 1"
 
@@ -114,7 +113,7 @@ NAMES = ("wrong-code", "wrong-app")
 
 
 @pytest.fixture(scope="module")
-def raw(running: RunningSystem) -> Iterator[Raw]:
+def raw(running):
     """Return what asks a deployment on a connection of its own, and gives all that comes back."""
     wrong_app = serve.deployment(request_timeout_s=1.0)(serve.ingress(app)())
     deploy(running, serve.deployment(Wrong).bind(), NAMES[0], f"/{NAMES[0]}")
@@ -146,7 +145,7 @@ def raw(running: RunningSystem) -> Iterator[Raw]:
         ("an-early-exception", b"the deployment raised an exception"),
     ],
 )
-def test_what_cannot_be_an_answer_is_500_and_says_why(raw: Raw, kind: str, message: bytes) -> None:
+def test_what_cannot_be_an_answer_is_500_and_says_why(raw, kind, message):
     received = raw(NAMES[0], kind)
     assert statuses(received) == [500, 200], "and the connection goes on"
     assert message in received
@@ -157,7 +156,7 @@ def test_what_cannot_be_an_answer_is_500_and_says_why(raw: Raw, kind: str, messa
 
 
 @pytest.mark.parametrize("kind", ["late-exception", "late-object", "late-response"])
-def test_what_fails_midway_cuts_the_connection(raw: Raw, kind: str) -> None:
+def test_what_fails_midway_cuts_the_connection(raw, kind):
     received = raw(NAMES[0], kind)
     assert statuses(received) == [200]
     assert b"begun" in received
@@ -166,31 +165,31 @@ def test_what_fails_midway_cuts_the_connection(raw: Raw, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_an_app_that_breaks_the_protocol_is_500_and_says_how(raw: Raw, kind: str) -> None:
+def test_an_app_that_breaks_the_protocol_is_500_and_says_how(raw, kind):
     received = raw(NAMES[1], kind)
     assert statuses(received) == [500, 200]
     assert BROKEN[kind][1] in received
 
 
-def test_what_an_app_sends_after_its_end_is_dropped(raw: Raw) -> None:
+def test_what_an_app_sends_after_its_end_is_dropped(raw):
     received = raw(NAMES[1], "two-bodies")
     assert statuses(received) == [200, 200]
     assert received.count(b"begun") == 2
 
 
 @pytest.mark.parametrize("kind", ["no-end", "a-second-start-midway"])
-def test_an_app_that_breaks_the_protocol_midway_cuts_the_connection(raw: Raw, kind: str) -> None:
+def test_an_app_that_breaks_the_protocol_midway_cuts_the_connection(raw, kind):
     received = raw(NAMES[1], kind)
     assert statuses(received) == [200]
     assert received.count(b"begun") == 1
     assert not received.endswith(b"0\r\n\r\n")
 
 
-def test_an_app_that_never_answers_is_408(raw: Raw) -> None:
+def test_an_app_that_never_answers_is_408(raw):
     assert statuses(raw(NAMES[1], "silence")) == [408, 200]
 
 
-def test_a_head_that_fails_has_no_body(raw: Raw) -> None:
+def test_a_head_that_fails_has_no_body(raw):
     received = raw(NAMES[0], "an-exception", "HEAD")
     assert statuses(received) == [500, 200]
     assert b"the deployment" not in received

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from greenroom import serve
 from tests.support.browser import Browser
-from tests.support.systems import RunningSystem, patched_environ, running_system
+from tests.support.systems import patched_environ, running_system
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +34,7 @@ def scaled() -> str:
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
+def system(tmp_path_factory):
     """A system with an application, a rollout under way, and a mirrored endpoint."""
     with running_system(tmp_path_factory.mktemp("system")) as running:
         running.deploy(scaled.bind(), name="shop", route_prefix="/shop")
@@ -52,21 +51,21 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
 
 
 @pytest.fixture(scope="module")
-def tokens(system: RunningSystem) -> dict[str, str]:
+def tokens(system):
     roles = ("viewer", "deployer")
     made = {role: system.greenroom("token", "create", role, "--role", role) for role in roles}
     return {role: each.stdout.strip() for role, each in made.items()}
 
 
 @pytest.fixture(scope="module")
-def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def window(tmp_path_factory):
     opened = Browser(tmp_path_factory.mktemp("profile"))
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def page(window: Browser, system: RunningSystem) -> Iterator[Browser]:
+def page(window, system):
     """The dashboard in a new tab's state: without a token."""
     window.show(1280, 900)
     window.open(f"{system.url}/-/dashboard")
@@ -87,14 +86,14 @@ def go(page: Browser, view: str) -> None:
     page.click(f"nav a[href='#{view}']")
 
 
-def test_without_a_token_it_shows_what_the_pages_do(page: Browser) -> None:
+def test_without_a_token_it_shows_what_the_pages_do(page):
     page.wait("Every application that has run can serve")
     page.wait("/mirrored", "#public")
     assert "greenroom token create" in page.text("#locked")
     assert not page.run("return document.querySelector('nav').checkVisibility()")
 
 
-def test_a_token_that_is_none_is_reported_and_not_kept(page: Browser) -> None:
+def test_a_token_that_is_none_is_reported_and_not_kept(page):
     page.click("#sign")
     page.type("#token", "nonsense")
     page.click("#token-ok")
@@ -102,7 +101,7 @@ def test_a_token_that_is_none_is_reported_and_not_kept(page: Browser) -> None:
     page.click("#token-cancel")
 
 
-def test_a_viewer_sees_all_and_changes_nothing(page: Browser, tokens: dict[str, str]) -> None:
+def test_a_viewer_sees_all_and_changes_nothing(page, tokens):
     sign_in(page, tokens["viewer"], "viewer")
     page.wait("shop", "#overview")
     for found in ("scaled", "/shop", "mirrored to new 100 %", "Hosts", "controller"):
@@ -127,7 +126,7 @@ def test_a_viewer_sees_all_and_changes_nothing(page: Browser, tokens: dict[str, 
     page.wait("autoscaling", "#lines")
 
 
-def test_what_users_write_is_text(page: Browser, tokens: dict[str, str]) -> None:
+def test_what_users_write_is_text(page, tokens):
     sign_in(page, tokens["viewer"], "viewer")
     go(page, "rollouts")
     page.click("#rollouts [aria-expanded='false']")
@@ -136,9 +135,7 @@ def test_what_users_write_is_text(page: Browser, tokens: dict[str, str]) -> None
     assert page.run("return document.querySelectorAll('main img').length") == 0
 
 
-def test_a_log_follows_and_is_filtered(
-    page: Browser, tokens: dict[str, str], system: RunningSystem
-) -> None:
+def test_a_log_follows_and_is_filtered(page, tokens, system):
     sign_in(page, tokens["viewer"], "viewer")
     go(page, "logs")
     page.wait("change 1 ", "#lines")
@@ -153,9 +150,7 @@ def test_a_log_follows_and_is_filtered(
     )
 
 
-def test_a_change_asks_first_and_names_its_author(
-    page: Browser, tokens: dict[str, str], system: RunningSystem
-) -> None:
+def test_a_change_asks_first_and_names_its_author(page, tokens, system):
     sign_in(page, tokens["deployer"], "deployer")
     go(page, "rollouts")
     page.click("[data-key='abort moving']")
@@ -180,9 +175,7 @@ def test_a_change_asks_first_and_names_its_author(
     page.wait_for(lambda: system.get("/shop")[0] == 200, "it serves again")
 
 
-def test_a_rollout_is_started_promoted_and_undone(
-    page: Browser, tokens: dict[str, str], system: RunningSystem
-) -> None:
+def test_a_rollout_is_started_promoted_and_undone(page, tokens, system):
     with patched_environ(system.environ), serve.Client.connect() as client:
         client.create_endpoint("formed", backend="old", route="/formed")
     sign_in(page, tokens["deployer"], "deployer")
@@ -221,9 +214,7 @@ def test_a_rollout_is_started_promoted_and_undone(
     page.wait_for(lambda: system.get("/formed")[1] != b'{"answer":42}', "it is undone")
 
 
-def test_a_replica_leads_to_its_log(
-    page: Browser, tokens: dict[str, str], system: RunningSystem
-) -> None:
+def test_a_replica_leads_to_its_log(page, tokens, system):
     sign_in(page, tokens["viewer"], "viewer")
     page.click("[data-key='deployment shop#scaled']")
     page.click("[data-key^='log shop#scaled#']")
@@ -234,15 +225,13 @@ def test_a_replica_leads_to_its_log(
     assert page.run("return document.querySelector('#log-host').value") == host["name"]
 
 
-def test_a_token_is_in_memory_alone(page: Browser, tokens: dict[str, str]) -> None:
+def test_a_token_is_in_memory_alone(page, tokens):
     sign_in(page, tokens["viewer"], "viewer")
     kept = "return sessionStorage.length + localStorage.length + document.cookie.length"
     assert page.run(kept) == 0
 
 
-def test_a_page_of_an_application_cannot_have_a_service_worker(
-    window: Browser, system: RunningSystem
-) -> None:
+def test_a_page_of_an_application_cannot_have_a_service_worker(window, system):
     window.open(f"{system.url}/shop")
     found = window.run(
         "return navigator.serviceWorker.register('/shop/sw.js').then(() => 'taken', String)"
@@ -251,9 +240,7 @@ def test_a_page_of_an_application_cannot_have_a_service_worker(
     window.errors()  # the browser's own of that
 
 
-def test_a_revoked_token_is_forgotten(
-    page: Browser, tokens: dict[str, str], system: RunningSystem
-) -> None:
+def test_a_revoked_token_is_forgotten(page, tokens, system):
     made = system.greenroom("token", "create", "brief", "--role", "viewer").stdout.strip()
     sign_in(page, made, "brief")
     system.greenroom("token", "revoke", "brief")
@@ -262,8 +249,8 @@ def test_a_revoked_token_is_forgotten(
 
 
 def test_a_server_that_does_not_answer_greys_it_out_until_it_answers_or_the_token_is_forgotten(
-    page: Browser, tokens: dict[str, str]
-) -> None:
+    page, tokens
+):
     def is_grey() -> bool:
         return bool(page.run("return document.body.matches('.stale')"))
 
@@ -285,9 +272,7 @@ def test_a_server_that_does_not_answer_greys_it_out_until_it_answers_or_the_toke
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
-def test_no_view_is_wider_than_the_window(
-    page: Browser, tokens: dict[str, str], width: int, scheme: str
-) -> None:
+def test_no_view_is_wider_than_the_window(page, tokens, width, scheme):
     page.show(width, 900, scheme)
     sign_in(page, tokens["viewer"], "viewer")
     page.wait("Hosts", "#overview")
@@ -299,9 +284,7 @@ def test_no_view_is_wider_than_the_window(
     assert (dark == "rgb(13, 17, 16)") == (scheme == "dark")
 
 
-def test_it_is_operated_by_keys_and_named_for_readers(
-    page: Browser, tokens: dict[str, str]
-) -> None:
+def test_it_is_operated_by_keys_and_named_for_readers(page, tokens):
     sign_in(page, tokens["viewer"], "viewer")
     page.wait("Hosts", "#overview")
     unnamed = page.run(
@@ -317,7 +300,7 @@ def test_it_is_operated_by_keys_and_named_for_readers(
     assert page.run("return document.activeElement.dataset.key") == key
 
 
-def test_its_policy_keeps_everything_else_out(system: RunningSystem, page: Browser) -> None:
+def test_its_policy_keeps_everything_else_out(system, page):
     with urllib.request.urlopen(f"{system.url}/-/dashboard", timeout=10) as answer:
         policy = answer.headers["content-security-policy"]
         html = answer.read().decode()
@@ -335,7 +318,7 @@ def test_its_policy_keeps_everything_else_out(system: RunningSystem, page: Brows
     assert any("TrustedScript" in each for each in page.errors())
 
 
-def test_it_is_a_file_of_the_package() -> None:
+def test_it_is_a_file_of_the_package():
     folder = Path(serve.__file__).parent.parent / "http_front" / "admin"
     html = (folder / "dashboard.html").read_text()
     assert html.count("<script>") == html.count("<style>") == 1

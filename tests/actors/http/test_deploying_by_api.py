@@ -5,7 +5,6 @@ The same document by file, by API and by page gives the same state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +29,20 @@ NOTHING = '{"applications": []}'
 
 
 @pytest.fixture(scope="module")
-def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def code(tmp_path_factory):
     folder = tmp_path_factory.mktemp("code")
     (folder / "hello.py").write_text(MODULE)
     return folder
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
+def system(tmp_path_factory):
     with running_system(tmp_path_factory.mktemp("system")) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def token(system: RunningSystem) -> str:
+def token(system):
     return system.greenroom("token", "create", "ci", "--role", "deployer").stdout.strip()
 
 
@@ -102,9 +101,7 @@ def refuse_deletion(page: Browser) -> None:
 
 
 @pytest.mark.slow
-def test_by_file_by_api_and_by_page_it_is_the_same(
-    system: RunningSystem, token: str, code: Path, tmp_path: Path
-) -> None:
+def test_by_file_by_api_and_by_page_it_is_the_same(system, token, code, tmp_path):
     file = tmp_path / "app.yaml"
     file.write_text(document(code))
     system.greenroom("deploy", str(file))
@@ -184,9 +181,7 @@ def test_by_file_by_api_and_by_page_it_is_the_same(
         ('{"applications": [{"import_path": "${SECRET}"}]}', "", "", 400, "SECRET is not set"),
     ],
 )
-def test_a_bad_document_is_refused_by_name(
-    system: RunningSystem, token: str, body: Any, query: str, kind: str, status: int, message: str
-) -> None:
+def test_a_bad_document_is_refused_by_name(system, token, body, query, kind, status, message):
     before = state(system)
     answer = put(system, token, body, query, kind)
     problem = answer.json
@@ -197,7 +192,7 @@ def test_a_bad_document_is_refused_by_name(
     assert state(system) == before
 
 
-def test_who_made_a_token_is_in_the_history(system: RunningSystem, token: str) -> None:
+def test_who_made_a_token_is_in_the_history(system, token):
     system.greenroom("token", "create", "brief", "--role", "viewer", "--expires", "1h")
     system.greenroom("token", "revoke", "brief")
     output = [line for line in system.greenroom("history").stdout.splitlines() if "'brief'" in line]

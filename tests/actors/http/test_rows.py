@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -77,12 +76,12 @@ class Wire:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("rows")
 
 
 @pytest.fixture(scope="module")
-def wire(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[Wire]:
+def wire(tmp_path_factory, folder):
     """Give a system with deployments of every kind."""
     with running_system(tmp_path_factory.mktemp("state")) as running:
         every = serve.deployment(http_call_methods=None)
@@ -95,7 +94,7 @@ def wire(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[Wir
         yield Wire(running)
 
 
-def test_a_method_that_is_not_the_endpoints_is_405_with_those_that_are(wire: Wire) -> None:
+def test_a_method_that_is_not_the_endpoints_is_405_with_those_that_are(wire):
     reply = wire.ask("/plain", method="POST", body=b"x")
     assert reply.status == 405
     assert {each.strip() for each in reply.headers["allow"].split(",")} >= {"GET", "PUT"}
@@ -103,7 +102,7 @@ def test_a_method_that_is_not_the_endpoints_is_405_with_those_that_are(wire: Wir
 
 
 @pytest.mark.parametrize("name", ["wipe", "wipe_all", "__call__", "nothing"])
-def test_no_header_goes_past_an_app_and_what_guards_it(wire: Wire, name: str) -> None:
+def test_no_header_goes_past_an_app_and_what_guards_it(wire, name):
     assert wire.ask("/guarded/admin/wipe", method="POST").status == 401
     reply = wire.ask("/guarded/admin/wipe", f"x-SERVE-call-METHOD: {name}", method="POST")
     assert (reply.status, b"ASGI app" in reply.body) == (400, True)
@@ -114,16 +113,14 @@ def test_no_header_goes_past_an_app_and_what_guards_it(wire: Wire, name: str) ->
 @pytest.mark.parametrize(
     "name", ["keys", "clear", "fromkeys", "secret_tool", "__class__", "größe\xad", "gr", "x" * 4000]
 )
-def test_a_request_reaches_no_inherited_method_or_attribute_and_hears_of_none(
-    wire: Wire, name: str
-) -> None:
+def test_a_request_reaches_no_inherited_method_or_attribute_and_hears_of_none(wire, name):
     reply = wire.ask("/dict", f"X-Serve-Call-Method: {name}")
     assert reply.status == 400
     assert not any(each in reply.body for each in (b"the size", b"tool,", b"keys,", b"other"))
     assert len(reply.body) < 300
 
 
-def test_a_method_is_named_as_user_code_writes_it_and_only_once(wire: Wire) -> None:
+def test_a_method_is_named_as_user_code_writes_it_and_only_once(wire):
     utf_8 = "größe".encode().decode("latin-1")
     assert wire.ask("/dict", f"X-Serve-Call-Method: {utf_8}").body == b"the size"
     assert wire.ask("/dict", "X-Serve-Call-Method: größe").body == b"the size"
@@ -133,9 +130,7 @@ def test_a_method_is_named_as_user_code_writes_it_and_only_once(wire: Wire) -> N
     assert wire.ask("/dict", *twice).status == 400
 
 
-def test_only_the_methods_that_an_option_names_are_open_and_it_changes_while_serving(
-    wire: Wire,
-) -> None:
+def test_only_the_methods_that_an_option_names_are_open_and_it_changes_while_serving(wire):
     switch = serve.deployment(name="Switch")(Row)
     deploy(wire.system, switch.bind("."), "switch", "/switch")
     for name in ("other", "__call__"):
@@ -148,7 +143,7 @@ def test_only_the_methods_that_an_option_names_are_open_and_it_changes_while_ser
     assert wire.ask("/switch/x", "X-Serve-Call-Method: another").status == 400
 
 
-def test_any_public_method_of_a_backend_of_the_first_api_is_open(wire: Wire) -> None:
+def test_any_public_method_of_a_backend_of_the_first_api_is_open(wire):
     assert wire.ask("/plain/x", "X-Serve-Call-Method: other").body == b"the other method"
     assert wire.ask("/plain/x", "X-Serve-Call-Method: _private").status == 400
 
@@ -159,9 +154,7 @@ class ForHandles:
         return 2 * value
 
 
-def test_a_class_without_a_call_answers_handles_and_names_to_requests_what_it_lacks(
-    wire: Wire,
-) -> None:
+def test_a_class_without_a_call_answers_handles_and_names_to_requests_what_it_lacks(wire):
     handle = deploy(wire.system, ForHandles.bind(), "handles", "/handles")
     assert handle.double.remote(2).result(timeout_s=20) == 4
     reply = wire.ask("/handles/x")
@@ -179,9 +172,7 @@ class Frail:
         return str(os.getpid())
 
 
-def test_what_has_never_run_is_refused_at_once_and_readiness_says_why(
-    wire: Wire, folder: Path
-) -> None:
+def test_what_has_never_run_is_refused_at_once_and_readiness_says_why(wire, folder):
     (folder / "broken").touch()
     patient = serve.deployment(max_constructor_retry_count=1000)(Frail).bind(str(folder))
     with ThreadPoolExecutor(1) as pool:

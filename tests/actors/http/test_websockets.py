@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from greenroom import serve
 from tests.actors.noting import DEADLINE_S, Noting
 from tests.support.metrics import ongoing
-from tests.support.systems import RunningSystem, running_system, wait_until
+from tests.support.systems import running_system, wait_until
 
 pytestmark = pytest.mark.anyio
 api = FastAPI()
@@ -118,23 +116,19 @@ class Talk(Noting):
 
 
 @pytest.fixture
-def url(running: RunningSystem, name: str) -> str:
+def url(running, name):
     return f"ws://127.0.0.1:{running.settings.http.port}/{name}"
 
 
 @pytest.fixture(scope="module")
-def talk(
-    running: RunningSystem,
-    deployed_once: Callable[..., str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> str:
+def talk(running, deployed_once, tmp_path_factory):
     """One for all who need to know nothing of what it did, and leave it as it was."""
     route = deployed_once(Talk.bind(str(tmp_path_factory.mktemp("talk"))))
     return f"ws://127.0.0.1:{running.settings.http.port}{route}"
 
 
 @pytest.fixture
-def own_talk(url: str, deployed: Callable[..., Any], tmp_path: Path) -> str:
+def own_talk(url, deployed, tmp_path):
     deployed(Talk.bind(str(tmp_path)))
     return url
 
@@ -156,7 +150,7 @@ async def refusal(url: str, **options: Any) -> Any:
 # --- openings ---------------------------------------------------------------------------------
 
 
-async def test_a_route_sees_its_class_and_all_of_the_opening(talk: str) -> None:
+async def test_a_route_sees_its_class_and_all_of_the_opening(talk):
     name = talk.rpartition("/")[2]
     async with connect(
         f"{talk}/rooms/a%20b?who=Ada",
@@ -179,7 +173,7 @@ async def test_a_route_sees_its_class_and_all_of_the_opening(talk: str) -> None:
         )
 
 
-async def test_refusals_have_the_status_and_the_body_that_the_app_gives(talk: str) -> None:
+async def test_refusals_have_the_status_and_the_body_that_the_app_gives(talk):
     assert (await refusal(f"{talk}/refuse")).status_code == 403
     denied = await refusal(f"{talk}/deny", additional_headers={"X-Request-ID": "mine"})
     assert (denied.status_code, denied.body) == (401, b'{"error":"no ticket"}')
@@ -187,9 +181,7 @@ async def test_refusals_have_the_status_and_the_body_that_the_app_gives(talk: st
     assert (await refusal(f"{talk}/raise-first")).status_code == 500
 
 
-async def test_what_is_no_asgi_app_says_that_it_takes_none(
-    url: str, deployed: Callable[..., Any]
-) -> None:
+async def test_what_is_no_asgi_app_says_that_it_takes_none(url, deployed):
     async def hello(request: Any) -> str:
         return "hello"
 
@@ -200,9 +192,7 @@ async def test_what_is_no_asgi_app_says_that_it_takes_none(
     assert b"serve.ingress" in refused.body
 
 
-async def test_refusals_of_our_own_are_those_of_the_http_table(
-    talk: str, running: RunningSystem
-) -> None:
+async def test_refusals_of_our_own_are_those_of_the_http_table(talk, running):
     port = running.settings.http.port
     assert (await refusal(f"ws://127.0.0.1:{port}/nowhere/at-all")).status_code == 404
     named = await refusal(f"{talk}/echo", additional_headers={"X-Serve-Call-Method": "pid"})
@@ -212,7 +202,7 @@ async def test_refusals_of_our_own_are_those_of_the_http_table(
 # --- messages ---------------------------------------------------------------------------------
 
 
-async def test_text_and_binary_of_any_size_come_back_whole(talk: str) -> None:
+async def test_text_and_binary_of_any_size_come_back_whole(talk):
     async with connect(f"{talk}/echo", max_size=None) as client:
         for message in ("hello", "", "ä" * 100_000, b"", b"\0\xff", os.urandom(3_000_000)):
             await client.send(message)
@@ -221,9 +211,7 @@ async def test_text_and_binary_of_any_size_come_back_whole(talk: str) -> None:
         assert await client.recv() == "in three frames"
 
 
-async def test_an_app_that_does_not_read_holds_its_client_back(
-    own_talk: str, tmp_path: Path
-) -> None:
+async def test_an_app_that_does_not_read_holds_its_client_back(own_talk, tmp_path):
     message = b"x" * 100_000
     async with connect(f"{own_talk}/gated", ping_interval=None) as client:
         sent = 0
@@ -238,9 +226,7 @@ async def test_an_app_that_does_not_read_holds_its_client_back(
         assert int(await client.recv()) - sent * len(message) in {0, len(message)}
 
 
-async def test_a_client_that_does_not_read_holds_the_app_back(
-    own_talk: str, tmp_path: Path
-) -> None:
+async def test_a_client_that_does_not_read_holds_the_app_back(own_talk, tmp_path):
     def sent() -> int:
         path = tmp_path / "sent"  # noted after the message has left
         return path.stat().st_size if path.exists() else 0
@@ -276,14 +262,12 @@ async def test_a_client_that_does_not_read_holds_the_app_back(
         ("raise", 1011, "the deployment raised an exception"),
     ],
 )
-async def test_user_code_ends_it(talk: str, path: str, code: int, reason: str) -> None:
+async def test_user_code_ends_it(talk, path, code, reason):
     async with connect(f"{talk}/{path}") as client:
         assert await end_of(client) == (code, reason)
 
 
-async def test_user_code_hears_how_its_client_left(
-    own_talk: str, noted: Callable[..., Any]
-) -> None:
+async def test_user_code_hears_how_its_client_left(own_talk, noted):
     async with connect(f"{own_talk}/echo") as client:
         await client.close(4321, "lunch")
     client = await connect(f"{own_talk}/receive")
@@ -294,8 +278,8 @@ async def test_user_code_hears_how_its_client_left(
 
 
 async def test_a_client_that_leaves_ends_what_is_sent_to_it_and_frees_the_slot(
-    own_talk: str, noted: Callable[..., Any], running: RunningSystem, name: str
-) -> None:
+    own_talk, noted, running, name
+):
     client = await connect(f"{own_talk}/flood")
     await client.recv()
     client.transport.abort()
@@ -308,11 +292,8 @@ async def test_a_client_that_leaves_ends_what_is_sent_to_it_and_frees_the_slot(
 
 
 async def test_a_replica_that_drains_closes_with_1012_at_once_and_its_code_hears_it(
-    own_talk: str,
-    deployed: Callable[..., Any],
-    tmp_path: Path,
-    noted: Callable[..., Any],
-) -> None:
+    own_talk, deployed, tmp_path, noted
+):
     async with connect(f"{own_talk}/echo") as client:
         loop = asyncio.get_running_loop()
         newer = Talk.options(version="2").bind(str(tmp_path))
@@ -326,7 +307,7 @@ async def test_a_replica_that_drains_closes_with_1012_at_once_and_its_code_hears
 
 
 @pytest.mark.slow
-async def test_a_stop_of_the_system_closes_with_1012(tmp_path: Path) -> None:
+async def test_a_stop_of_the_system_closes_with_1012(tmp_path):
     with running_system(tmp_path / "state") as own:
         own.deploy(Talk.bind(str(tmp_path)))
         url = f"ws://127.0.0.1:{own.settings.http.port}/echo"
@@ -338,9 +319,7 @@ async def test_a_stop_of_the_system_closes_with_1012(tmp_path: Path) -> None:
             assert (await stopping).returncode == 0
 
 
-async def test_a_killed_replica_closes_with_1011(
-    own_talk: str, running: RunningSystem, name: str
-) -> None:
+async def test_a_killed_replica_closes_with_1011(own_talk, running, name):
     async with connect(f"{own_talk}/echo") as client:
         os.kill(running.replica_pids(name)[0], signal.SIGKILL)
         code, reason = await end_of(client)
@@ -348,9 +327,7 @@ async def test_a_killed_replica_closes_with_1011(
 
 
 @pytest.mark.slow
-async def test_it_outlives_the_proxy_and_all_ends_are_noticed_all_the_same(
-    tmp_path: Path, noted: Callable[..., Any]
-) -> None:
+async def test_it_outlives_the_proxy_and_all_ends_are_noticed_all_the_same(tmp_path, noted):
     """The proxy that follows it knows nothing of it."""
     with running_system(tmp_path / "state") as own:
         own.deploy(Talk.bind(str(tmp_path)))

@@ -65,15 +65,13 @@ class Shop:
 
 
 @pytest.fixture
-def shop(
-    running: RunningSystem, client: serve.Client, name: str, serving: Callable[..., str]
-) -> Shop:
+def shop(running, client, name, serving):
     serving(Scorer)
     serving(Scorer, True)
     return Shop(running, client, name)
 
 
-def test_differences_are_counted_by_cause_with_examples(shop: Shop) -> None:
+def test_differences_are_counted_by_cause_with_examples(shop):
     more = shop.client.update_backend_config(shop.shadow, {"num_replicas": 2})
     shop.client.wait_for_goal(more, 20)
     shop.compare({"how": "json", "relative_tolerance": 1e-6, "ignore": ["/at"]})
@@ -99,7 +97,7 @@ def test_differences_are_counted_by_cause_with_examples(shop: Shop) -> None:
     assert output[shop.shadow]["different"] == 3
 
 
-def test_a_function_of_the_users_compares(shop: Shop) -> None:
+def test_a_function_of_the_users_compares(shop):
     def closely(primary: Any, shadow: Any) -> str | None:
         if primary.body.startswith(b"x"):
             raise KeyError("score")
@@ -114,7 +112,7 @@ def test_a_function_of_the_users_compares(shop: Shop) -> None:
     assert shop.causes() == {"a score is off": 1}
 
 
-def test_a_shadow_that_dies_or_is_stopped_costs_nobody_anything(shop: Shop) -> None:
+def test_a_shadow_that_dies_or_is_stopped_costs_nobody_anything(shop):
     shop.compare("status")
     (replica,) = shop.client.list_backends()[shop.shadow]["replicas"]
     os.kill(replica["pid"], signal.SIGSTOP)
@@ -141,7 +139,7 @@ def test_a_shadow_that_dies_or_is_stopped_costs_nobody_anything(shop: Shop) -> N
     wait_until(goes_on, 20, "comparison to go on")
 
 
-def test_a_new_controller_hears_again_what_was_found(shop: Shop) -> None:
+def test_a_new_controller_hears_again_what_was_found(shop):
     shop.compare("json")
     shop.get()
     shop.wait_for(lambda f: f["different"] == 1, "one")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from starlette.responses import PlainTextResponse
 
 from greenroom import serve
-from tests.support.systems import RunningSystem
 
 EITHER_WAY = pytest.mark.parametrize(
     "way", [{}, {"max_queued_requests": 100}], ids=["under a lease", "by the router"]
@@ -43,7 +41,7 @@ class Fragile:
 
 
 @pytest.fixture
-def fragile(running: RunningSystem, name: str, tmp_path: Path) -> Iterator[Any]:
+def fragile(running, name, tmp_path):
     def deploy(*, all_fail: bool = False, **options: Any) -> Any:
         given = {"num_replicas": 2, "retry_failures": True, "outlier_ejection": False}
         made = serve.deployment(**given, slow_start_s=0, **options)(Fragile)
@@ -57,8 +55,8 @@ def fragile(running: RunningSystem, name: str, tmp_path: Path) -> Iterator[Any]:
 
 @EITHER_WAY
 def test_a_get_that_fails_at_one_replica_is_answered_by_another(
-    running: RunningSystem, fragile: Any, name: str, way: dict[str, Any], tmp_path: Path
-) -> None:
+    running, fragile, name, way, tmp_path
+):
     fragile(**way)
     answers = [running.get(f"/{name}?q={number}") for number in range(60)]
     assert Counter(answers) == {(200, b"good"): 60}
@@ -69,8 +67,8 @@ def test_a_get_that_fails_at_one_replica_is_answered_by_another(
 
 @EITHER_WAY
 def test_what_fails_everywhere_is_run_twice_and_its_first_answer_is_the_clients(
-    running: RunningSystem, fragile: Any, name: str, way: dict[str, Any], tmp_path: Path
-) -> None:
+    running, fragile, name, way, tmp_path
+):
     fragile(all_fail=True, **way)
     answers = [running.get(f"/{name}?q={number}") for number in range(20)]
     assert Counter(answers) == {(500, b"bad"): 20}
@@ -79,9 +77,7 @@ def test_what_fails_everywhere_is_run_twice_and_its_first_answer_is_the_clients(
     assert (large[0], len(large[1])) == (500, 600_000)
 
 
-def test_calls_of_handles_are_tried_again_where_they_may_be(
-    running: RunningSystem, fragile: Any, name: str
-) -> None:
+def test_calls_of_handles_are_tried_again_where_they_may_be(running, fragile, name):
     fragile()
     failed = 0
     with running.as_default():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from greenroom import serve
 from greenroom.actors.proxy.host_metrics import Metrics
 from greenroom.serve import metrics
 from tests.support.metrics import scraped, total
-from tests.support.systems import RunningSystem, wait_until
+from tests.support.systems import wait_until
 
 
 def answering(request: Request) -> Response:
@@ -26,15 +25,13 @@ def answering(request: Request) -> Response:
 
 
 @pytest.fixture
-def route(serving: Callable[..., str], name: str) -> str:
+def route(serving, name):
     """Return the route of an endpoint with one backend, NAME:v1."""
     serving(answering)
     return f"/{name}"
 
 
-def test_the_series_have_what_clients_asked(
-    running: RunningSystem, client: serve.Client, name: str, route: str
-) -> None:
+def test_the_series_have_what_clients_asked(running, client, name, route):
     for status in [200] * 6 + [404] * 2 + [500]:
         assert running.get(f"{route}?status={status}")[0] == status
 
@@ -59,7 +56,7 @@ def test_the_series_have_what_clients_asked(
 # --- What Prometheus scrapes ----------------------------------------------------------------------
 
 
-def test_failures_are_counted_as_0_before_the_first() -> None:
+def test_failures_are_counted_as_0_before_the_first():
     counting = Metrics()
     load = {("shop", "shop:v1"): (0, 0)}
     families = {family.name: family.samples for family in counting.families(load, {})}
@@ -97,16 +94,14 @@ class Model:
 
 
 @pytest.fixture
-def model(client: serve.Client, name: str) -> Iterator[str]:
+def model(client, name):
     """Deploy a Model, two replicas; return its route."""
     client.wait_for_goal(client.deploy(name, Model, config={"num_replicas": 2}), 20)
     yield f"/{name}"
     client.wait_for_goal(client.delete_deployment(name), 20)
 
 
-def test_a_scrape_has_what_all_replicas_and_users_have_counted(
-    running: RunningSystem, client: serve.Client, name: str, model: str
-) -> None:
+def test_a_scrape_has_what_all_replicas_and_users_have_counted(running, client, name, model):
     for size in (1, 2, 30):
         assert running.get(f"{model}?size={size}")[0] == 200
     of_model = {"deployment": name}
@@ -132,7 +127,7 @@ def test_a_scrape_has_what_all_replicas_and_users_have_counted(
     assert total(families, "greenroom_queue_seconds_count", endpoint=name) == 3
 
 
-def test_a_scrape_has_all_processes_of_the_host(running: RunningSystem) -> None:
+def test_a_scrape_has_all_processes_of_the_host(running):
     assert running.get("/-/nothing")[0] == 404
 
     def of_those_that_live(found: dict[str, Metric]) -> bool:
@@ -160,7 +155,7 @@ def test_a_scrape_has_all_processes_of_the_host(running: RunningSystem) -> None:
     assert total(families, "greenroom_build_info", version=serve.__version__) == 1
 
 
-def test_a_scrape_can_be_of_one_host(running: RunningSystem) -> None:
+def test_a_scrape_can_be_of_one_host(running):
     alone = scraped(running, "?host=self")
     assert "greenroom_process_cpu_seconds" in alone
     status, body = running.get("/-/metrics?host=other")
@@ -168,9 +163,7 @@ def test_a_scrape_can_be_of_one_host(running: RunningSystem) -> None:
     assert b"host='other': must be 'self', or left out for all" in body
 
 
-def test_a_replica_that_dies_is_counted_and_takes_its_samples_with_it(
-    running: RunningSystem, client: serve.Client, name: str, route: str
-) -> None:
+def test_a_replica_that_dies_is_counted_and_takes_its_samples_with_it(running, client, name, route):
     backend = f"{name}:v1"
     assert running.get(route)[0] == 200
     (replica,) = client.list_backends()[backend]["replicas"]

@@ -70,7 +70,7 @@ class Leased:
 
 
 @pytest.fixture
-def leased(request: pytest.FixtureRequest, one_process: Callable[..., OneProcess]) -> Leased:
+def leased(request, one_process):
     return Leased(one_process(Model, limit=8, **getattr(request, "param", {})))
 
 
@@ -85,9 +85,7 @@ def on_its_loop(test: Callable[..., Any]) -> Callable[..., None]:
 
 
 @on_its_loop
-async def test_queries_go_straight_to_the_replica_and_are_counted_all_the_same(
-    leased: Leased,
-) -> None:
+async def test_queries_go_straight_to_the_replica_and_are_counted_all_the_same(leased):
     submitted: list[Any] = []
     submit = leased.one.proxy.dispatcher.submit
     leased.one.proxy.dispatcher.submit = (  # type: ignore[method-assign]
@@ -104,9 +102,7 @@ async def test_queries_go_straight_to_the_replica_and_are_counted_all_the_same(
 
 
 @on_its_loop
-async def test_a_change_is_acknowledged_when_the_caller_has_returned_its_lease(
-    leased: Leased,
-) -> None:
+async def test_a_change_is_acknowledged_when_the_caller_has_returned_its_lease(leased):
     await leased.hold()
     running = leased.handle.remote(0.2)
     await until(lambda: leased.one.queries.running)
@@ -120,7 +116,7 @@ async def test_a_change_is_acknowledged_when_the_caller_has_returned_its_lease(
 
 
 @on_its_loop
-async def test_the_replica_refuses_what_a_caller_sends_that_does_not_answer(leased: Leased) -> None:
+async def test_the_replica_refuses_what_a_caller_sends_that_does_not_answer(leased):
     await leased.hold()
     leased.leases.revoked = lambda _message: None  # type: ignore[method-assign]
     running = leased.handle.remote(FENCE_S + 0.4)  # so that the lease is not idle
@@ -135,9 +131,7 @@ async def test_the_replica_refuses_what_a_caller_sends_that_does_not_answer(leas
 
 
 @on_its_loop
-async def test_a_lease_that_was_fenced_before_its_caller_showed_it_is_refused(
-    leased: Leased,
-) -> None:
+async def test_a_lease_that_was_fenced_before_its_caller_showed_it_is_refused(leased):
     opened: list[Any] = []
     port: Any = leased.one.queries.port.address
 
@@ -164,9 +158,7 @@ async def test_a_lease_that_was_fenced_before_its_caller_showed_it_is_refused(
 
 @pytest.mark.parametrize("is_idle", [True, False])
 @on_its_loop
-async def test_a_replica_stops_to_watch_a_caller_that_has_left_it(
-    leased: Leased, monkeypatch: pytest.MonkeyPatch, is_idle: bool
-) -> None:
+async def test_a_replica_stops_to_watch_a_caller_that_has_left_it(leased, monkeypatch, is_idle):
     """Each connection of a long-lived process would cost the replica a descriptor for good."""
     watched: set[str] = set()
 
@@ -191,8 +183,8 @@ async def test_a_replica_stops_to_watch_a_caller_that_has_left_it(
 
 
 def test_all_replicas_of_a_lease_are_watched_where_more_are_known_than_are_kept(
-    leased: Leased, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    leased, monkeypatch
+):
     watched: set[str] = set()
 
     def watch(process: Process, _on_exit: Any) -> Callable[[], None]:
@@ -220,7 +212,7 @@ def test_all_replicas_of_a_lease_are_watched_where_more_are_known_than_are_kept(
 
 
 @on_its_loop
-async def test_what_does_not_fit_goes_to_the_router(leased: Leased) -> None:
+async def test_what_does_not_fit_goes_to_the_router(leased):
     await leased.hold()
     answers = [leased.handle.remote(0.05) for _ in range(40)]
     await until(lambda: leased.one.queries.running == 8)
@@ -228,7 +220,7 @@ async def test_what_does_not_fit_goes_to_the_router(leased: Leased) -> None:
 
 
 @on_its_loop
-async def test_a_query_that_a_replica_has_no_room_for_goes_to_the_router(leased: Leased) -> None:
+async def test_a_query_that_a_replica_has_no_room_for_goes_to_the_router(leased):
     await leased.hold()
     leased.one.queries.limit = 1  # as if other hosts' proxies had sent it queries
     answers = [leased.handle.remote(0.01) for _ in range(4)]
@@ -236,7 +228,7 @@ async def test_a_query_that_a_replica_has_no_room_for_goes_to_the_router(leased:
 
 
 @on_its_loop
-async def test_a_cancelled_query_keeps_its_slot_until_it_has_ended(leased: Leased) -> None:
+async def test_a_cancelled_query_keeps_its_slot_until_it_has_ended(leased):
     await leased.hold()
     running = leased.handle.remote(5.0)
     await until(lambda: leased.one.queries.running)
@@ -248,7 +240,7 @@ async def test_a_cancelled_query_keeps_its_slot_until_it_has_ended(leased: Lease
 
 
 @on_its_loop
-async def test_a_caller_that_leaves_closes_its_leases_also_those_in_use(leased: Leased) -> None:
+async def test_a_caller_that_leaves_closes_its_leases_also_those_in_use(leased):
     """Its process may live on for long, and a replica that stops waits for leases that are open."""
     left: list[bool] = []
 
@@ -264,9 +256,7 @@ async def test_a_caller_that_leaves_closes_its_leases_also_those_in_use(leased: 
 
 
 @on_its_loop
-async def test_what_a_dead_caller_sent_under_a_lease_ends_with_it(
-    leased: Leased, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_a_dead_caller_sent_under_a_lease_ends_with_it(leased, monkeypatch):
     dies: dict[str, Callable[[], None]] = {}
 
     def watch(process: Process, on_exit: Callable[[], None], *_: Any) -> Callable[[], None]:
@@ -286,7 +276,7 @@ async def test_what_a_dead_caller_sent_under_a_lease_ends_with_it(
 
 
 @on_its_loop
-async def test_leases_of_a_dead_proxy_end_with_the_next_ones_word(leased: Leased) -> None:
+async def test_leases_of_a_dead_proxy_end_with_the_next_ones_word(leased):
     place = Place(leased.one.loop)
     port: Any = leased.one.queries.port.address
     leases = leased.one.queries.leases
@@ -305,9 +295,7 @@ async def test_leases_of_a_dead_proxy_end_with_the_next_ones_word(leased: Leased
 
 
 @on_its_loop
-async def test_a_query_under_a_lease_needs_no_proxy(
-    leased: Leased, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_query_under_a_lease_needs_no_proxy(leased, monkeypatch):
     monkeypatch.setattr(proxy_link, "NO_PROXY_S", 0.05)
     sent: list[str] = []
     place = Place(leased.one.loop)
@@ -326,7 +314,7 @@ async def test_a_query_under_a_lease_needs_no_proxy(
 
 @pytest.mark.parametrize("leased", [{"request_timeout_s": 0.1}], indirect=True)
 @on_its_loop
-async def test_a_backends_time_limit_holds_under_a_lease(leased: Leased) -> None:
+async def test_a_backends_time_limit_holds_under_a_lease(leased):
     await leased.hold()
     with pytest.raises(TimeoutError, match="no answer within"):
         await leased.handle.remote(5.0)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from greenroom import serve
 from tests.support.metrics import scraped, total
-from tests.support.systems import RunningSystem, wait_until
+from tests.support.systems import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -33,13 +31,7 @@ class Hole:
         return "good"
 
 
-def test_a_black_hole_is_ejected_shown_and_let_in_again(
-    running: RunningSystem,
-    client: serve.Client,
-    name: str,
-    serving: Callable[..., str],
-    tmp_path: Path,
-) -> None:
+def test_a_black_hole_is_ejected_shown_and_let_in_again(running, client, name, serving, tmp_path):
     tag, route = serving(Hole, str(tmp_path), num_replicas=3), f"/{name}"
 
     def statuses(count: int) -> list[int]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from greenroom import serve
 from tests.support.asking import ask
-from tests.support.systems import RunningSystem, wait_until
+from tests.support.systems import wait_until
 
 NAP_S = 0.05
 
@@ -34,9 +33,7 @@ class Napping:
 
 
 @pytest.fixture
-def napping(
-    serving: Callable[..., str], client: serve.Client, name: str, tmp_path: Path
-) -> Iterator[Callable[..., None]]:
+def napping(serving, client, name, tmp_path):
     """Have one backend, with two endpoints, this test's name and ``<name>-other``."""
     other = f"{name}-other"
 
@@ -53,12 +50,8 @@ def served(folder: Path, endpoint: str) -> int:
 
 
 def test_a_query_past_its_time_never_reaches_user_code_that_blocks_its_loop(
-    running: RunningSystem,
-    client: serve.Client,
-    napping: Callable[..., None],
-    name: str,
-    tmp_path: Path,
-) -> None:
+    running, client, napping, name, tmp_path
+):
     napping(max_ongoing_requests=5)
     (tmp_path / "block").touch()
     first = client.get_handle(name).remote()

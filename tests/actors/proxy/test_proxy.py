@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,11 +23,11 @@ async def echo(text: str) -> str:
 
 
 @pytest.fixture
-def one(one_process: Callable[..., OneProcess]) -> OneProcess:
+def one(one_process):
     return one_process(echo, limit=8)
 
 
-def test_a_table_that_still_has_a_dead_replica_costs_a_query_no_attempt(one: OneProcess) -> None:
+def test_a_table_that_still_has_a_dead_replica_costs_a_query_no_attempt(one):
     """Every attempt counts: a query is given up when three replicas have died under it."""
     with subprocess.Popen(["sleep", "60"]) as child:
         process = identify(child.pid)
@@ -54,9 +53,7 @@ def test_a_table_that_still_has_a_dead_replica_costs_a_query_no_attempt(one: One
     assert one.run(ask()) == "hello"
 
 
-def test_what_an_earlier_process_of_a_replica_says_frees_no_slot(
-    one: OneProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_an_earlier_process_of_a_replica_says_frees_no_slot(one, monkeypatch):
     monkeypatch.setattr(one.user_code, "run", lambda _run: None)  # it never ends
     dispatcher = one.proxy.dispatcher
 
@@ -72,7 +69,7 @@ def test_what_an_earlier_process_of_a_replica_says_frees_no_slot(
     one.run(ask())
 
 
-def test_a_caller_that_was_abandoned_attaches_again(one: OneProcess) -> None:
+def test_a_caller_that_was_abandoned_attaches_again(one):
     async def ask(text: str) -> Any:
         return await one.handle.options(retryable=True).remote(text)
 
@@ -105,14 +102,14 @@ class Pushing:
         return set(self._proxy.dispatcher.router.state.routes.all())
 
 
-def test_tables_come_bit_by_bit_and_go(one: OneProcess) -> None:
+def test_tables_come_bit_by_bit_and_go(one):
     controller = Pushing(one)
     controller.push(5, "/a", "/b")
     assert controller.push(6, "/c") == {"/a", "/b", "/c"}
     assert controller.push(7, gone=("/a", "/never there")) == {"/b", "/c"}
 
 
-def test_what_is_not_in_a_complete_set_is_gone(one: OneProcess) -> None:
+def test_what_is_not_in_a_complete_set_is_gone(one):
     first = Pushing(one, 5, "/a", "/b")
     heard: list[Any] = []
     place = Place(one.loop)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,7 +28,7 @@ async def answer() -> bytes:
 
 
 @pytest.fixture
-def one(request: pytest.FixtureRequest, one_process: Callable[..., OneProcess]) -> OneProcess:
+def one(request, one_process):
     return one_process(answer, limit=8, **request.param)
 
 
@@ -61,7 +60,7 @@ def calls_each(one: OneProcess) -> float:
 
 
 @pytest.mark.parametrize("one", [{}], indirect=True)
-def test_a_query_under_a_lease_is_few_calls(one: OneProcess) -> None:
+def test_a_query_under_a_lease_is_few_calls(one):
     each = calls_each(one)
     assert one.caller.leases.held
     assert each <= LEASED
@@ -69,7 +68,7 @@ def test_a_query_under_a_lease_is_few_calls(one: OneProcess) -> None:
 
 # There are no leases where the queue has a limit.
 @pytest.mark.parametrize("one", [{"max_queued_requests": 100}], indirect=True)
-def test_a_query_that_the_router_places_is_few_calls(one: OneProcess) -> None:
+def test_a_query_that_the_router_places_is_few_calls(one):
     each = calls_each(one)
     assert not one.caller.leases.held
     assert each <= ROUTED

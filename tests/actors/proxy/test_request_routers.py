@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -126,7 +126,7 @@ class Pids:
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
+def system(tmp_path_factory):
     with running_system(tmp_path_factory.mktemp("state")) as running:
         yield running
 
@@ -162,9 +162,7 @@ def until(system: RunningSystem, outcome: str, send: Callable[[], Any]) -> None:
 
 
 @pytest.mark.slow
-def test_equal_prefixes_meet_one_replica_by_http_and_by_handle_also_after_deaths(
-    system: RunningSystem,
-) -> None:
+def test_equal_prefixes_meet_one_replica_by_http_and_by_handle_also_after_deaths(system):
     handle = deploy(system, PrefixRouter, request_router_kwargs={"length": 3}, **PATIENT)
     until(system, "chosen", lambda: ask(system, "warm"))
     by_prefix = {
@@ -201,15 +199,13 @@ def test_equal_prefixes_meet_one_replica_by_http_and_by_handle_also_after_deaths
         (Ranked, "chosen", PATIENT),
     ],
 )
-def test_whatever_it_does_queries_are_answered(
-    system: RunningSystem, router: Any, outcome: str, settings: Any
-) -> None:
+def test_whatever_it_does_queries_are_answered(system, router, outcome, settings):
     deploy(system, router, **settings)
     until(system, outcome, lambda: ask(system, "x"))
 
 
 @pytest.mark.slow
-def test_one_that_blocks_is_killed_and_started_again(system: RunningSystem) -> None:
+def test_one_that_blocks_is_killed_and_started_again(system):
     deploy(system, Blocking)
     until(system, "late", lambda: ask(system, "x"))
     (first,) = [pid for role, pid in system.pids() if role == ROLE]

@@ -26,20 +26,18 @@ class Watched:
 
 
 @pytest.fixture
-def watched() -> Watched:
+def watched():
     return Watched()
 
 
-def test_a_host_that_answers_is_never_silent(watched: Watched) -> None:
+def test_a_host_that_answers_is_never_silent(watched):
     watched.follow()
     watched.loop.pass_time(60)
     assert watched.heard == []
     assert [link.target.addressDetails.text for link in watched.loop.links] == ["10.0.0.2:1900"]
 
 
-def test_a_host_that_stops_answering_is_silent_soon_and_back_with_its_next_answer(
-    watched: Watched,
-) -> None:
+def test_a_host_that_stops_answering_is_silent_soon_and_back_with_its_next_answer(watched):
     watched.follow()
     watched.loop.pass_time(1)
     (link,) = watched.loop.links
@@ -55,7 +53,7 @@ def test_a_host_that_stops_answering_is_silent_soon_and_back_with_its_next_answe
     assert watched.heard == [("b", True), ("b", False)]
 
 
-def test_a_host_that_is_silent_for_long_is_called_lost_until_it_answers(watched: Watched) -> None:
+def test_a_host_that_is_silent_for_long_is_called_lost_until_it_answers(watched):
     watched.follow()
     watched.loop.pass_time(1)
     (link,) = watched.loop.links
@@ -71,7 +69,7 @@ def test_a_host_that_is_silent_for_long_is_called_lost_until_it_answers(watched:
     assert watched.lost == []
 
 
-def test_an_answer_that_was_held_up_does_not_bring_a_host_back(watched: Watched) -> None:
+def test_an_answer_that_was_held_up_does_not_bring_a_host_back(watched):
     watched.follow()
     watched.loop.pass_time(1)
     (link,) = watched.loop.links
@@ -82,7 +80,7 @@ def test_an_answer_that_was_held_up_does_not_bring_a_host_back(watched: Watched)
     assert watched.heard == [("b", True)]
 
 
-def test_a_host_has_a_little_longer_for_its_first_answer(watched: Watched) -> None:
+def test_a_host_has_a_little_longer_for_its_first_answer(watched):
     watched.loop.are_links_cut = True
     watched.follow()
     watched.loop.pass_time(FIRST_S)
@@ -91,7 +89,7 @@ def test_a_host_has_a_little_longer_for_its_first_answer(watched: Watched) -> No
     assert watched.heard == [("b", True)]
 
 
-def test_a_process_that_was_late_itself_blames_no_host(watched: Watched) -> None:
+def test_a_process_that_was_late_itself_blames_no_host(watched):
     watched.follow()
     watched.loop.pass_time(1)
     (link,) = watched.loop.links
@@ -103,7 +101,7 @@ def test_a_process_that_was_late_itself_blames_no_host(watched: Watched) -> None
     assert watched.heard == []
 
 
-def test_a_host_is_followed_once_and_as_long_as_anything_there_is(watched: Watched) -> None:
+def test_a_host_is_followed_once_and_as_long_as_anything_there_is(watched):
     first, second = watched.follow(), watched.follow()
     (link,) = watched.loop.links
     first()
@@ -114,7 +112,7 @@ def test_a_host_is_followed_once_and_as_long_as_anything_there_is(watched: Watch
     assert not watched.loop.due()
 
 
-def test_a_silent_host_that_is_followed_no_more_is_not_silent(watched: Watched) -> None:
+def test_a_silent_host_that_is_followed_no_more_is_not_silent(watched):
     unfollow = watched.follow()
     watched.loop.pass_time(1)
     watched.loop.links[0].is_cut = True
@@ -124,7 +122,7 @@ def test_a_silent_host_that_is_followed_no_more_is_not_silent(watched: Watched) 
     assert watched.heard == [("b", True), ("b", False)]
 
 
-def test_a_host_that_is_back_at_another_address_is_beaten_to_there(watched: Watched) -> None:
+def test_a_host_that_is_back_at_another_address_is_beaten_to_there(watched):
     watched.follow()
     watched.loop.pass_time(1)
     watched.loop.links[0].is_cut = True

@@ -26,7 +26,7 @@ def ask(system: RunningSystem, **headers: str) -> tuple[int, str | None]:
 
 
 @pytest.mark.slow
-def test_sessions_stay_until_their_replica_is_gone(own_system: RunningSystem) -> None:
+def test_sessions_stay_until_their_replica_is_gone(own_system):
     by_cookie = {"cookie": "chat", "max_age_s": 60}
     system = own_system
     system.deploy(Pids.options(session_affinity=by_cookie).bind())

@@ -63,9 +63,7 @@ class Endpoint:
 
 
 @pytest.fixture
-def shop(
-    running: RunningSystem, client: serve.Client, name: str, serving: Callable[..., str]
-) -> Endpoint:
+def shop(running, client, name, serving):
     return Endpoint(running, client, name, serving)
 
 
@@ -75,9 +73,7 @@ def shop(
 # --- Shadows --------------------------------------------------------------------------------------
 
 
-def test_a_shadow_sees_each_query_marked_and_its_answer_is_nobodys(
-    shop: Endpoint, tmp_path: Path
-) -> None:
+def test_a_shadow_sees_each_query_marked_and_its_answer_is_nobodys(shop, tmp_path):
     shop.backend(echo, endpoint={"methods": ["POST"]})
     shadow, route = shop.backend(Notes, str(tmp_path)), f"/{shop.name}"
     shop.client.shadow_traffic(shop.name, shadow, 1.0)
@@ -100,7 +96,7 @@ def test_a_shadow_sees_each_query_marked_and_its_answer_is_nobodys(
     assert not (tmp_path / "after").exists()
 
 
-def test_a_shadows_endless_stream_ends_when_the_client_leaves(shop: Endpoint) -> None:
+def test_a_shadows_endless_stream_ends_when_the_client_leaves(shop):
     shop.backend(endless)
     shadow = shop.backend(endless)
     shop.client.shadow_traffic(shop.name, shadow, 1.0)

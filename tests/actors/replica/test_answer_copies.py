@@ -51,11 +51,11 @@ class Replica:
 
 
 @pytest.fixture
-def replica(monkeypatch: pytest.MonkeyPatch) -> Replica:
+def replica(monkeypatch):
     return Replica(monkeypatch)
 
 
-def test_answers_are_sent_together_while_no_query_runs(replica: Replica) -> None:
+def test_answers_are_sent_together_while_no_query_runs(replica):
     replica.answered(1)
     replica.busy = True
     replica.answered(2)
@@ -68,21 +68,21 @@ def test_answers_are_sent_together_while_no_query_runs(replica: Replica) -> None
     assert (first.number, first.backend, first.body) == (7, "b", b"{}")
 
 
-def test_where_a_query_always_runs_answers_are_sent_all_the_same(replica: Replica) -> None:
+def test_where_a_query_always_runs_answers_are_sent_all_the_same(replica):
     replica.busy = True
     replica.answered(1)
     replica.pass_time(WAIT_S + 1.0)
     assert len(replica.sent) == 1
 
 
-def test_many_are_sent_a_few_at_a_time(replica: Replica) -> None:
+def test_many_are_sent_a_few_at_a_time(replica):
     for number in range(2 * AT_ONCE + 1):
         replica.answered(number)
     replica.pass_time(1.0)
     assert [len(each) for each in replica.sent] == [AT_ONCE, AT_ONCE, 1]
 
 
-def test_the_place_may_be_known_before_the_answer_is_there_or_after(replica: Replica) -> None:
+def test_the_place_may_be_known_before_the_answer_is_there_or_after(replica):
     replica.copies.meet(("proxy", 1), (PLACE,), has_answer=False)
     replica.answered(1, compare=None)
     replica.answered(2, compare=None)
@@ -94,7 +94,7 @@ def test_the_place_may_be_known_before_the_answer_is_there_or_after(replica: Rep
     assert replica.copies.is_empty
 
 
-def test_answers_whose_router_has_died_are_forgotten(replica: Replica) -> None:
+def test_answers_whose_router_has_died_are_forgotten(replica):
     replica.answered(1, compare=None)
     replica.pass_time(UNPLACED_S / 2)
     replica.answered(2, compare=None)
@@ -103,7 +103,7 @@ def test_answers_whose_router_has_died_are_forgotten(replica: Replica) -> None:
     assert replica.copies.is_empty
 
 
-def test_what_is_kept_is_bounded_and_what_is_dropped_is_reported(replica: Replica) -> None:
+def test_what_is_kept_is_bounded_and_what_is_dropped_is_reported(replica):
     part = bytes(200 * 1024)
     kept = MAX_GATHERED_BYTES // len(part)
     for number in range(kept + 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,7 +11,6 @@ import pytest
 from starlette.requests import Request
 
 from greenroom import serve
-from tests.support.systems import RunningSystem
 
 
 @serve.deployment(user_config={"size": 3})
@@ -41,7 +40,7 @@ class Batched:
 
 
 @pytest.fixture
-def many(running: RunningSystem, name: str) -> Callable[..., list[tuple[int, bytes]]]:
+def many(running, name):
     """Ask for several items at the same time."""
 
     def ask(*items: int) -> list[tuple[int, bytes]]:
@@ -55,9 +54,7 @@ def many(running: RunningSystem, name: str) -> Callable[..., list[tuple[int, byt
     return ask
 
 
-def test_requests_share_a_batch_and_each_gets_its_own_answer(
-    deployed: Callable[..., Any], many: Callable[..., Any]
-) -> None:
+def test_requests_share_a_batch_and_each_gets_its_own_answer(deployed, many):
     handle = deployed(Batched.bind())
     answers = [json.loads(body) for _, body in many(1, 2, 3)]
     assert [each["item"] for each in answers] == [2, 4, 6]
@@ -71,9 +68,7 @@ def test_requests_share_a_batch_and_each_gets_its_own_answer(
     assert sorted(map(len, handle.batches.remote().result(timeout_s=20))) == [3, 3]
 
 
-def test_a_batched_function_is_a_deployment(
-    deployed: Callable[..., Any], many: Callable[..., Any]
-) -> None:
+def test_a_batched_function_is_a_deployment(deployed, many):
     @serve.deployment
     @serve.batch(max_batch_size=2, batch_wait_timeout_s=10)
     async def words(requests: list[Request]) -> AsyncIterator[list[str]]:

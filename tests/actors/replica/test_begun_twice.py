@@ -23,12 +23,12 @@ from tests.support.timing import until
 
 
 @pytest.fixture
-def world(one_process: Callable[..., OneProcess]) -> OneProcess:
+def world(one_process):
     return one_process(lambda: None, limit=4)
 
 
 @pytest.fixture
-def cancelled(world: OneProcess, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def cancelled(world, monkeypatch):
     """Return the keys of the runs that user code was to end."""
     keys: list[Any] = []
     monkeypatch.setattr(world.user_code, "cancel", lambda run: keys.append(run.key))
@@ -62,7 +62,7 @@ def run_by(world: OneProcess, proxy: str, ticket: int, found: Any = None) -> Run
 
 
 @pytest.fixture
-def cut_off(world: OneProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def cut_off(world, monkeypatch):
     """Have nothing arrive that the replica sends."""
 
     def send(_target: Any, _message: Any, _on_sent: Any, on_failed: Callable[[], None]) -> None:
@@ -76,7 +76,7 @@ def pass_turns(world: OneProcess) -> None:
         world.run(asyncio.sleep(0))
 
 
-def test_the_second_is_ended_and_the_first_goes_on(world: OneProcess, cancelled: list[Any]) -> None:
+def test_the_second_is_ended_and_the_first_goes_on(world, cancelled):
     first, second = run_by(world, "old", 5), run_by(world, "new", 1)
     first.begin(200, ())
     second.begin(200, ())
@@ -87,9 +87,7 @@ def test_the_second_is_ended_and_the_first_goes_on(world: OneProcess, cancelled:
     assert world.queries.undelivered == 0
 
 
-def test_a_caller_can_still_end_the_first_when_the_second_has_ended(
-    world: OneProcess, cancelled: list[Any]
-) -> None:
+def test_a_caller_can_still_end_the_first_when_the_second_has_ended(world, cancelled):
     first, second = run_by(world, "old", 5), run_by(world, "new", 1)
     first.begin(200, ())
     second.end()
@@ -98,9 +96,7 @@ def test_a_caller_can_still_end_the_first_when_the_second_has_ended(
     assert cancelled == [("old", 5)]
 
 
-def test_a_caller_that_was_cut_off_goes_on_with_its_stream(
-    world: OneProcess, cancelled: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_caller_that_was_cut_off_goes_on_with_its_stream(world, cancelled, monkeypatch):
     ends: list[Callable[[], None]] = []
 
     def watch(_process: m.Process, on_exit: Callable[[], None], _at: Any) -> Callable[[], None]:
@@ -122,7 +118,7 @@ def test_a_caller_that_was_cut_off_goes_on_with_its_stream(
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_tasks_left_running_hear_that_nobody_listens(world: OneProcess, *, begun: bool) -> None:
+def test_tasks_left_running_hear_that_nobody_listens(world, *, begun):
     run = run_by(world, "new", 1)
     if begun:
         run.begin(200, ())
@@ -139,8 +135,8 @@ def test_tasks_left_running_hear_that_nobody_listens(world: OneProcess, *, begun
 
 @pytest.mark.parametrize("dies", ["caller", "router"])
 def test_what_nobody_else_could_end_ends_with_its_caller_or_router(
-    world: OneProcess, cancelled: list[Any], monkeypatch: pytest.MonkeyPatch, dies: str
-) -> None:
+    world, cancelled, monkeypatch, dies
+):
     caller, router = Place(world.loop), m.Process(1, 1, "router")
     said: list[Any] = []
     caller.on(m.AnswerQueries, lambda message, _sender: said.extend(message.answers))
@@ -171,9 +167,7 @@ def test_what_nobody_else_could_end_ends_with_its_caller_or_router(
         world.run(until(lambda: min(said.count(m.StillRuns(each)) for each in (7, 8)) > 2))
 
 
-def test_what_runs_is_not_run_again_by_a_router_that_had_forgotten_it(
-    world: OneProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_runs_is_not_run_again_by_a_router_that_had_forgotten_it(world, monkeypatch):
     runs: list[Run] = []
     monkeypatch.setattr(world.user_code, "run", runs.append)
     proxy = world.proxy.process
@@ -191,9 +185,7 @@ def test_what_runs_is_not_run_again_by_a_router_that_had_forgotten_it(
 
 @pytest.mark.usefixtures("cut_off")
 @pytest.mark.parametrize("ends_first", [True, False])
-def test_a_router_hears_that_an_answer_did_not_reach_its_caller(
-    world: OneProcess, *, ends_first: bool
-) -> None:
+def test_a_router_hears_that_an_answer_did_not_reach_its_caller(world, *, ends_first):
     """Else nobody would ever answer a caller that lives behind a broken link."""
     found = Reports()
     run = run_by(world, "proxy", 5, found)
@@ -208,9 +200,7 @@ def test_a_router_hears_that_an_answer_did_not_reach_its_caller(
 
 
 @pytest.mark.usefixtures("cut_off")
-def test_a_router_hears_that_a_stream_broke_off_on_its_way(
-    world: OneProcess, cancelled: list[Any]
-) -> None:
+def test_a_router_hears_that_a_stream_broke_off_on_its_way(world, cancelled):
     found = Reports()
     run = run_by(world, "proxy", 5, found)
     run.begin(200, ())
@@ -220,9 +210,7 @@ def test_a_router_hears_that_a_stream_broke_off_on_its_way(
     assert found == [("begun", 5), ("undelivered", 5)]
 
 
-def test_a_query_that_user_code_cancels_before_it_begins_leaves_no_slot_taken(
-    world: OneProcess,
-) -> None:
+def test_a_query_that_user_code_cancels_before_it_begins_leaves_no_slot_taken(world):
     run = run_by(world, "new", 1)
     world.user_code.run(run)
     for task in asyncio.all_tasks(world.loop):  # as a handler may that begins in the same turn

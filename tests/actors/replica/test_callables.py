@@ -65,13 +65,13 @@ ONE = {"takes_argument"}
         (dict, {"takes_argument"}),
     ],
 )
-def test_a_callable_is_called_as_what_it_is(function: Any, traits: set[str]) -> None:
+def test_a_callable_is_called_as_what_it_is(function, traits):
     manner = Manner.of(function)
     assert {name for name, has_it in manner._asdict().items() if has_it} == traits
     assert Servable(NO_THREADS).manner("name", function) == manner
 
 
-def test_what_user_code_puts_in_a_methods_place_is_read_again() -> None:
+def test_what_user_code_puts_in_a_methods_place_is_read_again():
     servable, instance = Servable(NO_THREADS), Methods()
     first = servable.manner("plain", instance.plain)
     assert servable.manner("plain", instance.plain) is first
@@ -129,14 +129,14 @@ class Served(Base, dict):  # type: ignore[type-arg]
         return plain
 
 
-def test_requests_may_name_what_the_class_or_a_base_of_the_users_defines_as_a_function() -> None:
+def test_requests_may_name_what_the_class_or_a_base_of_the_users_defines_as_a_function():
     own = {"public", "asynchronous", "generating", "wrapping", "static", "of_the_class"}
     assert http_methods(Served) == own | {"of_a_base", "join"}
     assert http_methods(type(plain)) == frozenset()
     assert http_methods(type(functools.partial(plain))) == frozenset()
 
 
-def test_what_a_library_has_put_before_a_method_of_the_users_is_not_to_be_named() -> None:
+def test_what_a_library_has_put_before_a_method_of_the_users_is_not_to_be_named():
     class Own:
         def start(self) -> None: ...
 

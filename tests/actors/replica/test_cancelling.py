@@ -10,7 +10,7 @@ import random
 import signal
 import threading
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,8 @@ from greenroom.actors.replica.data_plane import Run
 from greenroom.core.routing.load import busy
 from greenroom.core.routing.tickets import Ticket
 from greenroom.serve.handle import DeploymentHandle
-from tests.actors.one_process import OneProcess
 from tests.core.routing.queries import Recorder
-from tests.support.systems import RunningSystem, wait_until
+from tests.support.systems import wait_until
 
 CALLS = 30_000
 KINDS = (PendingQuery, Stream, Ticket, Future, asyncio.Future, asyncio.Task)
@@ -86,13 +85,13 @@ class Node:
 
 
 @pytest.fixture
-def of_others() -> list[Any]:
+def of_others():
     """What earlier tests of this process have left."""
     return all_of("Batches") + all_of("Outbox")
 
 
 @pytest.fixture
-def one(of_others: list[Any], one_process: Callable[..., OneProcess]) -> OneProcess:
+def one(of_others, one_process):
     del of_others
     return one_process(Node, limit=30, request_timeout_s=3600.0)
 
@@ -130,9 +129,7 @@ def all_of(kind: str) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)  # it takes 15 s of computing
-def test_nothing_is_left_of_thirty_thousand_cancelled_calls(
-    one: OneProcess, of_others: list[Any]
-) -> None:
+def test_nothing_is_left_of_thirty_thousand_cancelled_calls(one, of_others):
     router, recorder = one.proxy.dispatcher.router, Recorder()
     router.observers.add(recorder)
 
@@ -180,9 +177,7 @@ class Waits:
         return mark
 
 
-def test_what_ran_when_its_router_died_ends_with_its_client(
-    own_system: RunningSystem, tmp_path: Path
-) -> None:
+def test_what_ran_when_its_router_died_ends_with_its_client(own_system, tmp_path):
     own_system.deploy(serve.deployment(max_ongoing_requests=1)(Waits).bind(str(tmp_path)))
     for method in ("GET", "POST"):
         connection = http.client.HTTPConnection("127.0.0.1", own_system.settings.http.port)

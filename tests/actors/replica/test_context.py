@@ -6,9 +6,7 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +15,7 @@ from greenroom import serve
 from greenroom.serve import context
 from greenroom.serve.exceptions import GreenroomError
 from greenroom.serve.handle import DeploymentHandle
-from tests.support.systems import RunningSystem, wait_until
+from tests.support.systems import wait_until
 
 
 def seen() -> dict[str, Any]:
@@ -57,17 +55,17 @@ class Witness:
 
 
 @pytest.fixture(scope="module")
-def app(deployed_once: Callable[..., str]) -> str:
+def app(deployed_once):
     """An application of one Witness."""
     return deployed_once(serve.deployment(version="7")(Witness).bind()).removeprefix("/")
 
 
 @pytest.fixture
-def witness(running: RunningSystem, app: str) -> DeploymentHandle:
+def witness(running, app):
     return DeploymentHandle("Witness", app, client=running.connection.queries)
 
 
-def test_a_query_over_http_is_known_to_its_handler(running: RunningSystem, app: str) -> None:
+def test_a_query_over_http_is_known_to_its_handler(running, app):
     status, body = running.get(f"/{app}/below", headers={"X-Request-ID": "abc"})
     assert status == 200
     found = json.loads(body)
@@ -88,7 +86,7 @@ def test_a_query_over_http_is_known_to_its_handler(running: RunningSystem, app: 
     }
 
 
-def test_a_call_through_a_handle_is_known_wherever_it_runs(witness: DeploymentHandle) -> None:
+def test_a_call_through_a_handle_is_known_wherever_it_runs(witness):
     response = witness.sync.remote()
     found = response.result(10)
     assert found["request_id"] == response.request_id
@@ -100,7 +98,7 @@ def test_a_call_through_a_handle_is_known_wherever_it_runs(witness: DeploymentHa
     assert outside["request_id"] == "", "nothing tells which query a user's own thread works for"
 
 
-def test_the_replica_is_known_from_the_constructor_on(witness: DeploymentHandle, app: str) -> None:
+def test_the_replica_is_known_from_the_constructor_on(witness, app):
     replica, request = witness.constructor.remote().result(10)
     assert (replica["app_name"], replica["deployment"]) == (app, "Witness")
     assert (replica["version"], replica["servable_object"]) == ("7", None)
@@ -108,7 +106,7 @@ def test_the_replica_is_known_from_the_constructor_on(witness: DeploymentHandle,
     assert witness.replica.remote().result(10) == (app, replica["replica_tag"], True)
 
 
-def test_queries_at_once_each_see_themselves(witness: DeploymentHandle) -> None:
+def test_queries_at_once_each_see_themselves(witness):
     for method in (witness.sync, witness.coroutine):
         responses = [method.remote() for _ in range(40)]
         for response in responses:
@@ -118,12 +116,8 @@ def test_queries_at_once_each_see_themselves(witness: DeploymentHandle) -> None:
 
 
 def test_calls_made_on_behalf_of_a_copy_are_marked_like_it(
-    running: RunningSystem,
-    client: serve.Client,
-    deployed: Callable[..., Any],
-    name: str,
-    tmp_path: Path,
-) -> None:
+    running, client, deployed, name, tmp_path
+):
     """So that no deployment behind a shadow charges a second time."""
 
     class Charging:
@@ -159,7 +153,7 @@ def test_calls_made_on_behalf_of_a_copy_are_marked_like_it(
             client.wait_for_goal(client.delete_backend(tag, force=True), 20)
 
 
-def test_outside_of_a_replica_there_is_no_context() -> None:
+def test_outside_of_a_replica_there_is_no_context():
     with pytest.raises(GreenroomError, match="outside of a replica"):
         serve.get_replica_context()
     assert serve.get_request_context() == context.RequestContext()

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import weakref
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -21,7 +21,6 @@ from greenroom.actors.replica.data_plane import Run
 from greenroom.core.routing.tickets import BODY
 from greenroom.serve.decorators.continuous import Stream as LiveStream
 from greenroom.serve.handle import DeploymentHandle
-from tests.actors.one_process import OneProcess
 
 KINDS = (LiveStream, PendingQuery, Query, Run, Stream, asyncio.Task)
 CALLS = 20
@@ -67,12 +66,12 @@ class Node:
 
 
 @pytest.fixture
-def one(one_process: Callable[..., OneProcess]) -> OneProcess:
+def one(one_process):
     return one_process(Node, limit=30)
 
 
 @pytest.mark.parametrize("method", ["quick", "nested", "reads", "in_a_batch", "steps"])
-def test_no_call_is_part_of_a_cycle_when_it_is_over(one: OneProcess, method: str) -> None:
+def test_no_call_is_part_of_a_cycle_when_it_is_over(one, method):
     async def calls() -> None:
         for _ in range(CALLS):
             await one.handle.options(method_name=method).remote()
@@ -91,7 +90,7 @@ def test_no_call_is_part_of_a_cycle_when_it_is_over(one: OneProcess, method: str
     assert max(found.values(), default=0) < CALLS / 2, found
 
 
-def test_a_query_that_its_body_followed_holds_no_upload_when_it_is_over(one: OneProcess) -> None:
+def test_a_query_that_its_body_followed_holds_no_upload_when_it_is_over(one):
     """It may have kept two megabytes."""
     uploads = []
     call = HttpCall("POST", "/", b"/", b"", (), b"", "http", "1.1", None, None, "")

@@ -6,8 +6,6 @@ import gc
 import json
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +23,7 @@ AT_IMPORT = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
 
 
 @pytest.fixture(scope="module")
-def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
+def gpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gpus")
     smi = folder / "nvidia-smi"
     smi.write_text("#!/bin/sh\nprintf '0\\n1\\n2\\n3\\n'\n")
@@ -63,7 +61,7 @@ def deploy(system: RunningSystem, name: str, replicas: int, num_gpus: float) -> 
     return serve.run(app, name=name, route_prefix=None, runtime_env=env)
 
 
-def test_replicas_see_their_gpus_alone_also_after_a_kill(gpus: RunningSystem) -> None:
+def test_replicas_see_their_gpus_alone_also_after_a_kill(gpus):
     with gpus.as_default():
         whole = deploy(gpus, "whole", 1, 2)
         shares = deploy(gpus, "shares", 3, 0.5)
@@ -98,7 +96,7 @@ def test_replicas_see_their_gpus_alone_also_after_a_kill(gpus: RunningSystem) ->
         )
 
 
-def test_ranks_follow_the_number_of_replicas(gpus: RunningSystem) -> None:
+def test_ranks_follow_the_number_of_replicas(gpus):
     def visible(handle: Any) -> dict[int, int]:
         seen = [handle.remote().result(10) for _ in range(20)]
         return {each["rank"]: each["of"] for each in seen}
@@ -112,7 +110,7 @@ def test_ranks_follow_the_number_of_replicas(gpus: RunningSystem) -> None:
         serve.delete("ranked")
 
 
-def test_gpus_that_the_variable_of_the_host_does_not_name_fail_the_start(tmp_path: Path) -> None:
+def test_gpus_that_the_variable_of_the_host_does_not_name_fail_the_start(tmp_path):
     environ = {"CUDA_VISIBLE_DEVICES": "GPU-a", "GREENROOM_NUM_GPUS": "2"}
     with running_system(tmp_path / "state", **environ) as system, system.as_default():
         app = Device.options(actor_options={"num_gpus": 2}, max_constructor_retry_count=1).bind()
@@ -126,7 +124,7 @@ def threads_of_libraries() -> str:
     return os.environ["OMP_NUM_THREADS"]
 
 
-def test_libraries_compute_on_as_many_threads_as_a_replica_has_cpus(gpus: RunningSystem) -> None:
+def test_libraries_compute_on_as_many_threads_as_a_replica_has_cpus(gpus):
     def visible(**actor_options: Any) -> Any:
         app = threads_of_libraries.options(actor_options=actor_options).bind()
         return serve.run(app, name="threads", route_prefix=None).remote().result(10)
@@ -144,7 +142,7 @@ def collects_after() -> int:
     return gc.get_threshold()[0]
 
 
-def test_replicas_seldom_look_for_garbage(gpus: RunningSystem) -> None:
+def test_replicas_seldom_look_for_garbage(gpus):
     with gpus.as_default():
         handle = serve.run(collects_after.bind(), name="threads", route_prefix=None)
         assert handle.remote().result(10) == COLLECT_AFTER

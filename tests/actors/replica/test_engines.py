@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,7 @@ def python(code: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def engine(running: RunningSystem) -> Iterator[RunningSystem]:
+def engine(running):
     """The shared system, with an engine at ROUTE."""
     running.deploy(
         Engine(COMMAND, max_ongoing_requests=20).bind(), name="engine", route_prefix=ROUTE
@@ -83,7 +82,7 @@ def engine(running: RunningSystem) -> Iterator[RunningSystem]:
 
 
 @pytest.fixture
-def deployed(running: RunningSystem, name: str) -> Iterator[Any]:
+def deployed(running, name):
     """Return what deploys an engine under a name of the test's own, and deletes it at the end."""
 
     def deploy(command: str, env: dict[str, str] | None = None, **options: Any) -> None:
@@ -118,7 +117,7 @@ def ask(system: RunningSystem, method: str, path: str, body: Any = None, **heade
 # --- Requests -------------------------------------------------------------------------------------
 
 
-def test_a_request_and_its_answer_pass_as_they_are(engine: RunningSystem) -> None:
+def test_a_request_and_its_answer_pass_as_they_are(engine):
     answer = ask(engine, "POST", "/echo?a=%2F&b", b"\0body", x_said="this", host="shop.example")
     assert (answer.status, answer.body) == (200, b"\0body")
     assert answer.headers["x-target"] == "/echo?a=%2F&b"  # below the application's route
@@ -132,12 +131,12 @@ def test_a_request_and_its_answer_pass_as_they_are(engine: RunningSystem) -> Non
 
 
 @pytest.mark.parametrize("status", [201, 404, 422, 500, 503])
-def test_an_engines_status_is_the_clients(engine: RunningSystem, status: int) -> None:
+def test_an_engines_status_is_the_clients(engine, status):
     answer = ask(engine, "POST", f"/echo?status={status}", b"why")
     assert (answer.status, answer.body) == (status, b"why")
 
 
-def test_bodies_pass_in_parts_with_and_without_a_length(engine: RunningSystem) -> None:
+def test_bodies_pass_in_parts_with_and_without_a_length(engine):
     sent = os.urandom(3_000_000)
     status, headers, body = ask(engine, "POST", "/echo", sent)
     assert (status, headers["x-length"], body == sent) == (200, "3000000", True)
@@ -146,7 +145,7 @@ def test_bodies_pass_in_parts_with_and_without_a_length(engine: RunningSystem) -
     assert (answer.status, answer.body == sent) == (200, True)
 
 
-def test_an_upload_that_breaks_off_leaves_nothing_under_way(engine: RunningSystem) -> None:
+def test_an_upload_that_breaks_off_leaves_nothing_under_way(engine):
     with socket_to(engine) as client:
         head = f"POST {ROUTE}/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n"
         client.sendall(head.encode() + b"x" * 2_000_000)
@@ -157,7 +156,7 @@ def test_an_upload_that_breaks_off_leaves_nothing_under_way(engine: RunningSyste
     assert not [each for each in connected if each.status == psutil.CONN_ESTABLISHED]
 
 
-def test_parts_arrive_as_they_are_made_and_who_leaves_is_missed(engine: RunningSystem) -> None:
+def test_parts_arrive_as_they_are_made_and_who_leaves_is_missed(engine):
     with urllib.request.urlopen(f"{engine.url}{ROUTE}/parts?count=3") as whole:
         assert whole.headers["content-type"].startswith("text/event-stream")
         assert whole.read() == b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
@@ -167,7 +166,7 @@ def test_parts_arrive_as_they_are_made_and_who_leaves_is_missed(engine: RunningS
     wait_until(lambda: engine.get(f"{ROUTE}/cut") == (200, b"left"), 10, "the engine hears of it")
 
 
-def test_websockets_pass_with_their_subprotocols_and_closes(engine: RunningSystem) -> None:
+def test_websockets_pass_with_their_subprotocols_and_closes(engine):
     url = f"ws://127.0.0.1:{engine.settings.http.port}{ROUTE}/talk"
     with connect(url, subprotocols=["chat.v2"], proxy=None) as socket:  # type: ignore[list-item]
         assert socket.subprotocol == "chat.v2"
@@ -183,7 +182,7 @@ def test_websockets_pass_with_their_subprotocols_and_closes(engine: RunningSyste
     assert refused.value.response.status_code == 403
 
 
-def test_a_websockets_handshake_passes_with_its_headers(engine: RunningSystem) -> None:
+def test_a_websockets_handshake_passes_with_its_headers(engine):
     port = engine.settings.http.port
     url = f"ws://shop.example{ROUTE}/talk"
     sent = {"Origin": "http://shop.example", "Cookie": "a=b", "User-Agent": "mine"}
@@ -204,8 +203,8 @@ def test_a_websockets_handshake_passes_with_its_headers(engine: RunningSystem) -
 
 
 def test_many_requests_at_once_reach_an_engine_that_queues_five_connections(
-    running: RunningSystem, deployed: Any, name: str, tmp_path: Path
-) -> None:
+    running, deployed, name, tmp_path
+):
     deployed(python(NOTING), health="/", env={"NOTES": str(tmp_path / "notes")})
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(socket_to(running)) for _ in range(64)]
@@ -218,9 +217,7 @@ def test_many_requests_at_once_reach_an_engine_that_queues_five_connections(
 # --- What becomes of it ---------------------------------------------------------------------------
 
 
-def test_an_engine_that_is_killed_loses_no_get_and_is_replaced(
-    running: RunningSystem, deployed: Any, name: str
-) -> None:
+def test_an_engine_that_is_killed_loses_no_get_and_is_replaced(running, deployed, name):
     deployed(COMMAND, num_replicas=2, max_ongoing_requests=20)
     before = running.replica_pids(name)
     _, master, *_ = engines(name)
@@ -236,9 +233,7 @@ def test_an_engine_that_is_killed_loses_no_get_and_is_replaced(
     assert not alive(died)
 
 
-def test_what_an_engine_takes_no_connection_for_runs_at_another(
-    running: RunningSystem, deployed: Any, name: str, tmp_path: Path
-) -> None:
+def test_what_an_engine_takes_no_connection_for_runs_at_another(running, deployed, name, tmp_path):
     notes = {"NOTES": str(tmp_path / "notes")}
     deployed(python(NOTING), health="/", num_replicas=2, env=notes)
     for _ in range(50):
@@ -256,9 +251,7 @@ def test_what_an_engine_takes_no_connection_for_runs_at_another(
     ("whom", "command"),
     [pytest.param("replica", python(STUBBORN), marks=pytest.mark.slow), ("keeper", PLAIN)],
 )
-def test_no_engine_outlives_its_replica_or_keeper(
-    running: RunningSystem, deployed: Any, name: str, whom: str, command: str
-) -> None:
+def test_no_engine_outlives_its_replica_or_keeper(running, deployed, name, whom, command):
     deployed(command, health="/")
     there = engines(name)
     keeper, _ = there
@@ -269,8 +262,8 @@ def test_no_engine_outlives_its_replica_or_keeper(
 
 
 def test_a_signal_to_all_processes_of_a_service_leaves_the_end_to_the_replica(
-    running: RunningSystem, deployed: Any, name: str
-) -> None:
+    running, deployed, name
+):
     deployed(PLAIN, health="/")
     keeper, engine = engines(name)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -279,9 +272,7 @@ def test_a_signal_to_all_processes_of_a_service_leaves_the_end_to_the_replica(
     assert {each.pid for each in engines(name)} == {keeper.pid, engine.pid}
 
 
-def test_it_ends_with_all_that_it_has_started_when_it_is_deleted(
-    running: RunningSystem, deployed: Any, name: str
-) -> None:
+def test_it_ends_with_all_that_it_has_started_when_it_is_deleted(running, deployed, name):
     deployed(COMMAND)
     there = engines(name)
     assert len(there) == 3  # the keeper, gunicorn, and its worker
@@ -291,8 +282,8 @@ def test_it_ends_with_all_that_it_has_started_when_it_is_deleted(
 
 
 def test_one_whose_requests_do_not_end_in_time_is_asked_to_end_all_the_same(
-    running: RunningSystem, deployed: Any, name: str, tmp_path: Path
-) -> None:
+    running, deployed, name, tmp_path
+):
     notes = tmp_path / "notes"
     deployed(python(NOTING), health="/", graceful_shutdown_timeout_s=0.5, env={"NOTES": str(notes)})
     with socket_to(running) as client:
@@ -304,9 +295,7 @@ def test_one_whose_requests_do_not_end_in_time_is_asked_to_end_all_the_same(
 
 
 @pytest.mark.slow
-def test_one_that_answers_nothing_any_more_is_killed_and_replaced(
-    running: RunningSystem, deployed: Any, name: str
-) -> None:
+def test_one_that_answers_nothing_any_more_is_killed_and_replaced(running, deployed, name):
     deployed(PLAIN, health="/", health_check_period_s=0.2, health_check_timeout_s=0.2)
     before = running.replica_pids(name)
     _, engine = engines(name)
@@ -325,19 +314,17 @@ def test_one_that_answers_nothing_any_more_is_killed_and_replaced(
         ("no-such-engine --port {port}", "No such file or directory: 'no-such-engine'"),
     ],
 )
-def test_one_that_cannot_start_says_why(deployed: Any, command: str, message: str) -> None:
+def test_one_that_cannot_start_says_why(deployed, command, message):
     with pytest.raises(DeployFailedError, match=message):
         deployed(command, max_constructor_retry_count=1)
 
 
-def test_one_that_is_never_healthy_fails_in_time(deployed: Any) -> None:
+def test_one_that_is_never_healthy_fails_in_time(deployed):
     with pytest.raises(DeployFailedError, match=r"did not return within constructor_timeout_s=2"):
         deployed(PLAIN, ready_timeout_s=2, max_constructor_retry_count=1)
 
 
-def test_one_that_is_sick_is_replaced(
-    running: RunningSystem, deployed: Any, name: str, tmp_path: Path
-) -> None:
+def test_one_that_is_sick_is_replaced(running, deployed, name, tmp_path):
     sick = tmp_path / "sick"
     deployed(COMMAND, health_check_period_s=0.2, env={"SICK": str(sick)})
     before = running.replica_pids(name)
@@ -347,9 +334,7 @@ def test_one_that_is_sick_is_replaced(
     wait_until(lambda: running.replica_pids(name), 20, "another one runs")
 
 
-def test_one_without_the_metrics_that_are_asked_for_serves_all_the_same(
-    running: RunningSystem, deployed: Any, name: str
-) -> None:
+def test_one_without_the_metrics_that_are_asked_for_serves_all_the_same(running, deployed, name):
     deployed(PLAIN, health="/", load_metrics=["jobs"], health_check_period_s=0.1)
     (log,) = running.settings.logs_dir.glob(f"replica-{name}*.log")
     message = "the engine's /metrics has status 404"
@@ -371,7 +356,7 @@ def test_one_without_the_metrics_that_are_asked_for_serves_all_the_same(
         (b'\xffjobs 3\njobs_total 4\nwaits{a="\xff"} 1\n', {"waits": 1.0}),
     ],
 )
-def test_metrics_are_read_as_prometheus_writes_them(text: bytes, found: dict[str, float]) -> None:
+def test_metrics_are_read_as_prometheus_writes_them(text, found):
     assert metrics_in(text, ("jobs", "waits")) == found
 
 
@@ -379,7 +364,7 @@ def test_metrics_are_read_as_prometheus_writes_them(text: bytes, found: dict[str
 
 
 @pytest.mark.slow
-def test_a_command_or_a_file_deploys_one(running: RunningSystem, name: str, tmp_path: Path) -> None:
+def test_a_command_or_a_file_deploys_one(running, name, tmp_path):
     # Programs beside the replica's Python are found first.
     command = COMMAND.replace(f"{sys.executable} -m gunicorn", "gunicorn")
     made = running.greenroom(
@@ -406,17 +391,17 @@ def test_a_command_or_a_file_deploys_one(running: RunningSystem, name: str, tmp_
         serve.delete(name)
 
 
-def test_an_argument_that_cannot_be_read_is_reported(running: RunningSystem) -> None:
+def test_an_argument_that_cannot_be_read_is_reported(running):
     made = running.greenroom("deploy", "--command", PLAIN, "actor_options={num_gpus: 1")
     assert (made.returncode, "actor_options='{num_gpus: 1': is no YAML" in made.stderr) == (1, True)
 
 
-def test_a_command_has_to_name_something(running: RunningSystem) -> None:
+def test_a_command_has_to_name_something(running):
     made = running.greenroom("deploy")
     assert (made.returncode, "or give --command" in made.stderr) == (2, True)
 
 
-def test_variables_are_added_to_those_of_its_environment() -> None:
+def test_variables_are_added_to_those_of_its_environment():
     surrounds = {"env_vars": {"A": "1", "B": "2"}, "pip": ["vllm"]}
     options = {"num_gpus": 1, "runtime_env": surrounds}
     made = Engine("e {port}", env={"B": "3"}, actor_options=options).actor_options
@@ -455,7 +440,7 @@ def test_variables_are_added_to_those_of_its_environment() -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_one_is_reported(given: dict[str, Any], message: str) -> None:
+def test_what_is_wrong_with_one_is_reported(given, message):
     with pytest.raises(InvalidRequestError) as refused:
         Engine(**given)
     assert message in str(refused.value)

@@ -4,7 +4,7 @@ import asyncio
 import gzip
 import http.client
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -153,12 +153,12 @@ Ask = Callable[..., Got]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("notes")
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[str]:
+def shop(tmp_path_factory, folder):
     """Give the URL of the app, below the root path of a server with middlewares and a prefix."""
     notes = str(folder)
     app = serve.deployment(serve.ingress(lambda: make_app(notes))())
@@ -173,7 +173,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[str
 
 
 @pytest.fixture(scope="module")
-def ask(shop: str) -> Ask:
+def ask(shop):
     return lambda path, *args, **head: ask_url(f"{shop}{path}", *args, **head)
 
 
@@ -201,19 +201,17 @@ URLS = {
         ("/here", 200, True),  # a client that waits is not gone
     ],
 )
-def test_each_request_reaches_its_route_below_the_prefix(
-    ask: Ask, path: str, status: int, message: Any
-) -> None:
+def test_each_request_reaches_its_route_below_the_prefix(ask, path, status, message):
     got = ask(path)
     assert (got.status, got.json) == (status, message)
 
 
-def test_dependencies_are_closed_and_exceptions_keep_their_headers(ask: Ask, folder: Path) -> None:
+def test_dependencies_are_closed_and_exceptions_keep_their_headers(ask, folder):
     assert ask("/items/teapot").headers["x-kind"] == "pot"
     wait_until((folder / "session-closed").exists, 10, "the dependency is closed")
 
 
-def test_models_are_validated_and_filtered(ask: Ask, folder: Path) -> None:
+def test_models_are_validated_and_filtered(ask, folder):
     added = ask("/items", {"name": "tea", "price": 2})
     assert (added.status, added.json) == (201, {"name": "tea", "price": 2.0})
     assert added.headers["set-cookie"].startswith("last=tea;")
@@ -223,7 +221,7 @@ def test_models_are_validated_and_filtered(ask: Ask, folder: Path) -> None:
     assert [each["loc"] for each in refused.json["detail"]] == [["body", "name"], ["body", "price"]]
 
 
-def test_redirects_schemas_and_their_pages_link_to_the_right_place(ask: Ask) -> None:
+def test_redirects_schemas_and_their_pages_link_to_the_right_place(ask):
     redirect = ask("/routed/slash")
     assert redirect.status == 307
     assert redirect.headers["location"].endswith(f"{ROOT}{ROUTE}/routed/slash/")
@@ -235,7 +233,7 @@ def test_redirects_schemas_and_their_pages_link_to_the_right_place(ask: Ask) -> 
     assert ask("/inner/openapi.json").json["servers"] == [{"url": f"{ROOT}{ROUTE}/inner"}]
 
 
-def test_all_methods_and_its_own_middlewares_reach_the_app(ask: Ask) -> None:
+def test_all_methods_and_its_own_middlewares_reach_the_app(ask):
     for method in METHODS:
         got = ask("/any", method=method)
         assert got.json == got.headers["x-own"] == method
@@ -246,18 +244,18 @@ def test_all_methods_and_its_own_middlewares_reach_the_app(ask: Ask) -> None:
     assert (refused.status, refused.headers["allow"]) == (405, "GET")
 
 
-def test_a_stream_that_breaks_off_behind_its_middlewares_is_cut(ask: Ask) -> None:
+def test_a_stream_that_breaks_off_behind_its_middlewares_is_cut(ask):
     with pytest.raises(http.client.IncompleteRead):
         ask("/breaks")
 
 
-def test_a_stream_ends_before_the_background_tasks_behind_it(ask: Ask, folder: Path) -> None:
+def test_a_stream_ends_before_the_background_tasks_behind_it(ask, folder):
     assert ask("/works-on").body == b"all of it"
     (folder / "read").touch()
     wait_until((folder / "worked").exists, 20, "the task's end")
 
 
-def test_middlewares_of_the_server_see_requests_streams_and_websockets(shop: str, ask: Ask) -> None:
+def test_middlewares_of_the_server_see_requests_streams_and_websockets(shop, ask):
     assert ask("/items", {"name": "tea", "secret": "x" * 3_000_000}).status == 201
     whole = "".join(PARTS).encode()
     zipped = ask("/parts", Accept_Encoding="gzip")

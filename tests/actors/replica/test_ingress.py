@@ -18,13 +18,13 @@ from greenroom import serve
 from greenroom.core import errors as exceptions
 from greenroom.serve.exceptions import DeployFailedError
 from tests.support.asking import Got, ask as ask_url
-from tests.support.systems import RunningSystem, wait_until
+from tests.support.systems import wait_until
 
 Ask = Callable[..., Got]
 
 
 @pytest.fixture
-def ask(running: RunningSystem, name: str) -> Ask:
+def ask(running, name):
     """Ask this test's deployment for a path below its route."""
     return lambda path, *args: ask_url(f"{running.url}/{name}{path}", *args)
 
@@ -92,9 +92,7 @@ class Model:
         return self.factor + number
 
 
-def test_routes_of_a_class_see_self_and_other_handles(
-    deployed: Callable[..., Any], ask: Ask
-) -> None:
+def test_routes_of_a_class_see_self_and_other_handles(deployed, ask):
     handle = deployed(Model.bind(3, Doubler.bind()))
     assert ask("/scaled/5").json == {"result": 15}
     assert ask("/scaled/5?plus=1").json == {"result": 16}
@@ -150,9 +148,7 @@ class Two(Base):
 
 
 @pytest.mark.parametrize(("cls", "other"), [(One, "two"), (Two, "one")])
-def test_two_classes_share_an_app_and_each_serves_its_own_routes(
-    deployed: Callable[..., Any], ask: Ask, cls: type, other: str
-) -> None:
+def test_two_classes_share_an_app_and_each_serves_its_own_routes(deployed, ask, cls, other):
     deployed(serve.deployment(cls).bind())
     own = cls.__name__.lower()
     assert ask("/").json == f"{own} {cls.__name__}"
@@ -185,9 +181,7 @@ class Caller:
         return PlainTextResponse("the app's own", 500, background=BackgroundTask(asyncio.sleep, 60))
 
 
-def test_what_a_call_of_a_handler_raises_keeps_its_status(
-    deployed: Callable[..., Any], ask: Ask
-) -> None:
+def test_what_a_call_of_a_handler_raises_keeps_its_status(deployed, ask):
     deployed(Caller.bind())
     for kind in ["BackPressureError", "DeploymentUnavailableError", "ReplicaUnavailableError"]:
         for place in ["", "/inner"]:
@@ -199,9 +193,7 @@ def test_what_a_call_of_a_handler_raises_keeps_its_status(
     assert ask("/answers").body == b"the app's own"
 
 
-def test_a_lifespan_runs_around_it_and_leaves_state(
-    deployed: Callable[..., Any], ask: Ask, tmp_path: Path
-) -> None:
+def test_a_lifespan_runs_around_it_and_leaves_state(deployed, ask, tmp_path):
     folder = str(tmp_path)
 
     @contextlib.asynccontextmanager
@@ -224,7 +216,7 @@ def test_a_lifespan_runs_around_it_and_leaves_state(
     del handle
 
 
-def test_a_start_up_that_fails_fails_the_deployment(deployed: Callable[..., Any]) -> None:
+def test_a_start_up_that_fails_fails_the_deployment(deployed):
     @contextlib.asynccontextmanager
     async def lifespan(_app: Any) -> AsyncIterator[None]:
         raise RuntimeError("no model here")
@@ -235,9 +227,7 @@ def test_a_start_up_that_fails_fails_the_deployment(deployed: Callable[..., Any]
         deployed(serve.deployment(app).options(max_constructor_retry_count=1).bind())
 
 
-def test_an_app_without_a_class_finds_what_is_bound_to_it(
-    deployed: Callable[..., Any], ask: Ask, name: str
-) -> None:
+def test_an_app_without_a_class_finds_what_is_bound_to_it(deployed, ask, name):
     def make() -> FastAPI:
         app = FastAPI()
 
@@ -251,19 +241,19 @@ def test_an_app_without_a_class_finds_what_is_bound_to_it(
     assert ask("/doubled/4").json == 8
 
 
-def test_a_factory_that_makes_no_app_fails_the_deployment(deployed: Callable[..., Any]) -> None:
+def test_a_factory_that_makes_no_app_fails_the_deployment(deployed):
     app = serve.ingress(lambda: 42)()
     with pytest.raises(DeployFailedError, match="returned a int, which is no ASGI app"):
         deployed(serve.deployment(app).options(max_constructor_retry_count=1).bind())
 
 
 @pytest.mark.parametrize("nonsense", [42, None, "fastapi:app", lambda one, two: None])
-def test_what_is_no_app_is_refused_naming_it(nonsense: Any) -> None:
+def test_what_is_no_app_is_refused_naming_it(nonsense):
     with pytest.raises(TypeError, match=r"serve.ingress takes an ASGI app.*not "):
         serve.ingress(nonsense)
 
 
-def test_the_decorators_in_the_wrong_order_are_refused() -> None:
+def test_the_decorators_in_the_wrong_order_are_refused():
     with pytest.raises(TypeError, match="below @serve"):
         serve.ingress(class_app)(Doubler)
     with pytest.raises(TypeError, match="is for classes"):

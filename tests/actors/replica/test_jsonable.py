@@ -107,7 +107,7 @@ def numbers() -> Iterator[Any]:
 
 
 @pytest.fixture
-def pandas(monkeypatch: pytest.MonkeyPatch) -> None:
+def pandas(monkeypatch):
     module = types.ModuleType("pandas")
     module.DataFrame = DataFrame  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pandas", module)
@@ -192,7 +192,7 @@ TABLE: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.usefixtures("pandas")
 @pytest.mark.parametrize("made", TABLE.values(), ids=TABLE.keys())
-def test_json_is_what_fastapi_and_ray_serve_make_of_it(made: Callable[[], Any]) -> None:
+def test_json_is_what_fastapi_and_ray_serve_make_of_it(made):
     theirs = json.dumps(jsonable_encoder(made(), custom_encoder=RAYS))
     assert json.loads(to_json(made())) == json.loads(theirs)
     assert json.loads(to_json({"in": [made()]}))["in"] == [json.loads(theirs)]
@@ -212,7 +212,7 @@ def test_json_is_what_fastapi_and_ray_serve_make_of_it(made: Callable[[], Any]) 
         ({"_sa": 1, "_sale": {Colour.RED: 2}}, {"_sa": 1, "_sale": {"red": 2}}),
     ],
 )
-def test_where_their_rules_fail_or_lose_something_ours_go_on(value: Any, expected: Any) -> None:
+def test_where_their_rules_fail_or_lose_something_ours_go_on(value, expected):
     assert json.loads(to_json(value)) == expected
 
 
@@ -221,7 +221,7 @@ KEYS = st.text() | st.integers() | st.booleans() | st.none()
 
 
 @given(st.recursive(SCALARS, lambda each: st.lists(each) | st.dictionaries(KEYS, each)))
-def test_of_plain_values_python_reads_what_it_would_write_itself(value: Any) -> None:
+def test_of_plain_values_python_reads_what_it_would_write_itself(value):
     try:
         text = json.dumps(value, allow_nan=False)
     except ValueError:
@@ -275,14 +275,14 @@ def deep() -> Any:
         lambda: Plain(connection=memoryview),
     ],
 )
-def test_what_is_no_json_is_refused(made: Callable[[], Any]) -> None:
+def test_what_is_no_json_is_refused(made):
     with pytest.raises((TypeError, ValueError, RecursionError)):
         to_json(made())
     with pytest.raises((TypeError, ValueError, RecursionError)):
         to_json({"in": made(), DAY: 1})
 
 
-def test_it_imports_neither_fastapi_nor_numpy() -> None:
+def test_it_imports_neither_fastapi_nor_numpy():
     code = "import sys; import greenroom.actors.replica.jsonable\n"
     code += "print({'fastapi', 'numpy'} & sys.modules.keys())"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -21,13 +20,13 @@ from greenroom.serve.llm import (
 )
 from tests.support import fake_vllm
 from tests.support.metrics import scraped
-from tests.support.systems import RunningSystem, wait_until
+from tests.support.systems import wait_until
 
 ROUTE = "/llm"
 
 
 @pytest.fixture(scope="module")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def vllm(tmp_path_factory):
     """The settings of a model whose engine is the fake one."""
     folder = tmp_path_factory.mktemp("bin")
     program = folder / "vllm"
@@ -40,7 +39,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def client(running: RunningSystem, vllm: dict[str, Any]) -> Iterator[openai.OpenAI]:
+def client(running, vllm):
     """OpenAI's client of two models."""
     configs = [
         {
@@ -87,9 +86,7 @@ FLAGS = {"max_model_len": 9, "enable_lora": True, "seed": None, "quiet": False}
         ("llama.cpp", {"metrics": False}, "llama-server --model m --alias m --port {port}"),
     ],
 )
-def test_arguments_of_an_engine_are_flags_of_its_command(
-    engine: Any, kwargs: dict[str, Any], command: str
-) -> None:
+def test_arguments_of_an_engine_are_flags_of_its_command(engine, kwargs, command):
     loading = ModelLoadingConfig(model_id="m")
     config = LLMConfig(model_loading_config=loading, llm_engine=engine, engine_kwargs=kwargs)
     assert shlex.join(config.command).replace("'{port}'", "{port}") == command
@@ -111,9 +108,7 @@ def test_arguments_of_an_engine_are_flags_of_its_command(
         ),
     ],
 )
-def test_a_replica_asks_for_the_gpus_that_its_engine_takes(
-    given: dict[str, Any], options: dict[str, Any]
-) -> None:
+def test_a_replica_asks_for_the_gpus_that_its_engine_takes(given, options):
     config = LLMConfig(model_loading_config=ModelLoadingConfig(model_id="org/m"), **given)
     assert config.options["actor_options"] == options
     assert config.options["name"] == "org-m"
@@ -138,7 +133,7 @@ def models(*names: str, **more: Any) -> dict[str, Any]:
         (models("m", ready_timeout_s=0), "ready_timeout_s"),
     ],
 )
-def test_what_is_wrong_is_reported(given: dict[str, Any], message: str) -> None:
+def test_what_is_wrong_is_reported(given, message):
     with pytest.raises(InvalidRequestError) as refused:
         build_openai_app(given)
     assert message in str(refused.value)
@@ -147,7 +142,7 @@ def test_what_is_wrong_is_reported(given: dict[str, Any], message: str) -> None:
 # --- What a client gets ---------------------------------------------------------------------------
 
 
-def test_each_model_answers_by_its_name(client: openai.OpenAI) -> None:
+def test_each_model_answers_by_its_name(client):
     assert [each.id for each in client.models.list()] == ["org/small", "org/large"]
     assert client.models.retrieve("org/large").id == "org/large"
     for name in ("small", "large"):
@@ -159,23 +154,23 @@ def test_each_model_answers_by_its_name(client: openai.OpenAI) -> None:
     ].embedding == [1.0, 2.0]
 
 
-def test_a_models_adapter_answers_by_both_names(client: openai.OpenAI) -> None:
+def test_a_models_adapter_answers_by_both_names(client):
     answer = say(client, "org/small:poet")
     assert answer.choices[0].message.content.startswith("/models/small on ")
     assert answer.model == "org/small:poet", "the engine knows which adapter is meant"
 
 
-def test_a_stream_comes_in_parts(client: openai.OpenAI) -> None:
+def test_a_stream_comes_in_parts(client):
     parts = [part.choices[0].delta.content for part in say(client, "org/large", stream=True)]
     assert (parts[0], parts[-1]) == ("/models/large ", "hello ")
 
 
-def test_an_engines_error_is_the_clients(client: openai.OpenAI) -> None:
+def test_an_engines_error_is_the_clients(client):
     with pytest.raises(openai.BadRequestError, match="max_tokens is too large"):
         say(client, "org/small", max_tokens=11)
 
 
-def test_a_model_that_is_not_there_is_reported_with_those_that_are(client: openai.OpenAI) -> None:
+def test_a_model_that_is_not_there_is_reported_with_those_that_are(client):
     with pytest.raises(openai.NotFoundError, match="org/small, org/large") as refused:
         say(client, "org/medium")
     assert refused.value.code == "model_not_found"
@@ -184,21 +179,19 @@ def test_a_model_that_is_not_there_is_reported_with_those_that_are(client: opena
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"{", b'{"model": 5}'])
-def test_a_body_without_a_model_is_refused(
-    client: openai.OpenAI, running: RunningSystem, body: bytes
-) -> None:
+def test_a_body_without_a_model_is_refused(client, running, body):
     status, found = running.get(f"{ROUTE}/v1/chat/completions", data=body)
     assert (status, b"model" in found) in {(400, True), (404, True)}
 
 
-def test_a_conversation_stays_at_one_replica(client: openai.OpenAI) -> None:
+def test_a_conversation_stays_at_one_replica(client):
     for key in ("a", "b", "c", "d"):
         more = {"prompt_cache_key": key}
         answers = [say(client, "org/small", extra_body=more) for _ in range(4)]
         assert len({answer.choices[0].message.content for answer in answers}) == 1
 
 
-def test_the_engines_load_is_in_the_metrics(client: openai.OpenAI, running: RunningSystem) -> None:
+def test_the_engines_load_is_in_the_metrics(client, running):
     def load() -> set[tuple[str, float]]:
         samples = [each for family in scraped(running).values() for each in family.samples]
         return {
@@ -216,9 +209,7 @@ def test_the_engines_load_is_in_the_metrics(client: openai.OpenAI, running: Runn
 
 
 @pytest.mark.slow
-def test_a_policy_scales_by_the_engines_load(
-    running: RunningSystem, deployed: Any, vllm: dict[str, Any], name: str
-) -> None:
+def test_a_policy_scales_by_the_engines_load(running, deployed, vllm, name):
     def by_waiting(context: Any) -> int:
         waiting = context.aggregated_metrics.get("vllm:num_requests_waiting", {}).values()
         return 2 if sum(waiting) > 5 else 1
@@ -231,9 +222,7 @@ def test_a_policy_scales_by_the_engines_load(
     wait_until(lambda: len(running.replica_pids(name)) == 2, 20, "seven requests wait")
 
 
-def test_a_conversation_with_one_model_alone_stays_at_one_replica(
-    running: RunningSystem, deployed: Any, vllm: dict[str, Any], name: str
-) -> None:
+def test_a_conversation_with_one_model_alone_stays_at_one_replica(running, deployed, vllm, name):
     config = LLMConfig(model_loading_config=ModelLoadingConfig(model_id="m"), **vllm)
     deployed(build_openai_app({"llm_configs": [config]}))
     with openai.OpenAI(base_url=f"{running.url}/{name}/v1", api_key="any") as client:
@@ -247,9 +236,7 @@ def test_a_conversation_with_one_model_alone_stays_at_one_replica(
     assert running.get(f"/{name}/nothing")[0] == 404
 
 
-def test_one_model_is_its_engine(
-    running: RunningSystem, deployed: Any, vllm: dict[str, Any], name: str
-) -> None:
+def test_one_model_is_its_engine(running, deployed, vllm, name):
     alone = {**vllm, "deployment_config": vllm["deployment_config"] | {"num_replicas": 1}}
     config = LLMConfig(model_loading_config=ModelLoadingConfig(model_id="m"), **alone)
     deployed(build_openai_app({"llm_configs": [config]}))

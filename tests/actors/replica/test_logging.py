@@ -6,8 +6,6 @@ import asyncio
 import io
 import json
 import logging
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,9 +78,7 @@ def the_one(text: str, message: str) -> dict[str, Any]:
     return found
 
 
-def test_json_lines_say_which_query_and_replica_they_are_about(
-    running: RunningSystem, deployed: Callable[..., Any], name: str
-) -> None:
+def test_json_lines_say_which_query_and_replica_they_are_about(running, deployed, name):
     config = {"encoding": "JSON", "additional_log_standard_attrs": ["lineno"]}
     deployed(serve.deployment(version="7", logging_config=config)(Talker).bind())
     headers = {"serve_multiplexed_model_id": "m1", "X-Request-Timeout-Seconds": "20"}
@@ -119,9 +115,7 @@ def test_json_lines_say_which_query_and_replica_they_are_about(
     assert not {"remaining_s", "is_shadow", "multiplexed_model_id"} & set(begun)
 
 
-def test_exceptions_and_odd_records_are_one_line_each(
-    running: RunningSystem, deployed: Callable[..., Any], name: str
-) -> None:
+def test_exceptions_and_odd_records_are_one_line_each(running, deployed, name):
     handle = deployed(serve.deployment(logging_config={"encoding": "JSON"})(Talker).bind())
     response = handle.in_a_thread.remote()
     assert response.result(timeout_s=20) == "done"
@@ -134,8 +128,8 @@ def test_exceptions_and_odd_records_are_one_line_each(
 
 
 def test_queries_are_logged_when_they_have_ended_and_failures_with_their_ids(
-    running: RunningSystem, deployed: Callable[..., Any], name: str
-) -> None:
+    running, deployed, name
+):
     handle = deployed(serve.deployment(logging_config={"encoding": "JSON"})(Talker).bind())
     running.get(f"/{name}/hello", headers={"X-Request-ID": "abc"})
     assert running.get(f"/{name}/fail", headers={"X-Request-ID": "def"})[0] == 500
@@ -156,9 +150,7 @@ def test_queries_are_logged_when_they_have_ended_and_failures_with_their_ids(
     assert failed["exception"].endswith("ValueError: as asked for")
 
 
-def test_without_settings_lines_are_text_and_queries_are_not_logged(
-    running: RunningSystem, deployed: Callable[..., Any], name: str
-) -> None:
+def test_without_settings_lines_are_text_and_queries_are_not_logged(running, deployed, name):
     deployed(serve.deployment(Talker).bind())
     running.get(f"/{name}/hello", headers={"X-Request-ID": "abc"})
     (line,) = [line for line in text_of(running, name).splitlines() if "async hello" in line]
@@ -168,7 +160,7 @@ def test_without_settings_lines_are_text_and_queries_are_not_logged(
     assert " GET " not in text_of(running, name)
 
 
-def test_a_request_cannot_forge_lines_of_a_text_log() -> None:
+def test_a_request_cannot_forge_lines_of_a_text_log():
     handler = logging.StreamHandler(stream := io.StringIO())
     handler.setFormatter(TextFormatter(()))
     handler.addFilter(ContextFilter())
@@ -189,9 +181,7 @@ def test_a_request_cannot_forge_lines_of_a_text_log() -> None:
     assert "".join([first, *more]).isprintable()
 
 
-def test_settings_change_while_it_serves(
-    running: RunningSystem, deployed: Callable[..., Any], name: str, tmp_path: Path
-) -> None:
+def test_settings_change_while_it_serves(running, deployed, name, tmp_path):
     handle = deployed(serve.deployment(Talker).bind())
     pids = running.replica_pids(name)
     handle.say.remote("one").result(timeout_s=20)
@@ -214,9 +204,7 @@ def test_settings_change_while_it_serves(
     assert "two" not in text_of(running, name)
 
 
-def test_an_applications_settings_are_for_deployments_without_any(
-    running: RunningSystem, name: str
-) -> None:
+def test_an_applications_settings_are_for_deployments_without_any(running, name):
     own = serve.deployment(name="Own", logging_config={"log_level": "ERROR"})(Talker)
     with running.as_default():
         app = serve.deployment(name="Other")(Outer).bind(own.bind())
@@ -240,8 +228,8 @@ class Outer:
 
 
 def test_what_user_code_sets_up_takes_the_place_of_ours_unless_settings_say_otherwise(
-    running: RunningSystem, deployed: Callable[..., Any], name: str
-) -> None:
+    running, deployed, name
+):
     handle = deployed(serve.deployment(Talker).bind())
     handle.basic_config.remote().result(timeout_s=20)
     handle.say.remote("one").result(timeout_s=20)
@@ -254,9 +242,7 @@ def test_what_user_code_sets_up_takes_the_place_of_ours_unless_settings_say_othe
     assert " -- async two" in text_of(running, name)
 
 
-def test_handlers_of_ones_own_can_say_it_too(
-    running: RunningSystem, deployed: Callable[..., Any], name: str, tmp_path: Path
-) -> None:
+def test_handlers_of_ones_own_can_say_it_too(running, deployed, name, tmp_path):
     handle = deployed(serve.deployment(Talker).bind())
     response = handle.own_handler.remote(str(tmp_path / "own.log"))
     response.result(timeout_s=20)
@@ -265,9 +251,7 @@ def test_handlers_of_ones_own_can_say_it_too(
     assert backend in running.status()["backends"]
 
 
-def test_a_folder_that_cannot_be_used_fails_the_deployment_with_the_reason(
-    deployed: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_folder_that_cannot_be_used_fails_the_deployment_with_the_reason(deployed, tmp_path):
     (tmp_path / "file").touch()
     config = {"logs_dir": str(tmp_path / "file")}
     with pytest.raises(DeployFailedError, match=r"logs_dir='.*/file' of logging_config cannot"):
@@ -278,9 +262,7 @@ def test_a_folder_that_cannot_be_used_fails_the_deployment_with_the_reason(
 
 @pytest.mark.parametrize("formatter", [TextFormatter(()), JsonFormatter(())])
 @pytest.mark.parametrize(("level", "has_ours"), [("INFO", False), ("DEBUG", True)])
-def test_tracebacks_show_frames_of_ours_in_debug_alone(
-    formatter: logging.Formatter, level: str, has_ours: bool
-) -> None:
+def test_tracebacks_show_frames_of_ours_in_debug_alone(formatter, level, has_ours):
     logger = logging.getLogger("greenroom.serve")
     before = logger.level
     try:

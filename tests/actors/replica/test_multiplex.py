@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from greenroom import serve
-from tests.support.systems import RunningSystem, wait_until
+from tests.support.systems import wait_until
 
 
 @serve.deployment(num_replicas=2)
@@ -41,8 +40,8 @@ class Many:
 
 
 def test_the_id_comes_with_the_header_and_its_queries_stay_with_the_replica_that_has_it(
-    deployed: Callable[..., Any], running: RunningSystem, name: str
-) -> None:
+    deployed, running, name
+):
     deployed(Many.bind())
     found: dict[str, set[str]] = {}
     for model_id in ["a", "b", "grün"] * 6:
@@ -56,9 +55,7 @@ def test_the_id_comes_with_the_header_and_its_queries_stay_with_the_replica_that
     assert [len(replicas) for replicas in found.values()] == [1, 1, 1]
 
 
-def test_the_id_comes_through_a_handle_and_models_are_unloaded_at_the_end(
-    deployed: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_the_id_comes_through_a_handle_and_models_are_unloaded_at_the_end(deployed, tmp_path):
     handle = deployed(Many.options(num_replicas=1).bind(str(tmp_path)))
     for model_id in "abc":
         answer = handle.options(multiplexed_model_id=model_id).remote().result(timeout_s=20)

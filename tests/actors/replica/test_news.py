@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from greenroom.actors.messages.control import MeetProxy
 from greenroom.actors.runtime.loop import Outbox
 from greenroom.core.routing.load import busy
-from tests.actors.one_process import OneProcess, Place
+from tests.actors.one_process import Place
 from tests.support.timing import until
 
 
@@ -23,8 +22,8 @@ async def quick(number: int) -> int:
     ("limit", "waits"), [(1, False), (2, True), (3, True)], ids=["one slot", "two", "three"]
 )
 def test_the_reports_of_a_full_replica_do_not_wait_for_others(
-    one_process: Callable[..., OneProcess], monkeypatch: pytest.MonkeyPatch, limit: int, waits: bool
-) -> None:
+    one_process, monkeypatch, limit, waits
+):
     """With one slot the router can send nothing before it knows: 2 ms of waiting for each query."""
     waited: list[Any] = []
     put_patiently = Outbox.put_patiently
@@ -54,9 +53,7 @@ async def held(number: int) -> int:
     return number
 
 
-def test_reports_of_a_query_reach_its_router_however_many_others_there_are(
-    one_process: Callable[..., OneProcess],
-) -> None:
+def test_reports_of_a_query_reach_its_router_however_many_others_there_are(one_process):
     """Its slot would stay taken for good."""
     one = one_process(held, limit=1)
     others = [Place(one.loop) for _ in range(300)]

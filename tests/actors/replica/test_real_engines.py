@@ -15,13 +15,12 @@ import pytest
 from greenroom.serve.engines.engine import Engine
 from greenroom.serve.llm import LLMConfig, ModelLoadingConfig, build_openai_app
 from tests.support import llama, mosec_app
-from tests.support.systems import RunningSystem
 
 TOKENS = 12
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory):
     """A folder with two models, and with llama.cpp's server as a program."""
     folder = tmp_path_factory.mktemp("models")
     llama.write_model(folder / "whole.gguf")
@@ -50,9 +49,7 @@ def say(client: openai.OpenAI, model: str, text: str = "hello", **more: Any) -> 
     return client.chat.completions.create(model=model, temperature=0, seed=1, **{**asked, **more})
 
 
-def test_openais_client_gets_what_llama_cpp_says(
-    models: Path, running: RunningSystem, deployed: Any, name: str
-) -> None:
+def test_openais_client_gets_what_llama_cpp_says(models, running, deployed, name):
     embedding = {"embeddings": True, "pooling": "mean"}
     configs = [config(models, "whole"), config(models, "quantized", engine_kwargs=embedding)]
     deployed(build_openai_app({"llm_configs": configs}))
@@ -80,7 +77,7 @@ def says_what_llama_cpp_says(client: openai.OpenAI) -> None:
     assert refused.value.type == "exceed_context_size_error"
 
 
-def test_mosec_answers_as_an_engine(running: RunningSystem, deployed: Any, name: str) -> None:
+def test_mosec_answers_as_an_engine(running, deployed, name):
     command = shlex.join([sys.executable, mosec_app.__file__, "--port", "{port}"])
     deployed(Engine(command, health="/").bind())
     status, body = running.get(f"/{name}/inference", data=json.dumps({"text": "stressed"}).encode())

@@ -11,7 +11,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from greenroom.core.errors import NotBegunError
 from greenroom.core.lifecycle.replicas import MAX_FAILURE, bounded
 from greenroom.serve.handle import decode
 from tests.actors.by_hand import Hand, ReplicaByHand, packed
-from tests.support.systems import RunningSystem, wait_until
+from tests.support.systems import wait_until
 
 MakeReplica = Callable[..., ReplicaByHand]
 
@@ -85,7 +85,7 @@ class Gate:
 
 
 @pytest.fixture
-def new_replica(hand: Hand) -> Iterator[ReplicaByHand]:
+def new_replica(hand):
     """A replica process that has no order yet; told to stop it exits, whatever became of it."""
     replica = hand.new_replica()
     yield replica
@@ -94,7 +94,7 @@ def new_replica(hand: Hand) -> Iterator[ReplicaByHand]:
 
 
 @pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Path]:
+def gate(tmp_path):
     """The folder of a Gate; opened at the test's end, so that no user code stays inside."""
     yield tmp_path
     (tmp_path / "open").touch()
@@ -122,8 +122,8 @@ def failed_answer(replica: ReplicaByHand) -> m.FailedAnswer:
 
 @pytest.mark.parametrize("method", ["sync", "coroutine"])
 def test_max_ongoing_requests_holds_over_two_routers_that_know_nothing_of_each_other(
-    replica_of: MakeReplica, hand: Hand, gate: Path, method: str
-) -> None:
+    replica_of, hand, gate, method
+):
     replica = replica_of(Gate, str(gate), max_ongoing_requests=4)
     routers = [hand.router(), hand.router()]
     calls = [replica.calls(1, method=method) for _ in range(24)]
@@ -150,9 +150,7 @@ class Unable:
         raise NotBegunError("not here")
 
 
-def test_what_user_code_gives_back_is_rejected_unless_an_answer_has_begun(
-    replica_of: MakeReplica,
-) -> None:
+def test_what_user_code_gives_back_is_rejected_unless_an_answer_has_begun(replica_of):
     replica = replica_of(Unable, max_ongoing_requests=1)
     calls = replica.calls(1)
     for _ in range(2):  # it has its slot again
@@ -164,9 +162,7 @@ def test_what_user_code_gives_back_is_rejected_unless_an_answer_has_begun(
     assert failed_answer(replica).kind == "NotBegunError"
 
 
-def test_arguments_of_a_module_that_the_deployment_lacks_are_refused_by_its_name(
-    replica_of: MakeReplica, gate: Path
-) -> None:
+def test_arguments_of_a_module_that_the_deployment_lacks_are_refused_by_its_name(replica_of, gate):
     replica = replica_of(Gate, str(gate))
     (call,) = replica.calls(1, method="quick")
     asked = pickle.loads(call.query.call)._replace(arguments=b"cno_such_module\nname\n.")
@@ -179,9 +175,7 @@ def test_arguments_of_a_module_that_the_deployment_lacks_are_refused_by_its_name
     assert replica.value(method="quick") == 0
 
 
-def test_who_takes_parts_hears_that_a_router_has_ended_the_answer(
-    replica_of: MakeReplica, gate: Path
-) -> None:
+def test_who_takes_parts_hears_that_a_router_has_ended_the_answer(replica_of, gate):
     replica = replica_of(Gate, str(gate))
     call = streamed(replica, "parts")
     replica.run([call])
@@ -192,9 +186,7 @@ def test_who_takes_parts_hears_that_a_router_has_ended_the_answer(
     assert (answer.query_id, answer.kind) == (call.query.id, "RequestCancelledError")
 
 
-def test_cancelled_sync_code_keeps_its_slot_until_it_returns(
-    replica_of: MakeReplica, gate: Path
-) -> None:
+def test_cancelled_sync_code_keeps_its_slot_until_it_returns(replica_of, gate):
     replica = replica_of(Gate, str(gate), max_ongoing_requests=1)
     calls = replica.calls(1, method="sync")
     replica.run(calls)
@@ -210,9 +202,7 @@ def test_cancelled_sync_code_keeps_its_slot_until_it_returns(
     assert replica.check(2)[0].ongoing == 0
 
 
-def test_max_ongoing_requests_of_a_running_replica_can_be_changed(
-    replica_of: MakeReplica, gate: Path
-) -> None:
+def test_max_ongoing_requests_of_a_running_replica_can_be_changed(replica_of, gate):
     replica = replica_of(Gate, str(gate), max_ongoing_requests=1)
     replica.reconfigure(2, max_ongoing_requests=6)
     calls = replica.calls(6, method="sync")
@@ -229,9 +219,7 @@ def test_max_ongoing_requests_of_a_running_replica_can_be_changed(
 
 
 @pytest.mark.parametrize("method", ["sync", "coroutine"])
-def test_a_query_ends_past_its_deadline_though_its_router_is_silent(
-    replica_of: MakeReplica, gate: Path, method: str
-) -> None:
+def test_a_query_ends_past_its_deadline_though_its_router_is_silent(replica_of, gate, method):
     replica = replica_of(Gate, str(gate), max_ongoing_requests=1)
     calls = [call._replace(timeout_s=0.5) for call in replica.calls(1, method=method)]
     replica.run(calls)
@@ -247,9 +235,7 @@ def test_a_query_ends_past_its_deadline_though_its_router_is_silent(
 
 
 @pytest.mark.parametrize("method", ["sync", "coroutine"])
-def test_a_query_cancelled_in_the_message_that_brings_it_frees_its_slot(
-    replica_of: MakeReplica, gate: Path, method: str
-) -> None:
+def test_a_query_cancelled_in_the_message_that_brings_it_frees_its_slot(replica_of, gate, method):
     (gate / "open").touch()
     replica = replica_of(Gate, str(gate), max_ongoing_requests=1)
     for _ in range(20):
@@ -259,9 +245,7 @@ def test_a_query_cancelled_in_the_message_that_brings_it_frees_its_slot(
     assert replica.check(1)[0].ongoing == 0
 
 
-def test_draining_finishes_what_runs_then_finalizes_and_exits(
-    replica_of: MakeReplica, gate: Path
-) -> None:
+def test_draining_finishes_what_runs_then_finalizes_and_exits(replica_of, gate):
     replica = replica_of(Gate, str(gate))
     calls = [*replica.calls(2, method="sync"), *replica.calls(2, method="coroutine")]
     replica.run(calls)
@@ -300,9 +284,7 @@ class Finalizes:
 @pytest.mark.parametrize(
     ("how", "drain_s"), [("returns", 20), ("raises", 20), ("exits", 20), ("hangs", 0.5)]
 )
-def test_a_finalizer_is_called_once_and_may_fail(
-    replica_of: MakeReplica, tmp_path: Path, how: str, drain_s: float
-) -> None:
+def test_a_finalizer_is_called_once_and_may_fail(replica_of, tmp_path, how, drain_s):
     replica = replica_of(Finalizes, str(tmp_path / "log"), how)
     replica.stop(drain_s=drain_s)
     wait_until(lambda: not replica.alive, 5, "the replica exits")
@@ -346,9 +328,7 @@ class Misbehaves:
         return "works"
 
 
-def test_whatever_user_code_raises_is_answered_and_the_replica_goes_on(
-    replica_of: MakeReplica,
-) -> None:
+def test_whatever_user_code_raises_is_answered_and_the_replica_goes_on(replica_of):
     replica = replica_of(Misbehaves, max_ongoing_requests=1)
     methods = [name for name in vars(Misbehaves) if not name.startswith(("_", "works"))]
     for number, method in enumerate(methods):
@@ -383,7 +363,7 @@ class Configured:
         return self.seen
 
 
-def test_user_config_and_health_are_the_users_methods(replica_of: MakeReplica) -> None:
+def test_user_config_and_health_are_the_users_methods(replica_of):
     replica = replica_of(Configured, user_config=1)
     replica.reconfigure(2, user_config=2)
     replica.reconfigure(3, user_config=2, max_ongoing_requests=7)
@@ -399,9 +379,7 @@ def test_user_config_and_health_are_the_users_methods(replica_of: MakeReplica) -
     assert "RuntimeError: I feel unwell" in replica.check(2)[0].error
 
 
-def test_threads_that_are_all_busy_while_calls_wait_are_reported(
-    replica_of: MakeReplica, gate: Path
-) -> None:
+def test_threads_that_are_all_busy_while_calls_wait_are_reported(replica_of, gate):
     replica = replica_of(Gate, str(gate), health_check_timeout_s=0.6)
     assert replica.check(1)[0].trouble == ""
     calls = replica.calls(40, method="sync")
@@ -417,9 +395,7 @@ def test_threads_that_are_all_busy_while_calls_wait_are_reported(
     assert replica.check(next(numbers))[0].trouble == ""
 
 
-def test_calls_that_hang_and_that_nobody_waits_for_make_a_replica_unhealthy(
-    replica_of: MakeReplica, gate: Path
-) -> None:
+def test_calls_that_hang_and_that_nobody_waits_for_make_a_replica_unhealthy(replica_of, gate):
     replica = replica_of(Gate, str(gate), max_ongoing_requests=3, health_check_timeout_s=0.6)
     calls = replica.calls(3, method="sync")
     replica.run(calls)
@@ -451,9 +427,7 @@ class Full:
 
 
 @pytest.mark.slow
-def test_a_replica_that_can_make_no_link_for_lack_of_descriptors_ends(
-    replica_of: MakeReplica, running: RunningSystem
-) -> None:
+def test_a_replica_that_can_make_no_link_for_lack_of_descriptors_ends(replica_of, running):
     """Whoever needs one would wait for ever, and its controller see it well."""
     replica = replica_of(Full)
     replica.value(method="fill")
@@ -479,9 +453,7 @@ class SlowAsyncInit:
         return self.config
 
 
-def test_a_config_that_comes_while_the_constructor_runs_is_applied_after_it(
-    new_replica: ReplicaByHand, tmp_path: Path
-) -> None:
+def test_a_config_that_comes_while_the_constructor_runs_is_applied_after_it(new_replica, tmp_path):
     replica = new_replica
     go = tmp_path / "go"
     code = packed(SlowAsyncInit, str(go))
@@ -494,9 +466,7 @@ def test_a_config_that_comes_while_the_constructor_runs_is_applied_after_it(
     wait_until(lambda: replica.value() == "new", 5, "the newer config is applied")
 
 
-def test_what_user_code_prints_goes_to_the_replicas_own_log(
-    replica_of: MakeReplica, running: RunningSystem
-) -> None:
+def test_what_user_code_prints_goes_to_the_replicas_own_log(replica_of, running):
     def talk() -> None:
         print("said on stdout")
         print("said on stderr", file=sys.stderr)
@@ -511,7 +481,7 @@ def test_what_user_code_prints_goes_to_the_replicas_own_log(
         assert f"said {source}\n" in text
 
 
-def test_a_start_order_that_is_repeated_starts_nothing_twice(hand: Hand, gate: Path) -> None:
+def test_a_start_order_that_is_repeated_starts_nothing_twice(hand, gate):
     replica = hand.new_replica()
     code = packed(Gate, str(gate))
     for _ in range(5):
@@ -529,9 +499,7 @@ def test_a_start_order_that_is_repeated_starts_nothing_twice(hand: Hand, gate: P
     assert (gate / "finalized").read_text().count("\n") == 1
 
 
-def test_messages_for_an_earlier_process_of_the_same_port_are_ignored(
-    replica_of: MakeReplica, hand: Hand, gate: Path
-) -> None:
+def test_messages_for_an_earlier_process_of_the_same_port_are_ignored(replica_of, hand, gate):
     replica = replica_of(Gate, str(gate))
     calls = replica.calls(2, method="sync")
     replica.run(calls, incarnation="of somebody dead")
@@ -546,17 +514,13 @@ def test_messages_for_an_earlier_process_of_the_same_port_are_ignored(
         replica.outcomes(calls, timeout_s=0.2)
 
 
-def test_a_replica_without_an_order_answers_and_takes_no_queries(
-    new_replica: ReplicaByHand,
-) -> None:
+def test_a_replica_without_an_order_answers_and_takes_no_queries(new_replica):
     report, _ = new_replica.check(1)
     assert (report.state, report.queries_at) == ("idle", None)
 
 
 @pytest.mark.parametrize("blob", [b"", b"no pickle", b"\x80\x05cno_such_module\nname\n."])
-def test_code_that_cannot_be_unpickled_here_is_reported_with_the_reason(
-    new_replica: ReplicaByHand, blob: bytes
-) -> None:
+def test_code_that_cannot_be_unpickled_here_is_reported_with_the_reason(new_replica, blob):
     report = new_replica.start(blob)
     assert report.state == "failed"
     assert "cannot be unpickled on host" in report.error
@@ -573,9 +537,7 @@ class TooLargeToFail:
         return "never"
 
 
-def test_what_a_report_repeats_of_a_failure_is_bounded_before_it_travels(
-    new_replica: ReplicaByHand,
-) -> None:
+def test_what_a_report_repeats_of_a_failure_is_bounded_before_it_travels(new_replica):
     for report in (new_replica.start(packed(TooLargeToFail)), new_replica.check(1)[0]):
         assert (report.state, report.exception) == ("failed", None)
         assert "LookupError" in report.error
@@ -608,26 +570,20 @@ class UnwellOnItsThread(Unwell):
 
 
 @pytest.mark.parametrize("target", [Unwell, UnwellAwaited, UnwellOnItsThread])
-def test_a_replica_that_fails_its_first_health_check_has_not_started(
-    new_replica: ReplicaByHand, target: type
-) -> None:
+def test_a_replica_that_fails_its_first_health_check_has_not_started(new_replica, target):
     config = {"max_ongoing_requests": 1} if target is UnwellOnItsThread else {}
     report = new_replica.start(packed(target), **config)
     assert report.state == "failed"
     assert "LookupError: the index is empty" in report.error
 
 
-def test_a_first_health_check_that_takes_too_long_is_a_failed_start(
-    new_replica: ReplicaByHand,
-) -> None:
+def test_a_first_health_check_that_takes_too_long_is_a_failed_start(new_replica):
     report = new_replica.start(packed(Unwell, 3.0), health_check_timeout_s=0.3)
     assert report.state == "failed"
     assert "check_health has not returned within 0.3 s, health_check_timeout_s" in report.error
 
 
-def test_a_replica_serves_without_a_log_where_the_state_dir_takes_none(
-    running: RunningSystem, new_replica: ReplicaByHand
-) -> None:
+def test_a_replica_serves_without_a_log_where_the_state_dir_takes_none(running, new_replica):
     """As on a host whose disk is full: what it prints goes to the host process's log."""
     in_the_way = running.settings.logs_dir / f"{replica_log(new_replica.tag)}.log"
     in_the_way.mkdir()
@@ -656,8 +612,8 @@ class Measured:
 
 
 def test_what_it_records_for_autoscaling_is_reported_and_failures_change_nothing(
-    replica_of: Any, tmp_path: Any
-) -> None:
+    replica_of, tmp_path
+):
     path, ids = tmp_path / "stats", itertools.count(1)
     path.write_text("{'gpu': 0.5, 'n': 3}")
     replica = replica_of(Measured, str(path), autoscaling_config={"max_replicas": 2})

@@ -7,12 +7,10 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from tests.actors.by_hand import Hand, ReplicaByHand
+from tests.actors.by_hand import ReplicaByHand
 from tests.support.systems import wait_until
 from tests.support.timing import check_within
 
@@ -56,7 +54,7 @@ class Sleeper:
 
 
 @pytest.fixture
-def busy(replica_of: Callable[..., ReplicaByHand], tmp_path: Any) -> Any:
+def busy(replica_of, tmp_path):
     """Make a replica and keep it busy; user code is let go at the test's end."""
     over = tmp_path / "over"
     started = []
@@ -87,9 +85,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("method", "calls"), KINDS)
-def test_control_messages_are_answered_within_100_ms(
-    busy: Any, hand: Hand, method: str, calls: int
-) -> None:
+def test_control_messages_are_answered_within_100_ms(busy, hand, method, calls):
     replica = busy(method, calls)
     numbers = itertools.count(2)
 

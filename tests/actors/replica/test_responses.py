@@ -17,7 +17,7 @@ from starlette.responses import (
 
 from greenroom import serve
 from tests.support.asking import Got, ask as ask_url
-from tests.support.systems import RunningSystem, wait_until
+from tests.support.systems import wait_until
 
 
 class Answers:
@@ -91,7 +91,7 @@ Ask = Callable[..., Got]
 
 
 @pytest.fixture(scope="module")
-def ask(running: RunningSystem, deployed_once: Callable[..., str]) -> Ask:
+def ask(running, deployed_once):
     route = deployed_once(serve.deployment(Answers).bind())
     return lambda kind, method="GET": ask_url(f"{running.url}{route}/{kind}", None, method)
 
@@ -124,15 +124,13 @@ WITHOUT_BODY = {"content-type": None, "transfer-encoding": None}
         ("not_modified", 304, {"etag": '"1"', **WITHOUT_BODY}, b""),
     ],
 )
-def test_each_kind_of_result_has_its_status_headers_and_bytes(
-    ask: Ask, kind: str, status: int, headers: dict[str, str | None], content: bytes
-) -> None:
+def test_each_kind_of_result_has_its_status_headers_and_bytes(ask, kind, status, headers, content):
     got = ask(kind)
     assert (got.status, got.body) == (status, content)
     assert {name: got.headers[name] for name in headers} == headers
 
 
-def test_a_response_keeps_each_cookie(ask: Ask) -> None:
+def test_a_response_keeps_each_cookie(ask):
     first, second, third = ask("response").headers.get_all("set-cookie") or ()
     assert first.startswith("a=1; HttpOnly; Max-Age=60; Path=/")
     assert second == "b=2; Path=/b; SameSite=strict; Secure"
@@ -140,7 +138,7 @@ def test_a_response_keeps_each_cookie(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("kind", ["text", "response", "parts", "events"])
-def test_head_has_the_headers_of_get_and_no_body(ask: Ask, kind: str) -> None:
+def test_head_has_the_headers_of_get_and_no_body(ask, kind):
     whole, head = ask(kind), ask(kind, "HEAD")
     assert (head.status, head.body) == (whole.status, b"")
     names = ["content-type", "set-cookie"]
@@ -150,9 +148,7 @@ def test_head_has_the_headers_of_get_and_no_body(ask: Ask, kind: str) -> None:
         assert head.headers.get_all(name) == whole.headers.get_all(name)
 
 
-def test_served_by_header_names_the_replica_of_each_answer(
-    running: RunningSystem, deployed: Callable[..., Any], name: str
-) -> None:
+def test_served_by_header_names_the_replica_of_each_answer(running, deployed, name):
     def served_by(kind: str) -> str | None:
         found: str | None = ask_url(f"{running.url}/{name}/{kind}").headers["X-Served-By"]
         return found

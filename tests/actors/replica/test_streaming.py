@@ -7,7 +7,7 @@ import http.client
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from starlette.background import BackgroundTask
 from starlette.responses import JSONResponse
 
 from greenroom import serve
-from tests.support.asking import Get, asking, exchange
-from tests.support.systems import RunningSystem, running_system, wait_until
+from tests.support.asking import asking, exchange
+from tests.support.systems import running_system, wait_until
 
 
 class Parts:
@@ -67,16 +67,14 @@ class Parts:
 
 
 @pytest.fixture
-def get(
-    running: RunningSystem, deployed: Callable[..., Any], name: str, tmp_path: Path
-) -> Iterator[Get]:
+def get(running, deployed, name, tmp_path):
     """Return what asks the deployment; the response's body is still to be read."""
     deployed(serve.deployment(max_ongoing_requests=4)(Parts).bind(str(tmp_path)))
     with asking(f"{running.url}/{name}") as ask:
         yield ask
 
 
-def test_the_first_part_leaves_when_it_is_made(get: Get, tmp_path: Path) -> None:
+def test_the_first_part_leaves_when_it_is_made(get, tmp_path):
     response = get("gated")
     assert (response.status, response.headers["content-type"]) == (200, "text/plain; charset=utf-8")
     for number in range(3):
@@ -87,19 +85,17 @@ def test_the_first_part_leaves_when_it_is_made(get: Get, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("kind", "body"), [("stepwise", b"0\n1\n2\n"), ("nothing", b"")])
-def test_sync_generators(get: Get, kind: str, body: bytes) -> None:
+def test_sync_generators(get, kind, body):
     assert get(kind).read() == body
 
 
-def test_head_gets_no_parts_and_ends_the_generator(get: Get, tmp_path: Path) -> None:
+def test_head_gets_no_parts_and_ends_the_generator(get, tmp_path):
     response = get("gated", method="HEAD")
     assert (response.status, response.read()) == (200, b"")
     wait_until((tmp_path / "closed").exists, 5, "the generator is closed")
 
 
-def test_a_client_that_leaves_ends_the_generator_and_frees_the_slot(
-    get: Get, tmp_path: Path
-) -> None:
+def test_a_client_that_leaves_ends_the_generator_and_frees_the_slot(get, tmp_path):
     for _ in range(6):  # more than there are slots
         response = get("gated", Connection="close")  # else closing it keeps the connection
         assert response.readline() == b"0\n"
@@ -108,9 +104,7 @@ def test_a_client_that_leaves_ends_the_generator_and_frees_the_slot(
         (tmp_path / "closed").unlink()
 
 
-def test_clients_of_http_1_0_get_no_chunks_and_see_what_breaks_off(
-    running: RunningSystem, name: str, get: Get
-) -> None:
+def test_clients_of_http_1_0_get_no_chunks_and_see_what_breaks_off(running, name, get):
     def ask(what: str) -> bytes:
         request = f"GET /{name}?{what} HTTP/1.0\r\n\r\n".encode()
         return exchange(running.settings.http.port, request)
@@ -123,9 +117,7 @@ def test_clients_of_http_1_0_get_no_chunks_and_see_what_breaks_off(
         ask("kind=breaks")
 
 
-def test_a_background_task_runs_after_the_answer_and_keeps_the_slot(
-    get: Get, tmp_path: Path
-) -> None:
+def test_a_background_task_runs_after_the_answer_and_keeps_the_slot(get, tmp_path):
     responses = [get("in_background") for _ in range(4)]
     assert [response.read() for response in responses] == [b'{"answered":true}'] * 4
     late = get("pid", **{"X-Request-Timeout-Seconds": "0.3"})
@@ -134,7 +126,7 @@ def test_a_background_task_runs_after_the_answer_and_keeps_the_slot(
     assert get("pid").status == 200
 
 
-def test_the_time_limit_holds_for_the_last_part_too(get: Get, tmp_path: Path) -> None:
+def test_the_time_limit_holds_for_the_last_part_too(get, tmp_path):
     response = get("gated", **{"X-Request-Timeout-Seconds": "1.5"})
     assert response.readline() == b"0\n"
     with pytest.raises(http.client.IncompleteRead):
@@ -146,22 +138,20 @@ def test_the_time_limit_holds_for_the_last_part_too(get: Get, tmp_path: Path) ->
 
 
 @pytest.fixture(scope="module")
-def own_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
+def own_system(tmp_path_factory):
     """A system whose processes are killed, one by one; it recovers each time."""
     with running_system(tmp_path_factory.mktemp("own") / "state") as system:
         yield system
 
 
 @pytest.fixture
-def own_get(own_system: RunningSystem, tmp_path: Path) -> Iterator[Get]:
+def own_get(own_system, tmp_path):
     own_system.deploy(serve.deployment(Parts).bind(str(tmp_path)))
     with asking(f"{own_system.url}/") as ask:
         yield ask
 
 
-def test_a_replica_that_dies_midway_cuts_the_connection_and_is_not_asked_twice(
-    own_get: Get, tmp_path: Path
-) -> None:
+def test_a_replica_that_dies_midway_cuts_the_connection_and_is_not_asked_twice(own_get, tmp_path):
     pid = int(own_get("pid").read())
     response = own_get("gated")
     assert response.readline() == b"0\n"
@@ -174,9 +164,7 @@ def test_a_replica_that_dies_midway_cuts_the_connection_and_is_not_asked_twice(
     assert not (tmp_path / "closed").exists()
 
 
-def test_a_stream_outlives_the_router(
-    own_system: RunningSystem, own_get: Get, tmp_path: Path
-) -> None:
+def test_a_stream_outlives_the_router(own_system, own_get, tmp_path):
     response = own_get("gated")
     assert response.readline() == b"0\n"
     os.kill(own_system.pid_of("proxy"), signal.SIGKILL)

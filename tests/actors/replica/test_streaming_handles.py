@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from greenroom.serve.exceptions import ReplicaUnavailableError
 from greenroom.serve.handle import DeploymentHandle
 from tests.support.asking import asking
 from tests.support.metrics import ongoing
-from tests.support.systems import RunningSystem, wait_until
+from tests.support.systems import wait_until
 
 PART = "x" * 50_000
 
@@ -73,16 +73,14 @@ class Passes:
 
 
 @pytest.fixture
-def passes(
-    deployed: Callable[..., Any], running: RunningSystem, name: str, tmp_path: Path
-) -> DeploymentHandle:
+def passes(deployed, running, name, tmp_path):
     source = serve.deployment(Source).bind(str(tmp_path))
     deployed(serve.deployment(Passes).bind(source))
     return DeploymentHandle("Passes", name, client=running.connection.queries)
 
 
 @pytest.fixture
-def source(passes: DeploymentHandle, running: RunningSystem, name: str) -> DeploymentHandle:
+def source(passes, running, name):
     del passes
     handle = DeploymentHandle("Source", name, client=running.connection.queries)
     return handle.options(stream=True)
@@ -90,9 +88,7 @@ def source(passes: DeploymentHandle, running: RunningSystem, name: str) -> Deplo
 
 @pytest.mark.usefixtures("passes")
 @pytest.mark.parametrize("kind", ["directly", "parts", "in_a_thread"])
-def test_a_slow_client_slows_the_generator_two_hops_away(
-    running: RunningSystem, name: str, tmp_path: Path, kind: str
-) -> None:
+def test_a_slow_client_slows_the_generator_two_hops_away(running, name, tmp_path, kind):
     with asking(f"{running.url}/{name}") as get:
         response = get(kind)
         assert response.read(len(PART)) == PART.encode()
@@ -108,15 +104,13 @@ def test_a_slow_client_slows_the_generator_two_hops_away(
     wait_until(lambda: ongoing(running, name) == 0, 5, "all slots are free")
 
 
-def test_what_is_not_read_to_its_end_ends(
-    passes: Any, running: RunningSystem, name: str, tmp_path: Path
-) -> None:
+def test_what_is_not_read_to_its_end_ends(passes, running, name, tmp_path):
     assert passes.first.remote().result(timeout_s=10) == 1
     wait_until((tmp_path / "closed").exists, 5, "the generator ends")
     wait_until(lambda: ongoing(running, name) == 0, 5, "all slots are free")
 
 
-def test_values_before_the_death_of_a_replica_are_there_then_an_error(source: Any) -> None:
+def test_values_before_the_death_of_a_replica_are_there_then_an_error(source):
     pid = source.options(stream=False).pid.remote().result(timeout_s=10)
     response = source.then_waits.remote()
     assert next(response) == 1

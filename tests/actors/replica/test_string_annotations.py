@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
@@ -18,7 +17,6 @@ from greenroom.core.errors import InvalidRequestError
 from greenroom.serve.code.packing import pack_code
 from greenroom.serve.exceptions import DeployFailedError
 from tests.support.asking import ask
-from tests.support.systems import RunningSystem
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -91,7 +89,7 @@ def factory_of_what_it_knows() -> FastAPI:
 
 
 @pytest.fixture
-def post(running: RunningSystem, name: str) -> Callable[..., Any]:
+def post(running, name):
     def post(path: str, **headers: str) -> Any:
         data = None if path == "/price" else {"name": "x", "at": "2020-02-29"}
         return ask(f"{running.url}/{name}{path}", data, **headers).json
@@ -103,9 +101,7 @@ def post(running: RunningSystem, name: str) -> Callable[..., Any]:
     tuple(map(int, pydantic.VERSION.split(".")[:3])) < (2, 14, 4),
     reason="models that lack a name cannot be unpickled with a pydantic before 2.14.4",
 )
-def test_endpoints_and_dependencies_know_what_their_annotations_mean(
-    deployed: Callable[..., Any], post: Callable[..., Any]
-) -> None:
+def test_endpoints_and_dependencies_know_what_their_annotations_mean(deployed, post):
     deployed(serve.deployment(Shop).bind())
     sold = post("/item?size=3", **{"X-Unit": "PT1M"})
     assert sold == {"name": "x 3 0:01:00 POST", "at": "2020-02-29"}
@@ -114,9 +110,7 @@ def test_endpoints_and_dependencies_know_what_their_annotations_mean(
     assert post("/price", **{"X-Said": "it"}) == "GET it", "no type is needed beside Depends"
 
 
-def test_an_app_made_in_the_replica_is_refused_where_it_would_answer_422(
-    deployed: Callable[..., Any], post: Callable[..., Any]
-) -> None:
+def test_an_app_made_in_the_replica_is_refused_where_it_would_answer_422(deployed, post):
     made = serve.deployment(serve.ingress(factory)()).options(max_constructor_retry_count=1)
     with pytest.raises(DeployFailedError) as failed:
         deployed(made.bind())
@@ -126,7 +120,7 @@ def test_an_app_made_in_the_replica_is_refused_where_it_would_answer_422(
     assert post("/item") == "x is an Item"
 
 
-def test_what_nobody_can_resolve_is_refused_before_it_travels() -> None:
+def test_what_nobody_can_resolve_is_refused_before_it_travels():
     app = FastAPI()
 
     @app.get("/")
@@ -141,7 +135,7 @@ def test_what_nobody_can_resolve_is_refused_before_it_travels() -> None:
         pack_code("deployment 'd'", serve.ingress(app)(), (), {}, None)
 
 
-def test_what_fastapi_does_not_read_may_have_any_annotations() -> None:
+def test_what_fastapi_does_not_read_may_have_any_annotations():
     """Nor are dependencies an obstacle that are no Python functions."""
     app = FastAPI()
 
@@ -169,7 +163,7 @@ def test_what_fastapi_does_not_read_may_have_any_annotations() -> None:
     assert string_annotations.unresolved(app) == ""
 
 
-def test_other_apps_are_left_alone() -> None:
+def test_other_apps_are_left_alone():
     async def bare(scope: Nothing, receive: Nothing, send: Nothing) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
     string_annotations.evaluate(bare)

@@ -8,7 +8,7 @@ import ctypes
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,7 +20,7 @@ from greenroom.actors.replica.servable import is_sync
 from greenroom.actors.replica.threads import PR_SET_TIMERSLACK, USERS_SLACK_NS, Threads, UserLoop
 from greenroom.actors.replica.user_code import UserCode
 from greenroom.serve.handle import DeploymentHandle
-from tests.actors.one_process import OneProcess, load
+from tests.actors.one_process import load
 from tests.support.systems import wait_until
 
 pytestmark = pytest.mark.anyio
@@ -37,14 +37,14 @@ def having(size: int) -> Iterator[Threads]:
         threads.end()
 
 
-async def test_calls_begin_in_their_order() -> None:
+async def test_calls_begin_in_their_order():
     begun: list[int] = []
     with having(1) as threads:
         await asyncio.gather(*(threads.run(begun.append, (n,)) for n in range(100)))
         assert begun == list(range(100))
 
 
-async def test_no_more_threads_than_calls_or_the_limit() -> None:
+async def test_no_more_threads_than_calls_or_the_limit():
     together = threading.Barrier(3)
 
     def meet() -> int:
@@ -58,7 +58,7 @@ async def test_no_more_threads_than_calls_or_the_limit() -> None:
 
 
 @pytest.mark.parametrize("error", [StopIteration(1), KeyError("a"), SystemExit(2)])
-async def test_what_a_call_raises_is_raised_here(error: BaseException) -> None:
+async def test_what_a_call_raises_is_raised_here(error):
     def fail() -> None:
         raise error
 
@@ -74,7 +74,7 @@ async def test_what_a_call_raises_is_raised_here(error: BaseException) -> None:
         assert await threads.run(len, ("abc",)) == 3
 
 
-async def test_a_call_has_the_context_of_its_task() -> None:
+async def test_a_call_has_the_context_of_its_task():
     name: ContextVar[str] = ContextVar("name")
 
     async def named(threads: Threads, value: str) -> None:
@@ -85,7 +85,7 @@ async def test_a_call_has_the_context_of_its_task() -> None:
         await asyncio.gather(*(named(threads, str(n)) for n in range(20)))
 
 
-async def test_a_call_that_is_cancelled_while_it_waits_never_runs() -> None:
+async def test_a_call_that_is_cancelled_while_it_waits_never_runs():
     gate, ran = threading.Event(), []
     with having(1) as threads:
         first = asyncio.create_task(threads.run(gate.wait, (LIMIT_S,)))
@@ -101,7 +101,7 @@ async def test_a_call_that_is_cancelled_while_it_waits_never_runs() -> None:
         assert ran == [2]
 
 
-async def test_a_call_that_is_cancelled_while_it_runs_holds_its_thread() -> None:
+async def test_a_call_that_is_cancelled_while_it_runs_holds_its_thread():
     begun, gate = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -134,7 +134,7 @@ class CountingLoop(asyncio.SelectorEventLoop):
         return super().call_soon_threadsafe(*args, **options)
 
 
-def test_results_that_come_while_the_loop_is_busy_wake_it_once() -> None:
+def test_results_that_come_while_the_loop_is_busy_wake_it_once():
     loop, calls, ended = CountingLoop(), 50, threading.Semaphore(0)
 
     async def test() -> None:
@@ -154,7 +154,7 @@ def test_results_that_come_while_the_loop_is_busy_wake_it_once() -> None:
     assert 1 <= loop.woken <= 2
 
 
-def test_threads_ask_for_the_interpreter_with_the_slack_of_user_code() -> None:
+def test_threads_ask_for_the_interpreter_with_the_slack_of_user_code():
     user_loop = UserLoop()
     timer_slack(set_to=1)  # as the thread has that starts it in a replica
     user_loop.start()
@@ -184,7 +184,7 @@ def timer_slack(set_to: int | None = None) -> int:
 
 
 @pytest.fixture
-def user_loop() -> Iterator[UserLoop]:
+def user_loop():
     """Yield a loop that expects calls to be short, though it has seen none."""
     user_loop = UserLoop()
     user_loop.start()
@@ -206,9 +206,7 @@ def thread_names() -> list[str]:
     return [thread.name for thread in threading.enumerate()]
 
 
-def test_short_calls_run_on_the_loops_thread(
-    user_loop: UserLoop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_calls_run_on_the_loops_thread(user_loop, monkeypatch):
     monkeypatch.setattr(threads_module, "SHORT_S", LIMIT_S)  # on a busy machine they are not
     monkeypatch.setattr(threads_module, "WATCH_S", 1.0)
     threads, order = user_loop.threads, []
@@ -229,7 +227,7 @@ def test_short_calls_run_on_the_loops_thread(
     assert threads.taken == 0
 
 
-def test_short_calls_leave_turns_to_the_loop(user_loop: UserLoop) -> None:
+def test_short_calls_leave_turns_to_the_loop(user_loop):
     threads, turns = user_loop.threads, 0
 
     async def counting() -> None:
@@ -246,7 +244,7 @@ def test_short_calls_leave_turns_to_the_loop(user_loop: UserLoop) -> None:
     assert turns > 5  # 10 ms of calls at the least, and a turn after each of them
 
 
-def test_a_call_that_is_not_short_does_not_hold_the_loop(user_loop: UserLoop) -> None:
+def test_a_call_that_is_not_short_does_not_hold_the_loop(user_loop):
     threads = user_loop.threads
 
     async def test() -> None:
@@ -283,7 +281,7 @@ class LateLock:
         self._lock.release()
 
 
-def test_a_loop_whose_watcher_was_called_again_before_it_took_over_is_watched_on() -> None:
+def test_a_loop_whose_watcher_was_called_again_before_it_took_over_is_watched_on():
     user_loop = UserLoop()
     user_loop._is_taken = LateLock()  # type: ignore[assignment]
     user_loop.start()
@@ -307,7 +305,7 @@ def test_a_loop_whose_watcher_was_called_again_before_it_took_over_is_watched_on
         user_loop.end()
 
 
-def test_short_calls_may_wait_for_each_other(user_loop: UserLoop) -> None:
+def test_short_calls_may_wait_for_each_other(user_loop):
     together = threading.Barrier(3)
 
     async def test() -> list[int]:
@@ -317,7 +315,7 @@ def test_short_calls_may_wait_for_each_other(user_loop: UserLoop) -> None:
     assert sorted(on_loop(user_loop, test())) == [0, 1, 2]
 
 
-def test_a_call_that_is_not_short_is_cancelled_as_others_are(user_loop: UserLoop) -> None:
+def test_a_call_that_is_not_short_is_cancelled_as_others_are(user_loop):
     threads, gate, begun = user_loop.threads, threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -339,7 +337,7 @@ def test_a_call_that_is_not_short_is_cancelled_as_others_are(user_loop: UserLoop
     on_loop(user_loop, test())
 
 
-def test_a_loop_ends_while_a_call_has_its_thread(user_loop: UserLoop) -> None:
+def test_a_loop_ends_while_a_call_has_its_thread(user_loop):
     gate, begun = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -375,12 +373,12 @@ class Mixed(Sync):
     ("target", "expected"),
     [(Sync, True), (thread_name, True), (Mixed, False), (Mixed.other, False)],
 )
-def test_only_what_has_no_async_parts_is_sync(target: Any, expected: bool) -> None:
+def test_only_what_has_no_async_parts_is_sync(target, expected):
     assert is_sync(target) is expected
 
 
 @pytest.mark.parametrize(("target", "expected"), [(Sync, "user-loop"), (Mixed, "user_1")])
-def test_only_sync_code_has_short_calls(target: Any, expected: str) -> None:
+def test_only_sync_code_has_short_calls(target, expected):
     code = UserCode()
     code.configure({"max_ongoing_requests": 100})
     code.start()
@@ -395,7 +393,7 @@ def test_only_sync_code_has_short_calls(target: Any, expected: str) -> None:
         code.end()
 
 
-def test_one_at_a_time_has_no_short_calls(user_loop: UserLoop) -> None:
+def test_one_at_a_time_has_no_short_calls(user_loop):
     user_loop.threads.size = 1
     name = on_loop(user_loop, user_loop.threads.run(thread_name, ()))
     assert name == "user_1"
@@ -430,9 +428,7 @@ class Bound:
 HANDLE = DeploymentHandle("e", None)
 
 
-def test_one_at_a_time_is_one_thread_for_all_of_a_class(
-    one_process: Callable[..., OneProcess],
-) -> None:
+def test_one_at_a_time_is_one_thread_for_all_of_a_class(one_process):
     replica = one_process(Bound, limit=1)
     code = replica.user_code
 
@@ -461,9 +457,7 @@ class Slow:
         raise AssertionError("between calls alone")
 
 
-def test_a_call_that_runs_for_long_does_not_make_its_replica_unhealthy(
-    one_process: Callable[..., OneProcess],
-) -> None:
+def test_a_call_that_runs_for_long_does_not_make_its_replica_unhealthy(one_process):
     replica = one_process(Slow, limit=1)
     slow = replica.user_code.servable.instance
 
@@ -491,9 +485,7 @@ class Loops:
         return self.loop is asyncio.get_running_loop()
 
 
-def test_a_class_with_async_methods_is_made_on_the_event_loop(
-    one_process: Callable[..., OneProcess],
-) -> None:
+def test_a_class_with_async_methods_is_made_on_the_event_loop(one_process):
     async def test() -> None:
         assert await HANDLE.remote()
 
@@ -507,7 +499,7 @@ class Refuses:
         raise ValueError("no model here")
 
 
-def test_what_a_constructor_raises_on_its_thread_is_reported() -> None:
+def test_what_a_constructor_raises_on_its_thread_is_reported():
     failure = load(Refuses, limit=1)
     assert failure is not None
     assert failure.text == "ValueError: no model here"
@@ -518,9 +510,7 @@ def no_thread(_thread: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-async def test_calls_go_to_the_threads_that_there_are_where_the_system_gives_no_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_calls_go_to_the_threads_that_there_are_where_the_system_gives_no_more(monkeypatch):
     with having(3) as threads:
         assert await threads.run(len, ("a",)) == 1
         monkeypatch.setattr(threading.Thread, "start", no_thread)
@@ -529,9 +519,7 @@ async def test_calls_go_to_the_threads_that_there_are_where_the_system_gives_no_
         monkeypatch.undo()
 
 
-async def test_a_call_that_no_thread_can_be_had_for_fails_and_takes_no_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_call_that_no_thread_can_be_had_for_fails_and_takes_no_place(monkeypatch):
     with having(3) as threads:
         monkeypatch.setattr(threading.Thread, "start", no_thread)
         with pytest.raises(RuntimeError, match="can't start new thread"):
@@ -541,9 +529,7 @@ async def test_a_call_that_no_thread_can_be_had_for_fails_and_takes_no_place(
         assert await threads.run(len, ("a",)) == 1
 
 
-def test_a_process_whose_loop_has_lost_its_thread_ends(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_process_whose_loop_has_lost_its_thread_ends(monkeypatch, capfd):
     """Nothing else would show it: orders are answered on another thread."""
     exits: list[int] = []
 

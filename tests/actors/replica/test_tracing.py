@@ -7,9 +7,7 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -118,14 +116,14 @@ class Shop:
 
 
 @pytest.fixture(scope="module")
-def receiver() -> Iterator[Receiver]:
+def receiver():
     receiver = Receiver()
     yield receiver
     receiver.close()
 
 
 @pytest.fixture(scope="module")
-def traced(receiver: Receiver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
+def traced(receiver, tmp_path_factory):
     """A system with a shop at /, which exports its spans within a tenth of a second."""
     environ = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{receiver.server.server_port}",
@@ -146,9 +144,7 @@ def ask(running: RunningSystem, trace: str, flags: str = SAMPLED, path: str = "/
     return int(status)
 
 
-def test_a_trace_goes_from_the_front_through_handles_and_batches_to_user_code(
-    traced: RunningSystem, receiver: Receiver
-) -> None:
+def test_a_trace_goes_from_the_front_through_handles_and_batches_to_user_code(traced, receiver):
     assert ask(traced, TRACE) == 200
     chain = (
         "GET",
@@ -178,7 +174,7 @@ def test_a_trace_goes_from_the_front_through_handles_and_batches_to_user_code(
     assert all(span.status != 2 for span in spans.values())
 
 
-def test_an_exception_is_in_the_trace(traced: RunningSystem, receiver: Receiver) -> None:
+def test_an_exception_is_in_the_trace(traced, receiver):
     trace = TRACE[::-1]
     assert ask(traced, trace, path="/?fail=1") == 500
     wait_until(lambda: "GET" in receiver.of(trace), 10, "the front's span")
@@ -189,7 +185,7 @@ def test_an_exception_is_in_the_trace(traced: RunningSystem, receiver: Receiver)
     assert spans["shop#Tax.fail"].events == ["exception"]
 
 
-def test_logs_name_the_trace(traced: RunningSystem) -> None:
+def test_logs_name_the_trace(traced):
     trace = "a" * 32
     assert ask(traced, trace) == 200
     logs = traced.settings.logs_dir
@@ -205,9 +201,7 @@ def test_logs_name_the_trace(traced: RunningSystem) -> None:
     assert all(re.fullmatch("[0-9a-f]{16}", record["span_id"]) for record in records)
 
 
-def test_what_the_client_does_not_sample_is_not_sent_and_pages_are_no_spans(
-    traced: RunningSystem, receiver: Receiver
-) -> None:
+def test_what_the_client_does_not_sample_is_not_sent_and_pages_are_no_spans(traced, receiver):
     unsampled, page, last = "b" * 32, "c" * 32, "d" * 32
     assert ask(traced, unsampled, NOT_SAMPLED) == 200
     assert ask(traced, page, path="/-/healthz") == 200
@@ -217,9 +211,7 @@ def test_what_the_client_does_not_sample_is_not_sent_and_pages_are_no_spans(
     assert not receiver.of(page)
 
 
-def test_what_a_replica_has_not_sent_yet_is_sent_when_it_stops(
-    receiver: Receiver, tmp_path: Path
-) -> None:
+def test_what_a_replica_has_not_sent_yet_is_sent_when_it_stops(receiver, tmp_path):
     environ = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{receiver.server.server_port}",
         "OTEL_BSP_SCHEDULE_DELAY": "600000",

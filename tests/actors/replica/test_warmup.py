@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -62,7 +61,7 @@ def loaded(target: Any) -> Failure | None:
     return failure
 
 
-def test_it_runs_last_on_a_thread_or_on_the_loop() -> None:
+def test_it_runs_last_on_a_thread_or_on_the_loop():
     assert loaded(Sync) is None
     assert STEPS == ["constructor", "config c", "warm user"]
     assert loaded(Async) is None
@@ -70,7 +69,7 @@ def test_it_runs_last_on_a_thread_or_on_the_loop() -> None:
     assert loaded(function) is None
 
 
-def test_what_it_raises_is_a_failed_start() -> None:
+def test_what_it_raises_is_a_failed_start():
     failure = loaded(Raises)
     assert failure is not None
     assert failure.text == "ValueError: no weights"
@@ -81,13 +80,11 @@ def test_what_it_raises_is_a_failed_start() -> None:
     assert failure.lasts
 
 
-def test_no_request_may_name_it() -> None:
+def test_no_request_may_name_it():
     assert http_methods(Sync) == frozenset()
 
 
-def test_a_replica_takes_no_traffic_before_it_and_it_counts_as_the_constructor(
-    deployed: Callable[..., Any],
-) -> None:
+def test_a_replica_takes_no_traffic_before_it_and_it_counts_as_the_constructor(deployed):
     class Warm:
         def __init__(self) -> None:
             self.is_warm = False
@@ -105,7 +102,7 @@ def test_a_replica_takes_no_traffic_before_it_and_it_counts_as_the_constructor(
         deployed(late(Warm).bind())
 
 
-def test_settings_that_come_before_the_code_are_no_failure() -> None:
+def test_settings_that_come_before_the_code_are_no_failure():
     """While packages or folders are made; it is loaded with the newest."""
     STEPS.clear()
     code = UserCode()

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +45,7 @@ class Worn:
         self.wear.begin()
 
 
-def test_its_age_and_its_queries_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_age_and_its_queries_are_limited(monkeypatch):
     worn = Worn(monkeypatch, max_age_s=3.0, max_queries=5)
     worn.loop.pass_time(2.9)
     worn.wear.configure({"max_age_s": 3.0})
@@ -57,9 +57,7 @@ def test_its_age_and_its_queries_are_limited(monkeypatch: pytest.MonkeyPatch) ->
     assert worn.said[1:] == ["max_queries: it has served 6 queries, of 5"]
 
 
-def test_its_memory_is_limited_and_far_above_that_it_ends_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_its_memory_is_limited_and_far_above_that_it_ends_at_once(monkeypatch):
     worn = Worn(monkeypatch, max_memory_bytes=100 * MIB)
     for used in (100, 110, 130):
         worn.memory_bytes = used * MIB
@@ -111,7 +109,7 @@ class Dying:
 
 
 @pytest.fixture
-def worker(client: serve.Client, name: str) -> Iterator[Any]:
+def worker(client, name):
     tag = f"{name}:v1"
 
     def deploy(**config: Any) -> str:
@@ -124,9 +122,7 @@ def worker(client: serve.Client, name: str) -> Iterator[Any]:
     client.wait_for_goal(client.delete_backend(tag, force=True), 20)
 
 
-def test_a_worn_replica_is_replaced_without_a_failed_request(
-    worker: Any, running: RunningSystem, name: str
-) -> None:
+def test_a_worn_replica_is_replaced_without_a_failed_request(worker, running, name):
     tag = worker(max_queries=20)
     first = running.get(f"/{name}")[1]
     with GetLoad(running.settings.http.port, f"/{name}", 1) as load:
@@ -138,8 +134,8 @@ def test_a_worn_replica_is_replaced_without_a_failed_request(
 
 
 def test_a_replica_that_leaks_is_replaced_and_one_that_leaks_fast_ends_at_once(
-    worker: Any, running: RunningSystem, name: str
-) -> None:
+    worker, running, name
+):
     limit = memory_bytes() // MIB + 200
     worker(max_memory_bytes=limit * MIB, num_replicas=1)
 
@@ -159,7 +155,7 @@ def test_a_replica_that_leaks_is_replaced_and_one_that_leaks_fast_ends_at_once(
 
 
 @pytest.fixture
-def dying(deployed: Callable[..., Any]) -> Callable[..., Any]:
+def dying(deployed):
     return lambda **options: deployed(
         serve.deployment(outlier_ejection=False, **options)(Dying).bind()
     )
@@ -181,8 +177,8 @@ def _ask_often(running: RunningSystem, name: str) -> None:
     ids=["under a lease", "by the router"],
 )
 def test_clients_hear_that_their_replica_ran_out_of_memory_and_of_no_other_end(
-    running: RunningSystem, dying: Any, name: str, way: dict[str, Any]
-) -> None:
+    running, dying, name, way
+):
     dying(max_memory_bytes=memory_bytes() + 100 * MIB, **way)
     for of, is_shown in (("its code", False), ("memory", True), ("a signal", False)):
         _ask_often(running, name)
@@ -208,9 +204,7 @@ def test_clients_hear_that_their_replica_ran_out_of_memory_and_of_no_other_end(
 MEMORY = Path("/sys/fs/cgroup/memory")
 
 
-def test_clients_hear_that_the_kernel_killed_their_replica_for_memory(
-    running: RunningSystem, dying: Any, name: str
-) -> None:
+def test_clients_hear_that_the_kernel_killed_their_replica_for_memory(running, dying, name):
     """By a control group of the test's own: that of a replica is tested with systemd."""
     if not os.access(MEMORY / "memory.limit_in_bytes", os.W_OK):
         cannot_run("this process may make no control groups for memory")

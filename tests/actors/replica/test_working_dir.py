@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from tests.support.systems import RunningSystem, running_system
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
+def system(tmp_path_factory):
     with running_system(tmp_path_factory.mktemp("working") / "state") as running:
         yield running
 
@@ -55,8 +54,8 @@ def deploy(system: RunningSystem, *args: str) -> tuple[int, str]:
 
 
 def test_replicas_work_in_a_copy_of_the_folder_and_a_changed_file_is_a_new_release(
-    own_system: RunningSystem, tmp_path: Path
-) -> None:
+    own_system, tmp_path
+):
     folder = tmp_path / "project"
     write(folder, "one")
     args = ("deploy", "main:app", "--working-dir", str(folder))
@@ -78,9 +77,7 @@ def test_replicas_work_in_a_copy_of_the_folder_and_a_changed_file_is_a_new_relea
     assert sent == 2  # what is here is not fetched again
 
 
-def test_what_a_client_deploys_works_in_a_copy_of_a_folder_too(
-    system: RunningSystem, tmp_path: Path
-) -> None:
+def test_what_a_client_deploys_works_in_a_copy_of_a_folder_too(system, tmp_path):
     folder = tmp_path / "project"
     write(folder, "one")
     options = {"runtime_env": {"working_dir": str(folder)}}
@@ -129,8 +126,8 @@ app = Words.bind()
 
 
 def test_a_runtime_env_is_there_before_user_code_and_of_each_deployment_by_itself(
-    system: RunningSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    system, tmp_path, monkeypatch
+):
     write(tmp_path / "project", "one")
     package = tmp_path / "parcel"
     package.mkdir()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +30,7 @@ from greenroom.actors.runtime.settings import read_settings
 from tests.actors.by_hand import Hand
 from tests.actors.conftest import deploy
 from tests.support.lone_loop import LoneTransport
-from tests.support.systems import RunningSystem, alive, wait_until
+from tests.support.systems import alive, wait_until
 
 
 class Ends(SystemExit):
@@ -63,7 +62,7 @@ class Actor(LoopActor):
 
 
 @pytest.fixture
-def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def exits(monkeypatch):
     codes: list[int] = []
 
     def leave(code: int) -> None:
@@ -75,9 +74,7 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
-def make(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, exits: list[int]
-) -> Iterator[Callable[..., tuple[Any, LoneTransport]]]:
+def make(monkeypatch, tmp_path, exits):
     monkeypatch.setenv("GREENROOM_STATE_DIR", str(tmp_path))
     monkeypatch.setattr(base_module, "be_as_usual", lambda: None)
     machine = Machine()
@@ -107,7 +104,7 @@ def ends_after(transport: LoneTransport) -> float:
     return loop.time() - begun_at
 
 
-def test_it_answers_who_waits_and_ends_and_does_nothing_more(make: Any, exits: list[int]) -> None:
+def test_it_answers_who_waits_and_ends_and_does_nothing_more(make, exits):
     actor, transport = make()
     actor.receiveMessage(Asked(), "somebody")
     assert [each[:2] for each in transport.sent] == [("somebody", "sorry: half is done")]
@@ -118,7 +115,7 @@ def test_it_answers_who_waits_and_ends_and_does_nothing_more(make: Any, exits: l
     assert exits == [1]
 
 
-def test_what_a_timer_raises_ends_it_as_well(make: Any) -> None:
+def test_what_a_timer_raises_ends_it_as_well(make):
     actor, transport = make()
     actor.receiveMessage(ActorStarts(), "somebody")
     actor.loop.guarded(lambda: 1 / 0)
@@ -129,7 +126,7 @@ class ActorStarts:
     """A message that nobody knows."""
 
 
-def test_a_message_that_has_changed_nothing_ends_nothing(make: Any, exits: list[int]) -> None:
+def test_a_message_that_has_changed_nothing_ends_nothing(make, exits):
     actor, transport = make()
     actor.receiveMessage(ActorStarts(), "somebody")
     actor.is_whole = True
@@ -140,7 +137,7 @@ def test_a_message_that_has_changed_nothing_ends_nothing(make: Any, exits: list[
     assert exits == []
 
 
-def test_one_process_after_the_other_that_fails_keeps_the_name_for_longer(make: Any) -> None:
+def test_one_process_after_the_other_that_fails_keeps_the_name_for_longer(make):
     pauses = []
     for _ in range(12):
         actor, transport = make()
@@ -151,7 +148,7 @@ def test_one_process_after_the_other_that_fails_keeps_the_name_for_longer(make: 
     assert pauses[-1] == pytest.approx(MOST_S)
 
 
-def test_one_that_cannot_even_begin_waits_too(make: Any) -> None:
+def test_one_that_cannot_even_begin_waits_too(make):
     class Unable(Actor):
         def started(self) -> None:
             raise RuntimeError("a record that cannot be read")
@@ -165,7 +162,7 @@ def test_one_that_cannot_even_begin_waits_too(make: Any) -> None:
     assert pauses == pytest.approx([0.0, FIRST_S, 2 * FIRST_S])
 
 
-def test_while_it_waits_it_goes_when_the_system_ends(make: Any) -> None:
+def test_while_it_waits_it_goes_when_the_system_ends(make):
     actor, _ = make()
     actor.receiveMessage(Asked(), "somebody")
     with pytest.raises(Ends):
@@ -173,9 +170,7 @@ def test_while_it_waits_it_goes_when_the_system_ends(make: Any) -> None:
 
 
 @pytest.mark.parametrize("is_asked", [False, True])
-def test_a_replica_that_never_gets_its_tag_ends(
-    make: Any, exits: list[int], is_asked: bool
-) -> None:
+def test_a_replica_that_never_gets_its_tag_ends(make, exits, is_asked):
     class Replica(Actor):
         ends_unasked = True
 
@@ -192,7 +187,7 @@ def test_a_replica_that_never_gets_its_tag_ends(
     assert (after_s, exits) == (UNASKED_S, [] if is_asked else [1])
 
 
-def test_failures_in_a_row_are_counted_as_far_as_they_can_be(tmp_path: Path) -> None:
+def test_failures_in_a_row_are_counted_as_far_as_they_can_be(tmp_path):
     failures = CrashLoop(tmp_path, "failing")
     assert [failures.failed(1.0) for _ in range(3)] == [0.0, FIRST_S, 2 * FIRST_S]
     assert failures.failed(STABLE_S + 1) == 0.0, "it lived for long"
@@ -203,7 +198,7 @@ def test_failures_in_a_row_are_counted_as_far_as_they_can_be(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_actors_that_fail_are_replaced_and_no_request_is_lost(own_system: RunningSystem) -> None:
+def test_actors_that_fail_are_replaced_and_no_request_is_lost(own_system):
     deploy(own_system, serve.deployment(Hello).bind(), "hello")
     hand = Hand(own_system.settings.admin_port)
     try:

@@ -15,7 +15,7 @@ TAG = "shop#Tax#1a2b3c"
 
 
 @pytest.fixture
-def unit(tmp_path: Path) -> Path:
+def unit(tmp_path):
     """The folder of a unit that may make groups below its own."""
     folder = tmp_path / "system.slice" / "greenroom.service"
     (folder / cgroups.SUBGROUP).mkdir(parents=True)
@@ -29,9 +29,7 @@ def handed_on(root: Path, own: str) -> Path | None:
 
 
 @pytest.mark.parametrize("own", [cgroups.SUBGROUP, replica_log(TAG)])
-def test_groups_may_be_made_next_to_that_of_the_host_process(
-    unit: Path, tmp_path: Path, own: str
-) -> None:
+def test_groups_may_be_made_next_to_that_of_the_host_process(unit, tmp_path, own):
     old = "4:memory:/system.slice\n"
     assert handed_on(tmp_path, f"{old}0::/system.slice/greenroom.service/{own}\n") == unit
 
@@ -46,19 +44,19 @@ def test_groups_may_be_made_next_to_that_of_the_host_process(
         "",
     ],
 )
-def test_elsewhere_there_are_none(unit: Path, tmp_path: Path, own: str) -> None:
+def test_elsewhere_there_are_none(unit, tmp_path, own):
     assert unit.is_dir()
     assert handed_on(tmp_path, own) is None
 
 
-def test_there_are_none_without_the_kernels_file(tmp_path: Path) -> None:
+def test_there_are_none_without_the_kernels_file(tmp_path):
     assert cgroups.handed_on(tmp_path, tmp_path / "own") is None
 
 
 @pytest.mark.parametrize(
     ("num_cpus", "weight"), [(0.0, 100), (1.0, 100), (0.5, 50), (0.001, 1), (1000.0, 10_000)]
 )
-def test_a_replica_enters_a_group_of_its_own(unit: Path, num_cpus: float, weight: int) -> None:
+def test_a_replica_enters_a_group_of_its_own(unit, num_cpus, weight):
     group = cgroups.enter(unit, TAG, num_cpus)
     assert group is not None
     folder = unit / replica_log(TAG)
@@ -75,9 +73,7 @@ def test_a_replica_enters_a_group_of_its_own(unit: Path, num_cpus: float, weight
     assert (folder / "memory.max").read_text() == "max"
 
 
-def test_one_that_cannot_goes_on_without_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_that_cannot_goes_on_without_and_says_so(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         assert cgroups.enter(tmp_path / "gone", TAG, 1.0) is None
         cgroups.Group(tmp_path / "gone").limit(5)
@@ -85,7 +81,7 @@ def test_one_that_cannot_goes_on_without_and_says_so(
     assert "memory.max cannot be 5" in caplog.text
 
 
-def test_what_the_kernel_has_killed_for_memory_is_known(unit: Path) -> None:
+def test_what_the_kernel_has_killed_for_memory_is_known(unit):
     assert not cgroups.has_run_out_of_memory(unit, TAG)
     cgroups.enter(unit, TAG, 1.0)
     events = unit / replica_log(TAG) / "memory.events"
@@ -94,7 +90,7 @@ def test_what_the_kernel_has_killed_for_memory_is_known(unit: Path) -> None:
         assert cgroups.has_run_out_of_memory(unit, TAG) is expected
 
 
-def test_groups_that_are_empty_are_removed(unit: Path) -> None:
+def test_groups_that_are_empty_are_removed(unit):
     cgroups.enter(unit, TAG, 1.0)  # the kernel refuses to remove one with processes
     (unit / replica_log("shop#Tax#gone")).mkdir()
     cgroups.remove_empty(unit)

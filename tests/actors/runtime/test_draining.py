@@ -21,7 +21,7 @@ from greenroom.actors.runtime.draining import (
     record_drain_s,
     stop_s,
 )
-from greenroom.actors.runtime.settings import HostSettings, read_settings
+from greenroom.actors.runtime.settings import read_settings
 from tests.actors.conftest import deploy
 from tests.support.systems import RunningSystem, wait_until
 
@@ -29,15 +29,13 @@ CALL_S = DEFAULT_S + 7.0  # longer than any stage takes without the deployment's
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> HostSettings:
+def settings(tmp_path):
     made = read_settings({}, state_dir=str(tmp_path))
     made.run_dir.mkdir()
     return made
 
 
-def test_what_the_controller_says_is_the_limit_also_below_the_default(
-    settings: HostSettings,
-) -> None:
+def test_what_the_controller_says_is_the_limit_also_below_the_default(settings):
     assert drain_s(settings) == DEFAULT_S
     for found in (90.0, 3.0, 0.0):
         record_drain_s(settings, found)
@@ -45,21 +43,19 @@ def test_what_the_controller_says_is_the_limit_also_below_the_default(
     assert stop_s(0.0) < stop_s(3.0) < stop_s(DEFAULT_S) < stop_s(90.0)
 
 
-def test_replicas_have_time_to_move_whatever_the_limit_is() -> None:
+def test_replicas_have_time_to_move_whatever_the_limit_is():
     assert move_s(0.0) == move_s(LEAST_MOVE_S) == LEAST_MOVE_S + MARGIN_S < move_s(90.0)
 
 
 @pytest.mark.parametrize("text", ["", "soon", "nan", "inf", "-1"])
-def test_a_damaged_file_leaves_the_default(settings: HostSettings, text: str) -> None:
+def test_a_damaged_file_leaves_the_default(settings, text):
     settings.drain_file.write_text(text)
     assert drain_s(settings) == DEFAULT_S
     record_drain_s(settings, 60.0)
     assert drain_s(settings) == 60.0
 
 
-def test_the_file_is_written_only_when_the_limit_changes(
-    settings: HostSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_file_is_written_only_when_the_limit_changes(settings, monkeypatch):
     written: list[str] = []
     write = draining.write_private
     monkeypatch.setattr(
@@ -109,12 +105,12 @@ def stopped_with_a_call(tmp_path: Path, *, takes_s: float, limit_s: float) -> tu
 
 
 @pytest.mark.slow
-def test_a_stop_waits_as_long_for_a_call_as_its_deployment_says(tmp_path: Path) -> None:
+def test_a_stop_waits_as_long_for_a_call_as_its_deployment_says(tmp_path):
     assert stopped_with_a_call(tmp_path, takes_s=CALL_S, limit_s=600.0)[1] == "done"
 
 
 @pytest.mark.slow
-def test_a_stop_waits_no_longer_for_a_call_than_its_deployment_says(tmp_path: Path) -> None:
+def test_a_stop_waits_no_longer_for_a_call_than_its_deployment_says(tmp_path):
     took_s, answer = stopped_with_a_call(tmp_path, takes_s=600.0, limit_s=1.0)
     assert answer == "cut"
     assert 1.0 <= took_s < DEFAULT_S

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,12 +79,12 @@ class System:
         self.loop.pass_time(0.01)
 
 
-def test_a_proxy_that_knows_only_of_an_earlier_epoch_misleads_nobody() -> None:
+def test_a_proxy_that_knows_only_of_an_earlier_epoch_misleads_nobody():
     finder, found = System(("at", NEW, 1), at=(NEW, 3)).finder()
     assert (found, finder.epoch) == ([("at", NEW)], 3)
 
 
-def test_who_doubts_goes_on_to_a_later_controller_and_never_to_an_earlier_one() -> None:
+def test_who_doubts_goes_on_to_a_later_controller_and_never_to_an_earlier_one():
     system = System(("at", OLD, 2), at=(OLD, 2), there=(NEW, 3))
     finder, found = system.finder()
     system.doubt(finder)
@@ -98,7 +97,7 @@ def test_who_doubts_goes_on_to_a_later_controller_and_never_to_an_earlier_one() 
     assert finder.found == ("there", NEW)
 
 
-def test_a_leader_that_goes_on_is_found_anew_and_none_of_an_epoch_before_elsewhere() -> None:
+def test_a_leader_that_goes_on_is_found_anew_and_none_of_an_epoch_before_elsewhere():
     system = System(("there", NEW, 2), at=(OLD, 3), there=(NEW, 2))
     finder, found = system.finder(after=3)
     system.doubt(finder)
@@ -110,8 +109,8 @@ def test_a_leader_that_goes_on_is_found_anew_and_none_of_an_epoch_before_elsewhe
 
 
 def test_a_host_that_joined_by_one_leader_asks_those_too_that_it_has_heard_of(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    monkeypatch, tmp_path
+):
     monkeypatch.setattr(controller_seeker, "resolved_gates", lambda settings: settings.gates)
     system = System()
     given = {"bind": "10.0.0.3", "join": "10.0.0.1:1900", "state_dir": str(tmp_path)}
@@ -126,7 +125,7 @@ def test_a_host_that_joined_by_one_leader_asks_those_too_that_it_has_heard_of(
 
 
 @pytest.mark.parametrize("silent", ["admin", "proxy", "controller"])
-def test_where_no_answer_comes_one_search_is_under_way_however_long_that_takes(silent: str) -> None:
+def test_where_no_answer_comes_one_search_is_under_way_however_long_that_takes(silent):
     class Silent(System):
         def takes(self, sent: Sent) -> None:
             message: Any = sent.message
@@ -163,7 +162,7 @@ def request(system: System, timeout_s: float = 10.0, successor: Any = None) -> a
     return system.loop.asyncio.run_until_complete(asked)
 
 
-def test_a_client_whose_controller_is_stopped_goes_on_to_its_successor() -> None:
+def test_a_client_whose_controller_is_stopped_goes_on_to_its_successor():
     system = System(("at", OLD, 2), at=(OLD, 2), there=(NEW, 3))
     assert request(system, successor=("there", NEW, 3)).value == "done"
 
@@ -194,9 +193,7 @@ class FoundAgain(CannotSave):
 @pytest.mark.parametrize(
     ("kind", "last"), [(CannotSave, "there"), (FoundAgain, "at")], ids=["late", "found again"]
 )
-def test_a_refusal_by_a_controller_that_has_been_succeeded_is_not_believed(
-    kind: type[CannotSave], last: str
-) -> None:
+def test_a_refusal_by_a_controller_that_has_been_succeeded_is_not_believed(kind, last):
     system = kind(("there", NEW, 3), at=(OLD, 2), there=(NEW, 3))
     with pytest.raises(TimeoutError, match="it may have been carried out"):
         request(system)
@@ -204,7 +201,7 @@ def test_a_refusal_by_a_controller_that_has_been_succeeded_is_not_believed(
     assert system.asked[-1] == last
 
 
-def test_a_refusal_by_the_present_controller_says_that_nothing_was_changed() -> None:
+def test_a_refusal_by_the_present_controller_says_that_nothing_was_changed():
     refusal = request(CannotSave(("at", OLD, 2), at=(OLD, 2)))
     assert refusal.error_kind == "StateNotSavedError"
     assert "Nothing was changed" in refusal.error
@@ -213,9 +210,7 @@ def test_a_refusal_by_the_present_controller_says_that_nothing_was_changed() -> 
 @pytest.mark.parametrize(
     ("outcome", "is_repeated"), [(None, False), ("arrived", True), ("failed", True)]
 )
-def test_a_request_is_not_sent_again_while_it_is_still_on_its_way(
-    outcome: str | None, is_repeated: bool
-) -> None:
+def test_a_request_is_not_sent_again_while_it_is_still_on_its_way(outcome, is_repeated):
     class Slow(System):
         def request(self, sent: Sent) -> None:
             self.asked.append(sent.target)

@@ -55,7 +55,7 @@ def run_program(folder: Path, text: str) -> str:
     return done.stdout
 
 
-def test_a_forked_child_has_what_it_is_to_keep_and_nothing_else(tmp_path: Path) -> None:
+def test_a_forked_child_has_what_it_is_to_keep_and_nothing_else(tmp_path):
     assert run_program(tmp_path, FORKS) == "said before\nended with 1\n"
     found = (tmp_path / "output").read_text().splitlines()
     assert found[:7] == [
@@ -71,7 +71,7 @@ def test_a_forked_child_has_what_it_is_to_keep_and_nothing_else(tmp_path: Path) 
     assert not (tmp_path / "logs" / "parent.log").read_text()
 
 
-def test_a_process_whose_logs_are_on_a_full_disk_forks(tmp_path: Path) -> None:
+def test_a_process_whose_logs_are_on_a_full_disk_forks(tmp_path):
     program = """
         import logging, os, sys
         from greenroom.actors.runtime import forking, logs
@@ -90,7 +90,7 @@ def test_a_process_whose_logs_are_on_a_full_disk_forks(tmp_path: Path) -> None:
     assert run_program(tmp_path, program) == "ended with 3\n"
 
 
-def test_a_detached_child_has_a_name_of_its_own_and_outlives_who_forked_it(tmp_path: Path) -> None:
+def test_a_detached_child_has_a_name_of_its_own_and_outlives_who_forked_it(tmp_path):
     run_program(
         tmp_path,
         """
@@ -127,11 +127,11 @@ enough.set()
 """
 
 
-def test_only_a_process_without_other_threads_forks() -> None:
+def test_only_a_process_without_other_threads_forks():
     subprocess.run([sys.executable, "-c", THREADS], check=True, timeout=60)
 
 
-def test_a_child_shows_whose_it_is_while_it_is_still_importing(tmp_path: Path) -> None:
+def test_a_child_shows_whose_it_is_while_it_is_still_importing(tmp_path):
     text = """
         import gunicorn.util  # which looks for the memory of titles, and so hides the environment
         from pathlib import Path

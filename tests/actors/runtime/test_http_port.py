@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -44,7 +43,7 @@ def settings_for(port: int) -> HostSettings:
 
 
 @pytest.fixture
-def lent() -> Iterator[socket.socket]:
+def lent():
     """A listening socket at a port of its own."""
     listener = bind_http(settings_for(free_port()))
     yield listener
@@ -58,7 +57,7 @@ def lending(program: str, lent: socket.socket) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, pass_fds=[lent.fileno()], **pipes)
 
 
-def test_connections_that_wait_survive_the_one_who_bound_the_port(lent: socket.socket) -> None:
+def test_connections_that_wait_survive_the_one_who_bound_the_port(lent):
     port = lent.getsockname()[1]
     with lending(WORKER, lent) as child:
         assert child.stdout.readline() == b"lends\n"
@@ -77,7 +76,7 @@ def test_connections_that_wait_survive_the_one_who_bound_the_port(lent: socket.s
                     assert taken.recv(100) == b"hello"
 
 
-def test_a_name_that_another_process_has_is_not_trusted() -> None:
+def test_a_name_that_another_process_has_is_not_trusted():
     """Whoever listens at a worker's name is that worker, by the kernel's word, or is skipped."""
     with socket.socket(socket.AF_UNIX) as squatter:
         squatter.bind(LENDER % (2**22 + 2))
@@ -86,9 +85,7 @@ def test_a_name_that_another_process_has_is_not_trusted() -> None:
         assert borrow([Process(2**22 + 2, 0, "")], settings_for(free_port())) is None
 
 
-def test_a_worker_whose_name_is_taken_serves_all_the_same(
-    lent: socket.socket, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_worker_whose_name_is_taken_serves_all_the_same(lent, caplog):
     with socket.socket(socket.AF_UNIX) as squatter, closing(asyncio.new_event_loop()) as loop:
         squatter.bind(LENDER % os.getpid())
         lend(lent, loop)
@@ -112,9 +109,7 @@ loop.run_until_complete(loop.run_in_executor(None, sys.stdin.read))
 
 
 @pytest.mark.slow
-def test_a_worker_out_of_descriptors_says_so_and_lends_once_it_has_some(
-    lent: socket.socket,
-) -> None:
+def test_a_worker_out_of_descriptors_says_so_and_lends_once_it_has_some(lent):
     port = lent.getsockname()[1]
     with lending(WITHOUT_DESCRIPTORS, lent) as child:
         assert child.stdout.readline() == b"lacks\n"
@@ -133,7 +128,7 @@ def test_a_worker_out_of_descriptors_says_so_and_lends_once_it_has_some(
 
 
 @pytest.fixture
-def listener() -> Iterator[socket.socket]:
+def listener():
     listening = socket.create_server(("127.0.0.1", 0))
     yield listening
     listening.close()
@@ -150,9 +145,7 @@ def all_of(client: socket.socket) -> bytes:
     return b"".join(iter(lambda: client.recv(65536), b""))
 
 
-def test_who_waits_when_the_port_is_closed_hears_so_and_is_not_reset(
-    listener: socket.socket,
-) -> None:
+def test_who_waits_when_the_port_is_closed_hears_so_and_is_not_reset(listener):
     address = listener.getsockname()
     post = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n" + bytes(300_000)
     clients = [waiting_at(listener, sent) for sent in (post, b"", post)]
@@ -169,9 +162,7 @@ def test_who_waits_when_the_port_is_closed_hears_so_and_is_not_reset(
         socket.create_connection(address, timeout=20)
 
 
-def test_who_stays_is_not_waited_for_for_long_and_over_tls_nothing_is_said(
-    listener: socket.socket,
-) -> None:
+def test_who_stays_is_not_waited_for_for_long_and_over_tls_nothing_is_said(listener):
     client = waiting_at(listener, b"\x16\x03\x01")
     began = time.monotonic()
     turn_away(listener, is_tls=True)
@@ -180,7 +171,7 @@ def test_who_stays_is_not_waited_for_for_long_and_over_tls_nothing_is_said(
         assert all_of(client) == b""
 
 
-def test_a_port_that_another_process_has_too_is_closed_for_all(listener: socket.socket) -> None:
+def test_a_port_that_another_process_has_too_is_closed_for_all(listener):
     with socket.socket(fileno=os.dup(listener.fileno())) as kept:
         address = kept.getsockname()
         turn_away(listener, is_tls=False)

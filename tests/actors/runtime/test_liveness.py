@@ -10,8 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -58,7 +57,7 @@ beat(60)
 
 
 @pytest.fixture
-def child() -> Iterator[Callable[..., Process]]:
+def child():
     """Start processes that beat, and then do what they are told to."""
     with contextlib.ExitStack() as stack:
 
@@ -93,7 +92,7 @@ def is_ended(process: Process, most_s: float) -> bool:
 
 
 @pytest.mark.slow
-def test_a_process_that_beats_is_left_until_it_is_stopped(child: Callable[..., Process]) -> None:
+def test_a_process_that_beats_is_left_until_it_is_stopped(child):
     process = child("beat(60)")
     assert not is_ended(process, 4 * LIMIT_S)
     os.kill(process.pid, signal.SIGSTOP)
@@ -104,11 +103,11 @@ def test_a_process_that_beats_is_left_until_it_is_stopped(child: Callable[..., P
     assert is_ended(process, 20)
 
 
-def test_one_that_computes_gets_more_time(child: Callable[..., Process]) -> None:
+def test_one_that_computes_gets_more_time(child):
     assert not is_ended(child(COMPUTES), 4 * LIMIT_S)
 
 
-def test_user_code_may_compute_for_ever_but_not_stand_still(child: Callable[..., Process]) -> None:
+def test_user_code_may_compute_for_ever_but_not_stand_still(child):
     process = child(COMPUTES, user_code=True)
     watch = SilenceWatch(0.02)  # twelve times that are over in no time
     assert not check_until(watch, process, lambda: not is_alive(process), 1.0)
@@ -118,13 +117,11 @@ def test_user_code_may_compute_for_ever_but_not_stand_still(child: Callable[...,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("then", [PATIENT, IS_ANOTHER])
-def test_one_that_asked_for_patience_or_is_another_program_by_now_is_left(
-    child: Callable[..., Process], then: str
-) -> None:
+def test_one_that_asked_for_patience_or_is_another_program_by_now_is_left(child, then):
     assert not is_ended(child(then), 4 * LIMIT_S)
 
 
-def test_one_without_a_pulse_is_never_judged() -> None:
+def test_one_without_a_pulse_is_never_judged():
     with subprocess.Popen(["sleep", "60"]) as started:
         process = identify(started.pid)
         assert process is not None
@@ -132,9 +129,7 @@ def test_one_without_a_pulse_is_never_judged() -> None:
         started.kill()
 
 
-def test_user_code_that_closes_all_descriptors_has_no_file_written_to(
-    child: Callable[..., Process], tmp_path: Path
-) -> None:
+def test_user_code_that_closes_all_descriptors_has_no_file_written_to(child, tmp_path):
     path = tmp_path / "precious"
     path.write_bytes(b"as it was")
     process = child(RUDE, str(path))
@@ -143,7 +138,7 @@ def test_user_code_that_closes_all_descriptors_has_no_file_written_to(
 
 
 @pytest.mark.slow
-def test_a_pulse_says_what_a_process_does(child: Callable[..., Process]) -> None:
+def test_a_pulse_says_what_a_process_does(child):
     process = child("beat(60)")
     assert silence_of(process) is None
     os.kill(process.pid, signal.SIGSTOP)
@@ -157,7 +152,7 @@ def test_a_pulse_says_what_a_process_does(child: Callable[..., Process]) -> None
     assert silent_among({process: "proxy"}) == []
 
 
-def test_a_watcher_that_cannot_kill_now_does_so_later(child: Callable[..., Process]) -> None:
+def test_a_watcher_that_cannot_kill_now_does_so_later(child):
     process = child(STANDS)
     failures = [OSError(errno.EMFILE, "Too many open files")] * 2
 
@@ -171,7 +166,7 @@ def test_a_watcher_that_cannot_kill_now_does_so_later(child: Callable[..., Proce
     assert not failures
 
 
-def test_a_watcher_lets_go_of_whom_it_watches_no_more(child: Callable[..., Process]) -> None:
+def test_a_watcher_lets_go_of_whom_it_watches_no_more(child):
     process = child("beat(60)")
     watch = SilenceWatch(LIMIT_S)
     before = os.listdir("/proc/self/fd")
@@ -181,7 +176,7 @@ def test_a_watcher_lets_go_of_whom_it_watches_no_more(child: Callable[..., Proce
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_a_pulse_is_found_by_others_and_distinguished_from_another_process_of_its_pid() -> None:
+def test_a_pulse_is_found_by_others_and_distinguished_from_another_process_of_its_pid():
     pulse = Pulse()
     pulse.beat()
     own = identify(os.getpid())
@@ -196,7 +191,7 @@ def test_a_pulse_is_found_by_others_and_distinguished_from_another_process_of_it
         assert found.is_current()
 
 
-def test_status_shows_what_is_silent_and_is_not_healthy() -> None:
+def test_status_shows_what_is_silent_and_is_not_healthy():
     replica = {"tag": "b#1", "pid": 7, "state": "RUNNING", "ongoing": 0}
     proxy = {"pid": 8, "state": "RUNNING"}
     host = {"name": "a", "state": "RUNNING", "proxy": proxy, "front": {"pid": 9, "workers": [10]}}
@@ -216,9 +211,7 @@ def test_status_shows_what_is_silent_and_is_not_healthy() -> None:
 
 
 @pytest.mark.parametrize("name", ["notify", "@greenroom-test-{pid}"])
-def test_systemd_is_notified_by_the_command_alone(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_systemd_is_notified_by_the_command_alone(name, tmp_path, monkeypatch):
     path = name.format(pid=os.getpid()) if name[0] == "@" else str(tmp_path / name)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(path.replace("@", "\0", 1))

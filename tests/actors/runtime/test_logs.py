@@ -31,7 +31,7 @@ from tests.support.systems import RunningSystem, wait_until
 
 
 @pytest.fixture
-def logs_dir(tmp_path: Path) -> Path:
+def logs_dir(tmp_path):
     folder = tmp_path / "logs"
     folder.mkdir()
     return folder
@@ -49,7 +49,7 @@ def stems(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.log"))
 
 
-def test_the_newest_logs_of_each_deployment_stay(logs_dir: Path) -> None:
+def test_the_newest_logs_of_each_deployment_stay(logs_dir):
     old_code = [f"replica-app#a#code1#{number}" for number in range(3)]
     new_code = [f"replica-app#a#code2#{number}" for number in range(2)]
     plain = [f"replica-greet:v1#{number}" for number in range(3)]
@@ -61,7 +61,7 @@ def test_the_newest_logs_of_each_deployment_stay(logs_dir: Path) -> None:
     assert stems(logs_dir) == left
 
 
-def test_the_log_of_a_running_replica_stays_however_old_it_is(logs_dir: Path) -> None:
+def test_the_log_of_a_running_replica_stays_however_old_it_is(logs_dir):
     names = [f"replica-app#a#code#{number}" for number in range(4)]
     make_logs(logs_dir, *names)
     with (logs_dir / f"{names[0]}.log").open("ab") as output:
@@ -77,7 +77,7 @@ def test_the_log_of_a_running_replica_stays_however_old_it_is(logs_dir: Path) ->
     assert stems(logs_dir) == [names[3]]
 
 
-def test_a_log_is_for_its_owner_only_also_one_that_was_not(tmp_path: Path) -> None:
+def test_a_log_is_for_its_owner_only_also_one_that_was_not(tmp_path):
     settings = read_settings({}, state_dir=str(tmp_path / "state"))
     for _ in range(2):
         os.close(open_log(settings, "host"))
@@ -89,7 +89,7 @@ def test_a_log_is_for_its_owner_only_also_one_that_was_not(tmp_path: Path) -> No
 FORGED = "GET /\n2026-01-01 00:00:00,000 1 ERROR forged\r\n\x1b[2J\x9b31m\u2028\u202e\ud800 \t \x00"
 
 
-def test_nothing_that_is_logged_forges_a_line_or_steers_a_terminal() -> None:
+def test_nothing_that_is_logged_forges_a_line_or_steers_a_terminal():
     record = logging.makeLogRecord({"msg": "asked for %s", "args": (FORGED,), "levelname": "INFO"})
     record.exc_info = (ValueError, ValueError(FORGED), None)
     first, *others = LineFormatter("%(levelname)s %(message)s").format(record).split("\n")
@@ -101,17 +101,17 @@ def test_nothing_that_is_logged_forges_a_line_or_steers_a_terminal() -> None:
     assert found.count("ERROR forged") == 2, "of the message and of the exception"
 
 
-def test_ordinary_text_is_logged_as_it_is() -> None:
+def test_ordinary_text_is_logged_as_it_is():
     text = "größe 日本 👩‍💻 \t 100 % \u00a0 \\n"
     assert one_record(text) == one_line(text) == text
     assert one_line("a\nb") == "a\\nb"
 
 
-def test_a_replica_log_has_a_name_that_file_systems_take() -> None:
+def test_a_replica_log_has_a_name_that_file_systems_take():
     assert replica_log("app#My/Model v2#c0de#1") == "replica-app#My_Model_v2#c0de#1"
 
 
-def test_a_log_that_a_process_prints_to_is_rotated_and_stays_its(logs_dir: Path) -> None:
+def test_a_log_that_a_process_prints_to_is_rotated_and_stays_its(logs_dir):
     path = logs_dir / "replica-a#b#c#d.log"
     program = "for line in iter(input, 'end'): print(line, flush=True)"
     with path.open("ab") as output:
@@ -138,9 +138,7 @@ def test_a_log_that_a_process_prints_to_is_rotated_and_stays_its(logs_dir: Path)
     assert not [*logs_dir.iterdir()]
 
 
-def test_logs_that_cannot_be_copied_or_are_small_stay_as_they_are(
-    logs_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_logs_that_cannot_be_copied_or_are_small_stay_as_they_are(logs_dir, caplog):
     log = logs_dir / "proxy.log"
     log.write_text("x" * 100)
     (logs_dir / "proxy.log.1").mkdir()
@@ -156,7 +154,7 @@ def test_logs_that_cannot_be_copied_or_are_small_stay_as_they_are(
     assert not (logs_dir / "proxy.log.new").exists()
 
 
-def test_a_log_that_another_program_renames_is_opened_again(logs_dir: Path) -> None:
+def test_a_log_that_another_program_renames_is_opened_again(logs_dir):
     settings = read_settings({}, state_dir=str(logs_dir.parent))
     program = (
         "import sys, os; from pathlib import Path\n"
@@ -196,7 +194,7 @@ def test_a_log_that_another_program_renames_is_opened_again(logs_dir: Path) -> N
 
 
 @pytest.mark.slow
-def test_all_processes_of_a_host_go_on_in_new_logs_when_theirs_are_renamed(tmp_path: Path) -> None:
+def test_all_processes_of_a_host_go_on_in_new_logs_when_theirs_are_renamed(tmp_path):
     running = RunningSystem(tmp_path / "state", GREENROOM_LOG_MAX_BYTES="0")
     logs_dir = running.settings.logs_dir
     running.start()
@@ -242,7 +240,7 @@ class Talker:
 
 
 @pytest.mark.slow
-def test_a_host_rotates_logs_of_the_size_that_is_set(tmp_path: Path) -> None:
+def test_a_host_rotates_logs_of_the_size_that_is_set(tmp_path):
     running = RunningSystem(
         tmp_path / "state", GREENROOM_LOG_MAX_BYTES="5000", GREENROOM_LOG_FILES="1"
     )
@@ -258,7 +256,7 @@ def test_a_host_rotates_logs_of_the_size_that_is_set(tmp_path: Path) -> None:
         running.stop()
 
 
-def test_what_a_log_says_last_is_read_from_its_end_alone(tmp_path: Path) -> None:
+def test_what_a_log_says_last_is_read_from_its_end_alone(tmp_path):
     log = tmp_path / "front.log"
     assert last_lines(log) == []
     log.write_bytes(b"early\n" * 10_000 + b"  address in use\n\n \xff\n")

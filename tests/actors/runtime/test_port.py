@@ -16,7 +16,7 @@ from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.transport.addresses import admin_of_port
 from greenroom.actors.transport.sockets import local_listener
 from greenroom.core.errors import NotRunningError
-from tests.support.systems import RunningSystem, free_port
+from tests.support.systems import free_port
 
 SOON_S = 0.2
 
@@ -29,7 +29,7 @@ def opened(admin_port: int) -> Iterator[ThreadPort]:
     port.close()
 
 
-def test_where_nobody_is_there_that_is_known_soon() -> None:
+def test_where_nobody_is_there_that_is_known_soon():
     admin_port = free_port()
     begun_at = time.monotonic()
     with (
@@ -40,9 +40,7 @@ def test_where_nobody_is_there_that_is_known_soon() -> None:
     assert time.monotonic() - begun_at < module.BUSY_S / 2
 
 
-def test_one_that_is_there_and_says_nothing_is_waited_for_and_said_to_be_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_that_is_there_and_says_nothing_is_waited_for_and_said_to_be_there(monkeypatch):
     monkeypatch.setattr(module, "BUSY_S", 1.0)
     admin_port = free_port()
     message = rf"port {admin_port} of this host has not answered for 1(\.\d+)? s: it is busy"
@@ -54,9 +52,7 @@ def test_one_that_is_there_and_says_nothing_is_waited_for_and_said_to_be_there(
         pass
 
 
-def test_one_that_is_busy_is_taken_as_soon_as_it_answers(
-    running: RunningSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_is_busy_is_taken_as_soon_as_it_answers(running, monkeypatch):
     admin = running.pid_of("thespian admin")
     is_answered = ThreadPort.is_answered
     answers: list[bool | None] = []

@@ -24,7 +24,7 @@ from greenroom.actors.runtime.records import (
 )
 from greenroom.actors.runtime.settings import read_settings
 from tests.support import template
-from tests.support.systems import RunningSystem, alive, wait_until
+from tests.support.systems import alive, wait_until
 
 MARKS_ITSELF = """
 import os, sys, time
@@ -54,7 +54,7 @@ def started(*command: str, **environ: str) -> subprocess.Popen[bytes]:
     )
 
 
-def test_a_process_marks_itself_and_its_children_without_another_program(tmp_path: Path) -> None:
+def test_a_process_marks_itself_and_its_children_without_another_program(tmp_path):
     """So `greenroom start` can fork the host process, with what the command has imported."""
     (tmp_path / "state").mkdir()
     (tmp_path / "link").symlink_to("state")
@@ -74,7 +74,7 @@ def test_a_process_marks_itself_and_its_children_without_another_program(tmp_pat
             parent.kill()
 
 
-def test_a_title_does_not_overwrite_the_mark_of_another_program(tmp_path: Path) -> None:
+def test_a_title_does_not_overwrite_the_mark_of_another_program(tmp_path):
     with started(sys.executable, "-c", SHOWS_A_TITLE, **{MARK: mark_of(tmp_path)}) as child:
         try:
             assert child.stdout.readline() == b"titled\n"
@@ -85,9 +85,7 @@ def test_a_title_does_not_overwrite_the_mark_of_another_program(tmp_path: Path) 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of other users")
-def test_a_process_of_another_user_is_not_ours_whatever_its_environment_says(
-    tmp_path: Path,
-) -> None:
+def test_a_process_of_another_user_is_not_ours_whatever_its_environment_says(tmp_path):
     environ = {MARK: mark_of(tmp_path)}
     with (
         subprocess.Popen(["sleep", "600"], env=environ, user=65534) as other,
@@ -103,7 +101,7 @@ def test_a_process_of_another_user_is_not_ours_whatever_its_environment_says(
             ours.kill()
 
 
-def test_stop_ends_what_is_on_no_record(tmp_path: Path) -> None:
+def test_stop_ends_what_is_on_no_record(tmp_path):
     """As after the loss of ``run/``, or of a process that died before it was on record."""
     settings = read_settings({"GREENROOM_STATE_DIR": str(tmp_path / "state")})
     assert not system.stop(settings)
@@ -114,8 +112,8 @@ def test_stop_ends_what_is_on_no_record(tmp_path: Path) -> None:
 
 
 def test_commands_find_the_state_dir_of_what_runs_at_a_port_unless_one_is_named(
-    own_system: RunningSystem, tmp_path: Path
-) -> None:
+    own_system, tmp_path
+):
     shown = own_system.greenroom("logs", "--state-dir", str(tmp_path / "other"))
     assert shown.returncode == 1
     assert f"in {tmp_path / 'other'}" in shown.stderr
@@ -133,7 +131,7 @@ def test_commands_find_the_state_dir_of_what_runs_at_a_port_unless_one_is_named(
     assert folder_of_port(port) is None
 
 
-def test_spared_roles_and_what_they_have_started_are_left_alone(tmp_path: Path) -> None:
+def test_spared_roles_and_what_they_have_started_are_left_alone(tmp_path):
     environ = {**os.environ, MARK: mark_of(tmp_path)}
     shell, sleep = shutil.which("sh"), shutil.which("sleep")
     worker = ["greenroom: http worker", "-c", "sleep 600 & wait"]
@@ -161,7 +159,7 @@ def test_spared_roles_and_what_they_have_started_are_left_alone(tmp_path: Path) 
         ("sleep", ""),
     ],
 )
-def test_a_role_is_known_by_the_title(title: str, role: str) -> None:
+def test_a_role_is_known_by_the_title(title, role):
     with subprocess.Popen([title, "600"], executable=shutil.which("sleep")) as process:
         try:
             wait_until(lambda: title in _command(process.pid), 5, "its start")
@@ -174,9 +172,7 @@ def _command(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8")
 
 
-def test_a_record_that_the_disk_does_not_take_is_written_when_it_does(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_record_that_the_disk_does_not_take_is_written_when_it_does(tmp_path, caplog):
     folder = tmp_path / "run"
     folder.write_text("in the way")
     later: list[tuple[float, Callable[[], None]]] = []
@@ -197,7 +193,7 @@ def test_a_record_that_the_disk_does_not_take_is_written_when_it_does(
     assert records.alive() == {}
 
 
-def test_a_record_that_was_never_written_is_not_written_after_the_end(tmp_path: Path) -> None:
+def test_a_record_that_was_never_written_is_not_written_after_the_end(tmp_path):
     folder = tmp_path / "run"
     folder.write_text("in the way")
     records, process = RunRecords(folder), this_process()

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.actors.by_hand import ReplicaByHand
-from tests.support.systems import RunningSystem, wait_until
+from tests.support.systems import wait_until
 
 MakeReplica = Callable[..., ReplicaByHand]
 
@@ -72,7 +72,7 @@ class Rude:
 
 
 @pytest.mark.parametrize("method", ["exit_in_a_task", "stop_the_loop"])
-def test_a_loop_that_user_code_ends_goes_on(replica_of: MakeReplica, method: str) -> None:
+def test_a_loop_that_user_code_ends_goes_on(replica_of, method):
     replica = replica_of(Rude)
     calls = replica.calls(1, method=method)
     replica.run(calls)
@@ -85,8 +85,8 @@ def test_a_loop_that_user_code_ends_goes_on(replica_of: MakeReplica, method: str
     ("method", "message"), [("fault", "Segmentation fault"), ("abort", "Aborted")]
 )
 def test_a_replica_whose_native_code_faults_is_gone_at_once_and_its_log_says_where(
-    replica_of: MakeReplica, running: RunningSystem, method: str, message: str
-) -> None:
+    replica_of, running, method, message
+):
     replica = replica_of(Rude)
     replica.run(replica.calls(1, method=method))
     wait_until(lambda: not replica.alive, 5, "the process's end")
@@ -97,15 +97,13 @@ def test_a_replica_whose_native_code_faults_is_gone_at_once_and_its_log_says_whe
     assert f" in {method}" in text
 
 
-def test_what_user_code_forks_ends_by_the_signals_that_end_others(replica_of: MakeReplica) -> None:
+def test_what_user_code_forks_ends_by_the_signals_that_end_others(replica_of):
     replica = replica_of(Rude)
     assert replica.value(method="end_a_worker") == -signal.SIGTERM
     assert replica.value(method="ping") == "pong"
 
 
-def test_a_failure_that_cannot_be_logged_is_answered_and_frees_its_slot(
-    replica_of: MakeReplica,
-) -> None:
+def test_a_failure_that_cannot_be_logged_is_answered_and_frees_its_slot(replica_of):
     replica = replica_of(Rude, max_ongoing_requests=1)
     for _ in range(3):
         calls = replica.calls(1, method="close_the_log_and_fail")
@@ -115,8 +113,8 @@ def test_a_failure_that_cannot_be_logged_is_answered_and_frees_its_slot(
 
 
 def test_user_code_sets_up_logging_as_anywhere_and_all_is_in_the_replicas_own_log(
-    replica_of: MakeReplica, running: RunningSystem
-) -> None:
+    replica_of, running
+):
     replica = replica_of(Rude)
     replica.value(250, method="log")
     assert replica.value(method="add_a_handler") == 1

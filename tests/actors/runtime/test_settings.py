@@ -87,7 +87,7 @@ NEEDS = {
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_setting_is_read_from_its_flag_and_its_variable_and_handed_on(name: str) -> None:
+def test_a_setting_is_read_from_its_flag_and_its_variable_and_handed_on(name):
     needs = NEEDS.get(name, {})
     others = {other: value for other, value in needs.items() if other != name}
     by_flag = read_settings({}, **{name: SAMPLES[name]}, **others)
@@ -104,20 +104,20 @@ def test_a_setting_is_read_from_its_flag_and_its_variable_and_handed_on(name: st
     }
 
 
-def test_every_setting_has_a_sample_and_a_description() -> None:
+def test_every_setting_has_a_sample_and_a_description():
     assert FIELDS.keys() == SAMPLES.keys()
     for name, field in FIELDS.items():
         assert str(field.description).endswith("."), name
 
 
-def test_a_flag_goes_before_the_variable_and_an_empty_variable_is_none() -> None:
+def test_a_flag_goes_before_the_variable_and_an_empty_variable_is_none():
     environ = {"GREENROOM_HTTP_PORT": "9000", "GREENROOM_ADMIN_PORT": "", "HOME": "/"}
     settings = read_settings(environ, http_port="9001", http_workers=None)
     assert (settings.http.port, settings.admin_port) == (9001, 1900)
     assert given_fields(environ, http_workers="2") == {"http_port", "http_workers"}
 
 
-def test_the_environment_of_the_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_of_the_process_counts(monkeypatch):
     monkeypatch.setenv("GREENROOM_HTTP_PORT", "9000")
     monkeypatch.setenv("XDG_STATE_HOME", "/srv/xdg")
     monkeypatch.delenv("GREENROOM_STATE_DIR", raising=False)
@@ -190,27 +190,25 @@ def test_the_environment_of_the_process_counts(monkeypatch: pytest.MonkeyPatch) 
         ("store", "postgresql://me@db/x?sslmod=1", "store=postgresql://me@db/x: must be"),
     ],
 )
-def test_bad_values_are_refused_naming_the_field_and_the_value(
-    name: str, value: str, message: str
-) -> None:
+def test_bad_values_are_refused_naming_the_field_and_the_value(name, value, message):
     with pytest.raises(InvalidRequestError) as caught:
         read_settings({"GREENROOM_BIND": HERE["bind"], variable(name): value})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_all_bad_values_are_named_at_once() -> None:
+def test_all_bad_values_are_named_at_once():
     with pytest.raises(InvalidRequestError, match=r"http\.port='x': .*; log_files='y': "):
         read_settings({}, http_port="x", log_files="y")
 
 
 @pytest.mark.parametrize("environ", [{}, {"GREENROOM_BIND": "127.0.0.1"}])
-def test_only_a_bound_host_can_join(environ: dict[str, str]) -> None:
+def test_only_a_bound_host_can_join(environ):
     with pytest.raises(InvalidRequestError, match="name its address with --bind"):
         read_settings({"GREENROOM_JOIN": "10.0.0.1:1900", **environ})
 
 
-def test_a_store_is_named_without_its_password() -> None:
+def test_a_store_is_named_without_its_password():
     store = "postgresql://me:se-cret@db/x"
     for given, found in (
         ({**HERE, "join": "10.0.0.2:1900"}, "leave out --join"),
@@ -227,7 +225,7 @@ def test_a_store_is_named_without_its_password() -> None:
     assert unlike == "store is not set, not postgresql://me@db/x"
 
 
-def test_a_folder_that_hosts_share_has_the_store_and_nothing_else(tmp_path: Path) -> None:
+def test_a_folder_that_hosts_share_has_the_store_and_nothing_else(tmp_path):
     shared, own = tmp_path / "shared", tmp_path / "own"
     settings = read_settings({}, store=str(shared), state_dir=str(own), **HERE)
     assert settings.may_lead
@@ -236,7 +234,7 @@ def test_a_folder_that_hosts_share_has_the_store_and_nothing_else(tmp_path: Path
         assert getattr(settings, each).is_relative_to(own)
 
 
-def test_relative_paths_start_in_the_folder_of_the_command() -> None:
+def test_relative_paths_start_in_the_folder_of_the_command():
     settings = read_settings(
         {},
         state_dir="here",
@@ -251,7 +249,7 @@ def test_relative_paths_start_in_the_folder_of_the_command() -> None:
     assert settings.http.middlewares_dir == str(here)
 
 
-def test_the_host_has_what_the_settings_say_or_what_is_found() -> None:
+def test_the_host_has_what_the_settings_say_or_what_is_found():
     found = capacity_of(read_settings({}))
     assert found["num_cpus"] == len(os.sched_getaffinity(0))
     assert found["memory"] > 1024**2
@@ -273,7 +271,7 @@ def fake_smi(folder: Path, script: str) -> None:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def machine(monkeypatch, tmp_path):
     """A machine without GPUs, nor limits: ``dev`` and ``nodes`` are in the folder."""
     for name in capacity.LIMITS:
         monkeypatch.delenv(name, raising=False)
@@ -284,9 +282,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_gpus_are_counted_by_nvidia_smi_or_by_their_files(
-    monkeypatch: pytest.MonkeyPatch, machine: Path
-) -> None:
+def test_gpus_are_counted_by_nvidia_smi_or_by_their_files(monkeypatch, machine):
     for each in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl"):
         (machine / "dev" / each).touch()
     assert count_gpus() == 3
@@ -303,9 +299,7 @@ def test_gpus_are_counted_by_nvidia_smi_or_by_their_files(
     assert count_gpus() == 3
 
 
-def test_gpus_of_amd_are_counted_as_the_kernel_lists_them(
-    monkeypatch: pytest.MonkeyPatch, machine: Path
-) -> None:
+def test_gpus_of_amd_are_counted_as_the_kernel_lists_them(monkeypatch, machine):
     assert count_gpus() == 0
     for number, units in enumerate((0, 0, 304, 304, 1216, 64)):
         folder = machine / "nodes" / str(number)
@@ -326,7 +320,7 @@ def test_gpus_of_amd_are_counted_as_the_kernel_lists_them(
     assert count_gpus() == 1
 
 
-def test_a_host_that_has_the_clusters_store_says_so_by_a_label() -> None:
+def test_a_host_that_has_the_clusters_store_says_so_by_a_label():
     alone = HostSettings(resources={"zone": "a", "disk": 1})
     assert alone.labels == {"zone": "a", "greenroom/store": "yes"}
     joined = HostSettings(resources={"zone": "a"}, bind="10.0.0.2", join="10.0.0.1:1900")

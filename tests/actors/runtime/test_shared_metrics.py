@@ -7,8 +7,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from greenroom.actors.runtime import shared_metrics
 from greenroom.actors.runtime.processes import identify
 from greenroom.actors.runtime.shared_metrics import OtherMetrics, SharedMetrics
@@ -29,7 +27,7 @@ for _ in sys.stdin:
 """
 
 
-def test_another_process_reads_what_was_shown_last_until_the_first_ends() -> None:
+def test_another_process_reads_what_was_shown_last_until_the_first_ends():
     other = OtherMetrics()
     with subprocess.Popen(
         [sys.executable, "-c", SHOW], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -48,7 +46,7 @@ def test_another_process_reads_what_was_shown_last_until_the_first_ends() -> Non
     assert other.read(process) == []
 
 
-def test_a_process_that_shows_nothing_has_nothing() -> None:
+def test_a_process_that_shows_nothing_has_nothing():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as silent:
         process = identify(silent.pid)
         assert process is not None
@@ -56,9 +54,7 @@ def test_a_process_that_shows_nothing_has_nothing() -> None:
         silent.communicate(b"\n")
 
 
-def test_what_is_too_large_is_left_out_with_one_warning(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_too_large_is_left_out_with_one_warning(caplog, monkeypatch):
     monkeypatch.setattr(shared_metrics, "MAX_BYTES", 4096)
     registry = Registry()
     gauge = registry.gauge("level", "", "who")
@@ -70,9 +66,7 @@ def test_what_is_too_large_is_left_out_with_one_warning(
     shared.close()
 
 
-def test_a_process_without_descriptors_goes_on(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_without_descriptors_goes_on(caplog, monkeypatch):
     def full(_name: str) -> int:
         raise OSError(24, "Too many open files")
 

@@ -6,7 +6,6 @@ import asyncio
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +23,7 @@ from tests.support.systems import RunningSystem
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Path:
+def state(tmp_path):
     """A state dir as a host leaves it."""
     state = tmp_path / "state"
     for folder in ("logs", "run", "store/controller/large", "folders/abc", "environments/a"):
@@ -47,18 +46,18 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
 
 
-def test_what_a_host_leaves_is_taken_and_so_is_what_is_not_there(state: Path) -> None:
+def test_what_a_host_leaves_is_taken_and_so_is_what_is_not_there(state):
     check_state_dir(state)
     check_state_dir(state / "not" / "there")
 
 
-def test_a_folder_of_another_user_is_refused(state: Path) -> None:
+def test_a_folder_of_another_user_is_refused(state):
     os.chown(state, NOBODY, NOBODY)
     assert f"it belongs to user {NOBODY}, and this is user {os.geteuid()}" in refusal(state)
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777, 0o702])
-def test_a_folder_that_others_may_write_is_refused(state: Path, mode: int) -> None:
+def test_a_folder_that_others_may_write_is_refused(state, mode):
     state.chmod(mode)
     found = refusal(state)
     assert f"mode is {mode:04o}" in found
@@ -75,7 +74,7 @@ def test_a_folder_that_others_may_write_is_refused(state: Path, mode: int) -> No
         *("environments", "environments/a"),
     ],
 )
-def test_what_another_user_left_in_it_is_refused(state: Path, inside: str) -> None:
+def test_what_another_user_left_in_it_is_refused(state, inside):
     os.chown(state / inside, NOBODY, NOBODY)
     found = refusal(state)
     assert str(state / inside) in found
@@ -83,7 +82,7 @@ def test_what_another_user_left_in_it_is_refused(state: Path, inside: str) -> No
 
 
 @pytest.mark.parametrize("inside", ["logs/access.log", "logs", "store", "host.id", "run/x.json"])
-def test_a_link_in_it_is_refused(state: Path, tmp_path: Path, inside: str) -> None:
+def test_a_link_in_it_is_refused(state, tmp_path, inside):
     aim = tmp_path / "aim"
     aim.write_text("x")
     link = state / inside
@@ -93,12 +92,12 @@ def test_a_link_in_it_is_refused(state: Path, tmp_path: Path, inside: str) -> No
     assert f"{link} in it is a link" in refusal(state)
 
 
-def test_a_fifo_in_place_of_a_log_is_refused(state: Path) -> None:
+def test_a_fifo_in_place_of_a_log_is_refused(state):
     os.mkfifo(state / "logs/proxy.log", 0o600)
     assert "no plain file" in refusal(state)
 
 
-def test_what_others_may_write_is_refused_where_they_could_get_there(state: Path) -> None:
+def test_what_others_may_write_is_refused_where_they_could_get_there(state):
     (state / "host.id").chmod(0o666)
     state.chmod(0o755)
     assert "host.id in it (its mode is 0666)" in refusal(state)
@@ -107,7 +106,7 @@ def test_what_others_may_write_is_refused_where_they_could_get_there(state: Path
     assert mode_of(state / "host.id") == 0o600
 
 
-def test_what_others_could_read_is_made_private(state: Path) -> None:
+def test_what_others_could_read_is_made_private(state):
     for path in (state, *state.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     check_state_dir(state)
@@ -116,7 +115,7 @@ def test_what_others_could_read_is_made_private(state: Path) -> None:
     assert found == expected
 
 
-def test_what_is_not_ours_is_left_alone(state: Path) -> None:
+def test_what_is_not_ours_is_left_alone(state):
     theirs = state / "lost+found"
     theirs.mkdir()
     theirs.chmod(0o755)
@@ -129,7 +128,7 @@ def test_what_is_not_ours_is_left_alone(state: Path) -> None:
 
 
 @pytest.fixture
-def below() -> Iterator[Callable[[int, int], Path]]:
+def below():
     """Give a state dir in a folder of that mode and owner."""
     with tempfile.TemporaryDirectory() as top:
 
@@ -143,9 +142,7 @@ def below() -> Iterator[Callable[[int, int], Path]]:
         yield make
 
 
-def test_a_parent_that_all_may_write_is_refused_unless_it_is_sticky(
-    below: Callable[[int, int], Path],
-) -> None:
+def test_a_parent_that_all_may_write_is_refused_unless_it_is_sticky(below):
     state = below(0o777, os.geteuid())
     assert "without the sticky bit" in refusal(state)
     state.parent.chmod(0o1777)
@@ -163,12 +160,8 @@ def test_a_parent_that_all_may_write_is_refused_unless_it_is_sticky(
     ],
 )
 def test_a_parent_that_a_group_may_write_is_refused_if_other_users_are_in_the_group(
-    below: Callable[[int, int], Path],
-    monkeypatch: pytest.MonkeyPatch,
-    members: list[str] | None,
-    primary: list[str],
-    strangers: str,
-) -> None:
+    below, monkeypatch, members, primary, strangers
+):
     state = below(0o775, os.geteuid())
     gid = state.parent.stat().st_gid
     known = {} if members is None else {gid: SimpleNamespace(gr_mem=members)}
@@ -189,9 +182,7 @@ def test_a_parent_that_a_group_may_write_is_refused_if_other_users_are_in_the_gr
     check_state_dir(state)
 
 
-def test_a_parent_of_another_user_is_refused_also_behind_a_link(
-    below: Callable[[int, int], Path], tmp_path: Path
-) -> None:
+def test_a_parent_of_another_user_is_refused_also_behind_a_link(below, tmp_path):
     state = below(0o755, NOBODY)
     assert f"{state.parent}, which it is in, belongs to user {NOBODY}" in refusal(state)
     link = tmp_path / "link"
@@ -199,7 +190,7 @@ def test_a_parent_of_another_user_is_refused_also_behind_a_link(
     assert "belongs to user" in refusal(link)
 
 
-def test_a_link_of_another_user_is_no_state_dir(state: Path, tmp_path: Path) -> None:
+def test_a_link_of_another_user_is_no_state_dir(state, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(state)
     check_state_dir(link)
@@ -207,7 +198,7 @@ def test_a_link_of_another_user_is_no_state_dir(state: Path, tmp_path: Path) -> 
     assert "belongs to user" in refusal(link)
 
 
-def test_neither_start_nor_stop_believes_a_folder_of_another_user(state: Path) -> None:
+def test_neither_start_nor_stop_believes_a_folder_of_another_user(state):
     os.chown(state, NOBODY, NOBODY)
     settings = read_settings({}, state_dir=str(state))
     for act in (system.start, system.stop):
@@ -215,7 +206,7 @@ def test_neither_start_nor_stop_believes_a_folder_of_another_user(state: Path) -
             act(settings)
 
 
-def test_logs_are_not_written_through_links(tmp_path: Path) -> None:
+def test_logs_are_not_written_through_links(tmp_path):
     settings: HostSettings = read_settings({}, state_dir=str(tmp_path))
     make_private(settings.logs_dir)
     aim = tmp_path / "aim"
@@ -233,7 +224,7 @@ async def add_a_line(log: AccessLog) -> None:
     log.flush()
 
 
-def test_all_that_a_host_writes_is_for_its_owner_only(tmp_path: Path) -> None:
+def test_all_that_a_host_writes_is_for_its_owner_only(tmp_path):
     before = os.umask(0)
     try:
         running = RunningSystem(tmp_path / "new" / "state", GREENROOM_BIND="127.0.0.7")

@@ -46,15 +46,15 @@ def started(before: str = "", **environ: str) -> tuple[str, str]:
         ({"OTEL_SDK_DISABLED": "True", "OTEL_EXPORTER_OTLP_ENDPOINT": URL}, ""),
     ],
 )
-def test_the_standard_variables_decide(environ: dict[str, str], exporter: str) -> None:
+def test_the_standard_variables_decide(environ, exporter):
     assert tracing.exporter_wanted(environ) == exporter
 
 
-def test_nothing_is_imported_where_nothing_is_asked_for() -> None:
+def test_nothing_is_imported_where_nothing_is_asked_for():
     assert started() == ("False False", "")
 
 
-def test_it_begins_where_it_is_asked_for_though_nobody_listens() -> None:
+def test_it_begins_where_it_is_asked_for_though_nobody_listens():
     assert started(OTEL_EXPORTER_OTLP_ENDPOINT=URL)[0] == "True True"
 
 
@@ -78,18 +78,14 @@ def test_it_begins_where_it_is_asked_for_though_nobody_listens() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_logged_and_nothing_is_traced(
-    before: str, environ: dict[str, str], message: str
-) -> None:
+def test_what_is_wrong_is_logged_and_nothing_is_traced(before, environ, message):
     out, err = started(before, **environ)
     assert out.startswith("False")
     assert message in err
 
 
 @pytest.mark.parametrize("module", ["opentelemetry", "opentelemetry.sdk"])
-def test_a_command_says_what_is_asked_for_and_not_installed(
-    module: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_says_what_is_asked_for_and_not_installed(module, monkeypatch):
     assert tracing.problem_with({}) == ""
     assert tracing.problem_with({"OTEL_TRACES_EXPORTER": "otlp"}) == ""
     assert "must be otlp" in tracing.problem_with({"OTEL_TRACES_EXPORTER": "zipkin"})

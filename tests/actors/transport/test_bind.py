@@ -18,7 +18,7 @@ from tests.support.systems import RunningSystem, running_system, wait_until
 
 
 @pytest.fixture(autouse=True)
-def key_file_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def key_file_of_nobody(monkeypatch):
     """``prepare`` leaves it to child processes, which tests have too."""
     monkeypatch.setenv("GREENROOM_KEY_FILE", "")
 
@@ -39,14 +39,12 @@ def listeners(running: RunningSystem) -> set[tuple[str, int]]:
     }
 
 
-def test_a_system_listens_for_http_alone_unless_it_is_bound(own_system: RunningSystem) -> None:
+def test_a_system_listens_for_http_alone_unless_it_is_bound(own_system):
     assert listeners(own_system) == {("127.0.0.1", own_system.settings.http.port)}
     assert not own_system.settings.cluster_key.exists()
 
 
-def test_a_bound_system_listens_on_its_address_shows_its_key_nowhere_and_is_found(
-    tmp_path: Path,
-) -> None:
+def test_a_bound_system_listens_on_its_address_shows_its_key_nowhere_and_is_found(tmp_path):
     with running_system(tmp_path / "state", GREENROOM_BIND="127.0.0.9") as running:
         bound, key = ("127.0.0.9", running.settings.admin_port), running.settings.cluster_key
         assert listeners(running) == {("127.0.0.1", running.settings.http.port), bound}
@@ -78,7 +76,7 @@ def members_of(running: RunningSystem) -> list[str]:
 
 
 @pytest.mark.slow
-def test_hosts_with_one_key_join_and_with_another_are_refused_with_a_line(tmp_path: Path) -> None:
+def test_hosts_with_one_key_join_and_with_another_are_refused_with_a_line(tmp_path):
     with running_system(tmp_path / "a", GREENROOM_BIND="127.0.0.9") as leader:
         leads = leader.settings.own_address
         joining = {"GREENROOM_BIND": "127.0.0.8", "GREENROOM_JOIN": leads}
@@ -106,7 +104,7 @@ def test_hosts_with_one_key_join_and_with_another_are_refused_with_a_line(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_host_whose_name_is_taken_is_refused_naming_the_other(tmp_path: Path) -> None:
+def test_a_host_whose_name_is_taken_is_refused_naming_the_other(tmp_path):
     with running_system(tmp_path / "a", GREENROOM_BIND="127.0.0.9") as leader:
         leads = leader.settings.own_address
         other = RunningSystem(
@@ -120,18 +118,18 @@ def test_a_host_whose_name_is_taken_is_refused_naming_the_other(tmp_path: Path) 
         assert len(leader.status()["hosts"]) == 1
 
 
-def test_somebody_elses_address_cannot_be_bound(tmp_path: Path) -> None:
+def test_somebody_elses_address_cannot_be_bound(tmp_path):
     with pytest.raises(StartError, match=r"cannot listen on 192.0.2.1: .*an address of this host"):
         binding.prepare(settings(tmp_path, GREENROOM_BIND="192.0.2.1"))
 
 
-def test_a_host_that_is_not_bound_starts_over_without_a_cluster_file(tmp_path: Path) -> None:
+def test_a_host_that_is_not_bound_starts_over_without_a_cluster_file(tmp_path):
     own = str(tmp_path / "cluster.key")  # which the first start has put into the environment
     binding.prepare(settings(tmp_path, GREENROOM_KEY_FILE=own))
     assert not (tmp_path / "cluster.key").exists()
 
 
-def test_a_host_that_cannot_be_found_is_named(tmp_path: Path) -> None:
+def test_a_host_that_cannot_be_found_is_named(tmp_path):
     joined = settings(
         tmp_path, GREENROOM_BIND="127.0.0.9", GREENROOM_JOIN="no.such.host.invalid:1900"
     )
@@ -139,7 +137,7 @@ def test_a_host_that_cannot_be_found_is_named(tmp_path: Path) -> None:
         binding.resolved_gates(joined)
 
 
-def test_a_key_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
+def test_a_key_that_cannot_be_used_stops_the_start(tmp_path):
     (tmp_path / "cluster.key").write_bytes(b"short")
     (tmp_path / "cluster.key").chmod(0o600)
     with pytest.raises(StartError, match="does not hold a private key and a certificate"):
@@ -147,9 +145,7 @@ def test_a_key_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "mode"), [(b"short", 0o600), (None, 0o644), (b"", 0o600)])
-def test_a_client_hears_that_its_key_cannot_be_used(
-    tmp_path: Path, text: bytes | None, mode: int
-) -> None:
+def test_a_client_hears_that_its_key_cannot_be_used(tmp_path, text, mode):
     key = tmp_path / "given.key"
     ensure_key(key)
     if text is not None:
@@ -160,9 +156,7 @@ def test_a_client_hears_that_its_key_cannot_be_used(
         Connection.open(asked)
 
 
-def test_a_key_that_may_not_be_read_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_that_may_not_be_read_is_named(tmp_path, monkeypatch):
     def refuse(path: Path) -> bool:
         raise PermissionError(13, "Permission denied", str(path))
 
@@ -174,7 +168,7 @@ def test_a_key_that_may_not_be_read_is_named(
         binding.access_to(theirs)
 
 
-def test_a_joining_host_copies_the_key_that_it_is_given(tmp_path: Path) -> None:
+def test_a_joining_host_copies_the_key_that_it_is_given(tmp_path):
     first = settings(tmp_path / "a", GREENROOM_BIND="127.0.0.9")
     binding.prepare(first)
     second = settings(tmp_path / "b", GREENROOM_KEY_FILE=str(first.cluster_key))

@@ -20,7 +20,7 @@ DEADLINE_S = 30.0
 
 
 @pytest.fixture
-def handle_of(running: RunningSystem, name: str):
+def handle_of(running, name):
     """Make handles of a connection; the deployment answers after ``seconds``."""
 
     @serve.deployment
@@ -37,9 +37,7 @@ def open_fds(running: RunningSystem) -> int:
     return len(os.listdir(f"/proc/{running.pid_of('proxy')}/fd"))
 
 
-def test_the_proxy_forgets_callers_that_close_while_their_process_lives_on(
-    running: RunningSystem, handle_of
-) -> None:
+def test_the_proxy_forgets_callers_that_close_while_their_process_lives_on(running, handle_of):
     before = open_fds(running)
     for _ in range(20):
         connection = Connection.open(running.settings)
@@ -48,9 +46,7 @@ def test_the_proxy_forgets_callers_that_close_while_their_process_lives_on(
     wait_until(lambda: open_fds(running) <= before + 5, DEADLINE_S, "descriptors closed")
 
 
-def test_a_call_that_is_waited_for_fails_when_its_connection_is_closed(
-    running: RunningSystem, handle_of
-) -> None:
+def test_a_call_that_is_waited_for_fails_when_its_connection_is_closed(running, handle_of):
     connection = Connection.open(running.settings)
     response = handle_of(connection).remote(600)
     threading.Timer(0.2, connection.close).start()
@@ -58,7 +54,7 @@ def test_a_call_that_is_waited_for_fails_when_its_connection_is_closed(
         response.result(DEADLINE_S)
 
 
-def test_a_handle_of_a_closed_connection_says_so(running: RunningSystem, handle_of) -> None:
+def test_a_handle_of_a_closed_connection_says_so(running, handle_of):
     connection = Connection.open(running.settings)
     handle = handle_of(connection)
     connection.close()
@@ -67,7 +63,7 @@ def test_a_handle_of_a_closed_connection_says_so(running: RunningSystem, handle_
         handle.remote(0)
 
 
-def test_a_closed_client_says_so_at_once(running: RunningSystem) -> None:
+def test_a_closed_client_says_so_at_once(running):
     client = serve.Client.connect(f"127.0.0.1:{running.settings.admin_port}")
     client.close()
     client.close()
@@ -78,7 +74,7 @@ def test_a_closed_client_says_so_at_once(running: RunningSystem) -> None:
         assert time.monotonic() - began_at < 1
 
 
-def test_a_handle_in_a_forked_process_says_so(running: RunningSystem, handle_of) -> None:
+def test_a_handle_in_a_forked_process_says_so(running, handle_of):
     handle = handle_of(running.connection)
     assert handle.remote(0).result(DEADLINE_S) == "late"
     pid = os.fork()

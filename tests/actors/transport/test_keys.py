@@ -122,11 +122,11 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Cluster:
+def cluster(tmp_path):
     return Cluster(tmp_path)
 
 
-def test_all_hosts_come_to_one_new_key(cluster: Cluster) -> None:
+def test_all_hosts_come_to_one_new_key(cluster):
     before = cluster.hosts["a"].keys
     assert cluster.rotate() == {"hosts": ["a", "b", "c"], "away": []}
     (key,) = cluster.hosts["a"].keys
@@ -138,9 +138,7 @@ def test_all_hosts_come_to_one_new_key(cluster: Cluster) -> None:
     assert cluster.hosts["c"].keys != [key]
 
 
-def test_a_host_started_with_the_file_of_its_first_start_has_its_newer_key(
-    cluster: Cluster,
-) -> None:
+def test_a_host_started_with_the_file_of_its_first_start_has_its_newer_key(cluster):
     given = cluster.folder / "given.key"
     ensure_key(given, cluster.hosts["a"].path)
     cluster.rotate()
@@ -170,9 +168,7 @@ def crash_at(number: int, folder: Path, patch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a", "b"])
-def test_a_crash_at_any_step_of_a_host_leaves_a_cluster_that_works(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_at_any_step_of_a_host_leaves_a_cluster_that_works(name, tmp_path, monkeypatch):
     number, has_crashed = 0, True
     while has_crashed:
         number += 1
@@ -197,7 +193,7 @@ def test_a_crash_at_any_step_of_a_host_leaves_a_cluster_that_works(
     assert number == 4, "three steps"
 
 
-def test_it_is_done_when_no_connection_of_before_is_open(cluster: Cluster) -> None:
+def test_it_is_done_when_no_connection_of_before_is_open(cluster):
     rotation = cluster.hosts["a"].rotation
     rotation.begin("1")
     cluster.converge()
@@ -207,7 +203,7 @@ def test_it_is_done_when_no_connection_of_before_is_open(cluster: Cluster) -> No
     assert rotation.rotated() is not None
 
 
-def test_a_controller_that_was_succeeded_turns_no_host_back(cluster: Cluster) -> None:
+def test_a_controller_that_was_succeeded_turns_no_host_back(cluster):
     before, ids = cluster.hosts["b"].keys, KeyFiles(cluster.hosts["b"].path).ids()
     cluster.rotate()
     after = cluster.hosts["b"].keys
@@ -218,13 +214,13 @@ def test_a_controller_that_was_succeeded_turns_no_host_back(cluster: Cluster) ->
     assert cluster.sent == [Superseded(epoch=EPOCH)]
 
 
-def test_a_lost_host_is_not_waited_for(cluster: Cluster) -> None:
+def test_a_lost_host_is_not_waited_for(cluster):
     cluster.lost = {"c"}
     assert cluster.rotate() == {"hosts": ["a", "b"], "away": ["c"]}
     assert cluster.hosts["c"].keys[0] not in cluster.hosts["a"].keys
 
 
-def test_a_host_that_is_back_while_its_key_is_taken_is_brought_along(cluster: Cluster) -> None:
+def test_a_host_that_is_back_while_its_key_is_taken_is_brought_along(cluster):
     cluster.lost = {"c"}
     cluster.hosts["a"].rotation.begin("1")  # b has not answered yet
     assert cluster.hosts["a"].rotation.rotated() is None
@@ -232,7 +228,7 @@ def test_a_host_that_is_back_while_its_key_is_taken_is_brought_along(cluster: Cl
     assert cluster.rotate("1") == {"hosts": ["a", "b", "c"], "away": []}
 
 
-def test_a_host_that_was_evicted_is_given_nothing(cluster: Cluster) -> None:
+def test_a_host_that_was_evicted_is_given_nothing(cluster):
     cluster.converge()
     cluster.sent.clear()
     del cluster.records["c"], cluster.all["c"]
@@ -242,7 +238,7 @@ def test_a_host_that_was_evicted_is_given_nothing(cluster: Cluster) -> None:
     assert {to for _, to, _ in cluster.queue} == {"b"}
 
 
-def test_a_step_waits_for_every_host() -> None:
+def test_a_step_waits_for_every_host():
     spreading = KeyIds("k", next="n")
     assert next_step(KeyIds("k"), [KeyIds("k")]) == KeyIds("k")
     assert next_step(spreading, [spreading, KeyIds("k")]) == spreading

@@ -17,14 +17,12 @@ AWAY = ActorAddress(ProcessAddress("10.77.0.1", 1900))
 
 
 @pytest.fixture
-def port() -> LonePort:
+def port():
     return LonePort()
 
 
 @pytest.mark.parametrize("is_answered", [True, False])
-def test_a_question_is_repeated_until_it_is_answered_or_late_and_then_forgotten(
-    port: LonePort, is_answered: bool
-) -> None:
+def test_a_question_is_repeated_until_it_is_answered_or_late_and_then_forgotten(port, is_answered):
     request = AskProxy(request_id="an id", what="routes")
     asked = port.lone.asyncio.create_task(port.ask(lambda: AWAY, request, BUSY_S))
     for count in range(1, 4):
@@ -44,9 +42,7 @@ def test_a_question_is_repeated_until_it_is_answered_or_late_and_then_forgotten(
     assert (reply and reply.value) == (7 if is_answered else None)
 
 
-def test_a_question_to_one_process_is_not_repeated_on_its_way_and_ends_where_it_cannot_arrive(
-    port: LonePort,
-) -> None:
+def test_a_question_to_one_process_is_not_repeated_on_its_way_and_ends_where_it_cannot_arrive(port):
     asked = port.lone.asyncio.create_task(port.locate(*PROXY, AWAY))
     port.lone.pass_time(2 * REPEAT_S)
     (question,) = port.lone.outbox
@@ -55,9 +51,7 @@ def test_a_question_to_one_process_is_not_repeated_on_its_way_and_ends_where_it_
     assert asked.result() is None
 
 
-def test_one_admin_of_several_that_shuts_down_does_not_answer_for_the_others(
-    port: LonePort,
-) -> None:
+def test_one_admin_of_several_that_shuts_down_does_not_answer_for_the_others(port):
     port.learn_gates(["10.77.0.1:1900", "10.77.0.2:1900"])
     one, other = port.gates
 
