@@ -120,7 +120,7 @@ class Caller:
     def _drop(self, entry: OpenQuery, status: int) -> Callable[[Any], None]:
         """End a query wherever it is, with this status; return what gets its answer."""
         if entry.exchange is not None:
-            entry.exchange.end_at_replica(entry.query.id)
+            entry.exchange.end_at_replica()
         on_answer = self._let_go(entry)
         if entry.share is None:
             self._proxy.cancel(entry.query.id)
@@ -193,12 +193,11 @@ class Caller:
             is_wanted, exchange = entry.is_wanted, entry.exchange
             if is_wanted:
                 if exchange is not None:
-                    # Else the replica has died before its failure came, and another one answers.
-                    if exchange.failing_at and status_of(answer) >= 500:
+                    if exchange.fails_with(answer):
                         self._try_again(entry, exchange, answer)
                         continue
                     if not isinstance(answer, StreamEnded):  # another replica may have answered
-                        exchange.stop_stream(answer.query_id)
+                        exchange.stop_stream()
                 self.loop.guarded(entry.end(), answer)
             if entry.share is not None:  # when the client has it
                 self.leases.free(entry, status_of(answer) if is_wanted else 0)
@@ -220,7 +219,7 @@ class Caller:
         on_answer, entry.on_answer = entry.on_answer, answered
         if entry.share is not None:
             self.leases.free(entry, status_of(first))
-        entry.failed_at, exchange.failing_at = exchange.failing_at, ""
+        entry.failed_at = exchange.failing_at
         entry.query = entry.query._replace(id=-entry.query.id)
         self.queries[entry.query.id] = entry
         self._to_proxy(entry)
@@ -229,7 +228,7 @@ class Caller:
         """Leave a query that its replica did not answer to the router."""
         entry.is_sent = False
         if entry.exchange is not None:
-            entry.exchange.parts.clear()
+            entry.exchange.begin_anew()
         self._proxy.put(entry)
 
     def _lost(self, entry: OpenQuery, replica: str) -> None:

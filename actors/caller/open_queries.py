@@ -33,9 +33,11 @@ from greenroom.actors.messages.queries import (
     StreamBegun,
     StreamPart,
     part_arrived,
+    status_of,
 )
 from greenroom.actors.runtime.loop import Callback, Loop, Timer, nothing
 from greenroom.core.routing.leases import HeldShare
+from greenroom.core.routing.outliers import has_failed
 
 OnAnswer = Callable[[Answer | Stream], None]
 OnUpload = Callable[[Upload], None]
@@ -72,7 +74,7 @@ class OpenQuery:
             self.timer.cancel()
         if self.exchange is None:
             return self.on_answer
-        self.exchange.close(self.query.id)
+        self.exchange.close()
         stream = self.exchange.stream
         return self.on_answer if stream is None else stream.ended
 
@@ -95,7 +97,8 @@ class Exchange:
         self._cancel = cancel
         self._stream_id = 0
         self._unwatch: Callback = nothing
-        self._runs_at: list[Address] = []  # replicas that run it for a router that is dead
+        # Replicas that run it for a router that is dead, and as which query.
+        self._orphans: list[tuple[Address, int]] = []
 
     def take(self, item: AnswerPart | FeedTaken | StillRuns | StreamPart, sender: Address) -> None:
         """Take a part of the answer, or record what a replica says of itself."""
@@ -107,8 +110,16 @@ class Exchange:
                 self.upload.taken(item)
         elif isinstance(item, AnswerPart):
             self.parts.setdefault(item.number, []).append(item.content)
-        elif self.replica is None and sender not in self._runs_at:
-            self._runs_at.append(sender)
+        elif self.replica is None and (sender, item.query_id) not in self._orphans:
+            self._orphans.append((sender, item.query_id))
+
+    def fails_with(self, answer: Answer) -> bool:
+        """Return whether this is the failure that was announced, for another replica to mend.
+
+        Else that replica has died before its failure came, and another one or the router answers,
+        or the answer of another one has begun.
+        """
+        return bool(self.failing_at) and self.stream is None and has_failed(status_of(answer))
 
     def begin(self, begun: StreamBegun, sender: Address) -> Stream:
         """Return the stream that has begun."""
@@ -127,16 +138,16 @@ class Exchange:
         """Cancel the query."""
         self._loop.run(self._cancel)
 
-    def stop_stream(self, query_id: int) -> None:
+    def stop_stream(self) -> None:
         """Have the replica end its answer in parts; it may have outlived the proxy."""
         if self.stream is not None:
-            stop_at(self._loop, self._incarnation, self.at, query_id)
+            stop_at(self._loop, self._incarnation, self.at, self._stream_id)
 
-    def end_at_replica(self, query_id: int) -> None:
+    def end_at_replica(self) -> None:
         """Have the replica that answers end the query."""
         if self.upload is not None:
             self.upload.stop()
-        self.stop_stream(query_id)
+        self.stop_stream()
 
     def watch(self, on_death: Callback) -> None:
         """Notice the end of the replica that answers, when no proxy is there to report it."""
@@ -144,15 +155,25 @@ class Exchange:
         self._unwatch()
         self._unwatch = self._loop.watch_process(self.replica, on_death, self.at)
 
-    def close(self, query_id: int) -> None:
+    def begin_anew(self) -> None:
+        """Forget what was heard: another replica is to run the query from the beginning."""
+        self.failing_at = ""
+        self.parts.clear()
+        self._stop_orphans()
+
+    def close(self) -> None:
         """Want nothing more: no answer is waited for."""
         self._unwatch()
         self._unwatch = self._cancel = nothing  # these hold the query, as does the upload
         if self.upload is not None:
             self.upload.close()
             self.upload = None
-        for replica in self._runs_at:
+        self._stop_orphans()
+
+    def _stop_orphans(self) -> None:
+        for replica, query_id in self._orphans:
             stop_at(self._loop, self._incarnation, replica, query_id)
+        self._orphans.clear()
 
 
 def stop_at(loop: Loop, incarnation: str, replica: Address, query_id: int) -> None:

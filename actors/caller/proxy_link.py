@@ -168,7 +168,7 @@ class ProxyLink:
                 if item.died:
                     lost.append((query_id, 1))  # it has been under a lease once at most
                     died.append((query_id, item.died))
-                elif item.is_refused and not item.is_resent:
+                if item.is_refused:
                     refused.append(query_id)
                 if item.failed_at:
                     failed.append((query_id, item.failed_at, time.monotonic() - item.submitted_at))

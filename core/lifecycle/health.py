@@ -63,7 +63,7 @@ def _take_report(backend: Backend, replica: Replica, report: Report, now: float)
     if report.check_id:
         _checked(backend, replica, report, now)
         return
-    if report.error and report.state == "running" and report.config_id > replica.config_id:
+    if report.error and report.state == "running":
         _refused(backend, replica, report)
     replica.config_id = max(report.config_id, replica.config_id)
     if replica.state is ReplicaState.STARTING:

@@ -386,6 +386,11 @@ class RoutedBackend:
             self.rate.began(now)
         queue.add(ticket, first=first)
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether any query waits, mirrored ones included."""
+        return bool(self.queue.size or self.mirrored.size)
+
     def take_waiting(self) -> list[Ticket]:
         """Remove and return all that waits."""
         return self.queue.take_all() + self.mirrored.take_all()

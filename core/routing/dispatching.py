@@ -277,9 +277,9 @@ class Dispatch:
 
     def wait(self, backend: RoutedBackend, now: float) -> None:
         """Assign what is queued; where some of it has to wait, check the leases soon."""
-        if backend.queue.size:
+        if backend.is_waited_for:
             self.fill(backend, now)
-            if backend.queue.size:
+            if backend.is_waited_for:
                 self._watch(backend, now)
 
     def fill(self, backend: RoutedBackend, now: float) -> None:
@@ -290,10 +290,10 @@ class Dispatch:
         """
         table = backend.table
         backend.outliers.check(now)
-        if backend.queue.size or backend.mirrored.size:
+        if backend.is_waited_for:
             backend.let_in(now)
         backend.reassign_homes(now)
-        while backend.queue.size or backend.mirrored.size:
+        while backend.is_waited_for:
             waiting = backend.queue if backend.queue.size else backend.mirrored
             slots = backend.slots_for(is_mirrored=waiting is backend.mirrored)
             ticket = waiting.first()
@@ -346,9 +346,12 @@ class Dispatch:
             self.tickets.once(now + WAIT_S, backend, self._reclaim)
 
     def _reclaim(self, backend: RoutedBackend, now: float) -> None:
-        """Revoke all leases of a backend where queries have waited for WAIT_S."""
+        """Revoke all leases of a backend where queries have waited for WAIT_S.
+
+        Mirrored ones too: of a lease that is used on and on they would never get a slot.
+        """
         backend.lending.is_watched = False
-        first = backend.queue.first()
+        first = backend.queue.first() or backend.mirrored.first()
         if first is None:
             return
         if now < first.submitted_at + WAIT_S:

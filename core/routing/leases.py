@@ -234,8 +234,7 @@ class Leases:
             or state.affinity(endpoint) is not None
             or backend.table.max_queued_requests >= 0
             or backend.table.request_router is not None
-            or backend.queue.size
-            or backend.mirrored.size
+            or backend.is_waited_for
             or backend.table.unavailable
             or backend.outliers.decide
         )

@@ -119,7 +119,7 @@ class Mirroring(Observer):
         pairings = _paired(ticket, compare, list(backend.replicas))
         if not (backend.replicas or backend.queue.size or backend.mirrored.size > 1):
             state.observers.starved(tag)
-        state.fill(backend, now)
+        state.wait(backend, now)
         return pairings
 
 

@@ -86,6 +86,15 @@ def test_a_good_answer_after_a_failure_that_never_came_is_the_answer():
     assert submitted(loop, "proxy") == [(1,)]
 
 
+def test_a_refusal_after_a_failure_that_never_came_is_not_that_failure():
+    caller, loop, answers = asked()
+    deliver(caller, "first", m.MayTryAgain(1, "first"))  # and dies
+    deliver(caller, "proxy", m.FailedAnswer(1, "BackPressureError", "too many wait"))
+    loop.pass_time(1)
+    assert [each.text for each in answers] == ["too many wait"]
+    assert submitted(loop, "proxy") == [(1,)]
+
+
 def test_whoever_fails_on_an_answer_keeps_no_other_from_theirs():
     caller, _, answers = asked()
 
@@ -135,6 +144,33 @@ def test_what_runs_without_its_router_ends_when_its_answer_is_not_wanted():
     assert stopped(loop) == []
     deliver(caller, "second", m.ValueAnswer(1, b""))
     assert [type(each) for each in answers] == [m.ValueAnswer]
+    assert stopped(loop) == [("first", 1)]
+
+
+def test_what_runs_without_its_router_ends_when_the_query_is_tried_again():
+    """Its answer would be ignored: it is one to another number."""
+    caller, loop, answers = asked()
+    caller.proxy_gone()
+    deliver(caller, "first", m.StillRuns(1))
+    caller.met_proxy("next", m.Process(8, 8, "next"))
+    loop.pass_time(0)
+    deliver(caller, "second", m.MayTryAgain(1, "r#2"), m.FailedAnswer(1, "UserCodeError", ""))
+    loop.pass_time(0)
+    assert submitted(loop, "next") == [(1, -1), (-1, 1)]
+    assert stopped(loop) == [("first", 1)]
+    caller.proxy_gone()
+    deliver(caller, "third", m.StillRuns(-1))
+    caller.cancel(1)
+    assert stopped(loop) == [("first", 1), ("third", -1)]
+    assert not answers
+
+
+def test_what_fails_where_another_replica_had_begun_to_answer_is_not_tried_again():
+    caller, loop, _ = asked()
+    deliver(caller, "first", begun(FIRST))
+    deliver(caller, "second", m.MayTryAgain(1, "r#2"), m.FailedAnswer(1, "UserCodeError", ""))
+    loop.pass_time(1)
+    assert submitted(loop, "proxy") == [(1,)]
     assert stopped(loop) == [("first", 1)]
 
 

@@ -592,6 +592,24 @@ def test_what_is_late_or_of_another_proxy_changes_nothing_of_a_lease(model):
     assert held.is_returned, "another one takes its place"
 
 
+def test_a_lease_and_its_last_slot_are_returned_at_once(model):
+    """Others wait for the slots, and changes for the lease."""
+    caller, replica = _pick(model.callers, 0), _pick(model.replicas, 0)
+    number, held = next(model.ids), caller.leases.held["e", "b"]
+    assert caller.send(number)
+    model.wires.end_turn()
+    model.deliver_all()
+    caller.leases.revoked(m.RevokeLeases(proxy=PROXY, numbers=(held.number,)))
+    model.wires.end_turn()
+    replica.end(caller.name, number)
+    answer, _ = model.wires.under_way[replica.table.tag, caller.name].pop()
+    caller.answered(answer, replica.table.tag)
+    model.wires.end_turn()
+    reports = [each.returned for each in sent_to_proxy(model, caller, m.LeasesUsed)]
+    in_use = {replica.table.tag: 1}
+    assert reports == [((held.number, in_use),), ((held.number, {}),)]
+
+
 def test_what_was_sent_just_before_a_lease_is_revoked_runs_under_it(model):
     caller, replica = _pick(model.callers, 0), _pick(model.replicas, 0)
     number, held = next(model.ids), caller.leases.held["e", "b"]
@@ -679,7 +697,22 @@ def test_a_grant_says_all_that_its_caller_decides_by_and_routes_once(model):
     assert (first.methods, first.route, first.routes) == (("GET",), "/x", {"/x": "e"})
     assert [(each.slots, each.pace) for each in first.slots] == [(2, 2.0)]
     assert second.routes is None
+    table = EndpointTable(name="e", traffic=model.traffic, route="/y")
+    model.perform(model.router.set_endpoint("e", table, 0.0))
+    model.desk.grant(tickets.Grant(tickets.Lease(99, caller.name, "e", "b", {tag: 2})))
+    assert model.wires.under_way["proxy", caller.name][-1][0].routes == {"/y": "e"}, "they changed"
     model.wires.under_way["proxy", caller.name].clear()
+
+
+def test_a_change_is_confirmed_at_once_when_the_last_caller_with_a_lease_dies(model):
+    confirmed: list[bool] = []
+    table = EndpointTable(name="e", traffic=model.traffic, route="/x")
+    model.perform(model.router.set_endpoint("e", table, model.wires.now))
+    model.desk.when_confirmed(lambda: confirmed.append(True))
+    while model.router.leases.unconfirmed:
+        assert not confirmed
+        model.kill_caller(0)
+    assert confirmed
 
 
 def test_the_router_hears_all_of_a_report(model):

@@ -22,6 +22,7 @@ from greenroom.core.routing.leases import (
     share_of,
 )
 from greenroom.core.routing.load import busy, by_endpoint, overdue
+from greenroom.core.routing.mirroring import MIRROR_S
 from greenroom.core.routing.retries import MAX_ATTEMPTS
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BackendTable, EndpointTable
@@ -105,6 +106,25 @@ def test_no_lease_is_granted_where_the_router_has_a_say() -> None:
         for number in range(4):
             effects = run(router, "c1", number, number * SOON_S)
             assert not any(isinstance(each, Grant) for each in effects)
+
+
+def test_mirrored_queries_that_wait_have_leases_revoked_and_none_granted() -> None:
+    router = leasing()
+    router.set_endpoint("f", endpoint("f", to="other", shadows={"b": 1.0}), 0.0)
+    router.set_backend("other", replace(table(), tag="other", replicas=(replica("other#1"),)), 0.0)
+    lease, now = granted(router), 1.0
+    router.submit(NewQuery("c2", Query(10, endpoint="f")), now)
+    assert not router.expire(now + MIRROR_S), "mirrored queries get half of the slots"
+    assert Revoke(lease) in router.expire(now + MIRROR_S + WAIT_S)
+    (own,) = router.submit(NewQuery("c2", Query(11)), now)
+    now += PAUSE_S + 1.0
+    assert not router.leases.returned("c1", lease.number, {"b#1": 3}, now), "half are taken"
+    for number in (12, 13):
+        effects = run(router, "c1", number, now)
+        assert not any(isinstance(each, Grant) for each in effects)
+    (effect,) = finished(router, "b#1", [(own.ticket.number, 200)], now)
+    assert effect.ticket.is_mirrored
+    assert any(isinstance(each, Grant) for each in run(router, "c1", 14, now))
 
 
 def test_leased_slots_count_as_taken() -> None:
