@@ -6,7 +6,7 @@ connections. gunicorn's own access log halves the throughput. Several workers ap
 file: O_APPEND and one write per flush keep their lines whole.
 
 A log that cannot be written must not stop the serving: the lines are dropped, and the first failure
-is reported on stderr. A line that cannot be made costs no other.
+is reported on stderr.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class AccessLog:
         self._waiting: list[Entry] = []
         self._timer: asyncio.TimerHandle | None = None
         self._is_torn = False  # the file ends within a line of ours
-        self._reported: set[str] = set()  # what has failed
+        self._has_failed = False
 
     def add(self, entry: Entry) -> None:
         """Note a finished request; it is in the file within FLUSH_S."""
@@ -69,9 +69,15 @@ class AccessLog:
             return
         waiting, self._waiting = self._waiting, []
         try:
-            self._write(self._lines(waiting))
+            self._write("".join(map(line, waiting)).encode("ascii"))
         except OSError as error:
-            self._report("cannot write the access log", str(error.strerror))
+            self._report(error)
+
+    def _report(self, error: OSError) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            text = "cannot write the access log %s: %s; serving goes on without it"
+            _logger.error(text, self._path, error.strerror)
 
     def _write(self, lines: bytes) -> None:
         make_private(self._path.parent)
@@ -86,21 +92,6 @@ class AccessLog:
                 self._is_torn = bool(rest)
         finally:
             os.close(file)
-
-    def _lines(self, entries: list[Entry]) -> bytes:
-        """Return the lines of entries; one that cannot be made costs no other."""
-        try:
-            return "".join(map(line, entries)).encode("ascii")
-        except Exception as error:
-            if len(entries) > 1:
-                return b"".join(self._lines([each]) for each in entries)
-            self._report("cannot make a line of the access log", repr(error))
-            return b""
-
-    def _report(self, what: str, why: str) -> None:
-        if what not in self._reported:
-            self._reported.add(what)
-            _logger.error("%s %s: %s; serving goes on without it", what, self._path, why)
 
 
 def line(entry: Entry) -> str:

@@ -5,7 +5,14 @@ nothing inside has answered; the middlewares, where the settings name any (:mod:
 one Falcon app, which has our own pages under ``/-/`` (:mod:`.pages`; :mod:`.admin`, added when the
 first request to it comes) and makes a query of all else, for the router.
 WebSockets leave this way before Falcon (:mod:`.websocket`), because Falcon would read ahead of user
-code. Plain requests go past all of it, with the same bytes as the result (:mod:`.short_way`).
+code.
+
+Plain requests take the short way, from the parser to the router and back, past ASGI and Falcon:
+ASGI takes a request through a task, and Falcon through a request and a response object more. One
+whose body is here, and whose response is whole, needs none of that: its query leaves, and a
+callback writes the answer. docs/performance.md says what this brings. The bytes are the same. With
+the option ``short_way`` off, Falcon makes the query; since nothing waits for that, it takes no task
+either.
 
 A worker serves, and then drains, from SIGTERM on: what is in flight goes on, everything new is
 answered 503. A worker whose master has died leaves without draining: it serves the connections that
@@ -20,7 +27,7 @@ import logging
 import re
 from collections import defaultdict
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import falcon.asgi
@@ -30,6 +37,7 @@ from greenroom.actors.caller.streams import StreamFailedError
 from greenroom.actors.messages.queries import Query
 from greenroom.actors.runtime import tracing
 from greenroom.actors.runtime.logs import ACCESS_LOG
+from greenroom.actors.runtime.loop import nothing
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.runtime.shared_metrics import SharedMetrics
 from greenroom.core.errors import (
@@ -48,6 +56,7 @@ from greenroom.http_front.clients import ClientCounts
 from greenroom.http_front.heads import Head, split
 from greenroom.http_front.link import Link
 from greenroom.http_front.pages import HEALTH, pages
+from greenroom.http_front.protocol import Begin, Cycle
 from greenroom.http_front.request import (
     ASGI,
     CLIENT_LEFT,
@@ -59,7 +68,7 @@ from greenroom.http_front.request import (
     asked,
     query_for,
 )
-from greenroom.http_front.responses import end_body, reply_for, reply_to, send_reply
+from greenroom.http_front.responses import Answer, end_body, reply_for, reply_to, send_reply
 
 _logger = logging.getLogger(__name__)
 
@@ -93,13 +102,13 @@ class Front:
         self._falcon.add_error_handler(Exception, _raise)
         self._guard: Callable[[Request], None] | None = None  # until the admin API is asked for
         self._app: App = self._answer
-        self.add_cors: Callable[[Scope, Headers], Headers] | None = None  # on the short way
+        self._add_cors: Callable[[Scope, Headers], Headers] | None = None  # on the short way
         if options.middlewares or options.cors:
             from greenroom.http_front import middlewares  # noqa: PLC0415  # few need it
 
             self._app = middlewares.around(self._answer, options)
             if options.cors is not None:
-                self.add_cors = middlewares.CorsHeaders(options.cors).added
+                self._add_cors = middlewares.CorsHeaders(options.cors).added
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, or a WebSocket from its opening to its end.
@@ -135,7 +144,38 @@ class Front:
         finally:
             request.end()
 
-    def is_plain(self, head: Head, body: bytes) -> bool:
+    @property
+    def begin(self) -> Begin | None:
+        """The short way: begins a request whose body is here; None where middlewares want all.
+
+        It returns False for a request that goes the long way: it is not plain, or there is no
+        router to ask yet.
+        """
+        return None if self.options.middlewares else self._begin
+
+    def _begin(self, cycle: Cycle, body: bytes) -> bool:
+        request, head = cycle.request, cycle.request.head
+        if head.query is None and not self._is_plain(head, body):
+            return False
+        request.begin(self.requests)
+        try:
+            if self.options.short_way:
+                self.admit(head)
+                most_s = self.options.request_timeout_s
+                query = query_for(request, self.link.next_id(), most_s, body)
+            else:
+                query = self._query_by_falcon(request, body)
+            cancel = self.link.submit(query, partial(self._answered, cycle))
+        except Exception as error:
+            self._send(cycle, reply_for(error, request))
+        else:
+            if cancel is None:
+                return False
+            if cycle.leave is nothing:  # else parts of the answer are being sent
+                cycle.leave = partial(_leave, request, cancel)
+        return True
+
+    def _is_plain(self, head: Head, body: bytes) -> bool:
         """Return whether a request whose body is here needs nothing but the router's answer."""
         limit = self.options.max_body_bytes
         if limit is not None and len(body) > limit:
@@ -143,6 +183,27 @@ class Front:
         if self.options.cors is not None and head.method == "OPTIONS":
             return False  # it may be a preflight
         return head.path[:1] == "/" and not head.page
+
+    def _answered(self, cycle: Cycle, answer: Answer) -> None:
+        request = cycle.request
+        if request.requests is None:
+            return
+        try:
+            reply = reply_to(answer, request)
+        except Exception as error:
+            reply = reply_for(error, request)
+        self._send(cycle, reply)
+
+    def _send(self, cycle: Cycle, reply: Reply) -> None:
+        request = cycle.request
+        if self._add_cors is not None:
+            reply = reply._replace(headers=self._add_cors(request.scope, reply.headers))
+        if isinstance(reply.body, bytes):
+            cycle.reply(reply)
+            request.end()
+        else:
+            request.reply = reply
+            cycle.go_on(self).add_done_callback(partial(_sent, request))
 
     def admit(self, head: Head) -> None:
         """Raise a GreenroomError for a request that goes no further."""
@@ -231,7 +292,7 @@ class Front:
         except Exception as error:
             return reply_for(error, request)
 
-    def query_by_falcon(self, request: Request, body: bytes) -> Query:
+    def _query_by_falcon(self, request: Request, body: bytes) -> Query:
         """Return the query for a plain request; raises for one that goes no further.
 
         Nothing of that waits, so it takes no task.
@@ -273,6 +334,20 @@ class Front:
             follows = "" if body.is_complete else BODY
         number, most_s = self.link.next_id(), self.options.request_timeout_s
         request.query = query_for(request, number, most_s, begun, follows=follows)
+
+
+def _leave(request: Request, cancel: Callable[[], object]) -> None:
+    cancel()
+    request.status = CLIENT_LEFT
+    request.end()
+
+
+def _sent(request: Request, _task: object) -> None:
+    """Release what a task holds that may have been cancelled before its first step."""
+    reply, request.reply = request.reply, None
+    end_body(reply)
+    request.status = request.status or CLIENT_LEFT
+    request.end()
 
 
 class Router(CompiledRouter):

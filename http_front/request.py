@@ -10,8 +10,8 @@ The life of a request is the same on every way through the worker:
 6. the protocol writes that, with the headers that every response has (:mod:`.protocol`);
 7. :meth:`Request.end` counts it, and writes its line in the access log.
 
-Callbacks take these steps for plain requests (:mod:`.short_way`), Falcon and a task for the others
-(:mod:`.app`), and :mod:`.websocket` for WebSockets.
+Callbacks take these steps for plain requests, Falcon and a task for the others (both in
+:mod:`.app`), and :mod:`.websocket` for WebSockets.
 """
 
 from __future__ import annotations

@@ -29,7 +29,6 @@ from greenroom.actors.runtime import draining
 from greenroom.actors.runtime.loop import new_event_loop
 from greenroom.actors.runtime.processes import MOST, raise_limit
 from greenroom.actors.transport.sockets import tcp_listener
-from greenroom.http_front import short_way
 from greenroom.http_front.app import Front
 from greenroom.http_front.connections import Connections, Listener
 from greenroom.http_front.protocol import FrontProtocol
@@ -117,7 +116,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         connections = self._connections = Connections(front, front.options, most)
         await front.start()
         tls = ssl_context(self.cfg) if self.cfg.is_ssl else None
-        make = partial(FrontProtocol, connections, short_way.beginning(front))
+        make = partial(FrontProtocol, connections, front.begin)
         self._listeners = [Listener(each.sock, connections, make, tls) for each in self.sockets]
         for listener in self._listeners:
             listener.open()

@@ -46,19 +46,6 @@ def test_whatever_is_in_the_path_or_the_client_the_line_stays_one_line_of_json(t
     assert report.keys() == json.loads(line(ENTRY)).keys()
 
 
-async def test_one_line_that_cannot_be_made_costs_no_other(tmp_path, caplog):
-    log = AccessLog(tmp_path / "access.log")
-    for number in range(5):
-        log.add(ENTRY._replace(path=f"/{number}", duration_s="long" if number == 2 else 1))
-    log.flush()
-    log.add(ENTRY._replace(duration_s="long"))
-    log.flush()
-    lines = (tmp_path / "access.log").read_text().splitlines()
-    assert [json.loads(text)["path"] for text in lines] == ["/0", "/1", "/3", "/4"]
-    (report,) = [record.getMessage() for record in caplog.records]
-    assert "cannot make a line of the access log" in report
-
-
 async def test_a_request_is_in_the_file_within_a_quarter_of_a_second(app):
     path = app.settings.logs_dir / "access.log"
 

@@ -20,7 +20,6 @@ from greenroom.actors.messages.queries import (
     StreamEnded,
     StreamPart,
 )
-from greenroom.http_front import short_way
 from greenroom.http_front.heads import MAX_KNOWN, HeadReader
 from greenroom.http_front.request import Request
 from greenroom.http_front.responses import StreamedBody
@@ -246,9 +245,9 @@ def test_the_server_as_a_whole_is_no_path_below_a_root_path(app, way):
 
 
 def test_middlewares_keep_requests_off_the_short_way(app):
-    assert short_way.beginning(app.rebuild(short_way=True).front) is not None
+    assert app.rebuild(short_way=True).front.begin is not None
     tag = ("tests.support.middlewares:Tag", {})
-    assert short_way.beginning(app.rebuild(middlewares=[tag]).front) is None
+    assert app.rebuild(middlewares=[tag]).front.begin is None
 
 
 ORIGIN = "https://shop.example"

@@ -6,7 +6,6 @@ import asyncio
 import os
 from typing import Any
 
-from greenroom.http_front import short_way
 from greenroom.http_front.app import Front
 from greenroom.http_front.connections import Connections
 from greenroom.http_front.protocol import FrontProtocol
@@ -130,4 +129,4 @@ async def exchange(front: Front, *segments: bytes) -> bytes:
 
 
 def connected(front: Front) -> Conversation:
-    return Conversation(front, front.options, short_way.beginning(front))
+    return Conversation(front, front.options, front.begin)
