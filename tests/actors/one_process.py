@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from greenroom.actors.caller import client as query_client
 from greenroom.actors.caller.caller import Caller
 from greenroom.actors.caller.client import CallerClient
-from greenroom.actors.messages.queries import Process
+from greenroom.actors.messages.queries import HttpCall, Process, packed
 from greenroom.actors.proxy.proxy import Proxy
 from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica.comparisons import Comparisons
@@ -30,6 +30,7 @@ from greenroom.core.routing.tables import (
     EndpointTable,
     ReplicaTable,
 )
+from greenroom.serve.code.packing import pack_code
 from greenroom.serve.handle import DeploymentHandle
 from tests.support.lone_loop import LoneTransport
 from tests.support.queries import query
@@ -97,11 +98,16 @@ def load(target: Any, user_config: Any = None, *, limit: int = 100) -> Failure |
 
 
 class OneProcess:
-    """One replica of ``target`` at the endpoint "e"; everything runs on ``loop``."""
+    """One replica of ``target`` at the endpoint "e"; everything runs on ``loop``.
 
-    def __init__(self, target: Any, *, limit: int, **table: Any) -> None:
+    ``config`` are settings that replicas read, and ``table`` those that proxies do.
+    """
+
+    def __init__(
+        self, target: Any, *, limit: int = 10, config: dict[str, Any] | None = None, **table: Any
+    ) -> None:
         self.user_code = UserCode()
-        self.user_code.configure({"max_ongoing_requests": limit})
+        self.user_code.configure({"max_ongoing_requests": limit, **(config or {})})
         self.loop = loop = self.user_code.loop
         self.proxy = self._make_proxy(Place(loop))
         port: Any = Place(loop)
@@ -126,12 +132,33 @@ class OneProcess:
         self.caller.submit(asked, answered.set_result, *upload)
         return await answered
 
+    async def http(
+        self,
+        *upload: Callable[[Any], None],
+        path: str = "/",
+        method: str = "GET",
+        headers: Any = (),
+        body: bytes = b"",
+        **settings: Any,
+    ) -> Any:
+        """Send an HTTP request as a front does, and return its answer."""
+        call = HttpCall(
+            method, path, path.encode(), b"", headers, body, "http", "1.1", None, None, ""
+        )
+        asked = {"path": path, "http_method": method, "call": packed(tuple(call)), **settings}
+        return await self.answer(*upload, **asked)
+
     def run(self, test: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on the loop, for DEADLINE_S at most; return what it returns."""
         return self.loop.run_until_complete(asyncio.wait_for(test, DEADLINE_S))
 
     def close(self) -> None:
         """End the threads and the loop; handles of later tests find their own way."""
+
+        async def close_user_code() -> None:
+            await asyncio.wrap_future(self.user_code.close())
+
+        self.run(close_user_code())
         query_client.install(None)
         user_context.on_models_changed(None)
         user_context.install(None)
@@ -156,10 +183,11 @@ class OneProcess:
     async def _begin(self, target: Any, limit: int, port: Place, table: dict[str, Any]) -> None:
         user_context.install(
             user_context.ReplicaContext(
-                app_name="", deployment="b", replica_tag="r1", backend="b", version=None
+                app_name="", deployment="b", replica_tag="r1", backend="b", version="7"
             )
         )
-        loading = self.user_code.load(dumps((target, (), {})), None)
+        code = pack_code("a test's code", target, (), {}, None).pickled
+        loading = self.user_code.load(code, None)
         assert await asyncio.wrap_future(loading) is None
         self.queries.accepting = True
         process: Process = port.process

@@ -1,28 +1,18 @@
-"""Batches of queries that come over HTTP and through handles, in real replicas."""
+"""Batches of queries that come over HTTP, each with its own request and answer."""
 
-from __future__ import annotations
-
+import asyncio
 import json
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
-import pytest
-from starlette.requests import Request
 
 from greenroom import serve
 
 
-@serve.deployment(user_config={"size": 3})
 class Batched:
-    def __init__(self) -> None:
-        self.seen: list[list[Any]] = []
-
-    def reconfigure(self, user_config: dict[str, int]) -> None:
-        self.double.set_max_batch_size(user_config["size"])
+    def __init__(self):
+        self.seen = []
+        self.double.set_max_batch_size(3)
 
     @serve.batch(batch_wait_timeout_s=10)
-    async def double(self, items: list[int]) -> list[Any]:
+    async def double(self, items):
         self.seen.append(items)
         first = serve.get_request_context().request_id
         ids = [context.request_id for context in serve.get_batch_request_context()]
@@ -32,48 +22,45 @@ class Batched:
             for item, one in zip(items, ids, strict=True)
         ]
 
-    async def __call__(self, request: Request) -> Any:
-        return await self.double(int(request.query_params["item"]))
-
-    async def batches(self) -> list[list[Any]]:
-        return self.seen
+    async def __call__(self, request):
+        return await self.double(int(await request.body()))
 
 
-@pytest.fixture
-def many(running, name):
-    """Ask for several items at the same time."""
+def test_requests_share_a_batch_and_each_gets_its_own_answer(one_process):
+    one = one_process(Batched, limit=10)
 
-    def ask(*items: int) -> list[tuple[int, bytes]]:
-        def one(item: int) -> tuple[int, bytes]:
-            headers = {"X-Request-ID": f"request-{item}"}
-            return running.get(f"/{name}?item={item}", headers=headers)
+    async def many(*items):
+        """Ask for several items at the same time."""
+        asked = [one.http(body=b"%d" % item, request_id=f"request-{item}") for item in items]
+        return await asyncio.gather(*asked)
 
-        with ThreadPoolExecutor(len(items)) as pool:
-            return list(pool.map(one, items))
-
-    return ask
-
-
-def test_requests_share_a_batch_and_each_gets_its_own_answer(deployed, many):
-    handle = deployed(Batched.bind())
-    answers = [json.loads(body) for _, body in many(1, 2, 3)]
+    answers = [json.loads(answer.body) for answer in one.run(many(1, 2, 3))]
     assert [each["item"] for each in answers] == [2, 4, 6]
-    assert [each["id"] for each in answers] == ["request-1", "request-2", "request-3"]
-    assert {frozenset(each["all"]) for each in answers} == {
-        frozenset({"request-1", "request-2", "request-3"})
-    }
-    failed, *others = many(0, 4, 5)
-    assert failed[0] == 500
-    assert [status for status, _ in others] == [200, 200]
-    assert sorted(map(len, handle.batches.remote().result(timeout_s=20))) == [3, 3]
+    ids = ["request-1", "request-2", "request-3"]
+    assert [(each["id"], each["all"]) for each in answers] == [(each, ids) for each in ids]
+    failed, *others = one.run(many(0, 4, 5))
+    assert failed.kind == "UserCodeError"
+    assert [answer.status for answer in others] == [200, 200]
+    assert one.user_code.servable.instance.seen == [[1, 2, 3], [0, 4, 5]]
 
 
-def test_a_batched_function_is_a_deployment(deployed, many):
-    @serve.deployment
-    @serve.batch(max_batch_size=2, batch_wait_timeout_s=10)
-    async def words(requests: list[Request]) -> AsyncIterator[list[str]]:
-        yield [each.query_params["item"] for each in requests]
-        yield ["!" for _ in requests]
+@serve.batch(max_batch_size=2, batch_wait_timeout_s=10)
+async def words(requests):
+    bodies = [(await each.body()).decode() for each in requests]
+    yield bodies
+    yield ["!" for _ in requests]
 
-    deployed(words.bind())
-    assert many(1, 2) == [(200, b"1!"), (200, b"2!")]
+
+def test_a_batched_function_is_a_deployment(one_process):
+    one = one_process(words, limit=10)
+
+    async def read(body):
+        stream, parts = await one.http(body=body), []
+        while (part := await stream.next_bytes()) is not None:
+            parts.append(part)
+        return b"".join(parts)
+
+    async def ask():
+        assert await asyncio.gather(read(b"1"), read(b"2")) == [b"1!", b"2!"]
+
+    one.run(ask())

@@ -16,7 +16,7 @@ from greenroom import serve
 from greenroom.actors.caller.client import PendingQuery
 from greenroom.actors.caller.streams import Stream
 from greenroom.actors.caller.uploads import Upload
-from greenroom.actors.messages.queries import HttpAnswer, HttpCall, Query, packed
+from greenroom.actors.messages.queries import HttpAnswer, Query
 from greenroom.actors.replica.data_plane import Run
 from greenroom.core.routing.tickets import BODY
 from greenroom.serve.decorators.continuous import Stream as LiveStream
@@ -93,15 +93,13 @@ def test_no_call_is_part_of_a_cycle_when_it_is_over(one, method):
 def test_a_query_that_its_body_followed_holds_no_upload_when_it_is_over(one):
     """It may have kept two megabytes."""
     uploads = []
-    call = HttpCall("POST", "/", b"/", b"", (), b"", "http", "1.1", None, None, "")
 
     def send(upload: Upload) -> None:
         uploads.append(weakref.ref(upload))
         upload.end(b"body")
 
     async def ask() -> None:
-        settings = {"http_method": "POST", "call": packed(tuple(call)), "follows": BODY}
-        answer = await one.answer(send, **settings)
+        answer = await one.http(send, method="POST", follows=BODY)
         assert isinstance(answer, HttpAnswer), answer
         assert answer.body == b"4"
         await asyncio.sleep(0.05)  # what it has set off
