@@ -8,7 +8,6 @@ import json
 import logging
 import sys
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -23,7 +22,6 @@ from greenroom.core import operations as ops
 from greenroom.core.errors import DeployFailedError, GreenroomError
 from greenroom.core.validation import unknown_name
 from greenroom.serve.admin import applications, reports
-from greenroom.serve.admin.problems import problems_of, show_silent
 from greenroom.serve.admin.session import wait_for_goal
 from greenroom.serve.cli.display import Progress
 from greenroom.serve.cli.flags import ANYWHERE, HERE, as_json, command, reading, settings_from
@@ -31,7 +29,6 @@ from greenroom.serve.cli.logs import Line, Logs
 
 STATUS_TIMEOUT_S = 10.0
 COMPLETION_TIMEOUT_S = 2.0
-WATCH_S = 1.0
 _SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 _LONGEST = 60  # characters of a value
 
@@ -180,18 +177,6 @@ def _short(value: Any) -> str:
 # --- What runs, and its logs ----------------------------------------------------------------------
 
 
-def _watch_status(settings: HostSettings, name: str | None, *, as_json: bool) -> None:
-    """Print the state again and again, until Ctrl-C; what cannot be asked is shown."""
-    with contextlib.suppress(KeyboardInterrupt):
-        while True:
-            click.clear()  # does nothing where the output is no terminal
-            try:
-                _show_status(settings, name, as_json=as_json)
-            except (GreenroomError, TimeoutError, OSError) as error:
-                click.echo(f"Error: {error}", err=True)
-            time.sleep(WATCH_S)
-
-
 def _of_application(report: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the report of one application alone."""
     found = report["applications"].get(name)
@@ -207,20 +192,15 @@ def _of_application(report: dict[str, Any], name: str) -> dict[str, Any]:
 @click.argument("name", required=False, shell_complete=complete_names)
 @as_json
 @click.option("--autoscaling", is_flag=True, help="Show what autoscaling decided, and why.")
-@click.option("-w", "--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
-def status(
-    name: str | None, as_json: bool, autoscaling: bool, watch: bool, settings: HostSettings
-) -> None:
+def status(name: str | None, as_json: bool, autoscaling: bool, settings: HostSettings) -> None:
     """Show hosts, applications, deployments and replicas; or the application NAME alone.
 
     The exit code is 0 only when all that is shown is healthy; always, with --autoscaling.
     """
     if autoscaling:
-        if name or watch:
-            raise click.UsageError("--autoscaling shows all backends, once")
+        if name:
+            raise click.UsageError("--autoscaling shows all backends")
         _show_autoscaling(settings, as_json=as_json)
-    elif watch:
-        _watch_status(settings, name, as_json=as_json)
     elif not _show_status(settings, name, as_json=as_json):
         sys.exit(1)
 
@@ -236,7 +216,7 @@ def _show_status(settings: HostSettings, name: str | None, *, as_json: bool) -> 
         if not silent:
             raise
         raise GreenroomError("; ".join([str(error), *map(silence.describe, silent)])) from error
-    show_silent(report, silent)
+    reports.show_silent(report, silent)
     if name is not None:
         report = _of_application(report, name)
     if as_json:
@@ -245,7 +225,7 @@ def _show_status(settings: HostSettings, name: str | None, *, as_json: bool) -> 
         from greenroom.serve.cli.tables import show_status  # noqa: PLC0415  # imports Rich
 
         show_status(report)
-    return not problems_of(report)
+    return not reports.problems_of(report)
 
 
 def _show_autoscaling(settings: HostSettings, *, as_json: bool) -> None:

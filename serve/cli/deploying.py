@@ -24,7 +24,6 @@ from greenroom.core.operations import EXIT_CHANGES, DeployFlags
 from greenroom.core.validation import problems_in
 from greenroom.serve import config_file
 from greenroom.serve.admin import applications, declarative, reports
-from greenroom.serve.admin.problems import front_url
 from greenroom.serve.admin.session import wait_for_goal
 from greenroom.serve.build import Built
 from greenroom.serve.cli import commands
@@ -239,7 +238,7 @@ def _wait_for_all(
     """Wait for every application; the errors of all that fail are shown."""
     began_at = time.monotonic()
     routes = {spec.name: spec.route_prefix for spec in built.applications}
-    url = front_url(reports.read_report(connection, commands.STATUS_TIMEOUT_S)) or ""
+    url = reports.front_url(reports.read_report(connection, commands.STATUS_TIMEOUT_S)) or ""
     failed: list[str] = []
     for name, goal in goals.items():
         does, did = ("deploy", "deployed") if name in routes else ("delet", "deleted")

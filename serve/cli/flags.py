@@ -27,6 +27,7 @@ HERE = ("state_dir", "admin_port")  # either of them says which system of this h
 ANYWHERE = (*HERE, "address", "key_file")
 PATH = click.Path(path_type=Path)
 FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
+NEW = click.Path(path_type=Path, dir_okay=False)
 EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, with every field.")
 

@@ -1,7 +1,8 @@
-"""The commands on hosts, on the cluster file, and on the cluster as a whole."""
+"""The commands on hosts: those of a cluster, its file and its end, and machines over SSH."""
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -15,12 +16,17 @@ from greenroom.core.errors import GreenroomError
 from greenroom.serve.admin import session
 from greenroom.serve.cli.commands import STATUS_TIMEOUT_S, connected
 from greenroom.serve.cli.display import Progress
-from greenroom.serve.cli.flags import ANYWHERE, HERE, command, confirm
+from greenroom.serve.cli.flags import ANYWHERE, EXISTING, HERE, NEW, command, confirm, reading
+from greenroom.serve.cli.starting import interrupt_on_terminate
+from greenroom.serve.up.hosts_file import HostsFile
+from greenroom.serve.up.run import HEALTHY_TIMEOUT_S, Run
+from greenroom.serve.up.ssh import Ssh
 
 ROTATE_TIMEOUT_S = 60.0
 DRAIN_TIMEOUT_S = 60.0
 _command = command(*ANYWHERE)
 _of_host = click.argument("host")
+_of_file = click.argument("file", type=EXISTING)
 
 
 @_command
@@ -62,7 +68,7 @@ def evict(host: str, settings: HostSettings) -> None:
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", type=NEW)
 def keygen(file: Path) -> None:
     """Make FILE, the cluster file that all hosts of a cluster need: see --key-file."""
     try:
@@ -138,3 +144,58 @@ def _destroy(settings: HostSettings, *, is_sure: bool) -> None:
     with Progress("stopping"):
         did_run = session.destroy(settings, partial(Connection.open, settings)).did_run
     click.echo(f"{'stopped' if did_run else 'nothing was running'}; its state is deleted")
+
+
+# --- Machines over SSH ----------------------------------------------------------------------------
+
+
+@click.command()
+@_of_file
+@click.option("--plan", is_flag=True, help="Only print what would be done.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=HEALTHY_TIMEOUT_S,
+    help=f"Seconds in which a host must be healthy [{HEALTHY_TIMEOUT_S:g}].",
+)
+def up(file: Path, plan: bool, timeout: float) -> None:
+    """Make the hosts of FILE one cluster, over SSH, and deploy its applications.
+
+    What differs is changed: releases and settings host by host under traffic, and back where a host
+    does not become healthy. Hosts that left FILE are drained and removed. Where it was interrupted,
+    run it again. With --plan, the exit code is 3 if anything would change.
+    """
+    interrupt_on_terminate()
+    with reading():
+        hosts = HostsFile(file)
+        version = hosts.wheels.version
+    with Ssh() as ssh:
+        run = Run(hosts, ssh, click.echo, timeout)
+        if not plan:
+            is_changed = run.up()
+            count = len(hosts.targets)
+            state = f"{count} hosts run" if count > 1 else "1 host runs"
+            state += f" greenroom {version}"
+            click.echo(state if is_changed else f"nothing to change: {state}")
+        elif steps := run.plan():
+            for step in steps:
+                click.echo(str(step))
+            sys.exit(ops.EXIT_CHANGES)
+        else:
+            click.echo("nothing would change")
+
+
+@click.command()
+@_of_file
+@click.option("--delete", is_flag=True, help="Delete what is on them, state and logs too.")
+@click.option("--yes", "is_sure", is_flag=True, help="Do not ask, with --delete.")
+def down(file: Path, delete: bool, is_sure: bool) -> None:
+    """Stop the hosts of FILE; "up" starts them again with the state that they have."""
+    interrupt_on_terminate()
+    with reading():
+        hosts = HostsFile(file)
+    if delete:
+        loss = f"all that {', '.join(hosts.targets)} have is deleted, with the applications' state"
+        confirm(loss, is_sure=is_sure)
+    with Ssh() as ssh:
+        Run(hosts, ssh, click.echo).down(delete=delete)

@@ -57,7 +57,7 @@ SECTIONS: dict[str, dict[str, _Place]] = {
         replay="run recorded queries at a backend",
     ),
     "Machines": _in(
-        "machines",
+        "hosts",
         up="make the machines of a file one cluster, over SSH",
         down="stop them",
     ),
@@ -71,9 +71,9 @@ SECTIONS: dict[str, dict[str, _Place]] = {
         rotate_key="replace it on all hosts",
     ),
     "State": {
-        **_in("tokens", token="tokens of the admin API: create, list, revoke"),
         **_in(
-            "stores",
+            "state",
+            token="tokens of the admin API: create, list, revoke",
             backup="write the state to a file",
             restore="put it into an empty store",
             store="copy it between stores",

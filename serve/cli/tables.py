@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from greenroom.serve.admin.problems import problems_of
+from greenroom.serve.admin.reports import problems_of
 
 _COLOURS = {
     "green": "RUNNING HEALTHY",

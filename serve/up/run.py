@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from greenroom.core.errors import GreenroomError
 from greenroom.core.operations import EXIT_CHANGES
-from greenroom.serve.admin.problems import problems_of
+from greenroom.serve.admin.reports import problems_of
 from greenroom.serve.code.runtime_env import files_in
 from greenroom.serve.config_file import variables_in
 from greenroom.serve.up.hosts_file import HostsFile, Target

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from greenroom.serve.admin.problems import problems_of
+from greenroom.serve.admin.reports import problems_of
 from greenroom.serve.cli.tables import show_status
 
 

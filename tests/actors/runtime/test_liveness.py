@@ -24,7 +24,7 @@ from greenroom.actors.runtime.liveness import (
 )
 from greenroom.actors.runtime.processes import identify, is_alive, send_signal
 from greenroom.core.silence import Doing
-from greenroom.serve.admin.problems import problems_of, show_silent
+from greenroom.serve.admin.reports import problems_of, show_silent
 from greenroom.serve.cli.starting import notifier
 from tests.support.systems import wait_until
 
