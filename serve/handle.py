@@ -8,12 +8,12 @@ import pickle
 import secrets
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import (
     TYPE_CHECKING,
+    Annotated,
     Any,
     Generic,
     Literal,
@@ -24,6 +24,7 @@ from typing import (
     overload,
 )
 
+from pydantic import AfterValidator, ConfigDict
 from typing_extensions import TypeVar
 
 from greenroom.actors.caller import client as query_client
@@ -45,12 +46,12 @@ from greenroom.actors.replica.context import Origin, RunningQuery
 from greenroom.actors.runtime import tracing
 from greenroom.core.errors import (
     GreenroomError,
-    InvalidRequestError,
     MethodNotAllowedError,
     RequestCancelledError,
     UserCodeError,
     error_from,
 )
+from greenroom.core.validation import Settings, validated
 from greenroom.serve.admin.checks import check_timeout
 from greenroom.serve.code.packing import pack_arguments
 
@@ -439,11 +440,18 @@ class DeploymentResponseGenerator(_Response, Generic[V_co]):
         return value
 
 
-@dataclass(frozen=True, slots=True)
-class HandleOptions:
+def _is_callable_name(name: str) -> str:
+    if not name or (name[0] == "_" and name != "__call__"):
+        raise ValueError("must be the name of a public method")
+    return name
+
+
+class HandleOptions(Settings):
     """How a handle makes its calls."""
 
-    method_name: str = "__call__"
+    model_config = ConfigDict(strict=True)
+
+    method_name: Annotated[str, AfterValidator(_is_callable_name)] = "__call__"
     shard_key: str | None = None
     retryable: bool | None = None  # None leaves it to the endpoint and its deployment
     multiplexed_model_id: str = ""
@@ -512,9 +520,7 @@ class DeploymentHandle(Generic[R_co]):
         until it has room.
         ``stream``: the method is a generator, whose values come one by one.
         """
-        if problems := list(_problems(changes)):
-            raise InvalidRequestError(f"bad options of a handle: {'; '.join(problems)}")
-        return self._with(replace(self._options, **changes))
+        return self._with(validated(HandleOptions, {**dict(self._options), **changes}))
 
     def remote(self, *args: Any, **kwargs: Any) -> DeploymentResponse[R_co]:
         """Call the deployment; returns at once.
@@ -589,7 +595,7 @@ class DeploymentHandle(Generic[R_co]):
     def __getattr__(self, name: str) -> DeploymentHandle:
         if name.startswith("_"):  # pickle, copy and others ask for such
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return self._with(replace(self._options, method_name=name))
+        return self._with(self._options.model_copy(update={"method_name": name}))
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
         """Refuse: a plain call would have to block."""
@@ -647,27 +653,3 @@ def _own_client() -> QueryClient:
     from greenroom.serve.admin import session  # noqa: PLC0415
 
     return session.current().connect().queries
-
-
-def _is_callable_name(value: Any) -> bool:
-    return isinstance(value, str) and bool(value) and (value == "__call__" or value[0] != "_")
-
-
-# What each option may be: a test, and the words for it.
-_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "method_name": (_is_callable_name, "must be the name of a public method"),
-    "shard_key": (lambda v: v is None or isinstance(v, str), "must be a string or None"),
-    "retryable": (lambda v: v is None or isinstance(v, bool), "must be True, False or None"),
-    "multiplexed_model_id": (lambda v: isinstance(v, str), "must be a string"),
-    "session_id": (lambda v: isinstance(v, str), "must be a string"),
-    "stream": (lambda v: isinstance(v, bool), "must be True or False"),
-}
-
-
-def _problems(changes: dict[str, Any]) -> Iterator[str]:
-    for name, value in changes.items():
-        is_right, expected = _RULES.get(name, (None, ""))
-        if is_right is None:
-            yield f"{name}: no such option; there are {', '.join(_RULES)}"
-        elif not is_right(value):
-            yield f"{name}={value!r}: {expected}"

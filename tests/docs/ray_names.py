@@ -7,7 +7,6 @@ running it, and writes ``ray_names.txt``. docs/migrating-from-ray-serve.md has t
 from __future__ import annotations
 
 import ast
-import dataclasses
 import importlib
 import inspect
 import sys
@@ -154,7 +153,7 @@ def _parameters_of(function: str) -> Iterable[str]:
     if function in {"deployment", "Deployment.options"}:
         return GivenOptions.__annotations__
     if function.endswith(".options"):
-        return [each.name for each in dataclasses.fields(HandleOptions)]
+        return [*HandleOptions.model_fields]
     return inspect.signature(_named(function)).parameters
 
 

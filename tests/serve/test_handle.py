@@ -93,13 +93,13 @@ def test_options_travel_with_the_query(handle, queries):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"stream": None}, "stream=None: must be True or False"),
-        ({"multiplexed_model_id": None}, "multiplexed_model_id=None: must be a string"),
-        ({"method": "m"}, "method: no such option; there are method_name, shard_key, retryable"),
+        ({"stream": None}, "stream=None: must be a valid boolean"),
+        ({"multiplexed_model_id": None}, "multiplexed_model_id=None: must be a valid string"),
+        ({"method": "m"}, "method='m': no such setting; there are: method_name, shard_key, retr"),
         ({"method_name": ""}, "must be the name of a public method"),
         ({"method_name": "_private"}, "_private': must be the name of a public"),
-        ({"retryable": 1}, "retryable=1: must be True, False or None"),
-        ({"shard_key": 1}, "shard_key=1: must be a string"),
+        ({"retryable": 1}, "retryable=1: must be a valid boolean"),
+        ({"shard_key": 1}, "shard_key=1: must be a valid string"),
     ],
 )
 def test_a_bad_option_of_a_handle_is_refused(handle, options, message):
