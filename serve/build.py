@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from greenroom.core.config import CALLBACK_SECRET, ActorOptions, LoggingConfig, RuntimeEnv
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.operations import ApplicationSpec, DeploymentSpec
-from greenroom.core.validation import problems_in
+from greenroom.core.validation import problems_in, unknown_name
 from greenroom.serve.admin.checks import check_answers_http
 from greenroom.serve.code.modules import Modules
 from greenroom.serve.code.packing import Code, CodePickler, pack_code, packed
@@ -218,10 +218,8 @@ class _Builder:
             if handle.app_name != self._application_name:
                 yield handle.app_name, handle.deployment_name
             elif handle.deployment_name not in names:
-                raise InvalidRequestError(
-                    f"bad argument of deployment {owner!r}: {handle!r}, but the application has no "
-                    f"deployment {handle.deployment_name!r}; it has: {', '.join(sorted(names))}"
-                )
+                text = unknown_name("deployment", handle.deployment_name, names)
+                raise InvalidRequestError(f"bad argument of deployment {owner!r}: {text}")
 
     def _free_name(self, wanted: str) -> str:
         taken = {spec.name for spec in self.specs}

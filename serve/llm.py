@@ -15,14 +15,20 @@ from pydantic import Field, model_validator
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
 from greenroom.core.validation import Settings, validated
 from greenroom.serve.decorators.ingress import ingress
 from greenroom.serve.deployments import Application, Deployment, deployment
 from greenroom.serve.engines.engine import PORT, EngineReplica, EngineSettings
 from greenroom.serve.handle import DeploymentHandle
-from greenroom.serve.protocols.apps import instance, read_body
+from greenroom.serve.protocols.apps import Answerer, instance, make_app, read_body
+from greenroom.serve.protocols.openai import (
+    OpenAIError,
+    described,
+    error_response,
+    list_of,
+    no_model,
+)
 
 MAX_BODY_BYTES = 16 << 20
 _COMMANDS = {
@@ -186,23 +192,15 @@ def _arguments(value: Any) -> Sequence[str]:
 # --- Several models -------------------------------------------------------------------------------
 
 
-def _error(status: int, message: str, code: str | None = None) -> JSONResponse:
-    problem = {"message": message, "type": "invalid_request_error", "param": "model", "code": code}
-    return JSONResponse({"error": problem}, status)
-
-
 async def _list(_request: Request) -> Response:
-    models = [_model(name) for name in instance().engines]
-    return JSONResponse({"object": "list", "data": models})
+    return list_of(instance().engines)
 
 
 async def _get(request: Request) -> Response:
-    name = request.path_params["name"]
-    return JSONResponse(_model(name)) if name in instance().engines else _no_such(name)
-
-
-def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "greenroom"}
+    name, engines = request.path_params["name"], instance().engines
+    if name not in engines:
+        raise no_model(name, engines)
+    return JSONResponse(described(name))
 
 
 def _engine_of(name: object) -> DeploymentHandle | None:
@@ -213,12 +211,6 @@ def _engine_of(name: object) -> DeploymentHandle | None:
     return engines.get(name) or engines.get(name.rpartition(":")[0])
 
 
-def _no_such(name: object) -> Response:
-    there = ", ".join(instance().engines)
-    text = f"The model {name!r} does not exist. Those that do: {there}"
-    return _error(404, text, "model_not_found")
-
-
 async def _ask(request: Request) -> Response:
     """Pass a request on to the engine of its model."""
     body = await read_body(request, MAX_BODY_BYTES)
@@ -226,10 +218,11 @@ async def _ask(request: Request) -> Response:
         fields = json.loads(body)
         name = fields["model"]
     except (ValueError, KeyError, TypeError):
-        return _error(400, "the body has to be JSON with a field 'model'")
+        text = "the body has to be JSON with a field 'model'"
+        raise OpenAIError(400, text, param="model") from None
     engine = _engine_of(name)
     if engine is None:
-        return _no_such(name)
+        raise no_model(name, instance().engines)
     session = fields.get("prompt_cache_key") or fields.get("user") or ""
     return await _pass_on(engine.options(session_id=str(session)[:256]), request, body)
 
@@ -237,7 +230,7 @@ async def _ask(request: Request) -> Response:
 async def _ask_any(request: Request) -> Response:
     """Pass on what names no model, where there is one alone."""
     if len(instance().engines) > 1:
-        return _error(404, f"Of several models only /v1 is served, not {request.url.path}")
+        raise OpenAIError(404, f"of several models only /v1 is served, not {request.url.path}")
     (engine,) = instance().engines.values()
     return await _pass_on(engine, request, await read_body(request, MAX_BODY_BYTES))
 
@@ -260,10 +253,15 @@ class Models:
         self.engines = engines
 
 
-_ROUTES = [
-    Route("/v1/models", _list),
-    Route("/v1/models/{name:path}", _get),
-    Route("/v1/{operation:path}", _ask, methods=["POST"]),
-    Route("/{path:path}", _ask_any, methods=["GET", "POST"]),
-]
-_MODELS: Deployment = deployment(name="OpenAiIngress")(ingress(Starlette(routes=_ROUTES))(Models))
+def _make_app() -> Starlette:
+    answers: dict[str, Answerer] = {
+        "GET /v1/models": _list,
+        "GET /v1/models/{name:path}": _get,
+        "POST /v1/{operation:path}": _ask,
+        "GET /{path:path}": _ask_any,
+        "POST /{path:path}": _ask_any,
+    }
+    return make_app(answers, error_response)
+
+
+_MODELS: Deployment = deployment(name="OpenAiIngress")(ingress(_make_app)(Models))

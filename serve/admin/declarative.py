@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from greenroom.core import operations as ops
 from greenroom.core.config import LoggingConfig, RuntimeEnv
 from greenroom.core.errors import GreenroomError, InvalidRequestError
+from greenroom.core.validation import unknown_name
 from greenroom.serve.build import Built, build
 from greenroom.serve.code.importing import (
     DEFAULT_ATTRIBUTE,
@@ -86,9 +87,9 @@ def _build(
     except GreenroomError as error:
         raise InvalidDocumentError([((*place, "import_path"), str(error))]) from error
     known = [spec.name for spec in built.deployments]
-    there = f"{schema.import_path} has no such deployment; it has: {', '.join(known)}"
+    what = f"deployment of {schema.import_path}"
     unknown = [
-        ((*place, "deployments", number, "name"), f"={each.name!r}: {there}")
+        ((*place, "deployments", number, "name"), str(unknown_name(what, each.name, known)))
         for number, each in enumerate(schema.deployments)
         if each.name not in known
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -10,7 +9,7 @@ from typing import Any, TypeVar
 from greenroom.actors.replica.asgi import AppSource, is_app
 from greenroom.actors.replica.fastapi_routes import give_self
 from greenroom.actors.replica.servable import ASGI_APP
-from greenroom.serve.deployments import Deployment
+from greenroom.serve.decorators.per_instance import check_class
 
 T = TypeVar("T")
 
@@ -53,10 +52,7 @@ def ingress(app: Callable[..., Any]) -> Callable[..., Any]:
         )
 
     def decorate(cls: type[T] = AsgiDeployment) -> type[T]:  # type: ignore[assignment]
-        if isinstance(cls, Deployment):
-            raise TypeError("put @serve.ingress below @serve.deployment, next to the class")
-        if not inspect.isclass(cls):
-            raise TypeError(f"@serve.ingress is for classes, not for {cls!r}")
+        check_class("serve.ingress", cls)
         if cls is AsgiDeployment:
             # Of the caller's module, as a named tuple is: its folder travels with the app.
             caller = sys._getframe(1).f_globals.get("__name__", cls.__module__)

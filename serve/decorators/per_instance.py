@@ -229,3 +229,9 @@ def check_whole(name: str, value: Any, least: int) -> None:
         raise TypeError(f"{name}={value!r}: must be a whole number, {least} or more")
     if value < least:
         raise ValueError(f"{name}={value}: must be {least} or more")
+
+
+def check_class(decorator: str, target: object) -> None:
+    """Raise TypeError for what a decorator of classes is given and is none: a deployment, say."""
+    if not inspect.isclass(target):
+        raise TypeError(f"@{decorator} is for classes, below @serve.deployment; not for {target!r}")

@@ -1,8 +1,8 @@
-"""What the apps of all protocols do: they are a class's, call its methods, and read bodies."""
+"""What the apps of all protocols do: they are a class's, call it, read bodies, tell of errors."""
 
 from __future__ import annotations
 
-import inspect
+import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -15,11 +15,16 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Send
 
-from greenroom.actors.replica import context as user_context
+from greenroom.actors.replica import context as user_context, logging as user_logging
 from greenroom.actors.replica.asgi import AppSource
 from greenroom.actors.replica.servable import ASGI_APP
-from greenroom.core.errors import BodyTooLargeError
-from greenroom.serve.deployments import Deployment
+from greenroom.core.errors import (
+    PASSED_ON,
+    BodyTooLargeError,
+    GreenroomError,
+    MethodNotAllowedError,
+)
+from greenroom.serve.decorators.per_instance import check_class
 
 C = TypeVar("C", bound=type)
 Answerer = Callable[[Request], Awaitable[Response]]
@@ -30,10 +35,7 @@ def give_app(cls: C, decorator: str, methods: tuple[str, ...], make: Callable[[]
 
     TypeError for what is no class, or has none of the methods, or one that is not callable.
     """
-    if isinstance(cls, Deployment):
-        raise TypeError(f"put @{decorator} below @serve.deployment, next to the class")
-    if not inspect.isclass(cls):
-        raise TypeError(f"@{decorator} is for classes, not for {cls!r}")
+    check_class(decorator, cls)
     if not any(callable(getattr(cls, name, None)) for name in methods):
         names = ", ".join(methods)
         raise TypeError(f"@{decorator}: {cls.__name__} has none of the methods {names}")
@@ -57,6 +59,34 @@ async def read_body(request: Request, limit: float = math.inf) -> bytes:
             raise BodyTooLargeError(f"the body is over {limit} bytes; send less")
         parts.append(part)
     return b"".join(parts)
+
+
+def describe_failure(
+    error: Exception, *own: type[GreenroomError]
+) -> tuple[int, str, dict[str, str]]:
+    """Return status, text and headers for an error; user code's is logged, and not described.
+
+    A client is told of errors of the kinds ``own`` as of those that every handler passes on.
+    """
+    if isinstance(error, HTTPException):
+        return error.status_code, error.detail, dict(error.headers or {})
+    if not (isinstance(error, GreenroomError) and isinstance(error, (*PASSED_ON, *own))):
+        _log(error)
+        return 500, "the deployment raised an exception", {}
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, MethodNotAllowedError):
+        headers["allow"] = ", ".join(error.allowed)
+    return error.http_status, str(error), headers
+
+
+def _log(error: BaseException) -> None:
+    query = user_context.running.get()
+    if query is not None:
+        user_logging.log_failure(query.assignment.query, error)
+    else:
+        logging.getLogger(user_logging.OURS).error("a request failed", exc_info=error)
 
 
 def make_app(

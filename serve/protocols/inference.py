@@ -28,9 +28,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from greenroom.core.errors import BodyTooLargeError, GrpcStatusError, InvalidRequestError
-from greenroom.core.validation import describe
-from greenroom.serve.protocols.apps import Answerer, give_app, instance, make_app, read_body
-from greenroom.serve.protocols.failures import describe_failure
+from greenroom.core.validation import describe, unknown_name
+from greenroom.serve.protocols.apps import (
+    Answerer,
+    describe_failure,
+    give_app,
+    instance,
+    make_app,
+    read_body,
+)
 
 MAX_JSON_BYTES = 16 << 20  # it takes many times its size in memory; large tensors come as binary
 HEADER = "inference-header-content-length"
@@ -268,7 +274,8 @@ class _Model:
         """Return what a tensor must be, and what it says that it is."""
         spec = self._inputs.get(tensor.name)
         if spec is None:
-            raise _wrong(tensor, f"no such input; the model has {', '.join(self._inputs)}")
+            text = unknown_name("input", tensor.name[:100], self._inputs)
+            raise _WrongRequestError(str(text))
         if tensor.datatype != spec.datatype:
             raise _wrong(tensor, f"datatype={tensor.datatype[:20]!r}: must be {spec.datatype}")
         if not spec.fits(tensor.shape):
@@ -284,10 +291,8 @@ class _Model:
             return dict.fromkeys(self._outputs, default)
         for output in asked.outputs:
             if output.name not in self._outputs:
-                known = ", ".join(self._outputs)
-                raise _WrongRequestError(
-                    f"output {output.name[:100]!r}: no such output; the model has {known}"
-                )
+                text = unknown_name("output", output.name[:100], self._outputs)
+                raise _WrongRequestError(str(text))
         return {
             output.name: output.parameters.get("binary_data", default) is True
             for output in asked.outputs

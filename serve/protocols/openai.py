@@ -28,11 +28,12 @@ from starlette.responses import JSONResponse, Response
 
 from greenroom.actors.replica import context as user_context
 from greenroom.core.errors import BackPressureError
-from greenroom.core.validation import problems_in
+from greenroom.core.validation import problems_in, unknown_name
 from greenroom.serve.protocols import responses
 from greenroom.serve.protocols.apps import (
     Answerer,
     ClosingStream,
+    describe_failure,
     give_app,
     instance,
     make_app,
@@ -46,7 +47,6 @@ from greenroom.serve.protocols.chats import (
     OpenAIRequest,
     StopCutter as StopCutter,
 )
-from greenroom.serve.protocols.failures import describe_failure
 
 MAX_BODY_BYTES = 16 << 20  # JSON takes many times its size in memory, and images are in it
 METHODS = ("chat", "embeddings")
@@ -169,7 +169,7 @@ def _make_app(models: tuple[str, ...], hashes: tuple[bytes, ...]) -> Starlette:
     answers |= {"GET /v1": index, "GET /v1/": index}
     allowed = {path: partial(api.authorize, answer) for path, answer in answers.items()}
     text = f"there is no such path; there are: {', '.join(there)}"
-    return make_app(allowed, _error_response, text)
+    return make_app(allowed, error_response, text)
 
 
 class _Api:
@@ -225,17 +225,14 @@ class _Api:
 
     async def list_models(self, _request: Request) -> Response:
         """List all models."""
-        return JSONResponse({"object": "list", "data": list(map(self._described, self._models))})
+        return list_of(self._models, self._since)
 
     async def get_model(self, request: Request) -> Response:
         """Describe one model."""
         name = request.path_params["model"]
         if name not in self._models:
-            raise _no_model(name)
-        return JSONResponse(self._described(name))
-
-    def _described(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self._since, "owned_by": "greenroom"}
+            raise no_model(name, self._models)
+        return JSONResponse(described(name, self._since))
 
     async def _read(self, request: Request, method: str, kind: type[R]) -> R:
         """Return what is asked for; OpenAIError where a method or a model is not here."""
@@ -246,7 +243,7 @@ class _Api:
         except ValidationError as error:
             raise _invalid(error) from None
         if self._models and asked.model not in self._models:
-            raise _no_model(asked.model)
+            raise no_model(asked.model, self._models)
         return asked
 
 
@@ -258,9 +255,21 @@ def _invalid(error: ValueError) -> OpenAIError:
     return OpenAIError(400, "; ".join(problems_in(error)), param=param)
 
 
-def _no_model(name: str) -> OpenAIError:
-    text = f"model={name[:100]!r}: no such model; /v1/models has all"
+def no_model(name: object, models: Iterable[str]) -> OpenAIError:
+    """Return the error for a model that is not among those there are."""
+    text = str(unknown_name("model", str(name)[:100], models))
     return OpenAIError(404, text, param="model", code="model_not_found")
+
+
+def described(name: str, since: int = 0) -> dict[str, Any]:
+    """Return what the protocol says of a model."""
+    return {"id": name, "object": "model", "created": since, "owned_by": "greenroom"}
+
+
+def list_of(models: Iterable[str], since: int = 0) -> Response:
+    """Return the answer that lists the models."""
+    data = [described(name, since) for name in models]
+    return JSONResponse({"object": "list", "data": data})
 
 
 def _base64(vector: array[float]) -> str:
@@ -279,7 +288,8 @@ def _described(error: Exception) -> OpenAIError:
     return OpenAIError(status, text, headers=headers)
 
 
-def _error_response(error: Exception) -> Response:
+def error_response(error: Exception) -> Response:
+    """Answer for an error, in the protocol's form."""
     shown = _described(error)
     return JSONResponse({"error": shown.body}, shown.status, shown.headers)
 

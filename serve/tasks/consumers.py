@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 from greenroom.actors.replica.jsonable import to_json
 from greenroom.core.jobs import TaskProcessorConfig
 from greenroom.core.lifecycle.placement import STORE_LABEL
+from greenroom.serve.decorators.per_instance import check_class
 
 T = TypeVar("T", bound=type)
 TASKS = "_greenroom_tasks"  # of a consumer's class: a Consumer
@@ -68,10 +69,7 @@ def task_consumer(
         raise TypeError(f"task_processor_config={config!r}: must be a serve.TaskProcessorConfig")
 
     def decorate(target: T) -> T:
-        if not inspect.isclass(target):
-            raise TypeError(
-                f"@serve.task_consumer is for classes, below @serve.deployment; not for {target!r}"
-            )
+        check_class("serve.task_consumer", target)
         tasks = {}
         for attribute, method in inspect.getmembers(target, inspect.isfunction):
             name = getattr(method, _NAME, None)

@@ -49,12 +49,12 @@ from greenroom.core.errors import (
 )
 from greenroom.core.jobs import MAX_KEY_CHARACTERS, Job, Jobs, Status
 from greenroom.core.records import served_as
-from greenroom.core.validation import problems_in
+from greenroom.core.validation import problems_in, unknown_name
 from greenroom.persistence.kv import StoreError
 from greenroom.persistence.locations import location_at
 from greenroom.persistence.memory import MemoryStore
 from greenroom.serve.handle import DeploymentHandle, DeploymentResponse
-from greenroom.serve.protocols.failures import describe_failure
+from greenroom.serve.protocols.apps import describe_failure
 from greenroom.serve.tasks.callbacks import CallbackRefusedError, call_back, origin_of, target_of
 from greenroom.serve.tasks.consumers import RUN, Consumer, types_of
 from greenroom.serve.tasks.log import CALL, RESULT, JobLog, values_of
@@ -277,8 +277,7 @@ class TaskQueue:
 
     def _call(self, task: str, args: Any, kwargs: dict[str, Any]) -> bytes:
         if task not in self._tasks:
-            known = ", ".join(sorted(self._tasks))
-            raise UnknownNameError(f"there is no task {task!r}; there are: {known}")
+            raise unknown_name("task", task[:100], self._tasks)
         try:
             call = json.dumps([list(args), kwargs], allow_nan=False).encode()
             args, kwargs = json.loads(call)

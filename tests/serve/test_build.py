@@ -193,7 +193,7 @@ def test_a_circle_of_deployments_is_refused_naming_its_way():
 
 
 def test_a_handle_of_a_deployment_that_the_application_lacks_is_refused():
-    with pytest.raises(InvalidRequestError, match=r"'Node'.*has no deployment 'Leef'"):
+    with pytest.raises(InvalidRequestError, match=r"'Node'.*no deployment is named 'Leef'"):
         build(Node.bind(Leaf.bind(), [DeploymentHandle("Leef", "a").double]), "a")
     assert build(Node.bind(Leaf.bind(), DeploymentHandle("Leaf", "a")), "a").needs == ()
 

@@ -87,8 +87,8 @@ def test_what_is_wrong_with_the_code_is_reported_with_its_place(folder):
         "applications[1].import_path: importing 'broken_shop' failed: LookupError: no file",
         "applications[2].import_path: invalid Args: rate='much': must be a valid number",
         (
-            "applications[3].deployments[0].name='Taxes': declared_shop:app has no such "
-            "deployment; it has: Tax, Shop"
+            "applications[3].deployments[0].name: no deployment of declared_shop:app is named "
+            "'Taxes'; there are: Shop, Tax"
         ),
     ):
         assert text in found

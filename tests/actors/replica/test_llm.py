@@ -171,7 +171,7 @@ def test_an_engines_error_is_the_clients(client):
 
 
 def test_a_model_that_is_not_there_is_reported_with_those_that_are(client):
-    with pytest.raises(openai.NotFoundError, match="org/small, org/large") as refused:
+    with pytest.raises(openai.NotFoundError, match="org/large, org/small") as refused:
         say(client, "org/medium")
     assert refused.value.code == "model_not_found"
     with pytest.raises(openai.NotFoundError):

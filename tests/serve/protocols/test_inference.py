@@ -180,13 +180,13 @@ WRONG = [
     (but(data=[[1, 2], [3]]), "the nesting of its data is not its shape [1, 3]"),
     (but(data=[[[1, 2, 3]]]), "nesting of its data"),
     (but(data=None), "neither data"),
-    (but(name="other"), "'other': no such input; the model has rows, label"),
+    (but(name="other"), "no input is named 'other'; there are: label, rows"),
     (but(parameters={"binary_data_size": 12}, data=None), "0 bytes are left"),
     ({"inputs": [ROWS]}, "input label: missing"),
     ({"inputs": [ROWS, ROWS, LABEL]}, "comes twice"),
     ({"inputs": []}, "inputs"),
     ({}, "inputs: "),
-    ({**but(), "outputs": [{"name": "none"}]}, "'none': no such output"),
+    ({**but(), "outputs": [{"name": "none"}]}, "no output is named 'none'"),
 ]
 
 

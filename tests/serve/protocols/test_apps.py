@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from greenroom.core.errors import BackPressureError
-from greenroom.serve.protocols.failures import describe_failure
+from greenroom.serve.protocols.apps import describe_failure
 
 
 @pytest.mark.parametrize(("after_s", "header"), [(0.2, "1"), (1.0, "1"), (1.2, "2"), (60.0, "60")])
