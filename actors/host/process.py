@@ -80,7 +80,7 @@ from greenroom.actors.runtime.records import (
 )
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.actors.transport.addresses import admin_of_port, own_release
-from greenroom.actors.transport.sockets import holder_of, names_taken
+from greenroom.actors.transport.sockets import holder_of, local_listener
 from greenroom.actors.transport.thespian_base import install
 from greenroom.core.errors import StartError
 from greenroom.core.operations import StopCluster
@@ -221,7 +221,7 @@ def bring_up(
         front.start(by_fork=forking.can_fork())
     if admin is not None:
         return admin
-    admin = _start_actor_system(settings, process)
+    admin = start_actor_system(settings, process)
     records.add(admin, ADMIN_ROLE)
     return admin
 
@@ -241,7 +241,8 @@ def _check_store(settings: HostSettings) -> None:
         raise StartError(str(error)) from error
 
 
-def _start_actor_system(settings: HostSettings, process: Process) -> Process:
+def start_actor_system(settings: HostSettings, process: Process) -> Process:
+    """Have this process's child be the admin of an actor system; StartError where it cannot be."""
     port = settings.admin_port
     holder = describe_holder(port, settings.bind) or _describe_admin(port)
     if holder is not None:
@@ -287,10 +288,14 @@ def _beat(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _describe_admin(port: int) -> str | None:
-    """Return "pid N (command)" of another system's admin, which on one host has no TCP port."""
+    """Return who has the name of an admin that listens at no TCP port; None where it is free."""
     name = admin_of_port(port).socket_name
-    holder = holder_of(name) if name in names_taken() else None
-    return describe_process(holder.pid) if holder is not None and holder.is_ours else None
+    try:
+        local_listener(name).close()
+    except OSError:
+        holder = holder_of(name)
+        return "a process that does not answer" if holder is None else describe_process(holder.pid)
+    return None
 
 
 def _child_of(parent: Process, role: str) -> Process | None:

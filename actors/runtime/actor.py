@@ -38,7 +38,7 @@ from greenroom.actors.runtime.machine import MACHINE
 from greenroom.actors.runtime.processes import INCARNATION
 from greenroom.actors.runtime.settings import HostSettings
 from greenroom.actors.runtime.state_dir import write_private
-from greenroom.actors.transport.handover import hand_over
+from greenroom.actors.transport.thespian_base import hand_over
 from greenroom.core.backoff import pause_s
 
 logger = logging.getLogger(__name__)
@@ -288,7 +288,7 @@ class LoopActor(Actor):  # type: ignore[misc]  # Thespian ships no types
     def continue_in(self, python: str, message: Any, sender: Address) -> NoReturn:
         """Go on as another interpreter's program, which handles ``message`` first.
 
-        OSError when there is no such program. See :mod:`greenroom.actors.transport.handover`.
+        OSError when there is no such program.
         """
         os.environ[INCARNATION] = self.process.incarnation
         hand_over(self._myRef, python, message, sender)

@@ -66,7 +66,7 @@ _BEGINNINGS = (  # of command lines: our titles, then Thespian's
 _PROGRAMS = (  # of ``python -c``, before the process has a title
     ("greenroom.actors.host.process:main", HOST_ROLE),
     ("greenroom.http_front.server:main", FRONT_ROLE),
-    ("greenroom.actors.transport.handover import", "replica"),
+    ("greenroom.actors.transport.thespian_base import go_on", "replica"),
 )
 
 

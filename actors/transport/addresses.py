@@ -122,7 +122,7 @@ def host_of_admin(port: int) -> str:
     """
     if os.environ.get("GREENROOM_BIND"):
         return own_host()
-    admins = re.compile(f"{_own_names()}([0-9.]+):{port}(/[^/]+)?".encode())
+    admins = re.compile(f"{_own_names()}([0-9.]+):{port}".encode())
     found = (admins.fullmatch(name) for name in names_taken())
     hosts = {each[1].decode() for each in found if each is not None}
     names = [ProcessAddress(host, port).socket_name for host in sorted(hosts - {LOOPBACK})]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from greenroom.actors.transport.addresses import ProcessAddress
 from greenroom.actors.transport.descriptors import Shortage
-from greenroom.actors.transport.sockets import credentials_of
+from greenroom.actors.transport.sockets import Credentials, credentials_of
 
 logger = logging.getLogger(__name__)
 
@@ -69,18 +69,17 @@ class Admission:
         """Say that the connection with ``source`` broke off before it proved itself; or count."""
         self._say("lost the connection, not yet authenticated, with", source, Trouble(reason))
 
-    def refused_here(self, user: int, process: int, target: ProcessAddress | None = None) -> None:
+    def refused_here(self, peer: Credentials, target: ProcessAddress | None = None) -> None:
         """Say that a process of this host, but not of this user, was refused; or only count it.
 
         With ``target`` it listens at the name of that one.
         """
+        pid, user = peer
         if target is not None:
-            reason = f"process {process} there is of user {user}, and answers only that user"
+            reason = f"process {pid} there is of user {user}, and answers only that user"
             self._record(target.text, Trouble(reason))
         if self._is_worth_a_line(f"user {user}", "not this user"):
-            logger.warning(
-                "refused a connection of user %d, process %d: not this user", user, process
-            )
+            logger.warning("refused a connection of user %d, process %d: not this user", user, pid)
 
     def unreachable(self, target: str, reason: str) -> None:
         """Say that ``target``, an address, cannot be reached; or only count it."""
@@ -218,7 +217,7 @@ def listen_here(
             on_accept(sock)
         else:
             sock.close()
-            admission.refused_here(peer.uid, peer.pid)
+            admission.refused_here(peer)
         return not peer.is_ours
 
     allowance = TokenBucket(STRANGERS_AT_ONCE, STRANGERS_PER_S)

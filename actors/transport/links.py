@@ -53,12 +53,7 @@ from greenroom.actors.transport.frames import (
 from greenroom.actors.transport.gate import MESSAGES, UnreachableError
 from greenroom.actors.transport.other_hosts import OtherHosts
 from greenroom.actors.transport.session import Connection, Session, Stream
-from greenroom.actors.transport.sockets import (
-    Credentials,
-    local_listener,
-    own_connection,
-    own_listener,
-)
+from greenroom.actors.transport.sockets import AnotherUsersError, local_listener, own_connection
 from greenroom.actors.transport.tls import TlsStream, describe, is_refusal
 from greenroom.core import formats
 from greenroom.core.backoff import pause_s
@@ -260,7 +255,7 @@ class Links:
         self._acks = DelayedAcks(loop)
         self._listener = listen_here(
             loop,
-            (own_listener if address.is_admin else local_listener)(address.socket_name),
+            local_listener(address.socket_name),
             self.admission,
             lambda sock: self._add(sock, None, "").open(),
             self.shortage,
@@ -446,22 +441,19 @@ class Links:
             peer.retry = self._loop.call_later(SHORTAGE_RETRY_S, self._dial, peer)
 
     def _dial_here(self, peer: Peer) -> None:
-        strangers: list[Credentials] = []
         try:
-            sock = own_connection(
-                peer.address.socket_name, strangers, or_alternative=peer.address.is_admin
-            )
+            sock = own_connection(peer.address.socket_name)
         except BlockingIOError:  # its backlog is full
             peer.retry = self._loop.call_later(BACKLOG_RETRY_S, self._dial, peer)
-        except ConnectionRefusedError:
+        except ConnectionRefusedError as error:
+            if isinstance(error, AnotherUsersError):
+                self.admission.refused_here(error.holder, peer.address)
             self._died(peer)
         else:
             connection = self._add(sock, peer, "")
             peer.greet(connection, self._own)
             peer.use(connection)
             connection.open()
-        for pid, uid in strangers:
-            self.admission.refused_here(uid, pid, peer.address)
 
     async def _dial_there(self, peer: Peer, others: OtherHosts, sock: socket.socket) -> None:
         gate = peer.address.gate

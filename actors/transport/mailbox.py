@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import pickle
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,9 +24,10 @@ from typing import Any
 
 from thespian.actors import ActorAddress
 from thespian.system.messages.multiproc import EndpointConnected
-from thespian.system.transport import SendStatus
+from thespian.system.transport import ReceiveEnvelope, SendStatus
 
-from greenroom.actors.transport import descriptors, envelopes
+from greenroom.actors.messages.queries import FITTED, PLAIN, RESTORED
+from greenroom.actors.transport import descriptors
 from greenroom.actors.transport.addresses import (
     LOOPBACK,
     Access,
@@ -39,16 +41,79 @@ from greenroom.actors.transport.addresses import (
 from greenroom.actors.transport.admission import Trouble
 from greenroom.actors.transport.beats import BeatLink
 from greenroom.actors.transport.cluster_key import ClusterKeyError, keys_of
-from greenroom.actors.transport.envelopes import Envelope, decode, encode
-from greenroom.actors.transport.frames import Buffer
+from greenroom.actors.transport.frames import MAX_BUFFERS, Buffer
 from greenroom.actors.transport.links import Links, Peer
 from greenroom.actors.transport.sockets import tcp_listener
+from greenroom.core import formats
 from greenroom.core.formats import OURS
 
 logger = logging.getLogger(__name__)
 
 Callback = Callable[[], None]
 OnGone = Callable[[bool], None]  # gets whether the process is certainly dead
+
+
+# --- Messages as bytes, and as the envelopes that Thespian gets -----------------------------------
+
+
+class Envelope(ReceiveEnvelope):  # type: ignore[misc]  # Thespian ships no types
+    """A message with its sender's address.
+
+    ``size`` is what came for it, in bytes; nothing came for what this process sends itself.
+    """
+
+    __slots__ = ("message", "sender", "size")
+
+    def __init__(self, sender: Any, message: Any, size: int = 0) -> None:
+        self.sender = sender
+        self.message = message
+        self.size = size
+
+    def identify(self) -> Any:
+        """Return what prints as a description; Thespian asks for one for a log that is off."""
+        return self
+
+    def __str__(self) -> str:
+        return str(ReceiveEnvelope.identify(self))
+
+
+def encode(message: Any) -> list[Buffer]:
+    """Pickle a message: the pickle first, then the buffers that are not copied into it.
+
+    Whatever pickling raises passes through; Thespian waits on CannotPickleAddress.
+    """
+    if make_plain := PLAIN.get(type(message)):
+        message = make_plain(message)
+    pickled: list[pickle.PickleBuffer] = []
+    first = pickle.dumps(message, protocol=5, buffer_callback=pickled.append)
+    if not pickled:
+        return [first]
+    if len(pickled) >= MAX_BUFFERS:
+        return [pickle.dumps(message, protocol=5)]
+    return [first, *map(_frozen, pickled)]
+
+
+def decode(buffers: list[Buffer], *, is_exact: bool = True) -> Any:
+    """Make the message that ``encode`` was given again; raises whatever unpickling does.
+
+    It is not ``is_exact`` if a process of another format sent it.
+    """
+    if not is_exact:
+        loaded = formats.read(buffers[0], buffers[1:])
+    elif len(buffers) == 1:
+        loaded = pickle.loads(buffers[0])
+    else:
+        loaded = pickle.loads(buffers[0], buffers=buffers[1:])
+    if type(loaded) is not tuple:
+        return loaded
+    makers = RESTORED if is_exact else FITTED
+    return makers[loaded[0]](*loaded[1:])
+
+
+def _frozen(buffer: pickle.PickleBuffer) -> Buffer:
+    """Return its bytes as they are now: a message is what it was when it was sent."""
+    raw = buffer.raw()
+    return raw if raw.readonly else bytes(raw)
 
 
 class Delivery:
@@ -290,13 +355,8 @@ class Mailbox:
         try:
             message = decode(buffers, is_exact=sender.has_our_format)
         except Exception:
-            logger.exception("cannot read a message of %s; it is sent back", sender.address)
-            self.links.send(sender.address, envelopes.sent_back(buffers), tag=None)
+            logger.exception("cannot read a message of %s: it is dropped", sender.address)
             return
-        if type(message) is envelopes.Unreadable:
-            message = envelopes.poison_from(message)
-            if message is None:
-                return
         envelope = Envelope(address, message, sum(map(len, buffers)))
         if type(message) is EndpointConnected:
             self.inbox.appendleft(envelope)  # what was sent to the child waits for its address
@@ -310,7 +370,7 @@ class Mailbox:
             return False
         try:
             message = decode([body], is_exact=sender.has_our_format)
-        except Exception:  # ``received`` says so to its sender
+        except Exception:  # ``received`` says so
             return False
         if type(message) not in OURS:
             return False

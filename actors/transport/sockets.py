@@ -1,9 +1,7 @@
 """Unix and TCP sockets, and the owner of the process at the other end.
 
-Any user may take any name in the abstract namespace. So a process that connects asks the kernel
-which user's process is there. And an admin, whose name is known before it starts, listens at an
-*alternative* name where another user has that: the name with a random end, which /proc/net/unix
-shows.
+Any user may take any name in the abstract namespace, as any port. So a process that connects asks
+the kernel which user's process is there.
 
 Files in a private folder would need none of these checks, but they outlive their processes, and
 where they are is not known: a service or a container may have a /tmp of its own, and another user
@@ -15,11 +13,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import itertools
 import logging
 import os
 import re
-import secrets
 import socket
 import struct
 import time
@@ -67,56 +63,34 @@ def local_listener(name: bytes, kind: int = socket.SOCK_STREAM) -> socket.socket
     return _listening(local_socket(kind), name)
 
 
-def own_listener(name: bytes) -> socket.socket:
-    """Listen at an admin's name, or an alternative one where another user has it.
+class AnotherUsersError(ConnectionRefusedError):
+    """A process of another user listens at a name."""
 
-    OSError when a process of this user has it. May block for ``ASK_S``.
+    def __init__(self, holder: Credentials) -> None:
+        super().__init__(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        self.holder = holder
+
+
+def own_connection(name: bytes) -> socket.socket:
+    """Connect to the process of this user that listens at a name.
+
+    BlockingIOError where it has too much to accept; ConnectionRefusedError where there is none, or
+    one of another user; OSError without a socket.
     """
+    sock = local_socket()
     try:
-        return local_listener(name)
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        holder = holder_of(name)
-        if holder is not None and holder.is_ours:
-            raise
-        who = "another process" if holder is None else f"user {holder.uid}, process {holder.pid}"
-        shown = name.replace(b"\0", b"@").decode()
-        logger.warning("%s has taken the name %s; listening at an alternative one", who, shown)
-        return local_listener(alternative(name, secrets.token_hex(8)))
-
-
-def alternative(name: bytes, end: str) -> bytes:
-    """Return another name for ``name``, where a process of another user has that."""
-    return name + b"/" + end.encode()
-
-
-def own_connection(
-    name: bytes, strangers: list[Credentials] | None = None, *, or_alternative: bool = True
-) -> socket.socket:
-    """Connect to the process of this user that listens at a name, or an alternative one.
-
-    ``strangers`` gets those of other users who do. BlockingIOError where there may be one with too
-    much to accept; ConnectionRefusedError where there is none; OSError without a socket.
-    """
-    is_full = False
-    for each in itertools.chain([name], _alternatives(name) if or_alternative else ()):
-        sock = local_socket()
-        try:
-            sock.connect(each)
-            holder = credentials_of(sock)
-            if holder.is_ours:
-                return sock
-            if strangers is not None:
-                strangers.append(holder)
-        except BlockingIOError:
-            is_full = True
-        except OSError:
-            pass
+        sock.connect(name)
+    except BlockingIOError:
         sock.close()
-    if is_full:
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-    raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        raise
+    except OSError as error:
+        sock.close()
+        raise ConnectionRefusedError(errno.ECONNREFUSED, error.strerror) from None
+    holder = credentials_of(sock)
+    if holder.is_ours:
+        return sock
+    sock.close()
+    raise AnotherUsersError(holder)
 
 
 def is_listening(names: Iterable[bytes]) -> bytes | None:
@@ -149,10 +123,6 @@ def names_taken() -> Iterator[bytes]:
             found = _LISTENS.match(line)
             if found is not None:
                 yield b"\0" + found[1]
-
-
-def _alternatives(name: bytes) -> Iterator[bytes]:
-    return (each for each in names_taken() if each.startswith(name + b"/"))
 
 
 def holder_of(name: bytes) -> Credentials | None:

@@ -15,7 +15,7 @@ processes are an admin and, around each actor, a manager.
 
     name                         of                what for
     _myRef                       an actor          its manager, which has its transport
-    _parentAddr, _childReqs      a manager         to go on in another interpreter (handover.py)
+    _parentAddr, _childReqs      a manager         to go on in another interpreter
     _updateStatusResponse        a transport       Thespian calls it
     _startAdmin                  a system base     to start our admin instead of Thespian's
     _startLogger                 multiprocCommon   to start no process that logs
@@ -39,13 +39,14 @@ import contextlib
 import logging
 import logging.config
 import os
+import pickle
 import re
 import signal
 import sys
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from thespian.actors import (
     ActorAddress,
@@ -63,6 +64,7 @@ from thespian.system.multiprocCommon import (
     MultiProcManager,
     actorStartupFailed,
     multiprocessCommon,
+    startChild,
 )
 from thespian.system.timing import ExpirationTimer
 from thespian.system.transport import (
@@ -79,8 +81,7 @@ from thespian.system.utilis import thesplog_control
 
 from greenroom.actors.transport import addresses, descriptors
 from greenroom.actors.transport.addresses import ProcessAddress, admin_of_port, drawn_for
-from greenroom.actors.transport.envelopes import Envelope, encode
-from greenroom.actors.transport.mailbox import Callback, Delivery, Mailbox
+from greenroom.actors.transport.mailbox import Callback, Delivery, Envelope, Mailbox, encode
 from greenroom.actors.transport.sockets import is_listening, keep_listeners
 
 logger = logging.getLogger(__name__)
@@ -178,7 +179,7 @@ class Endpoint(TransportInit__Base):  # type: ignore[misc]  # Thespian ships no 
         self.parent = parent
         self.admin = admin
         self.inherited = inherited
-        # Of an actor that goes on as another program (handover.py): its sockets by their names, and
+        # Of an actor that goes on as another program: its sockets by their names, and
         # the message that it handles first, with its sender.
         self.listeners: dict[bytes, int] = {}
         self.first: tuple[Any, Any] | None = None
@@ -617,6 +618,65 @@ def take_over() -> None:
     multiprocCommon.MultiProcAdmin = RepairedMultiProcAdmin
     multiprocCommon._startLogger = _start_no_logger
     multiprocCommon.MultiProcManager = RepairedMultiProcManager
+
+
+# --- An actor that goes on as another interpreter's program, with its pid and its address ---------
+#
+# Theory of operation. ``exec`` replaces the program of a process and keeps its pid, so its parent
+# and all who watch it see nothing. Its listening sockets stay open across it, and so none of its
+# peers finds it dead: they dial again, and wait until the new program accepts. Connections end, and
+# what was on its way on them is lost as on a broken link. The new program makes the actor anew, in
+# the way in which Thespian starts a child, and handles one message first: the one it was started
+# for.
+
+PROGRAM = "from greenroom.actors.transport.thespian_base import go_on; go_on()"
+
+
+def hand_over(manager: Any, python: str, message: Any, sender: Any) -> NoReturn:
+    """Replace this actor's process by ``python``, where ``message`` of ``sender`` comes first.
+
+    ``manager`` is Thespian's of the actor. Greenroom must be importable there. OSError when there
+    is no such program; the actor then goes on as it was.
+    """
+    transport, kind = manager.transport, type(manager.actorInst)
+    listeners = transport.mailbox.links.listeners()
+    own, admin = transport.myAddress, transport.mailbox.admin_address
+    endpoint = Endpoint(None, own, manager._parentAddr, admin, [])
+    endpoint.listeners, endpoint.first = listeners, (message, sender)
+    arguments: tuple[Any, ...] = (
+        f"{kind.__module__}.{kind.__qualname__}",
+        manager.globalName,
+        endpoint,
+        type(transport),
+        *(None, None),  # no source of its own
+        manager._parentAddr,
+        admin,
+        own,  # to tell that it has started, which its parent knows
+        manager.asLogger,
+        manager._childReqs,
+        manager.capabilities,
+        *([], None),  # no descriptors to close; it starts no actors
+        manager.logdefs,
+    )
+    description = os.memfd_create("greenroom-actor")
+    try:
+        with open(description, "wb", closefd=False) as file:
+            pickle.dump(arguments, file)
+        os.lseek(description, 0, os.SEEK_SET)
+        for fd in (description, *listeners.values()):
+            os.set_inheritable(fd, True)
+        os.execv(python, [python, "-c", PROGRAM, str(description)])
+    finally:
+        os.close(description)
+        for fd in listeners.values():
+            os.set_inheritable(fd, False)
+
+
+def go_on() -> None:
+    """Be the actor that :func:`hand_over` has described; returns when it has ended."""
+    with open(int(sys.argv.pop()), "rb") as file:
+        arguments = pickle.load(file)
+    startChild(*arguments)
 
 
 # --- The system base ------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.records import records_of
 from greenroom.actors.runtime.settings import read_settings
-from greenroom.actors.transport.envelopes import decode, encode
+from greenroom.actors.transport.mailbox import decode, encode
 from greenroom.core.routing.tables import (
     BACKEND_PREFIX,
     ENDPOINT_PREFIX,

@@ -3,8 +3,7 @@
 import pytest
 
 from greenroom.actors.transport import mailbox as inbox_module
-from greenroom.actors.transport.envelopes import Envelope
-from greenroom.actors.transport.mailbox import MAX_WAITING_BYTES, SLICE_S, Inbox
+from greenroom.actors.transport.mailbox import MAX_WAITING_BYTES, SLICE_S, Envelope, Inbox
 
 
 @pytest.fixture

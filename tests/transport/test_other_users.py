@@ -6,10 +6,13 @@ from contextlib import contextmanager
 import pytest
 from thespian.actors import ActorAddress
 
-from greenroom.actors.transport import admission
+from greenroom.actors.host.process import start_actor_system
+from greenroom.actors.runtime.processes import this_process
+from greenroom.actors.runtime.settings import HostSettings
+from greenroom.actors.transport import admission, sockets
 from greenroom.actors.transport.addresses import ProcessAddress, host_of_admin
-from greenroom.actors.transport.sockets import own_listener
 from greenroom.actors.transport.thespian_base import Naming
+from greenroom.core.errors import StartError
 from tests.support.another_user import NOBODY, another_user
 from tests.transport.worlds import HOST
 
@@ -60,23 +63,14 @@ def admin(port):
 
 
 @pytest.mark.parametrize("how", SQUATS)
-def test_an_admin_whose_name_another_user_has_taken_is_reached_all_the_same(
-    world, admin, how, caplog
-):
-    with squatter(admin, how):
-        server, client = world.process(address=admin), world.process()
-        client.send(server)
-        world.until(lambda: client.done)
-        server.send(client, b"back")
-        world.until(lambda: client.bodies == [b"back"])
-        assert Naming.probeAdmin(ActorAddress(admin))
-        assert host_of_admin(admin.number) == HOST
-    if how == "listens":
-        assert f"user {NOBODY}, process" in caplog.text
-        assert shown(admin) in caplog.text
-    later = world.process()
-    later.send(server)
-    world.until(lambda: later.done)
+def test_a_start_names_who_has_the_name_of_its_admin(admin, how, monkeypatch):
+    monkeypatch.setattr(sockets, "ASK_S", 0.1)
+    settings = HostSettings(admin_port=admin.number)
+    with squatter(admin, how) as process, pytest.raises(StartError) as caught:
+        start_actor_system(settings, this_process())
+    who = f"pid {process.pid} (" if how == "listens" else "a process that does not answer;"
+    assert f"admin port {admin.number} is in use by {who}" in str(caught.value)
+    assert "--admin-port" in str(caught.value)
 
 
 def test_what_another_user_listens_at_is_no_admin(world, admin, caplog):
@@ -88,12 +82,6 @@ def test_what_another_user_listens_at_is_no_admin(world, admin, caplog):
         client.send(admin)
         world.until(lambda: client.dead)
     assert f"user {NOBODY}, process" in caplog.text
-
-
-def test_the_name_of_an_own_admin_is_not_taken_twice(world, admin):
-    world.process(address=admin)
-    with pytest.raises(OSError, match="in use"):
-        own_listener(admin.socket_name)
 
 
 def test_a_flood_of_another_user_delays_nobody_and_fills_no_log(world, caplog, monkeypatch):

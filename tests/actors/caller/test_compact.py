@@ -9,7 +9,7 @@ import pytest
 
 from greenroom.actors.messages import queries as m
 from greenroom.actors.messages.queries import AnswerPart, LargeBytes
-from greenroom.actors.transport.envelopes import decode, encode
+from greenroom.actors.transport.mailbox import decode, encode
 from tests.support.queries import query
 
 PROCESS = m.Process(1, 2, "incarnation")

@@ -19,7 +19,7 @@ from greenroom.actors.messages.queries import (
     out_of_band,
     put_together,
 )
-from greenroom.actors.transport.envelopes import decode, encode
+from greenroom.actors.transport.mailbox import decode, encode
 from tests.actors.one_process import OneProcess
 from tests.support.queries import python_call
 
