@@ -16,7 +16,6 @@ from greenroom.actors.proxy.proxy import Proxy
 from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica.comparisons import Comparisons
 from greenroom.actors.replica.data_plane import Queries
-from greenroom.actors.replica.pickling import dumps
 from greenroom.actors.replica.user_code import Failure, UserCode
 from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.processes import this_process
@@ -86,13 +85,18 @@ def pickle_messages() -> None:
     _Transport.carry = staticmethod(lambda message: decode(encode(message)))
 
 
+def packed_code(target: Any) -> bytes:
+    """Return code as it travels to a replica."""
+    return pack_code("a test's code", target, (), {}, None).pickled
+
+
 def load(target: Any, user_config: Any = None, *, limit: int = 100) -> Failure | None:
     """Make what a replica makes of a function or class; return why that fails."""
     code = UserCode()
     code.configure({"max_ongoing_requests": limit})
     code.start()
     try:
-        return code.load(dumps((target, (), {})), user_config).result(10)
+        return code.load(packed_code(target), user_config).result(10)
     finally:
         code.end()
 
@@ -152,13 +156,17 @@ class OneProcess:
         """Run a coroutine on the loop, for DEADLINE_S at most; return what it returns."""
         return self.loop.run_until_complete(asyncio.wait_for(test, DEADLINE_S))
 
-    def close(self) -> None:
-        """End the threads and the loop; handles of later tests find their own way."""
+    def finalize(self) -> None:
+        """End what user code has made of itself, as at the end of a replica."""
 
-        async def close_user_code() -> None:
+        async def close() -> None:
             await asyncio.wrap_future(self.user_code.close())
 
-        self.run(close_user_code())
+        self.run(close())
+
+    def close(self) -> None:
+        """End the threads and the loop; handles of later tests find their own way."""
+        self.finalize()
         query_client.install(None)
         user_context.on_models_changed(None)
         user_context.install(None)
@@ -186,8 +194,7 @@ class OneProcess:
                 app_name="", deployment="b", replica_tag="r1", backend="b", version="7"
             )
         )
-        code = pack_code("a test's code", target, (), {}, None).pickled
-        loading = self.user_code.load(code, None)
+        loading = self.user_code.load(packed_code(target), None)
         assert await asyncio.wrap_future(loading) is None
         self.queries.accepting = True
         process: Process = port.process

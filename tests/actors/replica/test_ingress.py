@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +15,8 @@ from starlette.routing import Route
 
 from greenroom import serve
 from greenroom.core import errors as exceptions
-from greenroom.serve.exceptions import DeployFailedError
+from tests.actors.one_process import load
 from tests.support.asking import Got, ask as ask_url
-from tests.support.systems import wait_until
 
 Ask = Callable[..., Got]
 
@@ -193,14 +191,12 @@ def test_what_a_call_of_a_handler_raises_keeps_its_status(deployed, ask):
     assert ask("/answers").body == b"the app's own"
 
 
-def test_a_lifespan_runs_around_it_and_leaves_state(deployed, ask, tmp_path):
-    folder = str(tmp_path)
-
+def test_a_lifespan_runs_around_it_and_leaves_state(one_process, tmp_path):
     @contextlib.asynccontextmanager
     async def lifespan(_app: Any) -> AsyncIterator[dict[str, str]]:
         await asyncio.sleep(0)
         yield {"model": "loaded"}
-        Path(folder, "closed").touch()
+        (tmp_path / "closed").touch()
 
     async def state(request: Request) -> PlainTextResponse:
         return PlainTextResponse(request.state.model)
@@ -208,23 +204,28 @@ def test_a_lifespan_runs_around_it_and_leaves_state(deployed, ask, tmp_path):
     def factory() -> Starlette:
         return Starlette(routes=[Route("/state", state)], lifespan=lifespan)
 
-    handle = deployed(serve.deployment(serve.ingress(factory)()).options(name="App").bind())
-    assert ask("/state").body == b"loaded"
+    one = one_process(serve.ingress(factory)())
+    assert one.run(one.http(path="/state")).body == b"loaded"
     assert not (tmp_path / "closed").exists()
-    deployed(serve.deployment(Doubler.func_or_class).bind())  # in its place
-    wait_until((tmp_path / "closed").exists, 10, "the lifespan ends")
-    del handle
+    one.finalize()
+    assert (tmp_path / "closed").exists()
 
 
-def test_a_start_up_that_fails_fails_the_deployment(deployed):
-    @contextlib.asynccontextmanager
-    async def lifespan(_app: Any) -> AsyncIterator[None]:
-        raise RuntimeError("no model here")
-        yield
+@contextlib.asynccontextmanager
+async def fails_to_start(_app: Any) -> AsyncIterator[None]:
+    raise RuntimeError("no model here")
+    yield
 
-    app = serve.ingress(lambda: Starlette(lifespan=lifespan))()
-    with pytest.raises(DeployFailedError, match="no model here"):
-        deployed(serve.deployment(app).options(max_constructor_retry_count=1).bind())
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (lambda: Starlette(lifespan=fails_to_start), "no model here"),
+        (lambda: 42, "returned a int, which is no ASGI app"),
+    ],
+)
+def test_an_app_that_cannot_begin_is_a_failed_start(factory, message):
+    assert message in load(serve.ingress(factory)()).text
 
 
 def test_an_app_without_a_class_finds_what_is_bound_to_it(deployed, ask, name):
@@ -239,12 +240,6 @@ def test_an_app_without_a_class_finds_what_is_bound_to_it(deployed, ask, name):
 
     deployed(serve.deployment(serve.ingress(make)()).bind(Doubler.bind(), size=3))
     assert ask("/doubled/4").json == 8
-
-
-def test_a_factory_that_makes_no_app_fails_the_deployment(deployed):
-    app = serve.ingress(lambda: 42)()
-    with pytest.raises(DeployFailedError, match="returned a int, which is no ASGI app"):
-        deployed(serve.deployment(app).options(max_constructor_retry_count=1).bind())
 
 
 @pytest.mark.parametrize("nonsense", [42, None, "fastapi:app", lambda one, two: None])

@@ -1,66 +1,42 @@
-"""Multiplexed models in real replicas: over HTTP, through handles, on the replica that has them."""
-
-from __future__ import annotations
-
-import json
-from pathlib import Path
-from typing import Any
+"""Multiplexed models in a replica: loaded for a query's id, told to routers, unloaded."""
 
 from greenroom import serve
-from tests.support.systems import wait_until
+from tests.support.timing import until
 
 
-@serve.deployment(num_replicas=2)
 class Many:
-    def __init__(self, folder: str = "") -> None:
-        self.folder = folder
-        self.loaded: list[str] = []
+    def __init__(self):
+        self.loaded, self.unloaded = [], []
 
     @serve.multiplexed(max_num_models_per_replica=2)
-    async def model(self, model_id: str) -> Any:
+    async def model(self, model_id):
         self.loaded.append(model_id)
-        folder = self.folder
+        unloaded = self.unloaded
 
         class Loaded:
-            async def __del__(self) -> None:
-                if folder:
-                    Path(folder, model_id).touch()
+            async def __del__(self):
+                unloaded.append(model_id)
 
         return Loaded()
 
-    async def __call__(self, _request: Any = None) -> dict[str, Any]:
+    async def __call__(self):
         model_id = serve.get_multiplexed_model_id()
         assert serve.get_request_context().multiplexed_model_id == model_id
         await self.model(model_id)
-        return {
-            "model": model_id,
-            "replica": serve.get_replica_context().replica_tag,
-            "loaded": self.loaded,
-        }
+        return model_id
 
 
-def test_the_id_comes_with_the_header_and_its_queries_stay_with_the_replica_that_has_it(
-    deployed, running, name
-):
-    deployed(Many.bind())
-    found: dict[str, set[str]] = {}
-    for model_id in ["a", "b", "grün"] * 6:
-        headers = {"serve_multiplexed_model_id": model_id.encode().decode("latin-1")}
-        status, body = running.get(f"/{name}", headers=headers)
-        assert status == 200, body
-        answer = json.loads(body)
-        assert answer["model"] == model_id
-        assert len(answer["loaded"]) == len(set(answer["loaded"]))  # each was loaded once
-        found.setdefault(model_id, set()).add(answer["replica"])
-    assert [len(replicas) for replicas in found.values()] == [1, 1, 1]
+def test_models_are_loaded_once_routers_know_of_them_and_all_are_unloaded_at_the_end(one_process):
+    one = one_process(Many)
+    many, replica = one.user_code.servable.instance, one.proxy.dispatcher.router.state.replicas
 
+    async def ask():
+        for model_id in ("a", "b", "b", "grün"):
+            answer = one.handle.options(multiplexed_model_id=model_id).remote()
+            assert await answer == model_id
+        await until(lambda: set(replica["r1"].models) == {"b", "grün"})
 
-def test_the_id_comes_through_a_handle_and_models_are_unloaded_at_the_end(deployed, tmp_path):
-    handle = deployed(Many.options(num_replicas=1).bind(str(tmp_path)))
-    for model_id in "abc":
-        answer = handle.options(multiplexed_model_id=model_id).remote().result(timeout_s=20)
-        assert answer["model"] == model_id
-    wait_until(lambda: list(tmp_path.iterdir()), 10, "one is unloaded")
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
-    deployed(Many.options(num_replicas=1).bind())  # in its place
-    wait_until(lambda: len(list(tmp_path.iterdir())) == 3, 10, "the others are unloaded")
+    one.run(ask())
+    assert (many.loaded, many.unloaded) == (["a", "b", "grün"], ["a"])
+    one.finalize()
+    assert sorted(many.unloaded) == ["a", "b", "grün"]
