@@ -1,23 +1,92 @@
-"""Ray Serve's public names work, or say on use what to do instead; the docs list all of them."""
+"""Ray Serve's public names work, or say on use what to do instead; the docs list all of them.
+
+``ray_names.txt`` has those of the release that it names: what is marked as public, the members of
+classes, and the parameters of functions. docs/migrating-from-ray-serve.md has them in a table.
+"""
 
 from __future__ import annotations
 
-import zipfile
+import importlib
+import inspect
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from greenroom import serve
-from tests.docs import ray_names
+from greenroom.core.config import BackendConfig
+from greenroom.serve.deployments import Deployment, GivenOptions
+from greenroom.serve.handle import DeploymentHandle, HandleOptions
+
+LIST = Path(__file__).with_name("ray_names.txt")
+PAGE = Path(__file__).parents[2] / "docs" / "migrating-from-ray-serve.md"
+BEGIN, END = "<!-- names of Ray Serve -->\n", "<!-- end -->\n"
+
+
+def kept() -> list[str]:
+    """Return the names that are kept in the repository."""
+    return LIST.read_text().splitlines()[1:]
+
+
+def works(name: str) -> bool:
+    """Return whether a name is there, perhaps as another name of one that is."""
+    head, _, parameter = name.rstrip(")").partition("(")
+    if parameter:
+        return parameter in _parameters_of(head)
+    owner, _, last = head.rpartition(".")
+    if (home := _home(owner)) is not None:
+        return hasattr(home, last)
+    return works(owner) and _has_member(_named(owner), last)
+
+
+def _home(module: str) -> Any:
+    try:
+        return importlib.import_module(f"greenroom.serve.{module}".rstrip("."))
+    except ModuleNotFoundError:
+        return None
+
+
+def _named(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(_home(module), name)
+
+
+def _has_member(kind: Any, member: str) -> bool:
+    named = ("model_fields", "__dataclass_fields__", "aliases", "__slots__")
+    fields = {field for each in named for field in getattr(kind, each, ())}
+    if kind is Deployment:
+        fields |= BackendConfig.model_fields.keys()
+    return member in fields or hasattr(kind, member)
+
+
+def _parameters_of(function: str) -> Iterable[str]:
+    if function in {"deployment", "Deployment.options"}:
+        return GivenOptions.__annotations__
+    if function.endswith(".options"):
+        return [*HandleOptions.model_fields]
+    return inspect.signature(_named(function)).parameters
+
+
+def compared() -> tuple[set[str], set[str]]:
+    """Return the names that the page says are the same, and those for which it has another."""
+    _, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, first, *rows, last = rest.partition(END)[0].splitlines()
+    others = [row for row in rows if " | the same as " not in row]  # another name of an option
+    return _names_in([first]), _names_in([*others, last.removeprefix("| of 1.x: ")])
+
+
+def _names_in(rows: Iterable[str]) -> set[str]:
+    return {name.strip("`") for row in rows for name in row.split(" | ")[0].strip("| ").split(", ")}
 
 
 def test_each_name_works_or_the_docs_say_what_to_use() -> None:
-    names = ray_names.kept()
+    names = kept()
     assert len(names) > 200
-    same, others = ray_names.compared()
+    same, others = compared()
     for name in names:
         owner = name.partition("(")[0].rpartition(".")[0]
-        if ray_names.works(name):
+        if works(name):
             assert name not in others, name
             assert name in same or name.count(".") > 1 or "(" in name, name
         else:
@@ -25,8 +94,8 @@ def test_each_name_works_or_the_docs_say_what_to_use() -> None:
 
 
 def test_what_the_docs_say_is_the_same_is() -> None:
-    same, _ = ray_names.compared()
-    assert [name for name in same if not ray_names.works(name)] == []
+    same, _ = compared()
+    assert [name for name in same if not works(name)] == []
 
 
 def test_an_unknown_name_is_an_error_as_ever() -> None:
@@ -53,32 +122,5 @@ def test_an_unknown_name_is_an_error_as_ever() -> None:
 )
 def test_a_use_is_refused_with_what_to_do(use: str, kind: type[Exception], text: str) -> None:
     app = serve.deployment(lambda: None)
-    from greenroom.serve.handle import DeploymentHandle  # noqa: PLC0415
-
     with pytest.raises(kind, match=text):
         eval(use, {"serve": serve, "App": app, "handle": DeploymentHandle("App")})
-
-
-def test_a_wheel_is_read_without_running_it(tmp_path: Path) -> None:
-    wheel = tmp_path / "ray-9.9.9-py3-none-any.whl"
-    sources = {
-        "__init__": "from x import run\n__all__ = ['run']\nraise SystemExit",
-        "api": "@PublicAPI(stability='beta')\ndef run(target, _blocking, _own): ...\ndef no(): ...",
-        "handle": (
-            "class _Base:\n def __private(self): ...\n def shutdown(self): ...\n"
-            "@PublicAPI\nclass DeploymentHandle(_Base):\n def options(self, *, stream): ...\n"
-        ),
-    }
-    with zipfile.ZipFile(wheel, "w") as files:
-        for module, source in sources.items():
-            files.writestr(f"ray/serve/{module}.py", source)
-    assert ray_names.names_in(wheel) == [
-        "# ray 9.9.9",
-        "handle.DeploymentHandle",
-        "handle.DeploymentHandle.options",
-        "handle.DeploymentHandle.options(stream)",
-        "handle.DeploymentHandle.shutdown",
-        "run",
-        "run(_blocking)",
-        "run(target)",
-    ]
