@@ -1,15 +1,29 @@
 """Bad values of settings, and the words that refuse them."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 
+from greenroom.core import operations as ops
+from greenroom.core.comparing.comparing import check_compare
 from greenroom.core.config import ActorOptions, BackendConfig, HTTPOptions
 from greenroom.core.errors import InvalidRequestError
+from greenroom.core.jobs import TaskProcessorConfig
+from greenroom.core.tokens import digest_of
 from greenroom.core.validation import validated
+
+ROLLOUT = partial(ops.StartRollout, endpoint="e", to="v2")
+SERIES = partial(ops.GetSeries)
+TOKEN = partial(ops.CreateToken, name="n", digest=digest_of("t"), holder_role="admin")
+
+
+def comparing(*, compare: Any) -> Any:
+    return check_compare(compare)
+
 
 BAD: dict[tuple[Any, str], list[tuple[Any, str]]] = {
     (BackendConfig, "autoscaling_config"): [
@@ -146,6 +160,57 @@ BAD: dict[tuple[Any, str], list[tuple[Any, str]]] = {
         ({"request_router_class": "a:B", "request_routing_stats_period_s": 1}, "leave it out"),
         ({"request_router_class": "Router"}, "must be a class, or its import path"),
     ],
+    (ROLLOUT, "to"): [("", "to='': String should have at least 1 character")],
+    (ROLLOUT, "steps"): [
+        ((), "steps=(): must be at most 50 numbers above 0 that grow and end with 1"),
+        ((0.1, 0.1, 1.0), "that grow and end with 1"),
+        ((0.1, 0.5), "that grow and end with 1"),
+        ((0, 1), "numbers above 0"),
+        (1, "steps=1: must be"),
+    ],
+    (ROLLOUT, "hold_s"): [
+        (0, "hold_s=0: must be greater than 0"),
+        ("1", "hold_s='1'"),
+        (math.nan, "hold_s=nan"),
+    ],
+    (ROLLOUT, "ready_timeout_s"): [(-1, "ready_timeout_s=-1")],
+    (ROLLOUT, "alpha"): [
+        (0, "alpha=0: must be greater than 0"),
+        (1, "alpha=1: must be less than or equal to 0.5"),
+    ],
+    (ROLLOUT, "min_samples"): [
+        (0, "min_samples=0: must be greater than or equal to 1"),
+        (1.5, "min_samples=1.5: must be a valid integer"),
+    ],
+    (ROLLOUT, "abort_if"): [
+        ({}, "abort_if={}: must be a dict with at least one of error_rate"),
+        ([1], "1: expected RULE=NUMBER, with a rule of error_rate"),
+        ([], "abort_if=[]: must be a dict with at least one of error_rate"),
+        ({"p99": 1}, "abort_if['p99']: no such rule; there are: error_rate, error_"),
+        ({"error_rate": 0}, "abort_if['error_rate']=0: must be a number above 0 and"),
+        ({"error_rate": True}, "abort_if['error_rate']=True"),
+        ({"difference_rate": 1}, "abort_if['difference_rate']=1: must be a number from"),
+        ({"p95_latency_ratio": 0.9}, "must be a number from 1 and below 100"),
+    ],
+    (TOKEN, "name"): [("a#b", "name='a#b'")],
+    (TOKEN, "digest"): [("secret", "digest='secret'")],
+    (TOKEN, "holder_role"): [("root", "holder_role='root'")],
+    (TOKEN, "expires_at"): [(0.0, "expires_at=0.0")],
+    (SERIES, "last"): [(0, "last=0: "), (361, "last=361: ")],
+    (SERIES, "span"): [("day", "span='day'")],
+    (TaskProcessorConfig, "max_running"): [(0, "max_running=0")],
+    (TaskProcessorConfig, "queue_name"): [("a", "queue_name='a'")],
+    (TaskProcessorConfig, "adapter_config"): [({}, "adapter_config={}")],
+    (TaskProcessorConfig, "result_ttl_s"): [(0, "result_ttl_s=0")],
+    (comparing, "compare"): [
+        (3, "compare=3: must be 'status', 'json', a dict of settings or a function"),
+        ("yaml", "how='yaml'"),
+        ({"how": "json", "relative_tolerance": -1}, "relative_tolerance=-1"),
+        ({"tolerance": 1}, "tolerance=1: no such setting; say relative_tolerance"),
+        ({"ignore": ["id"]}, "'id' is no JSON pointer; for example '/items/*/id'"),
+        ({"how": "function"}, "give the function itself"),
+        ({"how": "json", "code": b"x"}, "give the function itself"),
+    ],
 }
 
 
@@ -156,8 +221,10 @@ BAD: dict[tuple[Any, str], list[tuple[Any, str]]] = {
 def test_a_bad_value_is_refused_by_its_name(
     model: Any, field: str, value: Any, message: str
 ) -> None:
+    given = {field: value}
+    make = partial(validated, model, given) if isinstance(model, type) else partial(model, **given)
     with pytest.raises(InvalidRequestError) as caught:
-        validated(model, {field: value})
+        make()
     assert field in str(caught.value)
     assert message in str(caught.value)
 

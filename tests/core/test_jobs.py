@@ -178,20 +178,6 @@ def test_callbacks_are_tried_with_growing_pauses_and_abandoned() -> None:
     assert again.due_callbacks(1e9) == []
 
 
-@pytest.mark.parametrize(
-    ("given_", "message"),
-    [
-        ({"max_running": 0}, "max_running"),
-        ({"queue_name": "a"}, "queue_name"),
-        ({"adapter_config": {}}, "adapter_config"),
-        ({"result_ttl_s": 0}, "result_ttl_s"),
-    ],
-)
-def test_bad_settings_are_refused_by_name(given_: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        TaskProcessorConfig(**given_)
-
-
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["submit", "begin", "succeed", "fail", "defer", "cancel", "save", "crash"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from greenroom.core import operations as ops
-from greenroom.core.errors import InvalidRequestError, UnknownNameError
+from greenroom.core.errors import UnknownNameError
 from greenroom.core.series import CLUSTER, Pair, PlainTraffic, Series, Traffic
 from tests.core.requests import create, deploy, do, endpoint
 from tests.core.worlds import Spec, World
@@ -165,8 +165,3 @@ def test_the_operation_names_deployments_and_refuses_unknown_endpoints() -> None
     assert (shown["endpoint"], shown["backend"], shown["application"]) == ("shop", "shop:v1", "")
     with pytest.raises(UnknownNameError, match="'cafe'"):
         do(ops.GetSeries, endpoint="cafe")(cluster)
-    for last in (0, 361):
-        with pytest.raises(InvalidRequestError, match=f"last={last}: "):
-            ops.GetSeries(last=last)
-    with pytest.raises(InvalidRequestError, match="span='day'"):
-        ops.GetSeries(span="day")

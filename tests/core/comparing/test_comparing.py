@@ -14,10 +14,8 @@ from greenroom.core.comparing.comparing import (
     Differences,
     Outcome,
     Response,
-    check_compare,
     compare,
 )
-from greenroom.core.errors import InvalidRequestError
 from greenroom.core.records import CompareRecord
 
 JSON = Compare(how="json")
@@ -119,24 +117,6 @@ def test_a_function_returns_the_cause(message: Any, expected: str) -> None:
     by_function = Compare(how="function", function="f", code=b"code")
     outcome = compare(by_function, answer(1), answer(2, status=500), lambda _old, _new: message)
     assert outcome.cause == expected
-
-
-@pytest.mark.parametrize(
-    ("bad", "text"),
-    [
-        (3, "compare=3: must be 'status', 'json', a dict of settings or a function"),
-        ("yaml", "how='yaml'"),
-        ({"how": "json", "relative_tolerance": -1}, "relative_tolerance=-1"),
-        ({"tolerance": 1}, "tolerance=1: no such setting; say relative_tolerance"),
-        ({"ignore": ["id"]}, "'id' is no JSON pointer; for example '/items/*/id'"),
-        ({"how": "function"}, "give the function itself"),
-        ({"how": "json", "code": b"x"}, "give the function itself"),
-    ],
-)
-def test_bad_settings_are_refused_naming_them(bad: Any, text: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        check_compare(bad)
-    assert text in str(caught.value)
 
 
 # --- Counting -------------------------------------------------------------------------------------

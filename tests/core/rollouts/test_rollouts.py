@@ -453,39 +453,11 @@ def test_deleting_the_endpoint_ends_it_and_forgets_it(world: World) -> None:
 
 # --- Bad input ------------------------------------------------------------------------------------
 
-BAD = [
-    ({"to": "v9"}, "to: no backend is named 'v9'; it could be: v1, v2, v3"),
-    ({"to": ""}, "to='': String should have at least 1 character"),
-    ({"steps": ()}, "steps=(): must be at most 50 numbers above 0 that grow and end with 1"),
-    ({"steps": (0.1, 0.1, 1.0)}, "that grow and end with 1"),
-    ({"steps": (0.1, 0.5)}, "that grow and end with 1"),
-    ({"steps": (0, 1)}, "numbers above 0"),
-    ({"steps": 1}, "steps=1: must be"),
-    ({"hold_s": 0}, "hold_s=0: must be greater than 0"),
-    ({"hold_s": "1"}, "hold_s='1'"),
-    ({"hold_s": float("nan")}, "hold_s=nan"),
-    ({"ready_timeout_s": -1}, "ready_timeout_s=-1"),
-    ({"alpha": 0}, "alpha=0: must be greater than 0"),
-    ({"min_samples": 0}, "min_samples=0: must be greater than or equal to 1"),
-    ({"abort_if": {}}, "abort_if={}: must be a dict with at least one of error_rate"),
-    ({"abort_if": [1]}, "1: expected RULE=NUMBER, with a rule of error_rate"),
-    ({"abort_if": []}, "abort_if=[]: must be a dict with at least one of error_rate"),
-    ({"abort_if": {"p99": 1}}, "abort_if['p99']: no such rule; there are: error_rate, error_"),
-    ({"abort_if": {"error_rate": 0}}, "abort_if['error_rate']=0: must be a number above 0 and"),
-    ({"abort_if": {"error_rate": True}}, "abort_if['error_rate']=True"),
-    ({"abort_if": {"difference_rate": 1}}, "abort_if['difference_rate']=1: must be a number from"),
-    ({"abort_if": {"p95_latency_ratio": 0.9}}, "must be a number from 1 and below 100"),
-    ({"alpha": 1, "min_samples": 1.5}, "alpha=1: must be less than or equal to 0.5; min_s"),
-]
 
-
-@pytest.mark.parametrize(("settings", "text"), BAD, ids=[text for _, text in BAD])
-def test_bad_settings_are_refused_naming_them(
-    world: World, settings: dict[str, Any], text: str
-) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        world.request(start(**settings))
-    assert text in str(caught.value)
-    assert world.cluster.rollouts.status(world.now) == {}
+def test_unknown_names_are_refused_and_begin_nothing(world: World) -> None:
+    unknown = "to: no backend is named 'v9'; it could be: v1, v2, v3"
+    with pytest.raises(InvalidRequestError, match=unknown):
+        world.request(start(to="v9"))
     with pytest.raises(UnknownNameError, match="no endpoint is named 'nope'"):
         world.request(start(endpoint="nope"))
+    assert world.cluster.rollouts.status(world.now) == {}
