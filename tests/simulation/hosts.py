@@ -24,20 +24,24 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 ALONE, JOINED, LEADERS, DATABASE = "alone", "joined", "leaders", "database"
-STATE_DIR = Path("/nowhere")
 
 
-def settings_of(number: int, shape: str, leaders: int) -> HostSettings:
-    """Return the settings of a host; ``leaders`` is how many of the first may lead."""
+def settings_of(number: int, shape: str, leaders: int, folder: Path) -> HostSettings:
+    """Return the settings of a host; ``leaders`` is how many of the first may lead.
+
+    Its state dir, below the folder, has what is neither the store's nor the actor system's.
+    """
+    state_dir = folder / str(number)
+    (state_dir / "run").mkdir(parents=True)
     if shape == ALONE:
-        return HostSettings(state_dir=STATE_DIR, host_name="localhost")
+        return HostSettings(state_dir=state_dir, host_name="localhost")
     if shape == DATABASE:
         return HostSettings(
-            state_dir=STATE_DIR, host_name=f"host {number}", bind=ip_of(number), store=URL
+            state_dir=state_dir, host_name=f"host {number}", bind=ip_of(number), store=URL
         )
     addresses = [f"{ip_of(host)}:{PORT}" for host in range(leaders)]
     return HostSettings(
-        state_dir=STATE_DIR,
+        state_dir=state_dir,
         host_name=f"host {number}",
         bind=ip_of(number),
         store="/shared" if shape == LEADERS and number < leaders else None,
@@ -87,31 +91,6 @@ class Keys:
 
     def ids(self) -> KeyIds:
         return KeyIds("a key")
-
-
-class WordFile:
-    """The file by which a host's controller knows that it may lead, and from which epoch on."""
-
-    def __init__(self) -> None:
-        self._text: str | None = None
-
-    def write_text(self, text: str, **_: Any) -> None:
-        self._text = text
-
-    def read_text(self, **_: Any) -> str:
-        if self._text is None:
-            raise FileNotFoundError
-        return self._text
-
-
-class RunDir:
-    """The folder of what lasts as long as a host's system runs: files of a word each."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, WordFile] = {}
-
-    def __truediv__(self, name: str) -> WordFile:
-        return self.files.setdefault(name, WordFile())
 
 
 class LeaderElection(leader_lease.LeaderElection):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter, deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from greenroom.actors.cluster import controller_seeker, membership
@@ -106,7 +107,7 @@ class Outage(Simulation):
         """Return how many entries there are in all lists, tables and files, by what has them."""
         counts: Counter[str] = Counter()
         counts["keys on disk"] = len(self.disk.kept.load())
-        counts["files"] = sum(len(run_dir.files) for run_dir in self.run_dirs.values())
+        counts["files"] = sum(path.is_file() for path in Path(self.folder.name).rglob("*"))
         actors = [p.actor for p in self.world.processes.values() if p.actor is not None]
         left: list[tuple[str, Any]] = [(type(actor).__name__, actor) for actor in actors]
         seen: set[int] = set()

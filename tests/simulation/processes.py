@@ -22,7 +22,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from greenroom.actors.runtime.actor import CrashLoop
 from greenroom.actors.runtime.liveness import Seen, SilenceWatch
 from greenroom.actors.runtime.machine import Machine
 from greenroom.actors.transport.admission import Trouble
@@ -360,9 +359,6 @@ def _classes(simulation: Simulation) -> dict[str, Any]:
     """Return what stands in for classes and functions of ours, by their full names."""
     world, disk = simulation.world, simulation.disk
 
-    def here() -> int:
-        return 0 if world.current is None else world.current.host
-
     def without_effect(*methods: str) -> Any:
         return lambda *_: SimpleNamespace(**dict.fromkeys(methods, nothing))
 
@@ -370,15 +366,8 @@ def _classes(simulation: Simulation) -> dict[str, Any]:
     location = location_at if is_database else lambda _: disk
     in_actors = {
         "cluster.key_rotation.KeyFiles": hosts.Keys,
-        "cluster.leader_lease.remember_store": nothing,
-        "cluster.leader_lease.is_known": lambda *_: False,
         "cluster.leader_lease.location_at": location,
-        "cluster.leader_lease.expected_lease_file": lambda _: simulation.expected_lease_files[
-            here()
-        ],
-        "cluster.leader_lease.write_private": lambda path, text: path.write_text(text),
         "cluster.membership.capacity_of": lambda _: CAPACITY,
-        "cluster.membership.host_id": lambda settings: f"the id of {settings.host_name}",
         "controller.held_store.location_at": location,
         "controller.controller.location_at": location,
         "controller.active.Policies": without_effect("tidy", "close"),
@@ -395,8 +384,6 @@ def _classes(simulation: Simulation) -> dict[str, Any]:
         "replica.data_plane.LARGE": LARGE,
         "replica.logging.configure": nothing,
         "replica.wear.memory_bytes": simulation.memory_bytes,
-        "runtime.actor.CrashLoop": lambda _, role: CrashLoop(simulation.run_dirs[here()], role),
-        "runtime.actor.write_private": lambda path, text: path.write_text(text),
         "caller.streams.WINDOW": WINDOW,
         "caller.streams.BODY_WINDOW": WINDOW,
     }

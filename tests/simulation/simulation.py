@@ -7,9 +7,12 @@ and everything must come to rest as the saved state says.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from thespian.system.messages.admin import PendingActor, PendingActorResponse
@@ -30,16 +33,7 @@ from tests.simulation.clients import Client
 from tests.simulation.database import Database
 from tests.simulation.disks import Disk
 from tests.simulation.faults import Faults
-from tests.simulation.hosts import (
-    ALONE,
-    DATABASE,
-    JOINED,
-    LEADERS,
-    HostProcess,
-    RunDir,
-    WordFile,
-    settings_of,
-)
+from tests.simulation.hosts import ALONE, DATABASE, JOINED, LEADERS, HostProcess, settings_of
 from tests.simulation.links import OUTSIDE
 from tests.simulation.processes import Mailbox, Manager, SimMachine, replaced
 from tests.simulation.scripted_code import MEMORY
@@ -50,6 +44,7 @@ SIZES = (*[1] * 8, 2, 3, *[1] * 6)  # several hosts take twice the time
 EACH_WITH_DATABASE = 5  # of the runs with several hosts, every fifth
 EACH_WITH_APPLICATION = 4
 CONVERGE_S = 200.0  # how long coming to rest may take
+MEMORY_DISK = "/dev/shm"
 MOST_FRAMES = 10_000  # processes that stand still do so within each other, see World.stand_still
 _CLASSES = {
     CONTROLLER[0]: Controller,
@@ -80,10 +75,14 @@ class Simulation(logging.Handler):
         elif self.size > 1 and seed % EACH_WITH_DATABASE == 0:
             self.shape = DATABASE
         self.leaders = rng.randint(2, min(self.size, 3)) if self.shape == LEADERS else 1
-        self.settings = {n: settings_of(n, self.shape, self.leaders) for n in range(self.size)}
+        in_memory = MEMORY_DISK if os.access(MEMORY_DISK, os.W_OK) else None
+        self.folder = TemporaryDirectory(dir=in_memory)
+        folder = Path(self.folder.name)
+        self.settings = {
+            number: settings_of(number, self.shape, self.leaders, folder)
+            for number in range(self.size)
+        }
         self.settings[OUTSIDE] = self.settings[0]
-        self.expected_lease_files = {number: WordFile() for number in range(self.size)}
-        self.run_dirs = {number: RunDir() for number in range(self.size)}
         if self.size > 1:
             self._set_clocks()
         self.disk: SharedDisk | Database | Disk = {LEADERS: SharedDisk, DATABASE: Database}.get(
@@ -126,6 +125,7 @@ class Simulation(logging.Handler):
             with replaced(self):
                 self._run()
         finally:
+            self.folder.cleanup()
             sys.setrecursionlimit(frames)
             for thread in self.world.threads:
                 thread.end()
