@@ -60,24 +60,6 @@ def values(update: Update | None) -> dict[str, Any]:
     return {key: value for key, (_, value) in update.snapshots.items()}
 
 
-def test_a_first_listen_is_answered_even_with_nothing() -> None:
-    update = listen(new_poll(1), "p", NOTHING_SEEN)
-    assert update == Update({}, IDS_PER_EPOCH, complete=True)
-
-
-def test_a_listener_that_lacks_nothing_waits_for_updates() -> None:
-    poll, listener = new_poll(), Listener()
-    poll.publish("a", 1)
-    listener.listen(poll)
-    assert not listener.listen(poll)
-    assert poll.take_updates() == []
-    poll.publish("b", 2)
-    update = dict(poll.take_updates())["p"]
-    assert values(update) == {"b": 2}
-    assert update.snapshots["b"][0] == update.upto > listener.seen
-    assert not update.complete
-
-
 def test_updates_go_once_and_only_to_listeners_that_wait() -> None:
     poll, waiting, busy = new_poll(), Listener("p"), Listener("busy")
     waiting.listen(poll)
@@ -88,15 +70,6 @@ def test_updates_go_once_and_only_to_listeners_that_wait() -> None:
     assert values(listen(poll, "busy", busy.seen)) == {"a": 1}
 
 
-def test_a_repeat_takes_the_place_of_the_earlier_call() -> None:
-    poll, listener = new_poll(), Listener()
-    listener.listen(poll)
-    listener.listen(poll)
-    poll.publish("a", 1)
-    assert values(listen(poll, "p", listener.seen)) == {"a": 1}
-    assert poll.take_updates() == [], "it has been answered"
-
-
 def test_publishing_the_same_value_is_no_update() -> None:
     poll, listener = new_poll(), Listener()
     poll.publish("a", [1])
@@ -105,34 +78,6 @@ def test_publishing_the_same_value_is_no_update() -> None:
     poll.publish("never there", None)
     assert poll.take_updates() == []
     assert poll.held_by_all("a")
-
-
-def test_a_deleted_key_is_sent_to_listeners_that_have_it() -> None:
-    poll, listener = new_poll(), Listener()
-    poll.publish("a", 1)
-    listener.listen(poll)
-    poll.publish("a", None)
-    call(poll, "late", listener.seen)
-    updates = dict(poll.take_updates())
-    update = updates["p"]
-    assert updates["late"] is update
-    assert values(update) == {"a": None}
-    assert listen(poll, "new", NOTHING_SEEN) == Update({}, update.upto, complete=True)
-
-
-def test_a_listener_of_an_earlier_epoch_gets_all_there_is() -> None:
-    """It cannot know what was deleted while no controller could tell it."""
-    earlier, later, listener = new_poll(), new_poll(2), Listener()
-    earlier.publish("a", 1)
-    earlier.publish("gone", 1)
-    listener.listen(earlier)
-    later.publish("a", 1)
-    update = listen(later, "p", listener.seen)
-    assert update is not None
-    assert update.complete
-    assert update.snapshots["a"][0] > listener.seen
-    listener.take(update)
-    assert listener.tables == {"a": 1}
 
 
 @pytest.mark.parametrize("seen", [-1, 1, IDS_PER_EPOCH - 1, IDS_PER_EPOCH + 2, 2**70])
@@ -159,15 +104,6 @@ def test_a_key_is_held_when_all_have_said_that_they_hold_it() -> None:
     poll.publish("b", 2)
     assert poll.held_by_all("a")
     assert not poll.held_by_all("b")
-
-
-def test_without_listeners_nothing_is_held() -> None:
-    poll = new_poll()
-    poll.publish("a", 1)
-    assert not poll.held_by_all("a")
-    listen(poll, "p", NOTHING_SEEN)
-    poll.gone("p")
-    assert not poll.held_by_all("a")
 
 
 def test_a_closed_long_poll_answers_when_it_is_opened() -> None:
