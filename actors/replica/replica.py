@@ -57,6 +57,7 @@ EXIT_CHECK_S = 0.02
 # under way have: as none leaves any, that took a tenth of the time of a batched model, for nothing.
 # More than 3.13's own default would let cycles of user code, which may hold tensors, live for long.
 COLLECT_AFTER = 2_000
+_REFUSED = object()  # is no user_config
 
 
 class Replica(LoopActor):
@@ -74,7 +75,10 @@ class Replica(LoopActor):
         self.tag = ""  # known from the first order
         self.config: dict[str, Any] = {}
         self.config_id = 0  # the newest taken
-        self._applied_id = 0  # the newest that user code has taken too
+        self._applied_id = 0  # the newest that logging and user code have taken too
+        self._logs_as: Any = None  # the logging_config that is in force
+        self._user_config: Any = None  # that user code was given last; _REFUSED where it raised
+        self._changing = asyncio.Lock()  # loading, newer settings and the end come one by one
         self.state = "idle"
         self._failure: Failure | None = None  # of loading, then of reconfigure on the newest config
         self.user_code: UserCode | None = None
@@ -243,8 +247,9 @@ class Replica(LoopActor):
         await environment.enter_folders()
         if self.state != "starting":  # it was asked to stop meanwhile
             return None
-        loading = user_code.load(order.code, self.config["user_config"])
-        failure = await asyncio.wrap_future(loading)
+        async with self._changing:
+            self._user_config = self.config["user_config"]
+            failure = await asyncio.wrap_future(user_code.load(order.code, self._user_config))
         return failure or await health.first_check(self.config["health_check_timeout_s"])
 
     def _continue_in(self, python: str, order: StartReplica) -> None:
@@ -297,6 +302,7 @@ class Replica(LoopActor):
         except OSError as error:
             text = f"logs_dir={wanted['logs_dir']!r} of logging_config cannot be used: {error}"
             return Failure.of(DeployFailedError(text))
+        self._logs_as = wanted
         return None
 
     def _comparisons_found(self, found: dict[Place, Plain]) -> None:
@@ -306,20 +312,25 @@ class Replica(LoopActor):
 
     def _apply_config(self, config: dict[str, Any], config_id: int) -> None:
         """Take newer settings; they count as applied when user code has taken its part of them."""
-        before, self.config, self.config_id = self.config, config, config_id
+        self.config, self.config_id = config, config_id
         self._configure()
-        self.loop.start(self._apply(before, config, config_id))
+        self.loop.start(self._apply())
 
-    async def _apply(self, before: dict[str, Any], config: dict[str, Any], config_id: int) -> None:
-        failure = None
-        if config.get("logging_config") != before.get("logging_config"):
-            failure = self._configure_logging(config)
-        user_config, user_code = config["user_config"], self.user_code
-        if failure is None and user_code is not None and user_config != before["user_config"]:
-            failure = await asyncio.wrap_future(user_code.reconfigure(user_config))
-        self._applied_id = max(self._applied_id, config_id)
-        if self.state != "failed":  # else why is known
-            self._failure = failure
+    async def _apply(self) -> None:
+        async with self._changing:
+            config, config_id = self.config, self.config_id
+            if config_id == self._applied_id:  # with the ones before
+                return
+            failure = None
+            if config.get("logging_config") != self._logs_as:
+                failure = self._configure_logging(config)
+            user_config, user_code = config["user_config"], self.user_code
+            if failure is None and user_code is not None and user_config != self._user_config:
+                failure = await asyncio.wrap_future(user_code.reconfigure(user_config))
+                self._user_config = user_config if failure is None else _REFUSED
+            self._applied_id = config_id
+            if self.state != "failed":  # else why is known
+                self._failure = failure
         self._report()
 
     def _report(
@@ -372,7 +383,8 @@ class Replica(LoopActor):
             self.loop.start(self._close(self.user_code))
 
     async def _close(self, user_code: UserCode) -> None:
-        await asyncio.wrap_future(user_code.close())
+        async with self._changing:
+            await asyncio.wrap_future(user_code.close())
         self._leave()
 
     def _leave(self) -> None:

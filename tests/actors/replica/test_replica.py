@@ -21,6 +21,7 @@ from greenroom.actors.messages import control as cm, queries as m
 from greenroom.actors.runtime.logs import replica_log
 from greenroom.actors.runtime.loop import STARVED_S
 from greenroom.actors.runtime.processes import is_alive
+from greenroom.core.config import BackendConfig
 from greenroom.core.errors import NotBegunError
 from greenroom.core.lifecycle.replicas import MAX_FAILURE, bounded
 from greenroom.serve.handle import decode
@@ -377,6 +378,45 @@ def test_user_config_and_health_are_the_users_methods(replica_of):
     assert replica.value(method="configs") == [1, 2]
     replica.value(method="fall_ill")
     assert "RuntimeError: I feel unwell" in replica.check(2)[0].error
+
+
+class Reluctant:
+    """Takes a user_config once a file is there, and not the one that says that."""
+
+    def __init__(self, gate: str) -> None:
+        self.gate = gate
+
+    async def reconfigure(self, config: str) -> None:
+        while not os.path.exists(self.gate):
+            await asyncio.sleep(0.02)
+        raise ValueError(f"{config} is refused")
+
+
+def test_settings_are_taken_when_those_before_are(replica_of, gate):
+    """What came last would else be acknowledged, and the refusal of what came first be late."""
+    replica = replica_of(Reluctant, str(gate / "open"))
+    for config_id, limit in [(2, 6), (3, 7)]:
+        config = BackendConfig(user_config="it", max_ongoing_requests=limit).model_dump()
+        replica.send(cm.ReconfigureReplica(replica=replica.tag, config=config, config_id=config_id))
+    assert replica.check(1)[0].config_id == 1
+    (gate / "open").touch()
+    report = replica.report(lambda report: report.config_id == 3)
+    assert "it is refused" in report.error
+
+
+def test_a_user_config_beside_a_refused_setting_comes_with_the_next(replica_of):
+    replica = replica_of(Configured, user_config=1)
+    refused = replica.reconfigure(2, user_config=2, logging_config={"logs_dir": "/dev/null/logs"})
+    assert "cannot be used" in refused.error
+    assert replica.reconfigure(3, user_config=2).error == ""
+    assert replica.value(method="configs") == [1, 2]
+
+
+def test_a_user_config_that_was_refused_is_tried_again(replica_of):
+    replica = replica_of(Configured, user_config=1)
+    replica.reconfigure(2, user_config="bad")
+    again = replica.reconfigure(3, user_config="bad", max_ongoing_requests=7)
+    assert "bad config" in again.error
 
 
 def test_threads_that_are_all_busy_while_calls_wait_are_reported(replica_of, gate):
