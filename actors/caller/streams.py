@@ -127,6 +127,9 @@ class Sender:
         self._gathered: list[bytes] = []
         self._gathered_size = 0
         self._flush_due = False
+        self._rest: Iterator[StreamPart] = iter(
+            ()
+        )  # of what was cut where its sending was cancelled
         self._window = Window()
         self._yielded_at = 0.0
         self.taken = self._window.taken
@@ -136,20 +139,32 @@ class Sender:
         """Send the next bytes; return when more may be made.
 
         This lets the loop run now and then, so that parts leave even if a generator awaits nothing.
+        Where it is cancelled, what has begun to leave leaves whole, before whatever is sent next.
         """
+        await self._send_rest()
         if ends == MORE and len(data) < MAX_JOINED:
             self._gather(data)
             if not self._window.is_open:
                 await self._window.room()
         else:
             self.flush()
-            for part in pieces(self._query_id, data, ends):
-                self._put(part)
-                self._window.sent(cost(part))
-                await self._window.room()
+            self._rest = pieces(self._query_id, data, ends)
+            await self._send_rest()
         if monotonic() - self._yielded_at > YIELD_AFTER_S:
             await asyncio.sleep(0)
             self._yielded_at = monotonic()
+
+    def finish(self) -> None:
+        """Put all that has begun to leave, before what ends the answer."""
+        self.flush()
+        for part in self._rest:
+            self._put(part)
+
+    async def _send_rest(self) -> None:
+        for part in self._rest:
+            self._put(part)
+            self._window.sent(cost(part))
+            await self._window.room()
 
     def flush(self) -> None:
         """Put what has gathered, before anything else is put for this query."""
@@ -282,7 +297,7 @@ class Parts:
     def arrived(self, part: StreamPart) -> None:
         """Take in the next part."""
         with self._lock:
-            if self._end is not None:
+            if self._end is not None or self._is_complete:
                 return
             self._parts.append(part)
             self._is_complete = part.ends == END

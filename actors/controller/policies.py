@@ -12,9 +12,8 @@ import json
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-from greenroom.actors.plugins.child import LOAD_TIMEOUT_S, Child
+from greenroom.actors.plugins.child import LOAD_TIMEOUT_S, Answer, Child
 from greenroom.actors.plugins.program import POLICY
 from greenroom.actors.runtime.loop import Loop, resolve
 from greenroom.actors.runtime.records import RunRecords
@@ -22,8 +21,6 @@ from greenroom.actors.runtime.settings import HostSettings
 from greenroom.core.autoscaling.config import AutoscalingConfig, AutoscalingPolicy
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.effects import AskPolicy
-
-Answer = dict[str, Any]
 
 
 class _Runner:
@@ -33,7 +30,7 @@ class _Runner:
         self._loop = loop
         self.policy = policy
         self._child = make_child(
-            on_frame=lambda body: resolve(self._answer, _decoded(body)),
+            on_answer=lambda answer: resolve(self._answer, answer),
             on_end=lambda why: resolve(self._answer, {"error": why}),
         )
         self._answer: asyncio.Future[Answer] = loop.asyncio.create_future()
@@ -118,11 +115,3 @@ class Policies:
     def _end(self, tag: str) -> None:
         if (runner := self._runners.pop(tag, None)) is not None:
             runner.end()
-
-
-def _decoded(body: bytes) -> Answer:
-    try:
-        answer = json.loads(body)
-    except ValueError:
-        answer = None
-    return answer if isinstance(answer, dict) else {"error": "its answer is no JSON object"}

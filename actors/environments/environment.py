@@ -13,7 +13,7 @@ from greenroom.actors.environments import packages
 from greenroom.actors.environments.folders import Arrival
 from greenroom.actors.messages.control import FolderFetched
 from greenroom.actors.runtime.settings import HostSettings
-from greenroom.core.config import RuntimeEnv
+from greenroom.core.config import RuntimeEnv, without_credentials
 
 
 class Environment:
@@ -45,7 +45,7 @@ class Environment:
             return None
         installer, lines = self._env.requirements
         folder = self._packages_at / self.name
-        self.trouble = f"{installer} installs {', '.join(lines)}"
+        self.trouble = without_credentials(f"{installer} installs {', '.join(lines)}")
         try:
             await packages.prepare(folder, installer, lines)
         finally:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import re
@@ -18,6 +19,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
+from typing import Any
 
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.plugins.program import HEADER, MAX_FRAME_BYTES, POLICY, REQUEST_ROUTER, frame
@@ -36,14 +38,15 @@ BACKOFF_S = 1.0
 MAX_BACKOFF_S = 60.0
 REAP_POLL_S = 0.01
 _MODULES = {POLICY: "policy", REQUEST_ROUTER: "routing"}
+Answer = dict[str, Any]
 MAX_UNSENT_BYTES = 4 * 1024 * 1024  # of what it does not read
 
 
 class Child:
     """One process, as far as there is one.
 
-    ``role`` is what it does (see program.py), ``name`` what it does that for. ``on_frame`` gets
-    each frame that it sends, ``on_end`` why it has ended or was killed; neither follows
+    ``role`` is what it does (see program.py), ``name`` what it does that for. ``on_answer`` gets
+    each JSON object that it sends, ``on_end`` why it has ended or was killed; neither follows
     :meth:`end`.
     """
 
@@ -56,7 +59,7 @@ class Child:
         role: str,
         name: str,
         code: bytes,
-        on_frame: Callable[[bytes], None],
+        on_answer: Callable[[Answer], None],
         on_end: Callable[[str], None],
     ) -> None:
         self._loop = loop
@@ -65,7 +68,7 @@ class Child:
         self._role = role
         self._name = name
         self._code = code
-        self._on_frame = on_frame
+        self._on_answer = on_answer
         self._on_end = on_end
         self._popen: subprocess.Popen[bytes] | None = None  # None where none runs
         self._process: Process | None = None
@@ -175,7 +178,7 @@ class Child:
                     body = await reader.readexactly(length)
                     if self._popen is popen:
                         self.has_answered, self._failures = True, 0
-                        self._loop.guarded(self._on_frame, body)
+                        self._loop.guarded(self._on_answer, _decoded(body))
         if self._popen is popen:
             self.fail("its process ended")
 
@@ -187,3 +190,11 @@ class Child:
         """Reap a child, which would stay a zombie, once the last of its threads has ended."""
         if popen.poll() is None:
             self._loop.call_later(REAP_POLL_S, lambda: self._reap(popen))
+
+
+def _decoded(body: bytes) -> Answer:
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):  # user code may have written anything
+        answer = None
+    return answer if isinstance(answer, dict) else {"error": "its answer is no JSON object"}

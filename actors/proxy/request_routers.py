@@ -11,14 +11,13 @@ actors/plugins/child.py). Nothing else waits meanwhile, and limits and retries a
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import pickle
 import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
-from greenroom.actors.plugins.child import LOAD_TIMEOUT_S, Child
+from greenroom.actors.plugins.child import LOAD_TIMEOUT_S, Answer, Child
 from greenroom.actors.plugins.program import ASKED, BEGUN, REQUEST_ROUTER, ROUTED
 from greenroom.actors.proxy.host_metrics import Metrics
 from greenroom.actors.runtime.loop import Loop, Timer
@@ -95,7 +94,7 @@ class RequestRouters:
                 role=REQUEST_ROUTER,
                 name=backend,
                 code=config.code,
-                on_frame=lambda body: self._heard(backend, body),
+                on_answer=lambda answer: self._heard(backend, answer),
                 on_end=lambda why: self._child_ended(backend, why),
             )
             self._asked[backend] = _Asked(config, child)
@@ -167,7 +166,7 @@ class RequestRouters:
     def _send(self, asked: _Asked, what: tuple[Any, ...]) -> str:
         return asked.child.send(pickle.dumps(what))
 
-    def _heard(self, backend: str, body: bytes) -> None:
+    def _heard(self, backend: str, answer: Answer) -> None:
         asked = self._asked[backend]
         asked.silent_since = None
         if not asked.is_ready:  # the first frame
@@ -175,7 +174,7 @@ class RequestRouters:
             if asked.timer is not None:
                 asked.timer.cancel()
             return
-        number, ranks, error = _read(body)
+        number, ranks, error = _read(answer)
         if number not in self._questions:
             return  # it was late
         if error:
@@ -240,11 +239,10 @@ def _question(
     return (ASKED, number, new.query, limit, candidates, config.timeout_s)
 
 
-def _read(body: bytes) -> tuple[int, tuple[tuple[str, ...], ...], str]:
+def _read(answer: Answer) -> tuple[int, tuple[tuple[str, ...], ...], str]:
     """Return a question's number, the ranks, and an error; user code may have written anything."""
     try:
-        answer = json.loads(body)
         ranks = tuple(tuple(map(str, rank)) for rank in answer.get("ranks", ()))
         return int(answer["number"]), ranks, str(answer.get("error", ""))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return 0, (), ""

@@ -130,6 +130,10 @@ class ResponseSampler:
         elif not has_answer:
             self._places_of[key] = places
 
+    def forget(self, key: _Key) -> None:
+        """Expect no answer: another replica is to run the query."""
+        self._places_of.pop(key, None)
+
     def _described(self, proxy: str, run: Assignment, answer: Answer | None) -> ComparedAnswer:
         """Return the answer without number and settings, which each of its places has."""
         headers: tuple[tuple[bytes, bytes], ...] = ()

@@ -440,5 +440,7 @@ def models_changed(cache: ModelCache) -> None:
 async def unload_models() -> None:
     """Unload all models that belong to the running event loop."""
     loop = asyncio.get_running_loop()
-    for cache in [each for each in _models if each.loop is loop]:
+    with _lock:
+        caches = [each for each in _models if each.loop is loop]
+    for cache in caches:
         await cache.unload_all()

@@ -189,7 +189,7 @@ class Run(Reply):
             answer = answer._replace(headers=(*answer.headers, *self.extra_headers))
         if self.lane is not None and self.caller is not None and self.has_arrived is None:
             if self.sender is not None:
-                self.sender.flush()
+                self.sender.finish()
             if self.queries.config.get("retry_failures") and self._may_try_again():
                 self.put(MayTryAgain(self.assignment.query.id, self.queries.proxies.tag))
             is_small = size_of(answer) < LARGE
@@ -283,6 +283,7 @@ class Run(Reply):
         field = "undelivered" if self.has_arrived is False else "cancelled"
         if self.is_given_back:
             field = "rejected"
+            self.queries.copies.forget(self.key)
         elif self.assignment.compare != ():
             self.queries.copies.add(self.key[0], self.assignment, None)
         self._report(field, ticket)
@@ -487,6 +488,8 @@ class Uploads(dict[int, Run]):
 
     def _take(self, message: FeedQueries, _sender: Address) -> None:
         """Take what a caller sends. A later proxy may not know of the caller, so it is watched."""
+        if message.incarnation != self._process.incarnation:
+            return  # meant for a dead process, whose numbers are others
         for part in message.parts:
             run = self.get(part.query_id)
             if run is not None and run.upload is not None and run.caller is not None:

@@ -78,7 +78,7 @@ class Replica(LoopActor):
         self._applied_id = 0  # the newest that logging and user code have taken too
         self._logs_as: Any = None  # the logging_config that is in force
         self._user_config: Any = None  # that user code was given last; _REFUSED where it raised
-        self._changing = asyncio.Lock()  # loading, newer settings and the end come one by one
+        self._is_applying = False
         self.state = "idle"
         self._failure: Failure | None = None  # of loading, then of reconfigure on the newest config
         self.user_code: UserCode | None = None
@@ -247,9 +247,8 @@ class Replica(LoopActor):
         await environment.enter_folders()
         if self.state != "starting":  # it was asked to stop meanwhile
             return None
-        async with self._changing:
-            self._user_config = self.config["user_config"]
-            failure = await asyncio.wrap_future(user_code.load(order.code, self._user_config))
+        self._user_config = self.config["user_config"]
+        failure = await asyncio.wrap_future(user_code.load(order.code, self._user_config))
         return failure or await health.first_check(self.config["health_check_timeout_s"])
 
     def _continue_in(self, python: str, order: StartReplica) -> None:
@@ -314,13 +313,13 @@ class Replica(LoopActor):
         """Take newer settings; they count as applied when user code has taken its part of them."""
         self.config, self.config_id = config, config_id
         self._configure()
-        self.loop.start(self._apply())
+        if not self._is_applying:
+            self._is_applying = True
+            self.loop.start(self._apply())
 
     async def _apply(self) -> None:
-        async with self._changing:
+        while self._applied_id < self.config_id:
             config, config_id = self.config, self.config_id
-            if config_id == self._applied_id:  # with the ones before
-                return
             failure = None
             if config.get("logging_config") != self._logs_as:
                 failure = self._configure_logging(config)
@@ -331,7 +330,8 @@ class Replica(LoopActor):
             self._applied_id = config_id
             if self.state != "failed":  # else why is known
                 self._failure = failure
-        self._report()
+            self._report()
+        self._is_applying = False
 
     def _report(
         self,
@@ -383,8 +383,7 @@ class Replica(LoopActor):
             self.loop.start(self._close(self.user_code))
 
     async def _close(self, user_code: UserCode) -> None:
-        async with self._changing:
-            await asyncio.wrap_future(user_code.close())
+        await asyncio.wrap_future(user_code.close())
         self._leave()
 
     def _leave(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message
 
 from greenroom.actors.caller.streams import Parts
@@ -157,11 +157,11 @@ def _part(value: Any) -> tuple[Headers, bytes]:
     )
 
 
-def from_http_exception(query_id: int, error: HTTPException) -> HttpAnswer:
-    """Answer with the status and detail of a Starlette HTTPException, as Starlette does."""
-    headers = tuple((k.lower().encode(), v.encode()) for k, v in (error.headers or {}).items())
-    body = b"" if error.status_code in {204, 304} else error.detail.encode()
-    return HttpAnswer(query_id, error.status_code, headers + _TEXT, body)
+def response_for(error: HTTPException) -> Response:
+    """Return the response that Starlette gives to an HTTPException."""
+    if error.status_code in {204, 304}:
+        return Response(status_code=error.status_code, headers=error.headers)
+    return PlainTextResponse(error.detail, error.status_code, error.headers)
 
 
 async def _give_response(reply: Reply, response: Response, request: Request) -> HttpAnswer | None:

@@ -138,8 +138,8 @@ def _from_any_thread(
 class UserCode:
     """Loads and runs user code on ``loop``, from :meth:`start` on.
 
-    What the controller asks for may be called from any thread, one after the other; of what user
-    code raises there comes a Failure. Queries are run, cancelled and answered on ``loop`` itself.
+    What the controller asks for may be called from any thread; of what user code raises there comes
+    a Failure. Queries are run, cancelled and answered on ``loop`` itself.
     """
 
     def __init__(self) -> None:
@@ -148,6 +148,7 @@ class UserCode:
         self._threads = self._user_loop.threads
         self.servable = Servable(self._threads)
         self._health_pool = ThreadPoolExecutor(1, "health")
+        self._changing = asyncio.Lock()  # load, reconfigure and close come one after the other
         self._affinity: SessionAffinity | None = None
         self._served_by_header = False
         self._responses: Any = None  # the module, which imports Starlette: only for HTTP
@@ -176,23 +177,26 @@ class UserCode:
     @_from_any_thread
     async def load(self, code: bytes, user_config: Any) -> None:
         """Unpickle the code, construct its instance, call reconfigure, then warmup."""
-        target, args, kwargs = _unpickled(code)
-        self._threads.takes_short_calls = self._user_loop.has_thread and is_sync(target)
-        await self.servable.construct(target, args, kwargs)
-        if user_config is not None:
-            await self.servable.reconfigure(user_config)
-        await self.servable.warm_up()
+        async with self._changing:
+            target, args, kwargs = _unpickled(code)
+            self._threads.takes_short_calls = self._user_loop.has_thread and is_sync(target)
+            await self.servable.construct(target, args, kwargs)
+            if user_config is not None:
+                await self.servable.reconfigure(user_config)
+            await self.servable.warm_up()
 
     @_from_any_thread
     async def reconfigure(self, user_config: Any) -> None:
         """Call the instance's reconfigure with the new user_config."""
-        if self.servable.instance is not None:  # else it is loaded with the newest
-            await self.servable.reconfigure(user_config)
+        async with self._changing:
+            if self.servable.instance is not None:  # else it is loaded with the newest
+                await self.servable.reconfigure(user_config)
 
     @_from_any_thread
     async def close(self) -> None:
         """End the app's lifespan, unload models, call the instance's ``__del__``."""
-        await self.servable.close()
+        async with self._changing:
+            await self.servable.close()
 
     def check_health(self) -> Future[Failure | None]:
         """Call the instance's check_health, where it has one."""
@@ -352,8 +356,7 @@ class UserCode:
         try:
             result = await servable.call(manner, function, args)
         except responses.HTTPException as error:
-            refused: Answer = responses.from_http_exception(reply.assignment.query.id, error)
-            return refused
+            result = responses.response_for(error)
         if isinstance(result, GeneratorType):
             result = self._threads.iterate(result)
         answer: Answer | None = await responses.give_answer(reply, result, request)

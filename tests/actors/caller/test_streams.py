@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 import threading
 import time
@@ -27,6 +28,7 @@ from greenroom.actors.caller.streams import (
 )
 from greenroom.actors.messages.queries import (
     BINARY,
+    END,
     MORE,
     FailedAnswer,
     Process,
@@ -244,6 +246,43 @@ async def test_small_parts_of_a_turn_travel_as_one_before_whatever_follows_them(
     found = joined.on_the_way
     assert [part.data for part in found] == [b"abc", b"d", b"e", b"f" * MAX_PART, b"g", b"h"]
     assert found[:2] == [StreamPart(1, b"abc", parts=2), StreamPart(1, b"d", BINARY)]
+
+
+@pytest.mark.parametrize("ends", [MORE, BINARY])
+async def test_what_is_cancelled_midway_leaves_whole_before_what_comes_next(ends):
+    """Of a message the rest would else be joined to the next one, and of a body be missing."""
+    joined, got = Joined(), []
+    parts = [bytes(3 * WINDOW), b"next", bytes(3 * WINDOW)]
+
+    async def read() -> None:
+        stream = joined.stream
+        while (part := await (stream.next_message if ends else stream.next)()) is not None:
+            got.append(part.data)
+
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(joined.sender.send(parts[0], ends), 0.01)
+    tasks = [asyncio.create_task(each) for each in (read(), keep_carrying(joined, 1))]
+    await joined.sender.send(parts[1], ends)
+    tasks.pop().cancel()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(joined.sender.send(parts[2], ends), 0.01)
+    joined.sender.finish()
+    joined.carry()
+    joined.stream.ended(ENDED)
+    await tasks[0]
+    assert b"".join(got) == b"".join(parts)
+    assert not ends or got == parts
+
+
+async def test_nothing_comes_after_the_part_that_ends_everything():
+    joined = Joined()
+    for part in [StreamPart(1, b"code", END), StreamPart(1, b"late", BINARY)]:
+        joined.stream.arrived(part)
+    assert joined.stream.is_complete
+    end = await joined.stream.next()
+    assert end is not None
+    assert end.data == b"code"
+    assert joined.stream.take_value(lambda: None) is None
 
 
 async def test_joined_parts_are_bounded_in_number_and_size():

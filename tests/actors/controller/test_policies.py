@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ import pytest
 
 from greenroom.actors.controller import policies as policies_module
 from greenroom.actors.controller.policies import Policies
+from greenroom.actors.plugins.program import frame
 from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import read_settings
@@ -169,6 +171,14 @@ def scribble(_context: Any) -> int:
     os._exit(0)
 
 
+def nest(_context: Any) -> int:
+    """Write what no parser reads, as an answer."""
+    for fd in range(3, 20):
+        with contextlib.suppress(OSError):
+            os.write(fd, frame(b"[" * 20_000))
+    return 1
+
+
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
@@ -179,6 +189,7 @@ def scribble(_context: Any) -> int:
         (coroutine, "it is async; a policy is a plain function"),
         (huge, "at most 65536 are let through"),
         (scribble, "its process ended"),
+        (nest, "its answer is no JSON object"),
     ],
 )
 def test_what_goes_wrong_is_an_error_that_says_what(asker, policy, message):

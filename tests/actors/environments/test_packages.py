@@ -21,8 +21,11 @@ import typing_extensions
 
 from greenroom import serve
 from greenroom.actors.environments import packages
+from greenroom.actors.environments.environment import Environment
 from greenroom.actors.environments.folders import try_lock
 from greenroom.actors.environments.packages import COMPLETE
+from greenroom.actors.runtime.settings import read_settings
+from greenroom.core.config import RuntimeEnv
 from greenroom.serve.exceptions import DeployFailedError
 from tests.support.another_user import NOBODY
 from tests.support.systems import PATIENCE, alive, running_system, wait_until
@@ -273,6 +276,21 @@ def test_an_installer_whose_replica_was_killed_gives_the_lock_back_in_time(uv, i
     assert try_lock(folder) is None, "the installer that is left holds the lock"
     made.result(DEADLINE_S)
     assert not alive(int((uv / "child").read_text()))
+
+
+def test_what_status_shows_of_an_installation_has_no_password(tmp_path, monkeypatch):
+    shown = []
+
+    async def prepare(*_: Any) -> None:
+        shown.append(environment.trouble)
+
+    monkeypatch.setattr(packages, "prepare", prepare)
+    monkeypatch.setattr(packages, "enter", lambda _: None)
+    settings = read_settings({"GREENROOM_STATE_DIR": str(tmp_path)})
+    env = RuntimeEnv(pip=["--index-url https://me:secret@host/simple", "parrot"])
+    environment = Environment(settings, env, lambda _: None)
+    asyncio.run(environment.enter_packages())
+    assert shown == ["pip installs --index-url https://***@host/simple, parrot"]
 
 
 def test_a_host_without_uv_says_so(tmp_path, install, monkeypatch):

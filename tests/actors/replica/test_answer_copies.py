@@ -89,6 +89,8 @@ def test_the_place_may_be_known_before_the_answer_is_there_or_after(replica):
     replica.copies.meet(("proxy", 2), (PLACE,), has_answer=True)
     replica.answered(3, compare=None)
     replica.copies.meet(("proxy", 3), (), has_answer=True)  # its copy was dropped
+    replica.copies.meet(("proxy", 4), (PLACE,), has_answer=False)
+    replica.copies.forget(("proxy", 4))  # it was given back
     replica.pass_time(1.0)
     assert [each.request_id for sent in replica.sent for each in sent] == ["1", "2"]
     assert replica.copies.is_empty

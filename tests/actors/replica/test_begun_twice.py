@@ -14,6 +14,7 @@ import pytest
 
 from greenroom.actors.caller.streams import NobodyListensError
 from greenroom.actors.messages import queries as m
+from greenroom.actors.messages.queries import END
 from greenroom.actors.replica import data_plane
 from greenroom.actors.replica.data_plane import ProxyLink, Run
 from greenroom.core.routing.tickets import BODY
@@ -165,6 +166,39 @@ def test_what_nobody_else_could_end_ends_with_its_caller_or_router(
     assert cancelled == [("router", 2 if dies == "router" else 3)]
     if dies == "router":  # again and again, until the caller is known to be dead
         world.run(until(lambda: min(said.count(m.StillRuns(each)) for each in (7, 8)) > 2))
+
+
+@pytest.mark.parametrize("is_for_this", [True, False])
+def test_what_follows_a_query_of_a_dead_replica_is_not_taken_for_another(
+    world, monkeypatch, is_for_this
+):
+    """Addresses are used again, and each replica counts from one."""
+    monkeypatch.setattr(world.user_code, "run", lambda _run: None)
+    run, port, caller = run_by(world, "any", 1), world.queries.port, world.caller
+    followed = run.assignment._replace(query=query(8, follows=BODY))
+    order = m.RunQueries(port.process.incarnation, m.Process(1, 1, "router"), (followed,))
+    port.arrived(order, world.proxy.myAddress)
+    ((number, run),) = world.queries.uploads.items()
+    upload = run.upload
+    assert upload is not None
+    incarnation = port.process.incarnation if is_for_this else "a dead one"
+    part = m.StreamPart(number, b"", END)
+    port.arrived(
+        m.FeedQueries(incarnation=incarnation, process=caller.process, parts=(part,)), caller
+    )
+    assert upload.is_complete is is_for_this
+
+
+@pytest.mark.parametrize("is_given_back", [True, False])
+def test_no_place_is_kept_for_the_answer_of_a_query_that_was_given_back(world, is_given_back):
+    run = run_by(world, "any", 1)
+    run.assignment = run.assignment._replace(compare=None)
+    run.queries.runs[run.key] = run
+    run.queries.copies.meet(run.key, ((1, b"other", b""),), has_answer=False)
+    if is_given_back:
+        assert run.give_back()
+    run.end()
+    assert run.queries.copies.is_empty is is_given_back
 
 
 def test_what_runs_is_not_run_again_by_a_router_that_had_forgotten_it(world, monkeypatch):

@@ -58,6 +58,9 @@ class Answers:
     def teapot(self) -> Any:
         raise HTTPException(418, "I am a teapot")
 
+    def refusal(self) -> Any:
+        raise HTTPException(403, "<p>No</p>", {"Content-Type": "text/html"})
+
     def page(self) -> Any:
         return HTMLResponse("<p>ä</p>")
 
@@ -128,6 +131,12 @@ def test_each_kind_of_result_has_its_status_headers_and_bytes(ask, kind, status,
     got = ask(kind)
     assert (got.status, got.body) == (status, content)
     assert {name: got.headers[name] for name in headers} == headers
+
+
+def test_an_http_exception_may_say_what_its_detail_is(ask):
+    got = ask("refusal")
+    assert (got.status, got.body) == (403, b"<p>No</p>")
+    assert got.headers.get_all("content-type") == ["text/html"]
 
 
 def test_a_response_keeps_each_cookie(ask):
