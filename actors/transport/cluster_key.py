@@ -142,20 +142,13 @@ def ensure_key(path: Path, given: Path | None = None) -> bytes:
     if not path.exists():
         create_key(path, make_key() if key is None else key)
     kept = read_key(path)
-    if key is not None and key_id(key) not in _Held.of(kept).names | _replaced_before(path):
+    if key is not None and key_id(key) not in _Held.of(kept).names:
         raise ClusterKeyError(
             f"--key-file {given} is not the cluster file that this host has in {path}; remove that "
             "one to move the host to another cluster or, if this cluster's was replaced, to have "
             "the new one; or leave --key-file out"
         )
     return kept
-
-
-def _replaced_before(path: Path) -> set[str]:
-    """Return the names of replaced keys that earlier releases kept in a file beside."""
-    with contextlib.suppress(FileNotFoundError):
-        return set(path.with_name(f"{path.name}.retired").read_text(errors="replace").split())
-    return set()
 
 
 def key_id(text: bytes) -> str:
@@ -266,6 +259,7 @@ class KeyFiles:
         self._mark = _mark(path)
         self._held = _Held.of(read_key(path))
         self._tls: Tls | None = None  # made when it is needed
+        self._trouble = ""  # why what is in the file now is not in use
 
     def __call__(self) -> Sequence[bytes]:
         """Return the current key with its certificate, then the others that are taken."""
@@ -308,15 +302,16 @@ class KeyFiles:
         mark = _mark(self._path)
         if mark == self._mark:
             return
-        self._mark = mark
         try:
             held = _Held.of(read_key(self._path))
             if self._tls is not None:
                 self._tls = _contexts(self._path, held.texts)
-        except ClusterKeyError as error:
-            logger.warning("%s; what it held before stays in use", error)
+        except ClusterKeyError as error:  # tried again, for a lack of descriptors passes
+            if str(error) != self._trouble:
+                logger.warning("%s; what it held before stays in use", error)
+            self._trouble = str(error)
         else:
-            self._held = held
+            self._held, self._mark, self._trouble = held, mark, ""
 
 
 def keys_of(own: ProcessAddress, environ: Mapping[str, str]) -> KeyFiles | None:

@@ -113,6 +113,26 @@ def test_a_file_that_becomes_unusable_leaves_what_was_read_in_use(path, caplog):
     assert files.tls().own not in before.taken
 
 
+def test_a_file_that_changes_amid_a_lack_of_descriptors_is_read_once_there_are_some(
+    path, monkeypatch, caplog
+):
+    ensure_key(path)
+    files = KeyFiles(path)
+    before = files.tls()
+    write_key(path, new := make_key())
+
+    def fails(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fails)
+        for _ in range(3):
+            assert files.tls() is before
+    assert list(files()) == [new]
+    assert files.tls().own not in before.taken
+    assert caplog.text.count("Too many open files") == 1
+
+
 def test_a_file_holds_what_it_is_asked_to_and_remembers_what_was_replaced(path):
     first = ensure_key(path).rstrip()  # as an editor may leave it
     path.write_bytes(first)
@@ -132,15 +152,6 @@ def test_a_file_holds_what_it_is_asked_to_and_remembers_what_was_replaced(path):
     assert ensure_key(path, given) == path.read_bytes()
     with pytest.raises(ClusterKeyError, match=f"{key_id(first)} is not here"):
         files.hold(KeyIds(key_id(first)))
-
-
-def test_a_key_that_was_replaced_under_an_earlier_release_is_known(path):
-    kept, given = ensure_key(path), path.with_name("given")
-    first = ensure_key(given)
-    with pytest.raises(ClusterKeyError, match="is not the cluster file that this host has"):
-        ensure_key(path, given)
-    path.with_name(f"{path.name}.retired").write_text(f"{key_id(first)}\n")
-    assert ensure_key(path, given) == kept
 
 
 def test_a_file_that_is_copied_amid_a_replacing_is_taken(path):
