@@ -41,7 +41,7 @@ from thespian.actors import Actor, ActorExitRequest, ActorSystem
 from greenroom.actors.transport.addresses import ProcessAddress
 from greenroom.actors.transport.admission import Admission
 from greenroom.actors.transport.cluster_key import KeyFiles, ensure_key
-from greenroom.actors.transport.gate import Gate, Handshakes
+from greenroom.actors.transport.other_hosts import Gate, Handshakes
 from greenroom.actors.transport.thespian_base import install
 
 HERE, THERE, NEXT_DOOR = "127.0.0.21", "127.0.0.22", "127.0.0.23"

@@ -17,7 +17,6 @@ import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from greenroom.actors.transport.gate import UnreachableError
 from greenroom.actors.transport.tls import TlsStream
 
 SIZE = 24
@@ -69,7 +68,7 @@ class BeatLink:
             stream.send(self._beat)
 
     async def _connect(self) -> None:
-        with contextlib.suppress(OSError, UnreachableError):  # silence is all that counts
+        with contextlib.suppress(OSError):  # silence is all that counts
             stream = await self._dial()
             try:
                 self._send(stream, 0)

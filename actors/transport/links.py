@@ -50,8 +50,7 @@ from greenroom.actors.transport.frames import (
     RefusedError,
     read_hello,
 )
-from greenroom.actors.transport.gate import MESSAGES, UnreachableError
-from greenroom.actors.transport.other_hosts import OtherHosts
+from greenroom.actors.transport.other_hosts import MESSAGES, OtherHosts, UnreachableError
 from greenroom.actors.transport.session import Connection, Session, Stream
 from greenroom.actors.transport.sockets import AnotherUsersError, local_listener, own_connection
 from greenroom.actors.transport.tls import TlsStream, describe, is_refusal

@@ -20,11 +20,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from greenroom.actors.transport import gate, links, other_hosts
+from greenroom.actors.transport import links, other_hosts
 from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
 from greenroom.actors.transport.cluster_key import KeyFiles, key_id, make_key
 from greenroom.actors.transport.frames import DATA, HEADER, Hello
-from greenroom.actors.transport.gate import MESSAGES
+from greenroom.actors.transport.other_hosts import MESSAGES
 from greenroom.actors.transport.tls import TlsStream
 from greenroom.core.cluster.key_rotation import KeyIds
 from tests.support.programs import needed
@@ -401,7 +401,7 @@ def test_connections_go_on_over_a_new_cluster_file_and_nothing_is_lost(world, po
 
 def test_a_process_that_does_not_shake_hands_is_abandoned(world, monkeypatch):
     """The gate says that it is there, and then nothing comes."""
-    monkeypatch.setattr(gate, "SECURE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(other_hosts, "SECURE_TIMEOUT_S", 0.2)
     loop, keys = asyncio.new_event_loop(), KeyFiles(world.key_file())
 
     async def let_in(accepted, target):
@@ -417,12 +417,12 @@ def test_a_process_that_does_not_shake_hands_is_abandoned(world, monkeypatch):
             listener.setblocking(False)
             target = ProcessAddress("127.0.0.1", listener.getsockname()[1])
             await loop.sock_connect(sock, (target.host, target.port))
-            dialing = asyncio.create_task(gate.dial(loop, sock, target, MESSAGES, keys))
+            dialing = asyncio.create_task(other_hosts.dial(loop, sock, target, MESSAGES, keys))
             accepted, _ = await loop.sock_accept(listener)
             with accepted:
                 await let_in(accepted, target)
                 with pytest.raises(
-                    gate.UnreachableError, match=r"no answer within 0\.2 s"
+                    other_hosts.UnreachableError, match=r"no answer within 0\.2 s"
                 ) as caught:
                     await dialing
             assert not caught.value.is_certain
