@@ -17,14 +17,12 @@ from greenroom.core.silence import TICK_S
 from greenroom.persistence.kv import StoreError
 from tests.simulation.applications import FRONT, ApplicationChecks, Deployer, is_of_application
 from tests.simulation.clients import SHARED
-from tests.simulation.database import Database
 from tests.simulation.expected import Owned
 from tests.simulation.history_checks import HistoryChecks
 from tests.simulation.leader_checks import LeaderChecks
 from tests.simulation.query_checks import QueryChecks
 from tests.simulation.rest import tag_of, unsettled
 from tests.simulation.rollout_checks import RolloutChecks, served
-from tests.simulation.shared_disk import SharedDisk
 from tests.simulation.world import InjectedError, InvariantError, SimProcess
 
 if TYPE_CHECKING:
@@ -358,8 +356,7 @@ class Checks:
                     record = self.on_disk.get((kind, name))
                     self.expect(owned.fits(kind, name, record), f"{name} is {record}, not {owned}")
         self.queries.at_the_end()
-        if isinstance(self.simulation.disk, SharedDisk | Database):
-            self.leaders.at_the_end(self.simulation.disk, KINDS)
+        self.leaders.at_the_end(self.simulation.disk, KINDS)
 
 
 def _split(key: str) -> tuple[str, str]:

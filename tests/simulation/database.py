@@ -103,7 +103,7 @@ class Session:
 
 
 class Database:
-    """The server, with the face of :class:`tests.simulation.disks.Disk`."""
+    """The server, with the face of SharedDisk."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation

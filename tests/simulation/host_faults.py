@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.database import Database
 from tests.simulation.hosts import DATABASE, LEADERS
-from tests.simulation.shared_disk import SharedDisk
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -55,8 +54,7 @@ class HostFaults:
         """Let all hosts reach each other, and the disk."""
         self._world.links.heal_all()
         disk = self._simulation.disk
-        if isinstance(disk, SharedDisk | Database):
-            disk.out_of_reach.clear()
+        disk.out_of_reach.clear()
         if isinstance(disk, Database):
             disk.away_until = disk.full_until = 0.0
         for process in self._world.processes.values():
@@ -127,10 +125,9 @@ class HostFaults:
 
     def _lose_disk(self) -> None:
         disk, host = self._simulation.disk, self._host()
-        if isinstance(disk, SharedDisk | Database):
-            self._world.log("faults", f"host {host} does not reach the store")
-            disk.out_of_reach.add(host)
-            self._world.after(self._duration_s(), lambda: disk.out_of_reach.discard(host))
+        self._world.log("faults", f"host {host} does not reach the store")
+        disk.out_of_reach.add(host)
+        self._world.after(self._duration_s(), lambda: disk.out_of_reach.discard(host))
 
     def _restart_database(self) -> None:
         disk, duration_s = self._simulation.disk, self._duration_s()

@@ -106,7 +106,7 @@ class Outage(Simulation):
     def held(self) -> Counter[str]:
         """Return how many entries there are in all lists, tables and files, by what has them."""
         counts: Counter[str] = Counter()
-        counts["keys on disk"] = len(self.disk.kept.load())
+        counts["keys on disk"] = len(self.disk.reader().load())
         counts["files"] = sum(path.is_file() for path in Path(self.folder.name).rglob("*"))
         actors = [p.actor for p in self.world.processes.values() if p.actor is not None]
         left: list[tuple[str, Any]] = [(type(actor).__name__, actor) for actor in actors]

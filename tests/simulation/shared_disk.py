@@ -1,4 +1,4 @@
-"""The state dir that leaders share: the real FileStore on simulated files.
+"""The store of one host, or of leaders that share it: the real FileStore on simulated files.
 
 A writer does one step after the other here, and may die, stand still or fail at each, also with its
 change half made, or with the lock around its lease in its hands. Whoever's epoch file is there is
@@ -33,7 +33,10 @@ OUT_OF_REACH_S = 0.3  # until an operation fails
 
 
 class SharedDisk:
-    """Has the face of :class:`tests.simulation.disks.Disk`."""
+    """One file system, of one host or of those that share a store.
+
+    ``trouble`` is the chance of a mishap in a step.
+    """
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
@@ -46,6 +49,9 @@ class SharedDisk:
         self.files: dict[str, bytes] = {}
         self.locked_by: SimProcess | None = None  # the change lock
         self.claim: tuple[Any, bytes] = (None, b"")  # the last one, and whose
+        self.alone: SimProcess | None = None  # who holds a lock for its life, and shares with none
+        self.lies = 0.0  # the chance of a save that is lost, though the disk says otherwise
+        self.checks = 0  # whether there is room
         self.rotten = 0  # the number of the damage, until an opening has repaired it
         self._damages = 0
         self.writers: dict[str, Any] = {}  # of logs
@@ -55,6 +61,10 @@ class SharedDisk:
 
     def open(self, *, after: int | None = None, lease: bytes | None = None) -> Store:
         """Stand in for FileLocation.open."""
+        if after is None:  # no other host shares it
+            if self.alone is not None and self.alone.alive:
+                raise StoreLockedError("another controller has it")
+            after, self.alone = self._location().read_claim().epoch, self.world.current
         self._damage()
         files, damage = Files(self), self.rotten
         store = FileLocation(FOLDER, NAMESPACE, disk=files).open(after=after, lease=lease)
@@ -100,6 +110,7 @@ class SharedDisk:
 
     def try_to_write(self) -> None:
         """Stand in for FileLocation.try_to_write."""
+        self.checks += 1
         try:
             Files(self).try_to_write()
         except OSError as error:
@@ -149,6 +160,19 @@ class Files(Disk):
     def try_to_write(self) -> None:
         """Write some of nothing; raises OSError."""
         self._acts()
+
+    def lies(self) -> bool:
+        """Return whether what is to be saved now is lost instead."""
+        chance = self._shared.lies
+        is_lost = bool(chance) and self._world.rng.random() < chance
+        if is_lost:
+            self._world.log(self.process, "loses a save")
+        return is_lost
+
+    def close_store(self) -> None:
+        """Let the next one have it."""
+        if self._shared.alone is self.process:
+            self._shared.alone = None
 
     def answers(self) -> None:
         """See that only the last claimant answers a change."""
@@ -249,12 +273,18 @@ class Store:
         return getattr(self._store, name)
 
     def apply(self, puts: Mapping[str, bytes], deletes: Iterable[str] = ()) -> None:
+        if self._files.lies():
+            return
         self._files.change = dict(puts), list(deletes)
         try:
             self._store.apply(puts, self._files.change[1])
         finally:
             self._files.change = None
         self._files.answers()
+
+    def close(self) -> None:
+        self._store.close()
+        self._files.close_store()
 
 
 @contextlib.contextmanager

@@ -31,7 +31,6 @@ from tests.simulation.channels import Address, Message
 from tests.simulation.checks import Checks
 from tests.simulation.clients import Client
 from tests.simulation.database import Database
-from tests.simulation.disks import Disk
 from tests.simulation.faults import Faults
 from tests.simulation.hosts import ALONE, DATABASE, JOINED, LEADERS, HostProcess, settings_of
 from tests.simulation.links import OUTSIDE
@@ -85,9 +84,7 @@ class Simulation(logging.Handler):
         self.settings[OUTSIDE] = self.settings[0]
         if self.size > 1:
             self._set_clocks()
-        self.disk: SharedDisk | Database | Disk = {LEADERS: SharedDisk, DATABASE: Database}.get(
-            self.shape, lambda _: Disk(world)
-        )(self)
+        self.disk = Database(self) if self.shape == DATABASE else SharedDisk(self)
         self.checks = Checks(self)
         self.disk.on_applied = self.checks.saved
         self.routers: dict[int, Any] = {}  # by the proxy's pid
