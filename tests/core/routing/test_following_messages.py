@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
 from greenroom.core.routing.load import overdue
-from greenroom.core.routing.tickets import BODY, SOCKET, Effect, NewQuery, Refuse
+from greenroom.core.routing.tickets import SOCKET, Effect, NewQuery
 from tests.core.routing.queries import (
-    Dropped,
     Ended,
     Query,
     WatchedRouter,
     assigned,
     backend,
-    endpoint,
     numbers,
     only,
     router,
@@ -23,15 +19,6 @@ from tests.core.routing.queries import (
 def submit(made: WatchedRouter, follows: str, timeout_s: float | None = None) -> list[Effect]:
     query = Query(1, http_method="GET", follows=follows, timeout_s=timeout_s)
     return made.submit(NewQuery("c", query), 0.0) + made.mirror(0.0)
-
-
-@pytest.mark.parametrize("follows", [BODY, SOCKET])
-def test_what_follows_goes_to_one_replica_so_it_is_not_mirrored(follows: str) -> None:
-    made = router(backend("r1"), backend("s1", tag="s"))
-    made.set_endpoint("e", endpoint(shadows={"s": 1.0}), 0.0)
-    effects = submit(made, follows)
-    assert assigned(effects) == [("r1", 1)]
-    assert only(Dropped, effects) == [Dropped("e", "s")]
 
 
 def test_a_time_limit_is_for_the_opening_of_a_websocket_alone() -> None:
@@ -44,15 +31,6 @@ def test_a_time_limit_is_for_the_opening_of_a_websocket_alone() -> None:
     (ended,) = only(Ended, made.delivered("r1", [number]))
     assert (ended.status, ended.seconds) == (101, 0.5), "the metrics hear of the opening"
     assert made.is_empty
-
-
-def test_the_opening_itself_is_limited_and_so_is_a_body() -> None:
-    for follows in (BODY, SOCKET):
-        made = router(backend("r1"))
-        (number,) = numbers(submit(made, follows, timeout_s=1.0))
-        if follows == BODY:
-            made.begun("r1", [number], 0.5)
-        assert [refused.kind for refused in only(Refuse, made.expire(1.0))] == ["QueryTimeoutError"]
 
 
 def test_an_open_websocket_takes_a_slot_and_is_not_slow() -> None:

@@ -34,7 +34,6 @@ from greenroom.core.routing.tickets import (
     NewQuery,
     Observer,
     Refuse,
-    Retried,
     Revoke,
 )
 from greenroom.core.routing.traffic import Split, key_of
@@ -78,14 +77,6 @@ def granted(router: Router, caller: str = "c1", now: float = 0.0) -> Lease:
 # --- Grants ---------------------------------------------------------------------------------------
 
 
-def test_a_caller_that_sends_one_query_after_the_other_gets_a_lease() -> None:
-    router = leasing()
-    assert [type(each) for each in run(router, "c1", 1, 0.0)] == [Assign]
-    (*_, grant) = router.submit(NewQuery("c1", Query(2)), SOON_S)
-    assert isinstance(grant, Grant)
-    assert grant.lease.slots == {"b#1": 6}, "a quarter stays with the router"
-
-
 def test_one_that_sends_a_query_now_and_then_does_not() -> None:
     router = leasing()
     for number in range(5):
@@ -125,15 +116,6 @@ def test_mirrored_queries_that_wait_have_leases_revoked_and_none_granted() -> No
     (effect,) = finished(router, "b#1", [(own.ticket.number, 200)], now)
     assert effect.ticket.is_mirrored
     assert any(isinstance(each, Grant) for each in run(router, "c1", 14, now))
-
-
-def test_leased_slots_count_as_taken() -> None:
-    router = leasing()
-    granted(router)
-    for number in (10, 11):
-        assert any(isinstance(e, Assign) for e in router.submit(NewQuery("c2", Query(number)), 1.0))
-    assert router.submit(NewQuery("c2", Query(12)), 1.0) == []
-    assert router.next_due_at() == 1.0 + WAIT_S, "a query that waits needs them"
 
 
 def test_a_greedy_caller_returns_what_is_above_its_share_when_another_asks() -> None:
@@ -217,14 +199,6 @@ def test_where_traffic_is_split_each_backend_has_a_lease_of_its_own() -> None:
     assert router.set_endpoint("e", weights, 1.0) == [Revoke(lease) for _, lease in found]
 
 
-def test_a_backend_that_is_asked_for_now_and_then_has_no_lease_though_another_has() -> None:
-    router, number = split()
-    for index in range(6):
-        run(router, "c1", number("b", index), index * ASK_WITHIN_S)
-        effects = run(router, "c1", number("d", index), 2 * index * ASK_WITHIN_S)
-        assert not any(isinstance(each, Grant) for each in effects)
-
-
 def test_a_caller_that_cannot_choose_among_backends_has_leases_only_where_there_is_one() -> None:
     router, number = split(of_splits=False)
     for index in range(4):
@@ -232,31 +206,6 @@ def test_a_caller_that_cannot_choose_among_backends_has_leases_only_where_there_
         assert not any(isinstance(each, Grant) for each in effects)
     router.set_endpoint("e", endpoint("e", to="b"), 1.0)
     granted(router, now=2.0)
-
-
-def test_no_backend_of_a_split_is_leased_where_another_one_keeps_sessions() -> None:
-    router, number = split(session_affinity={"header": "x-user"})
-    for index in range(4):
-        effects = run(router, "c1", number("b", index), index * SOON_S)
-        assert not any(isinstance(each, Grant) for each in effects)
-
-
-def test_a_query_lost_under_a_lease_pays_and_is_retried_at_the_backend_that_had_it() -> None:
-    router, number = split()
-    heard: list[str] = []
-
-    class Heard(Observer):
-        def retried(self, event: Retried) -> None:
-            heard.append(event.ticket.backend)
-
-    router.observers.add(Heard())
-    for tag in ("d", "b"):
-        run(router, "c1", number(tag, 0), 0.0)
-        effects = router.submit(
-            NewQuery("c1", Query(number(tag, 1), http_method="GET"), attempts=1), 0.0
-        )
-        assert [each.replica for each in effects if isinstance(each, Assign)] == [f"{tag}#1"]
-    assert heard == ["d", "b"]
 
 
 def test_what_is_overdue_under_leases_counts_by_their_backends_until_it_has_ended() -> None:
@@ -385,27 +334,6 @@ def test_a_lease_is_revoked_when_a_query_waits_for_its_backend_unless_the_wait_i
     assert router.next_due_at() is None
 
 
-def test_a_backend_that_is_deleted_while_queries_wait_is_checked_in_vain() -> None:
-    router = leasing(4)
-    lease = granted(router)
-    for number in (1, 2):
-        router.submit(NewQuery("c2", Query(number)), 1.0)
-    assert Revoke(lease) in router.set_backend("b", None, 1.0)
-    assert router.expire(2.0) == []
-
-
-def test_what_waits_gets_the_slots_that_are_returned() -> None:
-    router = leasing(4)
-    lease = granted(router)
-    submitted = [router.submit(NewQuery("c2", Query(number)), 1.0) for number in range(5)]
-    assert [type(each) for effects in submitted for each in effects] == [Assign]
-    assert router.expire(1.0 + WAIT_S) == [Revoke(lease)]
-    effects = router.leases.returned("c1", lease.number, {"b#1": 2}, 1.0)
-    assert [each.ticket.query.id for each in effects] == [1], "the first that waits"
-    effects = router.leases.returned("c1", lease.number, {}, 1.0)
-    assert [e.ticket.query.id for e in effects if isinstance(e, Assign)] == [2, 3]
-
-
 def test_after_queries_had_to_wait_leases_pause() -> None:
     router = leasing(4)
     lease = granted(router)
@@ -428,17 +356,6 @@ def test_after_queries_had_to_wait_leases_pause() -> None:
     assert grants[0] >= 1.0 + WAIT_S + PAUSE_S
 
 
-def test_a_wait_where_there_is_no_lease_keeps_none_away() -> None:
-    router = leasing(4)
-    router.submit(NewQuery("c1", Query(1)), 0.0)
-    assigned = [e for n in range(2, 7) for e in router.submit(NewQuery("c2", Query(n)), 0.0)]
-    assert [type(each) for each in assigned] == [Assign] * 3, "two wait"
-    done = [(number, 200) for number in range(1, 5)]
-    effects = finished(router, "b#1", done, 0.0)
-    finished(router, "b#1", [(e.ticket.number, 200) for e in effects], 0.0)
-    granted(router, "c1", SOON_S)
-
-
 def test_a_lease_leaves_a_router_with_many_queries_room_for_more() -> None:
     router = leasing(100)
     for number in range(60):
@@ -454,22 +371,6 @@ def test_a_lease_leaves_a_router_with_many_queries_room_for_more() -> None:
         for e in router.submit(NewQuery("has none", Query(number)), 0.1)
     ]
     assert {type(each) for each in effects} == {Assign}, "nothing waits"
-
-
-def test_queries_that_a_replica_refused_go_before_all_others_in_their_order() -> None:
-    router = leasing(2)
-    first = [router.submit(NewQuery("c2", Query(number)), 0.0) for number in (1, 2)]
-    router.submit(NewQuery("c2", Query(3)), 0.0)
-    for number in (2, 1):
-        assert router.submit(NewQuery("c1", Query(number), is_refused=True), 0.1) == []
-    order = []
-    running = [effects[0].ticket for effects in first]
-    while running:
-        (assigned,) = finished(router, "b#1", [(running.pop(0).number, 200)], 0.2) or [None]
-        if assigned is not None:
-            order.append((assigned.ticket.caller, assigned.ticket.query.id))
-            running.append(assigned.ticket)
-    assert order == [("c1", 1), ("c1", 2), ("c2", 3)]
 
 
 def test_the_first_of_those_that_were_refused_gets_the_only_free_slot() -> None:

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from greenroom.core.routing.load import busy, by_endpoint
-from greenroom.core.routing.mirroring import MIRROR_S
-from greenroom.core.routing.tables import BackendTable, EndpointTable
+from greenroom.core.routing.tables import BackendTable
 from greenroom.core.routing.tickets import Assign, Cancel, Compare, NewQuery, Pairing, Refuse
 from tests.core.routing.queries import (
     Dropped,
@@ -21,7 +20,6 @@ from tests.core.routing.queries import (
     WatchedRouter,
     backend,
     endpoint,
-    ongoing,
     only,
 )
 
@@ -136,35 +134,6 @@ def test_queries_go_before_mirrored_ones_that_wait() -> None:
 # --- Mirrored queries are made some ms later ------------------------------------------------------
 
 
-def test_a_query_leaves_before_it_is_mirrored() -> None:
-    made = shadowed(backend("r1"), S1)
-    effects = made.submit(NewQuery("c", Query(1)), 0.0)
-    assert originals(effects) == [("r1", 1)]
-    assert mirrored(effects) == []
-    assert made.next_due_at() == MIRROR_S
-    finish(made, effects, "r1")  # answered, so quickly
-    assert mirrored(made.mirror(2.0)) == [("s1", 1)]
-    assert made.next_due_at() is None
-    assert made.mirror(3.0) == []
-
-
-@pytest.mark.parametrize("becomes", ["cancelled", "cancelled in the queue", "no shadow", "gone"])
-def test_nothing_is_mirrored_that_is_not_wanted_any_more(becomes: str) -> None:
-    limit = 1 if becomes == "cancelled in the queue" else 2
-    made = shadowed(backend("r1", limit=limit), S1)
-    first = made.submit(NewQuery("d", Query(0)), 0.0)
-    made.mirror(0.0)
-    made.submit(NewQuery("c", Query(1)), 0.0)
-    if becomes == "no shadow":
-        made.set_endpoint("e", endpoint(), 0.0)
-    elif becomes == "gone":
-        made.set_endpoint("e", None, 0.0)
-    else:
-        made.cancel("c", 1, 0.0)
-    assert made.mirror(1.0) == [Dropped("e", "s")]
-    assert originals(first) == [("r1", 0)]
-
-
 def test_of_many_mirrored_queries_some_are_made_at_a_time() -> None:
     made = shadowed(backend("r1", limit=99), backend("s1", tag="s", limit=99))
     for number in range(40):
@@ -207,13 +176,6 @@ def test_what_the_shadow_answers_itself_is_not_compared_with_its_own_answer() ->
     assert not only(Dropped, effects)
 
 
-def test_one_mirrored_query_of_any_size_is_let_in() -> None:
-    made = shadowed(backend("r1", limit=99), S1)
-    effects = submit(made, 1, 2, call=bytes(32 * MIB + 1))
-    assert mirrored(effects) == [("s1", 1)]
-    assert only(Dropped, effects) == [Dropped("e", "s")]
-
-
 def test_mirrored_queries_wait_for_a_first_replica_and_say_that_there_is_none() -> None:
     made = shadowed(backend("r1"), backend(tag="s"))
     effects = submit(made, 1, 2)
@@ -233,13 +195,6 @@ def test_an_unavailable_or_unknown_shadow_drops_mirrored_queries() -> None:
 
 
 # --- A shadow that hangs, dies or goes ------------------------------------------------------------
-
-
-def test_a_mirrored_query_is_not_retried_when_its_replica_dies() -> None:
-    made = shadowed(backend("r1"), backend("s1", "s2", tag="s"))
-    submit(made, 1)
-    effects = made.replica_gone("s1", (), 1.0)
-    assert effects == [Ended("e", "s", 503, 1.0, is_mirrored=True)]
 
 
 def test_a_mirrored_query_goes_on_when_the_caller_leaves_with_its_answer_on_the_way() -> None:
@@ -272,27 +227,6 @@ def test_a_mirrored_query_past_its_time_is_cancelled_and_no_caller_hears() -> No
     late = made.expire(5.0)
     assert late == [Cancel("s1", effects[1].ticket.number), Dropped("e", "s")]
     assert ends(made.finished("s1", [(effects[1].ticket.number, 499)], 6.0)) == [("s", 408, True)]
-
-
-def test_mirrored_queries_that_wait_are_dropped_when_the_shadow_is_taken_away() -> None:
-    made = shadowed(backend("r1", limit=9), backend("s1", tag="s", limit=1))
-    submit(made, 1, 2, 3)
-    effects = made.set_endpoint("e", endpoint(), 1.0)
-    assert effects == [Dropped("e", "s"), Dropped("e", "s")]
-    assert ongoing(made) == {"r1": 3, "s1": 1}, "what runs, runs on"
-    assert mirrored(submit(made, 4)) == []
-
-
-def test_no_mirrored_query_gets_the_slots_that_are_free_once_its_endpoint_is_gone() -> None:
-    made = WatchedRouter(lambda: 0.1)
-    made.set_backend("b", backend("r1", limit=9), 0.0)
-    made.set_backend("s", S1, 0.0)
-    split = EndpointTable(name="e", traffic={"b": 0.5, "s": 0.5}, shadows={"s": 1.0})
-    made.set_endpoint("e", split, 0.0)
-    assert mirrored(submit(made, 1, 2)) == [("s1", 1)], "half of its slots are kept for queries"
-    effects = made.set_endpoint("e", None, 1.0)
-    assert mirrored(effects) == []
-    assert only(Dropped, effects) == [Dropped("e", "s")]
 
 
 def test_load_is_reported_by_endpoint_with_mirrored_queries_apart() -> None:

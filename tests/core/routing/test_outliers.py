@@ -18,7 +18,6 @@ from greenroom.core.routing.outliers import (
     WINDOW_S,
     Outliers,
     OutlierState,
-    Trial,
     has_failed,
 )
 from greenroom.core.routing.router import Router
@@ -217,14 +216,6 @@ def test_a_trial_without_evidence_ends_and_the_next_one_is_later_each_time(by, t
         now += rest_s
 
 
-def test_what_is_gone_is_forgotten():
-    outliers = Outliers(random.Random(1).random)
-    eject(outliers, 0.0)
-    outliers.forget("a")
-    assert not outliers
-    assert outliers.ended("a", Trial("a", is_kept=True), failed=False, replicas=3, now=1.0) is None
-
-
 @pytest.mark.parametrize(
     ("status", "failed"),
     [
@@ -320,13 +311,6 @@ def test_one_that_is_out_gets_one_probe_at_a_time():
     assert before
 
 
-@pytest.mark.parametrize("status", [404, 429, 499, 503, 504, 400])
-def test_refusals_and_bad_input_eject_none(status):
-    hole = Hole()
-    assert hole.places(400, status=status)["b#1"] > 100
-    assert not hole.recorder.events
-
-
 def test_poison_from_everybody_ejects_none_in_ten_thousand_queries():
     hole = Hole(failing=("b#1", "b#2", "b#3"))
     places = hole.places(10_000)
@@ -370,15 +354,6 @@ def test_one_that_comes_long_after_one_was_out_is_as_good_as_any():
     assert hole.places(200)["b#7"] > 15
 
 
-def test_a_successor_that_is_alone_is_used_however_bad():
-    hole = Hole()
-    hole.places(200)
-    hole.failing = {"b#4"}
-    for tags in (("b#2",), (), ("b#4",)):
-        hole.router.set_backend("b", backend(*tags, limit=100), hole.now)
-    assert hole.places(100)["b#4"] > 90
-
-
 @pytest.mark.parametrize("bad", [2, 3])
 def test_half_may_be_out_and_the_rest_are_used_however_bad(bad):
     tags = ("b#1", "b#2", "b#3", "b#4")
@@ -388,12 +363,6 @@ def test_half_may_be_out_and_the_rest_are_used_however_bad(bad):
     assert len(out) == 2
     assert out <= hole.failing
     assert hole.places(100).keys() == {*tags} - out
-
-
-def test_one_alone_is_used_however_bad():
-    hole = Hole("b#1")
-    assert hole.places(100)["b#1"] == 100
-    assert not hole.recorder.events
 
 
 def test_one_that_is_out_is_used_again_when_the_others_are_gone():
@@ -419,15 +388,6 @@ def test_queries_without_a_choice_do_not_count():
     assert hole.places(300, multiplexed_model_id="m")["b#1"] > 100
     assert not hole.recorder.events
     assert hole.places(300)["b#1"] > 0, "they began no trial"
-
-
-def test_a_session_leaves_a_replica_that_is_out():
-    hole = Hole()
-    sessions = [f"s{number}" for number in range(50)]
-    assert "b#1" in {hole.query(session_id=each) for each in sessions}
-    hole.places(200)
-    assert hole.recorder.events
-    assert "b#1" not in {hole.query(session_id=each) for each in sessions}
 
 
 def test_a_part_of_an_answer_and_a_cancelled_query_say_nothing():

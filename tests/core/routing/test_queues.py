@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from greenroom.core.errors import IllegalTransitionError
-from greenroom.core.routing.queues import MEMORY_S, DrainRate, FairQueue
+from greenroom.core.routing.queues import DrainRate, FairQueue
 from greenroom.core.routing.tickets import ENDED, NEW, QUEUED, Ticket
 from tests.core.routing.queries import Query
 
@@ -57,22 +57,6 @@ def test_lines_take_turns_however_long_they_are() -> None:
     assert served(waiting(*"aaaaaabbc"), 9) == "abcabaaaa"
 
 
-def test_a_line_that_begins_goes_before_those_that_stand() -> None:
-    lines = waiting(*"aaaabbbb")
-    assert served(lines, 2) == "ab"
-    lines.add(ticket(100, "c"))
-    assert served(lines, 3) == "cab"
-
-
-def test_one_that_asks_for_one_thing_at_a_time_is_new_only_once_per_round() -> None:
-    lines = waiting(*"aaaabbbb")
-    served(lines, 2)
-    lines.add(ticket(100, "c"))
-    assert served(lines, 1) == "c"
-    lines.add(ticket(101, "c"))
-    assert served(lines, 3) == "abc"
-
-
 def test_what_is_put_back_has_the_next_turn() -> None:
     lines = waiting(*"aabb")
     first = lines.first()
@@ -83,16 +67,6 @@ def test_what_is_put_back_has_the_next_turn() -> None:
     assert lines.size == 4
 
 
-def test_what_is_put_back_has_one_turn_and_then_waits_for_the_others() -> None:
-    lines = waiting(*"aaaabbbb")
-    first = lines.first()
-    assert first is not None
-    lines.remove(first, had_turn=True)
-    assert served(lines, 1) == "b"
-    lines.add(first, first=True)
-    assert served(lines, 4) == "abab"
-
-
 def test_an_empty_queue_owes_no_endpoint_a_turn() -> None:
     lines = waiting("a")
     served(lines, 1)
@@ -100,25 +74,6 @@ def test_an_empty_queue_owes_no_endpoint_a_turn() -> None:
     lines.add(ticket(2, "a"))
     assert served(lines, 2) == "ba"
     assert lines.first() is None
-
-
-def test_what_is_taken_out_leaves_as_it_came() -> None:
-    lines = waiting(*"abab")
-    assert [t.number for t in lines.take_all("a")] == [0, 2]
-    assert [t.number for t in lines.take_all("nobody")] == []
-    assert [t.number for t in lines.take_all()] == [1, 3]
-    assert lines.size == 0
-
-
-def test_the_longest_line_drops_its_newest_for_one_that_stays_shorter() -> None:
-    lines = waiting(*"aaab")
-    evicted = lines.longest_other("b")
-    assert evicted is not None
-    assert evicted.number == 2
-    assert lines.longest_other("a") is None
-    lines.remove(evicted)
-    assert lines.longest_other("b") is None, "they would change places for ever"
-    assert FairQueue().longest_other("a") is None
 
 
 def test_ahead_is_what_has_its_turn_before() -> None:
@@ -175,33 +130,6 @@ def test_without_a_slot_that_became_free_nothing_is_known() -> None:
     assert drain.too_slow_for(3, 0.001, 6.0) is None, "so nobody is turned away"
     assert drain.retry_after_s(3, 5.1) == 1.0
     assert drain.retry_after_s(3, 25.0) == 20.0, "that it takes so long already is all there is"
-
-
-def test_time_in_which_nothing_waited_does_not_count() -> None:
-    drain = busy(10.0, 5.0)
-    drain.began(1000.0)
-    drain.freed(1, 1000.1)
-    assert drain.wait_s(10, 1000.1) == pytest.approx(1.0, rel=0.05)
-
-
-def test_a_new_rate_replaces_the_old_one() -> None:
-    drain = busy(100.0, 60.0)
-    for each in range(1, 10 * int(3 * MEMORY_S)):
-        drain.freed(1, 60.0 + each / 10)
-    now = 60.0 + 3 * MEMORY_S
-    assert drain.wait_s(10, now) == pytest.approx(1.0, rel=0.5)
-
-
-def test_with_more_slots_a_higher_rate_is_expected_at_once() -> None:
-    drain = busy(10.0, 20.0)
-    drain.resized(5.0)
-    assert drain.wait_s(100, 20.0) == pytest.approx(2.0, rel=0.05)
-
-
-def test_waiting_for_half_of_what_is_left_is_too_long() -> None:
-    drain = busy(10.0, 20.0)
-    assert drain.too_slow_for(10, 2.2, 20.0) is None
-    assert drain.too_slow_for(10, 1.8, 20.0) == pytest.approx(1.0, rel=0.05)
 
 
 def test_neither_the_first_query_nor_one_that_hangs_says_much_about_the_others() -> None:

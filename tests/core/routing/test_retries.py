@@ -68,17 +68,6 @@ def test_what_may_have_run_by_a_router_that_died_is_refused_where_it_may_not_be_
     assert made.is_empty
 
 
-def test_it_may_be_retried_only_if_it_may_at_every_backend_where_it_could_have_been() -> None:
-    made = router(backend("r1", retryable=True), backend("s1", tag="other"))
-    query = Query(1, retryable=None)
-    made.set_endpoint("e", endpoint(), 0.0)
-    assert assigned(made.submit(NewQuery("c", query, resent=True), 0.0)) == [("r1", 1)]
-    split = endpoint()
-    split.traffic.update({"b": 0.5, "other": 0.5})  # type: ignore[attr-defined]
-    made.set_endpoint("e", split, 0.0)
-    assert only(Refuse, made.submit(NewQuery("c", Query(2, retryable=None), resent=True), 0.0))
-
-
 def deadly(made: WatchedRouter, effects: Effects, lives: itertools.count[int]) -> int:
     """Let each query kill its replica, which is replaced; return how many queries were run."""
     runs = 0
@@ -119,21 +108,6 @@ def test_what_is_retried_too_often_hears_why_and_is_counted() -> None:
     )
 
 
-def test_one_endpoint_does_not_spend_what_another_has_paid_in() -> None:
-    made = router(backend("r1", "r2", "r3", limit=9))
-    made.set_endpoint("other", endpoint("other"), 0.0)
-    for i in range(5):
-        effects = made.submit(NewQuery("d", Query(i, "other")), 0.0)
-        made.finished(effects[0].replica, [(numbers(effects)[0], 200)], 0.0)
-    effects = made.submit(NewQuery("c", Query(1)), 0.0)
-    effects = made.replica_gone(effects[0].replica, (), 1.0)
-    effects = made.replica_gone(only(Assign, effects)[0].replica, (), 1.0)
-    assert only(Refuse, effects)
-    effects = made.submit(NewQuery("d", Query(9, "other")), 2.0)
-    effects = made.replica_gone(effects[0].replica, (), 3.0)
-    assert only(Retried, effects) == [Retried("other", "b")]
-
-
 def test_what_has_not_run_is_sent_again_without_any_budget() -> None:
     made = router(backend("r1", limit=1))
     effects = made.submit(NewQuery("c", Query(1)), 0.0)
@@ -160,23 +134,6 @@ def test_a_budget_holds_what_a_backend_has_slots_and_no_hoard() -> None:
     assert budget.tokens == SPARE
 
 
-def test_answers_that_are_not_confirmed_leave_the_budget_to_what_is_not_answered() -> None:
-    made = router(backend("r1", limit=2))
-    for number in range(1, 2 * SPARE, 2):
-        for each in (number, number + 1):
-            made.submit(NewQuery("c", Query(each)), 0.0)
-        made.answered("r1", [(number - 1, 200), (number, 200)], 0.0)
-    made.set_backend("b", backend("r1", "r2", limit=2), 0.5)
-    for each in made.submit(NewQuery("d", Query(0)), 0.5):
-        made.answered("r2", [(each.ticket.number, 200)], 0.5)
-    made.submit(NewQuery("c", Query(1001)), 1.0)
-    made.submit(NewQuery("c", Query(1002)), 1.0)
-    effects = made.replica_gone("r1", (), 1.0)
-    refused = {effect.query_id for effect in only(Refuse, effects)}
-    assert not refused & {1001, 1002}
-    assert refused, "there was not enough for all"
-
-
 def again(
     made: WatchedRouter, number: int, method: str = "GET", took_s: float = 0.5, **more: object
 ) -> Effects:
@@ -196,54 +153,3 @@ def test_what_has_failed_is_tried_at_another_replica_though_that_has_more_to_do(
     assert only(Retried, effects) == [Retried("e", "b", "failed")]
     assert sent.replica == "r2"
     assert sent.ticket.attempts == 2
-
-
-@pytest.mark.parametrize(
-    ("replicas", "method", "refusal"),
-    [
-        (("r1",), "GET", "there is no other replica"),
-        ((), "GET", "there is no other replica"),
-        (("r1", "r2"), "POST", "it may have run"),
-    ],
-)
-def test_what_has_failed_is_refused_where_it_may_not_be_tried_elsewhere(
-    replicas: tuple[str, ...], method: str, refusal: str
-) -> None:
-    made = router(backend(*replicas))
-    (refused,) = only(Refuse, again(made, 1, method))
-    assert refusal in refused.text
-    assert made.is_empty
-
-
-def test_what_has_failed_takes_of_the_budget_as_what_died() -> None:
-    made = router(backend("r1", "r2", limit=1000))
-    spent = [bool(assigned(again(made, number))) for number in range(3)]
-    assert spent == [True] * 3  # each pays in itself
-    assert [event for event in again(made, 3) if isinstance(event, Retried)]
-
-
-def test_what_is_tried_elsewhere_has_the_time_that_is_left() -> None:
-    made = router(backend("r1", "r2", request_timeout_s=5.0))
-    assert assigned(again(made, 1, took_s=4.0))
-    assert made.next_due_at() == 2.0  # now is 1.0
-    assert [each for each in made.expire(2.0) if isinstance(each, Refuse)]
-
-
-def test_where_no_other_has_room_it_waits_for_that_and_keeps_no_other_waiting() -> None:
-    made = router(backend("r1", "r2", limit=1))
-    made.submit(NewQuery("c", Query(1)), 0.0)
-    made.submit(NewQuery("c", Query(2)), 0.0)
-    made.finished("r1", [(1, 500)], 0.5)
-    assert not assigned(again(made, 9))
-    assert assigned(made.submit(NewQuery("c", Query(3)), 1.0)) == [("r1", 3)]
-    assert assigned(made.finished("r2", [(2, 200)], 1.5)) == [("r2", 9)]
-
-
-def test_where_all_others_are_gone_it_goes_back_to_the_one_where_it_has_failed() -> None:
-    made = router(backend("r1", "r2", limit=1))
-    made.submit(NewQuery("c", Query(1)), 0.0)
-    made.submit(NewQuery("c", Query(2, retryable=False)), 0.0)
-    made.finished("r1", [(1, 500)], 0.5)
-    assert not assigned(again(made, 9))
-    assert assigned(made.replica_gone("r2", (), 2.0)) == []
-    assert assigned(made.set_backend("b", backend("r1", limit=1), 2.0)) == [("r1", 9)]

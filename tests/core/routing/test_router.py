@@ -4,7 +4,7 @@ from greenroom.core.routing.balancing import SATURATED_S
 from greenroom.core.routing.load import busy, lacking, unready
 from greenroom.core.routing.retries import MAX_ATTEMPTS
 from greenroom.core.routing.tables import BackendTable, EndpointTable
-from greenroom.core.routing.tickets import Assign, Cancel, NewQuery, Refuse
+from greenroom.core.routing.tickets import Cancel, NewQuery, Refuse
 from tests.core.routing.queries import (
     Ended,
     Query,
@@ -69,11 +69,6 @@ def test_an_unknown_path_is_refused_with_rays_text() -> None:
     refusal = Refuse("c", 1, "RouteNotFoundError", text)
     assert submit(made, 1, endpoint=None, path="/nowhere") == [refusal]
     assert made.is_empty
-
-
-def test_an_unknown_endpoint_is_refused() -> None:
-    refusal = Refuse("c", 1, "DeploymentUnavailableError", "no endpoint is named 'x'", 5.0)
-    assert submit(router(), 1, endpoint="x") == [refusal]
 
 
 def test_a_method_that_the_endpoint_lacks_is_refused_naming_those_it_has() -> None:
@@ -147,27 +142,6 @@ def test_what_is_put_back_waits_no_longer_than_it_may_either(how: str) -> None:
     assert busy(made.state) == {}
 
 
-def test_a_wait_that_ends_in_time_is_forgotten() -> None:
-    made = router(backend("r1", limit=1, max_queue_wait_s=2.0))
-    (first,) = numbers(submit(made, 1, 2))
-    (second,) = numbers(made.finished("r1", [(first, 200)], 1.0))
-    assert not made.expire(2.0), "it runs"
-    made.finished("r1", [(second, 200)], 3.0)
-    assert made.next_due_at() is None
-
-
-def test_a_query_that_would_wait_for_most_of_its_time_is_turned_away_at_once() -> None:
-    made = router(backend("r1", limit=1))
-    (number,) = numbers(submit(made, 1, 2, 3, 4, 5))
-    made.answered("r1", [(number, 200)], 1.0)
-    assert submit(made, 6, now=1.0, timeout_s=10.0) == []
-    (refusal,) = only(Refuse, submit(made, 7, now=1.0, timeout_s=5.0))
-    assert (refusal.kind, refusal.retry_after_s) == ("BackPressureError", 4.0)
-    assert refusal.text == (
-        "e could begin with this query in about 4 s only, of the 5 s that it has in all"
-    )
-
-
 def test_twice_the_slots_are_expected_to_halve_the_wait() -> None:
     made = router(backend("r1", limit=1))
     (number,) = numbers(submit(made, *range(1, 12)))
@@ -199,30 +173,6 @@ def test_a_query_past_its_time_is_not_run_though_no_timer_has_fired() -> None:
     assert made.is_empty
 
 
-def test_an_endpoint_whose_backend_is_unknown_is_unavailable() -> None:
-    text = "endpoint 'e' has no backend with traffic"
-    assert refused(submit(router(), 1)) == [(1, "DeploymentUnavailableError", text)]
-
-
-def test_a_backend_that_could_not_start_refuses_also_what_waits() -> None:
-    made = router(backend())
-    submit(made, 1)
-    broken = backend(unavailable="it could not be started")
-    text = "e is unavailable: it could not be started"
-    effects = made.set_backend("b", broken, 1.0)
-    assert refused(effects) == [(1, "DeploymentUnavailableError", text)]
-    assert refused(submit(made, 2)) == [(2, "DeploymentUnavailableError", text)]
-    assert made.is_empty
-
-
-def test_a_repeat_of_a_query_that_is_here_is_ignored() -> None:
-    made = router(backend("r1", limit=1))
-    submit(made, 1, 2)
-    assert submit(made, 1, 2) == []
-    assert assigned(made.submit(NewQuery("another", Query(1)), 0.0)) == []
-    assert busy(made.state) == {"b": (2, 1)}
-
-
 # --- Time limits and cancelling -----------------------------------------------------------------
 
 
@@ -235,18 +185,6 @@ def test_a_queued_query_past_its_time_is_dropped() -> None:
     assert refused(effects) == [(1, "QueryTimeoutError", "no answer within 2.5 s")]
     assert effects[1:] == [Ended("e", "b", 408, 2.5)]
     assert made.is_empty
-
-
-def test_a_running_query_past_its_time_is_cancelled_and_keeps_its_slot() -> None:
-    made = router(backend("r1", limit=1, request_timeout_s=1.0))
-    ticket = submit(made, 1)[0].ticket
-    effects = made.expire(1.0)
-    assert [type(effect) for effect in effects] == [Refuse, Cancel]
-    submit(made, 2, now=2.5)
-    assert busy(made.state) == {"b": (1, 1)}
-    effects = made.finished("r1", [(ticket.number, 499)], 3.0)
-    assert only(Ended, effects) == [Ended("e", "b", 408, 3.0)]
-    assert assigned(effects) == [("r1", 2)]
 
 
 @pytest.mark.parametrize("http_method", ["GET", ""])
@@ -271,17 +209,6 @@ def test_a_cancelled_running_query_keeps_its_slot_until_its_outcome() -> None:
     effects = made.finished("r1", [(ticket.number, 200)], 2.0)
     assert statuses(effects) == [499]
     assert assigned(effects) == [("r1", 2)]
-
-
-def test_a_lost_caller_takes_its_queries_along_and_no_others() -> None:
-    made = router(backend("r1", limit=1))
-    effects = submit(made, 1, 2)
-    made.submit(NewQuery("other", Query(1)), 0.0)
-    lost = made.caller_gone("c", 1.0)
-    assert [type(effect) for effect in lost] == [Cancel, Ended]
-    assert made.caller_gone("stranger", 1.0) == []
-    effects = made.finished("r1", [(numbers(effects)[0], 499)], 2.0)
-    assert only(Assign, effects)[0].ticket.caller == "other"
 
 
 def test_cancelled_queries_with_far_deadlines_leave_no_memory_taken() -> None:
@@ -311,14 +238,6 @@ def test_what_a_dead_replica_had_goes_to_another_where_it_may_be_retried() -> No
     assert only(Refuse, effects) == [refusal]
     assert assigned(effects) == [("r2", 1)]
     assert made.replica_gone("r1", (), 1.0) == []
-
-
-def test_what_was_lost_under_a_lease_and_may_not_be_retried_names_the_replica_that_died() -> None:
-    made = router(backend("r1", "r2"))
-    query = Query(1, http_method="POST", retryable=None)
-    (refusal,) = only(Refuse, made.submit(NewQuery("c", query, attempts=1, died="r3"), 1.0))
-    assert (refusal.kind, refusal.died) == ("ReplicaUnavailableError", "r3")
-    assert made.is_empty
 
 
 def test_a_query_kills_at_most_three_replicas() -> None:
@@ -352,16 +271,6 @@ def test_a_saturated_replica_that_has_done_something_gets_more_at_once() -> None
     assert assigned(made.finished("r1", [(first[0], 200)], 1.001)) == [("r1", 2)]
 
 
-def test_a_draining_replica_gets_no_more() -> None:
-    made = router(backend("r1", limit=3))
-    first = numbers(submit(made, 1, 2))
-    made.rejected("r1", first[1:], 1.0, draining=True)
-    assert assigned(made.finished("r1", [(first[0], 200)], 2.0)) == []
-    assert made.expire(60.0) == []
-    effects = made.set_backend("b", backend("r1", "r2", limit=3), 61.0)
-    assert assigned(effects) == [("r2", 2)]
-
-
 def test_a_retired_replica_is_forgotten_once_its_last_answer_is_delivered() -> None:
     made = router(backend("r1"))
     (number,) = numbers(submit(made, 1))
@@ -381,14 +290,6 @@ def test_another_process_under_the_same_tag_means_that_the_first_is_lost() -> No
     assert assigned(submit(made, 2)) == [("r1", 2)]
 
 
-def test_reports_of_unknown_replicas_and_tickets_mean_nothing() -> None:
-    made = router(backend("r1"))
-    assert made.finished("stranger", [(1, 200)], 0.0) == []
-    assert made.rejected("stranger", [1], 0.0, draining=False) == []
-    assert made.finished("r1", [(77, 200)], 0.0) == []
-    assert made.rejected("r1", [77], 0.0, draining=False) == []
-
-
 # --- Answers on their way -----------------------------------------------------------------------
 
 
@@ -401,18 +302,6 @@ def test_an_answered_query_frees_its_slot_and_ends_when_its_answer_has_arrived()
     assert statuses(effects) == []
     assert made.delivered("r1", [number]) == [Ended("e", "b", 201, 3.0)]
     assert made.delivered("r1", [number]) == []
-
-
-@pytest.mark.parametrize("retryable", [False, True])
-def test_an_answer_that_may_not_have_arrived_is_made_again_elsewhere_or_a_refusal(
-    retryable: bool,
-) -> None:
-    made = router(backend("r1", "r2"))
-    (number,) = numbers(submit(made, 1, retryable=retryable))
-    made.answered("r1", [(number, 200)], 1.0)
-    effects = made.replica_gone("r1", (), 2.0)
-    assert assigned(effects) == ([("r2", 1)] if retryable else [])
-    assert statuses(effects) == ([] if retryable else [503])
 
 
 @pytest.mark.parametrize("answered", [False, True])
@@ -435,29 +324,6 @@ def test_an_answer_that_did_not_reach_its_caller_is_made_again_or_a_refusal(
     assert made.undelivered("r1", [number], 3.0) == [] or waited == []
 
 
-@pytest.mark.parametrize("others", [(), ("r2",)])
-def test_an_answered_query_is_not_made_again_for_a_caller_that_is_gone(
-    others: tuple[str, ...],
-) -> None:
-    made = router(backend("r1", *others, limit=1))
-    (number,) = numbers(submit(made, 1))
-    made.answered("r1", [(number, 200)], 1.0)
-    assert statuses(made.caller_gone("c", 2.0)) == [200]
-    assert made.replica_gone("r1", (), 3.0) == []
-    assert made.is_empty
-
-
-def test_an_answered_query_does_not_expire_and_ends_with_its_answer_when_it_is_abandoned() -> None:
-    made = router(backend("r1"))
-    (number,) = numbers(submit(made, 1, timeout_s=1.0))
-    made.answered("r1", [(number, 200)], 0.5)
-    assert made.expire(2.0) == []
-    assert made.cancel("c", 1, 2.0) == [Ended("e", "b", 200, 0.5)]
-    assert made.caller_gone("c", 2.0) == []
-    assert made.delivered("r1", [number]) == []
-    assert made.is_empty
-
-
 def test_an_answer_of_which_a_part_has_left_is_not_made_again() -> None:
     made = router(backend("r1", "r2"))
     (number,) = numbers(submit(made, 1))
@@ -475,14 +341,6 @@ def test_what_is_queued_at_a_removed_backend_that_still_has_traffic_fails() -> N
     effects = made.set_backend("b", None, 1.0)
     text = "endpoint 'e' has no backend with traffic"
     assert refused(effects) == [(1, "DeploymentUnavailableError", text)]
-
-
-def test_what_waits_follows_the_traffic_to_another_backend() -> None:
-    made = router(backend("r1", limit=1), backend("s1", tag="other"))
-    submit(made, 1, 2)
-    effects = made.set_endpoint("e", endpoint(to="other"), 1.0)
-    assert assigned(effects) == [("s1", 2)]
-    assert ongoing(made) == {"r1": 1, "s1": 1}, "what runs, runs on"
 
 
 def test_what_waits_for_a_deleted_endpoint_is_refused() -> None:
@@ -548,27 +406,6 @@ def test_a_query_for_a_model_goes_to_the_least_loaded_replica_that_has_it() -> N
     assert assigned(submit(made, 6)) == [("r1", 6)]
 
 
-def test_without_room_where_its_model_is_it_goes_to_the_least_loaded() -> None:
-    made = router(backend("r1", "r2", "r3", limit=1))
-    made.holds("r2", ("m",))
-    first = submit(made, 1, 2, 3, 4, multiplexed_model_id="m")
-    assert assigned(first) == [("r2", 1), ("r1", 2), ("r3", 3)]
-    made.holds("r3", ("m",))
-    assert assigned(made.finished("r1", [(numbers(first)[1], 200)], 1.0)) == [("r1", 4)]
-
-
-def test_a_replica_that_has_the_model_no_more_or_takes_nothing_is_not_preferred() -> None:
-    made = router(backend("r1", "r2", limit=9))
-    made.holds("r2", ("m",))
-    (number,) = numbers(submit(made, 1, multiplexed_model_id="m"))
-    made.rejected("r2", [number], 1.0, draining=True)
-    assert assigned(submit(made, 2, now=1.0, multiplexed_model_id="m")) == [("r1", 2)]
-    made.holds("r1", ("m",))
-    made.holds("r1", ())
-    made.holds("gone", ("m",))  # a late report
-    assert assigned(submit(made, 3, now=1.0, multiplexed_model_id="m")) == [("r1", 3)]
-
-
 # --- Readiness ----------------------------------------------------------------------------------
 
 
@@ -619,20 +456,6 @@ def test_a_replica_that_does_not_answer_gets_one_of_many_queries() -> None:
     assert got.count("r2") == 1
 
 
-@pytest.mark.parametrize(("slow", "of_r2"), [({"r2"}, 1), ({"r1", "r2"}, 10)])
-def test_a_replica_that_takes_long_is_not_taken_again_unless_all_do(
-    slow: set[str], of_r2: int
-) -> None:
-    made = router(backend("r1", "r2", limit=100))
-    got = []
-    for turn in range(20):
-        (effect,) = submit(made, turn, now=10.0 * turn)
-        got.append(effect.replica)
-        took_s = 3.0 if effect.replica in slow else 0.005
-        made.answered(effect.replica, [(effect.ticket.number, 200)], 10.0 * turn + took_s)
-    assert got.count("r2") == of_r2
-
-
 def test_a_suspect_that_answers_in_time_is_one_of_all_again() -> None:
     made = router(backend("r1", "r2", limit=100))
     for effect in submit(made, 1, 2):
@@ -662,33 +485,6 @@ def test_a_replica_that_answers_others_meanwhile_is_not_suspect() -> None:
             made.answered(effect.replica, [(effect.ticket.number, 200)], float(second))
     made.answered("r1", [(numbers(long)[0], 200)], 4.5)
     assert {replica for replica, _ in assigned(submit(made, 100, 101, now=5.0))} == {"r1", "r2"}
-
-
-# --- Load -----------------------------------------------------------------------------------------
-
-
-def test_only_backends_with_queries_are_busy() -> None:
-    made = router(backend("r1", limit=1), backend("r2", tag="idle"))
-    assert busy(made.state) == {}
-    first = numbers([e for i in (1, 2, 3) for e in made.submit(NewQuery("c", Query(i)), 0.0)])
-    made.submit(NewQuery("another", Query(1)), 0.0)
-    assert busy(made.state) == {"b": (3, 1)}
-    made.finished("r1", [(first[0], 200)], 1.0)
-    assert busy(made.state) == {"b": (2, 1)}
-
-
-def test_what_a_replica_of_an_older_table_runs_is_load_of_its_backend() -> None:
-    made = router(backend("r1", limit=1))
-    made.submit(NewQuery("c", Query(1)), 0.0)
-    made.set_backend("b", backend("r2", limit=1), 1.0)
-    made.cancel("c", 1, 1.0)
-    assert busy(made.state) == {"b": (0, 1)}, "its slot is taken until its outcome comes"
-
-
-def test_the_first_query_that_waits_where_no_replica_is_says_so_once() -> None:
-    made = router(backend())
-    effects = [e for i in (1, 2, 3) for e in made.submit(NewQuery("c", Query(i)), 0.0)]
-    assert only(Starved, effects) == [Starved("b")]
 
 
 # --- A host does not answer ---------------------------------------------------------------------
@@ -755,13 +551,6 @@ def test_what_a_silent_host_says_late_of_a_query_that_moved_counts_for_nothing()
     assert made.is_empty
 
 
-def test_an_answer_that_may_be_stuck_in_a_silent_host_is_asked_for_again() -> None:
-    made = on_two_hosts()
-    (first,) = numbers(submit(made, 1))
-    made.answered("r1", [(first, 200)], 0.5)
-    assert assigned(made.hosts.silent("h1", 1.0)) == [("r2", 1)]
-
-
 def test_all_waits_where_every_host_is_silent() -> None:
     made = on_two_hosts()
     submit(made, 1, 2)
@@ -770,14 +559,6 @@ def test_all_waits_where_every_host_is_silent() -> None:
     assert submit(made, 3, now=1.0) == []
     assert busy(made.state) == {"b": (1, 2)}
     assert assigned(made.hosts.answers("h1", 2.0)) == [("r1", 3)]
-
-
-def test_a_query_that_moved_keeps_its_deadline() -> None:
-    made = on_two_hosts()
-    submit(made, 1, timeout_s=3.0)
-    made.hosts.silent("h1", 1.0)
-    assert refused(made.expire(2.9)) == []
-    assert refused(made.expire(3.1))[0][:2] == (1, "QueryTimeoutError")
 
 
 def test_retries_from_a_silent_host_are_within_the_budget() -> None:
@@ -802,13 +583,6 @@ def test_a_replica_that_comes_to_a_silent_host_gets_nothing() -> None:
     assert assigned(made.hosts.answers("h1", 2.0)) == [("r1", 1)]
 
 
-def test_a_silent_host_that_is_lost_ends_what_may_not_be_retried() -> None:
-    made = on_two_hosts()
-    submit(made, 1, retryable=False)
-    assert made.hosts.silent("h1", 1.0) == []
-    assert refused(made.replica_gone("r1", (), 3.0))[0][:2] == (1, "ReplicaUnavailableError")
-
-
 def test_what_a_lost_host_has_is_abandoned_once_the_controller_has_replaced_its_replicas() -> None:
     """Its processes stand still, and their kernel keeps the connections."""
     made = on_two_hosts()
@@ -820,14 +594,3 @@ def test_what_a_lost_host_has_is_abandoned_once_the_controller_has_replaced_its_
     assert made.is_empty
     made.hosts.answers("h1", 5.0)
     assert made.answered("r1", [(1, 200)], 5.0) == []
-
-
-def test_a_replica_that_leaves_a_host_that_answers_is_waited_for() -> None:
-    made = on_two_hosts()
-    submit(made, 1, retryable=False)
-    made.set_backend("b", BackendTable(tag="b", replicas=(replica("r2", host="h2"),)), 1.0)
-    assert made.hosts.gone("h1", 4.0) == []
-    made.hosts.silent("h1", 4.0)
-    made.hosts.answers("h1", 4.5)
-    assert made.hosts.gone("h1", 9.0) == []
-    assert made.open_tickets == 1

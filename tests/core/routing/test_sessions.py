@@ -13,15 +13,7 @@ from greenroom.core.config import SessionAffinity
 from greenroom.core.routing.sessions import Session, new_cookie, session_of
 from greenroom.core.routing.tables import EndpointTable
 from greenroom.core.routing.tickets import Assign, NewQuery
-from tests.core.routing.queries import (
-    Query,
-    Retried,
-    WatchedRouter,
-    backend,
-    endpoint,
-    only,
-    router,
-)
+from tests.core.routing.queries import Query, Retried, WatchedRouter, backend, only, router
 
 BY_COOKIE = SessionAffinity(cookie="s")
 BY_HEADER = SessionAffinity(header="X-Session-ID")
@@ -47,13 +39,6 @@ def assigned(effects: list[Any]) -> list[tuple[str, int]]:
     return [(e.replica, e.ticket.query.id) for e in effects if isinstance(e, Assign)]
 
 
-def test_all_proxies_send_a_session_to_the_same_replica_and_use_all_replicas() -> None:
-    one = homes(router(backend("b#1", "b#2", "b#3")), range(60))
-    other = homes(router(backend("b#3", "b#1", "b#2")), range(60), 500)
-    assert one == other
-    assert min(Counter(one.values()).values()) > 8
-
-
 def test_only_the_sessions_of_a_replica_that_is_gone_move() -> None:
     before = homes(router(backend("b#1", "b#2", "b#3")), range(60))
     after = homes(router(backend("b#1", "b#3")), range(60))
@@ -69,14 +54,6 @@ def test_a_query_waits_for_its_replica_and_lets_others_pass() -> None:
     assert assigned(made.finished(home, [(running, 200)], 0.0)) == [(home, 2)]
 
 
-def test_what_waits_for_a_replica_that_drains_goes_elsewhere() -> None:
-    made = router(backend("b#1", "b#2", limit=1))
-    home, _ = sent(made, 1, "s")
-    made.submit(NewQuery("c", Query(2, session_id="s")), 0.0)
-    other = {"b#1": "b#2", "b#2": "b#1"}[home]
-    assert assigned(made.set_backend("b", backend(other, limit=1), 0.0)) == [(other, 2)]
-
-
 def test_what_waits_for_a_replica_that_dies_goes_elsewhere_after_what_it_had() -> None:
     made = router(backend("b#1", "b#2", limit=2))
     home, _ = sent(made, 1, "s")
@@ -84,22 +61,6 @@ def test_what_waits_for_a_replica_that_dies_goes_elsewhere_after_what_it_had() -
     made.submit(NewQuery("c", Query(3, session_id="s")), 0.0)
     effects = made.replica_gone(home, (), 0.0)
     assert [query for _, query in assigned(effects)] == [1, 2]
-
-
-def test_without_a_replica_sessions_wait_and_then_find_homes() -> None:
-    made = router(backend(limit=1, is_wanted=True))
-    for number in range(4):
-        made.submit(NewQuery("c", Query(number, session_id=f"s{number}")), 0.0)
-    given = assigned(made.set_backend("b", backend("b#1", limit=4), 0.0))
-    assert sorted(given) == [("b#1", number) for number in range(4)]
-
-
-def test_a_session_stays_at_one_of_an_endpoints_backends() -> None:
-    made = router(backend("b#1"), backend("d#1", tag="d"))
-    made.set_endpoint("e", endpoint("e", to="b"), 0.0)
-    table = endpoint("e")
-    made.set_endpoint("e", type(table)(name="e", traffic={"b": 1.0, "d": 1.0}), 0.0)
-    assert len({sent(made, number, "one")[0][0] for number in range(2)}) == 1
 
 
 def test_what_a_session_retries_is_charged_to_the_backend_where_it_stays() -> None:
@@ -116,13 +77,6 @@ def test_what_a_session_retries_is_charged_to_the_backend_where_it_stays() -> No
         assert home[0] == replica[0] == retried.backend
         found[retried.backend] += 1
     assert found.keys() == {"b", "d"}
-
-
-def test_endpoints_with_sessions_have_no_leases() -> None:
-    made = router(backend("b#1", limit=8, session_affinity=BY_HEADER.model_dump()))
-    made.router.leases.lessees["c"] = True
-    effects = [e for n in range(6) for e in made.submit(NewQuery("c", Query(n)), 0.0)]
-    assert all(isinstance(e, Assign) for e in effects)
 
 
 def headers(**named: str) -> tuple[tuple[bytes, bytes], ...]:

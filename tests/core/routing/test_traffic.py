@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from greenroom.core.routing.tables import BackendTable, EndpointTable
 from greenroom.core.routing.tickets import NewQuery
-from greenroom.core.routing.traffic import RoutedEndpoint, Routes, Split, key_of
+from greenroom.core.routing.traffic import RoutedEndpoint, Split, key_of
 from tests.core.routing.queries import Ended, Query, WatchedRouter, only
 
 # What chi-square stays below in 999 of 1,000 fair runs, by degrees of freedom.
@@ -37,14 +37,6 @@ def normalised(weights: dict[str, int]) -> dict[str, float]:
     return {tag: weight / sum(weights.values()) for tag, weight in weights.items()}
 
 
-def test_a_path_leads_to_the_longest_route_that_it_is_below() -> None:
-    routes = Routes()
-    for route in ("/a", "/a/b"):
-        routes.set(route, f"of {route}")
-    paths = ("/a/b/c", "/a/b/", "/a/b", "/a/c/b", "/ab", "/")
-    assert [routes.find(path) for path in paths] == ["of /a/b"] * 3 + ["of /a", None, None]
-
-
 def test_a_retry_budget_outlives_the_table_of_its_endpoint() -> None:
     table = EndpointTable(name="e", traffic={"b": 1.0})
     before = RoutedEndpoint(table)
@@ -65,15 +57,6 @@ def test_callers_have_keys_of_their_own_and_a_query_that_is_tried_again_keeps_it
     keys = {key_of(Query(number), caller) for number in (1, 2, -2) for caller in ("one", "two")}
     assert len(keys) == 4
     assert key_of(Query(1, shard_key="user"), "one") == key_of(Query(2, shard_key="user"), "two")
-
-
-def test_without_weights_there_is_no_backend() -> None:
-    for weights in ({}, {"a": 0.0, "b": 0.0}):
-        assert Split(weights).choose("key") is None
-
-
-def test_the_only_backend_gets_every_key() -> None:
-    assert Split({"a": 1.0, "b": 0.0}).choose("key") == "a"
 
 
 @given(

@@ -100,30 +100,6 @@ def test_it_has_one_query_at_a_time_at_first() -> None:
     assert ongoing(loaded.router) == {"b#1": 5, "b#2": 5, "b#3": 1}
 
 
-@pytest.mark.parametrize(
-    ("slow_start_s", "waited_s"),
-    [(0.0, 20.0), (SLOW_S, 0.0)],
-    ids=["it is switched off", "all have just come"],
-)
-def test_it_takes_all_that_it_can_at_once_where(slow_start_s: float, waited_s: float) -> None:
-    loaded = Loaded("b#1", "b#2", slow_start_s=slow_start_s)
-    loaded.begin(8)
-    if waited_s:
-        loaded.goes_on(waited_s)
-    loaded.has("b#1", "b#2", "b#3")
-    loaded.begin(4)
-    assert ongoing(loaded.router) == {"b#1": 4, "b#2": 4, "b#3": 4}
-
-
-def test_it_takes_all_at_once_where_it_is_alone() -> None:
-    loaded = Loaded("b#1")
-    loaded.begin(4)
-    loaded.goes_on(20)
-    loaded.has("b#2")  # the other one is retired
-    assert loaded.begin(50) == 50
-    assert ongoing(loaded.router)["b#2"] == 50
-
-
 def test_those_that_follow_soon_after_one_another_share_alike_soon() -> None:
     loaded = Loaded("b#1")
     loaded.begin(60)
@@ -141,29 +117,6 @@ def test_no_query_waits_while_it_has_room() -> None:
     loaded.has("b#1", "b#2", "b#3")
     assert loaded.begin(4) == 3
     assert ongoing(loaded.router) == {"b#1": 4, "b#2": 4, "b#3": 4}
-
-
-def test_one_that_was_gone_from_the_tables_is_as_warm_as_before() -> None:
-    loaded = Loaded("b#1", "b#2")
-    loaded.begin(8)
-    loaded.goes_on(20)
-    loaded.has("b#1")  # as a new controller begins
-    loaded.has("b#1", "b#2")
-    assert loaded.router.state.replicas["b#2"].weight is EVEN
-
-
-def test_a_lease_is_used_as_the_router_would() -> None:
-    shares = [HeldShare("old", 50), HeldShare("new", 50, None, Weight(1.0, 10.0, 10.0))]
-    lease = HeldLease(1, "lease", "e", "b", (), None, shares, 0.0)
-    for _ in range(9):
-        lease.take(0.0)
-    assert lease.in_use() == {"old": 8, "new": 1}
-    for _ in range(13):
-        lease.take(5.0)
-    assert 6 <= lease.in_use()["new"] <= 8
-    for _ in range(20):
-        lease.take(10.0)
-    assert lease.in_use() == {"old": 21, "new": 21}
 
 
 def test_a_load_counts_as_more_while_it_warms_up() -> None:
@@ -266,12 +219,6 @@ def test_limits_hold_and_no_replica_is_idle_while_queries_wait(slots: int) -> No
         is_waiting = busy(made.router.state)["b"][0] > 0
         assert not is_waiting or set(ongoing(made.router).values()) == {slots}
     assert most == slots
-
-
-def test_an_idle_one_comes_first_if_it_is_quick_but_before_a_busy_one_if_it_is_slow() -> None:
-    slow = Weight(pace=3.0)
-    assert EVEN.level(0, 0.0) < slow.level(0, 0.0) < EVEN.level(1, 0.0)
-    assert slow.level(1, 0.0) < EVEN.level(4, 0.0)
 
 
 def test_one_that_is_slow_no_more_comes_to_its_share_again() -> None:
