@@ -202,12 +202,18 @@ class Changer:
         return {one: weight, other: round(1 - weight, 6)}
 
 
+A_CHANGE = "a-change"  # and its route
+
+
 def make_a_change(environ: dict[str, str]) -> None:
-    """Make one that every proxy has to hear of, and take it back. Called on a host."""
-    asking = cluster.connection(environ)
-    made = CreateEndpoint.of(name="a-change", backend=VERSIONS[0], route=None)
-    for operation in (made, DeleteEndpoint(name="a-change")):
-        asking.request(operation, timeout_s=CHANGE_S)
+    """Make one that every front has to hear of; harmless when it is made. Called on a host."""
+    made = CreateEndpoint.of(name=A_CHANGE, backend=VERSIONS[0], route=f"/{A_CHANGE}")
+    cluster.connection(environ).request(made, timeout_s=CHANGE_S)
+
+
+def take_it_back(environ: dict[str, str]) -> None:
+    """Take back what :func:`make_a_change` made. Called on a host."""
+    cluster.connection(environ).request(DeleteEndpoint(name=A_CHANGE), timeout_s=CHANGE_S)
 
 
 _clients: Clients | None = None

@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from tests.checker.clients import make_a_change
+from tests.checker.clients import A_CHANGE, make_a_change, take_it_back
 from tests.checker.histories import Journal
 from tests.support.cluster import Cluster, ClusterHost
 
@@ -75,7 +75,8 @@ class Faults:
     def heal(self) -> bool:
         """Wait until every host sees every host running; return whether that was in time.
 
-        Then a change is made: once it is acknowledged, each host has heard of all before it.
+        Then a change is made, which each host's front must know once it is acknowledged: then the
+        host has heard of all before it. A host that was lost meanwhile does not know it.
         """
         labels = {host.label: "RUNNING" for host in self._cluster.hosts}
         until = time.monotonic() + self._healed_s
@@ -85,7 +86,9 @@ class Faults:
             try:
                 if all(host.hosts() == labels for host in hosts):
                     hosts[0].call(make_a_change, hosts[0].environ)
-                    self.has_healed = True
+                    routes = [host.get("/-/routes")[1] for host in hosts]
+                    self.has_healed = all(f"/{A_CHANGE}" in each for each in routes)
+                    hosts[0].call(take_it_back, hosts[0].environ)
             except AssertionError as error:  # no controller answers there
                 self.trouble = str(error)
             time.sleep(0.1)
