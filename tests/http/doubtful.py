@@ -4,6 +4,8 @@ The fuzzer has no more than pytest, and instruments the front as it imports it: 
 that before.
 """
 
+from functools import partial
+
 SIZES = [
     *(b"\r\n", b"g\r\n", b"-1\r\n", b"+1\r\n", b"0x1\r\n", b" 1\r\n", b"1 \r\n", b"1 ;a\r\n"),
     *(b"1\t\r\n", b"0_1\r\n", b"_1\r\n", b"\xd9\xa1\r\n", b"1these-bytes\r\n", b"1\0\r\n"),
@@ -26,9 +28,36 @@ ABC = b"3\r\nabc\r\n"
 END = b"0\r\n\r\n"
 
 
-def post(*headers, body=b""):
+def post(*headers, body=b"", method=b"POST"):
     lines = b"".join(header + b"\r\n" for header in headers)
-    return b"POST /first HTTP/1.1\r\nHost: x\r\n" + lines + b"\r\n" + body
+    return method + b" /first HTTP/1.1\r\nHost: x\r\n" + lines + b"\r\n" + body
+
+
+opening = partial(post, method=b"GET")
+
+
+OPENING = (
+    b"Connection: Upgrade",
+    b"Upgrade: websocket",
+    b"Sec-WebSocket-Version: 13",
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+)
+UPGRADES = {
+    "foo": (b"Connection: upgrade", b"Upgrade: foo"),
+    "h2c": (
+        b"Connection: Upgrade, HTTP2-Settings",
+        b"Upgrade: h2c",
+        b"HTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA",
+    ),
+    "several": (b"Connection: keep-alive, Upgrade", b"Upgrade: TLS/1.0, websocket"),
+    "a WebSocket by POST": OPENING,
+}
+
+
+def framed(body):
+    """Return the headers that frame a body, and the body, in both ways."""
+    yield b"Content-Length: %d" % len(body), body
+    yield b"Transfer-Encoding: chunked", b"%x\r\n%s\r\n" % (len(body), body) + END
 
 
 def chunked(body):
@@ -127,14 +156,18 @@ REFUSED = {
     "two lengths with an upgrade": post(
         b"Connection: upgrade", b"Upgrade: foo", b"Content-Length: 0", b"Content-Length: 3"
     ),
-    "a WebSocket's opening with a body": post(
-        b"Connection: upgrade",
-        b"Upgrade: websocket",
-        b"Sec-WebSocket-Version: 13",
-        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
-        b"Content-Length: 3",
-        body=b"abc",
-    ).replace(b"POST", b"GET"),
+    "a tunnel": b"CONNECT other:443 HTTP/1.1\r\nHost: other:443\r\n\r\n",
+    **{
+        f"a WebSocket's opening with {line!r}": opening(*OPENING, line, body=body)
+        for line, body in framed(get(b"/hidden"))
+    },
+    "an opening without a version": opening(*OPENING[:2], OPENING[3]),
+    "an opening of an old version": opening(*OPENING[:2], b"Sec-WebSocket-Version: 8", OPENING[3]),
+    "an opening without a key": opening(*OPENING[:3]),
+    "an opening with a short key": opening(*OPENING[:3], b"Sec-WebSocket-Key: short"),
+    "an opening with two keys": opening(*OPENING, OPENING[3]),
+    "an opening of two origins": opening(*OPENING, b"Origin: a", b"Origin: b"),
+    "an opening with bytes in its key": opening(*OPENING[:3], b"Sec-WebSocket-Key: \xff\xfe"),
     "chunks in HTTP/1.0 that is kept": post(
         b"Connection: keep-alive", b"Transfer-Encoding: chunked", body=END
     ).replace(b"HTTP/1.1", b"HTTP/1.0"),
@@ -258,6 +291,13 @@ READ_IN_ONE_WAY = {
         post(b"User: \x85admin\xa0", b"Content-Length: 3", body=b"abc"),
         b"abc",
     ),
+    **{
+        f"an upgrade to {name} with {line!r}": (post(*lines, line, body=body), get(b"/hidden"))
+        for name, lines in UPGRADES.items()
+        for line, body in framed(get(b"/hidden"))
+    },
+    "an upgrade to foo": (opening(*UPGRADES["foo"]), b""),
+    "an upgrade to h2c": (opening(*UPGRADES["h2c"]), b""),
     "a URL with its port": (get(b"http://X:80/first"), b""),
     "a URL with a query": (get(b"http://x/fir%73t?http://other/a#b"), b""),
 }

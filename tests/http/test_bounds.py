@@ -8,8 +8,10 @@ import psutil
 import pytest
 
 from tests.http.conftest import FILES, MANY
-from tests.http.wire import OPENING, head
+from tests.http.doubtful import OPENING
+from tests.http.wire import head
 from tests.support.asking import statuses
+from tests.support.timing import check_within
 
 MIB = 1024 * 1024
 GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -113,3 +115,34 @@ def test_pipelined_answers_that_are_not_read_hold_up_the_requests(start_front, u
         before = front.ask("/seen").json["asked"]
         assert front.ask("/seen").json["asked"] == before + 1
         assert rss(front) < 200 * MIB
+
+
+# --- clients that leave ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("behind", "limit_s"),
+    [
+        (b"", 0.1),
+        # Nothing is read behind a request that is open, so the look once a second finds out.
+        (b"GET /behind HTTP/1.1\r\nHost: x\r\n\r\n", 1.2),
+    ],
+)
+def test_a_client_that_leaves_cancels_its_query_at_once_or_at_the_next_check(
+    front, until, behind, limit_s
+):
+    def attempt():
+        seen = front.ask("/seen").json
+        before, asked = seen["cancelled"], seen["asked_paths"].count("/hang")
+        with front.connect() as connection:
+            connection.sendall(b"GET /hang HTTP/1.1\r\nHost: x\r\n\r\n" + behind)
+            until(
+                "the query is asked",
+                lambda: front.ask("/seen").json["asked_paths"].count("/hang") == asked + 1,
+            )
+        left_at = time.monotonic()
+        until("the query is cancelled", lambda: front.ask("/seen").json["cancelled"] == before + 1)
+        return time.monotonic() - left_at
+
+    check_within(limit_s, attempt)
+    assert front.logged("/hang")["status"] == 499

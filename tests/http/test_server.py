@@ -32,19 +32,14 @@ print(getrusage(RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def test_the_processes_carry_titles(start_front):
-    front = start_front()
-    (worker,) = front.workers()
-    assert psutil.Process(front.process.pid).cmdline()[0] == "greenroom: http master"
-    assert psutil.Process(worker).cmdline()[0] == "greenroom: http worker"
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_idle_front_ends_at_once_with_its_last_requests_logged_and_leaves_no_worker(
     start_front, number
 ):
     front = start_front()
     workers = front.workers()
+    titles = [psutil.Process(pid).cmdline()[0] for pid in (front.process.pid, *workers)]
+    assert titles == ["greenroom: http master", "greenroom: http worker"]
     used, unused = connect(front.url), front.connect()
     used.request("GET", "/echo/last")
     assert used.getresponse().status == 200

@@ -6,8 +6,17 @@ Where the end of the first is in doubt, the connection is closed, and the second
 
 import pytest
 
-from tests.http.doubtful import ABC, READ_IN_ONE_WAY, REFUSED, REFUSED_ALONE, SECOND, get
-from tests.http.wire import OPENING, exchange, head
+from tests.http.doubtful import (
+    ABC,
+    OPENING,
+    READ_IN_ONE_WAY,
+    REFUSED,
+    REFUSED_ALONE,
+    SECOND,
+    get,
+    opening,
+)
+from tests.http.wire import exchange, head
 from tests.support.asking import statuses
 
 pytestmark = pytest.mark.anyio
@@ -26,8 +35,10 @@ def asked(app):
 
 @pytest.mark.parametrize("request_bytes", REFUSED.values(), ids=REFUSED)
 async def test_it_is_refused_and_what_follows_is_not_read(app, request_bytes):
-    (status,) = statuses(await exchange(app.front, request_bytes + SECOND))
-    assert status in {400, 501, 505}
+    received = await exchange(app.front, request_bytes + SECOND)
+    (status,) = statuses(received)
+    assert status in {400, 426, 501, 505}
+    assert b"\r\nconnection: close\r\n" in received
     assert asked(app) == []
 
 
@@ -42,10 +53,20 @@ async def test_it_is_refused_and_what_follows_is_read(app, request_bytes):
     assert statuses(await exchange(app.front, request_bytes + SECOND)) == [400, 200]
 
 
+@pytest.mark.parametrize("is_cut", [False, True], ids=["whole", "cut behind its head"])
 @pytest.mark.parametrize(("request_bytes", "body"), READ_IN_ONE_WAY.values(), ids=READ_IN_ONE_WAY)
-async def test_it_is_read_in_the_right_way_and_so_is_what_follows(app, request_bytes, body):
-    assert statuses(await exchange(app.front, request_bytes + SECOND)) == [200, 200]
+async def test_it_is_read_in_the_right_way_and_so_is_what_follows(app, request_bytes, body, is_cut):
+    at = (request_bytes.index(b"\r\n\r\n") + 4) * is_cut
+    received = await exchange(app.front, request_bytes[:at], request_bytes[at:] + SECOND)
+    assert statuses(received.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")) == [200, 200]
     assert asked(app) == [("/first", body), ("/second", b"")]
+
+
+@pytest.mark.parametrize("more", [(), (b"Content-Length: 0",)])
+async def test_an_opening_towards_a_plain_route_is_answered_as_that_and_closed(app, more):
+    received = await exchange(app.front, opening(*OPENING, *more) + SECOND)
+    assert statuses(received) == [200]
+    assert b"connection: close" in received
 
 
 @pytest.mark.parametrize(

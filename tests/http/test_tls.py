@@ -6,7 +6,8 @@ import ssl
 import pytest
 
 from tests.http.conftest import FILES, MANY, FrontProcess
-from tests.http.wire import OPENING, head
+from tests.http.doubtful import OPENING
+from tests.http.wire import head
 from tests.support.asking import statuses
 from tests.support.certificates import certificate
 

@@ -104,14 +104,6 @@ class Conversation:
             await asyncio.wait(self.connections.tasks)
 
 
-OPENING = (
-    b"Connection: Upgrade",
-    b"Upgrade: websocket",
-    b"Sec-WebSocket-Version: 13",
-    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
-)
-
-
 def head(method: bytes, path: bytes, *lines: bytes) -> bytes:
     return b"\r\n".join([b"%s %s HTTP/1.1" % (method, path), b"Host: x", *lines, b"", b""])
 
