@@ -173,7 +173,7 @@ def scribble(_context: Any) -> int:
 
 def nest(_context: Any) -> int:
     """Write what no parser reads, as an answer."""
-    for fd in range(3, 20):
+    for fd in range(3, 256):
         with contextlib.suppress(OSError):
             os.write(fd, frame(b"[" * 20_000))
     return 1
