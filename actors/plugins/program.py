@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from greenroom.actors.replica.callables import users_traceback
+from greenroom.actors.replica.modules import users_traceback
 
 POLICY, REQUEST_ROUTER = "policy", "request-router"  # roles
 BEGUN, ASKED, ROUTED = "begun", "asked", "routed"  # frames to a request router: see routing.py

@@ -19,16 +19,15 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message
 from starlette.websockets import WebSocketDisconnect
 
 from greenroom.actors.caller.streams import NobodyListensError, Parts
 from greenroom.actors.messages.closing import ABNORMAL, NORMAL, check_code, close_frame, close_of
 from greenroom.actors.messages.queries import BINARY, END, TEXT, HttpAnswer, HttpCall, StreamEnded
-from greenroom.actors.replica import fastapi_routes, string_annotations
+from greenroom.actors.replica import fastapi_routes
 from greenroom.actors.replica.context import Headers, Reply
-from greenroom.actors.replica.responses import AsgiReply, make_scope
+from greenroom.actors.replica.responses import AsgiReply, Body, make_scope
 from greenroom.core.errors import (
     DeployFailedError,
     ReplicaUnavailableError,
@@ -194,8 +193,8 @@ class AppSource:
         """Make an app independent of its module's names; return why that fails, or ""."""
         if self.is_factory:
             return ""
-        string_annotations.evaluate(self._app_or_factory)
-        return string_annotations.unresolved(self._app_or_factory)
+        fastapi_routes.evaluate_annotations(self._app_or_factory)
+        return fastapi_routes.unresolved_annotations(self._app_or_factory)
 
     def app(self, cls: type) -> ASGIApp:
         """Return the app for a class; UnusableCodeError when what a factory made is none."""
@@ -205,7 +204,7 @@ class AppSource:
                 f"the factory given to serve.ingress returned a {type(app).__name__}, which is no "
                 "ASGI app: it must take scope, receive and send"
             )
-        if wrong := string_annotations.unresolved(app):
+        if wrong := fastapi_routes.unresolved_annotations(app):
             raise UnusableCodeError(wrong)
         return fastapi_routes.without_other_classes(app, cls)  # type: ignore[no-any-return]
 
@@ -246,11 +245,11 @@ class AsgiHost:
         if sent is not None and sent["type"] == "lifespan.shutdown.failed":
             raise RuntimeError(f"the ASGI app's shutdown failed: {sent.get('message', '')}")
 
-    async def answer(self, reply: Reply, request: Request) -> None:
+    async def answer(self, reply: Reply, call: HttpCall) -> None:
         """Let the app answer; UnsupportedResultError when it returns without an answer."""
-        scope = request.scope
+        scope = make_scope(call, reply.assignment.route)
         scope["state"] = self._state.copy()
-        await AsgiReply(reply).run(self._app, request)
+        await AsgiReply(reply).run(self._app, scope, Body(call.body, reply.upload).receive)
 
     async def converse(self, reply: Reply, call: HttpCall) -> None:
         """Run the app for a WebSocket; return when the app does."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from greenroom.actors.messages.queries import Query
 from greenroom.actors.replica import context as user_context
-from greenroom.actors.replica.callables import users_traceback
+from greenroom.actors.replica.modules import users_traceback
 from greenroom.actors.runtime import tracing
 from greenroom.actors.runtime.logs import LineFormatter, one_line, replica_log
 from greenroom.actors.runtime.state_dir import open_private

@@ -1,4 +1,4 @@
-"""Modules of the user's in a process that has none of their files.
+"""Modules of the user's: which they are, and how a process has them that lacks their files.
 
 Theory of operation. A deployment's code refers to modules of the user's by their names, and brings
 them along as text (serve/code/modules.py). Here they are imported from that text, before anything
@@ -9,11 +9,15 @@ are as they were where the code was deployed, also after the files were edited o
 
 from __future__ import annotations
 
+import functools
+import importlib
 import importlib.abc
 import importlib.machinery
 import linecache
 import pickle
 import sys
+import sysconfig
+import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
@@ -90,3 +94,69 @@ class _Finder(importlib.abc.MetaPathFinder):
                 fullname, None, is_package=True
             )
         return None
+
+
+# --- Which modules are the user's -----------------------------------------------------------------
+
+
+def is_users(module: Any) -> bool:
+    """Return whether a module is a file of the user's: not installed, not Python's, not ours."""
+    if not isinstance(module, ModuleType) or module.__name__.partition(".")[0] == "greenroom":
+        return False
+    file = getattr(module, "__file__", None) or ""
+    return file.endswith(".py") and not file.startswith(library_dirs())
+
+
+@functools.cache
+def library_dirs() -> tuple[str, ...]:
+    """Return the folders of Python's own and of installed modules, each with a slash."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    # A virtual environment's sysconfig names its own folders for some, the base's for others.
+    bases = [sysconfig.get_paths()[name] for name in names]
+    bases += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    return tuple({path.rstrip("/") + "/" for path in bases})
+
+
+# --- Tracebacks with the frames of user code only -------------------------------------------------
+
+
+def users_traceback(error: BaseException) -> str:
+    """Format ``error`` with the frames of user code and of the libraries that it called."""
+    described = traceback.TracebackException.from_exception(error)
+    _cut(described, _own_files(), seen=set())
+    return "".join(described.format())
+
+
+def _own_files() -> frozenset[str]:
+    """Return the files of ours, and that by which we import the user's modules."""
+    modules = list(sys.modules.items())
+    ours = {str(getattr(module, "__file__", "")) for name, module in modules if _is_ours(name)}
+    return frozenset(ours | {importlib.__file__})
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith("greenroom.")
+
+
+def _cut(
+    described: traceback.TracebackException | None, own: Collection[str], seen: set[int]
+) -> None:
+    if described is None or id(described) in seen:
+        return
+    seen.add(id(described))
+    frames = [
+        frame
+        for frame in described.stack
+        if frame.filename not in own and not frame.filename.startswith("<frozen importlib")
+    ]
+    # What is before the first frame of the user's called it on our behalf.
+    users = [
+        number
+        for number, frame in enumerate(frames)
+        if not frame.filename.startswith(library_dirs())
+    ]
+    described.stack[:] = frames[users[0] :] if users else frames
+    for other in (described.__cause__, described.__context__):
+        _cut(other, own, seen)
+    for part in getattr(described, "exceptions", None) or ():
+        _cut(part, own, seen)

@@ -16,8 +16,7 @@ from typing import Any
 
 import cloudpickle
 
-from greenroom.actors.replica.callables import library_dirs
-from greenroom.actors.replica.modules import remember_source
+from greenroom.actors.replica.modules import library_dirs, remember_source
 
 PROTOCOL = 5
 MAX_SOURCE = 1024 * 1024  # characters of one file; generated code may be larger

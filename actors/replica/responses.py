@@ -10,7 +10,7 @@ from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp, Message, Receive, Scope
 
 from greenroom.actors.caller.streams import Parts
 from greenroom.actors.messages.queries import END, HttpAnswer, HttpCall, StreamEnded
@@ -169,7 +169,7 @@ async def _give_response(reply: Reply, response: Response, request: Request) -> 
     if is_whole and hasattr(response, "body"):  # a FileResponse reads its file when it is called
         query_id, headers = reply.assignment.query.id, tuple(response.raw_headers)
         return HttpAnswer(query_id, response.status_code, headers, bytes(response.body))
-    await AsgiReply(reply).run(response, request)
+    await AsgiReply(reply).run(response, request.scope, request.receive)
     return None
 
 
@@ -195,10 +195,10 @@ class AsgiReply:
         self._end: HttpAnswer | StreamEnded | None = None  # that is held
         self._held: asyncio.Handle | None = None
 
-    async def run(self, app: ASGIApp, request: Request) -> None:
+    async def run(self, app: ASGIApp, scope: Scope, receive: Receive) -> None:
         """Let the app answer; UnsupportedResultError when it returns before the end."""
         try:
-            await app(request.scope, request.receive, self.send)
+            await app(scope, receive, self.send)
         except PASSED_ON:
             raise
         except Exception:

@@ -7,14 +7,16 @@ hooks; queries name its methods, HTTP requests only those that are open to them.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Collection
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from greenroom.actors.replica import context as user_context
-from greenroom.actors.replica.callables import Manner, http_methods, is_async
+from greenroom.actors.replica.modules import is_users
 from greenroom.actors.replica.threads import NO_KWARGS, Threads
 from greenroom.core.errors import GreenroomError, InvalidRequestError, UnusableCodeError
+from greenroom.core.validation import HOOKS
 
 if TYPE_CHECKING:
     from greenroom.actors.replica.asgi import AsgiHost
@@ -171,3 +173,66 @@ def is_sync(target: Any) -> bool:
     return not hasattr(target, ASGI_APP) and not any(
         is_async(function) or inspect.isasyncgenfunction(function) for function in functions
     )
+
+
+# --- How methods are to be called, and which of them HTTP requests may name -----------------------
+
+
+class Manner(NamedTuple):
+    """How to call one function or method; what ``makes_generator`` then runs no user code yet."""
+
+    takes_argument: bool
+    is_async: bool
+    makes_generator: bool
+
+    @classmethod
+    def of(cls, function: Any) -> Manner:
+        """Look at ``function``."""
+        generates = inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)
+        return cls(_takes_argument(function), is_async(function), generates)
+
+
+def is_async(function: Any) -> bool:
+    """Return whether calling it gives an awaitable that runs it."""
+    if inspect.iscoroutinefunction(function):
+        return True
+    if inspect.isfunction(function) or inspect.ismethod(function):
+        return False
+    call = getattr(type(function), "__call__", None)  # noqa: B004  # an instance's may be async
+    return inspect.iscoroutinefunction(call)
+
+
+def _takes_argument(function: Any) -> bool:
+    try:
+        return len(inspect.signature(function).parameters) > 0
+    except (TypeError, ValueError):  # some callables in C have no signature
+        return True
+
+
+def http_methods(cls: type) -> frozenset[str]:
+    """Return the methods that HTTP requests may name in X-Serve-Call-Method.
+
+    These are the public functions (also async, generating, static or of the class) that the class,
+    or a base of the user's, defines: nothing that comes from Python or an installed package, no
+    callable attribute, no hook of the replica's.
+    """
+    methods: dict[str, bool] = {}
+    for base in cls.__mro__:
+        is_users = base is cls or _is_users_base(base, cls)
+        for name, value in vars(base).items():
+            methods.setdefault(name, is_users and _is_def(value))  # the first one is what is called
+    public = {name for name, may in methods.items() if may and not name.startswith("_")}
+    return frozenset(public - HOOKS)
+
+
+def _is_def(value: Any) -> bool:
+    is_wrapped = isinstance(value, staticmethod | classmethod)
+    return inspect.isfunction(value.__func__ if is_wrapped else value)
+
+
+def _is_users_base(base: type, cls: type) -> bool:
+    package = base.__module__.partition(".")[0]
+    if package in {"__main__", cls.__module__.partition(".")[0]}:
+        return True
+    module = sys.modules.get(base.__module__)
+    return module is None or is_users(module)  # what is not there has come by value

@@ -45,10 +45,10 @@ from greenroom.actors.messages.queries import (
     call_of,
 )
 from greenroom.actors.replica import context as user_context, logging as user_logging
-from greenroom.actors.replica.callables import is_async, users_traceback
 from greenroom.actors.replica.context import Headers, Reply
+from greenroom.actors.replica.modules import users_traceback
 from greenroom.actors.replica.pickling import dumps as by_value
-from greenroom.actors.replica.servable import RefusedError, Servable, is_sync
+from greenroom.actors.replica.servable import RefusedError, Servable, is_async, is_sync
 from greenroom.actors.replica.threads import MAX_THREADS, Stuck, UserLoop, outcome_of
 from greenroom.actors.runtime import tracing
 from greenroom.actors.runtime.settings import read_settings
@@ -345,11 +345,11 @@ class UserCode:
             return None
         if method:
             servable.check_method_header(method)
+        if servable.asgi is not None:
+            await servable.asgi.answer(reply, call)
+            return None
         responses = self._responses or self._http()
         request = responses.make_request(call, reply)
-        if servable.asgi is not None:
-            await servable.asgi.answer(reply, request)
-            return None
         function = servable.method(method, is_http=True)
         manner = servable.manner(method, function)
         args = (request,) if manner.takes_argument else ()

@@ -9,8 +9,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from greenroom.actors.replica.callables import http_methods
-from greenroom.actors.replica.servable import ASGI_APP
+from greenroom.actors.replica.servable import ASGI_APP, http_methods
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.validation import Settings, is_number, validated
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from greenroom.actors.replica.callables import is_users, users_traceback
+from greenroom.actors.replica.modules import is_users, users_traceback
 from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.core.validation import suggestion, validated
 from greenroom.serve.build import not_an_application

@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 import cloudpickle
 
-from greenroom.actors.replica.callables import is_users, library_dirs
-from greenroom.actors.replica.modules import Module, with_packages
+from greenroom.actors.replica.modules import Module, is_users, library_dirs, with_packages
 
 _BY_NAME = frozenset({"import_module", "__import__"})
 _IMPORT_NAME = dis.opmap["IMPORT_NAME"]

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from greenroom.actors.replica.callables import is_users
-from greenroom.actors.replica.modules import Module, loaded
+from greenroom.actors.replica.modules import Module, is_users, loaded
 from greenroom.actors.replica.pickling import PROTOCOL, ByValuePickler, dumps
 from greenroom.actors.replica.servable import ASGI_APP
 from greenroom.core.config import BackendConfig

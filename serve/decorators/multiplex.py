@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar, overload
 
 from greenroom.actors.replica import context as user_context, metrics
-from greenroom.actors.replica.callables import users_traceback
+from greenroom.actors.replica.modules import users_traceback
 from greenroom.serve.decorators.per_instance import Args, Decorated, Failure, received
 
 UNLIMITED = -1

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from greenroom.actors.replica.callables import users_traceback
+from greenroom.actors.replica.modules import users_traceback
 from greenroom.actors.replica.pickling import dumps
 from greenroom.serve.code.packing import pack_arguments, pack_code
 from tests.support.programs import python
@@ -33,7 +33,7 @@ open(sys.argv[1], "wb").write(pack_code("it", target, (), {}, None).pickled)
 """
 LOAD = """
 import inspect, pickle, sys
-from greenroom.actors.replica.callables import users_traceback
+from greenroom.actors.replica.modules import users_traceback
 target, _, _ = pickle.load(open(sys.argv[1], "rb"))
 print(inspect.getsource(target.__call__))
 try:

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, FastAPI, Header
 from starlette.requests import Request
 
 from greenroom import serve
-from greenroom.actors.replica import string_annotations
+from greenroom.actors.replica import fastapi_routes
 from greenroom.core.errors import InvalidRequestError
 from greenroom.serve.code.packing import pack_code
 from greenroom.serve.exceptions import DeployFailedError
@@ -159,13 +159,13 @@ def test_what_fastapi_does_not_read_may_have_any_annotations():
     async def get() -> Decimal: ...  # type: ignore[empty-body]
 
     app.mount("/below", FastAPI())
-    string_annotations.evaluate(app)
-    assert string_annotations.unresolved(app) == ""
+    fastapi_routes.evaluate_annotations(app)
+    assert fastapi_routes.unresolved_annotations(app) == ""
 
 
 def test_other_apps_are_left_alone():
     async def bare(scope: Nothing, receive: Nothing, send: Nothing) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
-    string_annotations.evaluate(bare)
-    assert string_annotations.unresolved(bare) == ""
+    fastapi_routes.evaluate_annotations(bare)
+    assert fastapi_routes.unresolved_annotations(bare) == ""
     assert bare.__annotations__["scope"] == "Nothing"

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from greenroom import serve
-from greenroom.actors.replica.callables import users_traceback
+from greenroom.actors.replica.modules import users_traceback
 from greenroom.actors.replica.replica import Replica
 from greenroom.core.errors import DeployFailedError
 from greenroom.serve.exceptions import InvalidRequestError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from greenroom import serve
-from greenroom.actors.replica.callables import http_methods
+from greenroom.actors.replica.servable import http_methods
 from greenroom.actors.replica.user_code import Failure, UserCode
 from greenroom.serve.exceptions import DeployFailedError
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from greenroom.actors.replica.callables import Manner, http_methods
-from greenroom.actors.replica.servable import Servable
+from greenroom.actors.replica.servable import Manner, Servable, http_methods
 
 
 def plain() -> int:
