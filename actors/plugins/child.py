@@ -37,7 +37,7 @@ LOAD_TIMEOUT_S = 30.0  # for the first answer: it imports what the code needs
 BACKOFF_S = 1.0
 MAX_BACKOFF_S = 60.0
 REAP_POLL_S = 0.01
-_MODULES = {POLICY: "policy", REQUEST_ROUTER: "routing"}
+_PROGRAMS = {POLICY: "program:run_policy", REQUEST_ROUTER: "routing:main"}
 Answer = dict[str, Any]
 MAX_UNSENT_BYTES = 4 * 1024 * 1024  # of what it does not read
 
@@ -144,7 +144,7 @@ class Child:
             with os.fdopen(open_log(self._settings, f"{self._role}-{file_name}"), "ab") as output:
                 fds = (theirs.fileno(), code_fd)
                 self._popen = forking.spawn(
-                    f"greenroom.actors.plugins.{_MODULES[self._role]}:main",
+                    f"greenroom.actors.plugins.{_PROGRAMS[self._role]}",
                     *map(str, (*fds, os.getpid())),
                     output=output.fileno(),
                     keep=fds,

@@ -1,4 +1,4 @@
-"""What child processes with code of the user's begin with: see policy.py and routing.py.
+"""What a child process with code of the user's runs: here an autoscaling policy; see routing.py.
 
 Such a process finds the pickled code in one descriptor and gets frames on another, each with its
 length before it. It ends when its parent closes the connection or is gone.
@@ -7,6 +7,8 @@ length before it. It ends when its parent closes the connection or is gone.
 from __future__ import annotations
 
 import ctypes
+import inspect
+import json
 import os
 import pickle
 import signal
@@ -15,9 +17,11 @@ import struct
 import sys
 import traceback
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from greenroom.actors.replica.modules import users_traceback
+from greenroom.core.autoscaling.config import AutoscalingContext
 
 POLICY, REQUEST_ROUTER = "policy", "request-router"  # roles
 BEGUN, ASKED, ROUTED = "begun", "asked", "routed"  # frames to a request router: see routing.py
@@ -57,3 +61,62 @@ def _load(fd: int) -> Any:
     if not code:
         raise ValueError("it came without its code; set it through greenroom.serve")
     return pickle.loads(code)[0]
+
+
+# --- An autoscaling policy: a function, asked by JSON ---------------------------------------------
+
+
+def run_policy(*given: str) -> int:
+    """Answer until the other end closes."""
+    begun = begin(*given)
+    if begun is None:
+        return 1
+    connection, load = begun
+    stream = connection.makefile("rb")
+    function: Callable[..., Any] | None = None
+    while (question := _read_frame(stream)) is not None:
+        try:
+            function = function or load()
+            answer = _answer(function, json.loads(question))
+        except BaseException as error:  # sys.exit() of user code is a failed answer too
+            answer = {"error": report_error(error)}
+        connection.sendall(_encoded(answer))
+    return 0
+
+
+def _read_frame(stream: Any) -> bytes | None:
+    """Return the next frame's content; None at the end."""
+    header = stream.read(HEADER.size)
+    if len(header) < HEADER.size:
+        return None
+    body: bytes = stream.read(HEADER.unpack(header)[0])
+    return body
+
+
+def _answer(function: Callable[..., Any], question: dict[str, Any]) -> dict[str, Any]:
+    given = question["context"]
+    config = SimpleNamespace(**given.pop("config"))
+    context = AutoscalingContext(config=config, **given)
+    result = function(context, **question["kwargs"])
+    if inspect.isawaitable(result):
+        raise TypeError("it is async; a policy is a plain function")
+    if isinstance(result, tuple) and len(result) == 2:
+        return {"replicas": _plain(result[0]), "state": result[1]}
+    return {"replicas": _plain(result)}
+
+
+def _plain(number: Any) -> Any:
+    """Make a Python number of one of numpy's."""
+    item = getattr(number, "item", None)
+    return item() if callable(item) else number
+
+
+def _encoded(answer: dict[str, Any]) -> bytes:
+    try:
+        body = json.dumps(answer).encode()
+    except (TypeError, ValueError) as error:
+        body = json.dumps({"error": f"its answer is not JSON-able: {error}"}).encode()
+    if len(body) > MAX_FRAME_BYTES:
+        text = f"its answer takes {len(body)} bytes; at most {MAX_FRAME_BYTES} are let through"
+        body = json.dumps({"error": text}).encode()
+    return frame(body)
