@@ -21,7 +21,7 @@ from greenroom.actors.caller.streams import Stream
 from greenroom.actors.messages.queries import FailedAnswer, HttpAnswer, Process, Query
 from greenroom.actors.runtime.liveness import Pulse
 from greenroom.actors.runtime.loop import end_where_starved, resolve
-from greenroom.actors.runtime.port import PROXY, Finder, Port
+from greenroom.actors.runtime.port import PROXY, Controller, Finder, Port, new_id
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.records import WORKER_ROLE, RunRecords
 from greenroom.actors.runtime.settings import HostSettings
@@ -34,7 +34,6 @@ from greenroom.core.errors import (
 from greenroom.core.metrics import Group, text
 
 if TYPE_CHECKING:  # few workers need it
-    from greenroom.actors.runtime.asking import Controller
     from greenroom.core.operations import Operation
 
 CONNECT_RETRY_S = 0.1
@@ -167,7 +166,6 @@ class Link:
         NotRunningError where no controller is found, TimeoutError where none answers in time.
         """
         from greenroom.actors.messages.admin import request_of  # noqa: PLC0415
-        from greenroom.actors.runtime.asking import new_id  # noqa: PLC0415
 
         await self._wait_connected()
         requests = self._requests or self._follow_controller()
@@ -189,8 +187,6 @@ class Link:
             return []
 
     def _follow_controller(self) -> Controller | None:
-        from greenroom.actors.runtime.asking import Controller  # noqa: PLC0415
-
         if self._port is None or self._caller is None:
             return None
 

@@ -16,8 +16,7 @@ from greenroom.actors.caller.caller import CLOSED, Caller
 from greenroom.actors.caller.client import CallerClient, QueryClient
 from greenroom.actors.messages.admin import RequestReply, request_of
 from greenroom.actors.messages.queries import exception_of
-from greenroom.actors.runtime.asking import Controller, new_id
-from greenroom.actors.runtime.port import PROXY, Finder, ThreadPort
+from greenroom.actors.runtime.port import PROXY, Controller, Finder, ThreadPort, new_id
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.records import records_of
 from greenroom.actors.runtime.settings import HostSettings, access_to

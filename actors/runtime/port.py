@@ -2,7 +2,8 @@
 
 Host processes and HTTP workers have their :class:`Port` on the asyncio loop that they run on.
 Scripts block, so theirs is on a loop of its own, on a thread: :class:`ThreadPort`. A
-:class:`Finder` follows an actor of a given name through its deaths.
+:class:`Finder` follows an actor of a given name through its deaths, and :class:`Controller` the
+controller.
 
 Whatever they want to know they ask for by :meth:`Port.ask`: an admin for an actor, an actor who it
 is, a proxy what it knows, the controller for an operation. An answer has the id of its question.
@@ -18,9 +19,9 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thespian.system import isInternalActorSystemMessage
 from thespian.system.messages.admin import PendingActor, QueryAck, QueryExists
@@ -32,7 +33,10 @@ from greenroom.actors.runtime.machine import MACHINE, Machine
 from greenroom.actors.transport.addresses import Access
 from greenroom.actors.transport.admission import Trouble
 from greenroom.actors.transport.descriptors import close_loop
-from greenroom.core.errors import NotRunningError
+from greenroom.core.errors import NotRunningError, StateNotReadableError, StateNotSavedError
+
+if TYPE_CHECKING:  # few processes have operations
+    from greenroom.actors.messages.admin import Request, RequestReply
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +47,8 @@ FIND_RETRY_S = 0.3
 STOP_TIMEOUT_S = 5.0
 REPEAT_S = 2.0  # a lost request or answer is asked again; requests are idempotent
 # By what class and name any release's admin has them: see docs/formats.md.
+CHECK_EVERY_S = 0.5  # whether there is a later controller: one that is cut off does not say so
+_OF_STORE = frozenset({StateNotSavedError.__name__, StateNotReadableError.__name__})
 CONTROLLER = ("greenroom.actors.controller.actor.Controller", "greenroom.controller")
 PROXY = ("greenroom.actors.proxy.actor.Proxy", "greenroom.proxy")
 
@@ -414,3 +420,71 @@ class Finder:
         self.found = None
         self._on_gone()
         self.start()
+
+
+class Controller(Finder):
+    """Follows the controller, and asks it to carry out operations; all on the port's loop.
+
+    Whatever becomes of a controller, of its host or of an answer on its way: a request is sent
+    again, with its id, to the controller that leads by then. The controller carries it out once.
+    ``is_there`` says whether waiting is of any use: where it has said no for ``patience_s``, a
+    request ends with a NotRunningError that says ``why``.
+    """
+
+    def __init__(
+        self,
+        port: Port,
+        is_there: Callable[[], Awaitable[bool | None]],
+        patience_s: float,
+        why: str,
+    ) -> None:
+        super().__init__(port, CONTROLLER, lambda *_: None)
+        self._is_there = is_there
+        self._patience_s = patience_s
+        self._why = why
+
+    async def ask(self, request: Request, timeout_s: float | None = None) -> RequestReply:
+        """Return the controller's answer.
+
+        The request is sent again, with its id, when the controller was restarted or an answer is
+        late. TimeoutError past ``timeout_s``, NotRunningError when there is nothing to wait for.
+        """
+        asked_epoch = 0  # of the latest controller that it was sent to, where several may lead
+
+        def target() -> Address | None:
+            nonlocal asked_epoch
+            if self.found is None:
+                return None
+            asked_epoch = max(asked_epoch, self.epoch)
+            return self.found[0]
+
+        def is_final(reply: RequestReply, sender: Address) -> bool:
+            # A controller that cannot use its store may not know of its successor, which may have
+            # made the change. So only the latest one's word that nothing was changed is believed.
+            return reply.error_kind not in _OF_STORE or self.is_latest(sender, asked_epoch)
+
+        now = asyncio.get_running_loop().time
+        there_at = now()
+        asking = asyncio.ensure_future(self._port.ask(target, request, timeout_s, is_final))
+        try:
+            while not (await asyncio.wait((asking,), timeout=CHECK_EVERY_S))[0]:
+                self.doubt()  # a stopped controller may have a successor
+                if await self._is_there():
+                    there_at = now()
+                elif now() - there_at > self._patience_s:
+                    raise NotRunningError(self._why)
+        finally:
+            asking.cancel()
+        reply: RequestReply | None = asking.result()
+        if reply is None:
+            away = ", for no controller was found: the host that leads may be stopped, or cut off"
+            raise TimeoutError(
+                f"{request.operation} was not answered within {timeout_s or 0:g} s"
+                f"{away if self.found is None else ''}; it may have been carried out"
+            )
+        return reply
+
+
+def new_id() -> str:
+    """Return the id of a new request."""
+    return secrets.token_hex(16)

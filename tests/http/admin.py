@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from greenroom.actors.messages.admin import Request, request_of
-from greenroom.actors.runtime.asking import new_id
+from greenroom.actors.runtime.port import new_id
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core import operations as ops
 from greenroom.core.cluster.admin import Now, carry_out

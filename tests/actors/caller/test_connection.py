@@ -13,7 +13,7 @@ import pytest
 from greenroom.actors.caller import connection as connection_module
 from greenroom.actors.caller.connection import Connection
 from greenroom.actors.messages.admin import Request, RequestReply, request_of
-from greenroom.actors.runtime import asking, port as port_module
+from greenroom.actors.runtime import port as port_module
 from greenroom.actors.runtime.processes import this_process
 from greenroom.core.errors import NotRunningError
 from greenroom.core.operations import ListBackends
@@ -46,7 +46,7 @@ class Port(port_module.Port):
 @pytest.fixture
 def port(monkeypatch):
     monkeypatch.setattr(connection_module, "GONE_S", GONE_S)
-    monkeypatch.setattr(asking, "CHECK_EVERY_S", 0.01)
+    monkeypatch.setattr(port_module, "CHECK_EVERY_S", 0.01)
     loop = asyncio.new_event_loop()
     port = Port(loop)
 
@@ -92,7 +92,7 @@ def test_what_an_earlier_request_has_seen_does_not_count(port):
 @pytest.mark.parametrize("leaves", [True, False])
 def test_a_repeat_of_a_request_that_is_under_way_gets_its_answer(port, leaves):
     loop = port.loop.asyncio
-    requests = asking.Controller(port, port.answers, 10, "gone")
+    requests = port_module.Controller(port, port.answers, 10, "gone")
     request = request_of(ListBackends(), "id", "user")
     asking_twice = [requests.ask(request, 10) for _ in range(2)]
     first, repeat = (asyncio.run_coroutine_threadsafe(each, loop) for each in asking_twice)

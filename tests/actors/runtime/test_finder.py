@@ -12,9 +12,16 @@ from greenroom.actors.cluster.controller_seeker import ControllerSeeker
 from greenroom.actors.messages import admin as am
 from greenroom.actors.messages.control import Identify, IdentifyReply
 from greenroom.actors.messages.queries import AskProxy, AskProxyReply, Process
-from greenroom.actors.runtime import asking
 from greenroom.actors.runtime.loop import nothing
-from greenroom.actors.runtime.port import BUSY_S, CONTROLLER, FIND_RETRY_S, PROXY, Finder
+from greenroom.actors.runtime.port import (
+    BUSY_S,
+    CONTROLLER,
+    FIND_RETRY_S,
+    PROXY,
+    Controller,
+    Finder,
+    new_id,
+)
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.operations import ListBackends
 from tests.support.lone_loop import LonePort, Sent
@@ -153,12 +160,12 @@ def request(system: System, timeout_s: float = 10.0, successor: Any = None) -> a
     async def is_there() -> bool:
         return True
 
-    requests = asking.Controller(system.port, is_there, 15.0, "it is gone")
+    requests = Controller(system.port, is_there, 15.0, "it is gone")
     system.loop.asyncio.call_soon(requests.start)
     system.loop.pass_time(0.01)
     assert requests.found is not None
     system.known = successor or system.known
-    asked = requests.ask(am.request_of(ListBackends(), asking.new_id()), timeout_s)
+    asked = requests.ask(am.request_of(ListBackends(), new_id()), timeout_s)
     return system.loop.asyncio.run_until_complete(asked)
 
 
