@@ -1,4 +1,4 @@
-"""Playing the controller, routers and callers by hand, toward real replica and other actors."""
+"""Playing the controller by hand, toward real replicas and other actors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pickle
 import queue
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from tests.support.queries import python_call, query
 from tests.support.systems import alive
 
 DEADLINE_S = 30.0
+_tickets = itertools.count(1)
 HEARD = (cm.IdentifyReply, cm.ReplicaReported, m.QueriesFinished, m.AnswerQueries)
 
 
@@ -47,7 +48,6 @@ class Hand:
         self.port = ThreadPort(admin_port, self.process)
         self.inbox: queue.Queue[Heard] = queue.Queue()
         self._kept: list[Heard] = []
-        self._tickets = itertools.count(1)
         for kind in HEARD:
             self.port.on(kind, self._heard)
         self.port.open(timeout_s=10)
@@ -90,10 +90,6 @@ class Hand:
                 text = f"no {kind.__name__} within {timeout_s:g} s; got {kept}"
                 raise AssertionError(text) from None
 
-    def keep(self, heard: Heard) -> None:
-        """Put back what somebody else waits for."""
-        self._kept.append(heard)
-
     def identify(self, address: Any) -> tuple[m.Process, float]:
         """Return who an actor is, and how many seconds it took to answer."""
         request_id = secrets.token_hex(8)
@@ -116,37 +112,30 @@ class Hand:
         process, _ = self.identify(address)
         return ReplicaByHand(self, tag, address, process)
 
-    def router(self) -> m.Process:
-        """Be one more router; replicas tell routers apart by this."""
-        return m.Process(self.process.pid, self.process.start_ticks, secrets.token_hex(8))
-
-    def next_ticket(self) -> int:
-        return next(self._tickets)
-
     def _heard(self, message: Any, sender: Any) -> None:
         self.inbox.put(Heard(message, sender, time.monotonic()))
 
 
 class ReplicaByHand:
-    """A real replica, told by a test what a controller and routers would tell it."""
+    """A real replica, told by a test what a controller would tell it, and a router at the least."""
 
     def __init__(self, hand: Hand, tag: str, address: Any, process: m.Process) -> None:
         self.hand = hand
         self.tag = tag
         self.address = address
         self.process = process
-        self.router = hand.router()
         self.queries_at: Any = None  # known when the replica has code
-        self._outcomes: dict[int, int | str] = {}
 
     @property
     def alive(self) -> bool:
         return alive(self.process.pid)
 
-    def order(self, code: bytes, **config: Any) -> cm.StartReplica:
+    def order(
+        self, code: bytes, *, replica: str = "", config_id: int = 1, **config: Any
+    ) -> cm.StartReplica:
         """Make an order to start with this code."""
         return cm.StartReplica(
-            replica=self.tag,
+            replica=replica or self.tag,
             backend="by-hand",
             deployment="by-hand",
             application="",
@@ -154,7 +143,7 @@ class ReplicaByHand:
             code=code,
             code_hash="",
             config=BackendConfig(**config).model_dump(),
-            config_id=1,
+            config_id=config_id,
         )
 
     def start(self, code: bytes, **config: Any) -> cm.ReplicaReported:
@@ -197,90 +186,16 @@ class ReplicaByHand:
         self.send(cm.StopReplica(replica=self.tag, drain_s=drain_s))
         return self.heard_report(lambda report: report.state == "draining").at - begun
 
-    def calls(self, count: int, *args: Any, method: str = "") -> tuple[m.Assignment, ...]:
+    def calls(self, count: int, method: str) -> list[m.Assignment]:
         """Make assignments of calls to the user's code, answered to this process."""
-        return tuple(self._assignment(method, args) for _ in range(count))
+        caller, incarnation = pickle.dumps(self.hand.address), self.hand.process.incarnation
+        return [
+            m.Assignment(ticket, asked, caller, incarnation, "by-hand", "/", None)
+            for ticket in itertools.islice(_tickets, count)
+            for asked in [query(ticket, retryable=False, **python_call(method=method))]
+        ]
 
-    def run(
-        self,
-        assignments: Iterable[m.Assignment] = (),
-        *,
-        cancelled: Iterable[int] = (),
-        router: m.Process | None = None,
-        incarnation: str | None = None,
-    ) -> None:
-        """Have the replica run and cancel these, as a router would."""
-        self.hand.send(
-            self.queries_at,
-            m.RunQueries(
-                incarnation=self.process.incarnation if incarnation is None else incarnation,
-                proxy=router or self.router,
-                assignments=tuple(assignments),
-                cancelled=tuple(cancelled),
-            ),
-        )
-
-    def call(self, *args: Any, method: str = "") -> Any:
-        """Run one call alone; return its answer."""
-        (assignment,) = self.calls(1, *args, method=method)
-        self.run([assignment])
-        answer = self.answer(assignment)
-        self.outcomes([assignment])
-        return answer
-
-    def value(self, *args: Any, method: str = "") -> Any:
-        """Run one call alone; return the value that user code returned."""
-        answer = self.call(*args, method=method)
-        assert isinstance(answer, m.ValueAnswer), answer
-        return pickle.loads(answer.value)
-
-    def answer(self, assignment: m.Assignment) -> m.Answer:
-        """Return the answer to an assignment."""
-        heard = self.hand.wait_for(
-            m.AnswerQueries,
-            lambda message: any(a.query_id == assignment.query.id for a in message.answers),
-        )
-        for answer in heard.message.answers:
-            if answer.query_id == assignment.query.id:
-                found = answer
-            else:
-                self.hand.keep(_only(heard, answer))
-        return found
-
-    def outcomes(
-        self, assignments: Iterable[m.Assignment], timeout_s: float = DEADLINE_S
-    ) -> dict[int, int | str]:
-        """Wait for the outcome of each ticket: its status, or "rejected"."""
-        wanted = {assignment.ticket for assignment in assignments}
-        while wanted - self._outcomes.keys():
-            heard = self.hand.wait_for(
-                m.QueriesFinished,
-                lambda message: message.incarnation == self.process.incarnation,
-                timeout_s,
-            )
-            update = heard.message
-            self._outcomes |= {
-                **dict(update.answered),
-                **dict.fromkeys(update.cancelled, 499),
-                **dict.fromkeys(update.rejected, "rejected"),
-            }
-        return {ticket: self._outcomes.pop(ticket) for ticket in wanted}
-
-    def _assignment(self, method: str, args: tuple[Any, ...]) -> m.Assignment:
-        ticket = self.hand.next_ticket()
-        return m.Assignment(
-            ticket=ticket,
-            query=query(
-                ticket, endpoint="by-hand", retryable=False, **python_call(*args, method=method)
-            ),
-            caller=pickle.dumps(self.hand.address),
-            caller_incarnation=self.hand.process.incarnation,
-            endpoint="by-hand",
-            route="/",
-            timeout_s=None,
-        )
-
-
-def _only(heard: Heard, answer: m.Answer) -> Heard:
-    message = m.AnswerQueries(incarnation=heard.message.incarnation, answers=(answer,))
-    return Heard(message, heard.sender, heard.at)
+    def run(self, *assignments: m.Assignment) -> None:
+        """Have the replica run these, as a router would."""
+        router = self.hand.process._replace(incarnation=self.tag)
+        self.hand.send(self.queries_at, m.RunQueries(self.process.incarnation, router, assignments))

@@ -129,6 +129,11 @@ class OneProcess:
         """A handle of the endpoint, for this caller."""
         return DeploymentHandle("e", None, client=self.client)
 
+    def configure(self, config: dict[str, Any]) -> None:
+        """Give the replica newer settings."""
+        for part in (self.user_code, self.queries):
+            part.configure(config)
+
     async def answer(self, *upload: Callable[[Any], None], **settings: Any) -> Any:
         """Send one query, whose body follows as ``upload`` says; return its answer or stream."""
         answered = self.loop.create_future()

@@ -57,21 +57,15 @@ class Sleeper:
 def busy(replica_of, tmp_path):
     """Make a replica and keep it busy; user code is let go at the test's end."""
     over = tmp_path / "over"
-    started = []
 
-    def make(method: str, calls: int, cls: type = Sleeper) -> ReplicaByHand:
-        replica = replica_of(cls, str(over))
-        assignments = replica.calls(calls, method=method)
-        replica.run(assignments)
+    def make(method: str, calls: int) -> ReplicaByHand:
+        replica = replica_of(Sleeper, str(over))
+        replica.run(*replica.calls(calls, method))
         wait_until(lambda: replica.check(99)[0].ongoing == calls, 5, "the calls run")
-        started.append((replica, assignments))
         return replica
 
     yield make
     over.touch()
-    for replica, assignments in started:
-        if replica.alive:
-            replica.outcomes(assignments)
 
 
 KINDS = [

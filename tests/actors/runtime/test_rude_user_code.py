@@ -11,14 +11,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
-from tests.actors.by_hand import ReplicaByHand
-from tests.support.systems import wait_until
-
-MakeReplica = Callable[..., ReplicaByHand]
+from greenroom import serve
+from greenroom.serve.exceptions import ReplicaUnavailableError
+from tests.support.systems import alive, wait_until
 
 
 class Rude:
@@ -71,56 +69,60 @@ class Rude:
         return len(logging.getLogger().handlers) - before
 
 
+@pytest.fixture
+def rude(deployed):
+    options = {"max_ongoing_requests": 1, "outlier_ejection": False}
+    return deployed(serve.deployment(Rude, **options).bind())
+
+
+def call(rude, method, *args):
+    return rude.options(method_name=method).remote(*args).result(20)
+
+
 @pytest.mark.parametrize("method", ["exit_in_a_task", "stop_the_loop"])
-def test_a_loop_that_user_code_ends_goes_on(replica_of, method):
-    replica = replica_of(Rude)
-    calls = replica.calls(1, method=method)
-    replica.run(calls)
-    assert set(replica.outcomes(calls).values()) == {200}
+def test_a_loop_that_user_code_ends_goes_on(rude, method):
+    assert call(rude, method) is None
     for _ in range(3):
-        assert replica.value(method="ping") == "pong"
+        assert call(rude, "ping") == "pong"
+
+
+def log_of(running, name):
+    return "".join(
+        log.read_text() for log in running.settings.logs_dir.glob(f"replica-{name}#*.log")
+    )
 
 
 @pytest.mark.parametrize(
     ("method", "message"), [("fault", "Segmentation fault"), ("abort", "Aborted")]
 )
 def test_a_replica_whose_native_code_faults_is_gone_at_once_and_its_log_says_where(
-    replica_of, running, method, message
+    rude, running, name, method, message
 ):
-    replica = replica_of(Rude)
-    replica.run(replica.calls(1, method=method))
-    wait_until(lambda: not replica.alive, 5, "the process's end")
-    (log,) = running.settings.logs_dir.glob(f"replica-{replica.tag}*.log")
-    text = log.read_text()
+    (pid,) = running.replica_pids(name)
+    with pytest.raises(ReplicaUnavailableError, match="died"):
+        call(rude, method)
+    assert not alive(pid)
+    text = log_of(running, name)
     assert f"Fatal Python error: {message}" in text
     assert "test_rude_user_code.py" in text
     assert f" in {method}" in text
 
 
-def test_what_user_code_forks_ends_by_the_signals_that_end_others(replica_of):
-    replica = replica_of(Rude)
-    assert replica.value(method="end_a_worker") == -signal.SIGTERM
-    assert replica.value(method="ping") == "pong"
+def test_what_user_code_forks_ends_by_the_signals_that_end_others(rude):
+    assert call(rude, "end_a_worker") == -signal.SIGTERM
+    assert call(rude, "ping") == "pong"
 
 
-def test_a_failure_that_cannot_be_logged_is_answered_and_frees_its_slot(replica_of):
-    replica = replica_of(Rude, max_ongoing_requests=1)
+def test_a_failure_that_cannot_be_logged_is_answered_and_frees_its_slot(rude):
     for _ in range(3):
-        calls = replica.calls(1, method="close_the_log_and_fail")
-        replica.run(calls)
-        assert set(replica.outcomes(calls).values()) == {500}
-    assert replica.value(method="ping") == "pong"
+        with pytest.raises(ValueError, match="nobody reads this"):
+            call(rude, "close_the_log_and_fail")
+    assert call(rude, "ping") == "pong"
 
 
 def test_user_code_sets_up_logging_as_anywhere_and_all_is_in_the_replicas_own_log(
-    replica_of, running
+    rude, running, name
 ):
-    replica = replica_of(Rude)
-    replica.value(250, method="log")
-    assert replica.value(method="add_a_handler") == 1
-
-    def logged() -> int:
-        logs = running.settings.logs_dir.glob(f"replica-{replica.tag}*.log")
-        return sum(log.read_text().count("line ") for log in logs)
-
-    wait_until(lambda: logged() == 8 * 250, 5, "every line in the log")
+    call(rude, "log", 250)
+    assert call(rude, "add_a_handler") == 1
+    wait_until(lambda: log_of(running, name).count("line ") == 8 * 250, 5, "every line in the log")
