@@ -6,7 +6,7 @@ import pytest
 
 from greenroom.core import operations as ops
 from greenroom.core.errors import UnknownNameError
-from greenroom.core.series import CLUSTER, Pair, PlainTraffic, Series, Traffic
+from greenroom.core.series import Pair, PlainTraffic, Series, Traffic
 from tests.core.requests import create, deploy, do, endpoint
 from tests.core.worlds import Spec, World
 
@@ -72,19 +72,6 @@ def test_the_cluster_is_the_sum_of_all_deployments(series: Series) -> None:
     assert cluster["errors_5xx_per_s"] == [1]
 
 
-def test_what_a_controller_has_not_seen_is_not_reported_as_zero() -> None:
-    series = Series(lambda _: True)
-    series.advance(NOON)
-    series.scaled("shop:v1", 2, NOON + 0.5)
-    shown = series.shown("live", 3, [SHOP], NOON + 2.6)
-    assert shown["times"] == [NOON - 1, NOON, NOON + 1]
-    columns = shown["deployments"][SHOP]
-    assert columns["requests_per_s"] == [0, 0, 0], "from its first look on"
-    older = series.shown("live", 5, [SHOP], NOON + 2.6)["deployments"][SHOP]
-    assert older["requests_per_s"][:2] == [None, None]
-    assert columns["replicas"] == [None, 2, 2]
-
-
 def test_replicas_are_those_at_the_end_of_a_step(series: Series) -> None:
     for at, running in ((0.2, 1), (0.9, 2), (2.1, 1)):
         series.scaled("shop:v1", running, NOON + at)
@@ -129,13 +116,6 @@ def test_a_clock_that_is_set_back_begins_anew(series: Series) -> None:
     shown = series.shown("live", 2, [], NOON - 1800 + 2.6)
     assert shown["times"] == [NOON - 1800, NOON - 1799]
     assert shown["deployments"][SHOP]["requests_per_s"] == [1, 0]
-
-
-def test_nothing_is_kept_of_steps_without_traffic(series: Series) -> None:
-    series.advance(NOON + 100_000_000)
-    shown = series.shown("live", 1, [SHOP], NOON + 100_000_000)
-    assert shown["deployments"][SHOP]["requests_per_s"] == [0]
-    assert CLUSTER not in shown["deployments"]
 
 
 def test_the_cluster_counts_what_clients_ask_and_no_calls_between_deployments() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from greenroom.core.errors import IllegalTransitionError
-from greenroom.core.routing.queues import DrainRate, FairQueue
+from greenroom.core.routing.queues import MEMORY_S, DrainRate, FairQueue
 from greenroom.core.routing.tickets import ENDED, NEW, QUEUED, Ticket
 from tests.core.routing.queries import Query
 
@@ -130,6 +130,14 @@ def test_without_a_slot_that_became_free_nothing_is_known() -> None:
     assert drain.too_slow_for(3, 0.001, 6.0) is None, "so nobody is turned away"
     assert drain.retry_after_s(3, 5.1) == 1.0
     assert drain.retry_after_s(3, 25.0) == 20.0, "that it takes so long already is all there is"
+
+
+def test_a_new_rate_replaces_the_old_one() -> None:
+    drain = busy(100.0, 60.0)
+    for each in range(1, 10 * int(3 * MEMORY_S)):
+        drain.freed(1, 60.0 + each / 10)
+    now = 60.0 + 3 * MEMORY_S
+    assert drain.wait_s(10, now) == pytest.approx(1.0, rel=0.5)
 
 
 def test_neither_the_first_query_nor_one_that_hangs_says_much_about_the_others() -> None:

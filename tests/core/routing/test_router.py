@@ -173,6 +173,17 @@ def test_a_query_past_its_time_is_not_run_though_no_timer_has_fired() -> None:
     assert made.is_empty
 
 
+def test_a_backend_that_could_not_start_refuses_also_what_waits() -> None:
+    made = router(backend())
+    submit(made, 1)
+    broken = backend(unavailable="it could not be started")
+    text = "e is unavailable: it could not be started"
+    effects = made.set_backend("b", broken, 1.0)
+    assert refused(effects) == [(1, "DeploymentUnavailableError", text)]
+    assert refused(submit(made, 2)) == [(2, "DeploymentUnavailableError", text)]
+    assert made.is_empty
+
+
 # --- Time limits and cancelling -----------------------------------------------------------------
 
 

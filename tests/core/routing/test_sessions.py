@@ -63,6 +63,14 @@ def test_what_waits_for_a_replica_that_dies_goes_elsewhere_after_what_it_had() -
     assert [query for _, query in assigned(effects)] == [1, 2]
 
 
+def test_without_a_replica_sessions_wait_and_then_find_homes() -> None:
+    made = router(backend(limit=1, is_wanted=True))
+    for number in range(4):
+        made.submit(NewQuery("c", Query(number, session_id=f"s{number}")), 0.0)
+    given = assigned(made.set_backend("b", backend("b#1", limit=4), 0.0))
+    assert sorted(given) == [("b#1", number) for number in range(4)]
+
+
 def test_what_a_session_retries_is_charged_to_the_backend_where_it_stays() -> None:
     made = router(backend("b#1", "b#2", limit=50), backend("d#1", "d#2", tag="d", limit=50))
     made.set_endpoint("e", EndpointTable(name="e", traffic={"b": 1.0, "d": 1.0}), 0.0)
