@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from greenroom.core.routing.load import busy, by_endpoint
+from greenroom.core.routing.mirroring import MIRROR_S
 from greenroom.core.routing.tables import BackendTable
 from greenroom.core.routing.tickets import Assign, Cancel, Compare, NewQuery, Pairing, Refuse
 from tests.core.routing.queries import (
@@ -129,6 +130,18 @@ def test_queries_go_before_mirrored_ones_that_wait() -> None:
         effects = finish(made, effects, "r1")
     assert order == [(1, False), (2, False), (3, False), (1, True), (2, True), (3, True)]
     assert made.is_empty
+
+
+def test_a_query_leaves_before_it_is_mirrored() -> None:
+    made = shadowed(backend("r1"), S1)
+    effects = made.submit(NewQuery("c", Query(1)), 0.0)
+    assert originals(effects) == [("r1", 1)]
+    assert mirrored(effects) == []
+    assert made.next_due_at() == MIRROR_S
+    finish(made, effects, "r1")  # answered, so quickly
+    assert mirrored(made.mirror(2.0)) == [("s1", 1)]
+    assert made.next_due_at() is None
+    assert made.mirror(3.0) == []
 
 
 # --- Mirrored queries are made some ms later ------------------------------------------------------

@@ -153,3 +153,27 @@ def test_what_has_failed_is_tried_at_another_replica_though_that_has_more_to_do(
     assert only(Retried, effects) == [Retried("e", "b", "failed")]
     assert sent.replica == "r2"
     assert sent.ticket.attempts == 2
+
+
+@pytest.mark.parametrize(
+    ("replicas", "method", "refusal"),
+    [
+        (("r1",), "GET", "there is no other replica"),
+        ((), "GET", "there is no other replica"),
+        (("r1", "r2"), "POST", "it may have run"),
+    ],
+)
+def test_what_has_failed_is_refused_where_it_may_not_be_tried_elsewhere(
+    replicas: tuple[str, ...], method: str, refusal: str
+) -> None:
+    made = router(backend(*replicas))
+    (refused,) = only(Refuse, again(made, 1, method))
+    assert refusal in refused.text
+    assert made.is_empty
+
+
+def test_what_is_tried_elsewhere_has_the_time_that_is_left() -> None:
+    made = router(backend("r1", "r2", request_timeout_s=5.0))
+    assert assigned(again(made, 1, took_s=4.0))
+    assert made.next_due_at() == 2.0  # now is 1.0
+    assert [each for each in made.expire(2.0) if isinstance(each, Refuse)]
