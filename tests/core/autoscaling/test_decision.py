@@ -108,38 +108,6 @@ def test_a_load_that_fits_exactly_wants_no_replica_more(per_replica):
 # --- Delays and what is not known yet -----------------------------------------------------------
 
 
-def test_nothing_shrinks_before_every_proxy_has_reported_but_it_may_grow():
-    run = Run(config(upscale_delay_s=0, downscale_delay_s=0), target=5)
-    for now in range(100):
-        assert run.step(now, 0, complete=False).outcome is Outcome.WAITING
-    assert run.target == 5
-    for now in range(100, 140):
-        run.step(now, 40, complete=False)
-    assert run.target == 10
-    for now in range(140, 160):
-        run.step(now, 0)
-    assert run.target < 10
-
-
-def test_a_new_controller_that_knows_only_the_target_does_not_flap():
-    setting = config(upscale_delay_s=5, downscale_delay_s=0)
-    before = Run(setting)
-    before.replay(lambda t: 4 * (t % 3), 200)
-    assert before.target == 2
-    after = Run(setting, target=before.target)  # an empty window, and delays that begin anew
-    for now in range(200, 400):
-        after.step(now, 4 * (now % 3))
-    assert after.trace == []
-
-
-def test_a_target_is_steady_while_none_of_its_replicas_runs():
-    run = Run(config(upscale_delay_s=0, downscale_delay_s=0), target=2, start_s=1000)
-    run.wanted_since = [0, 0]
-    run.replay(lambda t: 50 if t < 100 else 0, 500)
-    assert run.trace == []
-    assert run.decisions[-1].why == "none of 2 replicas runs yet"
-
-
 def test_what_is_at_rest_is_not_due_again():
     run = Run(config())
     run.step(0.0, 0)
@@ -188,21 +156,6 @@ def test_short_queues_remove_replicas_after_so_many_periods_and_a_full_window():
 
 
 # --- A policy of the user's ---------------------------------------------------------------------
-
-
-def test_what_a_policy_of_the_users_wants_is_held_to_bounds_and_delays():
-    scaling = Scaling(config(policy=lambda _: 7, upscale_delay_s=5, downscale_delay_s=0))
-    target = 1
-    trace = []
-    for now in range(60):
-        assert scaling.step(now, Load(0, 1), target, target) is None
-        answer = {"replicas": 7 if now < 20 else 70 if now < 40 else 2.5}
-        decision = scaling.step(now, Load(0, 1), target, target, answer=answer)
-        assert decision is not None
-        if decision.target != target:
-            trace.append((now, decision.target))
-        target = decision.target
-    assert trace == [(5, 7), (25, 10), (40, 3)]
 
 
 def test_a_policy_of_the_users_cannot_go_to_zero_under_load_nor_need_it_be_asked_at_zero():
@@ -372,33 +325,6 @@ def expire(loads: Loads, agenda: Agenda, now: float) -> list[str]:
     return due
 
 
-def test_a_report_replaces_the_earlier_one_of_the_same_proxy() -> None:
-    loads, agenda = loads_of()
-    loads.report("p", {"a": (1, 2), "b": (0, 1)}, 0.0)
-    changed(agenda, "a", "b")
-    loads.report("p", {"a": (1, 2)}, 0.0)
-    assert changed(agenda, "a", "b") == {"b"}
-    loads.report("p", {"a": (1, 2)}, 0.0)
-    assert changed(agenda, "a", "b") == set(), "the same again changes nothing"
-    assert (loads.of("a"), loads.of("b")) == ((1, 2), (0, 0))
-    loads.report("p", {}, 0.0)
-    assert changed(agenda, "a", "b") == {"a"}
-    assert loads.of("a") == (0, 0)
-
-
-def test_what_a_dead_proxy_had_counts_no_more() -> None:
-    loads, agenda = loads_of()
-    loads.report("p", {"a": (1, 2)}, 0.0)
-    loads.report("q", {"a": (1, 0)}, 0.0)
-    changed(agenda, "a")
-    loads.forget("p")
-    assert changed(agenda, "a") == {"a"}
-    loads.forget("p")
-    assert changed(agenda) == set()
-    assert loads.of("a") == (1, 0)
-    assert expire(loads, agenda, 2 * EXPIRE_S) == ["q"], "p is not waited for"
-
-
 def test_a_proxy_that_goes_in_the_step_in_which_it_is_due_counts_no_more() -> None:
     loads, agenda = loads_of()
     loads.report("p", {"a": (1, 2)}, 0.0)
@@ -452,11 +378,3 @@ def test_what_is_known_is_complete_when_every_proxy_has_reported_or_had_its_time
     loads.expect("r", now)
     loads.forget("r")
     assert loads.is_complete(now)
-
-
-def test_queues_are_by_proxy() -> None:
-    loads, _ = loads_of()
-    loads.report("p", {"a": (3, 2)}, 0.0)
-    loads.report("q", {"b": (1, 2)}, 0.0)
-    assert sorted(loads.queues("a")) == [0, 3]
-    assert loads.queues("never heard of") == (0, 0)

@@ -11,7 +11,6 @@ from greenroom.core.autoscaling.decision import Outcome
 from greenroom.core.cluster import status
 from greenroom.core.cluster.autoscaler import ASK_AGAIN_S
 from greenroom.core.effects import AskPolicy, Start
-from greenroom.core.records import BACKEND, differences
 from tests.core import requests as ask
 from tests.core.worlds import BROKEN, World
 
@@ -137,39 +136,7 @@ def test_a_new_controller_keeps_the_scale_while_it_learns_the_load() -> None:
     assert Outcome.DOWNSCALED not in outcomes(world)
 
 
-def test_the_load_of_a_dead_proxy_counts_no_more() -> None:
-    world = Scaled(proxies=2)
-    world.complete(scaled())
-    world.cluster.loads.report("proxy 1", {"a": (9, 9)}, world.now)
-    assert world.cluster.loads.of("a").total == 18
-    world.cluster.loads.forget("proxy 1")
-    assert world.cluster.loads.of("a").total == 0
-
-
 # --- Changes of the config ----------------------------------------------------------------------
-
-
-def test_new_bounds_hold_at_once_and_else_the_scale_stays() -> None:
-    world = Scaled()
-    world.complete(scaled(initial_replicas=3))
-    for bounds, target in [((1, 8), 3), ((4, 8), 4), ((1, 2), 2), ((0, 2), 2)]:
-        low, high = bounds
-        change = {**QUICK, "min_replicas": low, "max_replicas": high}
-        goal = world.request(ask.update("a", autoscaling_config=change))
-        world.converge(10)
-        assert world.target() == target
-        assert world.goal_state(goal) == "succeeded"
-
-
-def test_autoscaling_can_be_turned_on_and_off() -> None:
-    world = Scaled()
-    world.complete(ask.create("a", num_replicas=4))
-    assert world.target() is None
-    world.complete(ask.update("a", num_replicas="auto"))
-    assert (world.target(), len(world.running("a"))) == (4, 4)
-    world.complete(ask.update("a", num_replicas=2))
-    assert (world.target(), len(world.running("a"))) == (None, 2)
-    assert decisions(world) == []
 
 
 def test_a_deleted_backend_is_not_scaled() -> None:
@@ -202,51 +169,6 @@ def test_new_code_comes_up_at_the_scale_that_the_old_has() -> None:
     world.request(deploy(b"four", max_replicas=2, initial_replicas=1))
     world.converge(10)
     assert len(world.running("app#d")) == 1, "an initial number that is new counts"
-
-
-def test_a_release_that_cannot_start_leaves_the_scale_and_the_load_may_grow_meanwhile() -> None:
-    world = Scaled()
-    world.complete(deploy(b"one"))
-    world.set_load("app#d", 0, 4)
-    world.run(15)
-    goal = world.request(deploy(BROKEN, max_replicas=3))
-    world.set_load("app#d", 0, 20)
-    world.run(200)
-    assert world.goal_state(goal) == "failed"
-    assert world.target("app#d") == 5, "five, the bound of the settings that it went back to"
-    assert [p.code for p in world.running("app#d")] == [b"one"] * 5
-
-
-def test_code_deployed_at_zero_is_tried_by_the_first_query_and_rolled_back_if_it_cannot_start() -> (
-    None
-):
-    world = Scaled()
-    zero = {"min_replicas": 0, "downscale_to_zero_delay_s": 1}
-    world.request(deploy(b"one", **zero))
-    world.set_load("app#d", 1)
-    world.run(3)
-    world.set_load("app#d", 0)
-    world.run(20)
-    assert world.running("app#d") == []
-    goal = world.request(deploy(BROKEN, **zero))
-    world.run(5)
-    assert world.goal_state(goal) == "succeeded", "nothing runs, as is wanted"
-    world.set_load("app#d", 1)
-    world.run(200)
-    assert [p.code for p in world.running("app#d")] == [b"one"]
-
-
-def test_scaling_is_no_change_in_the_history() -> None:
-    world = Scaled()
-    world.change(deploy(b"one"), "deploy")
-    world.converge()
-    world.set_load("app#d", 0, 8)
-    world.run(15)
-    assert world.target("app#d") == 4
-    (entry,) = world.cluster.state.history
-    assert entry.what == "deploy"
-    plain = differences(entry.before[BACKEND, "app#d"], entry.after[BACKEND, "app#d"])
-    assert plain["autoscaling_config"][1]["max_replicas"] == 5
 
 
 # --- Anything, anytime --------------------------------------------------------------------------
@@ -365,17 +287,6 @@ def at_zero() -> Scaled:
     world.complete(scaled(policy=CUSTOM, min_replicas=0, initial_replicas=0, upscale_delay_s=0))
     assert world.target() == 0
     return world
-
-
-def test_a_policy_is_asked_at_zero_too_and_may_start_replicas_before_a_query_comes() -> None:
-    world = at_zero()
-    world.run(1.5)
-    answer(world, world.sent(AskPolicy)[-1], replicas=0)
-    assert world.target() == 0
-    world.run(1.5)
-    answer(world, world.sent(AskPolicy)[-1], replicas=2)
-    world.converge()
-    assert len(world.running("a")) == 2
 
 
 def test_the_first_query_at_zero_waits_for_no_policy() -> None:

@@ -153,21 +153,6 @@ def test_causes_without_end_are_counted_together() -> None:
     assert causes[OTHER_CAUSES] == 970
 
 
-def test_the_reports_of_replicas_are_added_and_a_later_one_replaces_the_earlier() -> None:
-    place = ("e", "v2", "id")
-    found = Differences()
-    all_found = AllDifferences()
-    for number in range(3):
-        found.count(Outcome("worse"), example(number))
-        all_found.reported("one", {place: found.plain()})
-    all_found.reported("other", {place: found.plain()})
-    seen = all_found.of(place)
-    assert seen["different"] == 6
-    assert [each["at"] for each in seen["causes"][0]["examples"]] == [0, 1, 1, 2, 2]
-    assert len(seen["causes"][0]["examples"]) == 5
-    assert all_found.of(("e", "v2", "another"))["compared"] == 0
-
-
 def test_what_is_kept_of_reports_is_bounded() -> None:
     all_found, found = AllDifferences(), Differences()
     found.count(Outcome("worse"), example(1))

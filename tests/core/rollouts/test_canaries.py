@@ -122,18 +122,6 @@ def test_it_takes_over_and_leaves_nothing_but_one_entry_to_undo(world: World) ->
     assert codes(world) == OLD
 
 
-def test_clients_have_the_new_version_while_it_takes_over(world: World) -> None:
-    begin(world)
-    wait(world)
-    count(world)
-    world.now += 30
-    world.turn()
-    assert traffic(world) == {NEW: 1.0}
-    assert status.applications(world.cluster)["app"]["canary"]["state"] == "taking over"
-    wait(world)
-    assert traffic(world) == {INGRESS: 1.0}
-
-
 def test_what_was_different_stays_with_it_and_is_reported_loudly_where_most_was(
     world: World,
 ) -> None:
@@ -151,20 +139,6 @@ def test_what_was_different_stays_with_it_and_is_reported_loudly_where_most_was(
         "MOST ANSWERS DIFFER: 3 of 4 compared answers were different (2 x /id: other value, "
         "1 x /price: other value)"
     )
-
-
-def test_it_goes_back_when_mirrored_answers_are_different(world: World) -> None:
-    goal = begin(world, canary={**CANARY, "abort_if": {"difference_rate": 0.02}})
-    wait(world)
-    compare = world.cluster.state.endpoints.served(INGRESS).compares[NEW]
-    found = {(INGRESS, NEW, compare.id): Differences(100, 20).plain()}
-    world.cluster.differences.reported("r", found)
-    count(world)
-    wait(world)
-    assert (codes(world), traffic(world)) == (OLD, {INGRESS: 1.0})
-    why = "difference_rate: 20 of 100 compared answers were different; at most 0.02 of them may be"
-    assert error(world, goal) == f"the new version of application 'app' went back: {why}"
-    assert status.applications(world.cluster)["app"]["canary"]["why"] == why
 
 
 def test_differences_are_judged_only_where_answers_are_compared(world: World) -> None:
@@ -212,19 +186,6 @@ def test_the_same_deploy_again_waits_for_it_and_another_is_refused(world: World)
     assert codes(world) == OLD | BESIDE
 
 
-def test_it_can_be_aborted_and_promoted_by_hand(world: World) -> None:
-    goal = begin(world)
-    world.change(ask.do(ops.AbortRollout, endpoint=INGRESS))
-    wait(world)
-    assert (codes(world), world.goal_state(goal)) == (OLD, "failed")
-    goal = begin(world)
-    wait(world)
-    world.change(ask.do(ops.PromoteRollout, endpoint=INGRESS))
-    wait(world)
-    assert world.goal_state(goal) == "succeeded"
-    assert codes(world) == {("app#d", b"two"), ("app#inner", b"inner")}
-
-
 def test_the_next_one_begins_once_the_last_new_version_has_ended(world: World) -> None:
     goal = begin(world)
     wait(world)
@@ -246,30 +207,6 @@ def test_the_next_one_begins_once_the_last_new_version_has_ended(world: World) -
     begin(world, code=b"three", inner=b"other")
     wait(world)
     assert codes(world) == OLD | {("app~new#d", b"three"), ("app~new#inner", b"other")}
-
-
-def test_an_undo_of_what_ended_it_leaves_no_trace_of_it(world: World) -> None:
-    began_with = world.cluster.state.endpoints[INGRESS]
-    goal = begin(world)
-    wait(world)
-    assert traffic(world) == {INGRESS: 0.5, NEW: 0.5}
-    with pytest.raises(InvalidRequestError, match="changed no definition"):
-        world.change(ask.undo())
-    world.change(ask.undeploy("app"))
-    wait(world)
-    assert world.goal_state(goal) == "failed"
-    assert "superseded by a later change of application app: delete" in error(world, goal)
-    world.change(ask.undo())
-    world.converge()
-    for _ in range(2):
-        assert (codes(world), traffic(world)) == (OLD, {INGRESS: 1.0})
-        assert world.cluster.state.endpoints[INGRESS] == began_with
-        assert set(world.cluster.state.applications) == {"app"}
-        world.boot()
-        world.converge()
-    keys = {key[1] for entry in world.cluster.state.history for key in entry.after}
-    assert not any("~new" in key for key in keys)
-    begin(world)  # and the next one is not refused
 
 
 def test_an_undo_of_the_promotion_ends_the_canary_that_takes_over(world: World) -> None:
@@ -307,32 +244,6 @@ def test_an_application_that_is_deleted_takes_its_new_version_along(world: World
     wait(world)
     assert codes(world) == set()
     assert world.cluster.state.is_empty
-
-
-def test_a_later_change_ends_by_its_own_outcome(world: World) -> None:
-    begin(world)
-    world.change(ask.do(ops.AbortRollout, endpoint=INGRESS))
-    wait(world)
-    shown = status.applications(world.cluster)["app"]["canary"]
-    assert shown["state"] == "went back"
-    deleted = world.change(ask.undeploy("app"))
-    wait(world)
-    assert world.goal_state(deleted) == "succeeded"
-
-
-def test_how_one_ended_is_forgotten_with_its_application(world: World) -> None:
-    begin(world)
-    world.change(ask.do(ops.AbortRollout, endpoint=INGRESS))
-    wait(world)
-    ended = dict(world.records["canary"])
-    assert ended.keys() == {"app"}
-    world.change(ask.undeploy("app"))
-    wait(world)
-    assert world.records["canary"] == {}
-    world.records["canary"] = ended  # as a release before left it
-    world.boot()
-    world.converge()
-    assert world.records["canary"] == {}
 
 
 def test_first_deploys_and_settings_alone_are_no_canary(world: World) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from greenroom.core.comparing.comparing import Differences
@@ -23,7 +21,7 @@ from tests.core.rollouts.steering import (
     traffic,
     with_endpoint,
 )
-from tests.core.worlds import BROKEN, Spec, World
+from tests.core.worlds import World
 
 
 @pytest.fixture
@@ -73,18 +71,6 @@ def test_all_other_backends_give_up_their_share_in_proportion(world: World) -> N
     assert traffic(world) == {"v1": 0.6, "v3": 0.3, "v2": 0.1}
 
 
-def test_one_step_of_all_traffic_needs_only_a_backend_that_runs(world: World) -> None:
-    goal = world.request(start(steps=[1]))
-    world.flush()
-    assert traffic(world) == {"v2": 1.0}
-    assert world.goal_state(goal) == "succeeded"
-
-
-def test_where_all_traffic_is_already_there_is_nothing_to_do(world: World) -> None:
-    assert world.request(start(to="v1")) is None
-    assert world.table("rollout/e") is None
-
-
 def test_the_same_call_again_has_the_same_goal_and_another_is_refused(world: World) -> None:
     goal = begun(world)
     assert world.request(start(steps=[0.1, 0.5, 1])) == goal
@@ -114,28 +100,10 @@ def test_it_goes_back_when_errors_show_and_the_goal_says_why(world: World) -> No
     world.request(ask.delete("v2"))
 
 
-def test_doubt_keeps_it_from_the_next_step_until_more_queries_decide(world: World) -> None:
-    begun(world)
-    report(world, v1=tally(900), v2=tally(100, bad=2))
-    world.wait(3 * HOLD_S)
-    assert state(world)["step"] == 1
-    report(world, v1=tally(900, bad=90), v2=tally(200, bad=2))
-    assert state(world)["step"] == 2
-
-
 def test_trouble_that_both_backends_have_is_no_reason(world: World) -> None:
     begun(world)
     report(world, v1=tally(900, bad=450), v2=tally(100, bad=50))
     assert traffic(world)["v2"] == 0.1
-
-
-def test_absolute_limits_judge_the_new_backend_alone(world: World) -> None:
-    begun(world, abort_if={"error_rate": 0.02})
-    report(world, v1=tally(100, bad=100), v2=tally(500, bad=10))
-    assert traffic(world)["v2"] == 0.1
-    report(world, v1=tally(100, bad=100), v2=tally(500, bad=50))
-    assert traffic(world) == {"v1": 1.0}
-    assert "at most 0.02 of them may be" in state(world)["why"]
 
 
 def test_slow_answers_are_judged_by_the_old_backends_p95(world: World) -> None:
@@ -156,14 +124,6 @@ def test_an_absolute_p95_is_a_rule_too(world: World) -> None:
     report(world, v1=tally(900, seconds=5), v2=tally(100, seconds=0.09))
     assert traffic(world)["v2"] == 0.1
     report(world, v1=tally(900), v2=tally(100, seconds=0.2))
-    assert traffic(world) == {"v1": 1.0}
-
-
-def test_queries_that_never_end_are_slow(world: World) -> None:
-    begun(world, abort_if={"p95_latency_ratio": 1.5})
-    report(world, v1=tally(900), v2=tally(100))
-    hung = (100, 0, 30, tally(100)[3])
-    report(world, v1=tally(1800), v2=hung)
     assert traffic(world) == {"v1": 1.0}
 
 
@@ -200,17 +160,6 @@ def test_different_answers_send_it_back_and_the_reason_says_how_many(world: Worl
     found = state(world)["rules"]["difference_rate"]
     assert found["finding"] in why, "the comparison is over, and what it has shown is kept"
     assert found["evidence"] > 100
-
-
-def test_few_differences_keep_no_rollout_from_its_end(world: World) -> None:
-    world.request(ask.shadow("e", "v2", 0.1, compare="json"))
-    goal = begun(world, abort_if=RULE)
-    compared(world, different=1, of=10_000)
-    world.wait(HOLD_S)
-    assert traffic(world)["v2"] == 0.5
-    compared(world, different=1, of=10_100)
-    world.wait(HOLD_S)
-    assert world.goal_state(goal) == "succeeded"
 
 
 def test_what_was_compared_before_the_rollout_or_before_a_restart_does_not_mislead(
@@ -275,28 +224,6 @@ def test_it_waits_for_the_new_backend_and_ends_past_the_deadline(world: World) -
     assert "no replica of 'v4' ran for 60 s" in state(world)["why"]
 
 
-def test_a_backend_that_cannot_start_ends_it_at_once(world: World) -> None:
-    world.request(ask.create("v4", code=BROKEN, max_constructor_retry_count=1))
-    world.complete(start(to="v4", ready_timeout_s=1000.0))
-    assert "backend 'v4' could not be started" in state(world)["why"]
-
-
-def test_new_code_of_the_new_backend_ends_it(world: World) -> None:
-    def redeploy(code: bytes) -> Any:
-        return ask.deploy_alone(Spec("d", code, {}))
-
-    world.complete(redeploy(b"one"))
-    world.request(start(to="d"))
-    world.flush()
-    world.request(redeploy(b"two"))
-    world.flush()
-    assert traffic(world) == {"v1": 1.0}
-    assert "backend 'd' was changed meanwhile" in state(world)["why"]
-
-
-# --- Restarts -------------------------------------------------------------------------------------
-
-
 def test_a_new_controller_goes_on_where_the_old_one_was(world: World) -> None:
     goal = begun(world)
     report(world, v1=tally(900), v2=tally(100, bad=3))
@@ -310,6 +237,9 @@ def test_a_new_controller_goes_on_where_the_old_one_was(world: World) -> None:
     world.wait(3)
     assert state(world)["state"] == "went back"
     assert world.goal_state(goal) == "failed"
+
+
+# --- Restarts -------------------------------------------------------------------------------------
 
 
 def test_a_new_controller_does_not_begin_with_a_save_of_what_was_counted(world: World) -> None:
@@ -349,18 +279,6 @@ def test_what_a_dead_proxy_counted_is_remembered_and_saved_coarsely(world: World
     report(world, "p", v1=tally(450), v2=tally(50))
     assert state(world)["new"]["queries"] == 100
     assert state(world)["held_s"] == pytest.approx(0.6 * HOLD_S, abs=5)
-
-
-def test_reports_of_an_earlier_step_or_of_no_rollout_count_for_nothing(world: World) -> None:
-    begun(world)
-    first = world.table("rollout/e")
-    report(world, v1=tally(900), v2=tally(100))
-    world.wait(HOLD_S)
-    report(world, token=first, v1=tally(900), v2=tally(100, bad=100))
-    assert state(world)["new"]["queries"] == 0
-    abort(world)
-    report(world, token=first, v1=tally(900), v2=tally(100, bad=100))
-    assert state(world)["state"] == "went back"
 
 
 # --- Interference ---------------------------------------------------------------------------------
@@ -427,28 +345,6 @@ def test_an_undo_of_what_it_changed_ends_it(world: World) -> None:
     assert traffic(world) == {"v1": 1.0}
     assert state(world)["state"] == "interrupted"
     assert world.goal_state(goal) == "failed"
-
-
-def test_an_undo_of_its_backends_creation_names_it(world: World) -> None:
-    world.change(ask.create("v9"), "create v9")
-    world.change(start("v9"))
-    (change,) = (entry.id for entry in world.cluster.state.history if entry.what == "create v9")
-    with pytest.raises(
-        ConflictError, match=r"'v9' has a part, so .*abort_r.*, in the rollout of endpoint 'e'"
-    ):
-        world.change(ask.undo(change))
-    abort(world)
-    world.change(ask.undo(change))
-    assert world.cluster.state.definition(("backend", "v9")) is None
-
-
-def test_deleting_the_endpoint_ends_it_and_forgets_it(world: World) -> None:
-    goal = begun(world)
-    world.complete(ask.unname("e"))
-    assert world.cluster.rollouts.status(world.now) == {}
-    assert world.records["rollout"] == {}
-    assert world.goal_state(goal) == "succeeded"
-    world.request(ask.delete("v2"))
 
 
 # --- Bad input ------------------------------------------------------------------------------------
