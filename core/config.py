@@ -542,6 +542,7 @@ class BackendConfig(Settings):
     max_age_s: float | None = Field(default=None, gt=0)
     max_queries: int | None = Field(default=None, ge=1)
     max_memory_bytes: int | None = Field(default=None, ge=MIB)
+    max_gpu_memory_bytes: int | None = Field(default=None, ge=MIB)
     served_by_header: bool = Field(default=False, strict=True)
 
     _is_jsonable = field_validator("user_config")(jsonable)
@@ -625,6 +626,7 @@ class GivenSettings(TypedDict, total=False):
     max_age_s: float | None
     max_queries: int | None
     max_memory_bytes: int | None
+    max_gpu_memory_bytes: int | None
     served_by_header: bool
     health_check_period_s: float
     health_check_timeout_s: float

@@ -3,11 +3,18 @@
 What leaks is best replaced before it hurts. A worn replica says so in its reports and serves on
 until its successor runs. Only one whose memory passes HARD times its limit ends at once, before its
 neighbours on the host suffer; the kernel ends it there, too, if it has a control group of its own.
-Memory is the proportional set size of proc(5): replicas share pages.
+Memory is the proportional set size of proc(5): replicas share pages. That of GPUs is by the word of
+NVML, the management library of NVIDIA's driver. Its package nvidia-ml-py is imported only for a
+replica with such a limit. NVML names processes as their host does, so in a container with pids of
+its own it names none that is known there.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
+import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,9 +25,16 @@ from greenroom.actors.runtime.loop import Loop, Timer
 from greenroom.core.config import MIB
 from greenroom.core.lifecycle.replicas import RestartReason
 
+logger = logging.getLogger(__name__)
+
 CHECK_S = 1.0
 HARD = 1.25
-LIMITS = (RestartReason.MAX_AGE, RestartReason.MAX_QUERIES, RestartReason.MAX_MEMORY)
+LIMITS = (
+    RestartReason.MAX_AGE,
+    RestartReason.MAX_QUERIES,
+    RestartReason.MAX_MEMORY,
+    RestartReason.MAX_GPU_MEMORY,
+)
 _ROLLUP = Path("/proc/self/smaps_rollup")
 
 
@@ -81,13 +95,18 @@ class Wear:
             elif reason is RestartReason.MAX_QUERIES:
                 if (served := self._served()) >= most:
                     self._is_worn(reason, f"it has served {served} queries, of {most}")
-            elif (size := memory_bytes()) > most:
-                text = f"it has {_mib(size)} of memory, and {reason} are {_mib(most)}"
-                if size > most * HARD:
-                    self.why = f"{RestartReason.OUT_OF_MEMORY}: {text}"
-                    self._on_worn(self.why, True)
-                else:
-                    self._is_worn(reason, text)
+            elif reason is RestartReason.MAX_MEMORY:
+                self._weigh(reason, "memory", memory_bytes(), most)
+            else:
+                self._weigh(reason, "GPU memory", gpu_memory_bytes(), most)
+
+    def _weigh(self, reason: RestartReason, what: str, size: int, most: int) -> None:
+        text = f"it has {_mib(size)} of {what}, and {reason} are {_mib(most)}"
+        if size > most * HARD:
+            self.why = f"{RestartReason.OUT_OF_MEMORY}: {text}"
+            self._on_worn(self.why, True)
+        elif size > most:
+            self._is_worn(reason, text)
 
     def _is_worn(self, reason: RestartReason, text: str) -> None:
         if not self.why:
@@ -103,3 +122,35 @@ def memory_bytes() -> int:
 
 def _mib(size: int) -> str:
     return f"{size / MIB:.0f} MiB"
+
+
+def gpu_memory_bytes() -> int:
+    """Return what this process uses on all GPUs together; 0 where NVML does not say."""
+    nvml = _nvml()
+    if nvml is None:
+        return 0
+    try:
+        devices = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+        users = [each for one in devices for each in nvml.nvmlDeviceGetComputeRunningProcesses(one)]
+    except nvml.NVMLError as error:  # such as a GPU that is lost
+        _warn(str(error))
+        return 0
+    return sum(each.usedGpuMemory or 0 for each in users if each.pid == os.getpid())
+
+
+@functools.cache
+def _nvml() -> Any:
+    """Return the library, ready for use; None, with a warning, where it cannot be used."""
+    try:
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception as error:  # ImportError, or its own, such as "NVML Shared Library Not Found"
+        _warn(f"{type(error).__name__}: {error}; is nvidia-ml-py installed, and a driver?")
+        return None
+    return nvml
+
+
+@functools.cache
+def _warn(why: str) -> None:
+    """Log once for each reason."""
+    logger.warning("max_gpu_memory_bytes limits nothing here, as NVML does not answer: %s", why)

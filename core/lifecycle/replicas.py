@@ -63,6 +63,7 @@ class RestartReason(StrEnum):
     MAX_AGE = "max_age_s"
     MAX_QUERIES = "max_queries"
     MAX_MEMORY = "max_memory_bytes"
+    MAX_GPU_MEMORY = "max_gpu_memory_bytes"
 
     @classmethod
     def parse(cls, text: str) -> RestartReason:

@@ -145,8 +145,11 @@ BAD: dict[tuple[Any, str], list[tuple[Any, str]]] = {
     (BackendConfig, "max_age_s"): [
         (-1, "max_age_s=-1"),
     ],
+    (BackendConfig, "max_gpu_memory_bytes"): [
+        ("8 GB", "max_gpu_memory_bytes='8 GB'"),
+        (0, "max_gpu_memory_bytes=0"),
+    ],
     (BackendConfig, "max_memory_bytes"): [
-        ("8 GB", "max_memory_bytes='8 GB'"),
         (1000, "max_memory_bytes=1000"),
     ],
     (BackendConfig, "retryable"): [

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,20 +31,34 @@ MIB = 2**20
 
 
 class Worn:
-    """A replica's wear in virtual time, and what it has said."""
+    """A replica's wear in virtual time, what it has said, and an NVML of two GPUs."""
+
+    NVMLError = ArithmeticError
 
     def __init__(self, patch: pytest.MonkeyPatch, **limits: Any) -> None:
+        module = importlib.reload(wear)  # it asks once for NVML
         self.loop, self.said = LoneLoop(), list[str]()
-        self.served = self.memory_bytes = 0
+        self.served = self.on_gpu = 0
 
         def worn(why: str, is_full: bool) -> None:
             self.said.append(f"ends: {why}" if is_full else why)
 
-        patch.setattr(wear, "time", SimpleNamespace(monotonic=self.loop.asyncio.time))
-        patch.setattr(wear, "memory_bytes", lambda: self.memory_bytes)
-        self.wear = wear.Wear(self.loop, lambda: self.served, worn)
+        patch.setattr(module, "time", SimpleNamespace(monotonic=self.loop.asyncio.time))
+        self.wear = module.Wear(self.loop, lambda: self.served, worn)
         self.wear.configure(limits)
         self.wear.begin()
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetComputeRunningProcesses(self, device: int) -> list[Any]:
+        others = SimpleNamespace(pid=1, usedGpuMemory=10**12)
+        return [others, SimpleNamespace(pid=os.getpid(), usedGpuMemory=self.on_gpu * device)]
 
 
 def test_its_age_and_its_queries_are_limited(monkeypatch):
@@ -57,14 +73,30 @@ def test_its_age_and_its_queries_are_limited(monkeypatch):
     assert worn.said[1:] == ["max_queries: it has served 6 queries, of 5"]
 
 
-def test_its_memory_is_limited_and_far_above_that_it_ends_at_once(monkeypatch):
-    worn = Worn(monkeypatch, max_memory_bytes=100 * MIB)
+def test_its_memory_on_gpus_is_limited_and_far_above_that_it_ends_at_once(monkeypatch):
+    worn = Worn(monkeypatch, max_gpu_memory_bytes=100 * MIB)
+    monkeypatch.setitem(sys.modules, "pynvml", worn)
     for used in (100, 110, 130):
-        worn.memory_bytes = used * MIB
+        worn.on_gpu = used * MIB
         worn.loop.pass_time(CHECK_S)
-    text = "it has {} MiB of memory, and max_memory_bytes are 100 MiB"
-    expected = [f"max_memory_bytes: {text.format(110)}"]
+    text = "it has {} MiB of GPU memory, and max_gpu_memory_bytes are 100 MiB"
+    expected = [f"max_gpu_memory_bytes: {text.format(110)}"]
     assert worn.said == [*expected, f"ends: out of memory: {text.format(130)}"]
+
+
+@pytest.mark.parametrize("message", ["NVML Shared Library Not Found", "import of pynvml halted"])
+def test_without_nvml_one_warning_says_that_the_limit_is_none(
+    message: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise ArithmeticError(message)
+
+    broken = SimpleNamespace(nvmlInit=fail)
+    monkeypatch.setitem(sys.modules, "pynvml", broken if "NVML" in message else None)
+    worn = Worn(monkeypatch, max_gpu_memory_bytes=1)
+    worn.loop.pass_time(5 * CHECK_S)
+    assert worn.said == []
+    assert [message in each for each in caplog.messages] == [True]
 
 
 # --- Over a real system ---------------------------------------------------------------------------
