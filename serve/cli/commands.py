@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -29,6 +30,7 @@ from greenroom.serve.cli.logs import Line, Logs
 
 STATUS_TIMEOUT_S = 10.0
 COMPLETION_TIMEOUT_S = 2.0
+WATCH_S = 1.0
 _SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 _LONGEST = 60  # characters of a value
 
@@ -177,6 +179,18 @@ def _short(value: Any) -> str:
 # --- What runs, and its logs ----------------------------------------------------------------------
 
 
+def _watch_status(settings: HostSettings, name: str | None, *, as_json: bool) -> None:
+    """Print the state again and again, until Ctrl-C; what cannot be asked is shown."""
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            click.clear()  # does nothing where the output is no terminal
+            try:
+                _show_status(settings, name, as_json=as_json)
+            except (GreenroomError, TimeoutError, OSError) as error:
+                click.echo(f"Error: {error}", err=True)
+            time.sleep(WATCH_S)
+
+
 def _of_application(report: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the report of one application alone."""
     found = report["applications"].get(name)
@@ -192,15 +206,20 @@ def _of_application(report: dict[str, Any], name: str) -> dict[str, Any]:
 @click.argument("name", required=False, shell_complete=complete_names)
 @as_json
 @click.option("--autoscaling", is_flag=True, help="Show what autoscaling decided, and why.")
-def status(name: str | None, as_json: bool, autoscaling: bool, settings: HostSettings) -> None:
+@click.option("-w", "--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
+def status(
+    name: str | None, as_json: bool, autoscaling: bool, watch: bool, settings: HostSettings
+) -> None:
     """Show hosts, applications, deployments and replicas; or the application NAME alone.
 
     The exit code is 0 only when all that is shown is healthy; always, with --autoscaling.
     """
     if autoscaling:
-        if name:
-            raise click.UsageError("--autoscaling shows all backends")
+        if name or watch:
+            raise click.UsageError("--autoscaling shows all backends, once")
         _show_autoscaling(settings, as_json=as_json)
+    elif watch:
+        _watch_status(settings, name, as_json=as_json)
     elif not _show_status(settings, name, as_json=as_json):
         sys.exit(1)
 

@@ -32,6 +32,8 @@ _SHOWN_EXAMPLES = 3  # of each cause of a difference
 @command(*ANYWHERE)
 @click.argument("endpoint")
 @fields_of(ops.StartRollout, "endpoint")
+@click.option("--replay", type=EXISTING, metavar="FILE", help="First replay a recording.")
+@click.option("--max-different", default=0.0, help="Share of its answers that may differ [0].")
 @click.option("--wait", is_flag=True, help="Wait for its end; exit code 1 if it goes back.")
 @click.option("--abort", is_flag=True, help="Go back now.")
 @click.option("--promote", is_flag=True, help="Give the new backend all traffic now.")
@@ -39,6 +41,8 @@ def rollout(
     *,
     endpoint: str,
     fields: dict[str, Any],
+    replay: Path | None,
+    max_different: float,
     wait: bool,
     abort: bool,
     promote: bool,
@@ -46,7 +50,8 @@ def rollout(
 ) -> None:
     """Move ENDPOINT's traffic to a backend step by step, and back if that does worse.
 
-    ENDPOINT can be an application.
+    ENDPOINT can be an application. With --replay it does not begin where the backend answers
+    recorded queries otherwise.
     """
     if sum(("to" in fields, abort, promote)) != 1:
         raise click.UsageError("give one of --to BACKEND, --abort, --promote")
@@ -59,6 +64,17 @@ def rollout(
             connection.request(kind(endpoint=named))
             click.echo(f"{'promoted' if promote else 'went back'} at {endpoint!r}")
             return
+        if replay is not None:
+            found = replaying.gate(
+                Client(connection, settings),
+                connection.queries,
+                replay,
+                endpoint=named,
+                to=begin.to,
+                how=check_compare("json"),
+                max_different=max_different,
+            )
+            print_lines(_described(found, begin.to, replaying.PRESENT))
         goal = connection.request(begin.model_copy(update={"endpoint": named}))
         if goal is not None and not wait:
             click.echo(f"began, with goal {goal}; see it with: greenroom status")

@@ -32,7 +32,7 @@ from greenroom.actors.messages.queries import (
 )
 from greenroom.core.comparing.comparing import Compare, Differences, Outcome, Response, compare
 from greenroom.core.comparing.latencies import Interval, percentile, ratio, share
-from greenroom.core.errors import InvalidRequestError
+from greenroom.core.errors import ConflictError, InvalidRequestError
 from greenroom.core.operations import HTTP_METHODS
 from greenroom.core.records import REPLAY
 from greenroom.core.validation import unknown_name
@@ -42,6 +42,7 @@ from greenroom.serve.measuring.recording import REDACTED, Row, read
 AT_ONCE = 256  # queries under way; more of them wait, and count as late
 QUERY_TIMEOUT_S = 60.0
 LATE_S = 0.05
+PRESENT = "present backend"
 _LEFT_OUT = {"x-request-id", "x-serve-shard-key", "traceparent"}
 
 
@@ -135,6 +136,25 @@ def replay(
     finally:
         for name in made:
             client.delete_endpoint(name)
+
+
+def gate(
+    client: Client,
+    queries: QueryClient,
+    file: Path,
+    *,
+    endpoint: str,
+    to: str,
+    how: Compare,
+    max_different: float,
+) -> Replayed:
+    """Replay as a rollout's step 0; ConflictError where the new backend may not go on."""
+    if not 0 <= max_different < 1:
+        raise InvalidRequestError(f"max_different={max_different:g}: must be 0 or more, below 1")
+    found = replay(client, queries, file, to=to, baseline=serving(client, endpoint, to), how=how)
+    if problem := found.problem(max_different):
+        raise ConflictError(f"{to!r} gets no traffic: replaying {file}, {problem}")
+    return found
 
 
 def serving(client: Client, endpoint: str, but: str) -> str | None:

@@ -5,6 +5,7 @@ import os
 import shlex
 import threading
 import time
+import types
 
 import pytest
 from click.shell_completion import ShellComplete
@@ -12,7 +13,7 @@ from click.testing import CliRunner
 
 from greenroom import serve
 from greenroom.actors.runtime.settings import FIELDS
-from greenroom.serve.cli import deploying, display, starting
+from greenroom.serve.cli import commands, deploying, display, starting
 from greenroom.serve.cli.main import main
 from greenroom.serve.exceptions import StartError
 from tests.serve.conftest import SOURCE
@@ -144,7 +145,7 @@ def test_what_belongs_to_another_user_is_an_error_that_says_so(invoke, monkeypat
     [
         ("nonsense", "No such command 'nonsense'"),
         ("logs -n -1", "-1 is not in the range"),
-        ("status demo --autoscaling", "--autoscaling shows all backends"),
+        ("status demo --autoscaling", "--autoscaling shows all backends, once"),
         ("rollout shop --to ''", "to=''"),
         (
             "deploy --working-dir /nowhere mine",
@@ -431,6 +432,19 @@ def test_status_of_an_application_is_its_own(invoke, running):
     invoke("status", "bad", code=1)
     missing = invoke("status", "ugly", code=1)
     assert "no application is named 'ugly'; there are: bad, good" in missing.stderr
+
+
+def test_status_can_be_watched_until_ctrl_c(invoke, running, monkeypatch):
+    shown = []
+
+    def sleep(seconds):
+        shown.append(seconds)
+        if len(shown) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "time", types.SimpleNamespace(sleep=sleep))
+    running.controller.shown |= {"hosts": [healthy_host()]}
+    assert invoke("status", "--watch").output.count("no applications") == 3
 
 
 def test_names_of_applications_complete_by_tab(invoke, running, system):

@@ -130,6 +130,20 @@ def test_an_application_is_recorded_and_replayed_by_its_name(
         serve.delete("shop")
 
 
+def test_a_rollout_with_a_replay_begins_only_where_answers_agree(
+    system: RunningSystem, recorded: Path
+) -> None:
+    refused = system.greenroom("rollout", "answer", "--to", "v2", "--replay", str(recorded))
+    assert refused.returncode == 1
+    assert "'v2' gets no traffic" in refused.stderr
+    with serve.Client.connect() as client:
+        assert client.list_rollouts() == {}
+        begun = system.greenroom("rollout", "answer", "--to", "v3", "--replay", str(recorded))
+        assert "began" in begun.stdout
+        assert client.list_rollouts()["answer"]["to"] == "v3"
+        client.abort_rollout("answer")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
