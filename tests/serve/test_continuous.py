@@ -192,20 +192,3 @@ async def test_nothing_is_kept_of_ended_streams_and_instances():
     gone = await asyncio.create_task(used())
     gc.collect()
     assert gone() is None
-
-
-def test_what_cannot_be_decorated_is_refused():
-    with pytest.raises(TypeError, match="takes one argument, the streams"):
-        serve.continuous_batch(lambda self, streams, more: None)
-    with pytest.raises(TypeError, match="functions and methods"):
-        serve.continuous_batch(Doubling)
-    with pytest.raises(ValueError, match="max_size=0: must be 1 or more"):
-        serve.continuous_batch(max_size=0)
-    with pytest.raises(TypeError, match="max_waiting=True"):
-        serve.continuous_batch(max_waiting=True)
-
-    def yields(streams: Any) -> Any:
-        yield streams
-
-    with pytest.raises(TypeError, match="yields none"):
-        serve.continuous_batch(yields)

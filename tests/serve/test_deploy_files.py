@@ -135,16 +135,6 @@ def test_bad_usage_is_reported_and_deploys_nothing(invoke, running, app_dir, arg
     assert running.controller.applications == {}
 
 
-def test_an_unset_variable_is_named_and_its_value_never_shown(invoke, monkeypatch, app_dir):
-    (app_dir / "bad.yaml").write_text(TWO.replace("route_prefix: /a", "route_prefix: '${PW}'"))
-    result = invoke("deploy", "bad.yaml", code=2)
-    assert "bad.yaml:3:13: applications[0].route_prefix='${PW}': must start with" in result.stderr
-    assert "secret" not in result.output
-    monkeypatch.delenv("PW")
-    unset = "two.yaml:3:66: applications[0].args.pw: the variable PW is not set"
-    assert unset in invoke("deploy", "two.yaml", code=2).stderr
-
-
 def test_where_the_users_module_fails_its_traceback_is_shown(invoke, app_dir):
     (app_dir / "filed.py").write_text("raise LookupError('no file')\n")
     result = invoke("deploy", "two.yaml", code=1)

@@ -90,24 +90,6 @@ def test_options_travel_with_the_query(handle, queries):
     assert query.multiplexed_model_id == "m"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"stream": None}, "stream=None: must be a valid boolean"),
-        ({"multiplexed_model_id": None}, "multiplexed_model_id=None: must be a valid string"),
-        ({"method": "m"}, "method='m': no such setting; there are: method_name, shard_key, retr"),
-        ({"method_name": ""}, "must be the name of a public method"),
-        ({"method_name": "_private"}, "_private': must be the name of a public"),
-        ({"retryable": 1}, "retryable=1: must be a valid boolean"),
-        ({"shard_key": 1}, "shard_key=1: must be a valid string"),
-    ],
-)
-def test_a_bad_option_of_a_handle_is_refused(handle, options, message):
-    with pytest.raises(InvalidRequestError) as caught:
-        handle.options(**options)
-    assert message in str(caught.value)
-
-
 def test_options_that_mean_not_used_are_taken(handle):
     assert handle.options(stream=False, multiplexed_model_id="") == handle
 

@@ -6,7 +6,6 @@ import itertools
 import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import cloudpickle
 import pytest
@@ -95,34 +94,6 @@ def test_no_count_is_lost_between_threads(name: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(count, range(4)))
     assert lines(f"{name}_total") == {NOWHERE: 8_000}
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: metrics.Counter("a-b"), ValueError, "name='a-b': must be letters"),
-        (lambda: metrics.Counter("greenroom_x"), ValueError, "name='greenroom_x': must not begin"),
-        (lambda: metrics.Counter(7), TypeError, "name=7: must be a string"),
-        (
-            lambda: metrics.Gauge("x", tag_keys="kind"),
-            TypeError,
-            "tag_keys='kind': must be a tuple",
-        ),
-        (lambda: metrics.Gauge("x", tag_keys=("a b",)), ValueError, "'a b' must be letters"),
-        (lambda: metrics.Gauge("x", tag_keys=("replica",)), ValueError, "'replica' is reserved"),
-        (
-            lambda: metrics.Histogram("x", boundaries=[2, 1]),
-            ValueError,
-            r"boundaries=\[2, 1\]: must",
-        ),
-        (lambda: metrics.Histogram("x", boundaries="12"), TypeError, "boundaries='12': must be"),
-    ],
-)
-def test_what_makes_no_metric_is_an_error_that_names_it(
-    make: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        make()
 
 
 def test_bad_observations_are_errors_and_count_nothing(name: str) -> None:

@@ -181,39 +181,5 @@ async def test_a_call_without_a_model_id_says_so(args: Any, error: Any, message:
         await Server().model(*args)
 
 
-@pytest.mark.parametrize(
-    ("limit", "error"), [(0, ValueError), (-2, ValueError), (1.5, TypeError), (True, TypeError)]
-)
-def test_a_limit_that_makes_no_sense_is_refused(limit: Any, error: Any) -> None:
-    with pytest.raises(error, match=f"max_num_models_per_replica={limit}: must be"):
-        serve.multiplexed(max_num_models_per_replica=limit)
-
-
-def sync(model_id: str) -> str:
-    return model_id
-
-
-async def no_id(self: Any) -> None: ...
-
-
-async def two(model_id: str, other: str) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (sync, "made by 'async def', not <function sync"),
-        (3, "made by 'async def', not 3"),
-        (no_id, "no_id: a model loader takes one argument"),
-        (two, "two: a model loader takes one argument"),
-    ],
-)
-def test_what_loads_no_model_by_its_id_is_refused(function: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        serve.multiplexed(function)
-    with pytest.raises(TypeError, match=message):
-        serve.multiplexed(max_num_models_per_replica=1)(function)
-
-
 def test_outside_of_queries_there_is_no_model_id() -> None:
     assert serve.get_multiplexed_model_id() == ""

@@ -7,6 +7,7 @@ import sys
 import threading
 
 import cloudpickle
+import fastapi
 import pytest
 
 from greenroom.serve.code.fingerprint import fingerprint
@@ -94,6 +95,16 @@ def test_a_replica_imports_what_it_has_no_files_of_and_its_exceptions_come_home(
     load += "print(type(e) is app.AppError, e.args[1] is app.Color.RED)"
     environ = {"PYTHONHASHSEED": "5", "BY_VALUE": by_value}
     assert python("-c", load, project, error, **environ) == "True True"
+
+
+def test_an_app_with_routers_and_state_travels():
+    app, router = fastapi.FastAPI(), fastapi.APIRouter(prefix="/inside")
+    router.get("/{number}")(lambda number: 2 * number)
+    app.include_router(router)
+    app.state.said = "before"
+    copied = pickle.loads(pack_code("it", dict, (app,), {}, None).pickled)[1][0]
+    assert copied.state.said == "before"
+    assert copied.openapi()["paths"] == app.openapi()["paths"]
 
 
 def test_the_version_is_part_of_the_hash():

@@ -246,10 +246,3 @@ def test_an_app_without_a_class_finds_what_is_bound_to_it(deployed, ask, name):
 def test_what_is_no_app_is_refused_naming_it(nonsense):
     with pytest.raises(TypeError, match=r"serve.ingress takes an ASGI app.*not "):
         serve.ingress(nonsense)
-
-
-def test_the_decorators_in_the_wrong_order_are_refused():
-    with pytest.raises(TypeError, match="below @serve"):
-        serve.ingress(class_app)(Doubler)
-    with pytest.raises(TypeError, match="is for classes"):
-        serve.ingress(class_app)(greeting)

@@ -247,18 +247,6 @@ def test_wrong_binary_data_is_refused(system):
         assert "Inference-Header-Content-Length" in error
 
 
-def test_what_cannot_be_decorated_is_refused():
-    good = {"x": ("FP32", [1])}
-    with pytest.raises(ValueError, match="datatype='FP8': must be one of BOOL"):
-        serve.inference(inputs={"x": ("FP8", [1])}, outputs=good)
-    with pytest.raises(ValueError, match=r"shape=\[-2\]"):
-        serve.inference(inputs={"x": ("FP32", [-2])}, outputs=good)
-    with pytest.raises(ValueError, match="at least one"):
-        serve.inference(inputs={}, outputs=good)
-    with pytest.raises(TypeError, match="none of the methods infer"):
-        serve.inference(inputs=good, outputs=good)(type("Empty", (), {}))
-
-
 # --- Over gRPC ------------------------------------------------------------------------------------
 
 

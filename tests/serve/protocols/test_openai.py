@@ -435,16 +435,3 @@ def test_errors_travel_between_deployments():
     error = pickle.loads(pickle.dumps(ERRORS["own error"]))
     assert (error.status, error.body) == (400, ERRORS["own error"].body)
     assert str(error) == "too rude"
-
-
-def test_what_cannot_be_decorated_is_refused():
-    with pytest.raises(TypeError, match="none of the methods chat, embeddings"):
-        serve.openai(type("Empty", (), {}))
-    with pytest.raises(TypeError, match="chat must be made by 'async def'"):
-        serve.openai(type("Sync", (), {"chat": lambda self, request: ""}))
-    with pytest.raises(TypeError, match=r"below @serve\.deployment"):
-        serve.openai(Model)
-    with pytest.raises(TypeError, match="lists of strings"):
-        serve.openai(api_keys="sk-1")
-    with pytest.raises(ValueError, match="empty"):
-        serve.openai(api_keys=[""])

@@ -225,32 +225,6 @@ def test_the_queue_has_the_secret_of_its_consumer_wherever_that_is_given() -> No
         assert before.actor_options.label_selector
 
 
-def test_mistakes_of_decorating_are_reported() -> None:
-    class Plain:
-        def method(self) -> None: ...
-
-    with pytest.raises(TypeError, match="has no task"):
-        serve.task_consumer(Plain)
-    with pytest.raises(TypeError, match="TaskProcessorConfig"):
-        serve.task_consumer(task_processor_config={})
-    with pytest.raises(TypeError, match="for classes"):
-        serve.task_consumer(test_mistakes_of_decorating_are_reported)
-    with pytest.raises(TypeError, match="for methods"):
-        serve.task_handler(Plain)
-    with pytest.raises(ValueError, match="Python name"):
-        serve.task_handler(name="a b")(Plain.method)
-
-    class Twice:
-        @serve.task_handler
-        def same(self) -> None: ...
-
-        @serve.task_handler(name="same")
-        def other(self) -> None: ...
-
-    with pytest.raises(ValueError, match="two task handlers named 'same'"):
-        serve.task_consumer(Twice)
-
-
 # --- By HTTP, in a running system -----------------------------------------------------------------
 
 
