@@ -45,6 +45,7 @@ from greenroom.core.validation import (
     Settings,
     is_number,
     problems_in,
+    unknown_name,
     validated,
     wrong_with,
 )
@@ -419,6 +420,13 @@ def _described(kind: type[Operation], fields: Mapping[str, Any]) -> str:
     target = fields.get(next(iter(kind.model_fields), ""))
     target = getattr(target, "name", target)  # of a DeploymentSpec
     return f"{text} {target!r}" if isinstance(target, str) else text
+
+
+def named(key: str) -> type[Operation]:
+    """Return an operation by its name; UnknownNameError for one of nothing."""
+    if key not in OPERATIONS:
+        raise unknown_name("operation", key, OPERATIONS)
+    return OPERATIONS[key]
 
 
 def read_operation(key: object, fields: object) -> Operation:

@@ -12,7 +12,6 @@ from greenroom.core import operations as ops
 from greenroom.core.comparing.comparing import Compare, Response, check_compare
 from greenroom.core.config import ActorOptions, BackendConfig
 from greenroom.core.errors import InvalidRequestError
-from greenroom.core.validation import unknown_name
 from greenroom.serve.admin import reports
 from greenroom.serve.admin.checks import (
     check_answers_http,
@@ -86,9 +85,7 @@ class Client:
 
         For those without a method, such as ``ask("evict_host", host="b")``; docs/api.md has all.
         """
-        if operation not in ops.OPERATIONS:
-            raise unknown_name("operation", operation, ops.OPERATIONS)
-        return self._connection.request(ops.OPERATIONS[operation].of(**fields))
+        return self._connection.request(ops.named(operation).of(**fields))
 
     def create_backend(
         self,

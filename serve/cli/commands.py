@@ -49,6 +49,14 @@ def connected(settings: HostSettings) -> Iterator[Connection]:
         warnings.setLevel(before)
 
 
+def request(
+    settings: HostSettings, operation: ops.Operation, timeout_s: float | None = None
+) -> Any:
+    """Ask a system for an operation; return its answer."""
+    with connected(settings) as connection:
+        return connection.request(operation, timeout_s=timeout_s)
+
+
 def print_json(value: Any) -> None:
     """Print a value as JSON, on several lines."""
     click.echo(json.dumps(value, indent=2, default=str))
@@ -68,6 +76,10 @@ def complete_names(_ctx: click.Context, _parameter: click.Parameter, incomplete:
     except (GreenroomError, TimeoutError, OSError):
         return []  # none runs
     return sorted(name for name in names if name.startswith(incomplete))
+
+
+def _complete_operations(_ctx: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
+    return sorted(name for name in ops.OPERATIONS if name.startswith(begun))
 
 
 # --- Applications and their changes -------------------------------------------------------------
@@ -100,8 +112,7 @@ def delete(name: str, settings: HostSettings) -> None:
 @click.option("-n", "most", type=click.IntRange(1), default=20, help="How many changes [20].")
 def history(as_json: bool, most: int, settings: HostSettings) -> None:
     """Show the last changes: when, which user, and what they changed."""
-    with connected(settings) as connection:
-        entries = list(connection.request(ops.ListHistory()))[-most:]
+    entries = list(request(settings, ops.ListHistory()))[-most:]
     if as_json:
         print_json(entries)
         return
@@ -131,7 +142,7 @@ def undo(change_id: int | None, settings: HostSettings) -> None:
 
 
 @command(*ANYWHERE)
-@click.argument("operation", metavar="OPERATION", type=click.Choice(sorted(ops.OPERATIONS)))
+@click.argument("operation", shell_complete=_complete_operations)
 @click.argument("fields", metavar="[JSON]", default="{}")
 def ask(operation: str, fields: str, settings: HostSettings) -> None:
     """Ask for any OPERATION of the admin API, such as set_traffic; print its answer as JSON.
@@ -139,9 +150,8 @@ def ask(operation: str, fields: str, settings: HostSettings) -> None:
     Its fields are a JSON object, as over HTTP: '{"endpoint": "e", "weights": {"v1": 1}}'.
     """
     with reading():
-        asked = ops.read_given(ops.OPERATIONS[operation], fields)
-    with connected(settings) as connection:
-        print_json(connection.request(asked))
+        asked = ops.read_given(ops.named(operation), fields)
+    print_json(request(settings, asked))
 
 
 def lines_of(changes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -249,8 +259,8 @@ def _show_status(settings: HostSettings, name: str | None, *, as_json: bool) -> 
 
 def _show_autoscaling(settings: HostSettings, *, as_json: bool) -> None:
     """Print what autoscaling goes by and has decided."""
-    with connected(settings) as connection, Progress("asking the controller"):
-        report = connection.request(ops.GetAutoscaling(), timeout_s=STATUS_TIMEOUT_S)
+    with Progress("asking the controller"):
+        report = request(settings, ops.GetAutoscaling(), STATUS_TIMEOUT_S)
     if as_json:
         print_json(report)
     else:

@@ -21,7 +21,7 @@ from greenroom.actors.runtime.settings import (
     given_fields,
     read_settings,
 )
-from greenroom.core.errors import InvalidRequestError
+from greenroom.core.errors import InvalidRequestError, UnknownNameError
 
 HERE = ("state_dir", "admin_port")  # either of them says which system of this host is meant
 ANYWHERE = (*HERE, "address", "key_file")
@@ -40,10 +40,10 @@ class BadValueError(click.ClickException):
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Turn an InvalidRequestError into an error of what the user gave."""
+    """Turn an InvalidRequestError, or one for a name, into an error of what the user gave."""
     try:
         yield
-    except InvalidRequestError as error:
+    except (InvalidRequestError, UnknownNameError) as error:
         raise BadValueError(str(error)) from error
 
 

@@ -14,7 +14,7 @@ from greenroom.actors.transport.cluster_key import ClusterKeyError, create_key, 
 from greenroom.core import operations as ops
 from greenroom.core.errors import GreenroomError
 from greenroom.serve.admin import session
-from greenroom.serve.cli.commands import STATUS_TIMEOUT_S, connected
+from greenroom.serve.cli.commands import STATUS_TIMEOUT_S, request
 from greenroom.serve.cli.display import Progress
 from greenroom.serve.cli.flags import ANYWHERE, EXISTING, HERE, NEW, command, confirm, reading
 from greenroom.serve.cli.starting import interrupt_on_terminate
@@ -37,9 +37,9 @@ def drain(host: str, force: bool, settings: HostSettings) -> None:
 
     Each goes when another runs in its place.
     """
-    with connected(settings) as connection, Progress(f"draining host {host!r}"):
+    with Progress(f"draining host {host!r}"):
         try:
-            connection.request(ops.DrainHost(host=host, force=force), timeout_s=DRAIN_TIMEOUT_S)
+            request(settings, ops.DrainHost(host=host, force=force), DRAIN_TIMEOUT_S)
         except TimeoutError:
             raise GreenroomError(
                 f"host {host!r} takes no replicas any more, but has some after "
@@ -53,8 +53,7 @@ def drain(host: str, force: bool, settings: HostSettings) -> None:
 @_of_host
 def undrain(host: str, settings: HostSettings) -> None:
     """Let HOST take replicas again, which was drained."""
-    with connected(settings) as connection:
-        connection.request(ops.UndrainHost(host=host), timeout_s=STATUS_TIMEOUT_S)
+    request(settings, ops.UndrainHost(host=host), STATUS_TIMEOUT_S)
     click.echo(f"host {host!r} takes replicas; `greenroom rebalance` moves some there")
 
 
@@ -62,8 +61,7 @@ def undrain(host: str, settings: HostSettings) -> None:
 @_of_host
 def evict(host: str, settings: HostSettings) -> None:
     """Forget HOST, which is lost and does not come back."""
-    with connected(settings) as connection:
-        connection.request(ops.EvictHost(host=host), timeout_s=STATUS_TIMEOUT_S)
+    request(settings, ops.EvictHost(host=host), STATUS_TIMEOUT_S)
     click.echo(f"forgot host {host!r}")
 
 
@@ -86,9 +84,9 @@ def rotate_key(settings: HostSettings) -> None:
 
     A host that is away needs the new one by hand; one that was evicted cannot come back.
     """
-    with connected(settings) as connection, Progress("replacing the cluster's key"):
+    with Progress("replacing the cluster's key"):
         try:
-            done = connection.request(ops.RotateKey(), timeout_s=ROTATE_TIMEOUT_S)
+            done = request(settings, ops.RotateKey(), ROTATE_TIMEOUT_S)
         except TimeoutError:
             raise GreenroomError(
                 f"not all hosts had stored the new key after {ROTATE_TIMEOUT_S:g} s; until they "
@@ -110,8 +108,7 @@ def rebalance(settings: HostSettings) -> None:
 
     Each goes when another runs in its place.
     """
-    with connected(settings) as connection:
-        moved = connection.request(ops.RebalanceHosts(), timeout_s=STATUS_TIMEOUT_S)
+    moved = request(settings, ops.RebalanceHosts(), STATUS_TIMEOUT_S)
     click.echo(f"moving {moved} replicas" if moved else "nothing to move")
 
 

@@ -92,11 +92,15 @@ class Commands(click.Group):
         """Return the names of all commands that are shown."""
         return sorted(COMMANDS)
 
-    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command by its name."""
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command by its name; UsageError with the one that may be meant."""
         place = COMMANDS.get(cmd_name) or _HIDDEN.get(cmd_name)
         if place is None:
-            return None
+            if ctx.resilient_parsing:  # a shell asks how the line may go on
+                return None
+            from greenroom.core.validation import suggestion  # noqa: PLC0415  # see below
+
+            ctx.fail(f"no such command: {cmd_name!r}{suggestion(cmd_name, COMMANDS)}")
         # Here, as it imports more than all that is needed for the list.
         from greenroom.actors.runtime.forking import uncollected  # noqa: PLC0415
 

@@ -20,7 +20,7 @@ from greenroom.core.tokens import PREFIX, Role, digest_of
 from greenroom.persistence.backup import copy_store, restore_backup, write_backup
 from greenroom.persistence.kv import StoreError, StoreLocation
 from greenroom.persistence.locations import is_database, location_at
-from greenroom.serve.cli.commands import connected, print_json
+from greenroom.serve.cli.commands import print_json, request
 from greenroom.serve.cli.flags import ANYWHERE, EXISTING, HERE, NEW, as_json, command, reading
 
 _NEVER = "never"
@@ -59,8 +59,7 @@ def create(name: str | None, role: Any, expires: str, settings: HostSettings) ->
     asked = ops.CreateToken(
         name=name, digest=digest_of(secret), holder_role=role, expires_at=expires_at
     )
-    with connected(settings) as connection:
-        connection.request(asked)
+    request(settings, asked)
     click.echo(f"token {name!r}, role {role}, {_until(expires_at)}; shown only now:", err=True)
     click.echo(secret)
 
@@ -69,8 +68,7 @@ def create(name: str | None, role: Any, expires: str, settings: HostSettings) ->
 @as_json
 def list_tokens(as_json: bool, settings: HostSettings) -> None:
     """Show the tokens: names, roles and when they end."""
-    with connected(settings) as connection:
-        listed = connection.request(ops.ListTokens())
+    listed = request(settings, ops.ListTokens())
     if as_json:
         print_json(listed)
         return
@@ -86,8 +84,7 @@ def list_tokens(as_json: bool, settings: HostSettings) -> None:
 @click.argument("name")
 def revoke_token(name: str, settings: HostSettings) -> None:
     """Forget the token NAME: requests with it are refused from now on."""
-    with connected(settings) as connection:
-        connection.request(ops.RevokeToken(name=name))
+    request(settings, ops.RevokeToken(name=name))
     click.echo(f"revoked {name!r}; requests with it are refused within two seconds")
 
 

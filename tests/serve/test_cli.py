@@ -143,7 +143,8 @@ def test_what_belongs_to_another_user_is_an_error_that_says_so(invoke, monkeypat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("nonsense", "No such command 'nonsense'"),
+        ("nonsense", "no such command: 'nonsense'\n"),
+        ("stauts", "no such command: 'stauts'; did you mean status?"),
         ("logs -n -1", "-1 is not in the range"),
         ("status demo --autoscaling", "--autoscaling shows all backends, once"),
         ("rollout shop --to ''", "to=''"),
@@ -166,7 +167,7 @@ def test_what_belongs_to_another_user_is_an_error_that_says_so(invoke, monkeypat
         ("run demo --name a#b", "name='a#b': expected a name without '#'"),
         ("run config.yaml", "config.yaml: cannot be read: No such file"),
         ("run demo --reload --non-blocking", "--reload watches until Ctrl-C"),
-        ("ask evict", "'evict' is not one of "),
+        ("ask evict_hots", "no operation is named 'evict_hots'; there are: abort_rollout, "),
         ("ask evict_host", "evict_host: host: Field required"),
         ("ask evict_host '{'", "evict_host: Invalid JSON"),
         ("undo soon", "'soon' is not a valid integer"),
@@ -451,6 +452,8 @@ def test_names_of_applications_complete_by_tab(invoke, running, system):
     invoke("deploy", "demo", "--name", "shop")
     invoke("deploy", "demo", "--name", "sales", "--route-prefix", "/sales")
     complete = ShellComplete(main, {}, "greenroom", "_GREENROOM_COMPLETE").get_completions
+    assert complete(["ask"], "evi")[0].value == "evict_host"
+    assert "status" in [each.value for each in complete(["stauts"], "")], "and no error"
     for arguments in (["delete"], ["status"], ["logs", "-f"]):
         assert [each.value for each in complete(arguments, "s")] == ["sales", "shop"]
     assert [each.value for each in complete(["delete"], "sh")] == ["shop"]
