@@ -158,41 +158,27 @@ async def test_a_lease_that_was_fenced_before_its_caller_showed_it_is_refused(le
 
 @pytest.mark.parametrize("is_idle", [True, False])
 @on_its_loop
-async def test_a_replica_stops_to_watch_a_caller_that_has_left_it(leased, monkeypatch, is_idle):
+async def test_a_replica_stops_to_watch_a_caller_that_has_left_it(leased, is_idle):
     """Each connection of a long-lived process would cost the replica a descriptor for good."""
-    watched: set[str] = set()
-
-    def watch(process: Process, _on_exit: Any, *_: Any) -> Callable[[], None]:
-        watched.add(process.incarnation)
-        return lambda: watched.discard(process.incarnation)
-
-    monkeypatch.setattr(leased.one.queries.port.loop, "watch_process", watch)
     caller = leased.one.caller.process.incarnation
     replica: Any = leased.one.queries.port.address
 
     await leased.hold()
-    await until(lambda: caller in watched)
+    await until(lambda: caller in replica.loop.watched)
     running = None if is_idle else leased.handle.remote(0.3)
     await until(lambda: is_idle or leased.one.queries.running)
     names = tuple(leased.one.queries.leases)
     close = CloseLeases(incarnation=replica.process.incarnation, leases=names)
     replica.arrived(close, Place(leased.one.loop))
-    assert (caller in watched) is not is_idle, "its death would end its query"
+    assert (caller in replica.loop.watched) is not is_idle, "its death would end its query"
     assert running is None or await running == 0.3
-    await until(lambda: caller not in watched)
+    await until(lambda: caller not in replica.loop.watched)
 
 
 def test_all_replicas_of_a_lease_are_watched_where_more_are_known_than_are_kept(
     leased, monkeypatch
 ):
-    watched: set[str] = set()
-
-    def watch(process: Process, _on_exit: Any) -> Callable[[], None]:
-        watched.add(process.incarnation)
-        return lambda: watched.discard(process.incarnation)
-
     monkeypatch.setattr(caller_leases, "MAX_TARGETS", 2)
-    monkeypatch.setattr(leased.one.caller.loop, "watch_process", watch)
     for number in (1_000, 1_001):
         names = [f"{number}-{each}" for each in range(3)]
         slots = [
@@ -208,7 +194,8 @@ def test_all_replicas_of_a_lease_are_watched_where_more_are_known_than_are_kept(
             slots=tuple(slots),
         )
         leased.leases.granted(granted)
-        assert watched == set(names), "those of the lease before, which are not used, are dropped"
+        found = leased.one.caller.loop.watched - {leased.one.proxy.process.incarnation}
+        assert found == set(names), "those of the lease before, which are not used, are dropped"
 
 
 @on_its_loop
@@ -256,20 +243,12 @@ async def test_a_caller_that_leaves_closes_its_leases_also_those_in_use(leased):
 
 
 @on_its_loop
-async def test_what_a_dead_caller_sent_under_a_lease_ends_with_it(leased, monkeypatch):
-    dies: dict[str, Callable[[], None]] = {}
-
-    def watch(process: Process, on_exit: Callable[[], None], *_: Any) -> Callable[[], None]:
-        dies[process.incarnation] = on_exit
-        return lambda: None
-
-    monkeypatch.setattr(leased.one.queries.port.loop, "watch_process", watch)
-
+async def test_what_a_dead_caller_sent_under_a_lease_ends_with_it(leased):
     await leased.hold()
     running = leased.handle.remote(10 * DEADLINE_S)
     await until(lambda: leased.one.queries.running)
     assert leased.leases.held["e", "b"].ongoing
-    dies[leased.one.caller.process.incarnation]()
+    leased.one.queries.port.loop.end(leased.one.caller.process)
     await until(lambda: not leased.one.queries.running)
     assert not leased.one.queries.leases
     running.cancel()

@@ -97,25 +97,18 @@ def test_a_caller_can_still_end_the_first_when_the_second_has_ended(world, cance
     assert cancelled == [("old", 5)]
 
 
-def test_a_caller_that_was_cut_off_goes_on_with_its_stream(world, cancelled, monkeypatch):
-    ends: list[Callable[[], None]] = []
-
-    def watch(_process: m.Process, on_exit: Callable[[], None], _at: Any) -> Callable[[], None]:
-        ends.append(on_exit)
-        return lambda: None
-
-    monkeypatch.setattr(world.queries.port.loop, "watch_process", watch)
+def test_a_caller_that_was_cut_off_goes_on_with_its_stream(world, cancelled):
     run, process = run_by(world, "proxy", 5), world.caller.process
     run.begin(200, ())
     caller = world.queries.callers[process.incarnation]
     caller.watch(process)  # as under a lease
-    ends[0]()
+    world.queries.port.loop.end(process)
     assert not cancelled, "its router may end it"
     stop = m.ControlStreams(incarnation=process.incarnation, taken=(), stopped=(7,))
     world.queries.port.address.arrived(stop, None)
     assert cancelled == [("proxy", 5)]
     caller.watch(process)
-    assert len(ends) == 2, "it may die yet"
+    assert process.incarnation in world.queries.port.loop.watched, "it may die yet"
 
 
 @pytest.mark.parametrize("begun", [True, False])
@@ -141,13 +134,6 @@ def test_what_nobody_else_could_end_ends_with_its_caller_or_router(
     caller, router = Place(world.loop), m.Process(1, 1, "router")
     said: list[Any] = []
     caller.on(m.AnswerQueries, lambda message, _sender: said.extend(message.answers))
-    ends: dict[str, Callable[[], None]] = {}
-
-    def watch(process: m.Process, on_exit: Callable[[], None], _at: Any) -> Callable[[], None]:
-        ends[process.incarnation] = on_exit
-        return lambda: None
-
-    monkeypatch.setattr(world.queries.port.loop, "watch_process", watch)
     monkeypatch.setattr(data_plane, "ORPHANED_S", 0.001)
     monkeypatch.setattr(world.user_code, "run", lambda _run: None)
     incarnation, port = world.queries.port.process.incarnation, world.queries.port.address
@@ -162,7 +148,7 @@ def test_what_nobody_else_could_end_ends_with_its_caller_or_router(
     part = m.StreamPart(number, b"")
     feed = m.FeedQueries(incarnation=incarnation, process=caller.process, parts=(part,))
     port.arrived(feed, caller)
-    ends[router.incarnation if dies == "router" else caller.process.incarnation]()
+    world.queries.port.loop.end(router if dies == "router" else caller.process)
     assert cancelled == [("router", 2 if dies == "router" else 3)]
     if dies == "router":  # again and again, until the caller is known to be dead
         world.run(until(lambda: min(said.count(m.StillRuns(each)) for each in (7, 8)) > 2))
