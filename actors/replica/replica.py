@@ -76,8 +76,8 @@ class Replica(LoopActor):
         self.config: dict[str, Any] = {}
         self.config_id = 0  # the newest taken
         self._applied_id = 0  # the newest that logging and user code have taken too
-        self._logs_as: Any = None  # the logging_config that is in force
-        self._user_config: Any = None  # that user code was given last; _REFUSED where it raised
+        # What logging and user code were given last; _REFUSED where user code raised.
+        self._given: dict[str, Any] = {"logging_config": None, "user_config": None}
         self._is_applying = False
         self.state = "idle"
         self._failure: Failure | None = None  # of loading, then of reconfigure on the newest config
@@ -247,8 +247,8 @@ class Replica(LoopActor):
         await environment.enter_folders()
         if self.state != "starting":  # it was asked to stop meanwhile
             return None
-        self._user_config = self.config["user_config"]
-        failure = await asyncio.wrap_future(user_code.load(order.code, self._user_config))
+        self._given["user_config"] = user_config = self.config["user_config"]
+        failure = await asyncio.wrap_future(user_code.load(order.code, user_config))
         return failure or await health.first_check(self.config["health_check_timeout_s"])
 
     def _continue_in(self, python: str, order: StartReplica) -> None:
@@ -301,7 +301,7 @@ class Replica(LoopActor):
         except OSError as error:
             text = f"logs_dir={wanted['logs_dir']!r} of logging_config cannot be used: {error}"
             return Failure.of(DeployFailedError(text))
-        self._logs_as = wanted
+        self._given["logging_config"] = wanted
         return None
 
     def _comparisons_found(self, found: dict[Place, Plain]) -> None:
@@ -321,12 +321,13 @@ class Replica(LoopActor):
         while self._applied_id < self.config_id:
             config, config_id = self.config, self.config_id
             failure = None
-            if config.get("logging_config") != self._logs_as:
+            if config.get("logging_config") != self._given["logging_config"]:
                 failure = self._configure_logging(config)
             user_config, user_code = config["user_config"], self.user_code
-            if failure is None and user_code is not None and user_config != self._user_config:
+            is_new = user_config != self._given["user_config"]
+            if failure is None and user_code is not None and is_new:
                 failure = await asyncio.wrap_future(user_code.reconfigure(user_config))
-                self._user_config = user_config if failure is None else _REFUSED
+                self._given["user_config"] = user_config if failure is None else _REFUSED
             self._applied_id = config_id
             if self.state != "failed":  # else why is known
                 self._failure = failure
