@@ -171,8 +171,8 @@ class Run(Reply):
             await asyncio.sleep(0)
 
     def _check_runs(self) -> None:
-        """Raise NobodyListensError in a task that user code has left running."""
-        if self.has_ended:
+        """Raise NobodyListensError in a task that goes on after the end, or a cancellation."""
+        if self.has_ended or self.is_cancelled:
             raise NobodyListensError("the query has ended")
 
     def put(self, item: _Item) -> None:
@@ -231,7 +231,9 @@ class Run(Reply):
         self.ended_by_caller()
 
     def cancel(self) -> None:
-        """Cancel it in user code."""
+        """Cancel it in user code, which may go on, but sends no more."""
+        if self.sender is not None:
+            self.sender.close()
         self.queries.user_code.cancel(self)
 
     def late(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import http.client
 import os
@@ -28,6 +29,7 @@ from greenroom.core.routing.tickets import Ticket
 from greenroom.serve.handle import DeploymentHandle
 from tests.core.routing.queries import Recorder
 from tests.support.systems import wait_until
+from tests.support.timing import until
 
 CALLS = 30_000
 KINDS = (PendingQuery, Stream, Ticket, Future, asyncio.Future, asyncio.Task)
@@ -190,3 +192,32 @@ def test_what_ran_when_its_router_died_ends_with_its_client(own_system, tmp_path
         connection.close()
         wait_until((tmp_path / f"{method} cancelled").exists, 10, "the one that ran is cancelled")
         assert own_system.get("/?mark=quick") == (200, b"quick")
+
+
+class Deaf:
+    """Streams on when it is cancelled, before its first value or after it."""
+
+    async def streams(self, first):
+        if first:
+            yield first
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+        while True:
+            yield bytes(100_000)
+
+
+@pytest.mark.parametrize("first", ["", "begun"])
+def test_what_streams_on_when_it_is_cancelled_keeps_no_slot(one_process, first):
+    """No caller takes what it sends, so it would wait for room for ever."""
+    one = one_process(Deaf, limit=3)
+
+    async def test():
+        response = one.handle.options(stream=True).streams.remote(first)
+        taking = asyncio.ensure_future(anext(response))
+        await until(lambda: one.queries.running and (taking.done() or not first))
+        await asyncio.sleep(0)
+        response.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
+        await until(lambda: not one.queries.running)
+
+    one.run(test())
