@@ -254,15 +254,6 @@ def test_a_delete_repeated_while_it_is_under_way_has_the_same_goal(force: bool) 
     assert world.goal_state(goal) == "succeeded"
 
 
-# --- What they do -------------------------------------------------------------------------------
-
-
-def test_an_update_leaves_other_settings_as_they_are(world: World) -> None:
-    world.request(ask.update("b", max_ongoing_requests=7))
-    config = made(world.cluster, ask.do(ops.GetBackendConfig, tag="b"))
-    assert (config["num_replicas"], config["max_ongoing_requests"]) == (2, 7)
-
-
 # --- Goals --------------------------------------------------------------------------------------
 
 

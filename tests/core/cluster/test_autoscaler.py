@@ -136,18 +136,6 @@ def test_a_new_controller_keeps_the_scale_while_it_learns_the_load() -> None:
     assert Outcome.DOWNSCALED not in outcomes(world)
 
 
-# --- Changes of the config ----------------------------------------------------------------------
-
-
-def test_a_deleted_backend_is_not_scaled() -> None:
-    world = Scaled()
-    world.complete(scaled())
-    world.request(ask.delete("a"))
-    world.set_load("a", 50)
-    world.run(20)
-    assert world.cluster.state.backends == {}
-
-
 # --- New code -----------------------------------------------------------------------------------
 
 

@@ -125,16 +125,6 @@ def test_those_that_are_too_many_go_where_most_are(three: Hosts) -> None:
     assert sorted(three.spread().values()) == [1, 1]
 
 
-def test_a_host_that_joins_takes_what_waits() -> None:
-    world = Hosts()
-    world.request(deploy(6, num_cpus=1))
-    world.go_on(5)
-    assert world.spread() == {"": 4}
-    world.join("x")
-    world.converge()
-    assert world.spread() == {"": 4, "x": 2}
-
-
 def test_a_gateway_takes_no_replicas_and_says_so() -> None:
     world = Hosts("x")
     world.join("gate", capacity={})
@@ -227,27 +217,6 @@ def test_health_checks_that_failed_before_a_host_was_lost_count_no_more(three: H
     assert set(three.on("x")) == kept
 
 
-def test_what_died_with_a_host_is_not_waited_for_when_it_is_back(three: Hosts) -> None:
-    gone = three.on("x")
-    lose_and_replace(three)
-    for tag in gone:
-        three.die(tag)
-    three.join("x")
-    three.converge()
-    assert three.spread() == {"": 3, "y": 3}
-    assert not three.recorded() & set(gone)
-
-
-def test_a_new_controller_asks_the_hosts_that_it_has_on_record(three: Hosts) -> None:
-    three.boot()
-    assert three.cluster.hosts.state("x") is HostState.EXPECTED
-    three.join("x")
-    three.join("y")
-    three.converge()
-    assert three.spread() == {"": 2, "x": 2, "y": 2}
-    assert len(three.processes) == 6
-
-
 def test_a_new_controller_replaces_what_is_on_a_host_that_it_does_not_hear_of(
     three: Hosts,
 ) -> None:
@@ -293,27 +262,6 @@ def undrain(world: Hosts, name: str) -> None:
     world.request(lambda cluster: cluster.hosts.undrain(name))
 
 
-def test_a_host_that_is_undrained_takes_replicas_and_keeps_those_that_have_not_moved() -> None:
-    world = Hosts("x", "y")
-    world.complete(deploy(6, num_cpus=2))  # two on each: there is room for none elsewhere
-    drain(world, "x")
-    world.wait(10)
-    assert world.spread() == {"": 2, "x": 2, "y": 2}
-    undrain(world, "x")
-    undrain(world, "x")  # harmless
-    world.join("z")
-    world.wait(60)
-    assert world.spread() == {"": 2, "x": 2, "y": 2}
-    drain(world, "x")
-    world.converge()
-    assert world.spread() == {"": 2, "y": 2, "z": 2}
-    undrain(world, "x")
-    assert world.cluster.hosts.state("x") is HostState.RUNNING
-    spec = Spec("d", b"two", {}, actor_options={"num_cpus": 1})
-    world.complete(ask.deploy("b", spec, route="/b"))
-    assert world.spread("b#d") == {"x": 1}
-
-
 @pytest.mark.parametrize("name", ["", "x"])
 def test_a_drained_host_is_drained_under_a_new_controller_too(three: Hosts, name: str) -> None:
     three.cluster.hosts.own_reported(report(""), "here", three.now, keeps=False)
@@ -334,19 +282,6 @@ def test_a_drained_host_is_drained_under_a_new_controller_too(three: Hosts, name
     three.complete(deploy(9))
     assert three.spread()[name] == 1
     assert ("" in three.records["host"]) is False, "which leads, and cannot be followed"
-
-
-def test_a_drained_host_that_was_lost_and_is_back_is_emptied(three: Hosts) -> None:
-    three.alive.remove("x")
-    three.wait(3)
-    drain(three, "x")
-    assert three.cluster.hosts.state("x") is HostState.LOST
-    three.join("x")
-    three.converge()
-    assert three.cluster.hosts.state("x") is HostState.DRAINING
-    assert three.spread() == {"": 3, "y": 3}
-    undrain(three, "x")
-    assert three.cluster.hosts.state("x") is HostState.RUNNING
 
 
 def test_a_host_that_was_to_stop_and_did_not_takes_replicas_again(three: Hosts) -> None:
@@ -406,14 +341,6 @@ def test_a_host_whose_name_has_changed_under_its_own_record_is_not_waited_for() 
     assert not world.records["host"]
 
 
-def test_a_deleted_application_does_not_wait_for_a_lost_host(three: Hosts) -> None:
-    lose_and_replace(three)
-    goal = three.request(ask.undeploy("a"))
-    three.go_on(5)
-    assert three.goal_state(goal) == "succeeded"
-    assert not three.recorded()
-
-
 def test_a_name_is_taken_while_its_host_is_there(three: Hosts) -> None:
     with pytest.raises(ConflictError, match="'x' is taken by the host that is at x:1900; give"):
         three.cluster.hosts.reported(report("x", id="b", address="z:1900"), "", three.now)
@@ -438,14 +365,6 @@ def test_another_host_may_have_the_name_of_a_lost_one(three: Hosts) -> None:
     assert three.spread() == {"": 3, "y": 3}
 
 
-def test_a_host_may_come_back_at_another_address(three: Hosts) -> None:
-    lose_and_replace(three)
-    three.join("x", address="elsewhere:1900")
-    three.converge()
-    assert three.cluster.hosts.records["x"].address == "elsewhere:1900"
-    assert three.spread()["x"] == 2
-
-
 def test_only_a_lost_host_can_be_evicted(three: Hosts) -> None:
     hosts = three.cluster.hosts
     with pytest.raises(UnknownNameError, match="no host is named 'q'; there are: , x, y"):
@@ -458,17 +377,6 @@ def test_only_a_lost_host_can_be_evicted(three: Hosts) -> None:
     three.request(lambda cluster: cluster.hosts.evict("x", three.now))
     assert "x" not in three.records["host"]
     assert not [tag for tag in three.recorded() if three.host_of(tag) == "x"]
-
-
-def test_what_runs_on_a_host_that_is_no_more_on_record_is_forgotten() -> None:
-    world = Hosts("x")
-    world.complete(deploy(2))
-    del world.records["host"]["x"]
-    world.die_on("x")
-    world.alive.clear()
-    world.boot()
-    world.converge()
-    assert world.spread() == {"": 2}
 
 
 def test_a_rebalance_moves_what_is_too_much_and_nothing_goes_before_its_replacement() -> None:
@@ -536,14 +444,6 @@ def test_what_no_host_can_take_over_finishes_before_its_host_leaves() -> None:
     assert world.spread() == {"": 4}
 
 
-def test_a_host_whose_processes_are_all_dead_is_not_waited_for(three: Hosts) -> None:
-    three.alive.remove("x")
-    three.request(lambda cluster: cluster.hosts.gone("x", three.now))
-    assert three.cluster.hosts.state("x") is HostState.LOST
-    three.request(lambda cluster: cluster.hosts.gone("x", three.now))  # harmless
-    three.request(lambda cluster: cluster.hosts.gone("nobody", three.now))
-
-
 def end_and_start_again(world: Hosts, name: str, incarnation: str) -> HostState:
     """End all of a host's processes and start it again; return how it counts then."""
     world.alive.remove(name)
@@ -562,14 +462,6 @@ def test_a_host_that_ended_and_is_started_again_counts_again_at_once(three: Host
     three.wait(STABLE_S)
     assert three.cluster.hosts.state("x") is HostState.RUNNING
     assert sum(three.spread().values()) == 6
-
-
-def test_a_host_whose_link_was_cut_before_it_ended_counts_again_at_once_too(three: Hosts) -> None:
-    lose_and_replace(three)
-    three.join("x")
-    three.wait(STEADY_S + 1)
-    assert three.cluster.hosts.state("x") is HostState.RUNNING
-    assert end_and_start_again(three, "x", "second") is HostState.RUNNING
 
 
 def test_a_late_report_of_a_host_that_ended_does_not_have_it_count(three: Hosts) -> None:
@@ -626,20 +518,6 @@ def test_a_host_that_comes_by_another_name_is_the_same(three: Hosts) -> None:
     three.join("renamed", id="id of x")
     three.converge()
     assert set(three.records["host"]) == {"renamed", "y"}
-
-
-def test_a_host_that_is_lost_while_a_new_controller_has_it_leave_stops_nothing_else() -> None:
-    world = Hosts("x")
-    world.complete(deploy(4))
-    for tag in world.on("x"):
-        world.processes[tag].stuck = True
-    world.boot()
-    world.join("x")
-    world.request(lambda cluster: cluster.hosts.stop("x", world.now, leaves=True))
-    world.alive.remove("x")
-    world.wait(5)
-    world.go_on(5)
-    assert world.spread() == {"": 4}
 
 
 def test_one_that_starts_on_a_host_that_drains_goes_on_where_there_is_no_other_room() -> None:
