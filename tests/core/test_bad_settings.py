@@ -18,6 +18,8 @@ from greenroom.core.validation import validated
 
 ROLLOUT = partial(ops.StartRollout, endpoint="e", to="v2")
 SERIES = partial(ops.GetSeries)
+TRAFFIC = partial(ops.SetTraffic, endpoint="e")
+SHADOW = partial(ops.ShadowTraffic, endpoint="e", backend="v2")
 TOKEN = partial(ops.CreateToken, name="n", digest=digest_of("t"), holder_role="admin")
 
 
@@ -199,6 +201,24 @@ BAD: dict[tuple[Any, str], list[tuple[Any, str]]] = {
     (TOKEN, "digest"): [("secret", "digest='secret'")],
     (TOKEN, "holder_role"): [("root", "holder_role='root'")],
     (TOKEN, "expires_at"): [(0.0, "expires_at=0.0")],
+    (TRAFFIC, "weights"): [
+        ({}, "weights={}: must name at least one backend and its weight"),
+        (["v1"], "weights=['v1']: must be a valid dictionary"),
+        ({"v1": 0.5}, "the weights sum to 0.5: must be 1 within 1e-06"),
+        ({"v1": 0.5, "v2": 0.6}, "the weights sum to 1.1: must be 1 within 1e-06"),
+        ({"v1": 0.0, "v2": 0.0}, "the weights sum to 0: must be 1 within 1e-06"),
+        ({"v1": 1 - 2e-6}, "the weights sum to 0.999998: must be 1 within 1e-06"),
+        ({"v1": 1.5, "v2": -0.5}, "weights.v1=1.5: must be less than or equal to 1; "),
+        ({"v1": 1.5, "v2": -0.5}, "weights.v2=-0.5: must be greater than or equal to 0"),
+        ({"v1": True}, "weights.v1=True: must be a valid number"),
+        ({"v1": "1"}, "weights.v1='1': must be a valid number"),
+        ({"v1": math.nan}, "weights.v1=nan: must be a finite number"),
+        ({"v1": math.inf}, "weights.v1=inf: must be a finite number"),
+    ],
+    (SHADOW, "proportion"): [
+        (bad, f"shadow traffic 'e': proportion={bad!r}: must be ")
+        for bad in (-0.1, 1.1, True, None, "0.5", math.nan)
+    ],
     (SERIES, "last"): [(0, "last=0: "), (361, "last=361: ")],
     (SERIES, "span"): [("day", "span='day'")],
     (TaskProcessorConfig, "max_running"): [(0, "max_running=0")],

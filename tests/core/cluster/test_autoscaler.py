@@ -159,6 +159,19 @@ def test_new_code_comes_up_at_the_scale_that_the_old_has() -> None:
     assert len(world.running("app#d")) == 1, "an initial number that is new counts"
 
 
+def test_a_release_that_cannot_start_leaves_the_scale_and_the_load_may_grow_meanwhile() -> None:
+    world = Scaled()
+    world.complete(deploy(b"one"))
+    world.set_load("app#d", 0, 4)
+    world.run(15)
+    goal = world.request(deploy(BROKEN, max_replicas=3))
+    world.set_load("app#d", 0, 20)
+    world.run(200)
+    assert world.goal_state(goal) == "failed"
+    assert world.target("app#d") == 5, "five, the bound of the settings that it went back to"
+    assert [p.code for p in world.running("app#d")] == [b"one"] * 5
+
+
 # --- Anything, anytime --------------------------------------------------------------------------
 
 EVENTS = st.lists(

@@ -284,6 +284,19 @@ def test_a_drained_host_is_drained_under_a_new_controller_too(three: Hosts, name
     assert ("" in three.records["host"]) is False, "which leads, and cannot be followed"
 
 
+def test_a_drained_host_that_was_lost_and_is_back_is_emptied(three: Hosts) -> None:
+    three.alive.remove("x")
+    three.wait(3)
+    drain(three, "x")
+    assert three.cluster.hosts.state("x") is HostState.LOST
+    three.join("x")
+    three.converge()
+    assert three.cluster.hosts.state("x") is HostState.DRAINING
+    assert three.spread() == {"": 3, "y": 3}
+    undrain(three, "x")
+    assert three.cluster.hosts.state("x") is HostState.RUNNING
+
+
 def test_a_host_that_was_to_stop_and_did_not_takes_replicas_again(three: Hosts) -> None:
     three.request(lambda cluster: cluster.hosts.stop("x", three.now))
     with pytest.raises(ConflictError, match="host 'x' is stopping; start it again"):

@@ -30,41 +30,11 @@ def application(world: World) -> dict:
     return status.applications(world.cluster)["app"]
 
 
-def test_a_new_application_comes_up() -> None:
-    world = World()
-    goal = world.request(ask.version(b"one"))
-    assert application(world)["status"] == "DEPLOYING"
-    world.converge()
-    assert world.goal_state(goal) == "succeeded"
-    assert world.table("endpoint/app#d").route == "/"
-    assert world.table("endpoint/app#d").traffic == {D: 1.0}
-    assert application(world)["status"] == "RUNNING"
-
-
 def test_after_a_failed_version_the_old_one_can_be_deployed_again(world: World) -> None:
     world.complete(ask.version(BROKEN))
     goal = world.complete(ask.version(b"one", num_replicas=2))
     assert world.goal_state(goal) == "succeeded"
     assert application(world)["status"] == "RUNNING"
-
-
-def test_the_same_broken_version_is_tried_again_when_asked() -> None:
-    world = World()
-    first = world.complete(ask.version(BROKEN))
-    second = world.request(ask.version(BROKEN))
-    assert second not in {None, first}
-    world.converge()
-    assert world.goal_state(second) == "failed"
-
-
-def test_going_back_takes_up_the_old_version_with_other_settings(world: World) -> None:
-    before = world.running(D)
-    world.request(ask.version(b"two"))
-    world.flush()
-    world.complete(ask.version(b"one", num_replicas=3, user_config="other"))
-    assert world.running(D)[:2] == before
-    assert [process.code for process in world.running(D)] == [b"one"] * 3
-    assert len(before[0].reconfigured) == 1
 
 
 def test_a_deployment_that_is_left_out_goes(world: World) -> None:

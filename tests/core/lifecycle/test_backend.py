@@ -8,7 +8,7 @@ import pytest
 from greenroom.core.cluster import status
 from greenroom.core.effects import CheckReplica, Kill, ReconfigureReplica, Start, StopReplica
 from greenroom.core.lifecycle.backend import Backend
-from greenroom.core.lifecycle.failures import DEATH, MAX_REPLACE_S, OF_STARTS, PATIENCE_S, Failures
+from greenroom.core.lifecycle.failures import DEATH, OF_STARTS, PATIENCE_S, Failures
 from greenroom.core.lifecycle.health import MAX_EJECTIONS, MAX_MISSED_CHECKS
 from greenroom.core.lifecycle.orders import (
     KILL_MARGIN_S,
@@ -182,16 +182,6 @@ def test_code_that_served_is_back_within_a_second_however_often_it_is_killed() -
         world.converge()
 
 
-def test_code_that_dies_as_soon_as_it_runs_waits_for_longer_in_the_end() -> None:
-    world = running_world()
-    for _ in range(60):
-        for process in world.running("b"):
-            world.die(process.tag)
-        died_at = world.now
-        world.converge()
-    assert world.now - died_at >= 10.0
-
-
 @pytest.mark.parametrize(
     ("replicas", "retries", "expected"),
     [(1, 20, 9), (2, 20, 9), (50, 20, 9), (1, 5, 5), (1, 2, 2), (3, 1, 1)],
@@ -290,26 +280,7 @@ def test_code_that_a_host_cannot_load_fails_though_another_runs_it() -> None:
     assert "STARTING" not in states(world)
 
 
-def test_creating_it_again_tries_again() -> None:
-    world = world_with(code=BROKEN)
-    world.converge()
-    world.code[next(iter(world.code))] = b"mended"
-    goal = world.complete(ask.create("b", BROKEN))
-    assert world.goal_state(goal) == "succeeded"
-
-
 # --- Scale and stop -----------------------------------------------------------------------------
-
-
-def test_scaling_up_keeps_what_runs() -> None:
-    world = running_world()
-    before = world.running("b")
-    goal = world.request(ask.update("b", num_replicas=3))
-    assert world.goal_state(goal) == "pending"
-    world.converge()
-    assert world.running("b")[:1] == before
-    assert len(world.running("b")) == 3
-    assert world.goal_state(goal) == "succeeded"
 
 
 def test_scaling_down_takes_those_first_that_do_not_run_then_the_newest() -> None:
@@ -404,14 +375,6 @@ def test_a_forced_delete_does_not_wait_for_queries() -> None:
 
 
 # --- Health checks ------------------------------------------------------------------------------
-
-
-def test_health_is_checked_every_period() -> None:
-    world = running_world(health_check_period_s=2)
-    world.wait(6.5)
-    tag = world.running("b")[0].tag
-    assert checks(world) == [(tag, 1), (tag, 2), (tag, 3)]
-    assert states(world) == ["RUNNING"]
 
 
 def test_a_lowered_period_holds_for_the_check_that_was_planned_before() -> None:
@@ -575,25 +538,6 @@ def test_one_that_fails_where_others_do_not_is_shown_and_replaced_if_that_lasts(
     assert health() == ("HEALTHY", ""), "after the next health checks"
 
 
-def test_replacing_ones_that_fail_where_others_do_not_has_growing_pauses() -> None:
-    world = running_world(num_replicas=2, graceful_shutdown_timeout_s=1)
-    pauses: list[float] = []
-    for _ in range(5):
-        replicas = backend(world).replicas
-        bad = max(world.running("b"), key=lambda each: replicas[each.tag].since)
-        began_at = world.now
-        world.cluster.replica_ejected(bad.tag, "p1", MAX_EJECTIONS)
-        while bad.alive:
-            world.wait(5)
-        pauses.append(world.now - began_at)
-        world.converge()
-    assert max(pauses[:2]) <= 10, "one may be a chance"
-    assert 50 < pauses[2] < 70
-    assert 110 < pauses[3] < 130
-    assert pauses[4] < MAX_REPLACE_S + 10
-    world.cluster.replica_ejected("gone", "p1", 1)  # it has just been replaced
-
-
 def wear_out(world: World, *processes: Process) -> None:
     for process in processes:
         process.worn = f"{RestartReason.MAX_AGE}: it has run for 3 s"
@@ -674,21 +618,6 @@ def test_replicas_that_are_replaced_are_counted_by_reason() -> None:
     assert restarts(world) == expected
 
 
-def test_what_is_asked_for_is_no_restart() -> None:
-    world = running_world(num_replicas=2, graceful_shutdown_timeout_s=1)
-    world.request(ask.update("b", num_replicas=1))
-    world.converge()
-    world.wait(60)
-    assert restarts(world) == {}
-
-
-def test_starts_that_fail_are_counted() -> None:
-    world = world_with(code=BROKEN, max_constructor_retry_count=2)
-    world.converge()
-    world.wait(PATIENCE_S)
-    assert restarts(world) == {"failed start": 2}
-
-
 def test_a_late_answer_to_an_earlier_check_means_nothing() -> None:
     world = running_world(health_check_period_s=2)
     process = world.running("b")[0]
@@ -727,16 +656,6 @@ def test_a_replica_that_says_it_drains_is_replaced_before_it_is_gone() -> None:
 
 
 # --- Config -------------------------------------------------------------------------------------
-
-
-def test_a_new_config_reaches_each_replica_once() -> None:
-    world = running_world(num_replicas=2)
-    goal = world.request(ask.update("b", user_config={"k": 1}))
-    assert world.goal_state(goal) == "pending"
-    world.converge()
-    world.wait(60.0)
-    assert [process.reconfigured for process in world.running("b")] == [[2], [2]]
-    assert world.goal_state(goal) == "succeeded"
 
 
 def test_a_config_that_got_lost_is_sent_again_after_the_next_check() -> None:

@@ -43,32 +43,9 @@ def refusal(world: World, change: ask.Request) -> str:
 # --- Traffic --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("weights", "text"),
-    [
-        ({}, "weights={}: must name at least one backend and its weight"),
-        (["v1"], "weights=['v1']: must be a valid dictionary"),
-        ({"v1": 0.5}, "the weights sum to 0.5: must be 1 within 1e-06"),
-        ({"v1": 0.5, "v2": 0.6}, "the weights sum to 1.1: must be 1 within 1e-06"),
-        ({"v1": 0.0, "v2": 0.0}, "the weights sum to 0: must be 1 within 1e-06"),
-        ({"v1": 1 - 2e-6}, "the weights sum to 0.999998: must be 1 within 1e-06"),
-        ({"v1": 1.5, "v2": -0.5}, "weights.v1=1.5: must be less than or equal to 1; "),
-        ({"v1": 1.5, "v2": -0.5}, "weights.v2=-0.5: must be greater than or equal to 0"),
-        ({"v1": True}, "weights.v1=True: must be a valid number"),
-        ({"v1": "1"}, "weights.v1='1': must be a valid number"),
-        ({"v1": float("nan")}, "weights.v1=nan: must be a finite number"),
-        ({"v1": float("inf")}, "weights.v1=inf: must be a finite number"),
-        (
-            {"v1": 0.5, "nope": 0.25, "v9": 0.25},
-            "weights: no backend is named 'nope', 'v9'; it could be: v1, v2, v3",
-        ),
-    ],
-    ids=str,
-)
-def test_bad_weights_are_refused_naming_what_is_wrong(
-    world: World, weights: Any, text: str
-) -> None:
-    assert text in refusal(world, ask.traffic("e", weights))
+def test_weights_of_unknown_backends_are_refused_naming_those_there_are(world: World) -> None:
+    text = "weights: no backend is named 'nope', 'v9'; it could be: v1, v2, v3"
+    assert text in refusal(world, ask.traffic("e", {"v1": 0.5, "nope": 0.25, "v9": 0.25}))
 
 
 def test_traffic_goes_to_no_backend_of_an_application(world: World) -> None:
@@ -101,12 +78,6 @@ def test_a_split_is_sent_to_proxies_and_survives_a_crash(world: World) -> None:
 
 
 # --- Shadows --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("proportion", [-0.1, 1.1, True, None, "0.5", float("nan")])
-def test_a_bad_proportion_is_refused(world: World, proportion: Any) -> None:
-    text = refusal(world, ask.shadow("e", "v2", proportion))
-    assert text.startswith(f"shadow traffic 'e': proportion={proportion!r}: must be ")
 
 
 def test_a_shadow_must_be_a_backend_that_no_deploy_takes_away(world: World) -> None:
@@ -228,20 +199,6 @@ def test_the_same_name_with_other_settings_is_a_conflict(world: World, other: as
         "endpoint 'e' exists with other settings: route '/e', methods ('GET',), traffic "
         "{'v1': 1.0}; delete it first"
     )
-
-
-def test_an_applications_endpoint_is_no_endpoint_of_anybody_elses_call(world: World) -> None:
-    text = refusal(world, ask.endpoint("app#d", "v1", route="/"))
-    assert "app#d" in text
-
-
-def test_deleting_an_endpoint_twice_is_harmless_and_leaves_its_backends(world: World) -> None:
-    world.request(ask.traffic("e", {"v1": 0.5, "v2": 0.5}))
-    for _ in range(2):
-        world.request(ask.unname("e"))
-    world.converge()
-    assert world.table("endpoint/e") is None
-    assert {"v1", "v2", "v3"} <= set(world.cluster.state.backends)
 
 
 # --- Finding endpoints by route and backend -------------------------------------------------------

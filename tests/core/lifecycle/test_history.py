@@ -138,15 +138,6 @@ def test_undo_restores_the_state_before_and_can_be_undone(world: World, make: as
     assert len(entries(world)) == 4
 
 
-def test_an_endpoint_is_undone_too(world: World) -> None:
-    world.change(ask.create("b"))
-    world.change(ask.endpoint("e", "b", route="/e"))
-    world.change(ask.unname("e"))
-    assert undo(world)["goal"] is not None
-    world.converge()
-    assert world.table("endpoint/e").route == "/e"
-
-
 def test_an_earlier_change_of_other_things_can_be_undone(world: World) -> None:
     world.change(ask.create("b"))
     world.change(ask.version(b"two"))
@@ -255,14 +246,6 @@ def test_a_folder_is_stored_while_a_backend_or_the_latest_history_needs_it(world
         world.change(ask.create(f"b{number}", f"code {number}".encode()))
     assert b"zip one" not in world.code.values()
     assert b"zip two" in world.code.values()
-
-
-def test_undo_is_refused_where_the_code_is_lost(world: World) -> None:
-    digest = world.cluster.state.backends["app#d"].record.newest.code_digest
-    world.change(ask.version(b"two"))
-    world.converge()
-    world.cluster.state.lost.add(("code", digest))
-    refused(world, 2, "no longer stored")
 
 
 def test_undo_is_refused_where_the_route_is_taken_meanwhile(world: World) -> None:

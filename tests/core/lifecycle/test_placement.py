@@ -47,12 +47,6 @@ def test_the_host_with_more_free_of_what_is_needed_goes_first() -> None:
     assert place(placement, 1, Request(needs={"num_cpus": 1})) == ["b"]
 
 
-def test_one_replica_each_of_many_backends_is_spread_too() -> None:
-    placement = placement_of(a={"num_cpus": 4.0}, b={"num_cpus": 4.0})
-    hosts = [place(placement, 1, Request(), f"backend{number}")[0] for number in range(10)]
-    assert Counter(hosts) == {"a": 5, "b": 5}
-
-
 def test_what_does_not_fit_anywhere_waits_and_says_why_for_each_host() -> None:
     placement = placement_of(a={"num_cpus": 2.0}, b={"num_gpus": 1.0})
     request = Request(needs={"num_cpus": 1})

@@ -5,16 +5,7 @@ import itertools
 import pytest
 
 from greenroom.core.errors import IllegalTransitionError
-from greenroom.core.lifecycle.failures import (
-    DEATH,
-    HEALTH,
-    KEPT,
-    OF_STARTS,
-    PATIENCE_S,
-    START,
-    START_HERE,
-    Failures,
-)
+from greenroom.core.lifecycle.failures import DEATH, KEPT, OF_STARTS, START, START_HERE, Failures
 from greenroom.core.lifecycle.replicas import TRANSITIONS, Replica, ReplicaEvent, ReplicaState
 from greenroom.core.transitions import next_state
 
@@ -42,15 +33,6 @@ def began(since: float, host: str = "x") -> Replica:
     return Replica("b#1", release=1, host=host, since=since)
 
 
-def test_a_row_of_failures_is_spent_after_enough_of_them_and_enough_time() -> None:
-    failures, now, tries = Failures(), 100.0, 0
-    while not tries or not failures.is_spent(1, 20, now):
-        now = failures.pause_ends_at(1, *OF_STARTS) if tries else now
-        tries += 1
-        failures.add(START, began(now), now)
-    assert (tries, now) == (9, 100.0 + PATIENCE_S)
-
-
 def test_a_row_of_slow_failures_is_spent_after_three() -> None:
     failures = Failures()
     for count, now in enumerate([100.0, 160.0, 220.0], 1):
@@ -71,15 +53,6 @@ def test_failures_of_months_are_bounded_and_delay_the_next_start_as_before() -> 
     rows = [failures.row(kind, 1) for kind in (START, START_HERE, DEATH)]
     assert sum(map(len, rows)) == KEPT
     assert failures.pause_ends_at(1, *OF_STARTS) == now + 10.0
-
-
-def test_only_a_fresh_replica_that_passes_its_check_ends_a_row_of_failed_ones() -> None:
-    failures = Failures()
-    failures.add(HEALTH, began(0.0), 100.0)
-    failures.passed(99.0)
-    assert len(failures.row(HEALTH, 1)) == 1, "its neighbour was healthy all the time"
-    failures.passed(100.0)
-    assert failures.row(HEALTH, 1) == []
 
 
 def test_a_host_where_starts_failed_is_as_good_as_any_when_it_was_lost_since() -> None:

@@ -7,7 +7,6 @@ import itertools
 import pytest
 
 from greenroom.core.cluster import status
-from greenroom.core.lifecycle.replicas import RestartReason
 from tests.core import requests as ask
 from tests.core.worlds import BROKEN, REFUSED, Process, Spec, World
 
@@ -59,13 +58,6 @@ def test_there_are_never_fewer_than_before_nor_more_than_a_fifth_above(
     assert fewest >= min(before, after)
     assert most <= max(before, after) + -(-after // 5)  # a fifth, rounded up
     assert [process.code for process in world.running(D)] == [b"two"] * after
-
-
-def test_capacity_is_kept_until_the_smaller_new_version_is_up() -> None:
-    world = world_with(4)
-    world.request(ask.version(b"two", num_replicas=1))
-    world.flush()
-    assert serving(world) == 4
 
 
 def test_an_update_starts_as_many_more_as_its_surge_allows() -> None:
@@ -125,17 +117,6 @@ def test_a_version_that_fails_its_health_checks_goes_back() -> None:
     assert [process.code for process in world.running(D)] == [b"one"]
 
 
-def test_replicas_that_wear_out_amid_an_update_are_replaced_by_that_alone() -> None:
-    world = world_with(3)
-    world.request(ask.version(b"two", num_replicas=3))
-    for process in world.running(D):
-        process.worn = f"{RestartReason.MAX_AGE}: it has run for 3 s"
-        world.report(process)
-    world.converge()
-    assert [process.code for process in world.running(D)] == [b"two"] * 3
-    assert "restarts" not in status.backend_status(world.cluster, world.cluster.state.backends[D])
-
-
 @pytest.mark.parametrize("drains", [False, True])
 def test_an_old_replica_that_ends_during_an_update_is_replaced_by_an_old_one(drains: bool) -> None:
     world = world_with(3)
@@ -178,16 +159,6 @@ def test_a_second_version_overtakes_the_first_and_capacity_stays() -> None:
     assert [world.goal_state(goal) for goal in (first, second)] == ["failed", "succeeded"]
 
 
-def test_a_second_version_that_cannot_start_goes_back_to_the_one_that_was_up() -> None:
-    world = world_with(4)
-    world.request(ask.version(b"two", num_replicas=4))
-    world.go_on(3)
-    world.request(ask.version(BROKEN, num_replicas=4))
-    fewest, _ = watch(world)
-    assert fewest >= 4
-    assert [process.code for process in world.running(D)] == [b"one"] * 4
-
-
 def test_the_update_goes_on_after_every_crash_of_the_controller() -> None:
     for point, after in itertools.product(("before save", "after save", "amid effects"), range(8)):
         world = world_with(3)
@@ -202,24 +173,6 @@ def test_the_update_goes_on_after_every_crash_of_the_controller() -> None:
         assert world.goal_state(goal) == "succeeded"
         assert [process.code for process in world.running(D)] == [b"two"] * 3
         assert set(world.processes) == world.recorded()
-
-
-def test_a_new_controller_starts_and_stops_nothing_before_it_knows_what_runs() -> None:
-    world = world_with(3)
-    world.request(ask.version(b"two", num_replicas=3))
-    while [process.code for process in world.running(D)].count(b"two") < 2:
-        world.flush()
-        world.work()
-    world.boot()
-    stuck = world.running(D)[-1]
-    stuck.stuck = True
-    before = {process: process.state for process in world.processes.values()}
-    for _ in range(3):
-        world.flush()
-        assert {process: process.state for process in world.processes.values()} == before
-    world.thaw()
-    world.converge()
-    assert [process.code for process in world.running(D)] == [b"two"] * 3
 
 
 def test_what_has_never_come_up_in_full_is_not_waited_for() -> None:

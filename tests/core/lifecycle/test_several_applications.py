@@ -4,7 +4,7 @@ import pytest
 
 from greenroom.core.errors import ConflictError, InvalidRequestError
 from tests.core import requests as ask
-from tests.core.worlds import BROKEN, Spec, World
+from tests.core.worlds import Spec, World
 
 
 def spec(code: bytes = b"one", **config: object) -> Spec:
@@ -116,10 +116,3 @@ def test_a_controller_that_dies_has_made_all_of_it_or_nothing(world: World, poin
     world.converge()
     assert names(world) == ["a", "c"]
     assert world.cluster.state.history.last_id == 2
-
-
-def test_one_that_cannot_start_fails_and_the_other_comes_up(world: World) -> None:
-    answer = world.change(ask.deploy_all(("a", "/a", spec(BROKEN)), ("b", "/b", spec(b"two"))))
-    world.converge()
-    states = {name: world.goal_state(goal) for name, goal in answer["goals"].items()}
-    assert states == {"a": "failed", "b": "succeeded"}
