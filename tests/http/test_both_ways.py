@@ -24,6 +24,7 @@ from greenroom.http_front.heads import MAX_KNOWN, HeadReader
 from greenroom.http_front.request import Request
 from greenroom.http_front.responses import StreamedBody
 from tests.http.wire import connected, exchange, turn_over
+from tests.support.asking import statuses
 from tests.support.queries import query
 
 pytestmark = pytest.mark.anyio
@@ -214,6 +215,18 @@ def test_a_head_is_known_again_if_it_is_the_same_and_has_made_a_query(app):
             head, _ = heads.take(piece)
         head.query = second.query
         assert heads.take(pieces[-1])[0] is not head, "its bytes were not kept"
+
+
+@each_way
+async def test_a_head_that_comes_again_once_the_worker_drains_is_refused(app, way):
+    connection = connected(app.rebuild(**way).front)
+    for _ in range(2):
+        connection.say(GET % b"/ok")
+        await turn_over()
+        app.front.drain()
+    await connection.end()
+    assert statuses(connection.wire.written) == [200, 503]
+    assert len(app.link.asked) == 1
 
 
 @each_way
