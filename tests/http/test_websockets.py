@@ -25,21 +25,11 @@ from greenroom.actors.messages.queries import (
 from greenroom.core.config import HTTPOptions
 from greenroom.http_front import websocket
 from greenroom.http_front.connections import Connections, Listener
-from greenroom.http_front.heads import Head
 from greenroom.http_front.protocol import FrontProtocol
-from greenroom.http_front.request import Request
 from tests.http.fake_link import FakeLink
 from tests.http.wire import Conversation, connected, respond, turn_over
 
 pytestmark = pytest.mark.anyio
-
-
-def opened_by():
-    head = Head(target=b"/ws", headers=[(b"host", b"test")], is_socket=True)
-    head.method, head.named, head.scheme = "GET", dict(head.headers), "ws"
-    head.server, head.client = None, ("127.0.0.1", 5)
-    head.locate("")
-    return Request(head)
 
 
 class Replica(FakeLink):
@@ -75,154 +65,115 @@ class Replica(FakeLink):
         self.closing_frame = data
 
 
-def converse(app, replica, *events, drain=False, **http):
-    """Open a WebSocket whose client sends these events; return what it got."""
+async def converse(app, replica, *frames, drain=False, headers=None, **http):
+    """Open a WebSocket whose client sends these frames; return the head and the frames it got."""
     app.link = replica
     app.rebuild(**http)
-    incoming = [{"type": "websocket.connect"}, *events]
-    sent = []
-    request = opened_by()
-
-    async def receive():
-        if incoming:
-            return incoming.pop(0)
-        return await asyncio.Event().wait()
-
-    async def send(event):
-        sent.append(event)
-        request.status = event.get("status", 101)
-
-    async def run():
-        if drain:
-            app.front.drain()
-        await asyncio.wait_for(app.front(request.scope, receive, send), 10)
-
-    asyncio.run(run())
-    return sent
+    if drain:
+        app.front.drain()
+    connection = connected(app.front)
+    connection.say(opening(**(headers or {})))
+    await turn_over()
+    for each in frames:
+        connection.say(each)
+        await turn_over()
+    head, _, rest = connection.wire.written.partition(b"\r\n\r\n")
+    if head.startswith(b"HTTP/1.1 101 "):
+        reader = asyncio.StreamReader()
+        reader.feed_data(rest)
+        reader.feed_eof()
+        client = Client(None, reader, None)
+        rest = [got async for got in client]
+    await connection.end()
+    return head, rest
 
 
-def test_messages_in_pieces_leave_whole_and_the_close_as_it_is(app):
-    replica = Replica(
-        (b"te", MORE),
-        (b"xt", TEXT),
-        (b"\0", BINARY),
-        (b"half", MORE),
-        (close_frame(4000, "x"), END),
-    )
-    accept, *rest = converse(app, replica)
-    assert accept["type"] == "websocket.accept"
-    assert rest == [
-        {"type": "websocket.send", "text": "text"},
-        {"type": "websocket.send", "bytes": b"\0"},
-        {"type": "websocket.close", "code": 4000, "reason": "x"},
-    ]
+async def test_messages_in_pieces_leave_whole_and_the_close_as_it_is(app):
+    end = close_frame(4000, "x")
+    parts = (b"te", MORE), (b"xt", TEXT), (b"\0", BINARY), (b"half", MORE), (end, END)
+    _, got = await converse(app, Replica(*parts))
+    assert got == [(TEXT_FRAME, b"text"), (BYTES, b"\0"), (CLOSE, end)]
 
 
-def test_what_the_client_sends_goes_to_the_replica_with_its_last_words(app):
+async def test_what_the_client_sends_goes_to_the_replica_with_its_last_words(app):
     replica = Replica()
-    converse(
-        app,
-        replica,
-        {"type": "websocket.receive", "text": "ä", "bytes": None},
-        {"type": "websocket.receive", "bytes": b"b"},
-        {"type": "websocket.disconnect", "code": 1001, "reason": "gone"},
-    )
+    end = close_frame(1001, "gone")
+    said = frame("ä".encode(), TEXT_FRAME), frame(b"b"), frame(end, CLOSE)
+    await converse(app, replica, *said)
     assert replica.uploaded == [("ä".encode(), TEXT), (b"b", BINARY)]
-    assert replica.closing_frame == close_frame(1001, "gone")
+    assert replica.closing_frame == end
 
 
-def test_headers_of_the_protocol_itself_are_ours_and_bad_ones_refuse(app):
+async def test_headers_of_the_protocol_itself_are_ours_and_bad_ones_refuse(app):
     own = (
         (b"sec-websocket-protocol", b"v1"),
         (b"sec-websocket-accept", b"x"),
         (b"upgrade", b"x"),
         (b"x-kept", b"1"),
     )
-    accept = converse(app, Replica((close_frame(1000), END), headers=own))[0]
-    assert accept["subprotocol"] == "v1"
-    assert [name for name, _ in accept["headers"]] == [b"x-kept"]
+    head, _ = await converse(app, Replica((close_frame(1000), END), headers=own))
+    for line in (b"sec-websocket-protocol: v1", b"x-kept: 1", b"upgrade: websocket"):
+        assert head.count(b"\r\n" + line) == 1
+    assert b": x" not in head
     replica = Replica(headers=((b"x-bad", b"1\r\nx-injected: 1"),))
-    start, body = converse(app, replica)
-    assert (start["type"], start["status"]) == ("websocket.http.response.start", 500)
-    assert b"x-bad" in body["body"]
+    head, body = await converse(app, replica)
+    assert head.startswith(b"HTTP/1.1 500 ")
+    assert b"x-bad" in body
     assert replica.closing_frame == close_frame(1006)
 
 
-def test_a_refusal_is_a_response(app):
-    start, body = converse(app, FakeLink(), drain=True)
-    assert (start["type"], start["status"]) == ("websocket.http.response.start", 503)
-    assert b"stopping" in body["body"]
-
-
-def test_what_fails_before_it_is_open_is_500(app):
+async def test_what_fails_before_it_is_open_is_500(app):
     class Failing(Replica):
         async def ask(self, *_):
             raise ValueError("broken on purpose")
 
-    start, body = converse(app, Failing())
-    assert (start["type"], start["status"]) == ("websocket.http.response.start", 500)
-    assert b"broken" not in body["body"]
+    head, body = await converse(app, Failing())
+    assert head.startswith(b"HTTP/1.1 500 ")
+    assert b"broken" not in body
 
 
-@pytest.mark.parametrize(("drain", "status", "size"), [(False, 101, 6), (True, 503, None)])
+@pytest.mark.parametrize("is_draining", [False, True])
 async def test_its_status_and_what_it_was_sent_are_logged_with_the_id_of_its_answer(
-    app, drain, status, size
+    app, is_draining
 ):
-    app.link = Replica(("\xe4tex".encode(), MORE), (b"t", TEXT), (close_frame(1000), END))
-    app.rebuild()
-
-    if drain:
-        app.front.drain()
-    connection = connected(app.front)
-    connection.say(opening(**{"X-Request-ID": "mine"}))
-    await turn_over()
-    written = connection.wire.written
-    await connection.end()
-    head, _, rest = written.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 %d " % status)
-    assert head.count(b"\r\nx-request-id: mine") == 1
+    replica = Replica(("\xe4tex".encode(), MORE), (b"t", TEXT), (close_frame(1000), END))
+    head, got = await converse(app, replica, drain=is_draining, headers={"X-Request-ID": "mine"})
     (entry,) = app.log()
-    assert (entry["status"], entry["request_id"]) == (status, "mine")
-    assert entry["bytes"] == (len(rest) if size is None else size)
+    assert head.startswith(b"HTTP/1.1 %d " % entry["status"])
+    assert head.count(b"\r\nx-request-id: mine") == 1
+    assert entry["request_id"] == "mine"
+    if is_draining:
+        assert (entry["status"], entry["bytes"]) == (503, len(got))
+        assert b"stopping" in got
+    else:
+        assert (entry["status"], entry["bytes"]) == (101, 6)
 
 
 async def test_a_worker_that_stops_closes_those_that_are_open_and_those_that_open(app):
     app.link = replica = Replica()
     app.rebuild()
-    sent = []
-
-    opened = asyncio.Event()
-    incoming = [{"type": "websocket.connect"}]
-
-    async def receive():
-        return incoming.pop(0) if incoming else await asyncio.Event().wait()
-
-    async def send(event):
-        sent.append(event)
-        opened.set()
-
-    serving = asyncio.create_task(app.front(opened_by().scope, receive, send))
-    await asyncio.wait_for(opened.wait(), 10)
-    app.front.conversations.close_all()
-    await asyncio.wait_for(serving, 10)
-    incoming.append({"type": "websocket.connect"})
-    await asyncio.wait_for(app.front(opened_by().scope, receive, send), 10)
-    assert [(each["type"], each.get("code")) for each in sent] == [
-        ("websocket.accept", None),
-        ("websocket.close", 1012),
-    ] * 2
-    assert replica.closing_frame == close_frame(1012, "the server stops")
+    closing = close_frame(1012, "the server stops")
+    for is_first in (True, False):
+        connection = connected(app.front)
+        connection.say(REQUEST)
+        await turn_over()
+        if is_first:
+            app.front.conversations.close_all()
+            await turn_over()
+        assert connection.wire.written.endswith(closing)
+        await connection.end()
+        assert replica.closing_frame == closing
 
 
-def test_middlewares_that_are_for_websockets_see_them(app):
+async def test_middlewares_that_are_for_websockets_see_them(app):
     def only(host):
         return [["starlette.middleware.trustedhost:TrustedHostMiddleware", {"allowed_hosts": host}]]
 
-    accept, *_ = converse(app, Replica((close_frame(1000), END)), middlewares=only(["test"]))
-    assert accept["type"] == "websocket.accept"
-    start, body = converse(app, FakeLink(), middlewares=only(["other"]))
-    assert (start["type"], start["status"]) == ("websocket.http.response.start", 400)
-    assert body["body"] == b"Invalid host header"
+    head, _ = await converse(app, Replica((close_frame(1000), END)), middlewares=only(["test"]))
+    assert head.startswith(b"HTTP/1.1 101 ")
+    head, body = await converse(app, FakeLink(), middlewares=only(["other"]))
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert body == b"Invalid host header"
 
 
 # --- the protocol -----------------------------------------------------------------------------
@@ -281,10 +232,14 @@ class Client:
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
 
+    async def __aiter__(self):
+        while (got := await self.read()) is not None:
+            yield got
+
     async def closed(self):
         """Read to the end; return the close code that came."""
         code = None
-        while (got := await self.read()) is not None:
+        async for got in self:
             if got[0] == CLOSE:
                 self.send(frame(got[1], CLOSE))
                 code = int.from_bytes(got[1][:2], "big")
