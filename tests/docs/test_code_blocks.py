@@ -66,7 +66,7 @@ def run(command: list[str], system: RunningSystem, folder: Path) -> None:
         for page in pages_with("python", "bash")
     ],
 )
-def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
+def test_the_blocks_of_a_page_run(page, tmp_path):
     system = RunningSystem(tmp_path / "state")
 
     def code(language: str) -> list[str]:
@@ -104,7 +104,7 @@ def commands(page: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_and_flags_exist(page: Path) -> None:
+def test_commands_and_flags_exist(page):
     for line in commands(page):
         _, name, *words = shlex.split(line)
         command = main.get_command(click.Context(main), name)
@@ -118,9 +118,9 @@ def test_commands_and_flags_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_block_names_its_language(page: Path) -> None:
+def test_a_block_names_its_language(page):
     assert {language for language, _ in BLOCK.findall(page.read_text())} <= LANGUAGES
 
 
-def test_the_readme_is_short() -> None:
+def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) < 200

@@ -23,7 +23,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_files_and_headings_that_are_there(page: Path) -> None:
+def test_links_lead_to_files_and_headings_that_are_there(page):
     dead = []
     for target, anchor in LINK.findall(CODE.sub("", page.read_text())):
         path = (page.parent / target).resolve() if target else page
@@ -33,5 +33,5 @@ def test_links_lead_to_files_and_headings_that_are_there(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_modules_that_are_named_are_there(page: Path) -> None:
+def test_modules_that_are_named_are_there(page):
     assert not [each for each in MODULE.findall(page.read_text()) if not (ROOT / each).exists()]

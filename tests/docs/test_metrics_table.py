@@ -31,7 +31,7 @@ def labels_by_name(groups: list[Group]) -> dict[str, set[str]]:
     }
 
 
-def test_the_table_has_all_metrics_and_no_other(tmp_path: Path) -> None:
+def test_the_table_has_all_metrics_and_no_other(tmp_path):
     replica = context.ReplicaContext(
         app_name="a", deployment="d", replica_tag="r", backend="b", version=None
     )

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import nbclient
 import nbformat
 import pytest
 
-from tests.support.systems import RunningSystem, running_system
+from tests.support.systems import running_system
 
 pytestmark = pytest.mark.slow
 
@@ -50,13 +47,13 @@ serve.run(Loads.bind(), name="loads", route_prefix=None)
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[RunningSystem]:
+def running(tmp_path):
     with running_system(tmp_path / "state") as system:
         yield system
 
 
 @pytest.mark.filterwarnings("ignore")  # of jupyter's own
-def test_cells_deploy_call_and_change(running: RunningSystem, monkeypatch: Any) -> None:
+def test_cells_deploy_call_and_change(running, monkeypatch):
     for name, value in running.environ.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")

@@ -80,7 +80,7 @@ def _names_in(rows: Iterable[str]) -> set[str]:
     return {name.strip("`") for row in rows for name in row.split(" | ")[0].strip("| ").split(", ")}
 
 
-def test_each_name_works_or_the_docs_say_what_to_use() -> None:
+def test_each_name_works_or_the_docs_say_what_to_use():
     names = kept()
     assert len(names) > 200
     same, others = compared()
@@ -93,12 +93,12 @@ def test_each_name_works_or_the_docs_say_what_to_use() -> None:
             assert name in others or owner in others, name
 
 
-def test_what_the_docs_say_is_the_same_is() -> None:
+def test_what_the_docs_say_is_the_same_is():
     same, _ = compared()
     assert [name for name in same if not works(name)] == []
 
 
-def test_an_unknown_name_is_an_error_as_ever() -> None:
+def test_an_unknown_name_is_an_error_as_ever():
     with pytest.raises(AttributeError, match="has no attribute 'nonesuch'"):
         _ = serve.nonesuch
     with pytest.raises(ImportError, match="cannot import name 'Nonesuch'"):
@@ -120,7 +120,7 @@ def test_an_unknown_name_is_an_error_as_ever() -> None:
         ("serve.HTTPOptions(location='HeadOnly')", ValueError, "location: no such setting|forbid"),
     ],
 )
-def test_a_use_is_refused_with_what_to_do(use: str, kind: type[Exception], text: str) -> None:
+def test_a_use_is_refused_with_what_to_do(use, kind, text):
     app = serve.deployment(lambda: None)
     with pytest.raises(kind, match=text):
         eval(use, {"serve": serve, "App": app, "handle": DeploymentHandle("App")})

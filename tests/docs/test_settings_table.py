@@ -12,7 +12,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "commands.md"
 
 
-def test_the_table_of_settings_is_that_of_the_model() -> None:
+def test_the_table_of_settings_is_that_of_the_model():
     rows = [
         f"| `--{name.replace('_', '-')}` | {described(field)} |" for name, field in FIELDS.items()
     ]
@@ -20,7 +20,7 @@ def test_the_table_of_settings_is_that_of_the_model() -> None:
     assert table in PAGE.read_text(), f"the table in {PAGE} should be:\n{table}"
 
 
-def test_the_table_of_options_has_all_those_of_a_deployment() -> None:
+def test_the_table_of_options_has_all_those_of_a_deployment():
     table = (DOCS / "deployments.md").read_text().partition("\n\n## ")[0]
     cells = re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE)
     named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}

@@ -58,18 +58,18 @@ def names_in(module: str) -> set[str]:
     return {name for name in names if not name.startswith("_")}
 
 
-def test_every_page_is_in_the_menu_once() -> None:
+def test_every_page_is_in_the_menu_once():
     menu = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     assert sorted(pages(menu)) == sorted(page.name for page in ROOT.glob("docs/*.md"))
 
 
-def test_the_reference_has_every_public_name() -> None:
+def test_the_reference_has_every_public_name():
     names = documented()
     public = {*serve.__all__}.union(*map(names_in, MODULES))
     assert public - names - ELSEWHERE == set()
 
 
-def test_the_home_page_has_every_extra() -> None:
+def test_the_home_page_has_every_extra():
     setup = (ROOT / "setup.py").read_text()
     extras = set(
         re.findall(r'"(\w+)": \[', setup.partition("extras_require=")[2].partition("entry")[0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -82,7 +81,7 @@ class Walk:
 
 
 @pytest.fixture(scope="module")
-def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
+def walk(tmp_path_factory):
     folder = tmp_path_factory.mktemp("project")
     (folder / "shop.py").write_text(SHOP)
     system = RunningSystem(tmp_path_factory.mktemp("walk") / "state")
@@ -91,7 +90,7 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
     system.stop()
 
 
-def test_a_canary_whose_answers_all_differ_says_so_and_what_differs(walk: Walk) -> None:
+def test_a_canary_whose_answers_all_differ_says_so_and_what_differs(walk):
     walk.deploys("shop", "app")
     canary = ("--canary", "0.5,1", "--compare", "json", "--min-samples", "20", "--hold-s", "3")
     asking = subprocess.Popen(
@@ -107,14 +106,14 @@ def test_a_canary_whose_answers_all_differ_says_so_and_what_differs(walk: Walk) 
     assert re.search(f"the last canary was promoted: {differs}", walk.says("diff", "shop"))
 
 
-def test_a_time_out_says_whose_it_is_and_what_is_missing(walk: Walk) -> None:
+def test_a_time_out_says_whose_it_is_and_what_is_missing(walk):
     said = walk.deploys("large", "large", "--timeout", "1", code=1)
     assert re.search(r"application large: .*\) was not reached within 1 s", said)
     assert "needs 1 num_gpus, and the host has 0" in said
     assert "it goes on" in said
 
 
-def test_status_ends_with_the_last_line_of_what_failed(walk: Walk) -> None:
+def test_status_ends_with_the_last_line_of_what_failed(walk):
     walk.deploys("raises", "raises", "--timeout", "1", code=1)
     said = walk.says("status", "raises", code=1)
     assert "FileNotFoundError: weights.bin" in said

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def anyio_backend() -> Any:
+def anyio_backend():
     return "asyncio", {"loop_factory": VirtualTimeLoop}
 
 
@@ -69,21 +69,21 @@ async def outcomes(*calls: Any) -> list[Any]:
 # --- What a batch is -----------------------------------------------------------------------------
 
 
-async def test_a_full_batch_begins_at_once_and_the_rest_after_its_wait() -> None:
+async def test_a_full_batch_begins_at_once_and_the_rest_after_its_wait():
     model = Model()
     assert await outcomes(*[model.threes(i) for i in range(5)]) == [0, 2, 4, 6, 8]
     assert model.batches == [[0, 1, 2], [3, 4]]
     assert model.begun_at == pytest.approx([0.0, 1.0])
 
 
-async def test_the_bare_decorator_has_the_defaults_of_ray_serve() -> None:
+async def test_the_bare_decorator_has_the_defaults_of_ray_serve():
     model = Model()
     await outcomes(*[model.plain(i) for i in range(11)])
     assert [len(batch) for batch in model.batches] == [10, 1]
     assert model.begun_at == pytest.approx([0.0, 0.01])
 
 
-async def test_instances_never_share_a_batch() -> None:
+async def test_instances_never_share_a_batch():
     one, other = Model(), Model()
 
     await outcomes(one.plain(1), other.plain(2), one.plain(3), one.private(4), other.private(5))
@@ -91,7 +91,7 @@ async def test_instances_never_share_a_batch() -> None:
     assert other.batches == [[2], [5]]
 
 
-async def test_a_subclass_that_overrides_a_batch_method_can_call_the_one_it_overrides() -> None:
+async def test_a_subclass_that_overrides_a_batch_method_can_call_the_one_it_overrides():
     class Child(Model):
         @serve.batch(max_batch_size=2)
         async def plain(self, items: list[Any]) -> list[Any]:
@@ -102,7 +102,7 @@ async def test_a_subclass_that_overrides_a_batch_method_can_call_the_one_it_over
     assert await outcomes(child.plain(1), child.plain(2), child.plain(3)) == [4, 6, 8]
 
 
-async def test_each_parameter_becomes_a_list_by_position_or_name_and_with_its_default() -> None:
+async def test_each_parameter_becomes_a_list_by_position_or_name_and_with_its_default():
     seen = []
 
     @serve.batch(max_batch_size=3)
@@ -114,7 +114,7 @@ async def test_each_parameter_becomes_a_list_by_position_or_name_and_with_its_de
     assert seen == [([1, 3, 4], [2, 7, 5], ["z", "a", "z"])]
 
 
-async def test_a_call_that_does_not_fit_the_parameters_fails_alone() -> None:
+async def test_a_call_that_does_not_fit_the_parameters_fails_alone():
     model = Model()
     good, missing, too_many = await outcomes(model.plain(1), model.plain(), model.plain(1, 2))
     assert good == 2
@@ -125,7 +125,7 @@ async def test_a_call_that_does_not_fit_the_parameters_fails_alone() -> None:
 # --- Sizes --------------------------------------------------------------------------------------
 
 
-async def test_a_size_function_limits_what_a_batch_holds() -> None:
+async def test_a_size_function_limits_what_a_batch_holds():
     seen: list[list[str]] = []
 
     def total(items: list[str]) -> int:
@@ -145,7 +145,7 @@ async def test_a_size_function_limits_what_a_batch_holds() -> None:
     assert "an item of size 7 is larger than max_batch_size=6" in str(too_large)
 
 
-async def test_an_item_that_the_size_function_cannot_take_fails_alone() -> None:
+async def test_an_item_that_the_size_function_cannot_take_fails_alone():
     def size(items: list[Any]) -> Any:
         return "many" if items == [3] else sum(len(item) for item in items if item != 3)
 
@@ -164,7 +164,7 @@ async def test_an_item_that_the_size_function_cannot_take_fails_alone() -> None:
 # --- Failures -----------------------------------------------------------------------------------
 
 
-async def test_a_returned_exception_fails_its_item_and_a_raised_one_all() -> None:
+async def test_a_returned_exception_fails_its_item_and_a_raised_one_all():
     class BadError(Exception):
         pass
 
@@ -182,9 +182,7 @@ async def test_a_returned_exception_fails_its_item_and_a_raised_one_all() -> Non
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
-async def test_whatever_it_raises_ends_its_items_and_the_next_batch_runs(
-    error: BaseException,
-) -> None:
+async def test_whatever_it_raises_ends_its_items_and_the_next_batch_runs(error):
     @serve.batch(max_batch_size=2)
     async def function(items: list[Any]) -> list[Any]:
         if "raise" in items:
@@ -216,9 +214,7 @@ async def test_whatever_it_raises_ends_its_items_and_the_next_batch_runs(
         ({1, 2}, "returned a set"),
     ],
 )
-async def test_anything_but_one_result_per_item_is_an_error_for_all(
-    returned: Any, message: str
-) -> None:
+async def test_anything_but_one_result_per_item_is_an_error_for_all(returned, message):
     @serve.batch(max_batch_size=2)
     async def function(items: list[Any]) -> Any:
         return returned
@@ -234,7 +230,7 @@ async def test_anything_but_one_result_per_item_is_an_error_for_all(
         assert message.replace("returned", "yielded") in str(error)
 
 
-async def test_a_shared_exception_does_not_collect_the_tracebacks_of_all_callers() -> None:
+async def test_a_shared_exception_does_not_collect_the_tracebacks_of_all_callers():
     @serve.batch(max_batch_size=20)
     async def function(items: list[Any]) -> Any:
         raise ValueError("bad")
@@ -258,7 +254,7 @@ async def test_a_shared_exception_does_not_collect_the_tracebacks_of_all_callers
 # --- Cancelling ---------------------------------------------------------------------------------
 
 
-async def test_a_cancelled_item_leaves_the_batch_before_it_begins() -> None:
+async def test_a_cancelled_item_leaves_the_batch_before_it_begins():
     model = Model()
     tasks = [asyncio.ensure_future(model.threes(i)) for i in range(2)]
     await asyncio.sleep(0.5)
@@ -271,7 +267,7 @@ async def test_a_cancelled_item_leaves_the_batch_before_it_begins() -> None:
     assert model.begun_at == pytest.approx([1.0])  # when the oldest that is left has waited enough
 
 
-async def test_a_running_batch_goes_on_while_anybody_wants_it_and_is_cancelled_then() -> None:
+async def test_a_running_batch_goes_on_while_anybody_wants_it_and_is_cancelled_then():
     model = Model(takes_s=5.0)
 
     tasks = [asyncio.ensure_future(model.threes(i)) for i in range(3)]
@@ -313,13 +309,13 @@ async def collected(stream: Any) -> list[Any]:
     return [each async for each in stream]
 
 
-async def test_a_streaming_batch_gives_each_item_its_own_stream() -> None:
+async def test_a_streaming_batch_gives_each_item_its_own_stream():
     counter = Counter()
     assert await outcomes(*[collected(counter.count(n)) for n in (1, 3, 0)]) == [[1], [1, 2, 3], []]
     assert (counter.steps, counter.closed) == (3, 1)
 
 
-async def test_errors_in_a_stream_end_one_item_or_all() -> None:
+async def test_errors_in_a_stream_end_one_item_or_all():
     @serve.batch(max_batch_size=2)
     async def stream(items: list[Any]) -> Any:
         yield items
@@ -342,7 +338,7 @@ async def test_errors_in_a_stream_end_one_item_or_all() -> None:
     ]
 
 
-async def test_a_stream_that_nobody_reads_any_more_is_closed() -> None:
+async def test_a_stream_that_nobody_reads_any_more_is_closed():
     counter = Counter()
     async for _ in (stream := counter.count(1000)):
         break
@@ -353,7 +349,7 @@ async def test_a_stream_that_nobody_reads_any_more_is_closed() -> None:
     assert await collected(counter.count(2)) == [1, 2]
 
 
-async def test_a_stream_waits_for_a_reader_that_is_far_behind() -> None:
+async def test_a_stream_waits_for_a_reader_that_is_far_behind():
     made = 0
 
     @serve.batch(max_batch_size=2)
@@ -374,7 +370,7 @@ async def test_a_stream_waits_for_a_reader_that_is_far_behind() -> None:
 # --- Limits that change, places where it runs ---------------------------------------------------
 
 
-def test_limits_change_at_run_time_for_what_waits_too() -> None:
+def test_limits_change_at_run_time_for_what_waits_too():
     model = Model()
 
     async def main() -> None:
@@ -394,7 +390,7 @@ def test_limits_change_at_run_time_for_what_waits_too() -> None:
     assert model.begun_at == pytest.approx([0.1, 0.3])
 
 
-def test_limits_may_be_changed_from_another_thread() -> None:
+def test_limits_may_be_changed_from_another_thread():
     @serve.batch(max_batch_size=100, batch_wait_timeout_s=1000)
     async def function(items: list[int]) -> list[int]:
         return items
@@ -410,7 +406,7 @@ def test_limits_may_be_changed_from_another_thread() -> None:
     function.set_max_batch_size(2)  # with its loop closed
 
 
-def test_each_loop_has_a_queue_of_its_own_that_goes_with_it() -> None:
+def test_each_loop_has_a_queue_of_its_own_that_goes_with_it():
     model = Model()
     loops = []
 
@@ -423,7 +419,7 @@ def test_each_loop_has_a_queue_of_its_own_that_goes_with_it() -> None:
     assert [loop() for loop in loops] == [None, None]
 
 
-def test_what_a_batch_was_given_is_let_go_without_the_garbage_collector() -> None:
+def test_what_a_batch_was_given_is_let_go_without_the_garbage_collector():
     @serve.batch
     async def sizes(models: list[Model]) -> list[int]:
         return [len(model.batches) for model in models]
@@ -441,7 +437,7 @@ def test_what_a_batch_was_given_is_let_go_without_the_garbage_collector() -> Non
         gc.enable()
 
 
-def test_a_class_in_use_can_be_pickled_and_so_can_its_instances() -> None:
+def test_a_class_in_use_can_be_pickled_and_so_can_its_instances():
     class Local:
         @serve.batch(max_batch_size=2)
         async def double(self, items: list[int]) -> list[int]:
@@ -466,7 +462,7 @@ def test_a_class_in_use_can_be_pickled_and_so_can_its_instances() -> None:
     assert (done.stdout, done.stderr) == (b"[4, 4, 4]\n", b"")
 
 
-def test_an_instance_without_a_dict_is_refused_naming_its_class() -> None:
+def test_an_instance_without_a_dict_is_refused_naming_its_class():
     class Slotted:
         __slots__ = ()
 
@@ -503,8 +499,8 @@ calls = st.lists(
     counts=st.booleans(),
 )
 def test_every_item_is_in_one_batch_in_order_and_none_waits_too_long(
-    calls: list[Any], limit: int, wait_s: float, slots: int, takes_s: float, counts: bool
-) -> None:
+    calls, limit, wait_s, slots, takes_s, counts
+):
     begun: list[tuple[float, list[int]]] = []
     ended: list[float] = []
     made_at: dict[int, float] = {}

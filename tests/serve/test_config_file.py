@@ -225,9 +225,7 @@ def test_an_error_of_a_document_without_a_file_has_paths():
         ("shop", "shop"),
     ],
 )
-def test_a_path_with_dots_alone_ends_with_the_attribute_as_in_ray_serve(
-    path: str, read: str
-) -> None:
+def test_a_path_with_dots_alone_ends_with_the_attribute_as_in_ray_serve(path, read):
     document = {"applications": [{"name": "a", "import_path": path}]}
     (application,) = ServeDeploySchema.model_validate(document).applications
     assert application.import_path == read

@@ -33,9 +33,7 @@ def shown_of(capsys: pytest.CaptureFixture[str], name: str, *replicas: dict[str,
     return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_what_is_on_a_lost_host_does_not_count_as_one_of_those_that_run(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_is_on_a_lost_host_does_not_count_as_one_of_those_that_run(capsys):
     lost = replica("shop#d#aaaaaa", "LOST", "a")
     lines = shown_of(capsys, "d", lost, replica("shop#d#bbbbbb", "RUNNING", "b"))
     assert "d: 1 of 1 HEALTHY" in lines
@@ -43,9 +41,7 @@ def test_what_is_on_a_lost_host_does_not_count_as_one_of_those_that_run(
 
 
 @pytest.mark.parametrize("columns", ["40", "80"])
-def test_nothing_is_folded_or_cut_where_no_terminal_reads_it(
-    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_folded_or_cut_where_no_terminal_reads_it(columns, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
     name, tag = "a-deployment-" * 8, "b" * 60
     lines = shown_of(capsys, name, replica(f"shop#{name}#{tag}", "RUNNING", "a"))
@@ -64,9 +60,7 @@ def side(queries: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("state", "is_shown"), [("under way", True), ("went back", False)])
-def test_the_evidence_of_a_rollout_is_shown_while_it_is_under_way(
-    state: str, is_shown: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_evidence_of_a_rollout_is_shown_while_it_is_under_way(state, is_shown, capsys):
     rollout = {
         "state": state,
         "to": "v2",
@@ -116,6 +110,6 @@ TROUBLED = {"status": "HEALTHY", "replicas": [{"tag": "b#1", "trouble": "32 thre
         ),
     ],
 )
-def test_what_is_not_healthy_is_reported_in_a_line(report: dict[str, Any], message: str) -> None:
+def test_what_is_not_healthy_is_reported_in_a_line(report, message):
     assert problems_of({"hosts": [HOST], **report}) == [message]
     assert problems_of({"hosts": [HOST]}) == []

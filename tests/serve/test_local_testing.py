@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import gc
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from tests.support.systems import wait_until
 
 
 @pytest.fixture(autouse=True)
-def _clean() -> Iterator[None]:
+def _clean():
     yield
     serve.shutdown()
 
@@ -78,20 +78,20 @@ def run(app: Any, **options: Any) -> Any:
     return serve.run(app, _local_testing_mode=True, **options)
 
 
-def test_a_graph_of_deployments_runs_here() -> None:
+def test_a_graph_of_deployments_runs_here():
     handle = run(Chain.bind(Adder.bind(1), Adder.bind(10)))
     assert handle.remote(5).result(timeout_s=10) == 16
     assert handle.by_name.remote(5).result(timeout_s=10) == 6
     assert serve.get_app_handle("default").remote(1).result(timeout_s=10) == 12
 
 
-def test_user_code_runs_on_threads_of_its_own_and_gets_its_config() -> None:
+def test_user_code_runs_on_threads_of_its_own_and_gets_its_config():
     handle = run(Adder.options(user_config={"amount": 7}).bind(1))
     assert handle.remote(1).result(timeout_s=10) == 8
     assert handle.thread.remote().result(timeout_s=10) != threading.get_ident()
 
 
-def test_exceptions_keep_their_type_and_cancelled_calls_end() -> None:
+def test_exceptions_keep_their_type_and_cancelled_calls_end():
     handle = run(Adder.bind(1))
     with pytest.raises(KeyError, match="no such thing"):
         handle.fail.remote().result(timeout_s=10)
@@ -103,7 +103,7 @@ def test_exceptions_keep_their_type_and_cancelled_calls_end() -> None:
         response.result(timeout_s=10)
 
 
-def test_calls_that_run_at_the_end_are_cancelled_and_say_so() -> None:
+def test_calls_that_run_at_the_end_are_cancelled_and_say_so():
     handle = run(Adder.bind(1))
     response = handle.slow.remote()
     stream = handle.options(stream=True).slow_stream.remote()
@@ -115,7 +115,7 @@ def test_calls_that_run_at_the_end_are_cancelled_and_say_so() -> None:
     wait_until(lambda: not user_loops(), 10, "the threads end")
 
 
-def test_a_call_that_will_not_be_cancelled_keeps_no_thread() -> None:
+def test_a_call_that_will_not_be_cancelled_keeps_no_thread():
     response = run(Adder.bind(1)).stubborn.remote()
     with pytest.raises(TimeoutError):
         response.result(timeout_s=0.05)
@@ -125,7 +125,7 @@ def test_a_call_that_will_not_be_cancelled_keeps_no_thread() -> None:
     gc.collect()  # pytest fails on what cannot be collected quietly
 
 
-def test_a_constructor_that_fails_raises_here_and_leaves_nothing() -> None:
+def test_a_constructor_that_fails_raises_here_and_leaves_nothing():
     @serve.deployment
     class Broken:
         def __init__(self, _other: Any) -> None:
@@ -141,7 +141,7 @@ def test_a_constructor_that_fails_raises_here_and_leaves_nothing() -> None:
     wait_until(lambda: before.issuperset(threading.enumerate()), 5, "its threads end")
 
 
-def test_what_cannot_be_pickled_is_refused_as_on_a_system() -> None:
+def test_what_cannot_be_pickled_is_refused_as_on_a_system():
     lock = threading.Lock()
     with pytest.raises(InvalidRequestError, match="cannot be pickled"):
         run(Adder.bind(lock))  # type: ignore[arg-type]
@@ -150,7 +150,7 @@ def test_what_cannot_be_pickled_is_refused_as_on_a_system() -> None:
         handle.remote(lock)
 
 
-def test_applications_replace_their_like_and_can_be_deleted() -> None:
+def test_applications_replace_their_like_and_can_be_deleted():
     run(Adder.bind(1), name="one")
     handle = run(Adder.bind(3), name="one")
     assert handle.remote(1).result(timeout_s=10) == 4
@@ -174,7 +174,7 @@ class Finds:
         return serve.get_deployment_handle(name, app_name)
 
 
-def test_deployments_find_those_of_their_own_application_by_name() -> None:
+def test_deployments_find_those_of_their_own_application_by_name():
     handle = run(Finds.bind(Adder.bind(1), "Adder"), name="first")
     assert handle.remote(1).result(timeout_s=10) == 2
     other = run(Finds.bind(handle, "Finds"), name="second")
@@ -183,7 +183,7 @@ def test_deployments_find_those_of_their_own_application_by_name() -> None:
     assert found == DeploymentHandle("Adder", "first")
 
 
-def test_a_deployment_that_is_not_there_is_reported_when_the_application_is_brought_up() -> None:
+def test_a_deployment_that_is_not_there_is_reported_when_the_application_is_brought_up():
     with pytest.raises(UnknownNameError, match="is named 'Adders'; there are: Adder, Finds"):
         run(Finds.bind(Adder.bind(1), "Adders"))
     with pytest.raises(UnknownNameError, match="no deployment 'other#Adder' runs"):
@@ -209,7 +209,7 @@ class Describing:
         return here + (await self.following.remote() if self.following else [])
 
 
-def test_code_knows_what_it_runs_as_and_calls_keep_the_request_id() -> None:
+def test_code_knows_what_it_runs_as_and_calls_keep_the_request_id():
     handle = run(Describing.options(name="First").bind(Describing.bind(None)), name="a")
     response = handle.remote()
     context = ("a", "a", "3", False)

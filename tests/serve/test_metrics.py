@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import pickle
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import cloudpickle
@@ -18,7 +17,7 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture
-def name() -> str:
+def name():
     """A name that no other metric has, in this process."""
     return f"test_metric_{next(_numbers)}"
 
@@ -35,7 +34,7 @@ def lines(name: str) -> dict[str, float]:
 NOWHERE = 'deployment="",replica="",application=""'  # outside of any replica
 
 
-def test_a_counter_adds_up_by_its_tags(name: str) -> None:
+def test_a_counter_adds_up_by_its_tags(name):
     counter = metrics.Counter(name, description="Rows", tag_keys=("kind",))
     counter.inc(tags={"kind": "text"})
     counter.set_default_tags({"kind": "image"})
@@ -48,14 +47,14 @@ def test_a_counter_adds_up_by_its_tags(name: str) -> None:
     assert counter.info["default_tags"] == {"kind": "image"}
 
 
-def test_a_gauge_is_what_was_set_last(name: str) -> None:
+def test_a_gauge_is_what_was_set_last(name):
     gauge = serve.metrics.Gauge(name)
     gauge.set(3)
     gauge.set(-1.5)
     assert lines(name) == {NOWHERE: -1.5}
 
 
-def test_a_histogram_counts_by_boundaries(name: str) -> None:
+def test_a_histogram_counts_by_boundaries(name):
     histogram = metrics.Histogram(name, boundaries=[1, 10])
     for value in (0.5, 5, 50):
         histogram.observe(value)
@@ -65,7 +64,7 @@ def test_a_histogram_counts_by_boundaries(name: str) -> None:
     assert f'{NOWHERE},le="0.005"' in lines(f"{name}_s_bucket")
 
 
-def test_the_same_metric_made_again_goes_on(name: str) -> None:
+def test_the_same_metric_made_again_goes_on(name):
     metrics.Counter(name).inc()
     metrics.Counter(name).inc()
     assert lines(f"{name}_total") == {NOWHERE: 2}
@@ -73,7 +72,7 @@ def test_the_same_metric_made_again_goes_on(name: str) -> None:
     assert lines(f"{name}_total") == {NOWHERE: 3}, "the ending is not added twice"
 
 
-def test_metrics_go_with_the_code_that_uses_them(name: str) -> None:
+def test_metrics_go_with_the_code_that_uses_them(name):
     counter = metrics.Counter(name, tag_keys=("kind",))
     counter.set_default_tags({"kind": "text"})
     histogram = metrics.Histogram(f"{name}_s", boundaries=[2])
@@ -84,7 +83,7 @@ def test_metrics_go_with_the_code_that_uses_them(name: str) -> None:
     assert lines(f"{name}_s_count") == {NOWHERE: 1}
 
 
-def test_no_count_is_lost_between_threads(name: str) -> None:
+def test_no_count_is_lost_between_threads(name):
     counter = metrics.Counter(name)
 
     def count(_number: int) -> None:
@@ -96,7 +95,7 @@ def test_no_count_is_lost_between_threads(name: str) -> None:
     assert lines(f"{name}_total") == {NOWHERE: 8_000}
 
 
-def test_bad_observations_are_errors_and_count_nothing(name: str) -> None:
+def test_bad_observations_are_errors_and_count_nothing(name):
     counter = metrics.Counter(name, tag_keys=("kind",))
     histogram = metrics.Histogram(f"{name}_s", boundaries=[1])
     with pytest.raises(ValueError, match="tag 'kind' has no value"):
@@ -117,9 +116,7 @@ def test_bad_observations_are_errors_and_count_nothing(name: str) -> None:
     assert lines(f"{name}_total") == lines(f"{name}_s_count") == {}
 
 
-def test_series_beyond_the_bound_are_dropped_with_one_warning(
-    name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_series_beyond_the_bound_are_dropped_with_one_warning(name, caplog, monkeypatch):
     from greenroom.core.metrics import Registry  # noqa: PLC0415
 
     of_users = Registry(10, of_replica.warn_full)
@@ -143,13 +140,13 @@ class Counting:
 
 
 @pytest.fixture
-def local() -> Iterator[None]:
+def local():
     yield
     serve.shutdown()
 
 
 @pytest.mark.usefixtures("local")
-def test_in_local_testing_mode_all_is_counted_and_can_be_read(name: str) -> None:
+def test_in_local_testing_mode_all_is_counted_and_can_be_read(name):
     handle = serve.run(Counting.bind(name), name="local", _local_testing_mode=True)
     handle.remote().result()
     added = 'deployment="Counting",replica="local#Counting#local",application="local"'

@@ -3,7 +3,6 @@
 import importlib
 import pickle
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -132,7 +131,7 @@ class _Loaded(NamedTuple):
         return loaded, tuple(self)
 
 
-def test_what_is_in_a_files_folder_can_be_read_on_its_host(tmp_path: Path) -> None:
+def test_what_is_in_a_files_folder_can_be_read_on_its_host(tmp_path):
     (tmp_path / "words.txt").write_text("hello")
     source = b"from pathlib import Path\nsaid = Path(__file__).with_name('words.txt').read_text()\n"
     module = Module("beside_words", str(tmp_path / "beside_words.py"), False, source)

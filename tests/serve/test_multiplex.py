@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -59,7 +58,7 @@ class Server:
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[Server]:
+async def server():
     """Give a server whose models are unloaded at the end."""
     yield Server()
     await user_context.unload_models()
@@ -73,28 +72,26 @@ async def use(server: Server, *ids: str) -> None:
         del model
 
 
-async def test_the_model_used_longest_ago_makes_room_before_the_next_is_loaded(
-    server: Server,
-) -> None:
+async def test_the_model_used_longest_ago_makes_room_before_the_next_is_loaded(server):
     await use(server, "a", "b", "a", "c", "a", "b")
     await user_context.unload_models()
     assert server.log == ["+a", "+b", "-b", "+c", "-c", "+b", "-a", "-b"]
 
 
-async def test_the_default_is_three_and_minus_one_is_no_limit(server: Server) -> None:
+async def test_the_default_is_three_and_minus_one_is_no_limit(server):
     for each in "abcd":
         await server.threes(each)
         await server.unlimited(each + each)
     assert user_context.model_ids() == ("aa", "b", "bb", "c", "cc", "d", "dd")
 
 
-async def test_calls_for_a_model_that_is_being_loaded_share_the_load(server: Server) -> None:
+async def test_calls_for_a_model_that_is_being_loaded_share_the_load(server):
     models = await asyncio.gather(*[server.model(each) for each in "abababab"])
     assert len({id(model) for model in models}) == 2
     assert server.log == ["+a", "+b"]
 
 
-async def test_a_failed_load_fails_all_who_wait_and_leaves_nothing(server: Server) -> None:
+async def test_a_failed_load_fails_all_who_wait_and_leaves_nothing(server):
     calls = [server.model("bad"), server.model("bad"), server.model("good")]
     first, second, good = await asyncio.gather(*calls, return_exceptions=True)
     assert first is second
@@ -106,7 +103,7 @@ async def test_a_failed_load_fails_all_who_wait_and_leaves_nothing(server: Serve
     assert server.log.count("+bad") == 2
 
 
-async def test_a_cancelled_call_ends_no_load(server: Server) -> None:
+async def test_a_cancelled_call_ends_no_load(server):
     first = asyncio.ensure_future(server.model("a"))
     await asyncio.sleep(0)
     second = asyncio.ensure_future(server.model("a"))
@@ -117,7 +114,7 @@ async def test_a_cancelled_call_ends_no_load(server: Server) -> None:
     assert server.log == ["+a"]
 
 
-async def test_a_model_that_is_still_used_is_finalized_once_when_it_is_not(server: Server) -> None:
+async def test_a_model_that_is_still_used_is_finalized_once_when_it_is_not(server):
     used = await server.model("a")
     await use(server, "b", "c")
     assert server.log == ["+a", "+b", "+c"]
@@ -127,14 +124,14 @@ async def test_a_model_that_is_still_used_is_finalized_once_when_it_is_not(serve
     assert sorted(server.log[-2:]) == ["-b", "-c"]
 
 
-async def test_an_async_finalizer_is_awaited_once() -> None:
+async def test_an_async_finalizer_is_awaited_once():
     server = Server(AsyncModel)
     await use(server, "a", "b", "c")
     await user_context.unload_models()
     assert server.log == ["+a", "+b", "-a awaited", "+c", "-b awaited", "-c awaited"]
 
 
-async def test_an_unload_that_fails_is_logged_and_the_next_model_loaded(capsys: Any) -> None:
+async def test_an_unload_that_fails_is_logged_and_the_next_model_loaded(capsys):
     class Stuck:
         async def __del__(self) -> None:
             raise OSError("stuck")
@@ -150,9 +147,7 @@ async def test_an_unload_that_fails_is_logged_and_the_next_model_loaded(capsys: 
     assert "unloading the model 'a'" in capsys.readouterr().err
 
 
-async def test_the_listener_hears_of_changes_only_and_of_loads_when_they_begin(
-    server: Server,
-) -> None:
+async def test_the_listener_hears_of_changes_only_and_of_loads_when_they_begin(server):
     heard: list[tuple[str, ...]] = []
     user_context.on_models_changed(lambda: heard.append(user_context.model_ids()))
     try:
@@ -176,10 +171,10 @@ async def test_the_listener_hears_of_changes_only_and_of_loads_when_they_begin(
         (("",), ValueError, "the model id is empty; does the query have the header"),
     ],
 )
-async def test_a_call_without_a_model_id_says_so(args: Any, error: Any, message: str) -> None:
+async def test_a_call_without_a_model_id_says_so(args, error, message):
     with pytest.raises(error, match=message):
         await Server().model(*args)
 
 
-def test_outside_of_queries_there_is_no_model_id() -> None:
+def test_outside_of_queries_there_is_no_model_id():
     assert serve.get_multiplexed_model_id() == ""

@@ -145,7 +145,7 @@ def said(project: Path, out: Path) -> str:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_project_runs_where_its_files_are_not(tmp_path: Path, name: str) -> None:
+def test_a_project_runs_where_its_files_are_not(tmp_path, name):
     shape, project = SHAPES[name], tmp_path / "project"
     (project / shape.cwd).mkdir(parents=True)
     for file, text in shape.files.items():

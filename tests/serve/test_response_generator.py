@@ -106,13 +106,13 @@ class Passes:
 
 
 @pytest.fixture(autouse=True)
-def _clean() -> Iterator[None]:
+def _clean():
     yield
     serve.shutdown()
 
 
 @pytest.fixture
-def handle() -> Any:
+def handle():
     made = serve.run(serve.deployment(Streams).bind(), _local_testing_mode=True)
     return made.options(stream=True)
 
@@ -127,7 +127,7 @@ def wait_ended(handle: Any, count: int = 1) -> None:
     wait_until(lambda: state(handle)[1] == count, 10, "the generator ends")
 
 
-def test_values_come_in_their_order_to_a_for_loop(handle: Any) -> None:
+def test_values_come_in_their_order_to_a_for_loop(handle):
     for method in (handle.count, handle.count_async):
         response = method.remote(1000)
         assert isinstance(response, DeploymentResponseGenerator)
@@ -136,16 +136,14 @@ def test_values_come_in_their_order_to_a_for_loop(handle: Any) -> None:
     assert list(handle.count.remote(0)) == []
 
 
-def test_values_may_be_anything_that_can_be_pickled(handle: Any) -> None:
+def test_values_may_be_anything_that_can_be_pickled(handle):
     nothing, some, error, large = handle.things.remote()
     assert (nothing, some, large) == (None, {"a": [1]}, b"x" * 1_000_000)
     assert isinstance(error, OddError), "as a value"
 
 
 @pytest.mark.parametrize("after", [0, 1, 700])
-def test_what_the_generator_raises_is_raised_after_the_values_before(
-    handle: Any, after: int
-) -> None:
+def test_what_the_generator_raises_is_raised_after_the_values_before(handle, after):
     response = handle.breaks.remote(after)
     assert [next(response) for _ in range(after)] == list(range(after))
     with pytest.raises(OddError, match="odd") as caught:
@@ -154,14 +152,14 @@ def test_what_the_generator_raises_is_raised_after_the_values_before(
     assert list(response) == []
 
 
-def test_a_value_that_cannot_be_pickled_ends_the_stream(handle: Any) -> None:
+def test_a_value_that_cannot_be_pickled_ends_the_stream(handle):
     response = handle.unpicklable.remote()
     assert next(response) == 1
     with pytest.raises(UnsupportedResultError, match="yielded a lock, which cannot be pickled"):
         next(response)
 
 
-def test_a_value_that_cannot_be_unpickled_here_ends_the_stream(handle: Any) -> None:
+def test_a_value_that_cannot_be_unpickled_here_ends_the_stream(handle):
     response = handle.fragile.remote()
     assert next(response) == 1
     with pytest.raises(UserCodeError, match="cannot be unpickled here: ValueError: broken"):
@@ -169,7 +167,7 @@ def test_a_value_that_cannot_be_unpickled_here_ends_the_stream(handle: Any) -> N
     assert list(response) == []
 
 
-def test_streams_and_whole_values_are_not_taken_for_each_other(handle: Any) -> None:
+def test_streams_and_whole_values_are_not_taken_for_each_other(handle):
     with pytest.raises(UnsupportedResultError, match="whole returned a int; a call with stream"):
         list(handle.whole.remote())
     whole = handle.options(stream=False)
@@ -179,14 +177,14 @@ def test_streams_and_whole_values_are_not_taken_for_each_other(handle: Any) -> N
 
 
 @pytest.mark.anyio
-async def test_streaming_batches_stream_through_handles(handle: Any) -> None:
+async def test_streaming_batches_stream_through_handles(handle):
     async def all_of(upto: int) -> list[int]:
         return [each async for each in handle.batched.remote(upto)]
 
     assert await asyncio.gather(all_of(3), all_of(5)) == [[0, 1, 2], [0, 1, 2, 3, 4]]
 
 
-def test_a_reader_that_rests_stops_the_generator(handle: Any) -> None:
+def test_a_reader_that_rests_stops_the_generator(handle):
     response = handle.endless.remote()
     assert next(response) == 0
 
@@ -202,7 +200,7 @@ def test_a_reader_that_rests_stops_the_generator(handle: Any) -> None:
     wait_ended(handle)
 
 
-def test_closing_ends_the_generator_and_the_iteration(handle: Any) -> None:
+def test_closing_ends_the_generator_and_the_iteration(handle):
     with closing(handle.endless.remote()) as response:
         assert next(response) == 0
     wait_ended(handle)
@@ -218,14 +216,14 @@ def test_closing_ends_the_generator_and_the_iteration(handle: Any) -> None:
     wait_ended(handle, 2)
 
 
-def test_a_stream_that_is_dropped_ends_its_generator(handle: Any) -> None:
+def test_a_stream_that_is_dropped_ends_its_generator(handle):
     for _ in handle.endless.remote():
         break
     gc.collect()
     wait_ended(handle)
 
 
-def test_cancelling_wakes_who_waits(handle: Any) -> None:
+def test_cancelling_wakes_who_waits(handle):
     response = handle.slow.remote()
     assert next(response) == 1
     assert not response.cancelled()
@@ -237,14 +235,14 @@ def test_cancelling_wakes_who_waits(handle: Any) -> None:
     assert list(response) == []
 
 
-def test_a_stream_cancelled_before_it_begins_raises_too(handle: Any) -> None:
+def test_a_stream_cancelled_before_it_begins_raises_too(handle):
     response = handle.slow.remote()
     response.cancel()
     with pytest.raises(RequestCancelledError):
         next(response)
 
 
-def test_cancelling_the_task_that_iterates_ends_the_generator(handle: Any) -> None:
+def test_cancelling_the_task_that_iterates_ends_the_generator(handle):
     async def main() -> None:
         response = handle.slow.remote()
         assert await response.__anext__() == 1
@@ -255,7 +253,7 @@ def test_cancelling_the_task_that_iterates_ends_the_generator(handle: Any) -> No
     wait_ended(handle)
 
 
-def test_streams_pass_through_deployments(handle: Any) -> None:
+def test_streams_pass_through_deployments(handle):
     del handle
     app = Passes.bind(serve.deployment(Streams).bind())
     passes = serve.run(app, _local_testing_mode=True).options(stream=True)
@@ -263,7 +261,7 @@ def test_streams_pass_through_deployments(handle: Any) -> None:
     assert list(passes.tripled.remote(300)) == [3 * number for number in range(300)]
 
 
-def test_misuse_is_reported(handle: Any) -> None:
+def test_misuse_is_reported(handle):
     response = handle.count.remote(1)
     with pytest.raises(InvalidRequestError, match="is a stream, which cannot be passed on"):
         handle.count.remote(response)
@@ -283,7 +281,7 @@ def test_misuse_is_reported(handle: Any) -> None:
     assert "over" in repr(response)
 
 
-def test_an_unknown_deployment_is_reported_by_the_first_value(handle: Any) -> None:
+def test_an_unknown_deployment_is_reported_by_the_first_value(handle):
     del handle
     other = DeploymentHandle("Other").options(stream=True)
     with pytest.raises(GreenroomError, match="no endpoint"):

@@ -8,7 +8,6 @@ import os
 import shutil
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,7 +23,7 @@ from greenroom.serve.code.runtime_env import pack, pack_env, pack_module
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     made = tmp_path / "project"
     (made / "package").mkdir(parents=True)
     (made / "main.py").write_text("WORD = 'one'\n")
@@ -43,7 +42,7 @@ def names(content: bytes) -> list[str]:
         return archive.namelist()
 
 
-def test_the_same_files_are_the_same_zip_whenever_and_wherever(folder: Path) -> None:
+def test_the_same_files_are_the_same_zip_whenever_and_wherever(folder):
     first = pack(folder)
     os.utime(folder / "main.py", (1, 1))
     (folder / "package" / "data.bin").chmod(0o600)
@@ -54,7 +53,7 @@ def test_the_same_files_are_the_same_zip_whenever_and_wherever(folder: Path) -> 
     assert pack(copy).digest != first.digest
 
 
-def test_what_is_made_by_tools_is_left_out(folder: Path) -> None:
+def test_what_is_made_by_tools_is_left_out(folder):
     for name in ("__pycache__", ".git", "env"):
         (folder / name).mkdir()
         (folder / name / "file").write_text("x")
@@ -64,9 +63,7 @@ def test_what_is_made_by_tools_is_left_out(folder: Path) -> None:
     assert names(pack(folder).content) == ["main.py", "package/data.bin", "run.sh"]
 
 
-def test_links_that_stay_inside_are_what_they_stand_for_and_others_are_refused(
-    folder: Path,
-) -> None:
+def test_links_that_stay_inside_are_what_they_stand_for_and_others_are_refused(folder):
     (folder / "again.py").symlink_to("main.py")
     assert "again.py" in names(pack(folder).content)
     (folder / "secret").symlink_to("/etc/passwd")
@@ -79,8 +76,8 @@ def test_links_that_stay_inside_are_what_they_stand_for_and_others_are_refused(
 
 
 def test_a_folder_that_is_missing_or_too_large_is_refused_naming_the_largest_files(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    folder, monkeypatch
+):
     with pytest.raises(InvalidRequestError, match="nowhere': no such folder"):
         pack(folder / "nowhere")
     monkeypatch.setattr(runtime_env, "MAX_BYTES", 1000)
@@ -92,7 +89,7 @@ def test_a_folder_that_is_missing_or_too_large_is_refused_naming_the_largest_fil
         pack(folder)
 
 
-def test_it_is_unpacked_as_it_was(folder: Path, tmp_path: Path) -> None:
+def test_it_is_unpacked_as_it_was(folder, tmp_path):
     packed = pack(folder)
     store = tmp_path / "folders"
     store.mkdir()
@@ -123,9 +120,7 @@ def zipped(name: str, *, mode: int = 0, content: str = "x") -> bytes:
         (b"no zip at all", "not a zip file"),
     ],
 )
-def test_no_zip_writes_elsewhere_or_leaves_anything(
-    content: bytes, message: str, tmp_path: Path
-) -> None:
+def test_no_zip_writes_elsewhere_or_leaves_anything(content, message, tmp_path):
     store = tmp_path / "folders"
     store.mkdir()
     with pytest.raises((ValueError, zipfile.BadZipFile), match=message):
@@ -135,8 +130,8 @@ def test_no_zip_writes_elsewhere_or_leaves_anything(
 
 
 def test_what_is_not_the_zip_that_was_asked_for_or_too_much_is_refused(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    folder, tmp_path, monkeypatch
+):
     packed = pack(folder)
     with pytest.raises(ValueError, match="is not the zip"):
         folders.unpack(packed.content + b"x", packed.digest, tmp_path)
@@ -145,7 +140,7 @@ def test_what_is_not_the_zip_that_was_asked_for_or_too_much_is_refused(
         folders.unpack(packed.content, packed.digest, tmp_path)
 
 
-def test_folders_that_nobody_uses_are_removed_after_a_while(tmp_path: Path) -> None:
+def test_folders_that_nobody_uses_are_removed_after_a_while(tmp_path):
     for name in ("used", "unused", "new"):
         (tmp_path / name).mkdir()
     for name in ("used", "unused"):
@@ -155,7 +150,7 @@ def test_folders_that_nobody_uses_are_removed_after_a_while(tmp_path: Path) -> N
     folders.prune(tmp_path / "nothing", set)
 
 
-def test_an_environment_is_packed_and_names_what_it_sends(folder: Path, tmp_path: Path) -> None:
+def test_an_environment_is_packed_and_names_what_it_sends(folder, tmp_path):
     module = tmp_path / "alone.py"
     module.write_text("WORD = 'alone'\n")
     given = RuntimeEnv(working_dir=folder, py_modules=[folder / "package", module])  # type: ignore[arg-type]
@@ -170,7 +165,7 @@ def test_an_environment_is_packed_and_names_what_it_sends(folder: Path, tmp_path
     assert pack_env(RuntimeEnv(env_vars={"A": "1"})).env == RuntimeEnv(env_vars={"A": "1"})
 
 
-def test_a_zip_or_a_wheel_is_what_its_folder_is(folder: Path, tmp_path: Path) -> None:
+def test_a_zip_or_a_wheel_is_what_its_folder_is(folder, tmp_path):
     made = shutil.make_archive(str(tmp_path / "made"), "zip", folder)  # has entries for folders
     assert pack(Path(made)) == pack(folder)
     wheel = Path(made).rename(tmp_path / "made-1.0-py3-none-any.whl")
@@ -188,12 +183,12 @@ def test_a_zip_or_a_wheel_is_what_its_folder_is(folder: Path, tmp_path: Path) ->
         ({"py_modules": ["/etc/passwd"]}, "py_modules='/etc/passwd': File is not a zip file"),
     ],
 )
-def test_paths_that_cannot_be_packed_are_refused(env: dict[str, Any], message: str) -> None:
+def test_paths_that_cannot_be_packed_are_refused(env, message):
     with pytest.raises(InvalidRequestError, match=message):
         pack_env(RuntimeEnv(**env))
 
 
-def test_requirements_are_lines_whatever_form_they_are_given_in(tmp_path: Path) -> None:
+def test_requirements_are_lines_whatever_form_they_are_given_in(tmp_path):
     written = [
         "--index-url https://example.org/simple",
         "numpy",
@@ -212,7 +207,7 @@ def test_requirements_are_lines_whatever_form_they_are_given_in(tmp_path: Path) 
     assert RuntimeEnv(uv=["b"]).over(RuntimeEnv(pip=["a"])).requirements == ("uv", ("b",))  # type: ignore[arg-type]
 
 
-def test_an_application_s_environment_is_that_of_deployments_that_give_none() -> None:
+def test_an_application_s_environment_is_that_of_deployments_that_give_none():
     base = RuntimeEnv(env_vars={"A": "1", "B": "1"}, working_dir="here")
     assert RuntimeEnv().over(base) == base
     own = RuntimeEnv(env_vars={"B": "2"}, py_modules=("there",)).over(base)
@@ -246,26 +241,24 @@ def test_an_application_s_environment_is_that_of_deployments_that_give_none() ->
         ({"pip": {"packages": ["a"], "pip_check": True}}, "or a dict with packages alone"),
     ],
 )
-def test_an_environment_that_cannot_be_is_refused_by_field_and_value(
-    env: Any, message: str
-) -> None:
+def test_an_environment_that_cannot_be_is_refused_by_field_and_value(env, message):
     with pytest.raises(InvalidRequestError) as caught:
         serve.deployment(ray_actor_options={"runtime_env": env})(plain)
     assert message in str(caught.value), caught.value
 
 
-def test_a_working_dir_outside_of_the_environment_is_reported_where_it_belongs() -> None:
+def test_a_working_dir_outside_of_the_environment_is_reported_where_it_belongs():
     with pytest.raises(InvalidRequestError, match=r"working_dir=.*it is part of runtime_env"):
         serve.deployment(ray_actor_options={"working_dir": "."})(plain)
 
 
-def test_what_no_client_has_packed_is_refused_by_the_controller_too() -> None:
+def test_what_no_client_has_packed_is_refused_by_the_controller_too():
     options = {"runtime_env": {"working_dir": "/srv/app"}}
     with pytest.raises(InvalidRequestError, match=r"runtime_env names '/srv/app', on the client's"):
         CreateBackend.of(tag="t", code=b"", code_hash="", actor_options=options)
 
 
-def test_values_of_variables_are_in_no_report() -> None:
+def test_values_of_variables_are_in_no_report():
     def definition(value: str) -> BackendDefinition:
         options = ActorOptions(runtime_env=RuntimeEnv(env_vars={"TOKEN": value})).model_dump()
         return BackendDefinition(code_hash="", code_digest="", config={}, actor_options=options)
@@ -278,7 +271,7 @@ def test_values_of_variables_are_in_no_report() -> None:
     assert "new" not in str(options_shown(definition("new").actor_options))
 
 
-def test_users_and_passwords_of_urls_are_in_no_report() -> None:
+def test_users_and_passwords_of_urls_are_in_no_report():
     def definition(password: str) -> BackendDefinition:
         lines = (f"--index-url https://me:{password}@pypi.example/simple", "numpy>=2")
         options = ActorOptions(runtime_env=RuntimeEnv(pip=lines)).model_dump()

@@ -36,7 +36,7 @@ def config_of(**options: Any) -> dict[str, Any]:
         AutoscalingPolicy(policy_function=policy),
     ],
 )
-def test_a_function_travels_by_value_under_its_name(given: Any) -> None:
+def test_a_function_travels_by_value_under_its_name(given):
     packed_policy = config_of(autoscaling_config={"policy": given}).autoscaling_config.policy
     assert packed_policy.policy_function.endswith("test_scaling.policy")
     function, *_ = pickle.loads(packed_policy.code)
@@ -46,7 +46,7 @@ def test_a_function_travels_by_value_under_its_name(given: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["math:floor", "math.floor"])
-def test_an_import_path_is_resolved_where_it_is_given(path: str) -> None:
+def test_an_import_path_is_resolved_where_it_is_given(path):
     config = packed("backend 'b'", BackendConfig().updated(scaled_by(path)))
     assert pickle.loads(config.autoscaling_config.policy.code)[0] is math.floor
 
@@ -59,13 +59,13 @@ def test_an_import_path_is_resolved_where_it_is_given(path: str) -> None:
         ("math:pi", "policy_function='math:pi' is no function"),
     ],
 )
-def test_an_import_path_that_leads_nowhere_is_refused(path: str, message: str) -> None:
+def test_an_import_path_that_leads_nowhere_is_refused(path, message):
     with pytest.raises(InvalidRequestError, match="autoscaling policy of backend 'b'") as caught:
         packed_changes("backend 'b'", scaled_by(path))
     assert message in str(caught.value)
 
 
-def test_a_policy_that_cannot_be_pickled_is_refused_by_name() -> None:
+def test_a_policy_that_cannot_be_pickled_is_refused_by_name():
     generator = (number for number in ())
 
     def stuck(_context: Any) -> Any:
@@ -75,7 +75,7 @@ def test_a_policy_that_cannot_be_pickled_is_refused_by_name() -> None:
         packed_changes("backend 'b'", scaled_by(stuck))
 
 
-def test_only_what_is_given_is_changed() -> None:
+def test_only_what_is_given_is_changed():
     assert packed_changes("b", {"user_config": 1}) == {"user_config": 1}
     assert packed_changes("b", BackendConfig(user_config=1)) == {"user_config": 1}
     auto = packed_changes("b", {"num_replicas": "auto", "user_config": 1})
@@ -90,7 +90,7 @@ def scaled_by(policy_function: Any) -> dict[str, Any]:
     return {"autoscaling_config": {"policy": {"policy_function": policy_function}}}
 
 
-def test_decisions_are_shown_with_their_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+def test_decisions_are_shown_with_their_reasons(capsys):
     show_autoscaling({})
     assert "no backend has an autoscaling_config" in capsys.readouterr().out
     decision = {

@@ -6,7 +6,6 @@ import importlib.metadata
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -30,7 +29,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(tmp_path, monkeypatch):
     """Run pytest on these files; the system's folders are below ``tmp_path``."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
@@ -56,7 +55,7 @@ def passed(done: subprocess.CompletedProcess[str], number: int) -> None:
     assert f"{number} passed" in done.stdout
 
 
-def test_an_app_answers_http_and_handles_and_is_gone_with_its_test(run: Run) -> None:
+def test_an_app_answers_http_and_handles_and_is_gone_with_its_test(run):
     test = (
         APP
         + """
@@ -117,7 +116,7 @@ def greenroom_settings():
 
 
 @pytest.mark.slow
-def test_nothing_of_it_runs_when_the_session_is_over(run: Run, tmp_path: Path) -> None:
+def test_nothing_of_it_runs_when_the_session_is_over(run, tmp_path):
     test = (
         APP
         + """
@@ -138,7 +137,7 @@ def test_it(greenroom_run, greenroom_system):
     assert [pid for pid in pids if alive(int(pid))] == []
 
 
-def test_a_run_that_does_not_use_it_imports_next_to_nothing(run: Run) -> None:
+def test_a_run_that_does_not_use_it_imports_next_to_nothing(run):
     test = """
 import sys
 
@@ -151,7 +150,7 @@ def test_it():
 
 
 @pytest.mark.slow
-def test_bad_settings_are_an_error_that_names_them(run: Run) -> None:
+def test_bad_settings_are_an_error_that_names_them(run):
     conftest = """
 import pytest
 
@@ -164,6 +163,6 @@ def greenroom_settings():
     assert "workers=0" in done.stdout
 
 
-def test_pytest_finds_it_where_greenroom_is_installed() -> None:
+def test_pytest_finds_it_where_greenroom_is_installed():
     (found,) = importlib.metadata.entry_points(group="pytest11", name="greenroom")
     assert found.value == "greenroom.serve.testing"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +32,7 @@ def ask(recorder: Recorder, body: bytes = b"", **headers: str) -> Response:
     return Response(200, body=bytes(answer.body))
 
 
-def test_a_query_and_its_answer_are_taken_once_without_secrets() -> None:
+def test_a_query_and_its_answer_are_taken_once_without_secrets():
     recorder = Recorder(("authorization", "set-cookie"))
     shadow = ask(recorder, b"in", authorization="secret", accept="a")
     assert recorder.take() == ([], 0)
@@ -48,7 +47,7 @@ def test_a_query_and_its_answer_are_taken_once_without_secrets() -> None:
     assert recorder.take() == ([], 0)
 
 
-def test_what_a_recorder_keeps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_recorder_keeps_is_bounded(monkeypatch):
     monkeypatch.setattr(recording, "MAX_WAITING_BYTES", 2_000)
     monkeypatch.setattr(recording, "MAX_READY_BYTES", 1_500)
     recorder = Recorder(())
@@ -59,7 +58,7 @@ def test_what_a_recorder_keeps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     assert (len(rows), dropped) == (2 + 1, 2 + 1)
 
 
-def test_an_answer_that_is_none_of_the_recorders_is_left_alone() -> None:
+def test_an_answer_that_is_none_of_the_recorders_is_left_alone():
     recorder = Recorder(())
     recorder.answered(Response(200), Response(500, body=b"failed"))
     recorder.answered(Response(200), Response(200, body=b"7"))
@@ -69,7 +68,7 @@ def test_an_answer_that_is_none_of_the_recorders_is_left_alone() -> None:
 HEAD = b'{"greenroom": "recording", "format": 1, "endpoint": "a"}\n'
 
 
-def test_a_torn_last_line_is_left_out_and_a_damaged_one_is_reported(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_left_out_and_a_damaged_one_is_reported(tmp_path):
     file = tmp_path / "rows"
     file.write_bytes(HEAD + b'{"at": 1}\n{"at"')
     assert list(read(file)) == [{"at": 1}]
@@ -83,12 +82,12 @@ def test_a_torn_last_line_is_left_out_and_a_damaged_one_is_reported(tmp_path: Pa
     ("content", "message"),
     [(b"", "no recording"), (b"[]\n", "no recording"), (HEAD.replace(b"1", b"9"), "format 9")],
 )
-def test_other_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_other_files_are_refused(tmp_path, content, message):
     (tmp_path / "rows").write_bytes(content)
     with pytest.raises(InvalidRequestError, match=message):
         next(read(tmp_path / "rows"))
 
 
-def test_any_endpoint_has_a_recorder_of_an_allowed_name() -> None:
+def test_any_endpoint_has_a_recorder_of_an_allowed_name():
     assert recorder_of("app#Deployment") != recorder_of("app")
     assert len(recorder_of("x" * 1000)) < 30

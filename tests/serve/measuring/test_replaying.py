@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import pytest
 from greenroom import serve
 from greenroom.serve.measuring import recording
 from greenroom.serve.measuring.recording import recorder_of
-from tests.support.systems import RunningSystem, running_system, wait_until
+from tests.support.systems import running_system, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +37,7 @@ def same(request: Any) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
+def system(tmp_path_factory):
     with running_system(tmp_path_factory.mktemp("replay")) as system, system.as_default():
         with serve.Client.connect() as client:
             for name, function in (("v1", old), ("v2", new), ("v3", same)):
@@ -48,7 +47,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
 
 
 @pytest.fixture(scope="module")
-def recorded(system: RunningSystem, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(system, tmp_path_factory):
     """A recording of 40 queries, made by the command and ended by a signal, as by Ctrl-C."""
     file = tmp_path_factory.mktemp("recorded") / "traffic.jsonl"
     command = [str(Path(sys.executable).parent / "greenroom"), "record", "answer", str(file)]
@@ -78,9 +77,7 @@ def recorded(system: RunningSystem, tmp_path_factory: pytest.TempPathFactory) ->
     return file
 
 
-def test_a_recording_has_no_secrets_is_its_owners_and_leaves_nothing(
-    system: RunningSystem, recorded: Path
-) -> None:
+def test_a_recording_has_no_secrets_is_its_owners_and_leaves_nothing(system, recorded):
     assert stat.S_IMODE(recorded.stat().st_mode) == 0o600
     assert "secret" not in recorded.read_text()
     with serve.Client.connect() as client:
@@ -89,9 +86,7 @@ def test_a_recording_has_no_secrets_is_its_owners_and_leaves_nothing(
         assert client.list_backends().keys() == {"v1", "v2", "v3"}
 
 
-def test_a_replay_finds_the_difference_and_compares_latencies(
-    system: RunningSystem, recorded: Path
-) -> None:
+def test_a_replay_finds_the_difference_and_compares_latencies(system, recorded):
     done = system.greenroom("replay", str(recorded), "--to", "v2", "--speed", "4", "--json")
     found = json.loads(done.stdout)
     assert done.returncode == 3
@@ -109,9 +104,7 @@ def test_a_replay_finds_the_difference_and_compares_latencies(
         assert client.list_endpoints().keys() == {"answer"}
 
 
-def test_an_application_is_recorded_and_replayed_by_its_name(
-    system: RunningSystem, recorded: Path, tmp_path: Path
-) -> None:
+def test_an_application_is_recorded_and_replayed_by_its_name(system, recorded, tmp_path):
     serve.run(serve.deployment(same).bind(), name="shop", route_prefix="/shop")
     try:
         for to in ("shop", "shop#same"):
@@ -130,9 +123,7 @@ def test_an_application_is_recorded_and_replayed_by_its_name(
         serve.delete("shop")
 
 
-def test_a_rollout_with_a_replay_begins_only_where_answers_agree(
-    system: RunningSystem, recorded: Path
-) -> None:
+def test_a_rollout_with_a_replay_begins_only_where_answers_agree(system, recorded):
     refused = system.greenroom("rollout", "answer", "--to", "v2", "--replay", str(recorded))
     assert refused.returncode == 1
     assert "'v2' gets no traffic" in refused.stderr
@@ -153,17 +144,13 @@ def test_a_rollout_with_a_replay_begins_only_where_answers_agree(
         (("--to", "v2", "--ignore", "id"), "JSON pointer"),
     ],
 )
-def test_bad_flags_are_reported(
-    system: RunningSystem, recorded: Path, flags: tuple[str, ...], message: str
-) -> None:
+def test_bad_flags_are_reported(system, recorded, flags, message):
     done = system.greenroom("replay", str(recorded), *flags)
     assert done.returncode in (1, 2)
     assert message in done.stderr
 
 
-def test_a_recording_ends_at_its_limits_and_is_not_written_over(
-    system: RunningSystem, recorded: Path, tmp_path: Path
-) -> None:
+def test_a_recording_ends_at_its_limits_and_is_not_written_over(system, recorded, tmp_path):
     file = tmp_path / "small.jsonl"
     with serve.Client.connect() as client:
         with pytest.raises(ValueError, match="exists"):

@@ -40,19 +40,17 @@ SECRET = "s3cret"
         ("https://a.example/" + "x" * 2000, ("*",), "2000 characters"),
     ],
 )
-def test_urls_that_are_not_allowed_are_refused(
-    url: str, allowed: tuple[str, ...], message: str
-) -> None:
+def test_urls_that_are_not_allowed_are_refused(url, allowed, message):
     with pytest.raises(InvalidRequestError, match=message):
         target_of(url, allowed, SECRET)
 
 
-def test_callbacks_without_a_secret_are_refused() -> None:
+def test_callbacks_without_a_secret_are_refused():
     with pytest.raises(InvalidRequestError, match="set GREENROOM_CALLBACK_SECRET"):
         target_of("https://a.example/", ("*",), "")
 
 
-def test_plain_http_is_for_hosts_that_are_named() -> None:
+def test_plain_http_is_for_hosts_that_are_named():
     target = target_of("http://A.example/x?y=1", ("a.example", "*"), SECRET)
     assert tuple(target) == ("http", "a.example", 80, "/x?y=1", True)
     assert target_of("https://b.example", ("*",), SECRET)[2:] == (443, "/", False)
@@ -66,11 +64,11 @@ def test_plain_http_is_for_hosts_that_are_named() -> None:
         ("http://[::1]:81/x", "[::1]:81"),
     ],
 )
-def test_a_host_may_be_named_with_its_port(url: str, allowed: str) -> None:
+def test_a_host_may_be_named_with_its_port(url, allowed):
     assert target_of(url, (allowed,), SECRET).is_named
 
 
-def test_of_a_callback_its_origin_is_shown() -> None:
+def test_of_a_callback_its_origin_is_shown():
     assert origin_of("https://a.example:81/x?token=s3cret") == "https://a.example:81/***"
     assert origin_of("") == ""
 
@@ -83,16 +81,16 @@ def test_of_a_callback_its_origin_is_shown() -> None:
         *("2002:7f00:1::", "2001:0:1::", "ff02::1", "::"),
     ],
 )
-def test_an_address_that_is_not_of_the_internet_is_not_public(address: str) -> None:
+def test_an_address_that_is_not_of_the_internet_is_not_public(address):
     assert not is_public(address)
 
 
-def test_addresses_of_the_internet_are_public() -> None:
+def test_addresses_of_the_internet_are_public():
     assert is_public("1.1.1.1")
     assert is_public("2606:4700::1111")
 
 
-def test_signatures_are_those_of_standard_webhooks() -> None:
+def test_signatures_are_those_of_standard_webhooks():
     key = base64.b64encode(b"key").decode()
     wanted = base64.b64encode(hmac.new(b"key", b"id.7.{}", hashlib.sha256).digest()).decode()
     assert signature(f"whsec_{key}", "id", 7, b"{}") == f"v1,{wanted}"
@@ -119,7 +117,7 @@ async def called(answer: bytes, **target: Any) -> tuple[bytes, BaseException | N
     return bytes(got), None
 
 
-def test_a_callback_posts_the_job_with_its_signature() -> None:
+def test_a_callback_posts_the_job_with_its_signature():
     got, error = asyncio.run(called(b"HTTP/1.1 204 No Content\r\n\r\n"))
     assert error is None
     head, _, body = got.partition(b"\r\n\r\n")
@@ -135,11 +133,11 @@ def test_a_callback_posts_the_job_with_its_signature() -> None:
     "answer",
     [b"HTTP/1.1 302 Found\r\nlocation: http://10.0.0.1/\r\n\r\n", b"HTTP/1.1 500 No\r\n", b""],
 )
-def test_any_other_answer_is_a_callback_not_taken(answer: bytes) -> None:
+def test_any_other_answer_is_a_callback_not_taken(answer):
     assert isinstance(asyncio.run(called(answer))[1], CallbackRefusedError)
 
 
-def test_a_name_with_a_private_address_is_not_called_unless_it_is_named() -> None:
+def test_a_name_with_a_private_address_is_not_called_unless_it_is_named():
     got, error = asyncio.run(called(b"HTTP/1.1 200 OK\r\n\r\n", host="localhost", is_named=False))
     assert not got
     assert "not public" in str(error)

@@ -46,7 +46,7 @@ async def opened(store: MemoryStore) -> JobLog:
     return log
 
 
-async def test_changes_that_come_during_a_write_share_the_next_one() -> None:
+async def test_changes_that_come_during_a_write_share_the_next_one():
     store = Store()
     log = await opened(store)
     store.may_write.clear()
@@ -64,7 +64,7 @@ async def test_changes_that_come_during_a_write_share_the_next_one() -> None:
     await log.durable()  # there is nothing to wait for
 
 
-async def test_a_refused_write_is_reported_and_repeated_with_what_came_since() -> None:
+async def test_a_refused_write_is_reported_and_repeated_with_what_came_since():
     store = Store()
     log = await opened(store)
     store.errors = [NothingSavedError("the disk is full")]
@@ -79,7 +79,7 @@ async def test_a_refused_write_is_reported_and_repeated_with_what_came_since() -
     assert [store.get(key) for key in "abc"] == [b"1", b"2", b"2"]
 
 
-async def test_a_log_whose_store_another_queue_has_taken_writes_no_more() -> None:
+async def test_a_log_whose_store_another_queue_has_taken_writes_no_more():
     store = Store()
     log = await opened(store)
     store.errors = [StaleWriterError("there is a later writer")]
@@ -92,7 +92,7 @@ async def test_a_log_whose_store_another_queue_has_taken_writes_no_more() -> Non
     assert store.load() == {}
 
 
-async def test_it_waits_for_a_store_that_is_locked_and_reads_what_is_there() -> None:
+async def test_it_waits_for_a_store_that_is_locked_and_reads_what_is_there():
     store = Store()
     ended = job("b", status="SUCCEEDED", ended_at=3.0)
     values = values_of({"a": job("a"), "b": ended, "c": None})

@@ -10,7 +10,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Dict  # noqa: UP035  # users have it
 
@@ -60,7 +60,7 @@ class Local:
 
 
 @pytest.fixture(scope="module")
-def queue() -> Iterator[Any]:
+def queue():
     yield serve.run(Local.bind(), name="local", _local_testing_mode=True)
     local_testing.shutdown()  # else other files' handles would look here
 
@@ -77,20 +77,20 @@ def enqueue(queue: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
     return queue.enqueue_task.remote(*args, **kwargs).result(timeout_s=5)
 
 
-def test_a_job_runs_and_its_result_stays(queue: Any) -> None:
+def test_a_job_runs_and_its_result_stays(queue):
     job = enqueue(queue, "add", [2], {"b": 3})
     assert ended(queue, job["id"])["status"] == "SUCCEEDED"
     for _ in range(2):
         assert queue.get_task_result.remote(job["id"]).result(timeout_s=5) == 5
 
 
-def test_a_handler_that_raises_runs_again(queue: Any) -> None:
+def test_a_handler_that_raises_runs_again(queue):
     job = enqueue(queue, "flaky")
     assert ended(queue, job["id"])["runs"] == 2
     assert queue.get_task_result.remote(job["id"]).result(timeout_s=5) == {"runs": 2}
 
 
-def test_a_result_that_is_too_large_fails_the_job_at_once(queue: Any) -> None:
+def test_a_result_that_is_too_large_fails_the_job_at_once(queue):
     job = ended(queue, enqueue(queue, "large")["id"])
     assert (job["status"], job["runs"]) == ("FAILED", 1)
     assert "max_job_bytes" in job["error"]
@@ -98,7 +98,7 @@ def test_a_result_that_is_too_large_fails_the_job_at_once(queue: Any) -> None:
         queue.get_task_result.remote(job["id"]).result(timeout_s=5)
 
 
-def test_calls_that_no_handler_takes_are_refused(queue: Any) -> None:
+def test_calls_that_no_handler_takes_are_refused(queue):
     for error, found, call in (
         (UnknownNameError, "add", ("none",)),
         (InvalidRequestError, "'a'", ("add",)),
@@ -117,12 +117,12 @@ def test_calls_that_no_handler_takes_are_refused(queue: Any) -> None:
         enqueue(queue, "add", [1], idempotency_key="x" * 256)
 
 
-def test_none_is_taken_where_it_is_the_default(queue: Any) -> None:
+def test_none_is_taken_where_it_is_the_default(queue):
     assert enqueue(queue, "total", [[1]], {"most": None})["status"] == "QUEUED"
 
 
 @pytest.mark.parametrize("kind", [dict, Dict, "a text", "int | 'Job'", "typing.Job", "Job"])  # noqa: UP006
-def test_a_handler_may_have_any_annotation(kind: Any) -> None:
+def test_a_handler_may_have_any_annotation(kind):
     class Consumer:
         def run(self, job: Any) -> None: ...
 
@@ -131,7 +131,7 @@ def test_a_handler_may_have_any_annotation(kind: Any) -> None:
     serve.task_consumer(Consumer)
 
 
-def test_a_key_makes_two_requests_one_job(queue: Any) -> None:
+def test_a_key_makes_two_requests_one_job(queue):
     first = enqueue(queue, "add", [1], idempotency_key="k")
     assert enqueue(queue, "add", [1], idempotency_key="k")["id"] == first["id"]
     assert enqueue(queue, "add", [1])["id"] != enqueue(queue, "add", [1])["id"]
@@ -160,13 +160,13 @@ class Noted:
 
 
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def held(monkeypatch):
     monkeypatch.setattr("greenroom.serve.tasks.queue.MemoryStore", Held)
     yield serve.run(Noted.bind(), name="noted", _local_testing_mode=True)
     local_testing.shutdown()
 
 
-def test_that_a_job_runs_is_saved_before_it_runs(held: Any, tmp_path: Path) -> None:
+def test_that_a_job_runs_is_saved_before_it_runs(held, tmp_path):
     file = tmp_path / "runs"
     has_run: list[bool] = []
 
@@ -182,9 +182,7 @@ def test_that_a_job_runs_is_saved_before_it_runs(held: Any, tmp_path: Path) -> N
     assert file.read_text() == "it runs\n"
 
 
-def test_a_job_that_is_cancelled_before_that_is_saved_does_not_run(
-    held: Any, tmp_path: Path
-) -> None:
+def test_a_job_that_is_cancelled_before_that_is_saved_does_not_run(held, tmp_path):
     is_held, may_go = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -203,7 +201,7 @@ def test_a_job_that_is_cancelled_before_that_is_saved_does_not_run(
     assert [path.name for path in tmp_path.iterdir()] == ["second"]
 
 
-def test_the_queue_is_a_deployment_before_the_consumer() -> None:
+def test_the_queue_is_a_deployment_before_the_consumer():
     built = build(Local.bind(), "app")
     assert built.applications[0].ingress == "Local-queue"
     consumer, before = built.deployments
@@ -212,7 +210,7 @@ def test_the_queue_is_a_deployment_before_the_consumer() -> None:
     assert before.config.http_call_methods == ()
 
 
-def test_the_queue_has_the_secret_of_its_consumer_wherever_that_is_given() -> None:
+def test_the_queue_has_the_secret_of_its_consumer_wherever_that_is_given():
     def env(secret: str) -> dict[str, Any]:
         return {"env_vars": {"GREENROOM_CALLBACK_SECRET": secret, "OTHER": "x"}}
 
@@ -255,7 +253,7 @@ class Slow:
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
+def system(tmp_path_factory):
     folder = tmp_path_factory.mktemp("jobs")
     with running_system(folder, GREENROOM_CALLBACK_SECRET="s3cret") as system:
         system.deploy(Slow.bind(), route_prefix="/slow")
@@ -290,9 +288,7 @@ def ask(
         return answer.status, json.loads(content) if is_json else content.decode(), answer.headers
 
 
-def test_a_job_is_accepted_reported_and_cancelled_by_http(
-    system: RunningSystem, tmp_path: Path
-) -> None:
+def test_a_job_is_accepted_reported_and_cancelled_by_http(system, tmp_path):
     status, job, headers = ask(system, "POST", "/wait", {"folder": str(tmp_path)})
     assert (status, headers["location"]) == (202, f"/slow/{job['id']}")
     wait_until((tmp_path / "begun").exists, 10, "the job runs")
@@ -319,18 +315,14 @@ def test_a_job_is_accepted_reported_and_cancelled_by_http(
         ("PUT", "/none", {}, 405, "PUT"),
     ],
 )
-def test_bad_requests_hear_what_is_wrong(
-    system: RunningSystem, method: str, path: str, body: Any, status: int, message: str
-) -> None:
+def test_bad_requests_hear_what_is_wrong(system, method, path, body, status, message):
     answer = ask(system, method, path, body)
     assert answer[0] == status
     assert message in answer[1]
 
 
 @pytest.mark.slow
-def test_accepted_jobs_outlive_the_death_of_any_process(
-    system: RunningSystem, tmp_path: Path
-) -> None:
+def test_accepted_jobs_outlive_the_death_of_any_process(system, tmp_path):
     folder = str(tmp_path)
     jobs: dict[str, int] = {}
 
@@ -364,9 +356,7 @@ def test_accepted_jobs_outlive_the_death_of_any_process(
 
 
 @pytest.mark.parametrize(("route", "secret"), [("/slow", "s3cret"), ("/own", "its own")])
-def test_a_callback_comes_signed_when_the_job_has_ended(
-    system: RunningSystem, tmp_path: Path, route: str, secret: str
-) -> None:
+def test_a_callback_comes_signed_when_the_job_has_ended(system, tmp_path, route, secret):
     got: list[tuple[bool, Any]] = []
 
     class Receiver(http.server.BaseHTTPRequestHandler):

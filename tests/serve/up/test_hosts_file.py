@@ -24,7 +24,7 @@ hosts:
 
 
 @pytest.fixture(name="folder")
-def make_folder(tmp_path: Path) -> Path:
+def make_folder(tmp_path):
     write_wheel(tmp_path / "wheels", "greenroom", "0.2.0", "")
     write_wheel(tmp_path / "wheels", "parrot", "1.0", "")
     return tmp_path
@@ -35,7 +35,7 @@ def read(folder: Path, text: str) -> HostsFile:
     return HostsFile(folder / "hosts.yaml")
 
 
-def test_hosts_get_their_place_and_the_settings_of_all(folder: Path) -> None:
+def test_hosts_get_their_place_and_the_settings_of_all(folder):
     one, two = read(folder, TWO).hosts.values()
     assert one.target == ("one", "admin@one.example", "/srv/greenroom", "python3")
     assert two.target == ("two", "10.0.0.2", "/srv/greenroom", "/opt/python/bin/python3")
@@ -54,14 +54,14 @@ def test_hosts_get_their_place_and_the_settings_of_all(folder: Path) -> None:
     }
 
 
-def test_another_gate_of_the_leader_is_what_the_others_join_by(folder: Path) -> None:
+def test_another_gate_of_the_leader_is_what_the_others_join_by(folder):
     text = TWO.replace(
         "ssh: admin@one.example", "settings: {advertise: 192.0.2.1, admin_port: 1901}"
     )
     assert read(folder, text).hosts["two"].environ["GREENROOM_JOIN"] == "192.0.2.1:1901"
 
 
-def test_hosts_with_a_store_lead_and_the_others_join_all_of_them(folder: Path) -> None:
+def test_hosts_with_a_store_lead_and_the_others_join_all_of_them(folder):
     hosts = read(
         folder,
         """
@@ -79,7 +79,7 @@ hosts:
     ]
 
 
-def test_a_generation_is_of_wheels_python_and_settings(folder: Path) -> None:
+def test_a_generation_is_of_wheels_python_and_settings(folder):
     one, two = read(folder, TWO).hosts.values()
     assert one.generation.startswith(f"{one.release}-")
     assert one.release.startswith("0.2.0-")
@@ -107,13 +107,13 @@ def test_a_generation_is_of_wheels_python_and_settings(folder: Path) -> None:
         ("hosts: {a: {address: '${ADDRESS_OF_A}'}}", "the variable ADDRESS_OF_A is not set"),
     ],
 )
-def test_a_bad_file_is_refused_with_what_to_do(folder: Path, text: str, message: str) -> None:
+def test_a_bad_file_is_refused_with_what_to_do(folder, text, message):
     with pytest.raises(InvalidRequestError, match=message):
         read(folder, f"wheels: wheels\n{text}" if "hosts.yaml:1" not in message else
              f"{text}\nwheels: wheels")  # fmt: skip
 
 
-def test_wheels_are_one_release_whole(folder: Path) -> None:
+def test_wheels_are_one_release_whole(folder):
     with pytest.raises(InvalidRequestError, match=r"no folder .*none; make them by `pip wheel"):
         assert read(folder, TWO.replace("wheels: wheels", "wheels: none")).wheels
     write_wheel(folder / "wheels", "parrot", "2.0", "")

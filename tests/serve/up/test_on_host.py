@@ -15,7 +15,7 @@ RELEASE = "0.2.0-abc"
 
 
 @pytest.fixture(name="home")
-def make_home(tmp_path: Path) -> Path:
+def make_home(tmp_path):
     """A host's folder with a release, whose greenroom prints its arguments and a variable."""
     program = tmp_path / "home" / "releases" / RELEASE / "bin" / "greenroom"
     program.parent.mkdir(parents=True)
@@ -26,7 +26,7 @@ def make_home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(name="systemd")
-def make_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def make_systemd(tmp_path, monkeypatch):
     """A stand-in for systemctl that writes down what it is asked; returns where."""
     monkeypatch.setattr(on_host, "SYSTEMD", tmp_path)
     monkeypatch.setattr(on_host, "SYSTEM_UNITS", tmp_path / "units")
@@ -48,7 +48,7 @@ def start(home: Path, generation: str = f"{RELEASE}-def") -> str:
     return on_host.start(home, generation, RELEASE, {"GREENROOM_LOG_FILES": "it's 9"})
 
 
-def test_a_generation_is_a_private_script_with_the_hosts_settings(home: Path) -> None:
+def test_a_generation_is_a_private_script_with_the_hosts_settings(home):
     assert start(home) == f"{home}/state it's 9 start"
     script = home / "generations" / f"{RELEASE}-def"
     assert (home / "greenroom").readlink() == script
@@ -59,13 +59,13 @@ def test_a_generation_is_a_private_script_with_the_hosts_settings(home: Path) ->
     assert on_host.inspect(home)["healthy"] == f"{RELEASE}-def"
 
 
-def test_nothing_is_found_on_a_bare_host_and_nothing_is_made(tmp_path: Path) -> None:
+def test_nothing_is_found_on_a_bare_host_and_nothing_is_made(tmp_path):
     found = on_host.inspect(tmp_path / "none")
     assert not any(value for name, value in found.items() if name != "python")
     assert not (tmp_path / "none").exists()
 
 
-def test_a_stop_deletes_what_was_made_and_nothing_else(home: Path) -> None:
+def test_a_stop_deletes_what_was_made_and_nothing_else(home):
     start(home)
     (home / "of another").touch()
     on_host.stop(home, delete=True)
@@ -75,7 +75,7 @@ def test_a_stop_deletes_what_was_made_and_nothing_else(home: Path) -> None:
     assert not home.exists()
 
 
-def test_a_release_that_cannot_stop_is_stopped_by_the_one_before(home: Path) -> None:
+def test_a_release_that_cannot_stop_is_stopped_by_the_one_before(home):
     start(home)
     on_host.confirm(home)
     other = home / "releases" / "0.3.0-abc" / "bin" / "greenroom"
@@ -87,7 +87,7 @@ def test_a_release_that_cannot_stop_is_stopped_by_the_one_before(home: Path) -> 
     assert on_host.start(home, f"{RELEASE}-def", "", {}).endswith("start")
 
 
-def test_systemd_starts_the_unit_and_accepts_it(home: Path, systemd: Path) -> None:
+def test_systemd_starts_the_unit_and_accepts_it(home, systemd):
     start(home)
     unit = systemd.parent / "units" / on_host.UNIT
     user = [] if os.geteuid() == 0 else ["--user"]
@@ -111,7 +111,7 @@ def test_systemd_starts_the_unit_and_accepts_it(home: Path, systemd: Path) -> No
     assert not unit.exists()
 
 
-def test_a_unit_that_does_not_start_is_reported_with_its_log(home: Path, systemd: Path) -> None:
+def test_a_unit_that_does_not_start_is_reported_with_its_log(home, systemd):
     (systemd.parent / "fails").touch()
     with pytest.raises(on_host.FailedError, match="exit code 1\nwhat went wrong"):
         start(home)

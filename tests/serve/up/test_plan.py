@@ -39,7 +39,7 @@ def steps(hosts: dict[str, WantedHost], found: Found, leads: str = "a") -> list[
     return [str(step) for step in plan(hosts, found, leads)]
 
 
-def test_bare_hosts_are_installed_and_the_one_that_leads_starts_first() -> None:
+def test_bare_hosts_are_installed_and_the_one_that_leads_starts_first():
     hosts = wanted()
     found = Found(dict.fromkeys(hosts, FoundHost(python="3.11")))
     assert steps(hosts, found) == [
@@ -52,26 +52,26 @@ def test_bare_hosts_are_installed_and_the_one_that_leads_starts_first() -> None:
     ]
 
 
-def test_there_is_nothing_to_do_where_all_is_as_it_should_be() -> None:
+def test_there_is_nothing_to_do_where_all_is_as_it_should_be():
     hosts = wanted()
     assert steps(hosts, reporting({n: as_wanted(h) for n, h in hosts.items()})) == []
 
 
-def test_another_release_is_installed_everywhere_and_the_leader_restarts_last() -> None:
+def test_another_release_is_installed_everywhere_and_the_leader_restarts_last():
     old, new = wanted(version="1"), wanted(version="2")
     found = reporting({name: as_wanted(host) for name, host in old.items()})
     why = "restart from 1-wheels to 2-wheels"
     assert steps(new, found)[3:] == [f"b: {why}", f"c: {why}", f"a: {why}"]
 
 
-def test_the_leader_is_the_host_that_leads_now() -> None:
+def test_the_leader_is_the_host_that_leads_now():
     """Where several can, as by a store that they share."""
     old, new = wanted(version="1"), wanted(version="2")
     found = reporting({name: as_wanted(host) for name, host in old.items()}, leader="b")
     assert [step.host for step in plan(new, found, "b")][3:] == ["a", "c", "b"]
 
 
-def test_a_leader_that_does_not_run_is_started_before_the_others_change() -> None:
+def test_a_leader_that_does_not_run_is_started_before_the_others_change():
     """As where the command was interrupted while the last host restarted."""
     old, new = wanted(version="1"), wanted(version="2")
     have = {"a": as_wanted(old["a"]), "b": as_wanted(new["b"]), "c": as_wanted(old["c"])}
@@ -80,14 +80,14 @@ def test_a_leader_that_does_not_run_is_started_before_the_others_change() -> Non
     assert steps(new, Found(have)) == [f"a: {why}", "b: start, as it does not run", f"c: {why}"]
 
 
-def test_other_settings_of_one_host_restart_that_one_alone() -> None:
+def test_other_settings_of_one_host_restart_that_one_alone():
     hosts = wanted()
     found = reporting({name: as_wanted(host) for name, host in hosts.items()})
     hosts |= wanted("b", GREENROOM_LOG_FILES="9")
     assert steps(hosts, found) == ["b: restart with other settings"]
 
 
-def test_a_host_that_is_lost_or_was_not_yet_healthy_is_started() -> None:
+def test_a_host_that_is_lost_or_was_not_yet_healthy_is_started():
     hosts = wanted()
     have = {name: as_wanted(host) for name, host in hosts.items()}
     have["c"] = have["c"]._replace(healthy="")
@@ -97,7 +97,7 @@ def test_a_host_that_is_lost_or_was_not_yet_healthy_is_started() -> None:
     ]
 
 
-def test_new_hosts_start_before_others_restart() -> None:
+def test_new_hosts_start_before_others_restart():
     """There is more room then for the replicas of those that restart."""
     old, new = wanted("ab", version="1"), wanted("abcd", version="2")
     have = {name: as_wanted(host) for name, host in old.items()}
@@ -106,7 +106,7 @@ def test_new_hosts_start_before_others_restart() -> None:
     assert [step.host for step in plan(new, found, "a")][4:] == ["c", "d", "b", "a"]
 
 
-def test_hosts_that_left_the_file_go_at_the_end() -> None:
+def test_hosts_that_left_the_file_go_at_the_end():
     hosts = wanted("ab")
     had = {name: {"leads": name == "a"} for name in "abc"}
     found = reporting({name: as_wanted(host, hosts=had) for name, host in hosts.items()})
@@ -121,14 +121,14 @@ def test_hosts_that_left_the_file_go_at_the_end() -> None:
     ],
     ids=["pythons", "keys"],
 )
-def test_what_stands_in_the_way_names_the_hosts(found: dict[str, Any], message: str) -> None:
+def test_what_stands_in_the_way_names_the_hosts(found, message):
     hosts = wanted("ab")
     have = {name: as_wanted(host, **found.get(name, {})) for name, host in hosts.items()}
     (problem,) = problems(hosts, Found(have))
     assert re.search(message, problem)
 
 
-def test_the_only_host_that_can_lead_stays_the_first() -> None:
+def test_the_only_host_that_can_lead_stays_the_first():
     hosts = wanted("ba")
     had = {name: {"leads": name == "a"} for name in "ab"}
     have = {name: as_wanted(host, hosts=had) for name, host in hosts.items()}
@@ -137,7 +137,7 @@ def test_the_only_host_that_can_lead_stays_the_first() -> None:
     assert "host 'a' leads" in "".join(problems(wanted("b"), Found({"b": have["b"]})))
 
 
-def test_any_host_can_be_the_first_where_they_share_a_store() -> None:
+def test_any_host_can_be_the_first_where_they_share_a_store():
     hosts = wanted("ba", GREENROOM_STORE="/shared")
     found = reporting({name: as_wanted(host) for name, host in hosts.items()}, leader="a")
     assert list(problems(hosts, found)) == []
