@@ -384,7 +384,9 @@ class Replica(LoopActor):
             self.loop.start(self._close(self.user_code))
 
     async def _close(self, user_code: UserCode) -> None:
-        await asyncio.wrap_future(user_code.close())
+        failure = await asyncio.wrap_future(user_code.close())
+        if failure is not None:
+            logger.error("%s did not end well: %s", self.tag, failure.traceback)
         self._leave()
 
     def _leave(self) -> None:

@@ -6,6 +6,7 @@ hooks; queries name its methods, HTTP requests only those that are open to them.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 from collections.abc import Collection
@@ -94,13 +95,14 @@ class Servable:
         return await self.call(self.manner(name, hook), hook, args)
 
     async def close(self) -> None:
-        """End the app's lifespan, unload models, call ``__del__``."""
-        if self.asgi is not None:
-            await self.asgi.stop()
-        await user_context.unload_models()
-        finalizer = getattr(type(self.instance), "__del__", None)
-        if finalizer is not None:
-            await self.run("__del__", finalizer, self.instance)
+        """End the app's lifespan, unload models, call ``__del__``, whatever one of them raises."""
+        async with contextlib.AsyncExitStack() as last_first:
+            finalizer = getattr(type(self.instance), "__del__", None)
+            if finalizer is not None:
+                last_first.push_async_callback(self.run, "__del__", finalizer, self.instance)
+            last_first.push_async_callback(user_context.unload_models)
+            if self.asgi is not None:
+                last_first.push_async_callback(self.asgi.stop)
 
     # --- Methods --------------------------------------------------------------------------------
 

@@ -211,6 +211,22 @@ def test_a_lifespan_runs_around_it_and_leaves_state(one_process, tmp_path):
     assert (tmp_path / "closed").exists()
 
 
+def test_a_shutdown_that_fails_does_not_keep_the_instance_from_ending(one_process, tmp_path):
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: Any) -> AsyncIterator[None]:
+        yield
+        raise RuntimeError("no way out")
+
+    @serve.ingress(lambda: Starlette(lifespan=lifespan))
+    class Ends:
+        def __del__(self) -> None:
+            (tmp_path / "ended").touch()
+
+    one = one_process(Ends)
+    one.finalize()
+    assert (tmp_path / "ended").exists()
+
+
 @contextlib.asynccontextmanager
 async def fails_to_start(_app: Any) -> AsyncIterator[None]:
     raise RuntimeError("no model here")

@@ -84,11 +84,13 @@ class Finalizes(Noting):
 @pytest.mark.parametrize(
     ("how", "drain_s"), [("returns", 20), ("raises", 20), ("exits", 20), ("hangs", 0.5)]
 )
-def test_a_finalizer_is_called_once_and_may_fail(replica_of, tmp_path, how, drain_s):
+def test_a_finalizer_is_called_once_and_may_fail(running, replica_of, tmp_path, how, drain_s):
     replica = replica_of(type("Its", (Finalizes,), {"how": how}), str(tmp_path))
     replica.stop(drain_s=drain_s)
     wait_until(lambda: not replica.alive, 5, "the replica exits")
     assert (tmp_path / "notes").read_text() == "finalized\n"
+    said = (running.settings.logs_dir / "replica.log").read_text()
+    assert (f"{replica.tag} did not end well" in said) is (how in {"raises", "exits"})
 
 
 class Configured(Noting):
