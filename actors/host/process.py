@@ -39,7 +39,7 @@ from typing import Any, NoReturn
 from thespian.actors import ActorSystem, ActorSystemException
 
 from greenroom.actors.cluster.membership import Membership
-from greenroom.actors.environments import folders, packages
+from greenroom.actors.environments import environment, folders
 from greenroom.actors.host.ends import COUNT_EVERY_S, Ends, record_end
 from greenroom.actors.host.front import Front, GrpcServer, answers_http, shown_url, url_of
 from greenroom.actors.messages.admin import request_of
@@ -585,7 +585,7 @@ def _prune_folders(settings: HostSettings) -> None:
         }
 
     folders.prune(settings.folders_dir, lambda: in_use("folders"))
-    packages.prune(settings.environments_dir, lambda: in_use("environment"))
+    environment.prune(settings.environments_dir, lambda: in_use("environment"))
 
 
 def reap_children() -> None:

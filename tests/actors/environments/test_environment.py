@@ -20,10 +20,9 @@ import pytest
 import typing_extensions
 
 from greenroom import serve
-from greenroom.actors.environments import packages
-from greenroom.actors.environments.environment import Environment
+from greenroom.actors.environments import environment as environments
+from greenroom.actors.environments.environment import COMPLETE, Environment
 from greenroom.actors.environments.folders import try_lock
-from greenroom.actors.environments.packages import COMPLETE
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.config import RuntimeEnv
 from greenroom.serve.exceptions import DeployFailedError
@@ -159,7 +158,9 @@ def install():
 
     def begin(folder: Path) -> Future[None]:
         """Return when it has begun."""
-        made = asyncio.run_coroutine_threadsafe(packages.prepare(folder, "uv", ("parrot",)), loop)
+        made = asyncio.run_coroutine_threadsafe(
+            environments.prepare(folder, "uv", ("parrot",)), loop
+        )
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(DEADLINE_S)
         return made
 
@@ -202,7 +203,7 @@ def test_one_that_waits_finds_what_the_other_made_or_shares_its_failure(uv, inst
 KILLED = """
 import asyncio, sys
 from pathlib import Path
-from greenroom.actors.environments.packages import prepare
+from greenroom.actors.environments.environment import prepare
 asyncio.run(prepare(Path(sys.argv[1]), 'uv', ('parrot',)))
 """
 
@@ -251,7 +252,7 @@ wait
 
 def test_an_installer_that_takes_too_long_is_ended_with_what_it_started(uv, install, monkeypatch):
     (uv / "bin" / "uv").write_text(SLOW_UV.format(log=uv / "log", child=uv / "child"))
-    monkeypatch.setattr(packages, "TIMEOUT_S", 2)
+    monkeypatch.setattr(environments, "TIMEOUT_S", 2)
     folder = uv / "environments" / "a"
     with pytest.raises(DeployFailedError) as failed:
         install(folder).result(DEADLINE_S)
@@ -264,9 +265,8 @@ def test_an_installer_that_takes_too_long_is_ended_with_what_it_started(uv, inst
 def test_an_installer_whose_replica_was_killed_gives_the_lock_back_in_time(uv, install):
     (uv / "bin" / "uv").write_text(SLOW_UV.format(log=uv / "log", child=uv / "child"))
     folder = uv / "environments" / "a"
-    program = (
-        f"from greenroom.actors.environments import packages; packages.TIMEOUT_S = 2\n{KILLED}"
-    )
+    limited = "from greenroom.actors.environments import environment as it; it.TIMEOUT_S = 2"
+    program = f"{limited}\n{KILLED}"
     process = subprocess.Popen([sys.executable, "-c", program, str(folder)])
     wait_until((uv / "child").exists, 10, "the installer runs")
     process.send_signal(signal.SIGKILL)
@@ -284,8 +284,8 @@ def test_what_status_shows_of_an_installation_has_no_password(tmp_path, monkeypa
     async def prepare(*_: Any) -> None:
         shown.append(environment.trouble)
 
-    monkeypatch.setattr(packages, "prepare", prepare)
-    monkeypatch.setattr(packages, "enter", lambda _: None)
+    monkeypatch.setattr(environments, "prepare", prepare)
+    monkeypatch.setattr(environments, "enter", lambda _: None)
     settings = read_settings({"GREENROOM_STATE_DIR": str(tmp_path)})
     env = RuntimeEnv(pip=["--index-url https://me:secret@host/simple", "parrot"])
     environment = Environment(settings, env, lambda _: None)
@@ -309,11 +309,11 @@ def test_unused_environments_go_but_for_the_last(tmp_path):
     (tmp_path / "e1.lock").touch()
     (tmp_path / "failed.failure").touch()
     (tmp_path / "failed.lock").touch()
-    packages.prune(tmp_path, lambda: {"e1"})
+    environments.prune(tmp_path, lambda: {"e1"})
     left = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
     assert left == ["e1", "e3", "e4", "e5"], "one in use, and the three that were used last"
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["e1.lock"]
-    packages.prune(tmp_path / "nothing", list)
+    environments.prune(tmp_path / "nothing", list)
 
 
 def test_what_cannot_be_removed_does_not_keep_the_others(tmp_path, monkeypatch):
@@ -330,7 +330,7 @@ def test_what_cannot_be_removed_does_not_keep_the_others(tmp_path, monkeypatch):
         (tmp_path / f"e{number}").mkdir()
         (tmp_path / f"e{number}" / COMPLETE).touch()
         os.utime(tmp_path / f"e{number}", (number, time.time() - 100 + number))
-    packages.prune(tmp_path, list)
+    environments.prune(tmp_path, list)
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [
         "e1",
         "e3",
