@@ -407,8 +407,6 @@ class Links:
             if acknowledged > peer.session.acknowledged:
                 tags = peer.session.acknowledge(acknowledged)
                 peer.failures, peer.has_progressed = 0, True
-                if peer.session.waiting:
-                    peer.write()
                 self._shell.sent(tags)
             parts = peer.receive(reader, kind, buffers, number, body)
             if parts is not None:

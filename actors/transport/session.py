@@ -34,7 +34,6 @@ from greenroom.actors.transport.frames import (
 )
 from greenroom.actors.transport.tls import TlsStream
 
-WINDOW = 16 * 1024 * 1024  # bytes that may be unacknowledged
 MAX_KEPT = 256 * 1024 * 1024  # bytes that may wait for one peer, the unacknowledged ones included
 MESSAGE_COST = 256  # what keeping a message costs beside its bytes, about
 DELAYED_MESSAGES = 64
@@ -56,7 +55,6 @@ class Session:
         "own_ack",
         "received",
         "sent_up_to",
-        "unacknowledged_bytes",
         "waiting",
     )
 
@@ -71,8 +69,7 @@ class Session:
         self.sent_up_to = 0  # the last message written to the present connection
         self._highest = 0  # the last one written to any
         self.kept_bytes = 0
-        self.unacknowledged_bytes = 0  # of what was written
-        self.waiting: deque[Outgoing] = deque()  # to be written, perhaps for room in the window
+        self.waiting: deque[Outgoing] = deque()  # to be written
         self._sent: deque[Outgoing] = deque()  # numbers acknowledged + 1 to sent_up_to
 
     def send(self, buffers: list[Buffer], tag: object, *, delays_ack: bool) -> None:
@@ -91,13 +88,10 @@ class Session:
         self.kept_bytes += size + MESSAGE_COST
         self.waiting.append(Outgoing(buffers, size, tag, delays_ack=delays_ack))
 
-    def take(self) -> Outgoing | None:
-        """Return the next message to write, number ``sent_up_to``; None when there is none."""
-        if not self.waiting or self.unacknowledged_bytes >= WINDOW:
-            return None
+    def take(self) -> Outgoing:
+        """Return the next message to write, number ``sent_up_to``; while any are ``waiting``."""
         message = self.waiting.popleft()
         self._sent.append(message)
-        self.unacknowledged_bytes += message.size + MESSAGE_COST
         self.sent_up_to += 1
         self._highest = max(self._highest, self.sent_up_to)
         return message
@@ -110,7 +104,6 @@ class Session:
         for _ in range(up_to - self.acknowledged):
             if self._sent:
                 message = self._sent.popleft()
-                self.unacknowledged_bytes -= message.size + MESSAGE_COST
             else:  # written to an earlier connection, and not yet to this one
                 message = self.waiting.popleft()
                 self.sent_up_to += 1
@@ -124,7 +117,6 @@ class Session:
         """Go back to the first message that is not acknowledged, for another connection."""
         self.waiting.extendleft(reversed(self._sent))
         self._sent.clear()
-        self.unacknowledged_bytes = 0
         self.sent_up_to = self.acknowledged
         self.own_ack = -1 if self.received else 0  # what was sent may be lost with the connection
 
@@ -162,7 +154,7 @@ class Session:
 
     @property
     def ack_is_urgent(self) -> bool:
-        """Return whether it waits to know, or its window may run full."""
+        """Return whether it waits to know, or much has come."""
         return (
             self.has_urgent
             or self.received - self.own_ack >= DELAYED_MESSAGES
@@ -342,8 +334,6 @@ class Connection:
                 budget -= writer.chunk(acknowledged, joined, out)
                 continue
             message = session.take()
-            if message is None:
-                break
             frame = writer.begin(message, session.sent_up_to, acknowledged)
             joined.append(frame)
             budget -= len(frame)

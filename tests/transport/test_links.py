@@ -396,8 +396,7 @@ def test_what_arrives_twice_is_delivered_once(world):
     assert process.bodies == [b"first", b"second", b"third"]
 
 
-def test_a_peer_that_does_not_read_delays_no_other_and_gets_all_later(world, monkeypatch):
-    monkeypatch.setattr(session, "WINDOW", 1_000_000)
+def test_a_peer_that_does_not_read_delays_no_other_and_gets_all_later(world):
     sender, prompt = world.process(), world.process()
     with closing(Raw(sender)) as stuck:
         stuck.hello()
