@@ -64,6 +64,7 @@ BACKLOG_RETRY_S = 0.005
 SHORTAGE_RETRY_S = 1.0
 ACK_DELAY_S = 0.01  # how long an acknowledgement that is not urgent waits for a message to ride on
 UNREACHABLE_AFTER_S = 1.5  # after the first failure to reach a peer of another host
+HELD_S = 4.0  # a connection that lasted as long is no failure after the ones before it
 FIRST_RETRY_S, LAST_RETRY_S = 0.04, 0.5
 
 
@@ -91,7 +92,7 @@ class Peer:
         self.process = 0  # drawn by the process at the address; 0 until it has said hello
         self.connection: Connection | None = None  # the one that messages are written to
         self.connections: dict[Connection, bool] = {}  # and whether the peer has said hello there
-        self.failures = 0  # connections that ended before a message arrived, one after the other
+        self.failures = 0  # times that it could not be talked to, one after the other
         self.has_our_format = True  # its messages have the fields that ours have
         self.has_progressed = False  # a message arrived over the present connection
         self.failing_since = 0.0  # the loop's time at the first failure
@@ -462,7 +463,6 @@ class Links:
                 self.admission.unreachable(gate, error.reason)
             self._died(peer, is_certain=error.is_certain)
         except OSError as error:
-            peer.failures += 1
             if is_refusal(error):
                 self.admission.refused(gate, describe(error))
             self._dial_again(peer, "" if is_refusal(error) else describe(error))
@@ -476,8 +476,9 @@ class Links:
         """Dial a peer of another host after a while, or abandon it: for a reason, to be logged."""
         peer.retry = None
         now = self._loop.time()
-        if peer.failures <= 1:
+        if not peer.failures:
             peer.failing_since = now
+        peer.failures += 1
         if now - peer.failing_since < UNREACHABLE_AFTER_S:
             delay_s = pause_s(peer.failures, FIRST_RETRY_S, LAST_RETRY_S)
             peer.retry = self._loop.call_later(delay_s, self._dial, peer)
@@ -574,8 +575,6 @@ class Links:
             return  # ended already
         peer = self._by_connection[connection]
         was_used = peer is not None and peer.connection is connection
-        if peer is not None and connection.source and not (was_used and peer.has_progressed):
-            peer.failures += 1  # also when it was open: what we send may be what ends it
         self._forget(connection)
         if peer is None or self._peers.get(peer.address.text) is not peer:
             return
@@ -584,11 +583,13 @@ class Links:
             peer.use(open_ones[-1])
         if peer.connections or peer.retry is not None:
             return
+        if self._loop.time() - connection.begun_at > HELD_S:
+            peer.failures = 0
         if not connection.source:
             self._died(peer)
-        elif not peer.failures:
+        elif was_used and peer.has_progressed:
             peer.retry = self._loop.call_soon(self._dial, peer)
-        else:
+        else:  # also when it was open: what we send may be what ends it
             is_reported = self.admission.trouble_with(peer.address).is_refusal
             reason = "" if is_reported else "it ended the connection before it said anything"
             self._dial_again(peer, reason)

@@ -201,6 +201,7 @@ class Connection:
         self.writer = FrameWriter()
         self.session: Session | None = None  # whose messages are written here, while they are
         self.is_closed = False
+        self.begun_at = loop.time()
         self._loop = loop
         self._socket = sock
         self._fd = sock.fileno()

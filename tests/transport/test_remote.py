@@ -7,7 +7,7 @@ import struct
 import time
 from contextlib import closing
 
-from greenroom.actors.transport import admission
+from greenroom.actors.transport import admission, links
 from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
 from greenroom.actors.transport.cluster_key import KeyFiles
 from greenroom.actors.transport.frames import HEADER, LOOSE
@@ -191,6 +191,23 @@ def test_both_dialing_at_once_lose_and_repeat_nothing(world, port):
         for process in world.processes:
             process.links.close()
         world.processes.clear()
+
+
+def test_idle_connections_that_are_cut_again_and_again_are_dialed_again(world, hosts, monkeypatch):
+    monkeypatch.setattr(links, "UNREACHABLE_AFTER_S", 0.2)
+    monkeypatch.setattr(links, "HELD_S", 0.3)
+    _, one, _, other = hosts
+    one.send(other)
+    other.send(one)
+    world.until(lambda: one.done and other.done)
+    for _ in range(4):  # both dial at once, so that there are two connections as a rule
+        one.cut(other)
+        world.until(lambda: not one.links.connections(other.address))
+        world.until(lambda: one.links.connections(other.address))
+        world.run_for(0.4)
+    assert (one.gone, other.gone) == ([], [])
+    world.meet(one, other)
+    assert not one.dead
 
 
 def test_the_oldest_stranger_makes_room_and_peers_still_get_in(world, hosts, port, caplog):
