@@ -122,10 +122,13 @@ class Delivery:
     It has no time limit: it ends when it is acknowledged, or with its target.
     """
 
-    __slots__ = ("on_failed", "on_sent", "targetAddr")
+    __slots__ = ("kind", "on_failed", "on_sent", "targetAddr")
 
-    def __init__(self, target: Any, on_sent: Callback | None, on_failed: Callback | None) -> None:
+    def __init__(
+        self, target: Any, kind: type, on_sent: Callback | None, on_failed: Callback | None
+    ) -> None:
         self.targetAddr = target
+        self.kind = kind
         self.on_sent = on_sent
         self.on_failed = on_failed
 
@@ -319,7 +322,7 @@ class Mailbox:
         on_sent: Callback | None,
         on_failed: Callback | None,
     ) -> None:
-        delivery = Delivery(target, on_sent, on_failed)
+        delivery = Delivery(target, type(message), on_sent, on_failed)
         self.unfinished[delivery] = None
         self.put(delivery, message, buffers, delays_ack=True)
 

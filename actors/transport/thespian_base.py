@@ -105,14 +105,20 @@ class Interrupts:
     def __init__(self, loop: asyncio.AbstractEventLoop, arrive: Callable[[Any], None]) -> None:
         self._loop = loop
         self._arrive = arrive
+        self._wakeups: dict[int, Any] = {}  # Thespian's timers, by identity
         self._watches: list[int] = []
         self._ready: list[int] = []
         self._must_exit = self._must_check_children = False
 
+    @property
+    def wakeups(self) -> list[Any]:
+        """Return the timers that are not due yet."""
+        return list(self._wakeups.values())
+
     def wake_after(self, timer: Any, payload: Any) -> None:
         """Deliver a WakeupMessage when the timer is over."""
-        message = WakeupMessage(timer.duration, payload)
-        self._loop.call_later(timer.view().remainingSeconds(), self._arrive, message)
+        self._wakeups[id(timer)] = timer
+        self._loop.call_later(timer.view().remainingSeconds(), self._wake, timer, payload)
 
     def watch(self, numbers: list[int]) -> None:
         """Deliver a WatchMessage when one of these, and no other, is readable."""
@@ -141,6 +147,10 @@ class Interrupts:
         if self._must_exit:
             self._must_exit = False
             self._arrive(ActorExitRequest())
+
+    def _wake(self, timer: Any, payload: Any) -> None:
+        del self._wakeups[id(timer)]
+        self._arrive(WakeupMessage(timer.duration, payload))
 
     def _readable(self, fd: int) -> None:
         self._loop.remove_reader(fd)  # once: the handler says what to watch from then on
@@ -453,8 +463,16 @@ class Transport(Naming):
             self.mailbox.close()
             descriptors.close_loop(self.loop)
 
-    def _updateStatusResponse(self, _response: Any) -> None:
-        """Do nothing: what is under way is no part of Thespian's status."""
+    # --- Status -------------------------------------------------------------------------------
+
+    def _updateStatusResponse(self, response: Any) -> None:
+        """Add what is under way to Thespian's status."""
+        for tag in list(self.mailbox.unfinished):
+            what = tag.kind.__name__ if type(tag) is Delivery else str(tag.message)
+            response.addPendingMessage(self.myAddress, tag.targetAddr, what)
+        for envelope in self.mailbox.inbox:
+            response.addReceivedMessage(envelope.sender, self.myAddress, str(envelope.message))
+        response.addWakeups([(self.myAddress, timer) for timer in self._interrupts.wakeups])
 
 
 # --- Thespian's admin and actor processes, repaired -----------------------------------------------
