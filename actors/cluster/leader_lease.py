@@ -230,6 +230,7 @@ class LeaderLease:
         self._location = location_at(settings.store_name)
         self._apart: ThreadPoolExecutor | None = None  # where the store renews apart
         self._is_released = False
+        self._trouble = ""  # why the last renewal failed
         self.former = Lease()  # of who led before
         self.away: Callable[[], str] = lambda: ""  # see core.cluster.hosts.away
 
@@ -307,10 +308,13 @@ class LeaderLease:
         except StaleWriterError as error:
             self._step_down(str(error))
         except StoreError as error:
-            logger.warning("the lease could not be written: %s", error)
+            if str(error) != self._trouble:
+                logger.warning("the lease could not be written: %s", error)
+            self._trouble = str(error)
             if self._tenure.is_over(time.monotonic()) and not self._is_released:
                 self._step_down("its term is over")
             return False
+        self._trouble = ""
         return True
 
     def _renew_again(self) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from greenroom.actors.cluster.members import Members
 from greenroom.actors.messages import control as cm, queries as m
 from greenroom.actors.replica.user_code import lost_code
-from greenroom.actors.runtime.loop import Callback, Loop, Repeats
+from greenroom.actors.runtime.loop import Callback, Loop, Repeats, nothing
 from greenroom.actors.runtime.records import RunRecords
 from greenroom.core import effects as fx
 from greenroom.core.cluster.cluster import Cluster
@@ -37,7 +37,7 @@ class _Replica:
     host: str
     address: m.Address | None = None  # where to send to, also before the first report
     process: m.Process | None = None  # that has reported
-    unwatch: Callback = lambda: None
+    unwatch: Callback = nothing
     shown: tuple[m.Process, str] | None = None  # what the log has of it
     # The last order of each kind, while its actor on another host is asked for.
     waiting: dict[type, cm.StartReplica | fx.Order] = field(default_factory=dict)
@@ -100,14 +100,8 @@ class Supervisor:
         """Take a replica's report; ask the replica to go if it is not wanted."""
         replica, process = self._replica(message.replica), message.process
         if replica is not None and replica.process != process:
-            replica.unwatch()
-            replica.address, replica.process = sender, process
-            replica.unwatch = self._loop.watch_process(
-                process,
-                lambda: self._exited(replica, process),
-                sender,
-                on_unreachable=lambda: None,  # whether its host is lost is judged by other signs
-            )
+            replica.process = process
+            self._watch(replica, sender)
         if replica is not None and replica.shown != (process, message.state):  # they are repeated
             replica.shown = (process, message.state)
             log_report(message)
@@ -115,8 +109,20 @@ class Supervisor:
         if not is_wanted and message.state != "draining":
             self._loop.send(sender, self._stop(message.replica, 0.0))
 
+    def _watch(self, replica: _Replica, address: m.Address) -> None:
+        """Watch a replica that has reported, or was made on another host."""
+        process = replica.process
+        replica.unwatch()
+        replica.address = address
+        replica.unwatch = self._loop.watch_process(
+            process,
+            lambda: self._exited(replica, process),
+            address,
+            on_unreachable=nothing,  # whether its host is lost is judged by other signs
+        )
+
     def child_exited(self, address: m.Address) -> None:
-        """Record a replica that ended before it reported; the others are watched by pid."""
+        """Record a replica of this host that ended before it reported; others are watched."""
         for replica in list(self._replicas.values()):
             if replica.address == address and replica.process is None:
                 replica.address = None
@@ -138,7 +144,7 @@ class Supervisor:
         elif tag in self._replicas:
             self._replicas[tag].asked_by[str(sender)] = sender, message
 
-    def _exited(self, replica: _Replica, process: m.Process) -> None:
+    def _exited(self, replica: _Replica, process: m.Process | None) -> None:
         """Ask how a replica ended that was to go on, or may have run out of memory in draining."""
         backend = self._cluster.backend_of(replica.tag)
         core = None if backend is None else backend.replicas[replica.tag]
@@ -300,7 +306,7 @@ class Supervisor:
         if address is None:
             return  # the core asks again
         if replica.address is None:
-            replica.address = address
+            self._watch(replica, address)
         for order in orders.values():
             self._send_to(replica, order)
 

@@ -172,7 +172,7 @@ class Loop:
 
     def watch_process(
         self,
-        process: Process,
+        process: Process | None,
         on_exit: Callback,
         at: Address | None = None,
         on_unreachable: Callback | None = None,
@@ -181,10 +181,13 @@ class Loop:
 
         One of this host that stands still is ended, where this loop beats itself.
         ``at`` is an address of it, where it may be on another host. One there that cannot be
-        reached counts as ended too, unless there is an ``on_unreachable`` to be run each time.
+        reached counts as ended too, unless there is an ``on_unreachable`` to be run each time. Only
+        there may its ``process`` be unknown.
         """
         cancel = None if at is None else self._watch_remote(at, on_exit, on_unreachable)
-        return self._watch_here(process, on_exit) if cancel is None else cancel
+        if cancel is None:
+            cancel = nothing if process is None else self._watch_here(process, on_exit)
+        return cancel
 
     def try_host(self, gate: str) -> None:
         """See whether the host at HOST:PORT still answers, on every connection with it.

@@ -378,7 +378,7 @@ class State:
     def save_backend(self, backend: Backend) -> None:
         """Save a backend's record, if it has changed."""
         if backend.record is not backend.saved:
-            backend.saved, self._longest_drain_s = backend.record, None
+            backend.saved = backend.record
             self.changes.put(BACKEND, backend.record.tag, backend.record)
             self._count(backend.record)
 
@@ -408,5 +408,6 @@ class State:
         self.long_poll.publish(ENDPOINT_PREFIX + name, table_of(self.endpoints.served(name)))
 
     def _count(self, record: BackendRecord) -> None:
+        self._longest_drain_s = None
         self._of_application.setdefault(record.application, set()).add(record.tag)
         self.code_use.hold(("backend", record.tag), releases.digests_of(*record.releases))

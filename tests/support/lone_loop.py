@@ -110,7 +110,7 @@ class LoneTransport:
         if not self.is_remote:
             return None
         self.watching.append(on_gone)
-        return lambda: self.watching.remove(on_gone)
+        return lambda: on_gone in self.watching and self.watching.remove(on_gone)
 
     def beat_link(self, _target: Any, _on_answer: Any) -> None:
         """Return None: it is on this host."""

@@ -172,6 +172,35 @@ def test_orders_for_another_host_wait_until_its_replica_is_found(becomes):
     assert len(asked) == (1 if becomes == "found" else 2), "it is asked for again"
 
 
+@pytest.mark.parametrize("is_dead", [True, False])
+def test_a_replica_of_another_host_that_dies_before_its_first_report_has_failed(
+    is_dead: bool,
+) -> None:
+    """Else a new process is made at each repeat of the order, and no pause is kept."""
+    loop = LoneLoop()
+    loop.outside.is_remote = True
+    located, exited = [], list[tuple[Any, ...]]()
+
+    async def locate(tag: str, _host: str) -> str:
+        located.append(tag)
+        return f"process {len(located)}"
+
+    async def cause_of_end(*_: Any) -> str:
+        return "exit code 3"
+
+    supervisor, cluster = supervisor_of(loop, locate=locate, cause_of_end=cause_of_end)
+    cluster.state.backends[BACKEND].replicas[TAG] = Replica(tag=TAG, state=ReplicaState.STARTING)
+    cluster.replica_exited = lambda *of: exited.append(of)
+    supervisor.perform(fx.Start(TAG, BACKEND))
+    loop.outbox[0].failed()
+    loop.outside.watching[0](is_dead)
+    loop.pass_time(0.0)
+    assert [(tag, cause) for tag, _, cause in exited] == [(TAG, "exit code 3")] * is_dead
+    supervisor.perform(fx.Start(TAG, BACKEND))
+    assert [to for to, _ in loop.sent] == ["process 1", "process 2"]
+    assert len(loop.outside.watching) == 1, "the first one is watched no more"
+
+
 class Ending:
     """A replica that ends by a ``cause``, which its host tells a second later."""
 

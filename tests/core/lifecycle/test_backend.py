@@ -726,6 +726,9 @@ def test_the_longest_time_to_drain_follows_the_backends() -> None:
     assert state.longest_drain_s() == 90.0
     world.complete(ask.update("other", graceful_shutdown_timeout_s=1.0))
     assert state.longest_drain_s() == 5.0
+    made(world.cluster, ask.create("new", graceful_shutdown_timeout_s=60.0))
+    assert state.longest_drain_s() == 60.0, "it has no replica yet"
+    world.complete(ask.delete("new"))
     world.complete(ask.delete("b"))
     world.complete(ask.delete("other"))
     assert state.longest_drain_s() == 20.0
