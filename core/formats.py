@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 FORMAT = 2
 """The format of this release. Raise it once, when a shape differs from the last release's."""
 
-OLDEST = 1
-"""The oldest format of records that is read: what a state dir holds may be years old."""
+OLDEST = 2
+"""The oldest format of records that is read, the first release's: a state dir may be years old."""
 
 T = TypeVar("T")
 Buffers = Iterable[bytes | bytearray | memoryview]

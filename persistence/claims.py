@@ -185,7 +185,7 @@ def _read_claim(root: Path, disk: Disk) -> tuple[Claim, list[str]]:
     damage: list[str] = []
     for path in (root / "epoch", copy_of(root / "epoch")):
         try:
-            epoch, token, store_id = (*unframe(disk.read(path)).decode().split(), "")[:3]
+            epoch, token, store_id = unframe(disk.read(path)).decode().split()
             return Claim(int(epoch), store_id, token=token), damage
         except FileNotFoundError:
             continue

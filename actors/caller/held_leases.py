@@ -209,7 +209,6 @@ class CallerLeases:
             lease=message.lease,
             proxy=message.proxy.incarnation,
             caller=self._process,
-            caller_address=b"",
             endpoint=message.endpoint,
             route=message.route,
         )

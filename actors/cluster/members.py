@@ -167,7 +167,7 @@ class Members:
     async def cause_of_end(self, replica: str, address: Address, host: str) -> str:
         """Ask a host how a replica's process ended there; return "" where it does not say."""
         known = self._hosts.all.get(host)
-        if known is None or known.said is None or status.format_of(self._cluster) < 2:
+        if known is None or known.said is None:
             return ""
         request = cm.DescribeEnd(request_id=secrets.token_hex(8), replica=replica, address=address)
         described = await self._questions().ask(known.at, request, END_DESCRIBED_WITHIN_S)

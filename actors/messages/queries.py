@@ -474,7 +474,6 @@ class OpenLease(Message):
     lease: str
     proxy: str  # its incarnation
     caller: Process
-    caller_address: bytes  # b"": it is where the message is from
     endpoint: str
     route: str
 

@@ -60,7 +60,7 @@ class Wear:
         self.why = ""  # it is worn; "" while it is not
 
     def configure(self, config: Mapping[str, Any]) -> None:
-        """Take newer settings; older records lack these."""
+        """Take newer settings."""
         self._limits = {each: most for each in LIMITS if (most := config.get(each)) is not None}
         self.why = ""
         self._arm()

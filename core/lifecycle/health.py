@@ -6,7 +6,6 @@ up in full is taken back, or fails.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from operator import attrgetter
 
 from greenroom.core.config import BackendConfig
@@ -20,7 +19,6 @@ from greenroom.core.lifecycle.replicas import (
     ReplicaState,
     Report,
     RestartReason,
-    bounded,
 )
 
 MAX_UNUSABLE_TRIES = 3  # of code that cannot be loaded; max_constructor_retry_count is for the rest
@@ -43,9 +41,6 @@ def reported(backend: Backend, report: Report, now: float) -> float:
     replica = backend.replicas.get(report.replica)
     if replica is None or replica.state in {ReplicaState.STOPPED, ReplicaState.LOST}:
         return now
-    if report.error:  # older replicas report it whole
-        error, exception = bounded(report.error, report.exception)
-        report = replace(report, error=error, exception=exception)
     before = _FACTS(replica), backend.failures.check_error
     _take_report(backend, replica, report, now)
     after = _FACTS(replica), backend.failures.check_error

@@ -145,7 +145,6 @@ async def test_a_lease_that_was_fenced_before_its_caller_showed_it_is_refused(le
             lease=name + suffix,
             proxy=lease.proxy,
             caller=caller,
-            caller_address=b"",
             endpoint="e",
             route="/",
         )
