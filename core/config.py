@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from greenroom.core.autoscaling.config import AUTO, MAX_REPLICAS, AutoscalingConfig
+from greenroom.core.autoscaling.settings import AUTO, MAX_REPLICAS, AutoscalingConfig
 from greenroom.core.devices import VARIABLES, amount_problem
 from greenroom.core.validation import HOOKS, Settings, UserCode, jsonable, names_code, validated
 

@@ -1,10 +1,9 @@
 """The settings that users write down, under the names Ray Serve's users know."""
 
-from greenroom.core.autoscaling.config import (
+from greenroom.core.autoscaling.settings import (
     AutoscalingConfig as AutoscalingConfig,
     AutoscalingContext as AutoscalingContext,
     AutoscalingPolicy as AutoscalingPolicy,
-    QueueLengthPolicy as QueueLengthPolicy,
 )
 from greenroom.core.config import (
     ActorOptions as ActorOptions,

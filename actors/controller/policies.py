@@ -18,7 +18,7 @@ from greenroom.actors.plugins.program import POLICY
 from greenroom.actors.runtime.loop import Loop, resolve
 from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import HostSettings
-from greenroom.core.autoscaling.config import AutoscalingConfig, AutoscalingPolicy
+from greenroom.core.autoscaling.settings import AutoscalingConfig, AutoscalingPolicy
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.effects import AskPolicy
 

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from greenroom.actors.replica.modules import users_traceback
-from greenroom.core.autoscaling.config import AutoscalingContext
+from greenroom.core.autoscaling.settings import AutoscalingContext
 
 POLICY, REQUEST_ROUTER = "policy", "request-router"  # roles
 BEGUN, ASKED, ROUTED = "begun", "asked", "routed"  # frames to a request router: see routing.py

@@ -1,5 +1,5 @@
 """How many replicas a backend should have, by its load.
 
-``decision`` decides for one backend, by the settings in ``config``. The cluster's autoscaler, which
+``decision`` decides for one backend by its ``settings``. The cluster's autoscaler, which
 keeps all backends, takes its steps and uses effects to ask users' policies. Pure.
 """

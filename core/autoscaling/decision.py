@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from greenroom.core.agenda import NEVER, Agenda
-from greenroom.core.autoscaling.config import AutoscalingConfig
+from greenroom.core.autoscaling.settings import AutoscalingConfig
 from greenroom.core.validation import is_number
 
 LOADS = "loads"  # the kind of the keys of proxies that are to report, and of the events
@@ -252,16 +252,6 @@ class Window:
         return len(self._values) <= 1
 
 
-class Wanted(NamedTuple):
-    """What a policy wants, why, and the delays that apply: (name of the setting, seconds)."""
-
-    replicas: float
-    why: str
-    up: tuple[str, float]
-    down: tuple[str, float]
-    to_zero: tuple[str, float]
-
-
 class Kept(NamedTuple):
     """A decision in the history, as last made; ``times`` counts how often it was made in a row."""
 
@@ -302,14 +292,13 @@ class Scaling:
         running: int,
         target: int,
         *,
-        queues: Sequence[int] = (),
         complete: bool = True,
         answer: Mapping[str, Any] | None = None,
     ) -> Decision | None:
         """Note the load, and decide; return None where a policy of the user's has to be asked.
 
-        ``queues`` is what each router has queued; ``complete`` whether every router has reported.
-        ``answer`` is the policy's: ``replicas`` and perhaps ``state``, or ``error``.
+        ``complete`` is whether every router has reported. ``answer`` is the policy's: ``replicas``
+        and perhaps ``state``, or ``error``.
         """
         config = self.config
         self._window.add(now, load.total)
@@ -335,7 +324,10 @@ class Scaling:
         if running == 0 and target > 0:
             return step.made(Outcome.WAITING, f"none of {target} replicas runs yet")
         if not config.policy.is_custom:
-            return self._decided(step, _built_in(config, inputs, queues, target), complete=complete)
+            wanted = self.average / config.target_ongoing_requests
+            known = f"{inputs.aggregated} load {self.average:.4g}"
+            why = f"{known} at {config.target_ongoing_requests:g} per replica wants {wanted:.4g}"
+            return self._decided(step, wanted, why, complete=complete)
         return None if answer is None else self._answered(step, answer, complete=complete)
 
     def keep(self, decision: Decision) -> bool:
@@ -365,8 +357,8 @@ class Scaling:
             return step.made(Outcome.POLICY_FAILED, why)
         self.policy_failure = ""
         self.policy_state = answer.get("state", self.policy_state)
-        wanted = _by_config(self.config, replicas, f"the policy wants {replicas:g}")
-        return self._decided(step, wanted, complete=complete)
+        why = f"the policy wants {replicas:g}"
+        return self._decided(step, replicas, why, complete=complete)
 
     def _at_zero(self, step: Decision, load: Load) -> Decision:
         self._pending = None
@@ -379,26 +371,26 @@ class Scaling:
         why = f"{load.total} waiting at zero replicas; no delay applies"
         return step.made(Outcome.FROM_ZERO, why, target)
 
-    def _decided(self, step: Decision, wanted: Wanted, *, complete: bool) -> Decision:
+    def _decided(self, step: Decision, wanted: float, why: str, *, complete: bool) -> Decision:
         scaled = self._scaled(step, wanted)
         replicas = self._bounded(step, scaled)
-        why = wanted.why + (f", within bounds {replicas}" if scaled != replicas else "")
+        why += f", within bounds {replicas}" if scaled != replicas else ""
         if replicas != step.before:
-            return self._delayed(step, wanted, replicas, why, complete=complete)
+            return self._delayed(step, replicas, why, complete=complete)
         self._pending = None
         if self._window.is_even and not self.config.policy.is_custom:
             self.due_at = NEVER  # until the load changes
         return step.made(Outcome.STEADY, why)
 
-    def _scaled(self, step: Decision, wanted: Wanted) -> int:
+    def _scaled(self, step: Decision, wanted: float) -> int:
         config, target = self.config, step.before
-        up = wanted.replicas > target
+        up = wanted > target
         factor = (config.upscaling_factor if up else config.downscaling_factor) or 1.0
-        scaled = math.ceil(target + factor * (wanted.replicas - target) - ROUNDING)
-        if scaled == target and math.ceil(wanted.replicas - ROUNDING) < target:
+        scaled = math.ceil(target + factor * (wanted - target) - ROUNDING)
+        if scaled == target and math.ceil(wanted - ROUNDING) < target:
             scaled -= 1  # a small factor must not keep it from ever shrinking
         inputs = step.inputs
-        inputs.wanted, inputs.factor, inputs.scaled = wanted.replicas, factor, scaled
+        inputs.wanted, inputs.factor, inputs.scaled = wanted, factor, scaled
         return scaled
 
     def _bounded(self, step: Decision, scaled: int) -> int:
@@ -410,11 +402,9 @@ class Scaling:
             return 1  # zero is for what had one, and for a while nothing to do
         return replicas
 
-    def _delayed(
-        self, step: Decision, wanted: Wanted, replicas: int, why: str, *, complete: bool
-    ) -> Decision:
+    def _delayed(self, step: Decision, replicas: int, why: str, *, complete: bool) -> Decision:
         up, inputs = replicas > step.before, step.inputs
-        name, delay_s = wanted.up if up else wanted.to_zero if replicas == 0 else wanted.down
+        name, delay_s = _delay(self.config, step.before, replicas)
         if self._pending is None or self._pending[0] != up:
             self._pending = (up, step.at)
         left_s = self._pending[1] + delay_s - step.at
@@ -435,6 +425,15 @@ class Scaling:
         return step.made(Outcome.UPSCALED if up else Outcome.DOWNSCALED, why, replicas)
 
 
+def _delay(config: AutoscalingConfig, before: int, replicas: int) -> tuple[str, float]:
+    """Return the setting that holds back a change, and its seconds."""
+    if replicas > before:
+        return "upscale_delay_s", config.upscale_delay_s
+    if replicas == 0 and config.downscale_to_zero_delay_s is not None:
+        return "downscale_to_zero_delay_s", config.downscale_to_zero_delay_s
+    return "downscale_delay_s", config.downscale_delay_s
+
+
 def number_from(answer: Mapping[str, Any]) -> float:
     """Return what a policy of the user's wants; raise ValueError saying why that is unknown."""
     if answer.get("error"):
@@ -445,38 +444,6 @@ def number_from(answer: Mapping[str, Any]) -> float:
     if not math.isfinite(value) or not 0 <= value <= MAX_WANTED:
         raise ValueError(f"it returned {value!r}, which is no number of replicas")
     return float(value)
-
-
-def _built_in(
-    config: AutoscalingConfig, inputs: Inputs, queues: Sequence[int], target: int
-) -> Wanted:
-    thresholds = config.policy.queue_length
-    if thresholds is None:
-        wanted = inputs.average / config.target_ongoing_requests
-        load = f"{inputs.aggregated} load {inputs.average:.4g}"
-        why = f"{load} at {config.target_ongoing_requests:g} per replica"
-        return _by_config(config, wanted, f"{why} wants {wanted:.4g}")
-    length = sum(queues) / max(len(queues), 1)
-    wanted, why = target, f"{length:.4g} queued per router"
-    if length > thresholds.scale_up_threshold:
-        wanted += thresholds.scale_up_num_replicas
-        why += f" is above scale_up_threshold={thresholds.scale_up_threshold:g}"
-    elif length < thresholds.scale_down_threshold:
-        wanted = max(target - thresholds.scale_down_num_replicas, 0)
-        why += f" is below scale_down_threshold={thresholds.scale_down_threshold:g}"
-    # The first of N periods in a row is the one in which the change was first wanted.
-    up_s = (thresholds.scale_up_consecutive_periods - 1) * PERIOD_S
-    down_s = (thresholds.scale_down_consecutive_periods - 1) * PERIOD_S
-    down = ("scale_down_consecutive_periods", down_s)
-    return Wanted(wanted, why, ("scale_up_consecutive_periods", up_s), down, down)
-
-
-def _by_config(config: AutoscalingConfig, wanted: float, why: str) -> Wanted:
-    down = ("downscale_delay_s", config.downscale_delay_s)
-    to_zero = down
-    if config.downscale_to_zero_delay_s is not None:
-        to_zero = ("downscale_to_zero_delay_s", config.downscale_to_zero_delay_s)
-    return Wanted(wanted, why, ("upscale_delay_s", config.upscale_delay_s), down, to_zero)
 
 
 def _milliseconds(seconds: float) -> int:

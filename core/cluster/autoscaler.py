@@ -111,7 +111,6 @@ class Autoscaler:
             self._loads.of(tag),
             backend.running,
             backend.target,
-            queues=self._loads.queues(tag),
             complete=self._loads.is_complete(now),
             answer=answer,
         )

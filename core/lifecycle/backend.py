@@ -33,7 +33,7 @@ from dataclasses import replace
 from typing import Any
 
 from greenroom.core.agenda import NEVER
-from greenroom.core.autoscaling.config import AutoscalingConfig
+from greenroom.core.autoscaling.settings import AutoscalingConfig
 from greenroom.core.config import BackendConfig
 from greenroom.core.lifecycle import releases
 from greenroom.core.lifecycle.failures import Failures

@@ -51,7 +51,6 @@ BAD: dict[tuple[Any, str], list[tuple[Any, str]]] = {
             {"upscale_smoothing_factor": 1, "upscaling_factor": 1},
             "upscale_smoothing_factor and upscaling_factor are two names for one thing",
         ),
-        ({"scale_up_threshold": 3}, "it is one of policy_kwargs: policy={'policy_function'"),
         ({"min_replica": 1}, "min_replica=1: no such setting"),
         ({"policy": "fastest"}, "policy.policy_function='fastest': must be 'ongoing_requests'"),
         ({"policy": 3}, "policy.policy_function=3: must be"),
@@ -64,19 +63,6 @@ BAD: dict[tuple[Any, str], list[tuple[Any, str]]] = {
         (
             {"policy": {"policy_kwargs": {"least": 1}}},
             "policy.policy_kwargs={'least': 1}: 'ongoing_requests' takes none",
-        ),
-        (
-            {"policy": {"policy_function": "queue_length", "policy_kwargs": {"up": 1}}},
-            "up=1: no such setting",
-        ),
-        (
-            {
-                "policy": {
-                    "policy_function": "queue_length",
-                    "policy_kwargs": {"scale_up_threshold": 1, "scale_down_threshold": 2},
-                }
-            },
-            "scale_down_threshold=2: must not be above scale_up_threshold, which is 1",
         ),
     ],
     (HTTPOptions, "middlewares"): [

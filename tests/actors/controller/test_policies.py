@@ -22,7 +22,7 @@ from greenroom.actors.plugins.program import frame
 from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import read_settings
-from greenroom.core.autoscaling.config import AutoscalingConfig
+from greenroom.core.autoscaling.settings import AutoscalingConfig
 from greenroom.core.effects import AskPolicy
 from greenroom.serve.code.packing import packed_changes
 from greenroom.serve.config import AutoscalingContext

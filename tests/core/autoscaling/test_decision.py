@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from greenroom.core.agenda import Agenda
-from greenroom.core.autoscaling.config import AutoscalingConfig
 from greenroom.core.autoscaling.decision import (
     EXPIRE_S,
     FOUND_AFTER_S,
@@ -25,6 +24,7 @@ from greenroom.core.autoscaling.decision import (
     Window,
     number_from,
 )
+from greenroom.core.autoscaling.settings import AutoscalingConfig
 
 Curve = Callable[[int], int]
 
@@ -45,11 +45,8 @@ class Run:
         self.wanted_since = [-start_s] * target  # of each replica
 
     def step(self, now: float, load: int, **known: Any) -> Decision:
-        queues = known.pop("queues", (load,))
         running = sum(now >= since + self._start_s for since in self.wanted_since)
-        decision = self.scaling.step(
-            now, Load(0, load), running, self.target, queues=queues, **known
-        )
+        decision = self.scaling.step(now, Load(0, load), running, self.target, **known)
         assert decision is not None
         if decision.target != self.target:
             self.trace.append((int(now), decision.target))
@@ -126,33 +123,6 @@ def test_a_step_is_due_when_a_delay_ends():
     run.step(2.0, 9)
     assert run.scaling.due_at == 2.5
     assert run.step(2.5, 9).outcome is Outcome.UPSCALED
-
-
-# --- The policy on queue lengths ----------------------------------------------------------------
-
-
-def queue_length(**kwargs: Any) -> AutoscalingConfig:
-    policy = {"policy_function": "queue_length", "policy_kwargs": kwargs}
-    return config(min_replicas=1, policy=policy)
-
-
-def queued(setting: AutoscalingConfig, lengths: Sequence[Sequence[int]], target: int = 1) -> Any:
-    run = Run(setting, target=target)
-    for now, queues in enumerate(lengths):
-        run.step(now, sum(queues), queues=queues)
-    return run.trace
-
-
-def test_long_queues_add_replicas_after_so_many_periods_in_a_row():
-    assert queued(queue_length(), [(6,)] * 7) == [(1, 3), (3, 5), (5, 7)]
-    assert queued(queue_length(), [(6,), (4,)] * 10) == [], "never twice in a row"
-    assert queued(queue_length(scale_up_num_replicas=20), [(6,)] * 3) == [(1, 10)]
-
-
-def test_short_queues_remove_replicas_after_so_many_periods_and_a_full_window():
-    setting = queue_length(scale_down_consecutive_periods=3)
-    assert queued(setting, [(0,)] * 40, target=4) == [(30, 3), (33, 2), (36, 1)]
-    assert queued(setting, [(1,)] * 60, target=4) == [], "between the thresholds nothing happens"
 
 
 # --- A policy of the user's ---------------------------------------------------------------------

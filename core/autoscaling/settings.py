@@ -6,55 +6,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
-from greenroom.core.validation import (
-    Settings,
-    UserCode,
-    explain_missing,
-    jsonable,
-    names_code,
-    problems_in,
-)
+from greenroom.core.validation import Settings, UserCode, explain_missing, jsonable, names_code
 
 MAX_REPLICAS = 10_000
 ONGOING_REQUESTS = "ongoing_requests"
-QUEUE_LENGTH = "queue_length"
-
-
-_THRESHOLD_HINT = (
-    "it is one of policy_kwargs: policy={'policy_function': 'queue_length', 'policy_kwargs': {...}}"
-)
-
-
-class QueueLengthPolicy(Settings):
-    """The thresholds of the policy ``queue_length``, which looks only at what routers queue.
-
-    Lengths are queries per router, on average; periods are seconds in a row.
-    """
-
-    scale_up_threshold: float = Field(default=5, ge=0)
-    scale_down_threshold: float = Field(default=1, ge=0)
-    scale_up_num_replicas: int = Field(default=2, ge=1, le=MAX_REPLICAS)
-    scale_down_num_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS)
-    scale_up_consecutive_periods: int = Field(default=2, ge=1)
-    scale_down_consecutive_periods: int = Field(default=5, ge=1)
-
-    @field_validator("scale_down_threshold")
-    @classmethod
-    def _is_below_the_other(cls, value: float, info: ValidationInfo) -> float:
-        above = info.data.get("scale_up_threshold")
-        if above is not None and value > above:
-            raise ValueError(f"must not be above scale_up_threshold, which is {above:g}")
-        return value
 
 
 class AutoscalingPolicy(UserCode):
     """What turns a load into a number of replicas.
 
-    ``policy_function`` is "ongoing_requests", "queue_length", or a function of yours or its import
-    path; ``policy_kwargs`` are its keyword arguments. A function of yours runs in a process of its
-    own, and has ``timeout_s`` seconds to answer.
+    ``policy_function`` is "ongoing_requests", or a function of yours or its import path;
+    ``policy_kwargs`` are its keyword arguments. A function of yours runs in a process of its own,
+    and has ``timeout_s`` seconds to answer.
     """
 
     aliases: ClassVar[Mapping[str, str]] = {"name": "policy_function"}
@@ -66,36 +31,24 @@ class AutoscalingPolicy(UserCode):
     @field_validator("policy_function", mode="before")
     @classmethod
     def _names_a_function(cls, value: Any) -> Any:
-        if value not in (ONGOING_REQUESTS, QUEUE_LENGTH) and not names_code(value):
+        if value != ONGOING_REQUESTS and not names_code(value):
             raise ValueError(
-                f"must be {ONGOING_REQUESTS!r}, {QUEUE_LENGTH!r}, a function, or the import path "
-                "of one, such as 'my_module:my_policy'"
+                f"must be {ONGOING_REQUESTS!r}, a function, or the import path of one, such as "
+                "'my_module:my_policy'"
             )
         return value
 
     @field_validator("policy_kwargs")
     @classmethod
     def _fit_the_function(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        function = info.data.get("policy_function")
-        if function == QUEUE_LENGTH:
-            try:
-                return QueueLengthPolicy(**value).model_dump()
-            except ValidationError as error:
-                raise ValueError("; ".join(problems_in(error))) from None
-        if function == ONGOING_REQUESTS and value:
+        if value and info.data.get("policy_function") == ONGOING_REQUESTS:
             raise ValueError(f"{ONGOING_REQUESTS!r} takes none; its settings are those around it")
         return dict(jsonable(value))
 
     @property
     def is_custom(self) -> bool:
         """Whether it is a function of the user's."""
-        return self.policy_function not in (ONGOING_REQUESTS, QUEUE_LENGTH)
-
-    @property
-    def queue_length(self) -> QueueLengthPolicy | None:
-        """The thresholds, where that policy is used."""
-        is_used = self.policy_function == QUEUE_LENGTH
-        return QueueLengthPolicy(**self.policy_kwargs) if is_used else None
+        return self.policy_function != ONGOING_REQUESTS
 
     def __str__(self) -> str:
         function = self.policy_function
@@ -113,7 +66,6 @@ class AutoscalingConfig(Settings):
     hints: ClassVar[Mapping[str, str]] = {
         "smoothing_factor": "give upscaling_factor and downscaling_factor",
         "prometheus_metrics": "leave it out: give a policy of your own that asks for them",
-        **dict.fromkeys(QueueLengthPolicy.model_fields, _THRESHOLD_HINT),
     }
 
     min_replicas: int = Field(default=1, ge=0, le=MAX_REPLICAS)

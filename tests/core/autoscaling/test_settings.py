@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from greenroom.core.autoscaling.config import AutoscalingConfig, AutoscalingPolicy
+from greenroom.core.autoscaling.settings import AutoscalingConfig, AutoscalingPolicy
 from greenroom.core.config import BackendConfig, config_shown
 from greenroom.core.errors import InvalidRequestError
 
@@ -35,11 +35,11 @@ def test_other_names_that_ray_serve_has_or_had_are_taken() -> None:
         target_num_ongoing_requests_per_replica=3,
         aggregation_function="MAX",
         metrics_interval_s=0.5,
-        policy={"name": "queue_length"},
+        policy={"name": "ongoing_requests"},
     )
     assert (made.upscaling_factor, made.downscaling_factor) == (0.5, 0.6)
     assert made.target_ongoing_requests == 3
-    assert (made.aggregation_function, made.policy.policy_function) == ("max", "queue_length")
+    assert (made.aggregation_function, made.policy.policy_function) == ("max", "ongoing_requests")
 
 
 def test_all_bad_settings_are_named_in_one_error() -> None:
