@@ -165,11 +165,11 @@ class UserCode:
         self._health_pool.shutdown(wait=False)
 
     def configure(self, config: Mapping[str, Any]) -> None:
-        """Take newer settings; callable from any thread."""
-        affinity = config["session_affinity"]
+        """Take newer settings; callable from any thread. Another release's may lack some."""
+        affinity = config.get("session_affinity")
         self._affinity = None if affinity is None else SessionAffinity.read(affinity)
-        self._served_by_header = config["served_by_header"]
-        self.servable.http_call_methods = config["http_call_methods"]
+        self._served_by_header = config.get("served_by_header", False)
+        self.servable.http_call_methods = config.get("http_call_methods", ())
         self._threads.size = min(MAX_THREADS, config["max_ongoing_requests"])
 
     # --- What the controller asks for ---------------------------------------------------------

@@ -60,7 +60,7 @@ class Wear:
         self.why = ""  # it is worn; "" while it is not
 
     def configure(self, config: Mapping[str, Any]) -> None:
-        """Take newer settings."""
+        """Take newer settings; another release's may lack some."""
         self._limits = {each: most for each in LIMITS if (most := config.get(each)) is not None}
         self.why = ""
         self._arm()
