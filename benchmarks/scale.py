@@ -42,7 +42,7 @@ from greenroom.core.records import (
 from greenroom.core.routing.tables import ROLLOUT_PREFIX
 from greenroom.persistence.checkpoints import Checkpoints, code_digest
 from greenroom.persistence.filesystem import FileLocation
-from greenroom.persistence.memory import MemoryStore
+from greenroom.persistence.kv import MemoryStore
 
 SIZES = (10, 1_000, 10_000)
 HOSTS = 500

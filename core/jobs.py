@@ -33,6 +33,7 @@ from greenroom.core.errors import (
     TooManyJobsError,
     UnknownNameError,
 )
+from greenroom.core.transitions import follow
 from greenroom.core.validation import Settings
 
 RUN, CALL_BACK, FORGET = "run", "call back", "forget"
@@ -44,7 +45,12 @@ CALLBACK_TRIES = 12  # over some 65 minutes
 FIRST_CALLBACK_S, MOST_CALLBACK_S = 2.0, 1800.0
 
 Status = Literal["QUEUED", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
-ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
+ENDED: tuple[Status, ...] = ("SUCCEEDED", "FAILED", "CANCELLED")
+NEXT: dict[Status, tuple[Status, ...]] = {
+    "QUEUED": ("RUNNING", "CANCELLED"),
+    "RUNNING": ("QUEUED", *ENDED),
+    **{each: (each,) for each in ENDED},  # only its callback is tried
+}
 
 
 class TaskProcessorConfig(Settings):
@@ -292,6 +298,8 @@ class Jobs:
 
     def _put(self, job: Job) -> None:
         before = self._jobs.get(job.id)
+        if before is not None:
+            follow(NEXT, before.status, job.status)
         self._jobs[job.id] = job
         self._changes[job.id] = job
         self.bytes += job.size - (before.size if before else 0)

@@ -702,6 +702,15 @@ class DeleteEverything(Operation):
     role: ClassVar[Role | None] = "admin"
 
 
+class ForgetLost(Operation):
+    """Forget what the store has lost and no deploy can bring again; answers [kind, name] of each.
+
+    Until then the status names it. What is deployed is deployed again, or deleted.
+    """
+
+    role: ClassVar[Role | None] = "admin"
+
+
 class ListHistory(Read):
     """Answers the changes that are kept, oldest first."""
 

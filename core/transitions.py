@@ -1,20 +1,17 @@
-"""State machines as tables: (state, event) -> state."""
+"""State machines as tables: each state with those that may follow it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import StrEnum
+from collections.abc import Container, Mapping
 from typing import TypeVar
 
 from greenroom.core.errors import IllegalTransitionError
 
-State = TypeVar("State", bound=StrEnum)
-Event = TypeVar("Event", bound=StrEnum)
+State = TypeVar("State")
 
 
-def next_state(table: Mapping[tuple[State, Event], State], state: State, event: Event) -> State:
-    """Return the state after ``event``; raise IllegalTransitionError naming both otherwise."""
-    try:
-        return table[state, event]
-    except KeyError:
-        raise IllegalTransitionError(f"event {event.value} in state {state.value}") from None
+def follow(table: Mapping[State, Container[State]], state: State, after: State) -> State:
+    """Return ``after``; raise IllegalTransitionError, naming both, unless it may follow."""
+    if after not in table[state]:
+        raise IllegalTransitionError(f"what is {state} cannot become {after}")
+    return after

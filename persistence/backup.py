@@ -18,12 +18,12 @@ from pathlib import Path
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.kv import (
     CorruptValueError,
+    MemoryStore,
     StoreLocation,
     StoreMissingError,
     StoreNotWritableError,
 )
 from greenroom.persistence.locations import NAMESPACE
-from greenroom.persistence.memory import MemoryStore
 
 _MAGIC = b"greenroom backup 1\n"
 _LENGTHS = struct.Struct(">IQ")
@@ -105,7 +105,7 @@ def _read(path: Path) -> dict[str, bytes]:
 def _read_store(source: StoreLocation) -> dict[str, bytes]:
     found = source.read()
     if found.lost:
-        losses = "; ".join(f"{key or '?'}: {why}" for key, why in sorted(found.lost.items()))
+        losses = "; ".join(f"{key}: {why}" for key, why in sorted(found.lost.items()))
         raise CorruptValueError(f"{source} lacks what is lost there, so it is not read: {losses}")
     return found.load()
 

@@ -54,8 +54,8 @@ class Checkpoints:
     def lost(self) -> dict[tuple[str, str], str]:
         """The records and the code that are damaged beyond repair, by kind and name, and how.
 
-        ``("", "")`` stands for what is missing without a trace. Deleting or saving one again ends
-        it.
+        ``("unknown", "changes")`` stands for what is missing without a trace. Deleting or saving
+        one again ends it.
         """
         found = {**self._store.lost, **self._unreadable}
         return {_kind_and_name(key): reason for key, reason in sorted(found.items())}
@@ -98,11 +98,6 @@ class Checkpoints:
         self._store.apply(values, deleted)
         for key in (*values, *deleted):
             self._unreadable.pop(key, None)
-
-    def discard(self, kind: str, name: str) -> None:
-        """Delete a lost record, and record that; see KVStore."""
-        self._store.discard(_key(kind, name))
-        self._unreadable.pop(_key(kind, name), None)
 
     def load_code(self, digest: str) -> bytes:
         """Return the blob with this digest; raises CorruptValueError where it is lost."""

@@ -1,4 +1,4 @@
-"""The key-value store that hard state is kept in: its contract, what a key may be, its errors.
+"""The key-value store that hard state is kept in: its contract, a store in memory, its errors.
 
 Errors are split by what the code that catches them would do. Each takes one finished sentence, so
 that it survives pickling on its way between actors.
@@ -12,6 +12,9 @@ from typing import NamedTuple, Protocol
 MAX_KEY_BYTES = 180
 """Longest key, in bytes of UTF-8: any such key fits in a file name, whatever its characters."""
 
+UNNAMED = "unknown/changes"
+"""The key that is lost where changes are of which not even the keys are left."""
+
 
 class KVStore(Protocol):
     """Bytes by key, changed all or nothing. Use one store from one thread at a time.
@@ -23,7 +26,7 @@ class KVStore(Protocol):
 
     @property
     def lost(self) -> Mapping[str, str]:
-        """The keys whose values are damaged beyond repair, and how; "" stands for unknown keys.
+        """The keys whose values are damaged beyond repair, and how; UNNAMED may be among them.
 
         They are not absent: they stay here until they are put or deleted.
         """
@@ -51,10 +54,6 @@ class KVStore(Protocol):
         a value that is not bytes is a TypeError. Where a StoreError is raised the whole change may
         or may not have been made: repeating it is safe.
         """
-        ...
-
-    def discard(self, key: str) -> None:
-        """Delete a lost key; ``lost`` says so until a person removes that from the store."""
         ...
 
     def close(self) -> None:
@@ -193,6 +192,45 @@ def checked(
     if twice := puts.keys() & set(deletes):
         raise ValueError(f"keys {sorted(twice)} are both put and deleted in one change; choose one")
     return puts, deletes
+
+
+class MemoryStore:
+    """A KVStore that lasts as long as this object; "durable" means until then."""
+
+    def __init__(
+        self, values: Mapping[str, bytes] | None = None, lost: Mapping[str, str] | None = None
+    ) -> None:
+        self._values = dict(values or {})
+        self._closed = False
+        self.lost = lost or {}  # where it was read
+
+    def get(self, key: str) -> bytes | None:
+        """Return the value last applied, or None; see KVStore."""
+        check_key(key)
+        self._check_open()
+        check_found(self, key)
+        return self._values.get(key)
+
+    def load(self, prefix: str = "") -> dict[str, bytes]:
+        """Return the values whose keys start with ``prefix``, sorted; see KVStore."""
+        self._check_open()
+        return {key: self._values[key] for key in sorted(self._values) if key.startswith(prefix)}
+
+    def apply(self, puts: Mapping[str, bytes], deletes: Iterable[str] = ()) -> None:
+        """Put and delete all or nothing; see KVStore."""
+        puts, deletes = checked(puts, deletes)
+        self._check_open()
+        self._values.update(puts)
+        for key in deletes:
+            self._values.pop(key, None)
+
+    def close(self) -> None:
+        """Refuse every later call."""
+        self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError("this in-memory store was closed; make a new one")
 
 
 class StoreError(Exception):

@@ -9,7 +9,6 @@ One namespace is a folder:
     lease     which host leads, where several share the folder; renewed all the time
     log-E-N   log N of the writer of epoch E: all values that there were, then each change
     large/    values that are too long for a log, one file each
-    lost      text: what cannot be repaired and has no name, until a person removes it
     *.copy    the same as format, epoch, a log, or a large value
 
 ``epoch``, ``lease`` and the heads in a log are frames: magic, version, length, checksum, payload.

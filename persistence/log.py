@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from greenroom.persistence.kv import CorruptValueError, StoreNotReadableError
+from greenroom.persistence.kv import UNNAMED, CorruptValueError, StoreNotReadableError
 from greenroom.persistence.layout import (
     COPY,
     FRAME_SIZE,
@@ -37,7 +37,6 @@ BOTH = ("", COPY)
 _WINDOW = 64 * 1024  # that is read at a time
 _CHUNK = 1024 * 1024  # that is written at a time
 _MAGIC = frame(b"")[:6]
-UNNAMED = ""  # in what is lost: keys of which no trace is left
 READINGS = 20  # of a log that is removed meanwhile, because there is a newer one
 LOG = re.compile(r"(log-(\d{10})-(\d{6}))(\.copy)?")
 
@@ -93,7 +92,7 @@ class Log:
             self.size,
             described | apart,
             list(deletes),
-            {key: why for key, why in (lost or {}).items() if key != UNNAMED},
+            dict(lost or {}),
         )
         framed = frame(json.dumps(head).encode())
         content = b"".join((framed, *values.values()))
@@ -234,7 +233,6 @@ class Contents:
     def __init__(self, disk: Disk, root: Path) -> None:
         self.values: dict[str, Place] = {}
         self.lost: dict[str, str] = {}  # keys, and why
-        self.doubts: list[str] = []  # what is lost without a name
         self.is_read = False  # whether there was anything
         self.readers = Readers(disk, root)
         self._root = root
@@ -274,13 +272,14 @@ def read_log(disk: Disk, root: Path, name: str) -> Contents:
     """Return what a log says, by whichever of both files is sound."""
     contents = Contents(disk, root)
     log, copy = contents.readers.of(name)
+    doubts: list[str] = []
     at = 0
     while at < max(log.size, copy.size):
         found = log.head(at) or copy.head(at)
         if found is None:
             ends = {each.next_head(at) for each in (log, copy)} - {log.size, copy.size}
             if ends or copy.size > at:
-                contents.doubts.append(f"after {at} bytes {name} and its copy are damaged")
+                doubts.append(f"after {at} bytes {name} and its copy are damaged")
             if not ends:
                 break
             at = min(ends)
@@ -292,15 +291,16 @@ def read_log(disk: Disk, root: Path, name: str) -> Contents:
         damaged = [key for key in inside if contents.readers.find(inside[key]) is None]
         if damaged and log.size <= at and copy.size < at:  # written to its end it was in neither
             if copy.size > entry.at:  # but it was in one, before that was cut off
-                contents.doubts.append(f"the last change, of {', '.join(damaged)}, may be missing")
+                doubts.append(f"the last change, of {', '.join(damaged)}, may be missing")
             break
         contents.is_read = True
         sound = {key: place for key, place in places.items() if key not in damaged}
         contents.change(sound, [*entry.deletes, *damaged, *entry.lost])
         why = dict.fromkeys(damaged, f"{name} and its copy are damaged")
         contents.lost.update({**entry.lost, **why})
-    if contents.doubts:
-        contents.lost[UNNAMED] = "; ".join(contents.doubts)
+    if doubts:
+        known = contents.lost.get(UNNAMED)
+        contents.lost[UNNAMED] = "; ".join(filter(None, (known, *doubts)))
     return contents
 
 

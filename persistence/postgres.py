@@ -41,6 +41,7 @@ except ImportError as _error:  # an extra
 from greenroom.persistence.kv import (
     Claim,
     CorruptValueError,
+    MemoryStore,
     NothingSavedError,
     OtherFormatError,
     StaleWriterError,
@@ -53,7 +54,6 @@ from greenroom.persistence.kv import (
     check_key,
     checked,
 )
-from greenroom.persistence.memory import MemoryStore
 
 _log = logging.getLogger(__name__)
 
@@ -320,10 +320,6 @@ class PostgresStore:
                 size=sum(map(len, puts.values())),
             )
         self._check_epoch(rows)
-
-    def discard(self, key: str) -> None:
-        """Delete a key; see KVStore."""
-        self.apply({}, [key])
 
     def renew(self, lease: bytes, term_s: float) -> None:
         """Write the lease; see LeasedStore."""

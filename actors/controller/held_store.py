@@ -14,7 +14,7 @@ from greenroom.actors.controller.read_only import STORE_PATIENCE_S, saving
 from greenroom.actors.messages import control as cm
 from greenroom.actors.runtime.liveness import Pulse
 from greenroom.actors.runtime.settings import HostSettings
-from greenroom.core.lifecycle.state import KINDS, SOFT
+from greenroom.core.lifecycle.state import KINDS
 from greenroom.core.long_poll import epoch_of
 from greenroom.core.records import Changes
 from greenroom.persistence.checkpoints import Checkpoints
@@ -50,12 +50,8 @@ class HeldStore:
         return self.lease is None or self.lease.may_act()
 
     def load(self) -> dict[str, dict[str, Any]]:
-        """Return all records by kind and name; give up those that can be done without."""
-        records = {kind: self.checkpoints.load(kind) for kind in KINDS}
-        for kind, name in self.checkpoints.lost:
-            if kind in SOFT:
-                self.checkpoints.discard(kind, name)
-        return records
+        """Return all records by kind and name."""
+        return {kind: self.checkpoints.load(kind) for kind in KINDS}
 
     def save(self, changes: Changes) -> None:
         """Save all of it or nothing; NotSavedError. Blocks."""
@@ -68,7 +64,7 @@ class HeldStore:
             raise NotSavedError(changes, error) from error
 
     def shown(self) -> dict[str, Any]:
-        """Return what status shows: a damaged kind of "" is of what the store has no name of."""
+        """Return what status shows."""
         lost = self.checkpoints.lost.items()
         damaged = [{"kind": kind, "name": name, "reason": why} for (kind, name), why in lost]
         return {"saving": saving(self._settings), "damaged": damaged}

@@ -28,11 +28,12 @@ from greenroom.core.lifecycle.endpoints import (
     with_shadow,
 )
 from greenroom.core.lifecycle.releases import folders_of
-from greenroom.core.lifecycle.state import Change, Made, State
+from greenroom.core.lifecycle.state import DEPLOYED, Change, Made, State
 from greenroom.core.lifecycle.steps import rebalance
 from greenroom.core.records import (
     APPLICATION,
     BACKEND,
+    CODE,
     DEPLOYMENT,
     ENDPOINT,
     BackendDefinition,
@@ -300,6 +301,12 @@ def _delete_everything(cluster: Cluster, _asked: ops.DeleteEverything, now: Now)
     )
 
 
+def _forget_lost(cluster: Cluster, _asked: ops.ForgetLost, _now: Now) -> Change:
+    lost = sorted(key for key in cluster.state.lost if key[0] not in {*DEPLOYED, CODE})
+    forgotten = [list(key) for key in lost]
+    return Change(wanted=dict.fromkeys(lost), is_entered=bool(lost), answer=lambda _: forgotten)
+
+
 def _undo_change(cluster: Cluster, asked: ops.UndoChange, _now: Now) -> Change:
     """Restore what was before a change, as a change of its own."""
     entry = cluster.state.history.get(asked.change_id)
@@ -457,6 +464,7 @@ CARRIED_OUT: dict[type[ops.Operation], Carry] = {
     ops.GetDeployment: lambda c, asked, _: status.deployment(c, asked.name),
     ops.ListDeployments: lambda c, _asked, _: status.deployments(c),
     ops.DeleteEverything: _delete_everything,
+    ops.ForgetLost: _forget_lost,
     ops.ListHistory: lambda c, _asked, _: [history.described(entry) for entry in c.state.history],
     ops.UndoChange: _undo_change,
     ops.CreateToken: _create_token,

@@ -1,8 +1,8 @@
 """The hosts of a cluster: joined, lost, back, emptied, gone.
 
-    expected --SEEN--> running --DRAIN--> draining --UNDRAIN--> running
-       |                 |  ^                |
-       `-----MISSED----> lost <---MISSED-----'      (lost --SEEN--> running)
+    expected --seen--> running <--> draining
+       |                ^  |           |
+       `--missed-----> lost <--missed--'
 
 A host is *expected* when the controller knows it only from its record: a new controller has not
 heard from it yet. A host drains because it is to stop, which ends with its process, or because it
@@ -23,10 +23,10 @@ from greenroom.core.errors import ConflictError
 from greenroom.core.lifecycle.backend import Backend
 from greenroom.core.lifecycle.health import host_gone
 from greenroom.core.lifecycle.placement import Placement
-from greenroom.core.lifecycle.replicas import LIVE, Replica, ReplicaEvent
+from greenroom.core.lifecycle.replicas import LIVE, Replica
 from greenroom.core.lifecycle.state import State
 from greenroom.core.records import BACKEND, HostRecord
-from greenroom.core.transitions import next_state
+from greenroom.core.transitions import follow
 from greenroom.core.validation import unknown_name
 
 # --- Liveness -------------------------------------------------------------------------------------
@@ -95,25 +95,13 @@ class HostState(StrEnum):
     LOST = "LOST"
 
 
-class HostEvent(StrEnum):
-    """What can happen to a host."""
+S = HostState
 
-    SEEN = "SEEN"
-    MISSED = "MISSED"
-    DRAIN = "DRAIN"
-    UNDRAIN = "UNDRAIN"
-
-
-S, E = HostState, HostEvent
-
-TRANSITIONS: dict[tuple[HostState, HostEvent], HostState] = {
-    (S.EXPECTED, E.SEEN): S.RUNNING,
-    (S.EXPECTED, E.MISSED): S.LOST,
-    (S.RUNNING, E.MISSED): S.LOST,
-    (S.RUNNING, E.DRAIN): S.DRAINING,
-    (S.DRAINING, E.UNDRAIN): S.RUNNING,
-    (S.DRAINING, E.MISSED): S.LOST,
-    (S.LOST, E.SEEN): S.RUNNING,
+NEXT: dict[HostState, tuple[HostState, ...]] = {
+    S.EXPECTED: (S.RUNNING, S.LOST),
+    S.RUNNING: (S.DRAINING, S.LOST),
+    S.DRAINING: (S.RUNNING, S.LOST),
+    S.LOST: (S.RUNNING,),
 }
 _EXPECTED = "it has not been heard of since the controller began"
 _LOST = "it is lost"
@@ -155,9 +143,9 @@ class Host:
         """Take a report of its host process, which is ``at``."""
         self.said, self.at, self.has_process = report, at, True
 
-    def move(self, event: HostEvent) -> None:
-        """Take the table's transition."""
-        self.state = next_state(TRANSITIONS, self.state, event)
+    def become(self, state: HostState) -> None:
+        """Take a transition; raise IllegalTransitionError where the table has none."""
+        self.state = follow(NEXT, self.state, state)
 
 
 def prepare(placement: Placement, records: Mapping[str, HostRecord], own: str) -> None:
@@ -311,7 +299,7 @@ class Hosts:
     def _seen(self, host: Host, now: float) -> None:
         was_lost = host.state is S.LOST
         host.was_stable = host.is_stopping = False
-        host.move(E.SEEN)
+        host.become(S.RUNNING)
         self.has_seen = True
         self._placement.open_host(host.name)
         running = {} if host.said is None else dict(host.said.replicas)
@@ -322,7 +310,7 @@ class Hosts:
 
     def _missed(self, host: Host, now: float) -> None:
         name = host.name
-        host.move(E.MISSED)
+        host.become(S.LOST)
         host.was_stable = now - host.since >= STABLE_S
         self._placement.close_host(name, _LOST)
         self._long_poll.host_gone(name)
@@ -365,7 +353,7 @@ class Hosts:
         self._put(host, replace(record, draining=False))
         if host.state is not S.DRAINING:
             return  # it takes replicas when it is seen
-        host.move(E.UNDRAIN)
+        host.become(S.RUNNING)
         self._placement.open_host(name)
         for _, replica in self._at(name):
             replica.moving = False
@@ -392,7 +380,7 @@ class Hosts:
     def _close(self, host: Host) -> None:
         """Place nothing on a host that drains, and replace elsewhere what is there."""
         if host.state is S.RUNNING:
-            host.move(E.DRAIN)
+            host.become(S.DRAINING)
         if host.state is S.DRAINING:
             until = f"it is drained, until `greenroom undrain {host.name}`"
             self._placement.close_host(host.name, _STOPPING if host.is_stopping else until)
@@ -403,7 +391,7 @@ class Hosts:
         """Have what is on a host stop."""
         for _, replica in self._at(name):
             if replica.state in LIVE:
-                replica.move(ReplicaEvent.RETIRE, now)
+                replica.retire(now)
 
     def _at(self, name: str) -> Iterator[tuple[Backend, Replica]]:
         """Yield the replicas on a host; their backends are reconciled in the next step."""

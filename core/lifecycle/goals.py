@@ -9,8 +9,11 @@ from typing import NamedTuple
 
 from greenroom.core.agenda import Agenda
 from greenroom.core.records import Changes, GoalRecord, Key, Records
+from greenroom.core.transitions import follow
 
 GOAL = "goal"
+PENDING, SUCCEEDED, FAILED = "pending", "succeeded", "failed"
+NEXT = {PENDING: (SUCCEEDED, FAILED), SUCCEEDED: (), FAILED: ()}
 KEPT_ENDED = 100  # so that who asks late, or again after a restart, still learns the outcome
 
 
@@ -41,8 +44,8 @@ class Goals:
         ordered = sorted(saved.values(), key=_age)
         self._agenda = agenda
         self._goals = Records(GOAL, saved, changes)
-        self._pending = {goal.subject: goal.id for goal in ordered if goal.state == "pending"}
-        self._ended = dict.fromkeys(goal.id for goal in ordered if goal.state != "pending")
+        self._pending = {goal.subject: goal.id for goal in ordered if goal.state == PENDING}
+        self._ended = dict.fromkeys(goal.id for goal in ordered if goal.state != PENDING)
         agenda.touch(GOAL, *self._pending.values())
 
     def create(self, subject: Key, what: str, wall_now: float) -> str:
@@ -50,7 +53,7 @@ class Goals:
         older = self.pending_for(subject)
         if older is not None:
             error = f"superseded by a later change of {' '.join(subject)}: {what}"
-            self._put(replace(self._goals[older], state="failed", error=error))
+            self._put(replace(self._goals[older], state=FAILED, error=error))
         goal = GoalRecord(id=secrets.token_hex(8), subject=subject, what=what, created_at=wall_now)
         self._put(goal)
         return goal.id
@@ -74,13 +77,15 @@ class Goals:
     def advance(self, goal: GoalRecord, now: Progress) -> None:
         """End a goal whose subject is done or has failed."""
         if now.error:
-            self._put(replace(goal, state="failed", error=now.error, exception=now.exception))
+            self._put(replace(goal, state=FAILED, error=now.error, exception=now.exception))
         elif now.done:
-            self._put(replace(goal, state="succeeded"))
+            self._put(replace(goal, state=SUCCEEDED))
 
     def _put(self, goal: GoalRecord) -> None:
+        if (before := self._goals.get(goal.id)) is not None:
+            follow(NEXT, before.state, goal.state)
         self._goals[goal.id] = goal
-        if goal.state == "pending":
+        if goal.state == PENDING:
             self._pending[goal.subject] = goal.id
             self._agenda.touch(GOAL, goal.id)
             return

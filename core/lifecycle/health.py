@@ -13,13 +13,7 @@ from greenroom.core.effects import Effect, Kill
 from greenroom.core.errors import last_line
 from greenroom.core.lifecycle import failures, releases
 from greenroom.core.lifecycle.backend import Backend
-from greenroom.core.lifecycle.replicas import (
-    Replica,
-    ReplicaEvent,
-    ReplicaState,
-    Report,
-    RestartReason,
-)
+from greenroom.core.lifecycle.replicas import Replica, ReplicaState, Report, RestartReason
 
 MAX_UNUSABLE_TRIES = 3  # of code that cannot be loaded; max_constructor_retry_count is for the rest
 MAX_LOSSES_PER_UPDATE = 3  # of replicas that ran; then the update is taken back
@@ -54,7 +48,7 @@ def _take_report(backend: Backend, replica: Replica, report: Report, now: float)
     replica.worn_at = replica.worn_at if replica.worn else now
     replica.stats, replica.worn = report.stats, report.worn
     if replica.state is ReplicaState.RUNNING and report.state == "draining":
-        replica.move(ReplicaEvent.RETIRE, now)  # asked to stop by a controller that died
+        replica.become(ReplicaState.SHOULD_STOP, now)  # asked to by a controller that died
     if report.check_id:
         _checked(backend, replica, report, now)
         return
@@ -95,14 +89,14 @@ def _refused(backend: Backend, replica: Replica, report: Report) -> None:
 def _start_reported(backend: Backend, replica: Replica, report: Report, now: float) -> None:
     replica.ask_at = now + backend.config.health_check_period_s
     if report.state == "running":
-        replica.move(ReplicaEvent.STARTED, now)
+        replica.become(ReplicaState.RUNNING, now)
         backend.failures.started(replica)
         if releases.is_newest(backend.record, replica) and not backend.record.newest.served:
             backend.record = releases.with_newest(backend.record, served=True)
     elif report.state in {"failed", "draining"}:
         if report.state == "failed":
             _failed(backend, replica, report.error, report.exception, now, lasts=report.lasts)
-        replica.move(ReplicaEvent.FAILED, now)
+        replica.become(ReplicaState.SHOULD_STOP, now)
 
 
 def exited(backend: Backend, tag: str, now: float, cause: str = "") -> None:
@@ -121,7 +115,7 @@ def exited(backend: Backend, tag: str, now: float, cause: str = "") -> None:
         error = ended if replica.worn else f"a replica's process died{why}"
         _lost(backend, replica, reason, error, now, failures.DEATH, failures.BRIEF_LIFE)
     replica.recovering = False
-    replica.move(ReplicaEvent.EXITED, now)
+    replica.become(ReplicaState.STOPPED, now)
 
 
 def host_gone(backend: Backend, replica: Replica, now: float) -> None:
@@ -131,11 +125,9 @@ def host_gone(backend: Backend, replica: Replica, now: float) -> None:
     is_asked = replica.recovering and replica.state is ReplicaState.STARTING
     if replica.state is ReplicaState.RUNNING or is_asked:
         backend.failures.count_restart(replica, RestartReason.HOST_LOST)
-        replica.move(ReplicaEvent.LOSE, now)
-    elif replica.state is ReplicaState.SHOULD_START:
-        replica.move(ReplicaEvent.RETIRE, now)
+        replica.become(ReplicaState.LOST, now)
     elif replica.state is not ReplicaState.STOPPED:
-        replica.move(ReplicaEvent.EXITED, now)  # if it lives, it is asked to go when back
+        replica.become(ReplicaState.STOPPED, now)  # if it lives, it is asked to go when back
     replica.recovering = False
     replica.check_sent_at, replica.missed_checks = None, 0
 
@@ -152,7 +144,7 @@ def fail_silent(backend: Backend, now: float) -> list[Effect]:
             error = f"its constructor did not return within {limit}"
         _failed(backend, replica, error, None, now)
         replica.recovering = False
-        replica.move(ReplicaEvent.FAILED, now)
+        replica.become(ReplicaState.SHOULD_STOP, now)
         effects.append(Kill(replica.tag))
     return effects
 
@@ -180,7 +172,7 @@ def retire_unhealthy(backend: Backend, now: float) -> None:
             continue  # one that answers may be better than the next that fails as well
         backend.failures.check_error = error
         _lost(backend, replica, reason, error, now, kind)
-        replica.move(ReplicaEvent.RETIRE, now)
+        replica.become(ReplicaState.SHOULD_STOP, now)
 
 
 def _failed(

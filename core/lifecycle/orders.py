@@ -26,7 +26,7 @@ from greenroom.core.effects import (
     StopReplica,
 )
 from greenroom.core.lifecycle.releases import is_newest
-from greenroom.core.lifecycle.replicas import Replica, ReplicaEvent, ReplicaState as S
+from greenroom.core.lifecycle.replicas import Replica, ReplicaState as S
 from greenroom.core.records import BackendRecord
 
 RESEND_S = 1.0
@@ -63,14 +63,14 @@ class Orders(NamedTuple):
         if order is not None:
             return order(self, replica, now)
         if replica.state is S.SHOULD_START:
-            replica.move(ReplicaEvent.START, now)
+            replica.become(S.STARTING, now)
             return self._start(replica, now)
         if replica.state is S.SHOULD_STOP and (released or now >= self.ends_at(replica)):
-            replica.move(ReplicaEvent.STOP, now)
+            replica.become(S.STOPPING, now)
             return self._stop(replica, now)
         is_wanted = is_newest(self.record, replica) and not self.record.deleting
         if replica.state is S.LOST and not is_wanted:
-            replica.move(ReplicaEvent.EXITED, now)  # if it lives, it is asked to go when back
+            replica.become(S.STOPPED, now)  # if it lives, it is asked to go when back
         return []
 
     def _await_start(self, replica: Replica, now: float) -> list[Effect]:
@@ -115,7 +115,7 @@ class Orders(NamedTuple):
         if now < kill_at:
             return self._stop(replica, now) if now >= replica.ask_at else []
         if replica.process is None and now >= kill_at + SILENT_EXIT_S:
-            replica.move(ReplicaEvent.EXITED, now)  # if it does come up, it is asked to go
+            replica.become(S.STOPPED, now)  # if it does come up, it is asked to go
             return []
         replica.ask_at = now + RESEND_S
         return [Kill(replica.tag)]

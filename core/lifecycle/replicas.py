@@ -1,12 +1,10 @@
 """The life of a replica.
 
-The states are a table:
+    should_start ----> starting ----> running ----> should_stop ----> stopping
+         |                |  `--failed, or not wanted---^                 |
+         `--> stopped <---+--- its process has ended, whatever it was ----+
 
-    should_start --START--> starting --STARTED--> running --RETIRE--> should_stop --STOP--> stopping
-         |                     |  `--FAILED / RETIRE--------------------^                      |
-         `--RETIRE--> stopped <+--- EXITED, from every state in which there may be a process --+
-
-    starting, running --LOSE--> lost --FIND--> starting
+    starting, running --its host is lost--> lost --that is back, and it runs--> starting
 
 A replica in *should_start* is decided and saved, but not started yet. One in *should_stop* still
 has its process, which finishes its queries once no router sends it more. A *lost* replica may still
@@ -23,7 +21,7 @@ from typing import Any, NamedTuple
 
 from greenroom.core.devices import Devices
 from greenroom.core.records import ReplicaRecord
-from greenroom.core.transitions import next_state
+from greenroom.core.transitions import follow
 
 
 class ReplicaState(StrEnum):
@@ -36,19 +34,6 @@ class ReplicaState(StrEnum):
     STOPPING = "STOPPING"
     STOPPED = "STOPPED"
     LOST = "LOST"
-
-
-class ReplicaEvent(StrEnum):
-    """The events in the life of a replica."""
-
-    START = "START"  # its process is being made and asked to start
-    STARTED = "STARTED"  # its constructor returned
-    FAILED = "FAILED"  # its constructor raised
-    RETIRE = "RETIRE"  # it is no longer wanted
-    STOP = "STOP"  # it has been asked to stop
-    EXITED = "EXITED"  # its process is gone
-    LOSE = "LOSE"  # its host is lost
-    FIND = "FIND"  # its host is back, and says that its process is there
 
 
 class RestartReason(StrEnum):
@@ -71,24 +56,16 @@ class RestartReason(StrEnum):
         return next((each for each in cls if text.startswith(each)), cls.CRASHED)
 
 
-S, E = ReplicaState, ReplicaEvent
+S = ReplicaState
 
-TRANSITIONS: dict[tuple[ReplicaState, ReplicaEvent], ReplicaState] = {
-    (S.SHOULD_START, E.START): S.STARTING,
-    (S.SHOULD_START, E.RETIRE): S.STOPPED,
-    (S.STARTING, E.STARTED): S.RUNNING,
-    (S.STARTING, E.FAILED): S.SHOULD_STOP,
-    (S.STARTING, E.RETIRE): S.SHOULD_STOP,
-    (S.STARTING, E.EXITED): S.STOPPED,
-    (S.RUNNING, E.RETIRE): S.SHOULD_STOP,
-    (S.RUNNING, E.EXITED): S.STOPPED,
-    (S.SHOULD_STOP, E.STOP): S.STOPPING,
-    (S.SHOULD_STOP, E.EXITED): S.STOPPED,
-    (S.STOPPING, E.EXITED): S.STOPPED,
-    (S.STARTING, E.LOSE): S.LOST,
-    (S.RUNNING, E.LOSE): S.LOST,
-    (S.LOST, E.FIND): S.STARTING,
-    (S.LOST, E.EXITED): S.STOPPED,
+NEXT: dict[ReplicaState, tuple[ReplicaState, ...]] = {
+    S.SHOULD_START: (S.STARTING, S.STOPPED),
+    S.STARTING: (S.RUNNING, S.SHOULD_STOP, S.STOPPED, S.LOST),
+    S.RUNNING: (S.SHOULD_STOP, S.STOPPED, S.LOST),
+    S.SHOULD_STOP: (S.STOPPING, S.STOPPED),
+    S.STOPPING: (S.STOPPED,),
+    S.STOPPED: (),
+    S.LOST: (S.STARTING, S.STOPPED),
 }
 
 LIVE = frozenset({S.SHOULD_START, S.STARTING, S.RUNNING})
@@ -184,7 +161,7 @@ class Replica:
     def host_back(self, now: float, *, is_running: bool) -> None:
         """Ask a lost replica that still has a process, now that its host is back."""
         if self.state is S.LOST:
-            self.move(E.FIND if is_running else E.EXITED, now)
+            self.become(S.STARTING if is_running else S.STOPPED, now)
             if is_running:
                 self.replaced_for = None
                 self.recovering, self.reported, self.ask_at = True, False, now
@@ -202,11 +179,15 @@ class Replica:
         """The rank to send it, as a plain tuple; None while only the record is known."""
         return self.rank[:] if self.rank is not None and self.rank.world_size else None
 
-    def move(self, event: ReplicaEvent, now: float) -> None:
-        """Take the table's transition."""
-        self.state, self.since = next_state(TRANSITIONS, self.state, event), now
-        if event is ReplicaEvent.STARTED:
+    def become(self, state: ReplicaState, now: float) -> None:
+        """Take a transition; raise IllegalTransitionError where the table has none."""
+        self.state, self.since = follow(NEXT, self.state, state), now
+        if state is S.RUNNING:
             self.may_have_served = True
+
+    def retire(self, now: float) -> None:
+        """Have it stop, as it is no longer wanted; one without a process has stopped."""
+        self.become(S.STOPPED if self.state is S.SHOULD_START else S.SHOULD_STOP, now)
 
 
 def rank(living: Sequence[Replica]) -> None:

@@ -56,9 +56,9 @@ from greenroom.core.routing.tables import (
 )
 from greenroom.core.validation import unknown_name
 
-SOFT = ("goal", "history", "rollout", "canary", "listener", "host", "token")
-"""Kinds of records that the cluster can do without when they are damaged; the status says so."""
-KINDS = (BACKEND, ENDPOINT, APPLICATION, *SOFT)
+DEPLOYED = (BACKEND, ENDPOINT, APPLICATION)
+"""Kinds of records that a deploy brings again; without others the cluster can do."""
+KINDS = (*DEPLOYED, "goal", "history", "rollout", "canary", "listener", "host", "token")
 DAMAGED = "its record in the store is damaged; deploy it again"
 
 

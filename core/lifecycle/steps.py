@@ -17,14 +17,7 @@ from greenroom.core.effects import Effect
 from greenroom.core.lifecycle import failures, health, releases
 from greenroom.core.lifecycle.backend import Backend, count_running
 from greenroom.core.lifecycle.placement import request_of
-from greenroom.core.lifecycle.replicas import (
-    LEAVING,
-    Replica,
-    ReplicaEvent,
-    ReplicaState,
-    RestartReason,
-    rank,
-)
+from greenroom.core.lifecycle.replicas import LEAVING, Replica, ReplicaState, RestartReason, rank
 from greenroom.core.records import Release
 
 
@@ -134,7 +127,7 @@ def _retire_surplus(backend: Backend, live: list[Replica], surplus: int, now: fl
         )
         live.remove(goes)
         crowded[goes.host] -= 1
-        goes.move(ReplicaEvent.RETIRE, now)
+        goes.retire(now)
 
 
 def _replace_worn(backend: Backend, now: float) -> None:

@@ -53,8 +53,14 @@ from greenroom.core.records import (
     served_as,
 )
 from greenroom.core.rollouts.rollouts import BY_ITSELF, ENDED, PROMOTED, WENT_BACK, Rollouts
+from greenroom.core.transitions import follow
 
 ROLLING_OUT, TAKING_OVER = "rolling out", "taking over"  # before the ends of rollouts
+NEXT = {
+    ROLLING_OUT: (TAKING_OVER, WENT_BACK),
+    TAKING_OVER: (PROMOTED, WENT_BACK),
+    **dict.fromkeys(ENDED, (ROLLING_OUT,)),  # of another one
+}
 STEP_BY_STEP = "deploy application, step by step"  # a goal that goes by the canary
 SHOWN_CAUSES = 3  # of answers that were different
 
@@ -284,6 +290,8 @@ class Canaries:
         return f"MOST ANSWERS DIFFER: {finding}" if different > compared / 2 else finding
 
     def _put(self, record: CanaryRecord) -> None:
+        if (before := self._records.get(record.application)) is not None:
+            follow(NEXT, before.state, record.state)
         self._records[record.application] = record
         self._state.agenda.touch(CANARY, record.application)
         self._state.agenda.touch(APPLICATION, record.application)  # whose goals go by it

@@ -60,9 +60,11 @@ from greenroom.core.records import (
 from greenroom.core.rollouts import judging
 from greenroom.core.rollouts.judging import DIFFERENCE_RATE, PlainTally, Sample, Tally
 from greenroom.core.routing.tables import ENDPOINT_PREFIX, ROLLOUT_PREFIX
+from greenroom.core.transitions import follow
 
 UNDER_WAY = "under way"
 ENDED = PROMOTED, WENT_BACK, INTERRUPTED = "promoted", "went back", "interrupted"
+NEXT = {UNDER_WAY: (UNDER_WAY, *ENDED), **dict.fromkeys(ENDED, (UNDER_WAY,))}  # by another one
 SAVE_S = 5.0  # at most this often, what was counted is saved
 BY_ITSELF = Author(user="greenroom")  # who makes the changes that a rollout decides on
 
@@ -453,6 +455,8 @@ class Rollouts:
         self._state.long_poll.publish(ROLLOUT_PREFIX + record.endpoint, None)
 
     def _put(self, record: RolloutRecord) -> None:
+        if (before := self.records.get(record.endpoint)) is not None:
+            follow(NEXT, before.state, record.state)
         self.records[record.endpoint] = record
         if record.endpoint not in self._runs:
             self._agenda.touch(ROLLOUT, record.endpoint)  # that it has ended is of interest
@@ -467,8 +471,10 @@ class Rollouts:
     def progress(self, endpoint: str) -> Progress:
         """Tell how far an endpoint's rollout is; it fails by going back."""
         record = self.records.get(endpoint)
-        if record is None or record.state == UNDER_WAY:
-            return Progress(done=record is None)
+        if record is None:
+            return Progress(error=f"endpoint {endpoint!r} was deleted")
+        if record.state == UNDER_WAY:
+            return Progress()
         if not self._state.long_poll.held_by_all(ENDPOINT_PREFIX + endpoint):
             return Progress(unheld=True)
         if record.state == PROMOTED:

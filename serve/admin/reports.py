@@ -143,9 +143,11 @@ def _saving_problems(report: Mapping[str, Any]) -> Iterator[str]:
 
 def _damage(report: Mapping[str, Any]) -> Iterator[str]:
     for damaged in report.get("damaged") or ():
-        what = f"{damaged['kind']} {damaged['name']!r}" if damaged["kind"] else "something"
-        advice = "; deploy it again, or delete it" if damaged["kind"] else ""
-        yield f"{what} is lost from the store: {damaged['reason']}{advice}"
+        kind, name, reason = damaged["kind"], damaged["name"], damaged["reason"]
+        advice = "deploy it again, or delete it"
+        if kind not in {"backend", "endpoint", "application", "code"}:
+            advice = "deploy again what is not there, then: greenroom ask forget_lost"
+        yield f"{kind} {name!r} is lost from the store: {reason}; {advice}"
 
 
 def _host_problems(report: Mapping[str, Any]) -> Iterator[str]:

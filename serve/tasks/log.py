@@ -112,7 +112,7 @@ class JobLog:
         assert self._store is not None, "open it first"
         jobs = [_job_of(json.loads(value)) for value in self._store.load(JOB).values()]
         for key, reason in self._store.lost.items():
-            logger.warning("a job is lost: %s: %s", key or "?", reason)
+            logger.warning("a job is lost: %s: %s", key, reason)
         return jobs
 
     async def _on_thread(self, function: Callable[[], T]) -> T:

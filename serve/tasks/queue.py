@@ -50,9 +50,8 @@ from greenroom.core.errors import (
 from greenroom.core.jobs import MAX_KEY_CHARACTERS, Job, Jobs, Status
 from greenroom.core.records import served_as
 from greenroom.core.validation import problems_in, unknown_name
-from greenroom.persistence.kv import StoreError
+from greenroom.persistence.kv import MemoryStore, StoreError
 from greenroom.persistence.locations import location_at
-from greenroom.persistence.memory import MemoryStore
 from greenroom.serve.handle import DeploymentHandle, DeploymentResponse
 from greenroom.serve.protocols.apps import describe_failure
 from greenroom.serve.tasks.callbacks import CallbackRefusedError, call_back, origin_of, target_of

@@ -91,7 +91,8 @@ def test_shapes_are_the_last_releases_or_follow_the_rule() -> None:
     expected = released["format"] + bool(changed)
     assert expected == FORMAT, (
         f"{changed or 'no shapes'} changed since the last release: core.formats.FORMAT must be "
-        f"{expected}; see docs/formats.md"
+        f"{expected}, or before the first release the file is to be written anew; see "
+        "docs/formats.md"
     )
 
 

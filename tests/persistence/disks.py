@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from greenroom.persistence.filesystem import FileLocation, FileStore
-from greenroom.persistence.kv import KVStore
+from greenroom.persistence.kv import KVStore, MemoryStore
 from greenroom.persistence.layout import Disk
 from greenroom.persistence.log import BOTH, Place, read_log
-from greenroom.persistence.memory import MemoryStore
 
 LOGS = {  # settings of the store, by when it begins a log
     "one log": {},
     "a log for each change": {"SPARE": -1000},
-    "the next log piece by piece": {"SPARE": -1000, "PIECE": 1, "TOGETHER": 0},
+    "an entry for each value": {"SPARE": -1000, "TOGETHER": 0},
 }
 
 

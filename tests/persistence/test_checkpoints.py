@@ -22,11 +22,11 @@ from greenroom.persistence.checkpoints import Checkpoints, code_digest
 from greenroom.persistence.kv import (
     CorruptValueError,
     KVStore,
+    MemoryStore,
     OtherFormatError,
     RecordRefusedError,
     StoreError,
 )
-from greenroom.persistence.memory import MemoryStore
 
 from .disks import damage_value, open_store, places_in  # noqa: TID251 - the tests' own folder
 

@@ -11,9 +11,8 @@ import pytest
 
 from greenroom.persistence import filesystem
 from greenroom.persistence.filesystem import FileLocation, FileStore
-from greenroom.persistence.kv import CorruptValueError, OtherFormatError
+from greenroom.persistence.kv import UNNAMED, CorruptValueError, OtherFormatError
 from greenroom.persistence.layout import FrameError, frame, unframe
-from greenroom.persistence.log import UNNAMED
 
 from .disks import (  # noqa: TID251 - the tests' own folder
     Death,
@@ -315,7 +314,7 @@ def test_what_is_damaged_twice_while_the_store_is_open_is_named(tmp_path: Path) 
     store.close()
 
 
-def test_a_head_that_is_damaged_twice_loses_its_own_change_and_is_named_until_a_person_has_read_it(
+def test_a_head_that_is_damaged_twice_loses_its_own_change_which_is_lost_until_it_is_deleted(
     store: FileStore, root: Path, tmp_path: Path
 ) -> None:
     store.apply({"c": b"c value"})
@@ -329,29 +328,11 @@ def test_a_head_that_is_damaged_twice_loses_its_own_change_and_is_named_until_a_
         store.apply({"e": b"1"})
         store.apply({}, ["e"])
         store.close()
-    store = open_store(tmp_path)
-    (root / "lost").unlink()
-    assert not store.lost
-    store.close()
-
-
-def test_a_lost_key_that_is_discarded_is_reported_until_a_person_has_read_it(
-    store: FileStore, root: Path, tmp_path: Path
-) -> None:
-    store.close()
-    replace_in_both(log_of(root), VALUE, VALUE[::-1])
-    store = open_store(tmp_path)
-    store.discard("a")
-    store.discard("b")  # which is not lost
     for _ in range(2):
-        assert store.lost.keys() == {UNNAMED}
-        assert "a is given up: log-" in store.lost[UNNAMED]
-        assert state_of(store) == {"b": b"sound"}
-        store.close()
         store = open_store(tmp_path)
-    (root / "lost").unlink()
-    assert not store.lost
-    store.close()
+        store.apply({}, [UNNAMED])
+        assert not store.lost
+        store.close()
 
 
 def test_what_both_files_of_a_log_were_cut_off_is_named(tmp_path: Path) -> None:

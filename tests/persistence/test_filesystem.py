@@ -134,44 +134,6 @@ def test_a_log_is_begun_anew_once_it_has_grown_and_holds_no_more_than_that(tmp_p
     store.close()
 
 
-def test_a_log_is_begun_anew_piece_by_piece_with_changes_that_go_to_both(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class CountingDisk(UnsyncedDisk):
-        written = 0
-
-        def write(self, fd: int, chunk: memoryview) -> int:
-            self.written += len(chunk)
-            return super().write(fd, chunk)
-
-    monkeypatch.setattr(filesystem, "SPARE", 1000)
-    disk = CountingDisk()
-    store = open_store(tmp_path, disk=disk)
-    expected = {f"{number:03}": bytes([number]) * 50_000 for number in range(100)}
-    store.apply(expected)
-    logs = {path.name for path in (tmp_path / "default").glob("log-*")}
-    begun, most = 0, 0
-    for number in range(200):
-        disk.written = 0
-        changed, deleted = f"{number * 7 % 100:03}", f"{number * 11 % 100:03}"
-        value = bytes([number]) * 50_001
-        expected[changed] = value
-        expected.pop(deleted, None)
-        store.apply({changed: value}, {deleted} - {changed})
-        if changed == deleted:
-            expected[changed] = value
-        most = max(most, disk.written)
-        found = {path.name for path in (tmp_path / "default").glob("log-*")}
-        begun, logs = begun + (found != logs), found
-    assert begun >= 2
-    assert most < 2 * (filesystem.PIECE + filesystem.TOGETHER + 3 * 50_001)
-    assert state_of(store) == expected
-    store.close()
-    store = open_store(tmp_path)
-    assert (state_of(store), dict(store.lost)) == (expected, {})
-    store.close()
-
-
 def test_a_log_that_cannot_be_begun_anew_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

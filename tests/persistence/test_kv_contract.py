@@ -17,9 +17,8 @@ from hypothesis.stateful import (
 
 from greenroom.persistence import filesystem
 from greenroom.persistence.filesystem import FileLocation
-from greenroom.persistence.kv import MAX_KEY_BYTES, KVStore, StoreClosedError
+from greenroom.persistence.kv import MAX_KEY_BYTES, KVStore, MemoryStore, StoreClosedError
 from greenroom.persistence.locations import location_at
-from greenroom.persistence.memory import MemoryStore
 from tests.support.postgres import PostgresServer
 
 from .disks import LOGS, open_store  # noqa: TID251 - the tests' own folder

@@ -105,8 +105,11 @@ TROUBLED = {"status": "HEALTHY", "replicas": [{"tag": "b#1", "trouble": "32 thre
             "endpoint 'e' is lost from the store: log-1 is damaged; deploy it again, or delete it",
         ),
         (
-            {"damaged": [{"kind": "", "name": "", "reason": "1 of 9 records are missing"}]},
-            "something is lost from the store: 1 of 9 records are missing",
+            {"damaged": [{"kind": "unknown", "name": "changes", "reason": "log-1 is damaged"}]},
+            (
+                "unknown 'changes' is lost from the store: log-1 is damaged; deploy again what is "
+                "not there, then: greenroom ask forget_lost"
+            ),
         ),
     ],
 )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from greenroom.persistence.memory import MemoryStore
+from greenroom.persistence.kv import MemoryStore
 from tests.simulation import threads
 
 if TYPE_CHECKING:

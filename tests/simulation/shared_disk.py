@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from greenroom.persistence.filesystem import FileLocation, FileStore
-from greenroom.persistence.kv import Claim, NothingSavedError, StoreLockedError
+from greenroom.persistence.kv import Claim, MemoryStore, NothingSavedError, StoreLockedError
 from greenroom.persistence.layout import Disk, unframe
 from greenroom.persistence.locations import NAMESPACE
-from greenroom.persistence.memory import MemoryStore
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path("/shared/store")
 LOCK_PATIENCE_S = 2.0
-LOG_SIZES = {"SPARE": 4000, "PIECE": 3000, "TOGETHER": 1000}  # so that logs are begun all the time
+LOG_SIZES = {"SPARE": 4000, "TOGETHER": 1000}  # so that logs are begun all the time
 ROT = 0.5  # the chance of a damaged file at an opening
 OUT_OF_REACH_S = 0.3  # until an operation fails
 

@@ -14,7 +14,7 @@ from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, order_of_taking
 from greenroom.core.routing.tickets import NewQuery, Refuse
 from greenroom.persistence.checkpoints import Checkpoints
-from greenroom.persistence.memory import MemoryStore
+from greenroom.persistence.kv import MemoryStore
 from tests.core import requests as ask
 from tests.core.rollouts.steering import start
 from tests.core.routing.queries import Query
@@ -127,6 +127,18 @@ def test_what_has_traffic_of_a_lost_backend_is_refused_at_once(world: World) -> 
     (deployment,) = status.applications(cluster)["other"]["deployments"].values()
     assert deployment["status"] == "UNHEALTHY"
     assert "deploy it again" in deployment["message"]
+
+
+@pytest.mark.parametrize("is_all", [True, False], ids=["everything is deleted", "it is forgotten"])
+def test_what_no_deploy_brings_again_is_lost_until_then(world: World, is_all: bool) -> None:
+    deployed, others = ("backend", "other#C"), {("goal", "g"), ("unknown", "changes")}
+    cluster = without(world, deployed, *others)
+    made(cluster, ask.do(ops.DeleteEverything if is_all else ops.ForgetLost))
+    changes = cluster.take_changes()
+    assert changes.deletes >= others
+    assert cluster.state.lost == (set() if is_all else {deployed})
+    checkpoints = Checkpoints(MemoryStore())
+    checkpoints.save(changes.puts, changes.deletes)  # which these names are nothing special to
 
 
 @pytest.mark.parametrize("kind", ["endpoint", "backend"])

@@ -347,6 +347,15 @@ def test_an_undo_of_what_it_changed_ends_it(world: World) -> None:
     assert world.goal_state(goal) == "failed"
 
 
+def test_deleting_the_endpoint_ends_it_and_forgets_it(world: World) -> None:
+    goal = begun(world)
+    world.complete(ask.unname("e"))
+    assert world.cluster.rollouts.status(world.now) == {}
+    assert world.records["rollout"] == {}
+    assert world.goal_state(goal) == "failed", "the traffic has not moved"
+    world.request(ask.delete("v2"))
+
+
 # --- Bad input ------------------------------------------------------------------------------------
 
 

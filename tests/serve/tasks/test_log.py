@@ -10,8 +10,12 @@ import pytest
 
 from greenroom.core.errors import StateNotSavedError
 from greenroom.core.jobs import Job
-from greenroom.persistence.kv import NothingSavedError, StaleWriterError, StoreLockedError
-from greenroom.persistence.memory import MemoryStore
+from greenroom.persistence.kv import (
+    MemoryStore,
+    NothingSavedError,
+    StaleWriterError,
+    StoreLockedError,
+)
 from greenroom.serve.tasks.log import CALL, JOB, RESULT, JobLog, values_of
 
 pytestmark = pytest.mark.anyio

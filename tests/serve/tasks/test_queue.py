@@ -24,7 +24,7 @@ from greenroom.core.errors import (
     OtherJobError,
     UnknownNameError,
 )
-from greenroom.persistence.memory import MemoryStore
+from greenroom.persistence.kv import MemoryStore
 from greenroom.serve import local_testing
 from greenroom.serve.build import build
 from greenroom.serve.tasks.callbacks import signature
