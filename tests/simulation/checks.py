@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 VERSION_BYTES = 4  # before the pickle of a record
+MOST_MADE = 5  # processes of a replica that dies at once; there are several controllers
 BACK_S = 20.0  # within which a host that had trouble is back
 RESUMES_S = 0.1  # within which a process that was stopped takes its next turn
 HELD = (
@@ -355,6 +356,8 @@ class Checks:
                 for name in names:
                     record = self.on_disk.get((kind, name))
                     self.expect(owned.fits(kind, name, record), f"{name} is {record}, not {owned}")
+        most = max(self.simulation.made.values(), default=0)
+        self.expect(most <= MOST_MADE, f"a replica was made {most} times, dying each time at once")
         self.queries.at_the_end()
         self.leaders.at_the_end(self.simulation.disk, KINDS)
 

@@ -43,6 +43,7 @@ class HostFaults:
             self._lose_packets,
             self._vanish,
             self._stop_host,
+            self._stillborn,
         ]
         if self._simulation.shape == DATABASE:
             kinds += [self._restart_database, self._restart_database, self._lose_disk]
@@ -53,6 +54,7 @@ class HostFaults:
     def end(self) -> None:
         """Let all hosts reach each other, and the disk."""
         self._world.links.heal_all()
+        self._simulation.stillborn.clear()
         disk = self._simulation.disk
         disk.out_of_reach.clear()
         if isinstance(disk, Database):
@@ -116,6 +118,14 @@ class HostFaults:
         for process in self._world.processes.values():
             if process.host == host:
                 process.stop(duration_s)
+
+    def _stillborn(self) -> None:
+        """Have all replicas that are made on a host die before they report, for a while."""
+        host, duration_s = self._host(), self._duration_s()
+        self._world.log("faults", f"replicas are stillborn on host {host}")
+        stillborn = self._simulation.stillborn
+        stillborn.add(host)
+        self._world.after(duration_s, lambda: stillborn.discard(host))
 
     def _stop_leader(self) -> None:
         """Stop a controller in the midst of whatever it does next."""

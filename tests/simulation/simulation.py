@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from thespian.actors import ChildActorExited
 from thespian.system.messages.admin import PendingActor, PendingActorResponse
 
 from greenroom.actors.cluster.controller_seeker import LEADING_CONTROLLER
@@ -93,6 +95,9 @@ class Simulation(logging.Handler):
         self.hosts: list[SimProcess | None] = []
         self.broken = ""  # by an outage
         self.bad_replicas: dict[SimProcess, str] = {}  # and how: see faults.BAD
+        self.stillborn: set[int] = set()  # hosts where no replica lives to report
+        self.parents: dict[SimProcess, tuple[SimProcess, Address]] = {}  # that hear of their ends
+        self.made: Counter[str] = Counter()  # of those, by name
         self.leaks: dict[SimProcess, tuple[float, int]] = {}  # since when, and bytes a second
         self.tries = 0  # what was begun, or looked for, while it was
         self.converge_s = CONVERGE_S
@@ -223,8 +228,7 @@ class Simulation(logging.Handler):
                     actualAddress=address,
                     errorCode=None if address is not None else 3586,  # no capable system
                 )
-                mailbox = Mailbox(self, admin, Address(self.admin_number(host)), 0)
-                self.world.run_as(admin, lambda: mailbox.send(sender, reply, None, None))
+                self._tell(host, sender, reply)
 
         is_quick = (host, body.globalName) in self.names
         self.world.after(0.001 if is_quick else self.world.rng.uniform(0.005, 0.05), answer)
@@ -247,7 +251,10 @@ class Simulation(logging.Handler):
             admin = self.admins[process.host]
             number = None
             if admin is not None and admin.alive:
+                is_new = (process.host, name) not in self.names
                 number = self._actor(process.host, name, Replica).resolved()
+                if is_new:
+                    self.parents[self.names[process.host, name]] = process, sender
             if process.alive:
                 process.enqueue(lambda: answered(number))
 
@@ -266,6 +273,9 @@ class Simulation(logging.Handler):
             actor.created(known)
             address = self.world.listen(known, actor.receiveMessage)
             actor._myRef = Manager(self, known, address)
+            if actor_class is Replica and host in self.stillborn:
+                self.made[name] += 1
+                self.world.after(0.001, lambda: self.world.kill(known))
         return Address(known.numbers[0])
 
     def memory_bytes(self) -> int:
@@ -280,6 +290,11 @@ class Simulation(logging.Handler):
     def _died(self, process: SimProcess) -> None:
         """Tell the processes that look after this one of its death."""
         self.routers.pop(process.pid, None)
+        parent, at = self.parents.pop(process, (None, None))
+        if parent is not None and parent.alive:
+            exited = ChildActorExited(Address(process.numbers[0]))
+            delay_s = self.world.rng.uniform(0.001, 0.05)
+            self.world.after(delay_s, lambda: self._tell(parent.host, at, exited))
         if isinstance(self.disk, Database):
             self.disk.died(process)
         rng = self.world.rng
@@ -298,6 +313,13 @@ class Simulation(logging.Handler):
         for name, known in list(self.names.items()):
             if known is process:
                 self.world.after(rng.uniform(0.001, 0.05), partial(self._forget, name, known))
+
+    def _tell(self, host: int, to: Any, message: Any) -> None:
+        """Send something as a host's admin."""
+        admin = self.admins[host]
+        if admin is not None and admin.alive:
+            mailbox = Mailbox(self, admin, Address(self.admin_number(host)), 0)
+            self.world.run_as(admin, lambda: mailbox.send(to, message, None, None))
 
     def _forget(self, name: tuple[int, str], process: SimProcess) -> None:
         if self.names.get(name) is process:

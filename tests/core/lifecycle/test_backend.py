@@ -1,7 +1,6 @@
 """Whole lives of a backend's replicas, seen through a cluster with a world around it."""
 
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -16,7 +15,7 @@ from greenroom.core.lifecycle.orders import (
     SILENT_EXIT_S,
     SILENT_START_S,
 )
-from greenroom.core.lifecycle.replicas import MAX_FAILURE, Replica, Report, RestartReason
+from greenroom.core.lifecycle.replicas import MAX_FAILURE, Replica, RestartReason, bounded
 from greenroom.core.lifecycle.shown import trouble
 from greenroom.core.long_poll import NOTHING_SEEN
 from greenroom.core.records import BACKEND
@@ -211,24 +210,14 @@ def test_code_that_cannot_start_fails_after_some_tries_and_seconds(
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_what_code_raises_is_kept_up_to_a_size(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_code_raises_is_reported_up_to_a_size(more: int) -> None:
     raised = b"x" * (MAX_FAILURE + more)
     message = "frames" + "-" * MAX_FAILURE * 3 * more + "cause"
-    report = Process.report
-
-    def large(process: Process, check_id: int = 0) -> Report:
-        found = report(process, check_id)
-        return replace(found, error=message, exception=raised) if found.error else found
-
-    monkeypatch.setattr(Process, "report", large)
-    world = World()
-    goal_id = world.complete(ask.create("b", BROKEN, max_constructor_retry_count=1))
-    goal, record = world.cluster.state.goal(goal_id), backend(world).record
-    assert goal.exception == record.exception == (None if more else raised)
-    assert goal.error == record.failure
-    assert (goal.error[:6], goal.error[-5:]) == ("frames", "cause")
-    assert (goal.error == message) is (more == 0)
-    assert len(goal.error) <= MAX_FAILURE
+    error, exception = bounded(message, raised)
+    assert exception == (None if more else raised)
+    assert (error[:6], error[-5:]) == ("frames", "cause")
+    assert (error == message) is (more == 0)
+    assert len(error) <= MAX_FAILURE
 
 
 def test_the_first_failure_of_a_start_is_shown_at_once() -> None:
