@@ -473,6 +473,13 @@ class EndpointChange(Operation):
     is_held_by_proxies: ClassVar[bool] = True
 
 
+class HostChange(Operation):
+    """Base of the operations on hosts."""
+
+    is_of_records: ClassVar[bool] = False
+    role: ClassVar[Role | None] = "admin"
+
+
 class CreateBackend(GoalChange):
     """Run code under a tag; answers the goal's id."""
 
@@ -734,7 +741,7 @@ class GetStatus(Read):
     """Answers the object that ``greenroom status --json`` prints."""
 
 
-class DrainHost(Operation):
+class DrainHost(HostChange):
     """Replace elsewhere what is on a host; answered True when nothing is left there.
 
     It takes no replicas until ``undrain_host``. The last host that takes any is drained only with
@@ -742,61 +749,43 @@ class DrainHost(Operation):
     itself, and then with ``leave``, to be forgotten.
     """
 
-    is_of_records: ClassVar[bool] = False
-    role: ClassVar[Role | None] = "admin"
-
     host: str
     leave: bool = False
     force: bool = False
 
 
-class UndrainHost(Operation):
+class UndrainHost(HostChange):
     """Let replicas be placed again on a host that was drained; those that have moved stay."""
 
-    is_of_records: ClassVar[bool] = False
-    role: ClassVar[Role | None] = "admin"
-
     host: str
 
 
-class EvictHost(Operation):
+class EvictHost(HostChange):
     """Forget a host that is lost, and all that was there."""
 
-    is_of_records: ClassVar[bool] = False
-    role: ClassVar[Role | None] = "admin"
-
     host: str
 
 
-class RebalanceHosts(Operation):
+class RebalanceHosts(HostChange):
     """Move replicas from hosts that have more of a backend; answers how many are to move."""
-
-    is_of_records: ClassVar[bool] = False
-    role: ClassVar[Role | None] = "admin"
 
 
 class ListHosts(Read):
     """Answers HOST:PORT of the actor system of each host, also of those that are lost."""
 
 
-class RotateKey(Operation):
+class RotateKey(HostChange):
     """Give the cluster a new key, or go on with that; answered when all hosts that run have it.
 
     Answers {"hosts": [names of those], "away": [names of hosts that are lost and do not]}.
     """
 
-    is_of_records: ClassVar[bool] = False
-    role: ClassVar[Role | None] = "admin"
 
-
-class StopCluster(Operation):
+class StopCluster(HostChange):
     """Stop all replicas of the controller's host; answered True when they have drained.
 
     With ``forget`` instead have every host stop and delete its state; answered True at once.
     """
-
-    is_of_records: ClassVar[bool] = False
-    role: ClassVar[Role | None] = "admin"
 
     forget: bool = False
 
@@ -838,7 +827,7 @@ class ListTokens(Read):
     role: ClassVar[Role | None] = None
 
 
-_BASES = (Operation, Read, GoalChange, EndpointChange)
+_BASES = (Operation, Read, GoalChange, EndpointChange, HostChange)
 OPERATIONS: dict[str, type[Operation]] = {
     kind.key: kind for base in _BASES for kind in base.__subclasses__() if kind not in _BASES
 }
