@@ -150,7 +150,7 @@ class Caller:
     # --- The proxy ----------------------------------------------------------------------------
 
     def met_proxy(self, address: Address, process: Process) -> None:
-        """Use this proxy from now on, and send it everything that waits."""
+        """Use this proxy from now on."""
         if process != self._proxy.process and not self.left:
             self.proxy_gone()
             self.leases.renew()
@@ -285,6 +285,7 @@ class Caller:
             self._fail(entry, unavailable(entry.query.id, text))
             return
         stream = exchange.begin(begun, sender)
+        self._proxy.watch(entry)
         if entry.query.follows == SOCKET and entry.timer is not None:
             entry.timer.cancel()  # it was for the handshake; a conversation has no time limit
         entry.on_answer(stream)
@@ -310,6 +311,7 @@ class Caller:
             self._fail(entry, unavailable(entry.query.id, text))
             return
         exchange.replica, exchange.at = wanted.process, sender
+        self._proxy.watch(entry)
         if known is None:
             exchange.upload = upload
             entry.on_upload(upload)

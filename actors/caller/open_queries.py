@@ -150,7 +150,7 @@ class Exchange:
         self.stop_stream()
 
     def watch(self, on_death: Callback) -> None:
-        """Notice the end of the replica that answers, when no proxy is there to report it."""
+        """Notice the end of the replica that answers."""
         assert self.replica is not None, "nobody answers yet"
         self._unwatch()
         self._unwatch = self._loop.watch_process(self.replica, on_death, self.at)

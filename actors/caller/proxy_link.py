@@ -1,10 +1,11 @@
 """A caller's link to its host's proxy: what is with the proxy, and what waits for one.
 
-Theory of operation. Queries go to the proxy in batches. When the proxy dies, all queries wait for
-the next proxy, or for their answers. A query that was already sent may have run, so it goes to the
-next proxy with a mark that says so: whether it may run again depends on its endpoint and
-deployment, which proxies know. Only a query whose own caller forbids retries fails at once. Retries
-after the deaths of proxies have a budget, like retries after the deaths of replicas in the router.
+Theory of operation. Queries go to the proxy in batches, once it has said that it has tables. When
+the proxy dies, all queries wait for the next proxy, or for their answers. A query that was already
+sent may have run, so it goes to the next proxy with a mark that says so: whether it may run again
+depends on its endpoint and deployment, which proxies know. Only a query whose own caller forbids
+retries fails at once. Retries after the deaths of proxies have a budget, like retries after the
+deaths of replicas in the router.
 """
 
 from __future__ import annotations
@@ -47,16 +48,20 @@ class ProxyLink:
     ) -> None:
         self.process: Process | None = None
         self.address: Address | None = None
-        self.is_ready = False  # it has tables
         self._loop = loop
         self._caller = caller
         self._queries = queries
         self._fail = fail
         self._budget = RetryBudget(FIRST_REPEATS)
-        self._outbox: Outbox | None = None
+        self._outbox: Outbox | None = None  # to a proxy with tables
         # What waits for a proxy with tables, and until when, in the loop's time.
         self._waiting: deque[tuple[float, OpenQuery]] = deque()
         self._patience: Timer | None = None  # armed while anything waits
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a proxy, and it has tables."""
+        return self._outbox is not None
 
     def send(self, message: Any) -> None:
         """Send the proxy a message; drop it while there is none."""
@@ -64,11 +69,11 @@ class ProxyLink:
             self._loop.send(self.address, message)
 
     def put(self, entry: OpenQuery) -> None:
-        """Send a query; without a proxy, once there is one."""
+        """Send a query; without a proxy that has tables, once there is one."""
         self._budget.pay_in(max(MOST_REPEATS, len(self._queries)))
-        if not self.is_ready:
+        if self._outbox is None:
             self._wait(entry)
-        if self._outbox is not None:
+        else:
             self._outbox.put(entry)
 
     def cancel(self, query_id: int) -> None:
@@ -78,50 +83,57 @@ class ProxyLink:
 
     def leave(self, on_left: Callback) -> None:
         """Have the proxy forget this caller with all its queries; then ``on_left``."""
-        if self._outbox is None:
+        if self.address is None:
             on_left()
             return
-        self._outbox.drop()
+        if self._outbox is not None:
+            self._outbox.drop()
         detach = DetachCaller(incarnation=self._caller.incarnation)
         self._loop.send(self.address, detach, on_left, on_left)
 
     # --- One proxy after the other ------------------------------------------------------------
 
     def meet(self, address: Address, process: Process) -> None:
-        """Use this proxy from now on, and send it everything that waits."""
+        """Use this proxy from now on, once it has tables."""
         self.address, self.process = address, process
-        self._outbox = Outbox(
-            self._loop, address, self._pack, on_failed=self._undelivered, weigh=weigh
-        )
         self.send(AttachCaller(process=self._caller, splits=True))
-        for entry in list(self._queries.values()):
-            if entry.replica is None and entry.share is None:
-                self._outbox.put(entry)
 
     def has_tables(self) -> None:
-        """Let queries take as long with this proxy as they are let."""
-        self.is_ready = True
+        """Send the proxy everything that waits, which may take as long there as it is let."""
+        if self._outbox is not None:
+            return
+        outbox = self._outbox = Outbox(
+            self._loop, self.address, self._pack, on_failed=self._undelivered, weigh=weigh
+        )
         self._waiting.clear()
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
+        for entry in list(self._queries.values()):
+            if entry.replica is None and entry.share is None:
+                outbox.put(entry)
 
     def gone(self) -> None:
         """Keep what was with the proxy for the next one, unless it must not be sent again.
 
         A query that only one replica can answer needs no proxy any more.
         """
+        had_queries = self.is_ready
         self.process = self.address = self._outbox = None
-        self.is_ready = False
-        for entry in list(self._queries.values()):
+        for entry in list(self._queries.values()) if had_queries else ():
             if entry.share is not None:
                 continue
-            if entry.exchange is not None and entry.exchange.replica is not None:
-                died = unavailable(entry.query.id, REPLICA_DIED)
-                entry.exchange.watch(partial(self._fail, entry, died))
-            elif not entry.is_sent or self._may_be_sent_again(entry):
-                entry.is_sent = False
+            was_sent, entry.is_sent = entry.is_sent, False
+            if entry.replica is not None:
+                self.watch(entry)
+            elif not was_sent or self._may_be_sent_again(entry):
                 self._wait(entry)
+
+    def watch(self, entry: OpenQuery) -> None:
+        """Notice the end of the replica that answers, where no proxy has the query to report it."""
+        if entry.exchange is not None and not entry.is_sent:
+            died = unavailable(entry.query.id, REPLICA_DIED)
+            entry.exchange.watch(partial(self._fail, entry, died))
 
     def _may_be_sent_again(self, entry: OpenQuery) -> bool:
         """Mark a query that may have run for its dead proxy, or fail it."""

@@ -323,7 +323,7 @@ class Assignment(NamedTuple):
 
 @message
 class AttachCaller(Message):
-    """A caller introduces itself to the proxy; answered by AttachCallerReply. Repeats are safe.
+    """A caller introduces itself to the proxy; AttachCallerReply answers once there are tables.
 
     ``splits``: with leases of several backends, it chooses among them as the router would.
     """
@@ -334,7 +334,7 @@ class AttachCaller(Message):
 
 @message
 class AttachCallerReply(Message):
-    """The proxy knows the caller. ``ready`` is False before its first route table."""
+    """The proxy takes the caller's queries; unless ``ready`` it does not know the caller."""
 
     proxy: Process
     ready: bool

@@ -6,7 +6,6 @@ it when they see that the old one is gone.
 
 from __future__ import annotations
 
-import logging
 import pickle
 import random
 import time
@@ -40,8 +39,6 @@ from greenroom.core.routing.mirroring import MIRROR_S
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, ROLLOUT_PREFIX
 from greenroom.core.routing.tickets import NewQuery
-
-logger = logging.getLogger(__name__)
 
 DESCRIBED_WITHIN_S = 0.6  # how a replica ended: the controller has asked its host for so long
 
@@ -93,7 +90,6 @@ class Dispatcher:
         )
 
         self.ready = False  # it has had its first tables
-        self._waiting: list[SubmitQueries] = []  # for that
         self._callers: dict[str, _Caller] = {}  # by incarnation
         # What is to be answered of replicas that have died, until the controller has said why.
         self._died: dict[str, list[tickets.Refuse]] = {}
@@ -134,9 +130,6 @@ class Dispatcher:
             self.ready = True
             for caller in self._callers.values():
                 self._welcome(pickle.loads(caller.address))
-            waiting, self._waiting = self._waiting, []
-            for submission in waiting:
-                self._submit(submission)
 
     def finished(self, message: QueriesFinished) -> None:
         """Free the slots of what a replica has done, queue again what it rejected."""
@@ -199,21 +192,13 @@ class Dispatcher:
         self._loop.send(caller, AttachCallerReply(proxy=self._process, ready=True))
 
     def submit(self, message: SubmitQueries, sender: Address) -> None:
-        """Dispatch a caller's queries; before the first tables came they wait.
+        """Dispatch a caller's queries.
 
         A caller of another host may have been abandoned, and not know it: it attaches again.
         """
-        if message.incarnation not in self._callers:
-            self._loop.send(sender, AttachCallerReply(proxy=self._process, ready=False))
-        elif self.ready:
-            self._submit(message)
-        else:
-            self._waiting.append(message)
-
-    def _submit(self, message: SubmitQueries) -> None:
         caller = message.incarnation
         if caller not in self._callers:
-            logger.warning("ignored queries of a caller that is not attached")
+            self._loop.send(sender, AttachCallerReply(proxy=self._process, ready=False))
             return
         now, refused, attempts = time.monotonic(), message.refused, dict(message.lost)
         died, resent = dict(message.died), message.resent

@@ -33,11 +33,19 @@ def asked(retryable: bool | None = True, follows: str = "") -> tuple[Caller, Lon
     """Return a caller with a query under way, its loop, and what answers it gets."""
     loop, answers = LoneLoop(), []
     caller = Caller(loop, HERE)
-    caller.met_proxy("proxy", m.Process(9, 9, "proxy"))
+    meet(caller, "proxy")
     sent = query(1, http_method="GET", retryable=retryable, follows=follows)
     caller.submit(sent, answers.append, lambda _upload: None)
     loop.pass_time(0)
     return caller, loop, answers
+
+
+def meet(caller: Caller, name: str, *, is_ready: bool = True) -> None:
+    """Let a caller meet a proxy, which has tables."""
+    process = m.Process(9, 9, name)
+    caller.met_proxy(name, process)
+    if is_ready:
+        caller.attached(m.AttachCallerReply(proxy=process, ready=True))
 
 
 def deliver(caller: Caller, sender: str, *items: Any) -> None:
@@ -121,7 +129,7 @@ def test_what_the_next_proxy_gets_says_that_it_may_have_run():
     assert submitted(loop, "proxy") == [(1,)]
     caller.proxy_gone()
     assert not answers, "its answer may still come, from its replica"
-    caller.met_proxy("next", m.Process(8, 8, "next"))
+    meet(caller, "next")
     assert submitted(loop, "next") == [(1, -1)]
     deliver(caller, "first", m.ValueAnswer(1, b""))
     assert [type(each) for each in answers] == [m.ValueAnswer]
@@ -140,7 +148,7 @@ def test_what_runs_without_its_router_ends_when_its_answer_is_not_wanted():
     caller, loop, answers = asked()
     caller.proxy_gone()
     deliver(caller, "first", m.StillRuns(1))
-    caller.met_proxy("next", m.Process(8, 8, "next"))
+    meet(caller, "next")
     assert stopped(loop) == []
     deliver(caller, "second", m.ValueAnswer(1, b""))
     assert [type(each) for each in answers] == [m.ValueAnswer]
@@ -152,7 +160,7 @@ def test_what_runs_without_its_router_ends_when_the_query_is_tried_again():
     caller, loop, answers = asked()
     caller.proxy_gone()
     deliver(caller, "first", m.StillRuns(1))
-    caller.met_proxy("next", m.Process(8, 8, "next"))
+    meet(caller, "next")
     loop.pass_time(0)
     deliver(caller, "second", m.MayTryAgain(1, "r#2"), m.FailedAnswer(1, "UserCodeError", ""))
     loop.pass_time(0)
@@ -179,7 +187,7 @@ def test_what_its_caller_forbids_to_repeat_fails_at_once():
     caller.proxy_gone()
     assert answers[0].kind == "ReplicaUnavailableError"
     assert answers[0].text == "the proxy died with the query under way; it may have run"
-    caller.met_proxy("next", m.Process(8, 8, "next"))
+    meet(caller, "next")
     assert submitted(loop, "next") == []
 
 
@@ -187,17 +195,31 @@ def test_what_its_caller_forbids_to_repeat_fails_at_once():
 @pytest.mark.parametrize("meets_another", [False, True])
 def test_without_a_proxy_that_has_tables_a_query_fails_in_the_end(retryable, meets_another):
     caller, loop, answers = asked(retryable)
-    caller.attached(m.AttachCallerReply(proxy=m.Process(9, 9, "proxy"), ready=True))
     loop.pass_time(10 * NO_PROXY_S)
     caller.proxy_gone()
     if meets_another:
-        caller.met_proxy("next", m.Process(8, 8, "next"))
+        meet(caller, "next", is_ready=False)
     loop.pass_time(NO_PROXY_S - 0.1)
     assert not answers
     loop.pass_time(0.2)
     assert [each.kind for each in answers] == ["DeploymentUnavailableError"]
     assert "no proxy has had route tables for 30 s" in answers[0].text
     assert not loop.due()
+
+
+def test_what_waits_for_a_proxys_tables_stays_here_and_has_not_run():
+    loop, answers = LoneLoop(), []
+    caller = Caller(loop, HERE)
+    meet(caller, "proxy", is_ready=False)
+    caller.submit(query(1, http_method="POST", retryable=False), answers.append)
+    loop.pass_time(0)
+    assert submitted(loop, "proxy") == []
+    caller.proxy_gone()
+    meet(caller, "next")
+    meet(caller, "next")  # who says again that it is ready
+    loop.pass_time(0)
+    assert submitted(loop, "next") == [(1,)]
+    assert not answers
 
 
 def test_a_query_before_the_first_proxy_does_not_wait_for_ever():
@@ -225,8 +247,7 @@ def test_each_query_waits_as_long_for_a_proxy():
 def test_a_query_waits_for_its_answer_once_a_proxy_with_tables_is_there():
     caller, loop, answers = asked(True)
     caller.proxy_gone()
-    caller.met_proxy("next", m.Process(8, 8, "next"))
-    caller.attached(m.AttachCallerReply(proxy=m.Process(8, 8, "next"), ready=True))
+    meet(caller, "next")
     loop.pass_time(10 * NO_PROXY_S)
     assert not answers
 
@@ -236,8 +257,7 @@ def test_one_that_fails_without_a_proxy_waits_no_longer_once_the_next_has_tables
     caller.proxy_gone()
     failure = m.FailedAnswer(1, "UserCodeError", "it failed")
     deliver(caller, "first", m.MayTryAgain(1, "r#1"), failure)
-    caller.met_proxy("next", m.Process(8, 8, "next"))
-    caller.attached(m.AttachCallerReply(proxy=m.Process(8, 8, "next"), ready=True))
+    meet(caller, "next")
     assert submitted(loop, "next") == [(-1, 1)]
     loop.pass_time(10 * NO_PROXY_S)
     assert not answers
@@ -247,9 +267,10 @@ def test_a_query_that_kills_every_proxy_is_abandoned():
     caller, loop, answers = asked(None)
     for number in range(2 * FIRST_REPEATS):
         caller.proxy_gone()
-        caller.met_proxy("next", m.Process(number, 8, f"next{number}"))
+        meet(caller, f"next {number}")
         loop.pass_time(0)
-    assert len(submitted(loop, "next")) == FIRST_REPEATS + 1
+    sent = [submitted(loop, f"next {number}") for number in range(2 * FIRST_REPEATS)]
+    assert sum(map(len, sent)) == FIRST_REPEATS + 1
     assert "retries, limited to as many as queries, are used up" in answers[0].text
 
 
@@ -260,11 +281,17 @@ def test_the_death_of_a_replica_that_answers_is_noticed_when_the_proxy_is_dead()
     def loses_its_proxy() -> None:
         caller.proxy_gone()
 
-    for steps in ((begins, loses_its_proxy), (loses_its_proxy, begins)):
+    def meets_another() -> None:
+        meet(caller, "next")
+
+    for steps in (
+        (begins, loses_its_proxy, meets_another),
+        (loses_its_proxy, begins, meets_another),
+        (loses_its_proxy, begins),
+    ):
         caller, loop, answers = asked()
         for step in steps:
             step()
-        caller.met_proxy("next", m.Process(8, 8, "next"))
         assert submitted(loop, "next") == [], "its replica has it"
         loop.end(FIRST)
         (stream,) = answers
@@ -277,7 +304,7 @@ def test_the_death_of_a_replica_that_takes_a_body_is_noticed_when_the_proxy_is_d
     caller, loop, answers = asked(follows=BODY)
     caller.proxy_gone()
     deliver(caller, "first", m.FeedWanted(1, 5, FIRST))
-    caller.met_proxy("next", m.Process(8, 8, "next"))
+    meet(caller, "next")
     loop.end(FIRST)
     assert answers[0].text == "its replica died with the query under way"
     assert not loop.watched()
