@@ -167,10 +167,13 @@ class ReplicaUnavailableError(GreenroomError):
     retry_after_s = 1.0
 
 
+CANCELLED_STATUS = 499  # no client sees it, and no rule for good or bad counts it
+
+
 class RequestCancelledError(GreenroomError):
     """The query was cancelled by the caller, or the caller's client went away."""
 
-    http_status = 499
+    http_status = CANCELLED_STATUS
 
 
 class TooManyJobsError(GreenroomError):

@@ -91,6 +91,9 @@ class Metric:
 
     def observe_all(self, observed: Sequence[float], *values: str) -> None:
         """Add many to a histogram, at a tenth of what each would cost."""
+        if len(observed) == 1:
+            self.observe(observed[0], *values)
+            return
         buckets = observed and (self._samples.get(values) or self._begin(values))
         if buckets:
             for place, count in Counter(map(partial(bisect_left, self.bounds), observed)).items():

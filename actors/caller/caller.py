@@ -42,8 +42,8 @@ from greenroom.actors.messages.queries import (
     status_of,
 )
 from greenroom.actors.runtime.loop import Callback, Loop, nothing
-from greenroom.core.errors import error_status
-from greenroom.core.routing.tickets import CANCELLED_STATUS, SOCKET
+from greenroom.core.errors import CANCELLED_STATUS, error_status
+from greenroom.core.routing.tickets import SOCKET
 
 CLOSED = "the connection to the system was closed"  # by this process, and for good
 

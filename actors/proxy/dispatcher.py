@@ -10,7 +10,7 @@ import pickle
 import random
 import time
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from greenroom.actors.messages.control import DescribeEnd, EndDescribed
 from greenroom.actors.messages.queries import (
@@ -25,13 +25,14 @@ from greenroom.actors.messages.queries import (
     SubmitQueries,
 )
 from greenroom.actors.proxy.host_metrics import Metrics
-from greenroom.actors.proxy.leases import LeaseDesk
+from greenroom.actors.proxy.leases import AttachedCaller, LeaseDesk
 from greenroom.actors.proxy.replica_links import ReplicaLinks
 from greenroom.actors.proxy.reports import Reports, Send
 from greenroom.actors.proxy.request_routers import RequestRouters
 from greenroom.actors.runtime.loop import Loop, Outbox, Timer
 from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import HostSettings
+from greenroom.core.errors import CANCELLED_STATUS
 from greenroom.core.lifecycle.replicas import RestartReason
 from greenroom.core.metrics import Family
 from greenroom.core.routing import load, tickets
@@ -41,13 +42,6 @@ from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, ROLLO
 from greenroom.core.routing.tickets import NewQuery
 
 DESCRIBED_WITHIN_S = 0.6  # how a replica ended: the controller has asked its host for so long
-
-
-class _Caller(NamedTuple):
-    address: bytes  # pickled
-    process: Process
-    outbox: Outbox
-    unwatch: Callable[[], None]
 
 
 class QueryFailedError(Exception):
@@ -78,7 +72,8 @@ class Dispatcher:
         self.reports = Reports(loop, process, self.router, send)
         self._metrics = Metrics()
         self.router.observers.add(self._metrics)
-        self.leases = LeaseDesk(loop, process, self.router, self._run, self._address_of)
+        self._callers: dict[Hashable, AttachedCaller] = {}  # by incarnation
+        self.leases = LeaseDesk(loop, process, self.router, self._run, self._callers)
         self._replicas = ReplicaLinks(
             *(loop, process, address, self.router),
             send=send,
@@ -90,7 +85,6 @@ class Dispatcher:
         )
 
         self.ready = False  # it has had its first tables
-        self._callers: dict[str, _Caller] = {}  # by incarnation
         # What is to be answered of replicas that have died, until the controller has said why.
         self._died: dict[str, list[tickets.Refuse]] = {}
         self._deadline: tuple[float, Timer] | None = None  # the router's next
@@ -129,7 +123,7 @@ class Dispatcher:
         if not self.ready:
             self.ready = True
             for caller in self._callers.values():
-                self._welcome(pickle.loads(caller.address))
+                self._welcome(caller.address)
 
     def finished(self, message: QueriesFinished) -> None:
         """Free the slots of what a replica has done, queue again what it rejected."""
@@ -149,7 +143,7 @@ class Dispatcher:
         if message.undelivered:
             self._run(router.undelivered(replica, message.undelivered, now))
         if message.cancelled:
-            cancelled = [(ticket, tickets.CANCELLED_STATUS) for ticket in message.cancelled]
+            cancelled = [(ticket, CANCELLED_STATUS) for ticket in message.cancelled]
             self._run(router.answered(replica, cancelled, now, is_awaited=False))
         if message.rejected:
             draining = message.draining
@@ -168,8 +162,9 @@ class Dispatcher:
             )
             gone = lambda: self.detach(incarnation)  # noqa: E731
             unwatch = self._loop.watch_process(message.process, gone, sender)
-            address = pickle.dumps(sender)
-            self._callers[incarnation] = _Caller(address, message.process, outbox, unwatch)
+            self._callers[incarnation] = AttachedCaller(
+                message.process, sender, pickle.dumps(sender), outbox, unwatch
+            )
             if self._loop.is_here(sender):
                 self.router.leases.lessees[incarnation] = message.splits
         if self.ready:
@@ -182,11 +177,7 @@ class Dispatcher:
             caller.unwatch()
             self._request_routers.caller_gone(incarnation)
             self._run(self.router.caller_gone(incarnation, time.monotonic()))
-            self.leases.caller_gone(incarnation)
-
-    def _address_of(self, incarnation: Hashable) -> bytes | None:
-        caller = self._callers.get(str(incarnation))
-        return None if caller is None else caller.address
+            self.leases.check_confirmed()
 
     def _welcome(self, caller: Address) -> None:
         self._loop.send(caller, AttachCallerReply(proxy=self._process, ready=True))
@@ -250,7 +241,7 @@ class Dispatcher:
             text = "the router failed on the query; see proxy.log"
             answers = (FailedAnswer(error.query_id, "GreenroomError", text),)
             answer = AnswerQueries(incarnation=caller.process.incarnation, answers=answers)
-            yield pickle.loads(caller.address), answer
+            yield caller.address, answer
 
     # --- Timers ---------------------------------------------------------------------------------
 
@@ -277,7 +268,7 @@ class Dispatcher:
     def _assign(self, effect: tickets.Assign) -> None:
         ticket = effect.ticket
         outbox = self._replicas.outbox(effect.replica)
-        caller = None if ticket.is_mirrored else self._callers.get(str(ticket.caller))
+        caller = None if ticket.is_mirrored else self._callers.get(ticket.caller)
         if outbox is None or (caller is None and not ticket.is_mirrored):
             return  # its death is being handled, and ends the ticket
         if ticket.preference is not None:
@@ -289,7 +280,7 @@ class Dispatcher:
             Assignment(
                 ticket=ticket.number,
                 query=ticket.query,
-                caller=None if caller is None else caller.address,
+                caller=None if caller is None else caller.pickled,
                 caller_incarnation="" if caller is None else caller.process.incarnation,
                 endpoint=ticket.endpoint,
                 route=ticket.route,
@@ -309,7 +300,7 @@ class Dispatcher:
 
     def _refuse(self, effect: tickets.Refuse) -> None:
         """Answer with an error; where a replica has died, once it is known why."""
-        caller = self._callers.get(str(effect.caller))
+        caller = self._callers.get(effect.caller)
         if not effect.died:
             if caller is not None:
                 caller.outbox.put(FailedAnswer(*effect[1:-1]))

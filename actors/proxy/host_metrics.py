@@ -17,7 +17,7 @@ from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.shared_metrics import OtherMetrics
 from greenroom.core.metrics import Family, Group, Kind, Registry
 from greenroom.core.routing.load import LoadByEndpoint
-from greenroom.core.routing.tickets import Dropped, Ejected, Leased, Observer, Retried, Ticket
+from greenroom.core.routing.tickets import Dropped, Ejected, Ended, Observer, Retried, Ticket
 
 _PAIR = ("endpoint", "backend")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -74,23 +74,19 @@ class Metrics(Observer):
             "backend",
         )
 
-    def finished(self, ticket: Ticket) -> None:
+    def ended(self, event: Ended) -> None:
         """See Observer."""
-        endpoint, backend = ticket.endpoint, ticket.backend
-        if ticket.caller is not None:
-            self._queries.ended(endpoint, backend, ticket.status, (ticket.took_s,))
-            if ticket.assigned_at >= 0:
-                waited_s = ticket.assigned_at - ticket.submitted_at
-                self._waits.observe(waited_s, endpoint, backend)
-        elif ticket.attempts:
-            self._mirrored.ended(endpoint, backend, ticket.status, (ticket.took_s,))
-        else:
-            self._dropped.add(1, endpoint, backend)
+        endpoint, backend, status, took_s, waited_s = event
+        self._queries.ended(endpoint, backend, status, took_s)
+        self._waits.observe_all(waited_s, endpoint, backend)
 
-    def leased(self, event: Leased) -> None:
-        """See Observer. Under a lease no query waits."""
-        self._queries.ended(*event)
-        self._waits.observe_all([0.0] * len(event.took_s), event.endpoint, event.backend)
+    def mirrored_ended(self, ticket: Ticket) -> None:
+        """See Observer."""
+        if ticket.attempts:
+            took_s = (ticket.took_s,)
+            self._mirrored.ended(ticket.endpoint, ticket.backend, ticket.status, took_s)
+        else:
+            self._dropped.add(1, ticket.endpoint, ticket.backend)
 
     def dropped(self, event: Dropped) -> None:
         """See Observer."""

@@ -5,13 +5,14 @@ The router decides; see :mod:`greenroom.core.routing.leases`.
 
 from __future__ import annotations
 
-import pickle
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from greenroom.actors.messages.queries import (
+    Address,
     CloseLeases,
     LeasedSlots,
     LeaseGranted,
@@ -19,17 +20,29 @@ from greenroom.actors.messages.queries import (
     Process,
     RevokeLeases,
 )
-from greenroom.actors.runtime.loop import Callback, Loop, nothing
+from greenroom.actors.runtime.loop import Callback, Loop, Outbox, nothing
 from greenroom.core.routing import tickets
 from greenroom.core.routing.leases import FENCE_S, ORPHAN_S, Used
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import ReplicaTable
 
 
+@dataclass(slots=True, eq=False)
+class AttachedCaller:
+    """A caller as its proxy knows it."""
+
+    process: Process
+    address: Address
+    pickled: bytes  # the address
+    outbox: Outbox
+    unwatch: Callback
+    routes_known: int = -1  # their version
+
+
 class LeaseDesk:
     """Grants and revokes leases as the router says; ``run`` performs its effects.
 
-    ``caller`` returns a caller's pickled address; None for one that is gone.
+    ``callers`` are those that are attached.
     """
 
     def __init__(
@@ -38,14 +51,13 @@ class LeaseDesk:
         process: Process,
         router: Router,
         run: Callable[[tickets.Effects], None],
-        caller: Callable[[Hashable], bytes | None],
+        callers: Mapping[Hashable, AttachedCaller],
     ) -> None:
         self._loop = loop
         self._process = process
         self._router = router
         self._run = run
-        self._caller = caller
-        self._routes_known: dict[Hashable, int] = {}  # caller -> version
+        self._callers = callers
         # A lease of a proxy before this one may be used until replicas have met this one.
         self._introducing: set[str] | None = set()
         self._awaited: set[int] = set()  # leases that keep tables from being acknowledged
@@ -57,13 +69,13 @@ class LeaseDesk:
     def grant(self, effect: tickets.Grant) -> None:
         """Tell the caller of a lease, and of the routes if it does not know the present ones."""
         lease = effect.lease
-        caller, state = self._caller(lease.caller), self._router.state
+        caller, state = self._callers.get(lease.caller), self._router.state
         endpoint, backend = state.endpoints.get(lease.endpoint), state.backends.get(lease.backend)
         if caller is None or endpoint is None or backend is None:
             return  # its death is being handled
         routes, version = None, state.routes.version
-        if self._routes_known.get(lease.caller) != version:
-            self._routes_known[lease.caller] = version
+        if caller.routes_known != version:
+            caller.routes_known = version
             routes = state.routes.all()
         slots = []
         for tag, count in lease.slots.items():
@@ -85,16 +97,16 @@ class LeaseDesk:
             backend=lease.backend,
             traffic=endpoint.table.traffic,
         )
-        self._loop.send(pickle.loads(caller), message)
+        self._loop.send(caller.address, message)
 
     def revoke(self, effect: tickets.Revoke) -> None:
         """Ask the caller to return a lease, or after a while its replicas refuse it."""
         lease = effect.lease
-        caller = self._caller(lease.caller)
+        caller = self._callers.get(lease.caller)
         self._loop.call_later(FENCE_S, partial(self._fence, lease))
         if caller is not None:
             message = RevokeLeases(proxy=self._process, numbers=(lease.number,))
-            self._loop.send(pickle.loads(caller), message)
+            self._loop.send(caller.address, message)
 
     def _fence(self, lease: tickets.Lease) -> None:
         if lease.state is not tickets.LeaseState.REVOKED:
@@ -136,11 +148,6 @@ class LeaseDesk:
             self._run(self._router.leases.used(caller, number, known, now))
         for number, in_use in message.returned:
             self._run(self._router.leases.returned(caller, number, in_use, now))
-        self.check_confirmed()
-
-    def caller_gone(self, caller: Hashable) -> None:
-        """Forget a caller, after the router has."""
-        self._routes_known.pop(caller, None)
         self.check_confirmed()
 
     # --- When tables may be acknowledged --------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from greenroom.actors.messages.control import (
     LoadReported,
@@ -17,7 +17,7 @@ from greenroom.actors.runtime.loop import Loop, Timer
 from greenroom.core.rollouts.judging import OVERDUE_S, Tallies
 from greenroom.core.routing import load
 from greenroom.core.routing.router import Router
-from greenroom.core.routing.tickets import Ejected, Leased, Observer, Ticket
+from greenroom.core.routing.tickets import Ejected, Ended, Observer, Ticket
 from greenroom.core.series import REPORT_S, Pair, Traffic
 
 logger = logging.getLogger(__name__)
@@ -57,15 +57,15 @@ class Reports(Observer):
         if self._load_timer is None or self._traffic_timer is None:
             self._arm()
 
-    def finished(self, ticket: Ticket) -> None:
+    def ended(self, event: Ended) -> None:
         """See Observer."""
-        if not ticket.is_mirrored:
-            self._count(ticket.endpoint, ticket.backend, ticket.status, (ticket.took_s,))
-
-    def leased(self, event: Leased) -> None:
-        """See Observer."""
-        self._count(*event)
-        self._arm()
+        pair = event.endpoint, event.backend
+        traffic = self._traffic.get(pair)
+        if traffic is None:
+            traffic = self._traffic[pair] = Traffic()
+        traffic.count(event.status, event.took_s)
+        if self._load_timer is None or self._traffic_timer is None:
+            self._arm()
 
     def starved(self, backend: str) -> None:
         """See Observer."""
@@ -115,14 +115,6 @@ class Reports(Observer):
         busy = load.busy(self._state)
         if not self._send(LoadReported(proxy=self._process, load=busy)) or busy:
             self._load_timer = self._loop.call_later(LOAD_REPORT_S, self._report_load)
-
-    def _count(self, endpoint: str, backend: str, status: int, took_s: Sequence[float]) -> None:
-        traffic = self._traffic.get((endpoint, backend))
-        if traffic is None:
-            traffic = self._traffic[endpoint, backend] = Traffic()
-        traffic.count(status, took_s)
-        if self._traffic_timer is None:
-            self._arm_traffic()
 
     def _report_traffic(self) -> None:
         self._traffic_timer = None

@@ -48,9 +48,9 @@ from math import exp, log, log1p
 from typing import Any, NamedTuple
 
 from greenroom.core.comparing.comparing import Counts
-from greenroom.core.errors import InvalidRequestError
+from greenroom.core.errors import CANCELLED_STATUS, InvalidRequestError, QueryTimeoutError
 from greenroom.core.formats import travels
-from greenroom.core.routing.tickets import Leased, Observer, Retried, Ticket
+from greenroom.core.routing.tickets import Ended, Observer, Retried
 from greenroom.core.validation import is_number
 
 STAKES = 12
@@ -106,9 +106,6 @@ PER_DOUBLING = 8
 BUCKETS = 18 * PER_DOUBLING  # up to 65 s; the last one has all that took longer
 OVERDUE_S = FIRST_BOUND_S * 2**17  # an open query is known to be slow by then
 
-CANCELLED_STATUS = 499
-TIMED_OUT_STATUS = 408
-
 
 def bound_of(bucket: int) -> float:
     """Return what no query of a bucket took longer than, in seconds."""
@@ -149,7 +146,7 @@ class Tally:
         if status == CANCELLED_STATUS:
             return
         self.queries += len(took_s)
-        self.errors += len(took_s) * (status >= 500 or status == TIMED_OUT_STATUS)
+        self.errors += len(took_s) * (status >= 500 or status == QueryTimeoutError.http_status)
         self.latencies.update(map(bucket_of, took_s))
 
     def died(self) -> None:
@@ -216,12 +213,7 @@ class Tallies(Observer):
         elif endpoint not in self._watched or self._watched[endpoint][0] != token:
             self._watched[endpoint] = (token, defaultdict(Tally))
 
-    def finished(self, ticket: Ticket) -> None:
-        """See Observer."""
-        if ticket.endpoint in self._watched and not ticket.is_mirrored:
-            self._of(ticket.endpoint, ticket.backend).count(ticket.status, (ticket.took_s,))
-
-    def leased(self, event: Leased) -> None:
+    def ended(self, event: Ended) -> None:
         """See Observer."""
         if event.endpoint in self._watched:
             self._of(event.endpoint, event.backend).count(event.status, event.took_s)

@@ -281,11 +281,6 @@ class RoutedBackend:
         if ticket.status < BAD and _has_a_choice(ticket):
             taken.add(seconds, len(replica.ongoing))
 
-    def took_leased(self, taken: Mapping[str, tuple[Any, ...]]) -> None:
-        """Learn by replica what queries under a lease took."""
-        for tag in taken.keys() & self.replicas.keys():
-            self.replicas[tag].pace.taken.join(fit(Sums, taken[tag]))
-
     def compare(self, now: float) -> bool:
         """Compare what replicas take, if it is time; return whether their weights have changed."""
         if not self.table.learn_weights or now < self.paces.due_at:
@@ -359,12 +354,17 @@ class RoutedBackend:
             self.place(self.replicas[changed], now)
         return changed
 
-    def failed(self, failures: Mapping[str, int], now: float) -> None:
-        """Learn how many queries have failed under a lease, by replica."""
-        if failures and self.table.outlier_ejection:
+    def learn(
+        self, failed: Mapping[str, int], took: Mapping[str, tuple[Any, ...]], now: float
+    ) -> None:
+        """Learn by replica how many queries failed under a lease, and what the others took."""
+        if failed and self.table.outlier_ejection:
             count = len(self._serving())
-            for tag in failures.keys() & self.replicas.keys():
-                self.outliers.failed(tag, failures[tag], replicas=count, now=now)
+            for tag in failed.keys() & self.replicas.keys():
+                self.outliers.failed(tag, failed[tag], replicas=count, now=now)
+        self.outliers.check(now)
+        for tag in took.keys() & self.replicas.keys():
+            self.replicas[tag].pace.taken.join(fit(Sums, took[tag]))
 
     def let_in(self, now: float) -> None:
         """Leave no more replicas out than half of those that could serve."""

@@ -34,6 +34,7 @@ from greenroom.core.routing.tickets import (
     RUNNING,
     Cancel,
     Effects,
+    Ended,
     Lease,
     LeaseState,
     Observers,
@@ -409,7 +410,13 @@ class Dispatch:
         """End a ticket."""
         ticket.status, ticket.status_at = status, at
         self.tickets.end(ticket)
-        self.observers.finished(ticket)
+        if ticket.is_mirrored:
+            self.observers.mirrored_ended(ticket)
+            return
+        waited = ticket.assigned_at - ticket.submitted_at
+        waited_s = () if ticket.assigned_at < 0 else (waited,)
+        took_s = (at - ticket.submitted_at,)
+        self.observers.ended(Ended(ticket.endpoint, ticket.backend, status, took_s, waited_s))
 
 
 def backends_of(state: Dispatch, endpoint: RoutedEndpoint) -> list[RoutedBackend]:

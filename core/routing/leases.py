@@ -46,7 +46,7 @@ from greenroom.core.routing.balancing import BAD, NEAR, RoutedBackend, RoutedRep
 from greenroom.core.routing.dispatching import Dispatch
 from greenroom.core.routing.outliers import has_failed
 from greenroom.core.routing.tables import EndpointTable
-from greenroom.core.routing.tickets import Effects, Grant, Lease, Leased, LeaseState, Ticket
+from greenroom.core.routing.tickets import Effects, Ended, Grant, Lease, LeaseState, Ticket
 from greenroom.core.routing.traffic import RoutedEndpoint
 from greenroom.core.routing.weights import ENOUGH, EVEN, LEVELS, Taken, Weight
 
@@ -307,12 +307,11 @@ class Leases:
                 budget.pay_in(backend.slots, len(took_s))
             backend.rate.ran(sum(took_s) / len(took_s))
         for status, some in used.ended.items():
-            state.observers.leased(Leased(lease.endpoint, lease.backend, status, some))
+            waited_s = [0.0] * len(some)  # they wait nowhere
+            state.observers.ended(Ended(lease.endpoint, lease.backend, status, some, waited_s))
         if backend is not None:
             backend.lending.used_at[caller] = now
-            backend.failed(used.failed, now)
-            backend.outliers.check(now)
-            backend.took_leased(used.took)
+            backend.learn(used.failed, used.took, now)
             if backend.compare(now) or backend.outliers.decide:
                 state.revoke(backend.lending.leases.values())
         return state.taken()

@@ -18,15 +18,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from greenroom.core.errors import CANCELLED_STATUS
 from greenroom.core.routing.dispatching import Dispatch
-from greenroom.core.routing.tickets import (
-    CANCELLED_STATUS,
-    Compare,
-    Dropped,
-    Observer,
-    Pairing,
-    Ticket,
-)
+from greenroom.core.routing.tickets import Compare, Dropped, Observer, Pairing, Ticket
 
 MIRROR_S = 0.005  # how long mirrored queries wait: queries go first, and others may go along
 MIRROR_MORE_S = 0.001  # between two batches, for queries to be let in
@@ -59,12 +53,11 @@ class Mirroring(Observer):
             if not table.compares.keys().isdisjoint(shadows):
                 ticket.compare = None  # not known yet
 
-    def finished(self, ticket: Ticket) -> None:
+    def mirrored_ended(self, ticket: Ticket) -> None:
         """See Observer."""
-        if ticket.caller is None:
-            self._bytes[ticket.backend] -= len(ticket.query.call)
-            if not self._bytes[ticket.backend]:
-                del self._bytes[ticket.backend]
+        self._bytes[ticket.backend] -= len(ticket.query.call)
+        if not self._bytes[ticket.backend]:
+            del self._bytes[ticket.backend]
 
     def _make_at(self, time: float) -> None:
         self._next = self._state.tickets.once(time, self, Mirroring.make)

@@ -27,7 +27,6 @@ from greenroom.core.routing.tables import EndpointTable
 
 BODY = "body"  # see QueryLike.follows
 SOCKET = "socket"
-CANCELLED_STATUS = 499
 Headers = Sequence[tuple[bytes, bytes]]
 
 
@@ -305,13 +304,17 @@ Effect = Assign | Cancel | Compare | Refuse | Grant | Revoke
 Effects = list[Effect]
 
 
-class Leased(NamedTuple):
-    """Queries under a lease that ended with a status, and after how long each, in seconds."""
+class Ended(NamedTuple):
+    """Queries of callers that ended with a status: one, or some that were under a lease.
+
+    After how long each, in seconds, and how long each had to wait for a replica, if it got one.
+    """
 
     endpoint: str
     backend: str
     status: int
     took_s: Sequence[float]
+    waited_s: Sequence[float]
 
 
 class Retried(NamedTuple):
@@ -353,11 +356,11 @@ class Observer:
     def starved(self, backend: str) -> None:
         """Hear of a backend without a replica at which a query waits first in line."""
 
-    def finished(self, ticket: Ticket) -> None:
-        """Hear of a ticket that ended; with status 408 if it expired."""
+    def ended(self, event: Ended) -> None:
+        """See Ended; the status is 408 of what expired."""
 
-    def leased(self, event: Leased) -> None:
-        """See Leased."""
+    def mirrored_ended(self, ticket: Ticket) -> None:
+        """Hear of a mirrored query that ended."""
 
     def retried(self, event: Retried) -> None:
         """See Retried."""
@@ -390,8 +393,8 @@ class Observers:
     def __init__(self) -> None:
         self.accepted: Heard[Ticket] = Heard()
         self.starved: Heard[str] = Heard()
-        self.finished: Heard[Ticket] = Heard()
-        self.leased: Heard[Leased] = Heard()
+        self.ended: Heard[Ended] = Heard()
+        self.mirrored_ended: Heard[Ticket] = Heard()
         self.retried: Heard[Retried] = Heard()
         self.retry_refused: Heard[Ticket] = Heard()
         self.ejected: Heard[Ejected] = Heard()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from greenroom.actors.messages import admin as am
 from greenroom.core import operations as ops
-from greenroom.core.routing.tickets import Leased, Observer, Retried, Ticket
+from greenroom.core.routing.tickets import Ended, Observer, Retried
 from tests.simulation.scripted_code import FAILING
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 UNDER_WAY, PROMOTED, WENT_BACK = "under way", "promoted", "went back"
 INTERRUPTED = "interrupted"
-CANCELLED_STATUS = 499
 QUERIES, ERRORS = 0, 1  # of a tally
 _STATES: dict[type[ops.Operation], str] = {
     ops.AbortRollout: WENT_BACK,
@@ -42,15 +41,10 @@ class RolloutChecks(Observer):
         """See Observer."""
         self._count(event.ticket.endpoint, event.ticket.backend, is_bad=True)
 
-    def finished(self, ticket: Ticket) -> None:
+    def ended(self, event: Ended) -> None:
         """See Observer."""
-        if not ticket.is_mirrored:
-            self.leased(Leased(ticket.endpoint, ticket.backend, ticket.status, (ticket.took_s,)))
-
-    def leased(self, event: Leased) -> None:
-        """See Observer."""
-        endpoint, backend, status, took_s = event
-        if status != CANCELLED_STATUS:
+        endpoint, backend, status, took_s, _ = event
+        if status != 499:
             is_bad = status >= 500 or status == 408
             self._count(endpoint, backend, is_bad=is_bad, count=len(took_s))
 

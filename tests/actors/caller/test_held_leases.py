@@ -9,7 +9,6 @@ to keep out.
 from __future__ import annotations
 
 import itertools
-import pickle
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
@@ -223,6 +222,7 @@ class LeaseModel(RuleBasedStateMachine):
         self.replicas: dict[str, Replica] = {}
         self.callers: dict[str, Caller] = {}
         self.assigned: defaultdict[str, dict[int, tickets.Ticket]] = defaultdict(dict)
+        self.attached: dict[Any, Any] = {}  # the callers
         self.loop = WiredLoop(self.wires, "proxy")
         self.timer: Any = None  # of what the router has due
         self.desk = desks.LeaseDesk(
@@ -230,7 +230,7 @@ class LeaseModel(RuleBasedStateMachine):
             PROXY,
             self.router,
             self.perform,
-            lambda name: pickle.dumps(name) if name in self.callers else None,
+            self.attached,
         )
         for _ in self.traffic:
             self.add_replica()
@@ -280,6 +280,7 @@ class LeaseModel(RuleBasedStateMachine):
     def add_caller(self) -> None:
         name = f"caller {next(self.ids)}"
         self.callers[name] = Caller(name, self.wires)
+        self.attached[name] = SimpleNamespace(address=name, routes_known=-1)
         self.router.leases.lessees[name] = True
 
     # --- What happens -----------------------------------------------------------------------------
@@ -395,7 +396,7 @@ class LeaseModel(RuleBasedStateMachine):
     @rule(which=INDEX)
     def kill_caller(self, which: int) -> None:
         caller = _pick(self.callers, which)
-        del self.callers[caller.name]
+        del self.callers[caller.name], self.attached[caller.name]
         self.gone.add(caller.name)
         self.wires.timers[:] = [each for each in self.wires.timers if each[2] != caller.name]
         for way in [way for way in self.wires.under_way if way[0] == caller.name]:
@@ -405,7 +406,7 @@ class LeaseModel(RuleBasedStateMachine):
         for watchers in self.wires.watchers.values():
             watchers[:] = [each for each in watchers if each[0] != caller.name]
         self.perform(self.router.caller_gone(caller.name, self.wires.now))
-        self.desk.caller_gone(caller.name)
+        self.desk.check_confirmed()
         self.add_caller()
 
     # --- What is true at any time -----------------------------------------------------------------

@@ -24,7 +24,7 @@ from greenroom.core.rollouts.judging import (
     excess,
     increase,
 )
-from greenroom.core.routing.tickets import Retried, Ticket
+from greenroom.core.routing.tickets import Ended, Retried, Ticket
 from tests.support.judged import STEPS, Version, count
 
 ALPHA = 0.01
@@ -154,12 +154,6 @@ def test_evidence_begins_with_one_and_does_not_overflow() -> None:
 # --- What proxies count ---------------------------------------------------------------------------
 
 
-def ticket(endpoint: str, backend: str, status: int = 200) -> Ticket:
-    query = Ticket(1, "caller", None, endpoint, "/", 0.0, backend=backend)
-    query.status, query.status_at = status, 0.01
-    return query
-
-
 HTTP = {200: 0, 404: 0, 429: 0, 500: 1, 503: 1, 408: 1}  # status -> bad
 
 
@@ -203,11 +197,11 @@ def test_overdue_queries_are_slow_but_not_bad() -> None:
 def test_a_proxy_counts_what_is_watched_and_begins_anew_with_each_step() -> None:
     tallies = Tallies()
     assert not tallies
-    tallies.finished(ticket("e", "v1"))
+    tallies.ended(Ended("e", "v1", 200, [0.01], [0.0]))
     tallies.watch("e", "r.0")
-    tallies.finished(ticket("e", "v1", 500))
-    tallies.finished(ticket("f", "v1", 500))
-    tallies.retried(Retried(ticket("e", "v2"), "died"))
+    tallies.ended(Ended("e", "v1", 500, [0.01], [0.0]))
+    tallies.ended(Ended("f", "v1", 500, [0.01], [0.0]))
+    tallies.retried(Retried(Ticket(1, "c", None, "e", "/", 0.0, backend="v2"), "died"))
     tallies.watch("e", "r.0")
     (found,) = tallies.plain({("e", "v3"): 2, ("f", "v3"): 1}).items()
     endpoint, (token, counted) = found

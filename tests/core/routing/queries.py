@@ -9,7 +9,14 @@ from typing import Any, NamedTuple, TypeVar
 from greenroom.core.routing.load import busy
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
-from greenroom.core.routing.tickets import Assign, Dropped, Observer, Retried as Retry, Ticket
+from greenroom.core.routing.tickets import (
+    Assign,
+    Dropped,
+    Ended as End,
+    Observer,
+    Retried as Retry,
+    Ticket,
+)
 
 T = TypeVar("T")
 
@@ -63,21 +70,17 @@ class Recorder(Observer):
 
     def __init__(self) -> None:
         self.events: list[Any] = []
-        self.open: set[Ticket] = set()  # callers', answered ones included
-
-    def accepted(self, ticket: Ticket) -> None:
-        self.open.add(ticket)
 
     def starved(self, backend: str) -> None:
         self.events.append(Starved(backend))
 
-    def finished(self, ticket: Ticket) -> None:
+    def ended(self, event: End) -> None:
+        self.events += [Ended(*event[:3], took_s) for took_s in event.took_s]
+
+    def mirrored_ended(self, ticket: Ticket) -> None:
         place = (ticket.endpoint, ticket.backend)
-        self.open.discard(ticket)
-        if ticket.is_mirrored and not ticket.attempts:
-            self.events.append(Dropped(*place))
-        else:
-            self.events.append(Ended(*place, ticket.status, ticket.took_s, ticket.is_mirrored))
+        ended = Ended(*place, ticket.status, ticket.took_s, is_mirrored=True)
+        self.events.append(ended if ticket.attempts else Dropped(*place))
 
     def retried(self, event: Retry) -> None:
         ticket, reason = event
@@ -134,7 +137,9 @@ class WatchedRouter:
 
     @property
     def open_tickets(self) -> int:
-        return len(self._recorder.open)
+        """How many of callers there are, answered ones included."""
+        by_caller = self.router.state.tickets.by_caller
+        return sum(len(tickets) for caller, tickets in by_caller.items() if caller is not None)
 
     @property
     def is_empty(self) -> bool:

@@ -28,9 +28,9 @@ from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BackendTable, EndpointTable
 from greenroom.core.routing.tickets import (
     Assign,
+    Ended,
     Grant,
     Lease,
-    Leased,
     NewQuery,
     Observer,
     Refuse,
@@ -398,15 +398,15 @@ def test_observers_hear_of_queries_under_leases() -> None:
     heard = []
 
     class Listens(Observer):
-        def leased(self, event: Leased) -> None:
+        def ended(self, event: Ended) -> None:
             heard.append(event)
 
     router = leasing()
-    router.observers.add(Listens())
     lease = granted(router)
+    router.observers.add(Listens())
     paid = router.state.endpoints["e"].budgets["b"].tokens
     router.leases.used("c1", lease.number, Used(3, {200: [0.1, 0.2], 500: [0.3]}), 1.0)
-    assert heard == [("e", "b", 200, [0.1, 0.2]), ("e", "b", 500, [0.3])]
+    assert heard == [("e", "b", 200, [0.1, 0.2], [0, 0]), ("e", "b", 500, [0.3], [0])]
     assert router.state.endpoints["e"].budgets["b"].tokens == paid + 3
     assert router.state.backends["b"].rate.run_s == pytest.approx(0.2)
     assert busy(router.state) == {"b": (0, 3)}
