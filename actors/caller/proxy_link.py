@@ -82,7 +82,12 @@ class ProxyLink:
             self._outbox.put(query_id)
 
     def leave(self, on_left: Callback) -> None:
-        """Have the proxy forget this caller with all its queries; then ``on_left``."""
+        """Have the proxy forget this caller with all its queries; then ``on_left``.
+
+        Nothing more is taken from it: a lease that came now would be open for as long as this
+        process lives.
+        """
+        self.process = None
         if self.address is None:
             on_left()
             return

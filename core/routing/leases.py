@@ -351,7 +351,7 @@ class Leases:
             if kept := min(count, in_use.get(tag, 0)):
                 lease.slots[tag] = kept
             replica = state.replicas.get(tag)
-            if count > kept and replica is not None and replica.leased >= count - kept:
+            if count > kept and replica is not None:
                 replica.leased -= count - kept
                 state.release(replica, now, count - kept)
         lease.ongoing = sum(lease.slots.values())

@@ -580,6 +580,16 @@ def test_a_grant_of_more_that_arrives_after_the_return_of_its_lease_is_not_used(
     assert not caller.send(next(model.ids))
 
 
+def test_a_grant_that_comes_when_its_caller_has_left_is_not_used(model):
+    """Its process may live on, and a replica that stops waits for leases that are open."""
+    caller = _pick(model.callers, 0)
+    number = caller.leases.held["e", "b"].number
+    caller.leave(lambda: None)
+    caller.leases.granted(grant(model, number + 1))
+    assert not caller.leases.held
+    model.kill_caller(0)
+
+
 def test_what_is_late_or_of_another_proxy_changes_nothing_of_a_lease(model):
     caller = _pick(model.callers, 0)
     held, other = caller.leases.held["e", "b"], m.Process(9, 9, "the proxy before")
