@@ -125,26 +125,37 @@ def describe(what: str, error: ValidationError) -> str:
     return f"invalid {what}: " + "; ".join(problems_in(error))
 
 
-def problems_in(error: ValidationError, prefix: str = "") -> list[str]:
+Place = tuple[str | int, ...]
+"""Where in a document, or in settings: ("applications", 0, "name")."""
+
+
+def problems_in(error: ValidationError) -> list[str]:
     """Return each problem of a ValidationError: field, value, expectation.
 
     A problem with several fields at once names them itself.
     """
-    return [
-        f"{prefix}{_named(item)}: {text}" if item["loc"] else text
-        for item in error.errors()
-        for text in [expectation(item, _model_named(error.title))]
-    ]
+    model = _model_named(error.title)
+    return [with_place(*problem_of(item, model)) for item in error.errors()]
 
 
-def _named(item: Any) -> str:
-    return ".".join(map(str, item["loc"])) + value_of(item)
+def problem_of(item: Any, model: type[Settings], *, shows_all: bool = True) -> tuple[Place, str]:
+    """Return where an item of ``ValidationError.errors()`` is, and what is wrong there.
+
+    ``model`` is the one that was to be made. Unless it ``shows_all``, the text has no value that is
+    seen at the place: a list, a dict, and what no setting has the name of.
+    """
+    place, text = tuple(item["loc"]), expectation(item, model)
+    is_seen = item["type"] == "extra_forbidden" or isinstance(item["input"], dict | list | tuple)
+    if not place or item["type"] == "missing" or (is_seen and not shows_all):
+        return place, text
+    return place, f"={_SHORT.repr(item['input'])}: {text}"
 
 
-def value_of(item: Any) -> str:
-    """Return "=value" of an item of ``ValidationError.errors()``, "" where there is none."""
-    # Of what is missing, the input is all that is there.
-    return "" if item["type"] == "missing" else f"={_SHORT.repr(item['input'])}"
+def with_place(place: Place, text: str) -> str:
+    """Return a text with its place before it: ``applications[0].name: must be ...``."""
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    separator = "" if text.startswith("=") or not path else ": "
+    return f"{path.removeprefix('.')}{separator}{text}"
 
 
 def expectation(item: Any, model: type[Settings]) -> str:
@@ -153,6 +164,8 @@ def expectation(item: Any, model: type[Settings]) -> str:
     ``model`` is the one that was to be made. Of a name that is none of a setting, it says which
     other one may be meant.
     """
+    if item["type"] == "missing":
+        return "must be given"
     text = str(item["msg"]).removeprefix("Value error, ")
     if item["type"] != "extra_forbidden":
         # pydantic speaks of "Input", though the line names the field

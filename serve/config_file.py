@@ -20,7 +20,8 @@ import yaml
 
 from greenroom.core.config import Expanded
 from greenroom.core.errors import InvalidRequestError
-from greenroom.serve.schema import InvalidDocumentError, Place, with_place
+from greenroom.core.validation import Place, with_place
+from greenroom.serve.schema import InvalidDocumentError
 
 SUFFIXES = (".yaml", ".yml", ".json")
 SCHEMA_FILE = "greenroom.schema.json"

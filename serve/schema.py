@@ -34,13 +34,17 @@ from greenroom.core.config import (
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.jobs import TaskProcessorConfig as TaskProcessorConfig
 from greenroom.core.operations import ApplicationName, NewName, Route
-from greenroom.core.validation import Settings, expectation, explain_missing, jsonable, value_of
+from greenroom.core.validation import (
+    Place,
+    Settings,
+    explain_missing,
+    jsonable,
+    problem_of,
+    with_place,
+)
 from greenroom.serve.admin.checks import HINTS
 
 # --- What is to be: the document of greenroom deploy FILE -----------------------------------------
-
-Place = tuple[str | int, ...]
-"""Where in a document: ("applications", 0, "name")."""
 
 
 class InvalidDocumentError(InvalidRequestError):
@@ -53,23 +57,7 @@ class InvalidDocumentError(InvalidRequestError):
     @classmethod
     def of(cls, error: ValidationError, model: type[Settings]) -> Self:
         """Return the error for a document that is no ``model``."""
-        return cls(_problem(item, model) for item in error.errors())
-
-
-def _problem(item: Any, model: type[Settings]) -> tuple[Place, str]:
-    place = tuple(item["loc"])
-    if item["type"] == "missing":
-        return place, "must be given"
-    is_named = item["type"] == "extra_forbidden" or isinstance(item["input"], dict | list | tuple)
-    value, what = "" if is_named else value_of(item), expectation(item, model)
-    return place, f"{value}: {what}" if value else what
-
-
-def with_place(place: Place, text: str) -> str:
-    """Return a text with its place before it: ``applications[0].name: must be ...``."""
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
-    separator = "" if text.startswith("=") or not path else ": "
-    return f"{path.removeprefix('.')}{separator}{text}"
+        return cls(problem_of(item, model, shows_all=False) for item in error.errors())
 
 
 def _each_named_once(parts: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from greenroom.core import operations as ops
 from greenroom.core.config import LoggingConfig, RuntimeEnv
 from greenroom.core.errors import GreenroomError, InvalidRequestError
-from greenroom.core.validation import unknown_name
+from greenroom.core.validation import Place, unknown_name
 from greenroom.serve.build import Built, build
 from greenroom.serve.code.importing import (
     DEFAULT_ATTRIBUTE,
@@ -25,7 +25,6 @@ from greenroom.serve.code.importing import (
 from greenroom.serve.schema import (
     DeploymentSchema,
     InvalidDocumentError,
-    Place,
     ServeApplicationSchema,
     ServeDeploySchema,
 )

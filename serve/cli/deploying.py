@@ -21,7 +21,7 @@ from greenroom.actors.host import launcher as system
 from greenroom.actors.runtime.settings import HostSettings, differences
 from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.core.operations import EXIT_CHANGES, DeployFlags
-from greenroom.core.validation import problems_in
+from greenroom.core.validation import problems_in, with_place
 from greenroom.serve import config_file
 from greenroom.serve.admin import applications, declarative, reports
 from greenroom.serve.admin.session import wait_for_goal
@@ -32,12 +32,7 @@ from greenroom.serve.cli.flags import ANYWHERE, FOLDER, PATH, command, fields_of
 from greenroom.serve.cli.logs import Logs
 from greenroom.serve.cli.starting import Starting, interrupt_on_terminate
 from greenroom.serve.code import importing
-from greenroom.serve.schema import (
-    InvalidDocumentError,
-    ServeDeploySchema,
-    read_document,
-    with_place,
-)
+from greenroom.serve.schema import InvalidDocumentError, ServeDeploySchema, read_document
 
 
 class Source:

@@ -14,9 +14,9 @@ from pydantic import Field, ValidationError, field_validator
 
 from greenroom.actors.runtime.settings import FIELDS, read_settings, variable
 from greenroom.core.errors import InvalidRequestError
-from greenroom.core.validation import Settings
+from greenroom.core.validation import Place, Settings
 from greenroom.serve.config_file import ConfigFile
-from greenroom.serve.schema import InvalidDocumentError, Place
+from greenroom.serve.schema import InvalidDocumentError
 from greenroom.serve.up.on_host import sha256
 
 _WHEEL = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)(-\d[^-]*)?-[^-]+-[^-]+-[^-]+\.whl")

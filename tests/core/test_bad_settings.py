@@ -66,10 +66,10 @@ BAD: dict[tuple[Any, str], list[tuple[Any, str]]] = {
         ),
     ],
     (HTTPOptions, "middlewares"): [
-        (["no path"], "middlewares.0.path='no path': expected an import path"),
+        (["no path"], "middlewares[0].path='no path': expected an import path"),
         (["__main__:Mine"], "put it in a module"),
         ([("a:B", {"x": {1}})], "must be JSON-able"),
-        ([{"path": "a:B", "option": 1}], "middlewares.0.option=1: "),
+        ([{"path": "a:B", "option": 1}], "middlewares[0].option=1: "),
         ([Middleware(GZipMiddleware, 9)], "give its options by name"),
         ("[not json", "is no JSON"),
         (3, "middlewares=3"),
@@ -145,7 +145,7 @@ BAD: dict[tuple[Any, str], list[tuple[Any, str]]] = {
         (1, "retryable=1"),
     ],
     (BackendConfig, "request_router_config"): [
-        ({}, "Field required"),
+        ({}, "must be given"),
         ({"request_router_class": "a:B", "timeout_s": 60}, "timeout_s=60: must be less"),
         ({"request_router_class": "a:B", "request_router_kwargs": {"x": {1}}}, "JSON-able"),
         ({"request_router_class": "a:B", "request_routing_stats_period_s": 1}, "leave it out"),

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 MODULES = ("config", "context", "exceptions", "request_router", "schema")
 # Other names of what is there, and what the documentation tells of elsewhere.
 ELSEWHERE = {"CONTENT_TYPE", "ContextFilter", "InvalidDocumentError", "RayServeException", "text"}
-ELSEWHERE |= {"EncodingType", "gRPCOptions", "gRPCStatusError", "read_document", "with_place"}
+ELSEWHERE |= {"EncodingType", "gRPCOptions", "gRPCStatusError", "read_document"}
 TARGET = re.compile(r"^::: (\S+)\n(?:    options:\n      members: \[(.*)\]\n)?", re.MULTILINE)
 
 

@@ -116,7 +116,7 @@ WITH_THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=
         (("GET", "/v1/get_series?a=1"), 400, "get_series: a='1': no such setting"),
         (("GET", "/v1/get_series?last=1&last=2"), 400, "give each field once"),
         (("GET", "/v1/get_backend_config?tag=none"), 404, "no backend is named 'none'"),
-        (("POST", "/v1/set_traffic"), 400, "set_traffic: endpoint: Field required"),
+        (("POST", "/v1/set_traffic"), 400, "set_traffic: endpoint: must be given"),
         (("POST", "/v1/set_traffic?endpoint=e", {}), 400, "go into the body, as JSON"),
         (("POST", "/v1/set_traffic", [1]), 400, "set_traffic: "),
         (("POST", "/v1/set_traffic", {"endpoint": "e", "weights": {"m": 2}}), 400, "weights.m=2"),

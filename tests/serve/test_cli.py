@@ -168,7 +168,7 @@ def test_what_belongs_to_another_user_is_an_error_that_says_so(invoke, monkeypat
         ("run config.yaml", "config.yaml: cannot be read: No such file"),
         ("run demo --reload --non-blocking", "--reload watches until Ctrl-C"),
         ("ask evict_hots", "no operation is named 'evict_hots'; there are: abort_rollout, "),
-        ("ask evict_host", "evict_host: host: Field required"),
+        ("ask evict_host", "evict_host: host: must be given"),
         ("ask evict_host '{'", "evict_host: Invalid JSON"),
         ("undo soon", "'soon' is not a valid integer"),
         ("history -n 0", "0 is not in the range"),

@@ -92,7 +92,7 @@ def test_a_builder_function_gets_the_arguments(load):
         ("demo:two", {}, "takes one parameter.*this one takes 2"),
         ("demo:empty", {"a": "1"}, "takes one parameter.*this one takes 0"),
         ("demo:typed", {"size": "x"}, "invalid Settings: size='x'"),
-        ("demo:typed", {"sise": "1"}, "invalid Settings: size: Field required"),
+        ("demo:typed", {"sise": "1"}, "invalid Settings: size: must be given"),
     ],
 )
 def test_a_target_that_does_not_fit_is_refused_with_a_hint(load, target, arguments, message):

@@ -189,7 +189,7 @@ def test_answers_are_kept_for_the_last_requests_only_and_not_what_was_read():
         ("get_status", {5: 5}, "expected its fields as a dict, not {5: 5}"),
         ("list_backends", {"colour": 1}, "colour=1: no such setting"),
         ("delete_endpoint", {"name": 5}, "name=5: must be a valid string"),
-        ("delete_endpoint", {}, "name: Field required"),
+        ("delete_endpoint", {}, "name: must be given"),
         ("wait_for_goal", {"goal_id": 7}, "goal_id=7: must be a valid string"),
         ("delete_backend", {"tag": "b", "force": "no"}, "force='no': must be a valid bool"),
         ("undo_change", {"change_id": True}, "change_id=True: must be a valid integer"),
@@ -199,7 +199,7 @@ def test_answers_are_kept_for_the_last_requests_only_and_not_what_was_read():
         (
             "deploy_applications",
             applied({"name": "y", "code": None}),
-            "deployments.0.code=None: must",
+            "deployments[0].code=None: must",
         ),
     ],
 )

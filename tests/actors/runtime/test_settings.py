@@ -162,7 +162,7 @@ def test_the_environment_of_the_process_counts(monkeypatch):
         ("silence_timeout_s", "1.9", "silence_timeout_s='1.9': expected 2 seconds or more, or 0"),
         ("silence_timeout_s", "inf", "silence_timeout_s='inf': must be a finite number"),
         ("grpc_port", "0", "grpc_port='0': must be greater than 0"),
-        ("grpc_servicer_functions", "add", ".0='add': must be module.add_XServicer_to_server"),
+        ("grpc_servicer_functions", "add", "[0]='add': must be module.add_XServicer_to_server"),
         ("grpc_servicer_functions", "a.add_b", "grpc_port must be given, too"),
         ("grpc_ssl_ca_certs", "ca.pem", "HTTP must have a certificate"),
         ("grpc_maximum_concurrent_rpcs", "0", "must be greater than or equal to 1"),

@@ -125,12 +125,12 @@ REFUSED: list[tuple[ask.Request, type[Exception], str]] = [
     (
         ask.deploy("new", Spec("d", b"x", {}), route="bad"),
         InvalidRequestError,
-        "deploy applications: applications.0.route_prefix='bad': must start with '/', or be None",
+        "deploy applications: applications[0].route_prefix='bad': must start with '/', or be None",
     ),
     (
         ask.deploy("n#w", Spec("", b"x", {})),
         InvalidRequestError,
-        "applications.0.name='n#w': expected a name without '#'; applications.0.deployments.0",
+        "applications[0].name='n#w': expected a name without '#'; applications[0].deployments[0]",
     ),
     (
         ask.deploy("new", Spec("d", b"x", {}), ingress="other"),
@@ -145,12 +145,12 @@ REFUSED: list[tuple[ask.Request, type[Exception], str]] = [
     (
         ask.deploy("app", Spec("d", b"two", {}), Spec("f", b"y", {"num_replicas": 0})),
         InvalidRequestError,
-        "deploy applications: applications.0.deployments.1.config.num_replicas=0: must be",
+        "deploy applications: applications[0].deployments[1].config.num_replicas=0: must be",
     ),
     (
         ask.deploy("app", Spec("d", b"one", {}, None, {"num_cpus": -1})),
         InvalidRequestError,
-        "deploy applications: applications.0.deployments.0.actor_options.num_cpus=-1: must be",
+        "deploy applications: applications[0].deployments[0].actor_options.num_cpus=-1: must be",
     ),
 ]
 
