@@ -116,7 +116,7 @@ class LocalClient(QueryClient):
 class _LocalReply(Reply):
     """Gives the answer to the call that waits for it."""
 
-    __slots__ = ("__weakref__", "_is_answered", "_pending", "_sender", "_stream", "_user_code")
+    __slots__ = ("__weakref__", "_is_answered", "_pending", "_stream", "_user_code", "sender")
 
     def __init__(self, pending: PendingQuery, query: Query, user_code: UserCode) -> None:
         assignment = Assignment(
@@ -132,21 +132,22 @@ class _LocalReply(Reply):
         self._pending = pending
         self._user_code = user_code
         self._is_answered = False
-        self._sender: Sender | None = None
+        self.sender: Sender | None = None
         self._stream: Stream | None = None
 
     def begin(self, status: int, headers: Headers) -> None:
         """Answer the call with a stream."""
+        self.check_wanted()
         query_id = self._pending.id
         begun = StreamBegun(query_id, status, headers, this_process())
         self._stream = stream = Stream(begun, self)
-        self._sender = Sender(query_id, stream.arrived, self._user_code.loop.call_soon)
+        self.sender = Sender(query_id, stream.arrived, self._user_code.loop.call_soon)
         self._pending.answered(stream)
 
     async def send(self, data: bytes, ends: int = MORE) -> None:
         """Send the next part."""
-        if self._sender is not None:
-            await self._sender.send(data, ends)
+        if self.sender is not None:
+            await self.sender.send(data, ends)
 
     def answer(self, answer: Answer) -> None:
         """Pass the answer on."""
@@ -158,8 +159,8 @@ class _LocalReply(Reply):
 
     def taken(self, size: int) -> None:
         """Tell the generator that so much was taken."""
-        if self._sender is not None:
-            self._on_loop(partial(self._sender.taken, size))
+        if self.sender is not None:
+            self._on_loop(partial(self.sender.taken, size))
 
     def stop(self) -> None:
         """Cancel the generator."""

@@ -16,11 +16,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
+from greenroom.actors.caller.streams import NobodyListensError, Parts, Sender
 from greenroom.actors.messages.queries import MORE, Answer, Assignment, StreamEnded
 from greenroom.core.validation import explain_missing
 
 if TYPE_CHECKING:
-    from greenroom.actors.caller.streams import Parts
     from greenroom.actors.runtime.tracing import Span
 
 
@@ -169,8 +169,14 @@ class Reply(RunningQuery):
     __slots__ = ("extra_headers",)
 
     upload: Parts | None = None  # what follows it
+    sender: Sender | None = None  # of an answer in parts that has begun
     status: int = 0  # of its answer; 0 before that
     extra_headers: Headers  # of an answer over HTTP
+
+    def check_wanted(self) -> None:
+        """Raise NobodyListensError in a task that goes on after the end, or a cancellation."""
+        if self.has_ended or self.is_cancelled:
+            raise NobodyListensError("the query has ended")
 
     def begin(self, status: int, headers: Headers) -> None:
         """Begin an answer in parts; any answer ends it, a StreamEnded when all went well."""

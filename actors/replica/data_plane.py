@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from greenroom.actors.caller import client as query_client
 from greenroom.actors.caller.caller import Caller
-from greenroom.actors.caller.streams import MOST_JOINED, NobodyListensError, Parts, Sender
+from greenroom.actors.caller.streams import MOST_JOINED, Parts, Sender
 from greenroom.actors.messages.closing import RESTARTING, close_frame
 from greenroom.actors.messages.control import MeetProxy
 from greenroom.actors.messages.queries import (
@@ -143,7 +143,7 @@ class Run(Reply):
 
     def begin(self, status: int, headers: Headers) -> None:
         """Begin an answer in parts."""
-        self._check_runs()
+        self.check_wanted()
         query, caller = self.assignment.query, self.caller
         if query.follows == SOCKET:
             self.deadline_at = None  # it was for the handshake
@@ -167,13 +167,8 @@ class Run(Reply):
         if self.sender is not None:
             await self.sender.send(data, ends)
         else:  # of a copy for a shadow; a generator that awaits nothing must not have the loop
-            self._check_runs()
+            self.check_wanted()
             await asyncio.sleep(0)
-
-    def _check_runs(self) -> None:
-        """Raise NobodyListensError in a task that goes on after the end, or a cancellation."""
-        if self.has_ended or self.is_cancelled:
-            raise NobodyListensError("the query has ended")
 
     def put(self, item: _Item) -> None:
         """Send its caller something."""
@@ -231,9 +226,7 @@ class Run(Reply):
         self.ended_by_caller()
 
     def cancel(self) -> None:
-        """Cancel it in user code, which may go on, but sends no more."""
-        if self.sender is not None:
-            self.sender.close()
+        """Cancel it in user code."""
         self.queries.user_code.cancel(self)
 
     def late(self) -> None:

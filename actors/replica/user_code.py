@@ -250,6 +250,8 @@ class UserCode:
         if reply.task is not None and not reply.is_cancelled:
             reply.task.cancel()
             reply.cancel_calls()
+            if reply.sender is not None:
+                reply.sender.close()  # code that goes on would wait for room for ever
 
     def _cancel_all(self) -> None:
         for reply in list(self._running.values()):

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,6 +46,16 @@ class Adder:
     async def slow_stream(self) -> AsyncIterator[int]:
         yield 1
         await asyncio.sleep(60)
+
+    async def deaf_stream(self, ended: str) -> AsyncIterator[bytes]:
+        try:
+            yield b"begun"
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+            while True:
+                yield bytes(100_000)
+        finally:
+            Path(ended).touch()
 
     async def stubborn(self) -> None:
         while True:
@@ -113,6 +124,14 @@ def test_calls_that_run_at_the_end_are_cancelled_and_say_so():
         with pytest.raises(DeploymentUnavailableError, match="shut down while the call ran"):
             ended()
     wait_until(lambda: not user_loops(), 10, "the threads end")
+
+
+def test_a_stream_that_goes_on_though_it_was_cancelled_ends(tmp_path):
+    ended = tmp_path / "ended"
+    stream = run(Adder.bind(1)).options(stream=True).deaf_stream.remote(str(ended))
+    assert next(stream) == b"begun"
+    stream.cancel()
+    wait_until(ended.exists, 10, "its generator is closed")
 
 
 def test_a_call_that_will_not_be_cancelled_keeps_no_thread():
