@@ -602,7 +602,9 @@ class DeploymentHandle(Generic[R_co]):
         raise TypeError(f"call {self._what()} with .remote(...), not directly")
 
     def __reduce__(self) -> Any:
-        return _restore, (self.deployment_name, self.app_name, self._options)
+        # By names alone: what is stored is for another release, too.
+        options = self._options.model_dump(exclude_defaults=True)
+        return _restore, (self.deployment_name, self.app_name, options)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DeploymentHandle) and self.__reduce__() == other.__reduce__()
@@ -626,9 +628,9 @@ if TYPE_CHECKING:
 
 
 def _restore(
-    deployment_name: str, app_name: str | None, options: HandleOptions
+    deployment_name: str, app_name: str | None, options: dict[str, Any]
 ) -> DeploymentHandle:
-    return DeploymentHandle(deployment_name, app_name, options=options)
+    return DeploymentHandle(deployment_name, app_name, options=HandleOptions(**options))
 
 
 def _end_span(span: tracing.Span, pending: PendingQuery) -> None:

@@ -101,6 +101,7 @@ def test_a_handle_survives_pickling_and_copying(handle):
         assert hash(again) == hash(other)
         assert again.remote(3).result() == 6
     assert other != handle
+    assert b"Options" not in pickle.dumps(other), "which another release may have otherwise"
     assert repr(other) == "DeploymentHandle('a#Model.double')"
     assert not hasattr(handle, "__array__")
 
