@@ -177,7 +177,7 @@ class ProxyLink:
         for item in items:
             if isinstance(item, int):
                 cancelled.append(item)
-            elif item.is_wanted:
+            elif item.is_wanted and (item.replica is None or item.died):  # else that answers it
                 item.is_sent, query_id = True, item.query.id
                 queries.append(item.query)
                 if item.is_resent:
