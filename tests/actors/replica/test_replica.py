@@ -8,6 +8,7 @@ import os
 import resource
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from greenroom.actors.runtime.logs import replica_log
 from greenroom.actors.runtime.loop import STARVED_S
 from greenroom.core.config import BackendConfig
 from greenroom.core.lifecycle.replicas import MAX_FAILURE, bounded
+from greenroom.serve.handle import DeploymentHandle
 from tests.actors.by_hand import Hand, packed
 from tests.actors.noting import Noting
 from tests.support.systems import wait_until
@@ -192,6 +194,22 @@ def test_orders_that_are_repeated_or_for_another_start_nothing(replica_of, noted
     report, _ = replica.check(1)
     assert (report.state, report.config_id) == ("running", 1)
     assert noted("made") == [""]
+
+
+class Calling(Noting):
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder)
+        for application in ("shop", "another"):
+            self.note(f"calls {DeploymentHandle('Inner', application).endpoint}")
+
+
+def test_handles_in_a_new_version_of_an_application_call_its_own_deployments(
+    new_replica, noted, tmp_path
+):
+    """Else answers of a canary would be half of the old version."""
+    order = new_replica.order(packed(Calling, str(tmp_path)))
+    new_replica.send(replace(order, application="shop~new", backend="shop~new#Calling"))
+    assert noted("calls ", count=2) == ["shop~new#Inner", "another#Inner"]
 
 
 def test_a_replica_without_an_order_answers_and_takes_no_queries(new_replica):

@@ -212,14 +212,14 @@ def test_the_limit_of_a_replica_that_runs_can_be_changed(gated):
 
     async def ask():
         one.configure({"max_ongoing_requests": 6})
-        (*calls, late) = router.calls(7, "sync")
+        (*calls, late) = router.calls(4, "sync")
         router.run(*calls)
-        await until(lambda: gate.inside == 6)
+        await until(lambda: gate.inside == 3)
         one.configure({"max_ongoing_requests": 2})
         router.run(late)
         assert await router.outcomes([late]) == ["rejected"]
         gate.gate.set()
-        assert await router.outcomes(calls) == [200] * 6
+        assert await router.outcomes(calls) == [200] * 3
         router.run(late)
         assert await router.outcomes([late]) == [200]
 
