@@ -84,7 +84,7 @@ class ClientConnection(asyncio.Protocol):
 
     def throttle(self) -> None:
         """Read, or read no more, as what is here demands."""
-        pause = not self._is_closing and (bool(self._ahead) or self._must_wait)
+        pause = bool(self._ahead) or (self._must_wait and not self._is_closing)
         if pause is self._is_paused or self.transport.is_closing():
             return
         self._is_paused = pause
@@ -101,7 +101,7 @@ class ClientConnection(asyncio.Protocol):
         client would see a broken pipe instead of a 413.
         """
         self._is_closing = True
-        self.throttle()
+        self.go_on()
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.shared.loop.call_later(LINGER_S, self._hung_up)

@@ -366,7 +366,7 @@ class FrontSocket(ClientConnection):
         self._is_closing = True
         self._conn.send_close(code, reason)
         self._flush()
-        self.throttle()
+        self.go_on()
         self.shared.loop.call_later(CLOSE_S, self.transport.abort)
 
     # --- The client's side ------------------------------------------------------------------------

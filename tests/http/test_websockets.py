@@ -495,6 +495,34 @@ async def test_of_many_empty_messages_nobody_takes_few_are_read_and_the_others_c
     assert connection.connections.waiting_bytes == 0
 
 
+async def test_an_app_that_closes_amid_many_messages_has_them_skipped_in_turns_up_to_the_answer():
+    gate = asyncio.Event()
+
+    async def closing(_scope, receive, send):
+        await receive()
+        await send({"type": "websocket.accept"})
+        await gate.wait()
+        await send({"type": "websocket.close"})
+        await receive()
+
+    connection = Conversation(closing, HTTPOptions())
+    connection.say(REQUEST)
+    await turn_over()
+    flood = frame(b"", TEXT_FRAME) * websocket.TURN
+    connection.say(flood)
+    gate.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert connection.wire.written.endswith(close_frame(1000))
+    assert connection.wire.paused, "what is not skipped yet is bounded"
+    await turn_over()
+    assert not connection.wire.paused
+    connection.say(flood + frame(close_frame(1000), CLOSE))
+    await turn_over()
+    assert connection.wire.closed
+    await connection.end()
+
+
 async def test_of_many_pings_some_are_answered_at_once_and_others_have_their_turn():
     connection = Conversation(echo, HTTPOptions())
     connection.say(REQUEST)
