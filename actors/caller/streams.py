@@ -127,9 +127,7 @@ class Sender:
         self._gathered: list[bytes] = []
         self._gathered_size = 0
         self._flush_due = False
-        self._rest: Iterator[StreamPart] = iter(
-            ()
-        )  # of what was cut where its sending was cancelled
+        self._rest: Iterator[StreamPart] | None = None  # of what is sent, or was cancelled midway
         self._window = Window()
         self._yielded_at = 0.0
         self.taken = self._window.taken
@@ -141,7 +139,8 @@ class Sender:
         This lets the loop run now and then, so that parts leave even if a generator awaits nothing.
         Where it is cancelled, what has begun to leave leaves whole, before whatever is sent next.
         """
-        await self._send_rest()
+        if self._rest is not None:
+            await self._send_rest()
         if ends == MORE and len(data) < MAX_JOINED:
             self._gather(data)
             if not self._window.is_open:
@@ -157,14 +156,15 @@ class Sender:
     def finish(self) -> None:
         """Put all that has begun to leave, before what ends the answer."""
         self.flush()
-        for part in self._rest:
+        for part in self._rest or ():
             self._put(part)
 
     async def _send_rest(self) -> None:
-        for part in self._rest:
+        for part in self._rest or ():
             self._put(part)
             self._window.sent(cost(part))
             await self._window.room()
+        self._rest = None
 
     def flush(self) -> None:
         """Put what has gathered, before anything else is put for this query."""
