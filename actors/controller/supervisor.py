@@ -303,8 +303,8 @@ class Supervisor:
         """Find a replica's actor on another host, and send it the orders that wait for that."""
         address = await self._members.locate(replica.tag, replica.host)
         orders, replica.waiting = replica.waiting, {}
-        if address is None:
-            return  # the core asks again
+        if address is None or not orders:
+            return  # the core asks again, or it is gone
         if replica.address is None:
             self._watch(replica, address)
         for order in orders.values():

@@ -148,6 +148,7 @@ def test_what_a_proxy_calls_gone_is_killed_and_not_what_follows_it():
 @pytest.mark.parametrize("becomes", ["found", "refused", "gone"])
 def test_orders_for_another_host_wait_until_its_replica_is_found(becomes):
     loop = LoneLoop()
+    loop.outside.is_remote = True
     asked: list[tuple[str, str]] = []
     is_answered = asyncio.Event()
 
@@ -167,6 +168,7 @@ def test_orders_for_another_host_wait_until_its_replica_is_found(becomes):
     is_answered.set()
     sent = [cm.StartReplica, cm.StopReplica] if becomes == "found" else []
     assert kinds(loop) == sent, "the last of each kind"
+    assert len(loop.outside.watching) == (becomes == "found")
     supervisor.perform(fx.StopReplica(replica=TAG, drain_s=0.0))
     loop.pass_time(0)
     assert len(asked) == (1 if becomes == "found" else 2), "it is asked for again"
