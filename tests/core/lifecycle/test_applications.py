@@ -3,7 +3,7 @@
 import pytest
 
 from greenroom.core.cluster import status
-from greenroom.core.records import APPLICATION, CANARY, BackendRecord, candidate_of
+from greenroom.core.records import BackendRecord
 from tests.core import requests as ask
 from tests.core.worlds import BROKEN, Process, Spec, World
 
@@ -37,6 +37,16 @@ def test_after_a_failed_version_the_old_one_can_be_deployed_again(world: World) 
     assert application(world)["status"] == "RUNNING"
 
 
+def test_going_back_takes_up_the_old_version_with_other_settings(world: World) -> None:
+    before = world.running(D)
+    world.request(ask.version(b"two"))
+    world.flush()
+    world.complete(ask.version(b"one", num_replicas=3, user_config="other"))
+    assert world.running(D)[:2] == before
+    assert [process.code for process in world.running(D)] == [b"one"] * 3
+    assert len(before[0].reconfigured) == 1
+
+
 def test_a_deployment_that_is_left_out_goes(world: World) -> None:
     world.complete(ask.deploy("app", Spec("d", b"one", {}), Spec("helper", b"two", {})))
     assert world.table("endpoint/app#helper").traffic == {"app#helper": 1.0}
@@ -65,23 +75,6 @@ def test_deleting_drops_the_endpoints_at_once_and_then_everything(world: World) 
     assert (world.cluster.state.applications, world.cluster.state.backends) == ({}, {})
 
 
-@pytest.mark.parametrize("code", [b"one", b"two"])
-def test_deploying_while_it_is_being_deleted_brings_it_up_anew(world: World, code: bytes) -> None:
-    world.request(ask.undeploy("app"))
-    goal = world.complete(ask.version(code))
-    assert world.goal_state(goal) == "succeeded"
-    assert {process.code for process in world.running(D)} == {code}
-    assert application(world)["status"] == "RUNNING"
-
-
-def test_goals_that_have_ended_wait_for_no_new_version(world: World) -> None:
-    world.complete(ask.version(b"two"))
-    agenda = world.cluster.state.agenda
-    agenda.happened((APPLICATION, candidate_of("app")))
-    agenda.happened((CANARY, "app"))
-    assert agenda.next_at() > world.now, "they would be kept for ever"
-
-
 def test_status_shows_replicas_and_what_they_wait_for(world: World) -> None:
     world.request(ask.version(b"one", num_replicas=3))
     shown = application(world)["deployments"]["d"]
@@ -105,22 +98,6 @@ def test_an_application_is_expected_to_serve_from_its_first_running_on() -> None
     world.complete(ask.deploy("app", good, Spec("bad", b"two", {}), ingress="good"))
     assert expected(world, "app#good")
     assert expected(world, "app#bad")
-
-
-def test_what_has_served_is_expected_to_through_new_versions_deaths_and_restarts(
-    world: World,
-) -> None:
-    assert expected(world)
-    world.complete(ask.version(BROKEN, num_replicas=2))
-    assert expected(world)
-    for process in world.running(D):
-        world.die(process.tag)
-    world.flush()
-    assert world.table(f"backend/{D}").replicas == ()
-    assert expected(world)
-    world.boot()
-    world.converge()
-    assert expected(world)
 
 
 def test_what_is_deleted_or_has_no_replicas_by_its_settings_is_not_expected(world: World) -> None:

@@ -13,7 +13,6 @@ from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
 from greenroom.core.lifecycle.endpoints import Endpoints, Overlay
 from greenroom.core.records import BackendRecord, Changes, EndpointRecord, Release
-from greenroom.core.routing.tables import EndpointTable
 from tests.core import requests as ask
 from tests.core.worlds import World, made
 
@@ -64,17 +63,6 @@ def test_traffic_of_an_unknown_endpoint_is_refused_saying_what_there_is(world: W
 def test_weights_need_to_sum_to_one_only_nearly(world: World, total: float) -> None:
     world.complete(ask.traffic("e", {"v1": 0.5, "v2": total - 0.5}))
     assert world.table("endpoint/e").traffic == {"v1": 0.5, "v2": total - 0.5}
-
-
-def test_a_split_is_sent_to_proxies_and_survives_a_crash(world: World) -> None:
-    weights = {"v1": 0.9, "v2": 0.1, "v3": 0}
-    world.complete(ask.traffic("e", weights))
-    assert world.table("endpoint/e") == EndpointTable(
-        name="e", route="/e", methods=("GET",), traffic=weights
-    )
-    world.boot()
-    world.converge()
-    assert world.cluster.state.endpoints["e"].traffic == weights
 
 
 # --- Shadows --------------------------------------------------------------------------------------

@@ -138,14 +138,6 @@ def test_undo_restores_the_state_before_and_can_be_undone(world: World, make: as
     assert len(entries(world)) == 4
 
 
-def test_an_earlier_change_of_other_things_can_be_undone(world: World) -> None:
-    world.change(ask.create("b"))
-    world.change(ask.version(b"two"))
-    undo(world, 2)
-    world.converge()
-    assert set(world.cluster.state.backends) == {"app#d"}
-
-
 def refused(world: World, entry_id: int, *parts: str) -> None:
     before = picture(world)
     with pytest.raises(ConflictError) as caught:
@@ -348,17 +340,6 @@ def test_a_prev_version_that_is_not_deployed_is_refused_naming_both() -> None:
         world.change(alone(b"two", version="2", prev="1"))
     world.converge()
     assert [process.code for process in world.running("m")] == [b"two"]
-
-
-def test_after_a_rolled_back_update_the_old_version_is_the_one_to_name() -> None:
-    world = World()
-    world.change(alone(version="1"))
-    world.converge()
-    world.change(alone(BROKEN, version="2", prev="1"))
-    world.converge()
-    world.change(alone(b"three", version="3", prev="1"))
-    world.converge()
-    assert world.cluster.state.backends["m"].record.newest.version == "3"
 
 
 def test_a_deployment_takes_no_name_that_something_else_has() -> None:

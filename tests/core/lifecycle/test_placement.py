@@ -41,12 +41,6 @@ def test_replicas_of_a_backend_are_spread_whatever_they_need() -> None:
     assert Counter(place(placement, 3, needs, "other")) == {"a": 1, "b": 1, "c": 1}
 
 
-def test_the_host_with_more_free_of_what_is_needed_goes_first() -> None:
-    placement = placement_of(a={"num_cpus": 4.0}, b={"num_cpus": 4.0})
-    placement.take("other#1", "a", {"num_cpus": 3})
-    assert place(placement, 1, Request(needs={"num_cpus": 1})) == ["b"]
-
-
 def test_what_does_not_fit_anywhere_waits_and_says_why_for_each_host() -> None:
     placement = placement_of(a={"num_cpus": 2.0}, b={"num_gpus": 1.0})
     request = Request(needs={"num_cpus": 1})
@@ -101,19 +95,6 @@ def test_a_closed_host_gets_nothing_and_keeps_what_it_has() -> None:
     assert placement.why_not(Request(), {}).startswith("host a: it is lost; host b: it is lost")
     placement.open_host("a")
     assert placement.choose(Request(), {}) == "a"
-
-
-def test_what_a_replica_had_is_free_when_it_is_gone_and_gone_with_its_host() -> None:
-    placement = placement_of(a={"num_cpus": 1.0}, b={"num_cpus": 1.0})
-    placement.take("b#1", "a", {"num_cpus": 1})
-    placement.take("b#2", "b", {"num_cpus": 1})
-    placement.give_back("b#1")
-    placement.give_back("b#1")  # harmless
-    assert placement.shown()["num_cpus"] == {"total": 2, "taken": 1}
-    placement.drop_host("b")
-    placement.give_back("b#2")
-    assert not placement.knows("b")
-    assert placement.shown()["num_cpus"] == {"total": 1, "taken": 0}
 
 
 # --- Resources of hosts ---------------------------------------------------------------------------

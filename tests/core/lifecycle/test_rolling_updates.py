@@ -7,8 +7,9 @@ import itertools
 import pytest
 
 from greenroom.core.cluster import status
+from greenroom.core.lifecycle.replicas import RestartReason
 from tests.core import requests as ask
-from tests.core.worlds import BROKEN, REFUSED, Process, Spec, World
+from tests.core.worlds import BROKEN, REFUSED, Spec, World
 
 D = "app#d"
 
@@ -117,6 +118,17 @@ def test_a_version_that_fails_its_health_checks_goes_back() -> None:
     assert [process.code for process in world.running(D)] == [b"one"]
 
 
+def test_replicas_that_wear_out_amid_an_update_are_replaced_by_that_alone() -> None:
+    world = world_with(3)
+    world.request(ask.version(b"two", num_replicas=3))
+    for process in world.running(D):
+        process.worn = f"{RestartReason.MAX_AGE}: it has run for 3 s"
+        world.report(process)
+    world.converge()
+    assert [process.code for process in world.running(D)] == [b"two"] * 3
+    assert "restarts" not in status.backend_status(world.cluster, world.cluster.state.backends[D])
+
+
 @pytest.mark.parametrize("drains", [False, True])
 def test_an_old_replica_that_ends_during_an_update_is_replaced_by_an_old_one(drains: bool) -> None:
     world = world_with(3)
@@ -192,13 +204,6 @@ def test_what_has_never_come_up_in_full_is_not_waited_for() -> None:
     ]
     world.converge()
     assert world.goal_state(goal) == "succeeded"
-
-
-def test_old_replicas_do_not_hear_of_the_new_versions_settings() -> None:
-    world = world_with(2)
-    old: list[Process] = world.running(D)
-    world.complete(ask.version(b"two", num_replicas=2, user_config="new"))
-    assert [process.reconfigured for process in old] == [[], []]
 
 
 def test_other_actor_options_are_a_rolling_update() -> None:
