@@ -76,17 +76,6 @@ class SteppingDisk(UnsyncedDisk):
         super().fsync_dir(folder)
 
 
-class WatchedDisk(SteppingDisk):
-    """Calls ``watch`` before each step."""
-
-    def __init__(self, watch: Callable[[], None]) -> None:
-        super().__init__()
-        self._watch = watch
-
-    def step(self, number: int) -> None:
-        self._watch()
-
-
 class FullDisk(SteppingDisk):
     """Fails one step with ENOSPC once armed, and works before and after."""
 

@@ -259,17 +259,6 @@ def test_a_writer_whose_epoch_file_is_damaged_goes_on_and_the_next_repairs_it(
     store.close()
 
 
-def test_without_its_epoch_files_a_store_begins_above_the_epoch_of_its_log(
-    store: FileStore, root: Path, tmp_path: Path
-) -> None:
-    store.close()
-    for name in ("epoch", "epoch.copy"):
-        (root / name).unlink()
-    store = open_store(tmp_path)
-    assert (store.epoch, store.get("a")) == (2, VALUE)
-    store.close()
-
-
 # --- Both of a pair -------------------------------------------------------------------------------
 
 
@@ -446,23 +435,3 @@ def test_a_store_of_another_format_is_refused_and_left_alone(
     with pytest.raises(OtherFormatError, match=rf"format {version}; this version reads 2\."):
         open_or_read(tmp_path, read_only=read_only)
     assert files_under(tmp_path) == before
-
-
-def test_copies_that_a_power_cut_has_torn_are_written_anew(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    path.mkdir()
-    disk = DyingDisk(path, float("inf"))
-    store = open_store(path, disk=disk)
-    for puts, deletes in HISTORY:
-        store.apply(puts, deletes)
-    store.close()
-    disk.cut_power(lambda folder: False)
-    log = log_of(path / "default")
-    assert len(log.with_name(f"{log.name}.copy").read_bytes()) < len(log.read_bytes())
-    store = open_store(path)
-    assert state_of(store) == EXPECTED
-    log = log_of(path / "default")
-    assert log.with_name(f"{log.name}.copy").read_bytes() == log.read_bytes()
-    copies = [file.read_bytes() for file in (path / "default" / "large").iterdir()]
-    assert copies == [LARGE, LARGE]
-    store.close()

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import multiprocessing
 import os
+import signal
 import stat
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.persistence import filesystem
+from greenroom.persistence import claims, filesystem
 from greenroom.persistence.filesystem import FileLocation, FileStore
 from greenroom.persistence.kv import (
     NothingSavedError,
@@ -30,7 +31,6 @@ from .disks import (  # noqa: TID251 - the tests' own folder
     FullDisk,
     SteppingDisk,
     UnsyncedDisk,
-    WatchedDisk,
     open_or_read,
     open_store,
     read_store,
@@ -373,30 +373,6 @@ def test_a_reader_of_no_store_hears_so(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("deletes", [[], ["b", "c"]])
-def test_a_reader_sees_all_of_a_batch_or_nothing_at_every_step(
-    tmp_path: Path, deletes: list[str]
-) -> None:
-    before: dict[str, bytes] = {"a": b"old", "b": b"old", "c": b"old"}
-    seen: list[dict[str, bytes | None]] = []
-    is_watched = False
-
-    def watch() -> None:
-        if is_watched:
-            seen.append(state_of(read_store(tmp_path)))
-
-    store = open_store(tmp_path, disk=WatchedDisk(watch))
-    store.apply(before)
-    is_watched = True
-    store.apply({"a": b"new", "d": b"new"}, deletes)
-    after = state_of(read_store(tmp_path))
-    assert after["a"] == b"new"
-    turn = seen.index(after)
-    assert seen[:turn] == [before] * turn
-    assert seen[turn:] == [after] * (len(seen) - turn)
-    store.close()
-
-
 def test_a_reader_never_goes_back_while_a_writer_is_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -446,3 +422,30 @@ def test_a_store_whose_first_opening_found_no_room_can_be_written_once_there_is_
             open_store(path, disk=disk).close()
         else:
             return
+
+
+class _StopsAtTheLease(UnsyncedDisk):
+    """Stops its process before it gives the lease its name."""
+
+    def rename(self, old: Path, new: Path) -> None:
+        if new.name == "lease":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        super().rename(old, new)
+
+
+def test_who_is_stopped_while_it_writes_the_lease_keeps_others_out_until_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "CHANGE_TIMEOUT_S", 0.1)
+    child = os.fork()
+    if child == 0:
+        open_store(tmp_path, disk=_StopsAtTheLease(), after=0).renew(b"lease", 3.0)
+        os._exit(7)
+    try:
+        os.waitid(os.P_PID, child, os.WSTOPPED)
+        with pytest.raises(StoreLockedError, match="stopped while it held it"):
+            open_store(tmp_path, after=1)
+    finally:
+        os.kill(child, signal.SIGCONT)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert open_store(tmp_path, after=1).epoch == 2
