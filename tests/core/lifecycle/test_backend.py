@@ -96,6 +96,19 @@ def test_start_is_repeated_until_the_process_reports() -> None:
     assert world.sent(Start) == [], "it has reported that it is starting"
 
 
+def test_a_replica_that_starts_for_long_is_asked_whether_its_report_was_lost() -> None:
+    world = world_with(health_check_period_s=3)
+    world.flush()
+    tag = next(iter(world.processes))
+    world.processes[tag].state = "running"  # and its report is lost
+    world.effects.clear()
+    world.wait(2.9)
+    assert world.effects == []
+    world.wait(0.1)
+    assert checks(world) == [(tag, 0)]
+    assert states(world) == ["RUNNING"]
+
+
 def test_a_process_that_never_reports_is_killed_and_replaced() -> None:
     world = world_with()
     first = next(iter(world.processes))
@@ -682,6 +695,23 @@ def test_only_deaths_in_quick_succession_are_a_crash_loop() -> None:
         failures.add(DEATH, replica, replica.since + 29.0, ran_s=29.0)
     assert starts_at(1) == replica.since + 29.0 + 0.2
     assert starts_at(2) == 0.0, "another release's failures say nothing of it"
+
+
+def test_routers_hear_why_nothing_has_run_yet_until_something_has() -> None:
+    world = world_with(code=BROKEN)
+    world.go_on(3, 5.0)
+    table = world.table("backend/b")
+    assert not table.has_run
+    assert table.trouble.endswith("boom")
+    world.code[next(iter(world.code))] = b"its dependency is up"
+    world.converge()
+    assert world.table("backend/b").has_run
+    assert world.table("backend/b").trouble == ""
+    for tag in list(world.processes):
+        world.die(tag)
+    world.flush()
+    assert world.table("backend/b").replicas == ()
+    assert world.table("backend/b").has_run, "the next one is on its way"
 
 
 def test_what_the_first_query_is_to_wake_is_waited_for() -> None:

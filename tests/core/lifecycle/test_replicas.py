@@ -34,6 +34,15 @@ def began(since: float, host: str = "x") -> Replica:
     return Replica("b#1", release=1, host=host, since=since)
 
 
+def test_a_row_of_failures_is_spent_after_enough_of_them_and_enough_time() -> None:
+    failures, now, tries = Failures(), 100.0, 0
+    while not tries or not failures.is_spent(1, 20, now):
+        now = failures.pause_ends_at(1, *OF_STARTS) if tries else now
+        tries += 1
+        failures.add(START, began(now), now)
+    assert (tries, now) == (9, 100.0 + PATIENCE_S)
+
+
 def test_a_row_of_slow_failures_is_spent_after_three() -> None:
     failures = Failures()
     for count, now in enumerate([100.0, 160.0, 220.0], 1):
