@@ -5,7 +5,16 @@ import itertools
 import pytest
 
 from greenroom.core.errors import IllegalTransitionError
-from greenroom.core.lifecycle.failures import DEATH, KEPT, OF_STARTS, START, START_HERE, Failures
+from greenroom.core.lifecycle.failures import (
+    DEATH,
+    HEALTH,
+    KEPT,
+    OF_STARTS,
+    PATIENCE_S,
+    START,
+    START_HERE,
+    Failures,
+)
 from greenroom.core.lifecycle.replicas import NEXT, Replica, ReplicaState
 from greenroom.core.transitions import follow
 
@@ -63,6 +72,15 @@ def test_failures_of_months_are_bounded_and_delay_the_next_start_as_before() -> 
     rows = [failures.row(kind, 1) for kind in (START, START_HERE, DEATH)]
     assert sum(map(len, rows)) == KEPT
     assert failures.pause_ends_at(1, *OF_STARTS) == now + 10.0
+
+
+def test_only_a_fresh_replica_that_passes_its_check_ends_a_row_of_failed_ones() -> None:
+    failures = Failures()
+    failures.add(HEALTH, began(0.0), 100.0)
+    failures.passed(99.0)
+    assert len(failures.row(HEALTH, 1)) == 1, "its neighbour was healthy all the time"
+    failures.passed(100.0)
+    assert failures.row(HEALTH, 1) == []
 
 
 def test_a_host_where_starts_failed_is_as_good_as_any_when_it_was_lost_since() -> None:
