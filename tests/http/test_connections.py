@@ -408,9 +408,9 @@ async def accepted(options, sources):
                     answers.append(client.recv(100)[:12])
                     break
         listener.close()
-        for connection in list(connections.all):
-            connection.evict()
         while connections.all:
+            for connection in [each for each in connections.all if each.opening is None]:
+                connection.evict()
             await asyncio.sleep(0.001)
     return answers, connections
 
