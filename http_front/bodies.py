@@ -27,7 +27,9 @@ _logger = logging.getLogger(__name__)
 
 WHOLE = 1024 * 1024
 LARGE = 64 * 1024  # bytes of a part that is not copied
-AT_ONCE_S = 0.02  # how long a body of unknown length may take to go with its query
+# How long a body of unknown length may take to go with its query. One that comes in three segments
+# is answered in 0.4 ms then, and in 0.8 where it follows.
+AT_ONCE_S = 0.02
 EARLY = 16  # of each client
 
 
