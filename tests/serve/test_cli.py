@@ -203,12 +203,22 @@ def test_every_setting_is_a_flag_of_start():
         assert f"--{name.replace('_', '-')} " in shown
 
 
-def test_start_in_the_foreground_stops_what_it_started(invoke, system, monkeypatch):
-    def interrupt(*_):
+def test_start_in_the_foreground_prints_events_and_stops_what_it_started(
+    invoke, system, monkeypatch
+):
+    def interrupt(settings, _notify):
+        settings.logs_dir.mkdir(parents=True, exist_ok=True)
+        with (settings.logs_dir / "host.log").open("a") as log:
+            log.write("2026-01-31 14:00:00,393 77 INFO said\n")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(starting, "_wait_while_running", interrupt)
-    invoke("start", "--block")
+    monkeypatch.setenv("GREENROOM_LOG_FORMAT", "json")
+    printed = invoke("start", "--block").stdout.splitlines()
+    started, *between, stopped = [json.loads(line)["message"] for line in printed]
+    assert started.startswith("started: HTTP at ")
+    assert sorted(between) == ["said", "stopping"]
+    assert stopped.startswith("stopped; ")
     assert system.calls == ["start", "stop"]
     system.running = True
     invoke("start", "--block")

@@ -214,6 +214,8 @@ def test_an_undo_of_the_promotion_ends_the_canary_that_takes_over(world: World) 
     wait(world)
     world.change(ask.do(ops.PromoteRollout, endpoint=INGRESS))
     assert traffic(world) == {NEW: 1.0}
+    world.boot()
+    assert traffic(world) == {NEW: 1.0}, "the next controller knows who serves meanwhile"
     with pytest.raises(ConflictError, match="the new version of endpoint 'app#d' takes over"):
         world.change(ask.traffic(INGRESS, {"app#inner": 1.0}))
     world.change(ask.undo())
