@@ -492,6 +492,7 @@ class Host:
             "takes_replicas": not self._settings.no_replicas,
             "store_trouble": "" if election is None else election.trouble,
             "admin_pid": self._admin.pid if is_alive(self._admin) else None,
+            "logger_pid": None,  # a name of the contract; Thespian's logger is no process any more
             "host_pid": self._port.process.pid,
             "proxy": {
                 "pid": proxy[1].pid if proxy is not None else None,

@@ -12,13 +12,14 @@ from greenroom.core.validation import Settings, UserCode, explain_missing, jsona
 
 MAX_REPLICAS = 10_000
 ONGOING_REQUESTS = "ongoing_requests"
+NAMED = {"queue_length": "greenroom.serve.config:queue_length"}  # else by import path
 
 
 class AutoscalingPolicy(UserCode):
     """What turns a load into a number of replicas.
 
-    ``policy_function`` is "ongoing_requests", or a function of yours or its import path;
-    ``policy_kwargs`` are its keyword arguments. A function of yours runs in a process of its own,
+    ``policy_function`` is "ongoing_requests", "queue_length", or a function of yours or its import
+    path; ``policy_kwargs`` are its keyword arguments. A function runs in a process of its own,
     and has ``timeout_s`` seconds to answer.
     """
 
@@ -31,9 +32,12 @@ class AutoscalingPolicy(UserCode):
     @field_validator("policy_function", mode="before")
     @classmethod
     def _names_a_function(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = NAMED.get(value, value)
         if value != ONGOING_REQUESTS and not names_code(value):
+            names = ", ".join(map(repr, (ONGOING_REQUESTS, *NAMED)))
             raise ValueError(
-                f"must be {ONGOING_REQUESTS!r}, a function, or the import path of one, such as "
+                f"must be {names}, a function, or the import path of one, such as "
                 "'my_module:my_policy'"
             )
         return value
@@ -47,7 +51,7 @@ class AutoscalingPolicy(UserCode):
 
     @property
     def is_custom(self) -> bool:
-        """Whether it is a function of the user's."""
+        """Whether it is a function, in a process of its own."""
         return self.policy_function != ONGOING_REQUESTS
 
     def __str__(self) -> str:

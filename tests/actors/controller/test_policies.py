@@ -63,6 +63,7 @@ class Asker:
         self.records = RunRecords(settings.run_dir)
         self.policies = Policies(loop, self.cluster, settings, self.records, lambda: None)  # type: ignore[arg-type]
         self.logs = settings.logs_dir
+        self.context = dict(CONTEXT)
         self._ask_id = 0
         self._started: set[int] = set()
 
@@ -76,7 +77,7 @@ class Asker:
         self.cluster.state.backends["b"] = SimpleNamespace(autoscaled_by=autoscaled_by)
 
     def put(self, ask_id: int) -> None:
-        self.policies.ask(AskPolicy("b", ask_id, dict(CONTEXT)))
+        self.policies.ask(AskPolicy("b", ask_id, dict(self.context)))
 
     def ask(self) -> dict[str, Any]:
         self._ask_id += 1
@@ -123,6 +124,21 @@ def test_a_policy_gets_the_context_and_its_arguments_and_may_have_a_state(asker)
     (pid,) = asker.pids()
     assert asker.ask() == {"replicas": 6.75, "state": {"seen": 5}}
     assert asker.pids() == [pid], "one process serves all questions"
+
+
+@pytest.mark.parametrize(("queued", "wanted"), [([6, 6], 5), ([5, 1], 3), ([1, 0], 2), ([], 2)])
+def test_queue_length_goes_by_what_routers_queue_on_average(asker, queued, wanted):
+    asker.set_policy({"policy_function": "queue_length"})
+    asker.context = CONTEXT | {"queued_by_router": queued}
+    assert asker.ask() == {"replicas": wanted}
+
+
+def test_the_thresholds_of_queue_length_can_be_set(asker):
+    kwargs = {"scale_up_threshold": 3, "scale_up_num_replicas": 4}
+    asker.set_policy({"policy_function": "queue_length", "policy_kwargs": kwargs})
+    assert asker.ask() == {"replicas": 7}
+    asker.set_policy({"policy_function": "queue_length", "policy_kwargs": {"up": 1}})
+    assert "unexpected keyword argument 'up'" in asker.ask()["error"]
 
 
 def test_numbers_of_numpy_are_numbers(asker):
