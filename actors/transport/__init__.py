@@ -1,1 +1,1 @@
-"""Our own actor transport; the modules named here are its protocol, free of any I/O."""
+"""Our own system base for Thespian: its processes, and messages between them; see docs/."""
