@@ -102,6 +102,17 @@ def test_a_load_that_fits_exactly_wants_no_replica_more(per_replica):
             assert run.target == replicas
 
 
+def test_a_new_controller_that_knows_only_the_target_does_not_flap():
+    setting = config(upscale_delay_s=5, downscale_delay_s=0)
+    before = Run(setting)
+    before.replay(lambda t: 4 * (t % 3), 200)
+    assert before.target == 2
+    after = Run(setting, target=before.target)  # an empty window, and delays that begin anew
+    for now in range(200, 400):
+        after.step(now, 4 * (now % 3))
+    assert after.trace == []
+
+
 # --- Delays and what is not known yet -----------------------------------------------------------
 
 
@@ -123,6 +134,21 @@ def test_a_step_is_due_when_a_delay_ends():
     run.step(2.0, 9)
     assert run.scaling.due_at == 2.5
     assert run.step(2.5, 9).outcome is Outcome.UPSCALED
+
+
+def test_what_a_policy_of_the_users_wants_is_held_to_bounds_and_delays():
+    scaling = Scaling(config(policy=lambda _: 7, upscale_delay_s=5, downscale_delay_s=0))
+    target = 1
+    trace = []
+    for now in range(60):
+        assert scaling.step(now, Load(0, 1), target, target) is None
+        answer = {"replicas": 7 if now < 20 else 70 if now < 40 else 2.5}
+        decision = scaling.step(now, Load(0, 1), target, target, answer=answer)
+        assert decision is not None
+        if decision.target != target:
+            trace.append((now, decision.target))
+        target = decision.target
+    assert trace == [(5, 7), (25, 10), (40, 3)]
 
 
 # --- A policy of the user's ---------------------------------------------------------------------

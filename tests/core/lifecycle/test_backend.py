@@ -257,6 +257,17 @@ def test_what_has_served_does_not_fail_though_it_never_came_up_in_full() -> None
     assert "tries to start it have failed, the last one: boom" in trouble(backend(world))
 
 
+def test_scaling_up_keeps_what_runs() -> None:
+    world = running_world()
+    before = world.running("b")
+    goal = world.request(ask.update("b", num_replicas=3))
+    assert world.goal_state(goal) == "pending"
+    world.converge()
+    assert world.running("b")[:1] == before
+    assert len(world.running("b")) == 3
+    assert world.goal_state(goal) == "succeeded"
+
+
 # --- Scale and stop -----------------------------------------------------------------------------
 
 
